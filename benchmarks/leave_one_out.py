@@ -44,11 +44,11 @@ from costmodels.machine.catalogue import Device, load_device
 from costmodels.machine.machine import DISPATCH_CLASSES
 from costmodels.price.compute import Rule, matrix_s
 from costmodels.price.executor_kernels import fit_rules
+from costmodels.price.torch_hosts import HOSTS_US, host_s
 from interop.measurements.scores import machine_of
 from plans.files import write_atomically
 from simulator import simulate
 from simulator.forecast import forecast, stack_named
-from simulator.stacks.torch_hosts import HOSTS_US, host_s
 
 __all__ = ["Left", "as_if_unmeasured", "main", "summary"]
 

@@ -18,7 +18,7 @@ _LAUNCH = "steps data emulate dilate out log-dir seed port execution fused profi
 FLAGS = {
     "demo": "case steps epochs data machine out log-dir seed port timeout json",
     "plan": f"machine devices global-batch seq layers method {_DEGREES} stage-layers stack stages micro-batches widths "
-    "lr memory execution fused time-limit top-k out report export simulate explain json",
+    "lr memory host execution fused time-limit top-k out report export simulate explain json",
     "simulate": "machine schedule trace rank-traces report measured steps execution fused fold recost model "
     "global-batch seq stack json",
     "whatif": f"machine {_FACTORS} slow jitter seed link device beside on checkpoint-every checkpoint-GBps "
@@ -27,10 +27,10 @@ FLAGS = {
     "run": f"devices model machine {_LAUNCH} json",
     "train": "resume max-restarts timeout json",
     "verify": f"model machine {_LAUNCH} json",
-    "calibrate": "devices out name device points base minutes quick report json",
+    "calibrate": "devices out name device points base minutes quick report host json",
     "predict": f"model machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "
-    "execution fused json",
-    "validate": "stack machine report json",
+    "host execution fused json",
+    "validate": "stack machine host report json",
 }
 POSITIONAL = {
     "plan": {"model"}, "simulate": {"plan"}, "whatif": {"plan"}, "study": {"study"}, "run": {"target", "script-args"},

@@ -21,7 +21,7 @@ from costmodels.fit.points import Point
 from executor.calibrate.block import Block, Sizes, turns
 from executor.calibrate.timing import Sample, Timer, sampled
 
-__all__ = ["dispatch_points", "slope"]
+__all__ = ["block_points", "dispatch_points", "slope"]
 
 SIZE = 8
 BURST = 50
@@ -69,7 +69,7 @@ def dispatch_points(timer: Timer) -> Iterator[Point]:
     yield from _forward(timer)
     yield from _backward(timer)
     yield from _modules(timer)
-    yield from _blocks(timer)
+    yield from block_points(timer)
     yield from _optimizers(timer)
 
 
@@ -153,7 +153,7 @@ def _modules(timer: Timer) -> Iterator[Point]:
         yield _point(name, "module", timer.host_time(partial(placed, x), burst=BURST))
 
 
-def _blocks(timer: Timer) -> Iterator[Point]:
+def block_points(timer: Timer) -> Iterator[Point]:
     """A whole decoder block in plain torch and under a checkpoint: per block, forward and backward."""
     for stack in ("torch", "checkpoint"):
         forward: list[list[float]] = []

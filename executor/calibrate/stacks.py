@@ -19,7 +19,7 @@ from executor.calibrate.block import Block, Sizes, turns
 from executor.calibrate.dispatch import slope
 from executor.calibrate.timing import Timer
 
-__all__ = ["stack_points"]
+__all__ = ["sharded_points", "stack_points"]
 
 BLOCKS = (2, 6)
 MODULES = (4, 16)
@@ -49,7 +49,7 @@ class _Chain(nn.Module):
 
 def stack_points(timer: Timer) -> Iterator[Point]:
     """Take all of them; every rank of the default group must go through."""
-    for take in (_tensor_parallel_blocks, _tensor_parallel_modules, _sharded, _replicated, _pipeline):
+    for take in (_tensor_parallel_blocks, _tensor_parallel_modules, sharded_points, _replicated, _pipeline):
         yield from take(timer)
 
 
@@ -151,7 +151,8 @@ def _tensor_parallel_modules(timer: Timer) -> Iterator[Point]:
         yield from _both_ways("dtensor", times_by_count, MODULES, name)
 
 
-def _sharded(timer: Timer) -> Iterator[Point]:
+def sharded_points(timer: Timer) -> Iterator[Point]:
+    """FSDP2 with and without gathered weights kept, with and without reduced gradients."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

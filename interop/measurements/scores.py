@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from costmodels import Machine
+from costmodels.price.torch_hosts import load_host
 from interop.measurements.cells import BAD_VALUE, Cells
 from interop.measurements.devices import Network
 from interop.measurements.readings import Filling, needed_fillings, other_fillings
@@ -31,8 +32,9 @@ from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
 from plans.shown import Shown
-from simulator.forecast import Forecast, forecast, stack_named
+from simulator.forecast import Forecast, forecast
 from simulator.forecast.memory import memory_interval
+from simulator.stacks import on_host, stack_named
 
 __all__ = ["Validation", "machine_of", "measured_as", "ranking", "validate"]
 
@@ -66,7 +68,7 @@ class Validation(Shown):
 
 
 def validate(
-    path: str | os.PathLike[str], *, stack: str | None = None, machine: str | None = None,
+    path: str | os.PathLike[str], *, stack: str | None = None, machine: str | None = None, host: str | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Validation:  # fmt: skip
     """Predict every row of a table of measurements.
@@ -75,6 +77,7 @@ def validate(
         path: a table as `interop.measurements.tables.read_table` takes it.
         stack: the software that ran all rows; by default found from each row.
         machine: the machine of all rows; by default found from each row.
+        host: the file of a host on which all rows ran; by default those that were measured.
         on_progress: told every few seconds how many rows are done.
 
     Raises:
@@ -82,11 +85,13 @@ def validate(
     """
     if stack is not None:
         stack_named(stack)
+    if host is not None:
+        load_host(host)
     rows: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
     groups: dict[tuple[str, str], list[tuple[tuple[str, ...], dict[str, Any]]]] = {}
     seen: dict[bytes, int] = {}
-    reader = _Reader(stack, machine)
+    reader = _Reader(_Given(stack=stack, machine=machine, host=host))
     said_s = time.monotonic()
     for number, row in enumerate(rows_of(path), start=1):
         if on_progress is not None and time.monotonic() - said_s > _SAYS_EVERY_S:
@@ -107,15 +112,20 @@ def validate(
     return Validation(sources=sources, rows=tuple(rows), skipped=tuple(skipped))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """What the caller says of all rows, as of `validate`; None: what the rows say."""
+
+    stack: str | None
+    machine: str | None
+    host: str | None
+
+
 class _Reader:
-    """Predicts rows; those that differ in their value only are read and priced once.
+    """Predicts rows; those that differ in their value only are read and priced once."""
 
-    Args:
-        stack, machine: as of `validate`.
-    """
-
-    def __init__(self, stack: str | None, machine: str | None) -> None:
-        self.stack, self.machine = stack, machine
+    def __init__(self, given: _Given) -> None:
+        self.given = given
         self.known: dict[bytes, tuple[tuple[str, ...], dict[str, Any]] | Skip] = {}
 
     def read(self, row: Mapping[str, str], number: int) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -124,13 +134,13 @@ class _Reader:
         Raises:
             Skip: it cannot be predicted.
         """
-        if self.machine is not None and not row.get("gpu_type"):
-            row = {**row, "gpu_type": self.machine.rpartition("-x")[0]}
+        if self.given.machine is not None and not row.get("gpu_type"):
+            row = {**row, "gpu_type": self.given.machine.rpartition("-x")[0]}
         _, value, assumed = Cells(row).measured()
         key = _digest((name, cell) for name, cell in row.items() if name != "value")
         if key not in self.known:
             try:
-                case, result = _read(row, number, self.stack, self.machine)
+                case, result = _read(row, number, self.given)
                 self.known[key] = case.group, result
             except Skip as skip:
                 self.known[key] = skip
@@ -159,21 +169,21 @@ def _digest(cells: Iterable[tuple[str, str]]) -> bytes:
     return hashlib.blake2b(repr(sorted(cells)).encode(), digest_size=16).digest()
 
 
-def _read(row: Mapping[str, str], number: int, stack: str | None, machine: str | None) -> tuple[Case, dict[str, Any]]:
+def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dict[str, Any]]:
     """The configuration of a row and its prediction, over all plausible readings of what the row leaves open.
 
     The prediction is that of the most plausible reading; where a cell is missing that has no usual value it is that of
     the middle one. The interval spans all of them. A reading that does not fit the device is left out where another
     fits: the row ran.
     """
-    found = _priced(row, number, stack, machine, needed_fillings(row))
+    found = _priced(row, number, given, needed_fillings(row))
     if isinstance(found, Exception):
         raise found
     found.sort(key=lambda each: each[2]["predicted"])
     filled, case, result = found[(len(found) - 1) // 2]
     others = [each for each in found if each[0] != filled]
-    more = _priced({**row, **filled}, number, stack, machine, list(
-        other_fillings({**row, **filled}, case, stack_is_given=stack is not None)
+    more = _priced({**row, **filled}, number, given, list(
+        other_fillings({**row, **filled}, case, stack_is_given=given.stack is not None)
     ))  # fmt: skip
     others += [] if isinstance(more, Exception) else more
     result["readings"] = [
@@ -188,15 +198,15 @@ def _read(row: Mapping[str, str], number: int, stack: str | None, machine: str |
 
 
 def _priced(
-    row: Mapping[str, str], number: int, stack: str | None, machine: str | None, fillings: Sequence[Filling]
+    row: Mapping[str, str], number: int, given: _Given, fillings: Sequence[Filling]
 ) -> list[tuple[Filling, Case, dict[str, Any]]] | Exception:
     """Every filling with its configuration and prediction, those that fit the device if any does; else why not."""
     found: list[tuple[Filling, Case, dict[str, Any]]] = []
     reason: Exception = Skip("nothing in it is open")
     for filling in fillings:
         try:
-            case = case_of({**row, **filling}, number, stack)
-            found.append((filling, case, _row(case, machine)))
+            case = case_of({**row, **filling}, number, given.stack)
+            found.append((filling, case, _row(case, given)))
         except (Skip, TwofoldError) as error:
             reason = error
     return [each for each in found if each[2]["fits"]] or found or reason
@@ -214,11 +224,12 @@ class _Run:
 
 @lru_cache(maxsize=100_000)
 def _run(
-    config: TransformerConfig, degrees: Degrees, machine: str, network: Network | None, stack_name: str
+    config: TransformerConfig, degrees: Degrees, machine: str, network: Network | None, stack_name: str,
+    host: str | None,
 ) -> _Run:  # fmt: skip
     """The forecast of a configuration; `network` is None where the machine is as its file says."""
-    stack = stack_named(stack_name)
     target = Machine.load(machine) if network is None else machine_of(machine, network)
+    target, stack = on_host(target, stack_named(stack_name), host)
     found = forecast(config, degrees, target, stack=stack)
     unknown = stack.unknown_bytes(config, degrees)
     assumed = [*stack.assumptions(config, degrees), *(_assumed_of(target, network) if network is not None else ())]
@@ -228,9 +239,10 @@ def _run(
     )  # fmt: skip
 
 
-def _row(case: Case, machine: str | None) -> dict[str, Any]:
+def _row(case: Case, given: _Given) -> dict[str, Any]:
     own = dataclasses.replace(case.config, name="model")  # rows name one model in several ways
-    run = _run(own, case.degrees, machine or case.machine, None if machine else case.network, case.stack)
+    machine, network = given.machine or case.machine, None if given.machine else case.network
+    run = _run(own, case.degrees, machine, network, case.stack, given.host)
     found = run.found
     predicted, low, high = (measured_as(case, found, seconds) for seconds in (found.step_s, found.low_s, found.high_s))
     low, high = min(low, high), max(low, high)
@@ -240,7 +252,7 @@ def _row(case: Case, machine: str | None) -> dict[str, Any]:
         low, high = (unit * edge for edge in run.memory)
     return {
         "row": case.row, "source": case.source, "metric": case.metric, "value": case.value, "predicted": predicted,
-        "low": low, "high": high, "machine": machine or case.machine, "stack": case.stack,
+        "low": low, "high": high, "machine": machine, "stack": case.stack,
         "fits": run.fits, "assumed": assumed,
     } | {_SHOWN[name]: sys.intern(text) for name, text in case.labels.items() if name in _SHOWN}  # fmt: skip
 

@@ -8,7 +8,8 @@ finds one by name.
 from simulator.stacks.base import PieceSizes, Stack
 from simulator.stacks.megatron import Megatron
 from simulator.stacks.names import stack_named, stack_names
+from simulator.stacks.own_host import on_host
 from simulator.stacks.steps import Kernel
 from simulator.stacks.torch_native import TorchNative
 
-__all__ = ["Kernel", "Megatron", "PieceSizes", "Stack", "TorchNative", "stack_named", "stack_names"]
+__all__ = ["Kernel", "Megatron", "PieceSizes", "Stack", "TorchNative", "on_host", "stack_named", "stack_names"]

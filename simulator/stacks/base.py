@@ -79,6 +79,7 @@ class Stack:
         products: the name of the precision of a block's products (of `RECIPES`); "": the block's own.
         recipes: the library whose recipes they are.
         narrows: whether it has that library's narrow products; TF32 is every software's.
+        host: whose times to issue a block are taken (`costmodels.price.torch_hosts.host_s`); "": those of the stack.
         recomputes_some: recompute modes that some blocks of a chunk may have while its other blocks keep everything.
     """
 
@@ -96,6 +97,7 @@ class Stack:
     rearranges: bool = False
     adds_memory: bool = False
     recomputes_some: tuple[str, ...] = tuple(mode for mode in RECOMPUTE_MODES if mode != "none")
+    host: str = ""
     products: str = ""
     recipes: str = "torchao"
     narrows: bool = False

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from costmodels import Machine
 from costmodels.price.free_calls import FREE_CALLS
 from costmodels.price.instruction import price_compute
+from costmodels.price.torch_hosts import host_s
 from costmodels.widths import CHIP_SPREAD
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
@@ -76,11 +77,12 @@ class Megatron(Stack):
     def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
         """See `Stack`."""
         own = f"software {self.name}:"
+        blocks = host_s(self.host, "plain") if self.host else _HOST_S
         attention = "one fused kernel" if self.flash_attention else "written out (products, softmax, dropout)"
         told = [
             f"{own} attention {attention}, other kernels fused as in arXiv 2104.04473, section 4.2",
-            f"{own} host {_HOST_S[0] * 1e6:.0f} and {_HOST_S[1] * 1e6:.0f} us for a block's forward and backward, "
-            "those of plain torch modules on an H200 host",
+            f"{own} host {blocks[0] * 1e6:.0f} and {blocks[1] * 1e6:.0f} us for a block's forward and backward, "
+            f"those of plain torch modules on {self.host or 'an H200 host'}",
         ]
         if config.experts is not None:
             told.append(
@@ -144,7 +146,8 @@ class Megatron(Stack):
         if self.sinks_graph:
             return 0.0
         messages = 2 * _MESSAGE_HOST_S if degrees.tp > 1 else 0.0
-        forward, backward = (own + messages for own in _HOST_S)
+        blocks = host_s(self.host, "plain") if self.host else _HOST_S
+        forward, backward = (own + messages for own in blocks)
         if part == "F":
             return forward
         if part == "W":

@@ -9,6 +9,15 @@ from dataclasses import dataclass, replace
 from costmodels import Machine
 from costmodels.price.free_calls import FREE_CALLS
 from costmodels.price.instruction import price_compute
+from costmodels.price.torch_hosts import (
+    CHECKPOINT_S,
+    DTENSOR_END_HOST_S,
+    ENTRY_HOST_S,
+    ROTARY_HOST_S,
+    UPDATE_HOST_S,
+    host_s,
+    median_over,
+)
 from costmodels.widths import CHIP_SPREAD
 from plans.degrees import Degrees
 from plans.model.graph import itemsize
@@ -20,15 +29,6 @@ from simulator.stacks.base import PieceSizes, Stack, update_bytes
 from simulator.stacks.footprint import Footprint
 from simulator.stacks.kernels import elementwise
 from simulator.stacks.steps import Kernel, Message, Shape, Step
-from simulator.stacks.torch_hosts import (
-    CHECKPOINT_S,
-    DTENSOR_END_HOST_S,
-    ENTRY_HOST_S,
-    ROTARY_HOST_S,
-    UPDATE_HOST_S,
-    host_s,
-    median_over,
-)
 
 __all__ = ["TorchNative"]
 
@@ -67,7 +67,6 @@ class TorchNative(Stack):
         holds_logits: whether the logits stay alive during the backward, as they do where the caller's variable does.
         one_input: whether the products that share an input get it as one distributed tensor, so that its gradient is
             reduced once; else every product reduces its own (ColwiseParallel without PrepareModuleInput).
-        host: whose dispatch a block takes: "least" or "median" of all measured hosts, or "first" to "fifth".
         clips: whether gradients are clipped by their global norm.
         async_tp: whether gathers and scatters of tensor parallelism go on in pieces beside the products next to them.
     """
@@ -96,6 +95,7 @@ class TorchNative(Stack):
         """See `Stack`."""
         own = f"software {self.name}:"
         host = "Inductor's kernels at a machine's dispatch" if self.compiled else (
+            f"a block's dispatch as measured on {self.host}" if self.host != "least" else
             "a block's dispatch as measured on H200 hosts, for each entry the least of all of them"
         )  # fmt: skip
         told = [f"{own} host: {host}"]

@@ -18,7 +18,7 @@ from plans.plan import Optimizer
 from simulator.engine.link_change import LinkChange
 from simulator.forecast import Forecast
 from simulator.predict import Outcome
-from simulator.stacks import Stack, stack_named
+from simulator.stacks import Stack, on_host, stack_named
 from simulator.study.axes import AXES, check_settings
 from simulator.study.configured import Configured
 from simulator.study.goodput import Checkpoints, Failures, Goodput, goodput
@@ -109,7 +109,7 @@ def configured(settings: Settings, search: Search | None = None) -> tuple[Config
     config = _config(settings)
     stack = stack_named(settings.get("stack", "twofold"))
     what_if = _what_if(settings)
-    machine = _machine(settings, stack)
+    machine, stack = on_host(_machine(settings, stack), stack, settings.get("host"))
     degrees = _degrees(settings, config, machine, what_if, stack, search)
     if settings.get("slow", "none") != "none":
         what_if = replace(what_if, slowdown=slow_ranks(settings["slow"].split(), Ranks.of(degrees)))

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Calibrate"]
 
+_OUT = "machine.json"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrate:
@@ -31,10 +33,12 @@ class Calibrate:
         minutes: of measuring.
         quick: measure only the points that matter most.
         report: write the calibration report to this HTML file.
+        host: measure only what this host needs to issue torch's blocks, in about 20 s, and write a host file (OUT, or
+            host.json) that predict, validate and plan take as --host.
     """
 
     devices: int | None = None
-    out: str = "machine.json"
+    out: str = _OUT
     name: str | None = None
     device: str = "auto"
     points: str | None = None
@@ -42,10 +46,13 @@ class Calibrate:
     minutes: float | None = None
     quick: bool = False
     report: str | None = None
+    host: bool = False
     output: Output = field(default_factory=Output)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Measure, fit and save."""
+        if self.host:
+            return self._host(say), True
         from plans.files import check_writable
         from twofold.calibration import calibrate, write_report
 
@@ -78,3 +85,19 @@ class Calibrate:
             "probes": [asdict(probe) for probe in result.probes],
             "points": None if result.points is None else str(result.points),
         }, True
+
+    def _host(self, say: Console) -> dict[str, Any]:
+        """Measure this host and write its file."""
+        from costmodels.price.torch_hosts import save_host
+        from executor.calibrate.host import measure_host
+        from plans.files import check_writable
+
+        out = "host.json" if self.out == _OUT else self.out
+        check_writable(out)
+        with say.doing("measuring this host"):
+            host = measure_host(self.name or Path(out).stem, device=self.device, say=say.say)
+        for kind, (forward, backward) in host.blocks_s.items():
+            how = " (scaled)" if kind in host.scaled else ""
+            say.say(f"{kind}: {forward * 1e6:.0f} us forward, {backward * 1e6:.0f} us backward{how}")
+        say.say(f"saved {save_host(host, out)}")
+        return {"file": out, "name": host.name, "source": host.source, "blocks_s": host.blocks_s, "spread": host.spread}

@@ -93,6 +93,7 @@ class PlanCommand:
         layers: blocks, instead of the transformer's own.
         method: search; data-parallel, grid or greedy, what one would do without; or operators, a transformer operator
             by operator.
+        host: transformers: file of a host (`twofold calibrate --host`) whose times to issue are taken.
         stack: transformers: the software that runs it: twofold, torch, torch-compile, megatron or megatron-2022.
         execution: of the plan: graph (a step is one launch, where the device can; the default) or eager.
         fused: joins memory-bound instructions where the device gains by it; --no-fused leaves them apart.
@@ -108,6 +109,7 @@ class PlanCommand:
     layers: int | None = None
     method: str = "search"
     stack: str = "twofold"
+    host: str | None = None
     execution: str | None = None
     fused: bool = True
     memory: str | None = None
@@ -208,11 +210,11 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
 
 def _problem(options: PlanCommand, model: GivenModel, machine: Machine) -> Problem:
     from search.devices import Pins, Problem
-    from simulator.forecast import stack_named
+    from simulator.stacks import on_host, stack_named
     from twofold.commands.execution import executed
     from twofold.context import parse_bytes
 
-    stack = stack_named(options.stack)
+    machine, stack = on_host(machine, stack_named(options.stack), options.host)
     count = machine.num_devices if options.devices is None else options.devices
     usual = count if model.graph is None else model.graph.batch_size
     return Problem(

@@ -29,6 +29,7 @@ class Predict:
             torchtitan-compile, torchtitan-async, megatron, megatron-2022, megatron-deepspeed, mindspore, zero-bubble;
             behind megatron or a compiled one may stand how linears multiply: -float8, -float8-current,
             -float8-rowwise, -float8-block, -mxfp8, -nvfp4, behind any of them -tf32.
+        host: file of a host (`twofold calibrate --host`) whose times to issue are taken.
         execution: of twofold's own steps: graph (one launch a step, the default) or eager.
         fused: twofold's own steps join memory-bound instructions where the device gains by it; --no-fused leaves them
             apart.
@@ -41,6 +42,7 @@ class Predict:
     layers: int | None = None
     mixed_precision: bool = True
     stack: str = "twofold"
+    host: str | None = None
     execution: str | None = None
     fused: bool = True
     degrees: DegreeOptions = field(default_factory=DegreeOptions)
@@ -73,4 +75,4 @@ class Predict:
         return {name: value for name, value in found.items() if value is not None}
 
 
-_OWN = ("model", "global_batch", "seq", "layers", "mixed_precision", "stack", "execution", "fused")
+_OWN = ("model", "global_batch", "seq", "layers", "mixed_precision", "stack", "host", "execution", "fused")

@@ -29,12 +29,14 @@ class Validate:
             have other usual names, and a column for each metric is read too.
         stack: the software that ran all rows; found from each row by default.
         machine: the machine of all rows; found from each row by default.
+        host: file of a host (`twofold calibrate --host`) on which all rows ran.
         report: write a page with scores, errors and the rows that are furthest off to this HTML file.
     """
 
     table: Word
     stack: str | None = None
     machine: str | None = None
+    host: str | None = None
     report: str | None = None
     output: Output = field(default_factory=Output)
 
@@ -43,7 +45,7 @@ class Validate:
         from interop.measurements.scores import validate
 
         with say.doing("predicting the rows"):
-            result = validate(self.table, stack=self.stack, machine=self.machine, on_progress=say.say)
+            result = validate(self.table, stack=self.stack, machine=self.machine, host=self.host, on_progress=say.say)
         if self.report is not None:
             from reports.validation import write_validation_report
 

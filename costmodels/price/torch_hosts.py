@@ -1,18 +1,33 @@
-"""Host time of torch's own parallel parts: of one Llama block, on several hosts, and of what is beside it."""
+"""Host time of torch's own parallel parts: of one Llama block, on several hosts or a user's own, and of what is beside
+it."""
 
 from __future__ import annotations
 
 import math
+import os
 import statistics
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from plans.errors import TwofoldError
+from plans.files import write_atomically
+from plans.reading import read_json
 
 __all__ = [
     "CHECKPOINT_S",
     "DTENSOR_END_HOST_S",
     "ENTRY_HOST_S",
+    "HOSTS_US",
+    "KINDS",
     "ROTARY_HOST_S",
     "UPDATE_HOST_S",
+    "Host",
     "host_s",
+    "load_host",
     "median_over",
+    "save_host",
 ]
 
 ROTARY_HOST_S = (98e-6, 200e-6)
@@ -35,7 +50,7 @@ UPDATE_HOST_S = {"fused": (1.9e-6, 15.6e-6), "foreach": (5.7e-6, 5.7e-6 + 14 * E
 """Of one parameter in an update, plain and sharded: measured (adamw_fused, adamw_foreach) but for the sharded foreach
 form, whose operators take 14 entries of a parameter (torch/optim/adamw.py, _multi_tensor_adamw): assumed."""
 
-_KINDS = (
+KINDS = (
     "plain", "ddp", "dtensor", "fsdp2", "fsdp2_accumulate", "fsdp2_reshard", "fsdp2_reshard_accumulate",
 )  # fmt: skip
 
@@ -54,12 +69,58 @@ PLAIN_HOSTS_US = ((410, 512), (371, 728), (452, 633))
 """The plain block on hosts of one H200: h200-third-x1, repeat-h200-x1-full, repeat-h200-x1-quick."""
 
 
+class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one host needs to issue a block: a file that `twofold calibrate --host` writes.
+
+    Args:
+        name: of the host.
+        source: versions, processor and date.
+        blocks_s: of `KINDS`, seconds of a block's forward and backward, in the median.
+        spread: standard deviation of the logarithm of repeated times.
+        scaled: kinds that were not measured here: those of the median host, times how this one compares with it.
+    """
+
+    name: str
+    source: str
+    blocks_s: dict[str, tuple[float, float]]
+    spread: float
+    scaled: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if sorted(self.blocks_s) != sorted(KINDS):
+            raise TwofoldError(f"blocks_s of a host has the kinds {', '.join(KINDS)}, not {', '.join(self.blocks_s)}")
+        if not all(0 < each < 1 for times in self.blocks_s.values() for each in times) or not 0 <= self.spread < 3:
+            raise TwofoldError("a host's blocks take between 0 and 1 s, and its spread is between 0 and 3")
+
+
+def save_host(host: Host, path: str | os.PathLike[str]) -> Path:
+    """Write the file of a host atomically."""
+    load_host.cache_clear()
+    return write_atomically(path, msgspec.json.format(msgspec.json.encode(host), indent=1) + b"\n")
+
+
+@lru_cache(maxsize=64)
+def load_host(path: str) -> Host:
+    """The host of a file.
+
+    Raises:
+        TwofoldError: no such file, or none of a host.
+    """
+    return read_json(path, "host", Host)
+
+
 def host_s(host: str, kind: str) -> tuple[float, float]:
     """Seconds of a kind on a host; "least": entry by entry the least of every host that was measured, whatever its
     figures are, since other work on a host only ever adds time; "median": entry by entry. Assumed for hosts of other
-    devices."""
-    place = _KINDS.index(kind)
-    if host not in ("least", "median"):
+    devices. Another name is the path of a host's file.
+
+    Raises:
+        TwofoldError: as `load_host`.
+    """
+    if host not in ("least", "median", *HOSTS_US):
+        return load_host(host).blocks_s[kind]
+    place = KINDS.index(kind)
+    if host in HOSTS_US:
         forward, backward = HOSTS_US[host][place]
         return forward * 1e-6, backward * 1e-6
     own = [each[place] for each in HOSTS_US.values()] + (list(PLAIN_HOSTS_US) if kind == "plain" else [])
@@ -74,7 +135,7 @@ def median_over(host: str) -> float:
     (0.24, 0.0)
     """
     pairs = [
-        (own_s, median_s) for kind in _KINDS
+        (own_s, median_s) for kind in KINDS
         for own_s, median_s in zip(host_s(host, kind), host_s("median", kind), strict=True)
     ]  # fmt: skip
     return statistics.fmean(math.log(median_s / own_s) for own_s, median_s in pairs)

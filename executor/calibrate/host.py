@@ -1,0 +1,124 @@
+"""What this host needs to issue a block of torch's, in 20 s: one process, a group that sends nothing.
+
+The parts are those of `executor.calibrate.stacks`. torch's fake process group stands for two ranks: FSDP2 issues all
+that it issues elsewhere, and its messages end at once. Where there is no accelerator, tiny operators run on the
+processor in place of launches. Tensor parallelism and DistributedDataParallel need other ranks; their times are those
+of the median of the measured hosts, times how the measured kinds compare with it.
+Times are of the processor, so that other processes of the host take none of them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+
+from costmodels.fit.points import Point
+from costmodels.price.torch_hosts import KINDS, Host, host_s
+from executor.calibrate.dispatch import block_points
+from executor.calibrate.stacks import sharded_points
+from executor.calibrate.timing import Timer
+from executor.device import pick_device
+from plans.errors import TwofoldError
+
+__all__ = ["measure_host"]
+
+REPEATS = 12
+_RANKS = 2
+_LEAST_S = 1e-6
+"""No host issues a block in less; slopes of disturbed times may be less."""
+
+
+def measure_host(name: str, *, device: str = "auto", say: Callable[[str], None]) -> Host:
+    """Measure and return this host.
+
+    Args:
+        name: that it is to have.
+        device: "auto", "cpu", "cuda" or "npu".
+        say: called with a line now and then.
+
+    Raises:
+        TwofoldError: a process group is there already, or the device is not.
+    """
+    if dist.is_initialized():
+        raise TwofoldError("a host is measured in a process of its own: here a process group is there already")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    own = pick_device(device)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=_RANKS)
+    try:
+        timer = Timer(own, repeats=REPEATS, busy_s=0.0, clock_ns=time.process_time_ns)
+        say("plain blocks")
+        points = list(block_points(timer))
+        say("FSDP2")
+        points += sharded_points(timer)
+    finally:
+        dist.destroy_process_group()
+        torch.set_num_threads(threads)
+    where = "tiny operators on the processor stand for launches" if not own.is_async else own.kind
+    source = (
+        f"torch {torch.__version__}, Python {platform.python_version()}, {_processor()}, {where}, "
+        f"{datetime.datetime.now(datetime.UTC).date()}"
+    )
+    return host_of(points, name, source)
+
+
+def host_of(points: list[Point], name: str, source: str) -> Host:
+    """The host whose blocks took what `points` say; kinds that none of them measured are scaled.
+
+    Raises:
+        TwofoldError: a time that is none.
+    """
+    measured: dict[str, tuple[float, float]] = {}
+    spreads = []
+    for kind, (stack, options) in _MEASURED.items():
+        both = [
+            next(
+                each
+                for each in points
+                if (each.stack, each.call) == (stack, f"block_{way}") and each.options == options
+            )
+            for way in ("forward", "backward")
+        ]
+        if min(each.seconds for each in both) < _LEAST_S:
+            raise TwofoldError(f"the time of a block ({kind}) did not come out: the host is too busy; measure it again")
+        measured[kind] = (both[0].seconds, both[1].seconds)
+        spreads += [math.log(each.seconds / each.low_s) for each in both if 0 < each.low_s <= each.seconds]
+    ratios = [
+        own / median
+        for kind, times in measured.items()
+        for own, median in zip(times, host_s("median", kind), strict=True)
+    ]
+    ratio = math.exp(statistics.fmean(map(math.log, ratios)))
+    scaled = tuple(kind for kind in KINDS if kind not in measured)
+    others = {kind: (ratio * host_s("median", kind)[0], ratio * host_s("median", kind)[1]) for kind in scaled}
+    spread = round(statistics.fmean(spreads), 4) if spreads else 0.0
+    return Host(name=name, source=source, blocks_s={kind: (measured | others)[kind] for kind in KINDS}, spread=spread,
+                scaled=scaled)  # fmt: skip
+
+
+_MEASURED: Mapping[str, tuple[str, dict[str, int]]] = {
+    "plain": ("torch", {}),
+    "fsdp2": ("fsdp2", {"reshard": 0, "sync": 1}),
+    "fsdp2_accumulate": ("fsdp2", {"reshard": 0, "sync": 0}),
+    "fsdp2_reshard": ("fsdp2", {"reshard": 1, "sync": 1}),
+    "fsdp2_reshard_accumulate": ("fsdp2", {"reshard": 1, "sync": 0}),
+}
+"""Kind -> stack and options of its points."""
+
+
+def _processor() -> str:
+    """Its model, as Linux says it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

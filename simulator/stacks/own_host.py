@@ -1,0 +1,38 @@
+"""A machine and a software on a user's own host."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import msgspec
+
+from costmodels import Machine
+from costmodels.price.torch_hosts import host_s
+from simulator.stacks.base import Stack
+
+__all__ = ["on_host"]
+
+
+def on_host(machine: Machine, stack: Stack, path: str | None) -> tuple[Machine, Stack]:
+    """The machine and the stack with the times of the host of a file; as they are where it is None.
+
+    All that a machine's hosts issue takes as much longer or less long as a plain block does there than on the median of
+    the measured hosts: assumed of twofold's own instructions and of Inductor's.
+
+    Raises:
+        TwofoldError: no such file, or none of a host.
+    """
+    if path is None:
+        return machine, stack
+    times = zip(host_s(path, "plain"), host_s("median", "plain"), strict=True)
+    ratio = math.sqrt(math.prod(own / median for own, median in times))
+    rules = {
+        call: rule if rule.dispatch_s is None else msgspec.structs.replace(rule, dispatch_s=ratio * rule.dispatch_s)
+        for call, rule in machine.compute.rules.items()
+    }
+    machine = msgspec.structs.replace(
+        machine, dispatch_s={call: ratio * seconds for call, seconds in machine.dispatch_s.items()},
+        compute=msgspec.structs.replace(machine.compute, rules=rules),
+    )  # fmt: skip
+    return machine, replace(stack, host=path)
