@@ -42,7 +42,7 @@ def _axes() -> dict[str, Axis]:
              "half-precision weights; yes by default"),
         Axis(name="global_batch", type=int, meaning="sequences of a step"),
         Axis(name="stack", type=str, meaning="the software that runs it; twofold by default"),
-        Axis(name="host", type=str, meaning="file of a host (`twofold calibrate --host`) whose times to issue are taken"),
+        Axis(name="host", type=str, meaning="file of a host (`twofold calibrate --host`) whose times are taken"),
         Axis(name="execution", type=str, meaning="of twofold's own steps: graph (the default) or eager"),
         Axis(name="fused", type=bool, meaning="whether twofold's own steps join memory-bound instructions; yes by "
              "default"),
