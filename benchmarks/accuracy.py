@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy_choices import time_cases, time_error
+from costmodels.price.torch_hosts import HOSTS_US
 from interop.measurements.scores import Validation, machine_of, validate
 from reports.accuracy_picture import Scored, accuracy_picture
 from simulator.forecast import forecast, stack_named
 from simulator.stacks import TorchNative
-from simulator.stacks.torch_hosts import HOSTS_US
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 OWN_STEPS = ("step_truth.json", "step_truth_experts.json", "step_truth_third.json", "step_truth_third_x4.json",
