@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from simulator.study.sweep import Workers
-from twofold.study import Study, study
+from twofold.studies import Study, study
 
 BASE = {"model": "llama-3-70b", "machine": "h100-sxm-x1024", "devices": 1024, "zero": 1}
 AXES = {

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import secrets
 import tempfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from plans.errors import TwofoldError
 
-__all__ = ["check_writable", "finite", "write_atomically"]
+__all__ = ["check_writable", "finite", "replacing_all", "write_atomically"]
 
 
 def finite(value: Any) -> Any:
@@ -29,8 +32,26 @@ def finite(value: Any) -> Any:
     return [finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+_OURS = re.compile(rb"twofold|class=\"tf\"|\"version\":\s*\d|\"environment\"|\"key\"|step_s|^\s*$")
+"""What the beginning of every file that we write has, or an empty one."""
+
+_replaces_all: ContextVar[bool] = ContextVar("replaces_all", default=False)
+
+
+@contextlib.contextmanager
+def replacing_all() -> Iterator[None]:
+    """Let `check_writable` take files that we did not write as well, as `--force` asks for."""
+    before = _replaces_all.set(True)
+    try:
+        yield
+    finally:
+        _replaces_all.reset(before)
+
+
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Refuse a path that cannot be written, before the work for it starts; creates its folder.
+    """Refuse a path that cannot be written, or a file that we did not write, before the work for it starts.
+
+    Its folder is created.
 
     Raises:
         TwofoldError: it cannot.
@@ -44,10 +65,26 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
+        is_ours = not path.exists() or _replaces_all.get() or _is_ours(path)
     except (FileExistsError, NotADirectoryError):
         raise TwofoldError(f"{str(path)!r} cannot be written: its folder is a file; name another file") from None
     except OSError as error:
         raise TwofoldError(f"{str(path)!r} cannot be written: {error.strerror or error}; name another file") from None
+    if not is_ours:
+        raise TwofoldError(f"{str(path)!r} was not written by twofold; name another file, or add --force to replace it")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file begins as those that we write."""
+    with path.open("rb") as file:
+        begin = file.read(_LOOKED_AT)
+    if begin[:2] == b"\x1f\x8b":
+        with contextlib.suppress(zlib.error):
+            begin = zlib.decompressobj(wbits=31).decompress(begin, _LOOKED_AT)
+    return _OURS.search(begin) is not None
+
+
+_LOOKED_AT = 1 << 16
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:

@@ -18,19 +18,19 @@ _LAUNCH = "steps data emulate dilate out log-dir seed port execution fused profi
 FLAGS = {
     "demo": "case steps epochs data machine out log-dir seed port timeout json",
     "plan": f"machine devices global-batch seq layers method {_DEGREES} stage-layers stack stages micro-batches widths "
-    "lr memory host execution fused time-limit top-k out report export simulate explain json",
+    "lr memory host execution fused time-limit top-k out report export simulate explain json force",
     "simulate": "machine schedule trace rank-traces report measured steps execution fused fold recost model "
-    "global-batch seq stack json",
+    "global-batch seq stack json force",
     "whatif": f"machine {_FACTORS} slow jitter seed link device beside on checkpoint-every checkpoint-GBps "
-    "checkpoint-async device-mtbf-hours restart-s schedule sensitivity by picture report steps simulate json",
-    "study": "axes results csv top backend jobs scheduler json",
+    "checkpoint-async device-mtbf-hours restart-s schedule sensitivity by picture report steps simulate json force",
+    "study": "axes results csv top backend jobs scheduler json force",
     "run": f"devices model machine {_LAUNCH} json",
     "train": "resume max-restarts timeout json",
     "verify": f"model machine {_LAUNCH} json",
-    "calibrate": "devices out name device points base minutes quick report host json",
+    "calibrate": "devices out name device points base minutes quick report host json force",
     "predict": f"model machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "
     "host execution fused json",
-    "validate": "stack machine host report json",
+    "validate": "stack machine host report json force",
 }
 POSITIONAL = {
     "plan": {"model"}, "simulate": {"plan"}, "whatif": {"plan"}, "study": {"study"}, "run": {"target", "script-args"},

@@ -59,7 +59,7 @@ _HOME = {
     "set_seed": "executor.train.initial",
     "shard": "executor.sharding",
     "simulate": "simulator.predict",
-    "study": "twofold.study",
+    "study": "twofold.studies",
     "train": "executor.launch.train_job",
     "transformer": "plans.model.transformer",
     "uniform_plan": "search.uniform",

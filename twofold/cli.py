@@ -11,11 +11,11 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from plans.errors import TwofoldError
-from plans.files import finite
+from plans.files import finite, replacing_all
 from twofold.console import visible
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ EXTRAS = {"torch": "torch", "distributed": "dask", "mlxtend": "data", "matplotli
 """Optional package -> the extra that installs it."""
 
 
-def commands() -> dict[str, Callable[..., Command]]:
+def commands() -> Mapping[str, type[Command]]:
     """Name of a command -> its class."""
     from twofold.commands.calibrate import Calibrate
     from twofold.commands.demo import Demo
@@ -51,41 +51,92 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
-        if given == ["--version"]:
-            import twofold
-
-            print(f"twofold {twofold.__version__}")
-            return 0
         for word in given:
             if visible(word) != word:
                 raise TwofoldError(f"argument {word[:80]!r} has control characters, which no name here has")
+        _tell(given)
         return _run(_read(given))
     except TwofoldError as error:
         return _refused(str(error))
+    except _Done:
+        return 0
     except KeyboardInterrupt:  # before the command began, which says more
         print("interrupted", file=sys.stderr, flush=True)
         return 130
 
 
+class _Done(Exception):
+    """Help, the version or a script for completion was printed."""
+
+
+def _tell(arguments: list[str]) -> None:
+    """Print help and the like where that is asked for.
+
+    Raises:
+        _Done: something was printed.
+        TwofoldError: no command, or an unknown one.
+    """
+    from twofold.help_page import command_page, first_page
+    from twofold.mistakes import unknown_command
+
+    first = arguments[0] if arguments else ""
+    known = commands()
+    if first == "--version":
+        import twofold
+
+        print(f"twofold {twofold.__version__}")
+    elif first in ("-h", "--help"):
+        print(first_page(known))
+    elif first == "--completion":
+        _print_completion(arguments[1:])
+    elif first not in known:
+        raise TwofoldError(unknown_command(first, list(known)))
+    elif {"-h", "--help"} & set(itertools.takewhile(lambda word: word != "--", arguments)):
+        print(command_page(first, known[first]))
+    else:
+        return
+    raise _Done
+
+
+def _print_completion(shells: list[str]) -> None:
+    """Print the script by which a shell completes our options.
+
+    Raises:
+        TwofoldError: no shell, or an unknown one.
+    """
+    if shells not in (["bash"], ["zsh"], ["tcsh"]):
+        raise TwofoldError("--completion needs a shell, bash, zsh or tcsh: write twofold --completion bash")
+    with contextlib.suppress(SystemExit):
+        _parsed(["--tyro-print-completion", *shells])
+
+
 def _read(arguments: list[str]) -> Command:
+    """The command of a command line.
+
+    Raises:
+        TwofoldError: one that cannot be read, in one sentence.
+        _Done: the long help was printed.
+    """
+    from twofold.mistakes import mistake
+
+    name, rest = arguments[0], arguments[1:]
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            return _parsed([name, *("--help" if word == "--help-all" else word for word in rest)])
+    except SystemExit as ended:
+        if not ended.code:
+            raise _Done from None
+        raise TwofoldError(mistake(name, commands()[name], rest, told.getvalue())) from None
+
+
+def _parsed(arguments: list[str]) -> Command:
     import tyro
 
-    told = io.StringIO()
-    # what is said of a value that looks like a switch's is looked at first
-    looked_at = any(word in ("True", "False") for word in arguments)
-    try:
-        with contextlib.redirect_stderr(told) if looked_at else contextlib.nullcontext():
-            command: Command = tyro.extras.subcommand_cli_from_dict(
-                commands(), args=arguments, prog="twofold", description="Plan, simulate and run parallel training.",
-                config=(tyro.conf.OmitArgPrefixes,),
-            )  # fmt: skip
-    except SystemExit:
-        for switch, value in itertools.pairwise(arguments):
-            if switch.startswith("--") and f"Unrecognized options: {value}" in told.getvalue():
-                other = f"--no-{switch[2:]}" if value == "False" else switch
-                raise TwofoldError(f"{switch} is a switch, which takes no value: write {other} alone") from None
-        sys.stderr.write(told.getvalue())
-        raise
+    command: Command = tyro.extras.subcommand_cli_from_dict(
+        dict(commands()), args=arguments, prog="twofold", description="Plan, simulate and run parallel training.",
+        config=(tyro.conf.OmitArgPrefixes,),
+    )  # fmt: skip
     return command
 
 
@@ -94,8 +145,10 @@ def _run(command: Command) -> int:
     from twofold.console import Console
 
     as_json = command.output.json
+    force = replacing_all() if getattr(command.output, "force", False) else contextlib.nullcontext()
     try:
-        result, passed = command.run(Console(json=as_json))
+        with force:
+            result, passed = command.run(Console(json=as_json))
     except TwofoldError as error:
         return _refused(str(error), error.exit_code)
     except ModuleNotFoundError as error:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twofold.commands.options import Output
+from twofold.commands.options import FileOutput
 
 if TYPE_CHECKING:
     from twofold.console import Console
@@ -47,7 +47,7 @@ class Calibrate:
     quick: bool = False
     report: str | None = None
     host: bool = False
-    output: Output = field(default_factory=Output)
+    output: FileOutput = field(default_factory=FileOutput)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Measure, fit and save."""

@@ -18,6 +18,7 @@ __all__ = [
     "Command",
     "DegreeOptions",
     "DemoOptions",
+    "FileOutput",
     "LaunchOptions",
     "MachineFactors",
     "MachineOption",
@@ -48,6 +49,17 @@ class Output:
     """
 
     json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileOutput(Output):
+    """What is printed, and what may be replaced.
+
+    Args:
+        force: replace files that twofold did not write.
+    """
+
+    force: bool = False
 
 
 class Command(Protocol):

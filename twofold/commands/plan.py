@@ -10,8 +10,8 @@ from plans.degrees import DEGREES
 from plans.errors import TwofoldError
 from twofold.commands.models import GivenModel, given_model
 from twofold.commands.options import (
+    FileOutput,
     MachineOption,
-    Output,
     PinOptions,
     Word,
     check_at_least,
@@ -117,7 +117,7 @@ class PlanCommand:
     degrees: PinOptions = field(default_factory=PinOptions)
     operators: OperatorOptions = field(default_factory=OperatorOptions)
     result: ResultOptions = field(default_factory=ResultOptions)
-    output: Output = field(default_factory=Output)
+    output: FileOutput = field(default_factory=FileOutput)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Search in degrees or operator by operator, show and save."""

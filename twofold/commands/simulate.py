@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from plans.errors import TwofoldError
-from twofold.commands.options import MachineOption, Output, PlanFile, flag, given
+from twofold.commands.options import FileOutput, MachineOption, PlanFile, flag, given
 from twofold.commands.plan_file import check_steps, open_plan
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Simulate:
     recost: bool = False
     files: SimulationFiles = field(default_factory=SimulationFiles)
     anew: RecostOptions = field(default_factory=RecostOptions)
-    output: Output = field(default_factory=Output)
+    output: FileOutput = field(default_factory=FileOutput)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Simulate, or forecast anew with --recost."""

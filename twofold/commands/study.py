@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from plans.errors import TwofoldError
-from twofold.commands.options import Output
+from twofold.commands.options import FileOutput
 
 if TYPE_CHECKING:
     from twofold.console import Console
-    from twofold.study import Study
+    from twofold.studies import Study
 
 __all__ = ["StudyCommand"]
 
@@ -54,13 +54,13 @@ class StudyCommand:
     csv: str | None = None
     top: int = _SHOWN
     workers: WorkerOptions = field(default_factory=WorkerOptions)
-    output: Output = field(default_factory=Output)
+    output: FileOutput = field(default_factory=FileOutput)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Predict all points and show the best."""
         from plans.files import check_writable
         from simulator.study.sweep import Workers
-        from twofold.study import load_study, run_study
+        from twofold.studies import load_study, run_study
 
         if self.axes:
             return self._list_axes(say), True

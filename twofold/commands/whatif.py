@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
 from twofold.commands.changes import ChangeOptions, FailureOptions, JobOptions, Row, changes_of, read_devices
-from twofold.commands.options import MachineFactors, MachineOption, Output, PlanFile
+from twofold.commands.options import FileOutput, MachineFactors, MachineOption, PlanFile
 from twofold.commands.plan_file import check_steps, open_plan
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class WhatIfCommand:
     jobs: JobOptions = field(default_factory=JobOptions)
     failures: FailureOptions = field(default_factory=FailureOptions)
     study: StudyOptions = field(default_factory=StudyOptions)
-    output: Output = field(default_factory=Output)
+    output: FileOutput = field(default_factory=FileOutput)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Predict the plan as it is and with every change."""

@@ -1,0 +1,142 @@
+"""Plausible mistakes at the command line: each is one line with the way out, and nothing is written."""
+
+from __future__ import annotations
+
+import gzip
+import shlex
+from pathlib import Path
+
+import pytest
+
+from interop.statement import write_statement
+from plans.degrees import Degrees
+from plans.errors import TwofoldError
+from plans.files import check_writable, replacing_all
+from plans.model.transformer import transformer_config
+from twofold.cli import _read, commands, main
+from twofold.commands.examples import EXAMPLES
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mistakes")
+    config = transformer_config("llama-3-8b", num_layers=2)
+    write_statement(folder / "a.degrees.json", config, Degrees(dp=2, global_batch=2), stack="twofold")
+    for name, text in {
+        "notes.txt": "buy milk\n", "empty.json": "", "list.json": "[1, 2]", "table.csv": "a,b\n1,2\n",
+        "mine.html": "<p>",
+        "study.toml": '[base]\nmodel = "gpt2"\n[axes]\ntpp = [1]\n', "package.json": '{"version": "1.0.0"}',
+    }.items():  # fmt: skip
+        (folder / name).write_text(text)
+    return folder
+
+
+PREDICT = "predict --model llama-3-8b --machine h200-x8"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "name a command: commands are demo, plan"),
+        ("pln gpt2", "'pln' is no command; did you mean plan?"),
+        ("what-if a.degrees.json", "did you mean whatif?"),
+        ("plan", "twofold plan needs a model, such as llama-3-8b and --machine, such as --machine h100-sxm-x64"),
+        ("plan gpt2", "needs --machine, such as --machine h100-sxm-x64"),
+        ("plan --machine h200-x8", "needs a model, such as llama-3-8b"),
+        ("plan gpt2 --machine", "--machine needs a value, such as --machine h100-sxm-x64"),
+        ("plan gpt2 --machin h200-x8", "--machin is no option of twofold plan; did you mean --machine?"),
+        ("plan gpt2 medium --machine h200-x8", "'medium' is one word too many for twofold plan"),
+        ("plan gpt2 --machine h200x8", "machine 'h200x8' is not known; did you mean h200-x8"),
+        ("plan gpt5 --machine h200-x8", "gpt5"),
+        ("plan gpt2 --machine h200-x8 --export deepspeed", "deepspeed"),
+        ("plan gpt2 --machine h200-x8 --devices 16", "16"),
+        ("plan gpt2 --machine h200-x8 --memory lots", "--memory"),
+        (
+            "plan gpt2 --machine h200-x8 --out notes.txt",
+            "was not written by twofold; name another file, or add --force",
+        ),
+        ("plan gpt2 --machine h200-x8 --out package.json", "was not written by twofold"),
+        ("plan gpt2 --machine h200-x8 --report mine.html", "was not written by twofold"),
+        ("plan gpt2 --machine h200-x8 --schedule 1f2b", "1f2b"),
+        ("predict llama-3-8b --machine h200-x8", "did you mean --model llama-3-8b?"),
+        (f"{PREDICT} --tp eight", "--tp eight: it is a whole number"),
+        (f"{PREDICT} --seq 1.5", "--seq 1.5: it is a whole number"),
+        (f"{PREDICT} --tp 3", "the next tp that can is 4"),
+        (f"{PREDICT} --tp 16", "16"),
+        (f"{PREDICT} --global_bach 8", "did you mean --global-batch?"),
+        (f"{PREDICT} --sequence-parallel true", "--sequence-parallel is a switch, which takes no value"),
+        (f"{PREDICT} --fused False", "write --no-fused alone"),
+        (f"{PREDICT} --stack megatrn", "did you mean megatron"),
+        (f"{PREDICT} --recompute all", "recompute"),
+        (f"{PREDICT} --zero 4", "zero"),
+        (f"{PREDICT} --bandwidth 0.5 2", "predict takes one, `twofold whatif` and `twofold study` compare several"),
+        (f"{PREDICT} --stack torch --execution eager", "execution is for twofold's own steps"),
+        ("simulate --machine h200-x8", "needs a plan, such as plan.json"),
+        ("simulate plan.jsn --machine h200-x8", "plan.jsn"),
+        ("simulate empty.json --machine h200-x8", "empty.json"),
+        ("simulate list.json --machine h200-x8", "list.json"),
+        ("simulate a.degrees.json --machine h200-x1", "1"),
+        ("simulate a.degrees.json --machine h200-x8 --steps 0", "--steps 0"),
+        ("simulate a.degrees.json --machine h200-x8 --measured nowhere.json", "nowhere.json"),
+        ("simulate a.degrees.json --machine h200-x8 --trace notes.txt", "was not written by twofold"),
+        ("whatif a.degrees.json --machine h200-x8 --bandwidth half", "--bandwidth half: it is a number"),
+        ("whatif a.degrees.json --machine h200-x8 --slow 3", "--slow 3"),
+        ("whatif a.degrees.json --machine h200-x8 --slow 2/1=1.1", "share"),
+        ("whatif a.degrees.json --machine h200-x8 --link IB:bandwidth=2", "has the tiers NVLink (0)"),
+        ("study", "name a study file: twofold study STUDY.toml"),
+        ("study nowhere.toml", "nowhere.toml"),
+        ("study study.toml", "'tpp' is no axis; did you mean 'tp'?"),
+        ("study study.toml --backend ray", "backend 'ray' is not known; known are sequential, loky, dask"),
+        ("validate table.csv", "table.csv"),
+        ("run plan.txt", "plan.txt"),
+        ("verify a.degrees.json", "twofold verify needs --model, such as --model my_model.py:build"),
+        ("train", "needs a job, such as job.toml"),
+        ("--completion fish", "--completion needs a shell, bash, zsh or tcsh"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_way_out(
+    line: str, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert main(shlex.split(line)) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1 and message in said.err
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_examples_of_the_help_can_be_read_and_it_fits_a_screen(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(EXAMPLES) == set(commands())
+    for example in EXAMPLES[command]:
+        name, *rest = shlex.split(example)
+        assert name == "twofold" and isinstance(_read(rest), commands()[command])
+    assert main([command, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 100
+    for option in (
+        "--json",
+        *(word for example in EXAMPLES[command] for word in shlex.split(example) if word[0] == "-"),
+    ):
+        assert any(option in line for line in lines)
+
+
+def test_completion_knows_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--completion", "bash"]) == 0
+    assert "--global-batch" in capsys.readouterr().out
+
+
+def test_own_files_are_replaced_and_others_are_not(tmp_path: Path) -> None:
+    for name, begin in (("plan.json", b'{\n "version": 1,\n "graph"'), ("report.html", b"<html> made by twofold")):
+        (tmp_path / name).write_bytes(begin)
+        check_writable(tmp_path / name)
+    (tmp_path / "trace.json.gz").write_bytes(gzip.compress(b'{"otherData": {"twofold_trace": 2}}'))
+    check_writable(tmp_path / "trace.json.gz")
+    other = tmp_path / "other.json.gz"
+    other.write_bytes(gzip.compress(b'{"traceEvents": []}'))
+    with pytest.raises(TwofoldError, match=r"was not written by twofold; name another file, or add --force"):
+        check_writable(other)
+    with replacing_all():
+        check_writable(other)

@@ -1,0 +1,56 @@
+"""Help of one screen: what a command does, examples, and its options by group; --help-all describes each."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Mapping
+
+from twofold.commands.examples import EXAMPLES
+from twofold.mistakes import options_of
+
+__all__ = ["command_page", "first_page"]
+
+_WIDTH = 100
+
+
+def first_page(commands: Mapping[str, type]) -> str:
+    """What `twofold --help` prints."""
+    lines = ["usage: twofold COMMAND ...", "", "Plan, simulate and run parallel training.", ""]
+    for name, command in commands.items():
+        lines += _entry(f"  {name:<10} ", _sentence(command))
+    lines += ["", "examples:", *(f"  {EXAMPLES[name][0]}" for name in ("demo", "plan", "whatif", "predict"))]
+    lines += ["", "twofold COMMAND --help lists its options; twofold --completion bash|zsh|tcsh prints a script for"]
+    lines += ["completion; twofold --version. Every command prints one JSON object with --json."]
+    return "\n".join(lines)
+
+
+def command_page(name: str, command: type) -> str:
+    """What `twofold COMMAND --help` prints."""
+    options = list(options_of(command))
+    words = [f"[{each.name}]" if not each.is_needed else each.name.upper() for each in options if each.is_word]
+    needed = [f"{each.name} ..." for each in options if each.is_needed and not each.is_word]
+    lines = textwrap.wrap(" ".join(["usage: twofold", name, *words, *needed, "[options]"]), _WIDTH)
+    lines += ["", *textwrap.wrap(_sentence(command), _WIDTH), "", "examples:"]
+    lines += [f"  {example}" for example in EXAMPLES[name]]
+    groups: dict[str, list[str]] = {}
+    for each in options:
+        if not each.is_word:
+            groups.setdefault(each.group, []).append(each.name)
+    lines += ["", f"options (twofold {name} --help-all describes each):"]
+    for group, names in groups.items():
+        if group:
+            lines += textwrap.wrap(f"{group}:", _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += textwrap.wrap(" ".join(names), _WIDTH, initial_indent="    ", subsequent_indent="    ",
+                               break_on_hyphens=False)  # fmt: skip
+    return "\n".join(lines)
+
+
+def _sentence(command: type) -> str:
+    """The first sentence of its docstring."""
+    first = (inspect.getdoc(command) or "").partition("\n\n")[0]
+    return " ".join(first.split())
+
+
+def _entry(head: str, text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head))

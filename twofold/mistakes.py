@@ -1,0 +1,188 @@
+"""Command lines that cannot be read: one sentence with the way out, in the place of tyro's boxes."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tyro
+
+from twofold.commands.examples import example_of
+from twofold.commands.options import flag
+
+__all__ = ["Option", "mistake", "options_of", "unknown_command"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option of a command, or a word without a name.
+
+    Args:
+        name: as it is written: --global-batch, or the field's name of a word.
+        is_word: whether it is written without its name.
+        is_needed: whether it has no default.
+        type: of its value.
+        group: the group of options it is in, in words.
+    """
+
+    name: str
+    is_word: bool
+    is_needed: bool
+    type: Any
+    group: str
+
+
+def options_of(command: type, group: str = "") -> Iterator[Option]:
+    """Everything that a command takes."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    for each in dataclasses.fields(command):
+        kind = hints[each.name]
+        if dataclasses.is_dataclass(kind):
+            assert isinstance(kind, type)
+            yield from options_of(kind, (kind.__doc__ or "").strip().partition("\n")[0].rstrip("."))
+            continue
+        marks = typing.get_args(kind)[1:] if typing.get_origin(kind) is typing.Annotated else ()
+        is_word = any(mark is tyro.conf.Positional or "Positional" in repr(mark) for mark in marks)
+        plain = typing.get_args(kind)[0] if marks else kind
+        needed = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+        yield Option(
+            name=each.name if is_word else flag(each.name), is_word=is_word, is_needed=needed, type=plain, group=group,
+        )  # fmt: skip
+
+
+def unknown_command(word: str, commands: Sequence[str]) -> str:
+    """The sentence about a word that is no command; "" is none at all."""
+    listed = f"commands are {', '.join(commands)}; `twofold --help` describes them"
+    if not word:
+        return f"name a command: {listed}"
+    close = difflib.get_close_matches(word, commands, n=1)
+    return f"{word!r} is no command; {f'did you mean {close[0]}? ' if close else ''}{listed}"
+
+
+def mistake(name: str, command: type, arguments: Sequence[str], told: str) -> str:
+    """What is wrong with the arguments of a command.
+
+    Args:
+        name: of the command.
+        command: its class.
+        arguments: behind the name.
+        told: what tyro says.
+    """
+    options = {each.name: each for each in options_of(command)}
+    words = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", told))
+    for tell in (_switch, _unknown, _valueless, _unread, _missing):
+        if said := tell(name, options, arguments, words):
+            return said
+    return f"{_first_sentence(words)}; `twofold {name} --help` lists the options"
+
+
+Options = Mapping[str, Option]
+
+
+def _switch(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
+    """A switch that is given a value."""
+    for switch, value in itertools.pairwise(arguments):
+        if value in ("True", "False", "true", "false") and _is_switch(options.get(_spelled(switch))):
+            other = f"--no-{switch[2:]}" if value.lower() == "false" else switch
+            return f"{switch} is a switch, which takes no value: write {other} alone"
+    return ""
+
+
+def _unknown(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
+    """An option that the command has not."""
+    known = [each for each in options if each.startswith("--")]
+    for argument in arguments:
+        spelled = _spelled(argument)
+        if not argument.startswith("--") or len(argument) == 2 or spelled in known:
+            continue
+        if spelled.startswith("--no-") and _is_switch(options.get(f"--{spelled[5:]}")):
+            continue
+        close = difflib.get_close_matches(spelled, known, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        return f"{argument.partition('=')[0]} is no option of twofold {name}; {hint}`twofold {name} --help` lists them"
+    return ""
+
+
+def _valueless(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
+    """An option without its value."""
+    found = re.search(r"Missing value for argument '(--[\w-]+)", words)
+    if found is None:
+        return ""
+    example = example_of(name, found[1])
+    return f"{found[1]} needs a value{f', such as {found[1]} {example}' if example else ''}"
+
+
+def _unread(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
+    """A value of another type."""
+    found = re.search(r"Error parsing (--[\w-]+)(?: \(.*?\))?: ", words)
+    if found is None:
+        return ""
+    option = options.get(found[1])
+    kinds = {int: "a whole number", float: "a number"}
+    kind = next((said for each, said in kinds.items() if option and each in _parts(option.type)), "a value")
+    value = re.search(r"(?:base 10: |to float: |arguments: \['|from \[')'?([^']*)'", words)
+    return f"{found[1]} {value[1] if value else '...'}: it is {kind}; `twofold {name} --help` lists the options"
+
+
+def _missing(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
+    """Options that are needed, or a word too many."""
+    given = {_spelled(argument) for argument in arguments}
+    found = re.search(r"Unrecognized options: (\S+)", words)
+    extra = found[1].rstrip(",") if found is not None else ""
+    needed = []
+    if "Missing from" in words:
+        has_word = _has_word(arguments, options)
+        needed = [
+            each
+            for each in options.values()
+            if each.is_needed and not (has_word if each.is_word else each.name in given)
+        ]
+    if extra and needed and not needed[0].is_word:
+        return f"{extra!r} has no option's name before it; did you mean {needed[0].name} {extra}?"
+    if extra:
+        return f"{extra!r} is one word too many for twofold {name}; `twofold {name} --help` lists what it takes"
+    return f"twofold {name} needs {' and '.join(_said(name, each) for each in needed)}" if needed else ""
+
+
+def _said(name: str, option: Option) -> str:
+    """An option with an example value, where there is one."""
+    example = example_of(name, "" if option.is_word else option.name)
+    if option.is_word:
+        return f"a {option.name}{f', such as {example}' if example else ''}"
+    return f"{option.name}{f', such as {option.name} {example}' if example else ''}"
+
+
+def _has_word(arguments: Sequence[str], options: Options) -> bool:
+    """Whether some argument is a word of its own, and no option's value."""
+    before = ""
+    for argument in arguments:
+        if not argument.startswith("--") and (not before.startswith("--") or _is_switch(options.get(_spelled(before)))):
+            return True
+        before = "" if "=" in argument else argument
+    return False
+
+
+def _spelled(argument: str) -> str:
+    """An option without its value, with dashes: --global_batch=8 is --global-batch."""
+    return argument.partition("=")[0].replace("_", "-")
+
+
+def _is_switch(option: Option | None) -> bool:
+    return option is not None and option.type is bool
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """A type, and those that it is made of."""
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is not None:
+        return tuple(part for each in typing.get_args(kind) for part in _parts(each))
+    return (kind,)
+
+
+def _first_sentence(words: str) -> str:
+    return words.strip().partition(". ")[0][:200] or "the command line cannot be read"
