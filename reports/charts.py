@@ -8,8 +8,10 @@ are shown when the pointer rests on them.
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,7 +58,7 @@ class Chart:
 
     Args:
         title: of the chart, and what it says to those who cannot see it.
-        draw: draws on a matplotlib Figure of any width (`figure.get_figwidth()`, inches).
+        draw: draws on a matplotlib Figure of any width, and may change its height.
         height: inches.
         caption: below it.
     """
@@ -204,31 +206,29 @@ def bars(
     """
 
     def draw(figure: Figure) -> None:
-        import textwrap
-
-        narrow = figure.get_figwidth() < 6
+        wide = 46 if _is_narrow(figure) else 130
+        texts = [textwrap.fill(name, wide) for name in names]
+        places = list(itertools.accumulate(0.34 + 0.15 * (1 + text.count("\n")) for text in texts))  # inches down
+        figure.set_figheight(1.5 + (places[-1] if places else 0.0))
         with _axes(figure, title) as axes:
-            places = list(range(len(names)))
             rights, lefts = [0.0] * len(names), [0.0] * len(names)
             for name, colour, lengths in parts:
-                begins = [
-                    right if length >= 0 else left for length, right, left in zip(lengths, rights, lefts, strict=True)
-                ]
-                drawn = axes.barh(places, lengths, left=begins, height=0.6, color=COLOURS[colour], label=name)
+                begins = [rights[at] if length >= 0 else lefts[at] for at, length in enumerate(lengths)]
+                drawn = axes.barh(places, lengths, left=begins, height=0.24, color=COLOURS[colour], label=name)
                 for at, (patch, length) in enumerate(zip(drawn, lengths, strict=True)):
                     patch.set_gid(f"say:{names[at]}: {name} {said(length)}")
                     rights[at], lefts[at] = max(rights[at], rights[at] + length), min(lefts[at], lefts[at] + length)
-            wide = 24 if narrow else 60
-            axes.set_yticks(places, ["\n".join(textwrap.wrap(name, wide)) for name in names])
-            axes.invert_yaxis()
-            axes.grid(visible=False, axis="y")
+            for place, text in zip(places, texts, strict=True):
+                axes.annotate(text, (0.004, place - 0.15), xycoords=axes.get_yaxis_transform(), va="bottom")
+            axes.set_yticks([])
+            axes.set_ylim((places[-1] if places else 0.0) + 0.25, 0)
             axes.set_xlabel(x)
             axes.axvline(0, color=_INK, linewidth=0.8)
-            for at, text in enumerate(ends):
-                axes.annotate(f" {text}", (rights[at], at), va="center", annotation_clip=False)
-            axes.margins(x=0.12 if ends else 0.04)
+            for place, right, text in zip(places, rights, ends, strict=False):
+                axes.annotate(f" {text}", (right, place), va="center")
+            axes.margins(x=0.2 if ends else 0.04)
 
-    return Chart(title=title, draw=draw, caption=caption, height=1.3 + 0.42 * len(names))
+    return Chart(title=title, draw=draw, caption=caption)
 
 
 def _say_points(drawn: Any, texts: Sequence[str]) -> None:
@@ -260,7 +260,12 @@ def _axes(figure: Figure, title: str) -> Iterator[Axes]:
     """Axes with a title, and a legend below the picture where there are names."""
     axes = figure.add_subplot()
     yield axes
-    axes.set_title(title)
+    axes.set_title(textwrap.fill(title, 46) if _is_narrow(figure) else title)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=1 if figure.get_figwidth() < 6 else 4)
+        figure.legend(handles, labels, loc="outside lower center", ncols=1 if _is_narrow(figure) else 4)
+
+
+def _is_narrow(figure: Figure) -> bool:
+    """Whether the figure is for a telephone."""
+    return figure.get_figwidth() < 6

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -20,7 +21,7 @@ from plans.files import finite, write_atomically
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["Markup", "Page", "Part", "Section", "Text", "as_json", "render"]
+__all__ = ["Link", "Markup", "Page", "Part", "Section", "Text", "as_json", "render"]
 
 
 class Part(Protocol):
@@ -40,6 +41,25 @@ class Text:
     def __html__(self) -> Markup:
         tag = "pre" if self.style == "code" else "p"
         return Markup("<{0} class={1}>{2}</{0}>").format(Markup(tag), self.style, self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A text that leads to a file beside the page; `path` has slashes."""
+
+    text: str
+    path: str
+
+    @property
+    def address(self) -> str:
+        """The path as it stands in an address."""
+        return quote(self.path)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __html__(self) -> Markup:
+        return Markup('<a href="{}">{}</a>').format(self.address, self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from executor.reference.check import Check
-from reports.page import Markup, render
+from reports.page import Link, Markup, render
 from reports.units import Bytes, Quantity, Seconds
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cell", "Check", "Table", "format_axes", "verification_table"]
 
-Cell = str | float | None
-"""A text, a number (a `Quantity` says its unit), or nothing."""
+Cell = str | float | Link | None
+"""A text, a number (a `Quantity` says its unit), a link, or nothing."""
 
 _MOST_ROWS = 1000
 """Of a table in a page."""
@@ -67,7 +67,7 @@ class Table:
         for name, is_number in zip(self.columns, self._numbers(), strict=True):
             grid.add_column(name, justify="right" if is_number else "left", overflow="fold")
         for row in self.rows:
-            grid.add_row(*map(_text, row))
+            grid.add_row(*(str(_text(cell)) for cell in row))
         out = io.StringIO()
         Console(file=out, width=width or 10_000, markup=False, highlight=False, color_system=None).print(grid)
         lines = [line.rstrip() for line in out.getvalue().splitlines()]
@@ -76,7 +76,7 @@ class Table:
     def html(self, max_rows: int = _MOST_ROWS) -> str:
         """A table element whose columns sort at a click; rows beyond `max_rows` are left out, and a note says so."""
         left = len(self.rows) - max_rows
-        rows = [[(_text(cell), _key(cell), _MARKS.get(_text(cell), "")) for cell in row] for row in self.rows]
+        rows = [[(_text(cell), _key(cell), _MARKS.get(str(cell), "")) for cell in row] for row in self.rows]
         notes = [*self.notes, *([f"{left} of {len(self.rows)} rows are left out here."] if left > 0 else [])]
         columns = list(zip(self.columns, self._numbers(), strict=True))
         return render("table.html", title=self.title, columns=columns, rows=rows[:max_rows], notes=notes)
@@ -121,7 +121,10 @@ def _number(value: float | None, unit: str) -> str:
     return f"{value:.3g}{' ' if unit else ''}{unit}"
 
 
-def _text(cell: Cell) -> str:
+def _text(cell: Cell) -> Any:
+    """A cell as a template and rich show it."""
+    if isinstance(cell, Link):
+        return cell
     if cell is None:
         return ""
     return f"{cell:.4g}" if isinstance(cell, float) and not isinstance(cell, Quantity) else str(cell)

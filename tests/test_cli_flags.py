@@ -31,10 +31,12 @@ FLAGS = {
     "predict": f"model machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "
     "host execution fused json",
     "validate": "stack machine host report json force",
+    "serve": "port open json",
 }
 POSITIONAL = {
     "plan": {"model"}, "simulate": {"plan"}, "whatif": {"plan"}, "study": {"study"}, "run": {"target", "script-args"},
     "train": {"job"}, "verify": {"plan"}, "validate": {"table"},
+    "serve": {"folder"},
 }  # fmt: skip
 
 
@@ -56,6 +58,6 @@ def test_flags_are_spelled_as_they_were(command: str) -> None:
 def test_every_command_has_its_flags_listed() -> None:
     assert list(commands()) == [
         "demo", "plan", "simulate", "whatif", "study", "run", "train", "verify", "calibrate", "predict",
-        "validate",
+        "validate", "serve",
     ]  # fmt: skip
     assert set(FLAGS) == set(commands())

@@ -34,6 +34,7 @@ def commands() -> Mapping[str, type[Command]]:
     from twofold.commands.plan import PlanCommand
     from twofold.commands.predict import Predict
     from twofold.commands.run import Run
+    from twofold.commands.serve import Serve
     from twofold.commands.simulate import Simulate
     from twofold.commands.study import StudyCommand
     from twofold.commands.train import Train
@@ -44,6 +45,7 @@ def commands() -> Mapping[str, type[Command]]:
     return {
         "demo": Demo, "plan": PlanCommand, "simulate": Simulate, "whatif": WhatIfCommand, "study": StudyCommand,
         "run": Run, "train": Train, "verify": Verify, "calibrate": Calibrate, "predict": Predict, "validate": Validate,
+        "serve": Serve,
     }  # fmt: skip
 
 

@@ -206,7 +206,7 @@ class LiveTimeline {
     this.drawLane(pen, panel, 3 * row + 1, top, 17);
     this.drawLabels(pen, panel, 3 * row + 1, top);
     this.drawLane(pen, panel, 3 * row + 2, top + 18, 5);
-    if (this.show.exposed) this.drawStretches(pen, panel.exposed.get(3 * row + 2), unit, top + 18, 5, "#d55e00", true);
+    if (this.show.exposed) this.drawStretches(pen, panel.exposed.get(3 * row + 2), unit, top + 18, 5, "#8c2d04", true);
     if (this.show.critical) {
       for (const [at, up, high] of [[0, y, 7], [1, top, 17], [2, top + 17, 7]]) {
         if (at || this.show.host) this.drawStretches(pen, panel.critical.get(3 * row + at), unit, up, high, "#e0004d", false);
@@ -403,7 +403,7 @@ class LiveTimeline {
       list.append(item);
     };
     this.kinds.forEach((kind, number) => { if (used.has(number) && kind !== "waiting") add(kind, this.kindColours[kind]); });
-    add("exposed communication", "#d55e00");
+    add("exposed communication", "#8c2d04");
     add("critical path (underlined)", "#e0004d");
     const roles = new Set(this.panels.flatMap((panel) => panel.memory.flatMap((memory) => memory.roles)));
     for (const role of roles) if (role !== "live") add(`memory: ${role}`, this.roleColours[role] || "#99a1ab");

@@ -1,0 +1,49 @@
+"""`twofold serve`: a folder of reports in the browser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plans.errors import TwofoldError
+from twofold.commands.options import Output, Word
+
+if TYPE_CHECKING:
+    from twofold.console import Console
+
+__all__ = ["Serve"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """List the reports of a folder in the browser. Only this computer can reach the page; Ctrl-C ends it.
+
+    Args:
+        folder: with reports, in folders inside it too.
+        port: on 127.0.0.1; 0 takes a free one.
+        open: --no-open leaves the browser closed.
+    """
+
+    folder: Word
+    port: int = 8000
+    open: bool = True
+    output: Output = field(default_factory=Output)
+
+    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+        """Serve until Ctrl-C."""
+        import contextlib
+        import webbrowser
+
+        from reports.folder import server
+
+        if not 0 <= self.port <= 65_535:
+            raise TwofoldError(f"--port {self.port}: a port is a number from 0 to 65535")
+        with server(Path(self.folder), self.port) as serving:
+            address = f"http://127.0.0.1:{serving.server_address[1]}/"
+            say.say(f"reports in {self.folder}: {address} (Ctrl-C ends it)")
+            if self.open:
+                webbrowser.open(address)
+            with contextlib.suppress(KeyboardInterrupt):
+                serving.serve_forever()
+        return {"folder": self.folder, "address": address}, True
