@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal
-
-import msgspec
+from typing import Literal, NamedTuple
 
 from costmodels.machine.sections import Section, check_known, check_share
 from costmodels.price.power import Power, limited_clock
@@ -217,6 +215,18 @@ def matrix_rate(compute: Compute, dtype: str, owner: str = "this machine") -> fl
     return rate(compute, "matrix_flops_per_s", dtype, owner) * compute.dtype_efficiency.get(dtype, 1.0)
 
 
+class Pace(NamedTuple):
+    """At which clock a product runs.
+
+    Args:
+        clock: of the chip, relative to that of the one the efficiencies were taken on.
+        drop: share of the clock that a product at the peak loses.
+    """
+
+    clock: float
+    drop: float
+
+
 def matrix_s(
     compute: Compute, shape: tuple[int, int, int], flops_per_s: float, touched: float, batch: int = 1, form: str = "nt",
     item_bytes: int = 2,
@@ -226,39 +236,46 @@ def matrix_s(
     if m * n * k * batch == 0:
         return compute.kernel_s
     if compute.power is not None and compute.at_MHz is not None:
-        power = compute.power
 
         def at_s(clock_MHz: float) -> float:
-            fixed = msgspec.structs.replace(compute, at_MHz=None, step_clock_MHz=clock_MHz, step_clock_drop=0.0)
-            return matrix_s(fixed, shape, flops_per_s, touched, batch, form, item_bytes)
+            pace = Pace(_clock(compute, clock_MHz), 0.0)
+            return _at_pace_s(compute, pace, shape, flops_per_s, touched, batch, form, item_bytes)
 
-        share = 2 * batch * m * n * k / flops_per_s / at_s(power.highest_MHz)
-        return at_s(limited_clock(power, share, compute.at_MHz))
+        share = 2 * batch * m * n * k / flops_per_s / at_s(compute.power.highest_MHz)
+        return at_s(limited_clock(compute.power, share, compute.at_MHz))
+    drop = compute.clock_drop if compute.step_clock_drop is None else compute.step_clock_drop
+    pace = Pace(product_clock(compute), drop)
+    return _at_pace_s(compute, pace, shape, flops_per_s, touched, batch, form, item_bytes)
+
+
+def _at_pace_s(
+    compute: Compute, pace: Pace, shape: tuple[int, int, int], flops_per_s: float, touched: float, batch: int,
+    form: str, item_bytes: int,
+) -> float:  # fmt: skip
+    m, n, k = shape
     memory = touched / (compute.memory_Bps * compute.memory_efficiency)
-    clock = product_clock(compute)
     if compute.tiled is None:
-        per_s, cost = flops_per_s * compute.matrix_efficiency * clock, compute.form_cost.get(form, 1.0)
+        per_s, cost = flops_per_s * compute.matrix_efficiency * pace.clock, compute.form_cost.get(form, 1.0)
         work = 2 * batch * m * n * k * (1 + compute.half_rows / min(m, n)) * (1 + compute.half_depth / k)
         return compute.kernel_s + join(work / per_s, memory, compute.sharpness) * cost
     model, aligned = compute.tiled, str(alignment_bytes(shape, form, item_bytes))
     memory_cost = model.memory_cost.get(aligned, 1.0)
-    made_s = one_tiled_s(shape, _terms(compute, model, shape, flops_per_s, batch, form, item_bytes), model)
-    start_s = (compute.kernel_s + model.start_s + (model.unaligned_start_s if aligned != "16" else 0.0)) / clock
+    made_s = one_tiled_s(shape, _terms(compute, pace.clock, shape, flops_per_s, batch, form, item_bytes), model)
+    start_s = (compute.kernel_s + model.start_s + (model.unaligned_start_s if aligned != "16" else 0.0)) / pace.clock
     loaded_s = memory * memory_cost
     full_s = start_s + join(made_s, loaded_s, compute.sharpness)
-    drop = compute.clock_drop if compute.step_clock_drop is None else compute.step_clock_drop
-    made_s /= lower_clock(drop, 2 * batch * m * n * k / (flops_per_s * full_s))
+    made_s /= lower_clock(pace.drop, 2 * batch * m * n * k / (flops_per_s * full_s))
     seconds = start_s + join(made_s, loaded_s, compute.sharpness)
     by_size = model.table is not None and batch == 1 and aligned == "16"
     return seconds * model.table.factor(m, n, k) if by_size and model.table is not None else seconds
 
 
 def _terms(
-    compute: Compute, model: Tiled, shape: tuple[int, int, int], flops_per_s: float, batch: int, form: str,
+    compute: Compute, clock: float, shape: tuple[int, int, int], flops_per_s: float, batch: int, form: str,
     item_bytes: int,
 ) -> ProductTerms[float]:  # fmt: skip
-    aligned = str(alignment_bytes(shape, form, item_bytes))
-    clock = product_clock(compute)
+    assert compute.tiled is not None
+    model, aligned = compute.tiled, str(alignment_bytes(shape, form, item_bytes))
     per_s = flops_per_s * compute.matrix_efficiency * clock
     return ProductTerms(
         per_s / compute.num_cores, compute.num_cores, batch, item_bytes, compute.form_cost.get(form, 1.0),
@@ -273,21 +290,25 @@ def matrix_share(
     """The share of the cores that products (m, n, k) keep busy: 1 where it is not known how they are cut."""
     if compute.tiled is None or min(shape) * batch == 0:
         return 1.0
-    return one_tiled_share(
-        shape, _terms(compute, compute.tiled, shape, flops_per_s, batch, form, item_bytes), compute.tiled
-    )
+    terms = _terms(compute, product_clock(compute), shape, flops_per_s, batch, form, item_bytes)
+    return one_tiled_share(shape, terms, compute.tiled)
 
 
 def product_clock(compute: Compute) -> float:
     """The clock at which small products run, relative to that of the chip the efficiencies were taken on.
 
-    >>> chip = Compute(matrix_flops_per_s={"float32": 1.0}, vector_flops_per_s={"float32": 1.0}, memory_Bps=1.0)
-    >>> product_clock(msgspec.structs.replace(chip, clock_MHz=1750.0, step_clock_MHz=1925.0))
+    >>> rates = {"float32": 1.0}
+    >>> product_clock(Compute(matrix_flops_per_s=rates, vector_flops_per_s=rates, memory_Bps=1.0, clock_MHz=1750.0,
+    ...                       step_clock_MHz=1925.0))
     1.1
     """
-    if compute.clock_MHz is None or compute.step_clock_MHz is None:
+    return _clock(compute, compute.step_clock_MHz)
+
+
+def _clock(compute: Compute, clock_MHz: float | None) -> float:
+    if compute.clock_MHz is None or clock_MHz is None:
         return compute.sustained_clock
-    return compute.sustained_clock * compute.step_clock_MHz / compute.clock_MHz
+    return compute.sustained_clock * clock_MHz / compute.clock_MHz
 
 
 def lower_clock(drop: float, load: float) -> float:
