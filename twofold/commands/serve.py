@@ -39,11 +39,10 @@ class Serve:
 
         if not 0 <= self.port <= 65_535:
             raise TwofoldError(f"--port {self.port}: a port is a number from 0 to 65535")
-        with server(Path(self.folder), self.port) as serving:
+        with server(Path(self.folder), self.port) as serving, contextlib.suppress(KeyboardInterrupt):
             address = f"http://127.0.0.1:{serving.server_address[1]}/"
             say.say(f"reports in {self.folder}: {address} (Ctrl-C ends it)")
             if self.open:
                 webbrowser.open(address)
-            with contextlib.suppress(KeyboardInterrupt):
-                serving.serve_forever()
-        return {"folder": self.folder, "address": address}, True
+            serving.serve_forever()
+        return {"folder": self.folder}, True
