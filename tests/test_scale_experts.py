@@ -93,9 +93,15 @@ def test_what_cannot_be_is_refused(name, degrees, message):
         forecast(named_config(name), Degrees(global_batch=24, **degrees), Machine.load("h200-x8"))
 
 
-def test_other_stacks_are_refused():
-    with pytest.raises(TwofoldError, match="how the stack 'torchtitan' runs a mixture of experts is not known"):
-        forecast(named_config("mixtral-8x7b"), Degrees(), Machine.load("h200-x8"), stack=stack_named("torchtitan"))
+def test_messages_of_experts_beside_compute_cost_nothing():
+    mixture, machine = named_config("mixtral-8x7b"), Machine.load("h200-x16")
+    degrees = Degrees(dp=16, ep=8, global_batch=64)
+    exposed, hidden = (
+        forecast(mixture, degrees, machine, stack=stack_named(name)) for name in ("megatron", "megatron-overlap")
+    )
+    exchanged = max(rank.get("all_to_all", 0.0) for rank in exposed.rank_s)
+    assert exchanged > 0 and not any(rank.get("all_to_all") for rank in hidden.rank_s)
+    assert max(rank["compute"] for rank in exposed.rank_s) <= hidden.step_s <= exposed.step_s - 0.95 * exchanged
 
 
 def test_megatron_computes_the_chosen_experts_only():

@@ -20,7 +20,7 @@ COLUMNS = (
     "source", "provenance", "task", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",
     "global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "cp", "ep", "schedule", "sequence_parallel", "recompute",
     "zero_level", "gpu_type", "gpu_count", "interconnect", "precision", "compile", "async_tp", "metric", "value",
-    "layout_complete", "notes",
+    "layout_complete", "notes", "experts", "top_k", "expert_ffn", "shared_experts", "capacity",
 )  # fmt: skip
 """What a row is made of."""
 
@@ -52,6 +52,11 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "cp": ("contextparallel", "contextparallelsize", "cpsize", "contextparallelism", "cpdegree"),
     "ep": ("expertparallel", "expertparallelsize", "expertmodelparallelsize", "epsize", "expertparallelism",
            "epdegree"),
+    "experts": ("numexperts", "nexperts", "moeexperts", "routedexperts", "numroutedexperts", "e"),
+    "top_k": ("topk", "moetopk", "routertopk", "expertspertoken", "activeexperts", "k"),
+    "expert_ffn": ("moeffn", "moeffnhiddensize", "expertffnsize", "moeintermediatesize", "expertintermediatesize"),
+    "shared_experts": ("numsharedexperts", "nsharedexperts", "shared"),
+    "capacity": ("capacityfactor", "moecapacityfactor", "expertcapacityfactor", "cf"),
     "schedule": ("pipelineschedule", "ppschedule"),
     "sequence_parallel": ("sp", "seqparallel", "sequenceparallelism"),
     "recompute": ("activationcheckpointing", "activationcheckpoint", "activationrecomputation", "checkpointing", "ac",

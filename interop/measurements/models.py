@@ -199,7 +199,9 @@ def catalogued(name: str) -> TransformerConfig | None:
     return None
 
 
-def family_of(name: str, *, hidden: int, heads: int, kv_heads: int, ffn: int) -> tuple[Family, str]:
+def family_of(
+    name: str, *, hidden: int, heads: int, kv_heads: int, ffn: int, has_experts: bool = False
+) -> tuple[Family, str]:
     """The family of a model, and what had to be assumed of it; "" where its name says it.
 
     Raises:
@@ -211,7 +213,7 @@ def family_of(name: str, *, hidden: int, heads: int, kv_heads: int, ffn: int) ->
     low = name.lower()
     if match := re.search(_NOT_DECODERS, low):
         raise TwofoldError(f"model {name!r} is not modelled ({match.group()}): decoder-only transformers are")
-    if re.search(_MIXTURES, low):
+    if re.search(_MIXTURES, low) and not has_experts:
         raise TwofoldError(
             f"model {name!r} is a mixture whose experts the row does not state; the catalogue's are known"
         )

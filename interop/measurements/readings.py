@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
 from interop.measurements.devices import devices_meant
-from interop.measurements.rows import Case
+from interop.measurements.rows import UNEVEN, Case
 from interop.measurements.software import software_of
 
 __all__ = ["Filling", "needed_fillings", "other_fillings"]
@@ -117,6 +117,8 @@ def other_fillings(row: Mapping[str, str], case: Case, *, stack_is_given: bool) 
     if not cells.text("seq"):
         yield from ({"seq": str(seq)} for seq in (2048, 4096, 8192) if seq != case.config.seq)
     yield from ({"stack": stack} for stack in case.other_stacks)
+    if any(told.startswith("no token dropped") for told in case.assumed):
+        yield from ({"imbalance": str(uneven)} for uneven in (0, 2 * UNEVEN))
     torch = case.stack.startswith("torch")
     if not stack_is_given and torch and not cells.text("compile") and not case.stack.endswith("-compile"):
         yield {"compile": "y"}

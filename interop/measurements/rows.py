@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from costmodels.price.power import slowest_of
 from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
 from interop.measurements.devices import Network, UnknownDevice, device_named, linked_within_node, network_of
 from interop.measurements.headers import COLUMNS
@@ -26,6 +28,7 @@ from interop.measurements.software import counts_recompute, level_of, software_o
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
+from plans.model.transformer.config import Experts
 from plans.plan import Optimizer
 
 __all__ = ["Case", "Skip", "case_of"]
@@ -48,6 +51,10 @@ _RECOMPUTE = (
 
 _SHARDS_STATES = ("megatron", "megatron-float8", "megatron-deepspeed", "mindspore")
 """Stacks whose runs of today keep shards of the optimizer's states, as a rule."""
+
+UNEVEN = 0.22
+"""Standard deviation of experts' loads over their mean: with an auxiliary loss the fullest of 64 has 1.5 to 1.7 times
+its share (Wang et al. 2024, arXiv 2408.15664, table 2), 2.4 standard deviations above the mean."""
 
 _DESCRIBED = "measured/readme"
 """What the notes of our own runs refer to for their model."""
@@ -176,21 +183,19 @@ class _Reading(Cells):
         known = catalogued(name)
         layers, hidden, heads = self.sizes(name, known)
         seq = self.seq(name)
-        if known is not None and (hidden, heads) != (known.hidden, known.num_heads):
-            if known.experts is not None or known.latent is not None:
-                raise Skip(f"model {name!r} has other sizes than the catalogue's mixture {known.name}")
-            same = None
-        else:
-            same = known
-        if same is not None and (same.experts is not None or same.latent is not None):
-            if not self.as_catalogued(same):
-                raise Skip(f"model {name!r} has other sizes than the catalogue's mixture {same.name}")
+        same = known if known is not None and (hidden, heads) == (known.hidden, known.num_heads) else None
+        if same is not None and (same.experts is not None or same.latent is not None) and self.as_catalogued(same):
             return self.mixture(same, layers, seq, dtype)
+        if known is not None and known.latent is not None:
+            raise Skip(f"model {name!r} has other sizes than the catalogue's mixture {known.name}", "model")
         kv_heads = self.count("kv_heads", same.kv_heads if same else heads)
         ffn = self.count("ffn", same.inner if same else 4 * hidden)
-        if self.count("ep", 1) > 1:
-            raise Skip(f"ep {self.text('ep')} without experts in its model")
-        family, reason = family_of(name, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn)
+        experts = self.experts(name, known, ffn)
+        if self.count("ep", 1) > 1 and experts is None:
+            raise Skip(f"ep {self.text('ep')} without experts in its model", "ep")
+        family, reason = family_of(
+            name, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, has_experts=experts is not None
+        )
         vocab = self.vocab(known.vocab if known else family.vocab, stack)
         self.assumed.append(reason)
         dropout = 0.1 if family.dropout and stack in ("megatron-2022", "zero-bubble") else 0.0
@@ -199,7 +204,7 @@ class _Reading(Cells):
             self.assumed.append("dropout and attention dropout of 0.1, Megatron-LM's defaults")
         config = TransformerConfig(
             name=name, num_layers=layers, hidden=hidden, num_heads=heads, num_kv_heads=kv_heads, ffn=ffn, vocab=vocab,
-            seq=seq, dtype=dtype, dropout=dropout, attention_dropout=dropout, **settings,
+            seq=seq, dtype=dtype, dropout=dropout, attention_dropout=dropout, experts=experts, **settings,
         )  # fmt: skip
         named = named_parameters(name)
         if named and not 0.8 < (made := _num_parameters(config)) / named < 1.25:
@@ -262,16 +267,49 @@ class _Reading(Cells):
         )
 
     def mixture(self, known: TransformerConfig, layers: int, seq: int, dtype: str) -> TransformerConfig:
-        """A mixture of experts from the catalogue, with no token dropped."""
+        """A mixture of experts from the catalogue."""
         assert known.experts is not None
-        self.assumed.append(f"experts as published ({known.source}), evenly loaded, none dropped")
-        return resized(
-            known,
-            num_layers=layers,
-            seq=seq,
-            dtype=dtype,
-            experts=dataclasses.replace(known.experts, capacity_factor=1.0),
+        self.assumed.append(f"experts as published ({known.source})")
+        experts = dataclasses.replace(known.experts, capacity_factor=self.places(known.experts.num_experts))
+        return resized(known, num_layers=layers, seq=seq, dtype=dtype, experts=experts)
+
+    def experts(self, name: str, known: TransformerConfig | None, ffn: int) -> Experts | None:
+        """The experts that a row states in columns of their own or in its model's name; None: it speaks of none."""
+        named = re.search(r"(?<![\d.])(\d+) ?x ?\d+(?:\.\d+)?b|(\d+)[- ]?experts?|\b(\d+)e\b", name.lower())
+        usual = int(next(each for each in named.groups() if each)) if named else None
+        if known is not None and known.experts is not None:
+            usual = known.experts.num_experts
+        if not self.text("experts") and usual is None:
+            return None
+        count = self.count("experts", usual)
+        if count == 1:
+            return None
+        if not self.text("top_k"):
+            self.assumed.append(f"experts for a token not stated: {min(2, count)}")
+        return Experts(
+            num_experts=count, top_k=self.count("top_k", min(2, count)), ffn=self.count("expert_ffn", ffn),
+            num_shared=self.count("shared_experts", 0, least=0), capacity_factor=self.places(count),
+        )  # fmt: skip
+
+    def places(self, experts: int) -> float:
+        """Places at an expert over an even share: the capacity factor, or, where no token is dropped, what the fullest
+        rank gets, on which the others wait."""
+        words = self.words("notes", "capacity")
+        if stated := re.search(r"(?:capacity[- _]?factor|\bcf)[ :=]*(\d+(?:\.\d+)?)|^ *(\d+(?:\.\d+)?)(?= |$)", words):
+            factor = float(stated.group(1) or stated.group(2))
+            if not 0.1 <= factor <= 16:
+                raise Skip(f"capacity is {stated.group()!r}, no factor from 0.1 to 16", "capacity")
+            return factor
+        ranks = self.count("ep", 1)
+        if re.search(r"force\w*[- ]?(load[- ]?)?balanc|uniform rout|random rout|evenly loaded", words) or ranks == 1:
+            return 1.0
+        uneven = float(self.text("imbalance") or UNEVEN)
+        factor = 1 + slowest_of(ranks) * uneven / math.sqrt(max(1, experts // ranks))
+        self.assumed.append(
+            f"no token dropped; loads of experts vary by {uneven:.0%}, so the fullest of {ranks} ranks has "
+            f"{factor:.2f} times its share"
         )
+        return factor
 
     # ------------------------------------------------------------------- layout
 

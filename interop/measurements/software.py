@@ -116,6 +116,8 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     if cells.switch("async_tp") and stacks[0] != "torchtitan":
         raise Skip("asynchronous tensor parallelism is modelled for torchtitan only", "async_tp")
     dated = [name for each in stacks for name in _dated(cells, each, words, device, compiled=bool(compiled))]
+    if cells.count("ep", 1) > 1 and "megatron" in dated:
+        dated = _exchanges(words, dated)
     result = tuple(dict.fromkeys(each for name in dated for each in _with_products(cells, name, device)))
     if found.name:
         cells.assumed.append(f"{found.name} taken as {result[0]}")
@@ -124,6 +126,15 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     if result[0].startswith("torch-2024"):
         cells.assumed.append("torch's parts of 2024: its source is published, of 2025 or before by its words")
     return result
+
+
+def _exchanges(words: str, stacks: list[str]) -> list[str]:
+    """With the messages of experts beside compute where a row says so, as another reading where the software can."""
+    if re.search(
+        r"overlap[-_ \w]*(expert|moe|ep\b|all-?to-?all|a2a)|(expert|moe|ep|a2a)[-_ \w]*overlap|dualpipe", words
+    ):
+        return ["megatron-overlap", *stacks]
+    return [*stacks, "megatron-overlap"] if re.search(r"2025|2026|bridge|v?0\.1[2-9]|deepep", words) else stacks
 
 
 def _splits_model(cells: Cells) -> bool:

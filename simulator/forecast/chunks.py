@@ -19,7 +19,6 @@ from costmodels.price.group import Group, axes_group
 from costmodels.price.instruction import price_collective, price_compute, price_wait
 from plans.degrees import Degrees
 from plans.degrees.groups import rank_groups
-from plans.errors import TwofoldError
 from plans.lower.symbolic import (
     KEPT,
     ModelTemplate,
@@ -108,11 +107,6 @@ class Chunks:
     def template(self) -> ModelTemplate:
         """The pieces with symbolic sizes."""
         degrees, key = self.degrees, ("template",)
-        if self.config.experts is not None and not self.stack.runs_experts:
-            raise TwofoldError(
-                f"{self.config.name}: how the stack {self.stack.name!r} runs a mixture of experts is not known; "
-                "twofold's own and megatron's is"
-            )
         if key not in self.known:
             self.known[key] = model_template(
                 self.config, dp=degrees.dp, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, recompute=degrees.recompute,

@@ -152,12 +152,15 @@ class _Prices:
         return lines
 
     def _body(self, template: _Template, numbers: Sequence[int], groups: Groups, ways: int) -> list[Line]:
-        if not self._stack.rearranges and self._stack.recipe is None:
+        stack = self._stack
+        if not (stack.rearranges or stack.recipe or stack.hides_experts):
             return [line for cell in template.cells for line in self.lines(cell, numbers, groups)]
         plain = [step for cell in template.cells for step in self.steps(cell, numbers)]
-        steps = self._stack.arranged(plain, ways)
-        if (recipe := self._stack.recipe) is not None:
-            steps = recipe.steps(steps)
+        steps = stack.arranged(plain, ways)
+        if stack.recipe is not None:
+            steps = stack.recipe.steps(steps)
+        if stack.hides_experts:
+            steps = _without_exchanges(steps)
         return [self.line(step, groups) for step in steps]
 
     def lines(self, found: _LookUp, numbers: Sequence[int], groups: Groups) -> Sequence[Line]:
@@ -265,3 +268,11 @@ def attention_flops(call: str, shapes: Sequence[Shape], *, causal: bool) -> int:
     if which != "forward":
         depth = 2 * depth + (q[-1] if keeps_sums(shapes) else depth)
     return int(2 * math.prod(q[:-1]) * k[-2] * depth * share)
+
+
+def _without_exchanges(steps: Sequence[Step]) -> list[Step]:
+    """Without the messages of experts and the waits for them."""
+    messages = [step for step in steps if isinstance(step, Message)]
+    own = {step.token for step in messages if step.call == "all_to_all"}
+    gone = {id(step) for step in messages if step.call == "all_to_all" or (step.call == "wait" and step.token in own)}
+    return [step for step in steps if id(step) not in gone]

@@ -69,7 +69,8 @@ class Stack:
         gathers_each: from which optimizer level on the weights are gathered in every forward, not once a step.
         chip_spread: standard deviation of the logarithm of a chip's rate among equal ones: whoever works in step works
             at the pace of the slowest.
-        runs_experts: whether it is known how it runs a mixture of experts.
+        hides_experts: whether the messages of experts go on beside the compute of another micro-batch
+            (Megatron-core's --overlap-moe-expert-parallel-comm, DualPipe); they are priced as free.
         reserved: whether memory is what the allocator has reserved rather than what is allocated.
         copies_shards: whether gathered weights are copied out of a flat buffer and gradients into one.
         runs_programs: whether it is twofold's executor, which runs lowered programs as they are: the machine's rules
@@ -91,7 +92,7 @@ class Stack:
     gathers_each: int = 3
     copies_shards: bool = False
     reserved: bool = False
-    runs_experts: bool = True
+    hides_experts: bool = False
     chip_spread: float = 0.0
     runs_programs: bool = True
     rearranges: bool = False

@@ -29,25 +29,25 @@ _TORCH_2024: dict[str, Any] = {"fused_norm": False, "update": "foreach", "flash_
 """torch's parts as other people ran them until 2025: scaled_dot_product_attention took FlashAttention-2, an RMS norm
 was written out, torch.optim's default form of AdamW is foreach."""
 
-_DEEPSPEED: dict[str, Any] = {"overlaps_interleaved": False, "waits_for_device": False, "runs_experts": False}
+_DEEPSPEED: dict[str, Any] = {"overlaps_interleaved": False, "waits_for_device": False}
 """DeepSpeed's pipeline engine around Megatron's layers: sends and receives are instructions of the schedule between
 those of compute (deepspeed/runtime/pipe/schedule.py, TrainSchedule.steps). Read in the code, not measured; that its
 gradients are reduced after the last backward is not modelled."""
 
 _STACKS: dict[str, Callable[[], Stack]] = {
     "megatron": lambda: Megatron(narrows=True),
+    "megatron-overlap": lambda: Megatron(name="megatron-overlap", narrows=True, hides_experts=True),
     "megatron-2022": lambda: Megatron(
         name="megatron-2022",
         flash_attention=False,
         overlaps_interleaved=False,
         fetch_s=FETCH_S,
-        runs_experts=False,
     ),
     "megatron-deepspeed": lambda: Megatron(name="megatron-deepspeed", **_DEEPSPEED),
     "megatron-deepspeed-2022": lambda: Megatron(
         name="megatron-deepspeed-2022", flash_attention=False, fetch_s=FETCH_S, **_DEEPSPEED
     ),
-    "mindspore": lambda: Megatron(name="mindspore", sinks_graph=True, runs_experts=False),
+    "mindspore": lambda: Megatron(name="mindspore", sinks_graph=True),
     "torch": TorchNative,
     "torch-compile": lambda: TorchNative(name="torch-compile", compiled=True, narrows=True),
     "torch-2024": lambda: TorchNative(name="torch-2024", **_TORCH_2024),
@@ -58,7 +58,7 @@ _STACKS: dict[str, Callable[[], Stack]] = {
         name="torchtitan-async", compiled=True, narrows=True, async_tp=True, **_TORCHTITAN
     ),
     "twofold": Stack,
-    "zero-bubble": lambda: Megatron(name="zero-bubble", flash_attention=False, fetch_s=FETCH_S, runs_experts=False),
+    "zero-bubble": lambda: Megatron(name="zero-bubble", flash_attention=False, fetch_s=FETCH_S),
 }
 
 

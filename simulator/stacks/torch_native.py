@@ -76,7 +76,6 @@ class TorchNative(Stack):
     runs_programs: bool = False
     rearranges: bool = True
     adds_memory: bool = True
-    runs_experts: bool = False
     compiled: bool = False
     fused_norm: bool = True
     update: str = "fused"
@@ -122,6 +121,8 @@ class TorchNative(Stack):
             ratio = _RESERVED[self._kind(degrees)]
             told.append(f"{own} memory is what is reserved: {ratio:.2f} times what is allocated, as in own steps")
         told.append(f"{own} the loss makes float copies of the logits")
+        if config.experts is not None:
+            told.append(f"{own} experts as grouped products, tokens permuted in one pass: assumed")
         if self.clips:
             told.append(f"{own} gradients are clipped by their norm")
         return *told, *self._common_assumptions(degrees)
