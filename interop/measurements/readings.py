@@ -114,8 +114,6 @@ def other_fillings(row: Mapping[str, str], case: Case, *, stack_is_given: bool) 
         samples = degrees.global_batch // degrees.dp
         sizes = [size for size in _MICRO_BATCHES if samples % size == 0 and size != degrees.micro_batch]
         yield from ({"micro_batch": str(size)} for size in sizes[: _MOST_READINGS - 1])
-    if not cells.text("seq"):
-        yield from ({"seq": str(seq)} for seq in (2048, 4096, 8192) if seq != case.config.seq)
     yield from ({"stack": stack} for stack in case.other_stacks)
     if any(told.startswith("no token dropped") for told in case.assumed):
         yield from ({"imbalance": str(uneven)} for uneven in (0, 2 * UNEVEN))
@@ -144,7 +142,12 @@ def _level(case: Case) -> tuple[str, ...]:
     return tuple(str(level) for level in usual if level != case.degrees.optimizer.parallel_level)
 
 
+def _seq(case: Case) -> tuple[str, ...]:
+    return tuple(str(seq) for seq in (2048, 4096, 8192) if seq != case.config.seq)
+
+
 _OPEN: Mapping[str, Callable[[Case], tuple[str, ...]]] = {
+    "seq": _seq,
     "recompute": _recompute, "sequence_parallel": _sequence_parallel, "zero_level": _level,
 }  # fmt: skip
 """Column -> what else a blank cell could mean."""

@@ -104,8 +104,7 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     """
     source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes")
     compiled = cells.switch("compile")
-    found = next((each for each in _SOFTWARE if re.search(each.words, source)), None)
-    found = found or next((each for each in _SOFTWARE if re.search(each.words, words)), None)
+    found = _named(source) or _named(words)
     named = found is not None
     if found is None:
         is_torch = "own run" in words or compiled is not None or level_of(cells) in (2, 3)
@@ -128,11 +127,14 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     return result
 
 
+def _named(words: str) -> Software | None:
+    return next((each for each in _SOFTWARE if re.search(each.words, words)), None)
+
+
 def _exchanges(words: str, stacks: list[str]) -> list[str]:
     """With the messages of experts beside compute where a row says so, as another reading where the software can."""
-    if re.search(
-        r"overlap[-_ \w]*(expert|moe|ep\b|all-?to-?all|a2a)|(expert|moe|ep|a2a)[-_ \w]*overlap|dualpipe", words
-    ):
+    exchange = r"(expert|moe|ep\b|all-?to-?all|a2a)"
+    if re.search(rf"overlap[-_ \w]*{exchange}|{exchange}[-_ \w]*overlap|dualpipe", words):
         return ["megatron-overlap", *stacks]
     return [*stacks, "megatron-overlap"] if re.search(r"2025|2026|bridge|v?0\.1[2-9]|deepep", words) else stacks
 
