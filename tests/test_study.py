@@ -21,6 +21,7 @@ from simulator.study.configured import Configured
 from simulator.study.point import figures_of_point
 from simulator.study.space import Space
 from simulator.study.spares import waiting_share
+from simulator.study.store import key_of
 from simulator.study.sweep import Workers
 from simulator.study.whatif import WhatIf
 from twofold.cli import main
@@ -162,6 +163,10 @@ def test_a_changed_file_is_computed_anew(tmp_path):
         each.save(machine)
         found = tf.study({**BASE, "machine": str(machine)}, {"zero": [1]}, results=results, workers=ALONE)
         steps.append(found.rows[0]["step_s"])
+    keys = [key_of({"host": str(machine), "zero": 1}, is_searched=False)]
+    machine.write_text("{}")
+    keys.append(key_of({"host": str(machine), "zero": 1}, is_searched=False))
+    assert keys[0] != keys[1]
     assert steps[0] < steps[1] and len(results.read_text().splitlines()) == 2
 
 

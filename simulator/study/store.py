@@ -36,7 +36,7 @@ def key_of(settings: Mapping[str, Any], *, is_searched: bool) -> str:
     >>> key_of({"tp": 2, "pp": 4}, is_searched=False) == key_of({"pp": 4, "tp": 2}, is_searched=False)
     True
     """
-    named = {name: _content(value) for name, value in settings.items() if name in ("model", "machine")}
+    named = {name: _content(value) for name, value in settings.items() if name in ("model", "machine", "host")}
     text = json.dumps([code_version(), is_searched, settings, named], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
