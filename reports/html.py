@@ -127,7 +127,7 @@ def _page(report: Report) -> Page:
 
 def _sections(report: Report) -> Iterator[Section]:
     drawn = [each for each in report.timelines if len(each.rank)]
-    live = LiveTimeline(timelines=drawn, program=report.program, limit_bytes=report.memory_limit_bytes)
+    live = LiveTimeline(timelines=drawn, programs=[report.program] * len(drawn), limit_bytes=report.memory_limit_bytes)
     yield Section(id="verification", title="Verification", parts=_verification(report.checks))
     yield Section(id="found", title="Found", parts=report.results)
     yield Section(id="what-if", title="What if", parts=report.what_if)

@@ -7,6 +7,7 @@ so 100,000 of them take about a megabyte. `templates/timeline.js` unpacks and dr
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,19 +44,21 @@ class LiveTimeline:
     """The part of a page.
 
     Args:
-        timelines: the prediction first, then the run.
-        program: of the timelines, for causes, costs and memory by role.
+        timelines: from top to bottom, such as the prediction and the run.
+        programs: of each timeline, for causes, costs and memory by role; none where they are not known.
+        names: of each timeline, where their kinds do not tell them apart.
         limit_bytes: memory of a rank.
     """
 
     timelines: Sequence[Timeline]
-    program: Program | None = None
+    programs: Sequence[Program | None] = ()
+    names: Sequence[str] = ()
     limit_bytes: int | None = None
 
     def __html__(self) -> Markup:
         data, columns, said = [], list[Column](), []
-        for timeline in self.timelines:
-            packed = pack(timeline, self.program)
+        for timeline, program, name in itertools.zip_longest(self.timelines, self.programs, self.names):
+            packed = pack(timeline, program, name)
             data.append(packed.header | {"columns": [len(column) for column in packed.columns]})
             columns += packed.columns
             said.append(
@@ -88,8 +91,8 @@ class Packed:
     columns: list[Column] = field(default_factory=list)
 
 
-def pack(timeline: Timeline, program: Program | None = None) -> Packed:
-    """The step of a timeline that pictures show."""
+def pack(timeline: Timeline, program: Program | None = None, called: str | None = None) -> Packed:
+    """The step of a timeline that pictures show; `called` stands instead of its kind."""
     step = representative_step(timeline)
     begin = timeline.step_start_ps[step]
     length = max(1, timeline.step_end_ps[step] - begin)
@@ -122,7 +125,8 @@ def pack(timeline: Timeline, program: Program | None = None) -> Packed:
         columns += [np.diff(sizes // byte_unit, prepend=0) for sizes in live.by_role.values()]
     numbers = f"step {step + 1} of {timeline.num_steps}, " if timeline.num_steps > 1 else ""
     header = {
-        "kind": timeline.kind, "title": f"{timeline.kind.upper()}: {numbers}{Seconds(length / PS_PER_S)}",
+        "kind": called or timeline.kind,
+        "title": f"{called or timeline.kind.upper()}: {numbers}{Seconds(length / PS_PER_S)}",
         "length": length // unit, "unit_s": unit / PS_PER_S, "notes": notes,
         "rows": [{"rank": rank, "ranks": ranks, "stages": list(stages)} for rank, ranks, stages in rows],
         "names": _names(timeline, used, program), "byte_unit": byte_unit,

@@ -31,12 +31,13 @@ FLAGS = {
     "predict": f"model machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "
     "host execution fused json",
     "validate": "stack machine host report json force",
+    "compare": "machine steps report json",
     "serve": "port open json",
 }
 POSITIONAL = {
     "plan": {"model"}, "simulate": {"plan"}, "whatif": {"plan"}, "study": {"study"}, "run": {"target", "script-args"},
     "train": {"job"}, "verify": {"plan"}, "validate": {"table"},
-    "serve": {"folder"},
+    "compare": {"plans"}, "serve": {"folder"},
 }  # fmt: skip
 
 
@@ -58,6 +59,6 @@ def test_flags_are_spelled_as_they_were(command: str) -> None:
 def test_every_command_has_its_flags_listed() -> None:
     assert list(commands()) == [
         "demo", "plan", "simulate", "whatif", "study", "run", "train", "verify", "calibrate", "predict",
-        "validate", "serve",
+        "validate", "compare", "serve",
     ]  # fmt: skip
     assert set(FLAGS) == set(commands())

@@ -30,6 +30,7 @@ EXTRAS = {"torch": "torch", "distributed": "dask", "mlxtend": "data", "matplotli
 def commands() -> Mapping[str, type[Command]]:
     """Name of a command -> its class."""
     from twofold.commands.calibrate import Calibrate
+    from twofold.commands.compare import Compare
     from twofold.commands.demo import Demo
     from twofold.commands.plan import PlanCommand
     from twofold.commands.predict import Predict
@@ -45,7 +46,7 @@ def commands() -> Mapping[str, type[Command]]:
     return {
         "demo": Demo, "plan": PlanCommand, "simulate": Simulate, "whatif": WhatIfCommand, "study": StudyCommand,
         "run": Run, "train": Train, "verify": Verify, "calibrate": Calibrate, "predict": Predict, "validate": Validate,
-        "serve": Serve,
+        "compare": Compare, "serve": Serve,
     }  # fmt: skip
 
 

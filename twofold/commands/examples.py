@@ -31,6 +31,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "twofold predict --model llama-3-8b --machine h200-x8 --dp 8 --zero 3 --stack torchtitan-compile",
     ),
     "validate": ("twofold validate measurements.csv --report errors.html",),
+    "compare": ("twofold compare plan.json plan_2.json --machine h200-x8 --report both.html",),
     "serve": ("twofold serve reports", "twofold serve reports --port 0 --no-open"),
 }
 """Command -> its command lines."""

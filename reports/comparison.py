@@ -1,0 +1,107 @@
+"""The page that lays 2 to 6 plans side by side: figures, where the step goes, critical paths and timelines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from plans.errors import TwofoldError
+from plans.program import Program
+from plans.timeline import Timeline
+from reports.charts import Chart, bars
+from reports.figures import FIGURES, figures_of, figures_table
+from reports.live import LiveTimeline
+from reports.page import Page, Section
+from reports.tables import Cell, Table
+from reports.units import Change, Seconds, Share, time_unit
+from simulator import CriticalPath
+
+__all__ = ["MOST_PLANS", "Compared", "plans_table", "write_comparison"]
+
+MOST_PLANS = 6
+
+_PARTS = (("compute", "sky"), ("exposed communication", "purple"), ("host wait", "yellow"), ("bubble", "grey"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A plan that was predicted; `name` tells it apart from the others, `path` is its critical path."""
+
+    name: str
+    timeline: Timeline
+    program: Program
+    path: CriticalPath
+    limit_bytes: int | None = None
+
+
+def write_comparison(path: str | os.PathLike[str], plans: Sequence[Compared], *, machine: str, command: str) -> Path:
+    """Write the page to a file atomically.
+
+    Args:
+        path: of the HTML file.
+        plans: from 2 to 6, the one that the others are compared with first.
+        machine: which they were predicted for.
+        command: that made the page.
+
+    Raises:
+        TwofoldError: fewer or more plans.
+        OSError: the file cannot be written.
+    """
+    if not 2 <= len(plans) <= MOST_PLANS:
+        raise TwofoldError(f"{len(plans)} plans: a comparison is of 2 to {MOST_PLANS}")
+    limits = [each.limit_bytes for each in plans if each.limit_bytes is not None]
+    live = LiveTimeline(
+        timelines=[each.timeline for each in plans], programs=[each.program for each in plans],
+        names=[each.name for each in plans], limit_bytes=min(limits, default=None),
+    )  # fmt: skip
+    best = min(plans, key=lambda each: each.timeline.step_interval_s)
+    sections = [
+        Section(id="figures", title="Figures", parts=[plans_table(plans), figures_table()]),
+        Section(id="parts", title="Where the step goes", parts=[_parts(plans), _paths(plans)]),
+        Section(id="pipeline", title="Pipelines and memory, on one time axis", parts=[live]),
+    ]
+    return Page(
+        kind="comparison", title=f"{len(plans)} plans on {machine}", sections=sections, command=command,
+        figures={"fastest": best.name, "its step": Seconds(best.timeline.step_interval_s)},
+        notes=["Every time is a prediction; nothing was run."],
+        data={"plans": [{"name": each.name, **figures_of(each.timeline)} for each in plans]},
+    ).write(path)  # fmt: skip
+
+
+def plans_table(plans: Sequence[Compared]) -> Table:
+    """The figures of a step of each plan; the step's change is against the first one."""
+    columns = ["plan", *(figure.title for figure in FIGURES.values())]
+    columns.insert(2, "change")
+    base_s, rows = plans[0].timeline.step_interval_s, []
+    for each in plans:
+        cells: list[Cell] = [each.name, *(FIGURES[key].form(value) for key, value in figures_of(each.timeline).items())]
+        cells.insert(2, None if each is plans[0] else Change(each.timeline.step_interval_s / base_s - 1))
+        rows.append(cells)
+    return Table(title=f"The step of {len(plans)} plans", columns=tuple(columns), rows=rows)
+
+
+def _parts(plans: Sequence[Compared]) -> Chart:
+    """A bar for every plan: the parts of the last step of the mean rank."""
+    lengths = []
+    for each in plans:
+        timeline = each.timeline
+        begin, end = timeline.window_ps
+        bubble_s = timeline.bubble_fraction * (end - begin) / 1e12
+        known_s = [timeline.exposed_comm_s, timeline.host_wait_s, bubble_s]
+        lengths.append([(end - begin) / 1e12 - sum(known_s), *known_s])
+    unit_s, unit = time_unit(max(map(sum, lengths)))
+    parts = [(name, colour, [own[at] / unit_s for own in lengths]) for at, (name, colour) in enumerate(_PARTS)]
+    return bars([each.name for each in plans], parts, title="The last step of the mean rank", x=f"time ({unit})",
+                ends=[str(Seconds(sum(own))) for own in lengths], said=f"{{:.4g}} {unit}".format)  # fmt: skip
+
+
+def _paths(plans: Sequence[Compared]) -> Table:
+    """A row for every kind of work on the critical paths, a column for every plan."""
+    kinds = dict.fromkeys(kind for each in plans for kind in each.path.by_kind_ps)
+    rows = [
+        (kind, *(Share(each.path.by_kind_ps.get(kind, 0) / max(1, each.path.step_ps)) for each in plans))
+        for kind in kinds
+    ]
+    return Table(title="Critical paths", columns=("part", *(each.name for each in plans)), rows=rows)

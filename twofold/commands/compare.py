@@ -1,0 +1,75 @@
+"""`twofold compare`: plans side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from plans.errors import TwofoldError
+from twofold.commands.options import MachineOption, Output
+from twofold.commands.plan_file import check_steps, open_plan
+
+if TYPE_CHECKING:
+    from costmodels import Machine
+    from reports.comparison import Compared
+    from twofold.console import Console
+
+__all__ = ["Compare"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compare:
+    """Predict 2 to 6 plans on one machine and lay them side by side.
+
+    Args:
+        plans: plan files, or files of degrees (.degrees.json); the others are compared with the first.
+        steps: back to back; the last is reported.
+        report: write a page with figures, critical paths and all timelines on one axis to this HTML file.
+    """
+
+    plans: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PLAN.json ...")]
+    target: MachineOption
+    steps: int = 3
+    report: str | None = None
+    output: Output = field(default_factory=Output)
+
+    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+        """Simulate every plan and show them in a table."""
+        from costmodels import Machine
+        from plans.files import check_writable
+        from reports.comparison import MOST_PLANS, plans_table, write_comparison
+        from reports.figures import figures_of
+
+        check_steps(self.steps)
+        if not 2 <= len(self.plans) <= MOST_PLANS:
+            raise TwofoldError(f"{len(self.plans)} plans: a comparison is of 2 to {MOST_PLANS} plan files")
+        if self.report is not None:
+            check_writable(self.report)
+        machine = Machine.load(self.target.machine)
+        found = [self._predicted(path, machine, say) for path in self.plans]
+        say.say(plans_table(found).text(width=100))
+        if self.report is not None:
+            command = f"twofold compare {' '.join(self.plans)} --machine {self.target.machine}"
+            with say.doing("writing the report"):
+                report = write_comparison(self.report, found, machine=machine.name, command=command)
+            say.say(f"saved {report}")
+        return {"plans": [{"plan": path, **figures_of(each.timeline)} for path, each in
+                          zip(self.plans, found, strict=True)]}, True  # fmt: skip
+
+    def _predicted(self, path: str, machine: Machine, say: Console) -> Compared:
+        from costmodels import executing
+        from plans.lower import lower
+        from reports.comparison import Compared
+        from simulator import critical_path, simulate
+
+        plan = open_plan(path, machine, None, say)
+        program, machine = lower(plan), executing(machine, plan.execution)
+        with say.doing(f"simulating {path}"):
+            timeline = simulate(program, machine, num_steps=self.steps)
+            critical = critical_path(timeline, program, host_async=machine.host_async)
+        alone = sum(Path(other).name == Path(path).name for other in self.plans) == 1
+        return Compared(name=Path(path).name if alone else path, timeline=timeline, program=program, path=critical,
+                        limit_bytes=plan.memory_limit_bytes)  # fmt: skip
