@@ -133,7 +133,13 @@ def test_parameters_of_the_graph_are_those_of_the_configuration(name):
 
 
 def test_published_sizes():
-    billions = {"mixtral-8x7b": 46.7, "mixtral-8x22b": 140.6, "deepseek-moe-16b": 16.4}  # as their authors say
+    billions = {
+        "mixtral-8x7b": 46.7,
+        "mixtral-8x22b": 140.6,
+        "deepseek-moe-16b": 16.4,
+        "qwen3-30b-a3b": 30.5,
+        "qwen3-235b-a22b": 235,
+    }  # fmt: skip - as their authors say
     for name, expected in billions.items():
         assert named_config(name).num_parameters / 1e9 == pytest.approx(expected, rel=0.005)
 

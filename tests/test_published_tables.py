@@ -123,7 +123,8 @@ def _table(folder, rows):
 @pytest.mark.parametrize(
     ("column", "cell"),
     [("tp", "two"), ("global_batch", "-4"), ("seq", "1e99"), ("hidden", "4096 cm"), ("micro_batch", "1.5"),
-     ("value", "fast"), ("precision", "int3"), ("gpu_type", "Abacus"), ("recompute", "purple"), ("gpu_count", "17")],
+     ("value", "fast"), ("precision", "int3"), ("gpu_type", "Abacus"), ("recompute", "purple"),
+     ("gpu_count", "17"), ("gpu_count", "1024")],
 )  # fmt: skip
 def test_a_bad_cell_is_named_and_the_run_goes_on(tmp_path, column, cell):
     found = _table(tmp_path, [BASE, BASE | {"tp": "4", "pp": "1", column: cell}, BASE | {"micro_batch": "1"}])

@@ -44,7 +44,7 @@ _SCHEDULES = {
 _RECOMPUTE = (
     (r"^(none|no|n|false|off|0|disabled|without|w/o.*|never|no[ -].*)$", "none"),
     (r"(per[- ]?op|by op|selective[-_ ]?op|\bop\b|operator|\bsac\b|save.*matmul)", "selective_op"),
-    (r"selective|seq[-_ ]?sel|core[-_ ]?att|attention|\battn|softmax", "selective"),
+    (r"\bsel|seq[-_ ]?sel|core[-_ ]?att|attention|\battn|softmax", "selective"),
     (r"^(yes|y|true|on|1|ac|enabled)$|full|every layer|all layers|uniform|block|layer|checkpoint|recompute", "full"),
 )  # fmt: skip
 """Words of a cell -> the mode, the first that is found."""
@@ -153,8 +153,6 @@ class _Reading(Cells):
         except TwofoldError as error:
             raise Skip(str(error)) from None
         gpus = self.count("gpu_count", degrees.num_ranks)
-        if degrees.num_ranks != gpus:
-            raise Skip(f"its degrees make {degrees.num_ranks} ranks, it states {gpus} devices", "gpu_count")
         interconnect, notes = self.text("interconnect"), self.text("notes")
         try:
             if gpus > 1:
@@ -322,6 +320,8 @@ class _Reading(Cells):
                 raise Skip("dp is not stated and does not follow from the devices")
             dp = gpus // (tp * pp * cp)
             self.assumed.append("dp not stated: all devices that tp, pp and cp leave")
+        if gpus and dp * tp * pp * cp != gpus:
+            raise Skip(f"its degrees make {dp * tp * pp * cp} ranks, it states {gpus} devices", "gpu_count")
         batch = self.batch(dp, pp)
         micro = self.count("micro_batch", batch // dp if batch == dp else 0)
         if not micro:

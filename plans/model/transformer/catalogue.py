@@ -22,6 +22,7 @@ _LLAMA2 = "Touvron et al. 2023, arXiv 2307.09288; sizes of the released params.j
 _LLAMA3 = "Grattafiori et al. 2024, arXiv 2407.21783, table 3"
 _MIXTRAL_22B = "Mistral AI 2024, config.json of mistralai/Mixtral-8x22B-v0.1"
 _DEEPSEEK_MOE = "Dai et al. 2024, arXiv 2401.06066, section 5.1; config.json of deepseek-ai/deepseek-moe-16b-base"
+_QWEN3 = "Qwen Team 2025, arXiv 2505.09388, table 2 (mixtures), and config.json of Qwen/Qwen3-30B-A3B and -235B-A22B"
 _DEEPSEEK_V3 = (
     "DeepSeek-AI 2024, arXiv 2412.19437, section 4.2; config.json of deepseek-ai/DeepSeek-V3; seq of pre-training"
 )
@@ -102,6 +103,16 @@ _MODELS: dict[str, Callable[[], TransformerConfig]] = {
         name="mixtral-8x22b", num_layers=56, hidden=6144, num_heads=48, num_kv_heads=8, ffn=16384, vocab=32_768,
         seq=65_536, rope=Rope(base=1_000_000.0), experts=Experts(num_experts=8, top_k=2, ffn=16384),
         source=_MIXTRAL_22B,
+    ),
+    "qwen3-30b-a3b": lambda: TransformerConfig(
+        name="qwen3-30b-a3b", num_layers=48, hidden=2048, num_heads=32, num_kv_heads=4, head_dim=128, ffn=6144,
+        vocab=151_936, seq=4096, norm_eps=1e-6, rope=Rope(base=1_000_000.0), qk_norm="head",
+        experts=Experts(num_experts=128, top_k=8, ffn=768), source=_QWEN3,
+    ),
+    "qwen3-235b-a22b": lambda: TransformerConfig(
+        name="qwen3-235b-a22b", num_layers=94, hidden=4096, num_heads=64, num_kv_heads=4, head_dim=128, ffn=12_288,
+        vocab=151_936, seq=4096, norm_eps=1e-6, rope=Rope(base=1_000_000.0), qk_norm="head",
+        experts=Experts(num_experts=128, top_k=8, ffn=1536), source=_QWEN3,
     ),
     "deepseek-moe-16b": lambda: TransformerConfig(
         name="deepseek-moe-16b", num_layers=28, hidden=2048, num_heads=16, num_kv_heads=16, ffn=10944, vocab=102_400,
