@@ -27,6 +27,7 @@ from costmodels.machine.sections import (
 )
 from costmodels.price.compute import Compute
 from plans.errors import TwofoldError
+from plans.extensions import load_extensions
 from plans.files import write_atomically
 from plans.reading import read_json
 
@@ -34,6 +35,7 @@ __all__ = [
     "CitedProduct",
     "Device",
     "Network",
+    "declare_devices",
     "device_names",
     "device_of",
     "device_path",
@@ -43,6 +45,9 @@ __all__ = [
 ]
 
 _FOLDER = Path(__file__).parents[1] / "machines"
+
+_DEVICES = [_FOLDER / "devices"]
+"""Folders of device files, ours first."""
 
 _NAME = re.compile(r"(?P<device>.+)-x(?P<number>\d+)")
 
@@ -195,13 +200,22 @@ def known_names() -> tuple[str, ...]:
 
 
 def device_names() -> tuple[str, ...]:
-    """The devices of the catalogue, sorted."""
-    return tuple(sorted(path.stem for path in (_FOLDER / "devices").glob("*.json")))
+    """The devices of the catalogue, those of extensions included, sorted."""
+    load_extensions()
+    return tuple(sorted(path.stem for folder in _DEVICES for path in folder.glob("*.json")))
+
+
+def declare_devices(folder: Path) -> None:
+    """Add devices of one's own: files such as those of `machines/devices`, each with its name."""
+    _DEVICES.append(folder)
 
 
 def device_path(name: str) -> Path:
     """The file of a device."""
-    return _FOLDER / "devices" / f"{name}.json"
+    for folder in _DEVICES[1:]:
+        if (folder / f"{name}.json").is_file():
+            return folder / f"{name}.json"
+    return _DEVICES[0] / f"{name}.json"
 
 
 def save_device(device: Device) -> Path:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from plans.errors import TwofoldError
+from plans.extensions import load_extensions
 from plans.operators.spec import Gradient, OperatorSpec
 
 __all__ = ["Attrs", "Shape", "Shapes", "aligned", "declare", "declares", "kinds", "named", "unary"]
@@ -49,6 +50,8 @@ def declare(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs, name: str)
     >>> spec.inputs, spec.outputs, spec.contracted, spec.flops
     ((('b0', 'k'), ('n', 'k')), (('b0', 'n'),), ('k',), 384)
     """
+    if kind not in _DECLARATIONS:
+        load_extensions()
     if kind not in _DECLARATIONS:
         raise TwofoldError(
             f"operator {name!r} is of the kind {kind!r}, which is not known; known: {', '.join(kinds())}"

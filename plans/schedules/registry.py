@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
+from plans.extensions import load_extensions
 from plans.schedules.errors import ScheduleError
 from plans.schedules.looped import gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
 from plans.schedules.phases import MAX_CHUNKS
@@ -15,7 +16,7 @@ from plans.schedules.v_shaped import dualpipe_v, v_half, v_min, zb_v
 from plans.schedules.validate import validate
 from plans.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
-__all__ = ["chunks_per_rank", "is_written", "make_schedule", "schedule_names"]
+__all__ = ["chunks_per_rank", "declare_schedule", "is_written", "make_schedule", "schedule_names"]
 
 
 class _Entry(NamedTuple):
@@ -136,9 +137,29 @@ def _make(name: str, num_ranks: int, num_micro_batches: int, virtual: int | None
     return make(num_ranks, num_micro_batches)
 
 
+def declare_schedule(name: str, make: Callable[..., Schedule], *, num_chunks: int | None = 1) -> None:
+    """Add a schedule of one's own.
+
+    Args:
+        name: by which plans and commands know it.
+        make: called with the numbers of pipeline ranks and micro-batches, and of chunks per rank where any will do.
+        num_chunks: per rank; None: any, the caller chooses.
+
+    Raises:
+        ScheduleError: there is one of this name.
+    """
+    if _plain(name) in map(_plain, _SCHEDULES):
+        raise ScheduleError(f"there is a schedule {name!r} already; give yours another name")
+    _SCHEDULES[name] = _Entry(make, num_chunks)
+    _known_name.cache_clear()
+
+
 @lru_cache(maxsize=64)
 def _known_name(name: str) -> str:
     known = {_plain(known): known for known in _SCHEDULES} | _ALIASES
+    if _plain(name) not in known:
+        load_extensions()
+        known = {_plain(known): known for known in _SCHEDULES} | _ALIASES
     if _plain(name) in known:
         return known[_plain(name)]
     close = difflib.get_close_matches(_plain(name), known, n=2, cutoff=0.6)

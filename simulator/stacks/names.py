@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from plans.errors import TwofoldError
+from plans.extensions import load_extensions
 from simulator.stacks.base import Stack
 from simulator.stacks.megatron import FETCH_S, Megatron
 from simulator.stacks.products import RECIPES
 from simulator.stacks.torch_native import TorchNative
 
-__all__ = ["stack_named", "stack_names"]
+__all__ = ["declare_stack", "stack_named", "stack_names"]
 
 _TORCHTITAN: dict[str, Any] = {
     "fused_norm": False, "update": "foreach", "flash_2": True, "complex_rotary": True, "loss_parallel": True,
@@ -73,6 +74,21 @@ def stack_names() -> tuple[str, ...]:
     return tuple(sorted([*stacks, *narrow]))
 
 
+def declare_stack(name: str, make: Callable[[], Stack]) -> None:
+    """Add a stack of one's own.
+
+    Args:
+        name: by which commands and tables know it.
+        make: makes it.
+
+    Raises:
+        TwofoldError: there is one of this name.
+    """
+    if name in _STACKS:
+        raise TwofoldError(f"there is a stack {name!r} already; give yours another name")
+    _STACKS[name] = make
+
+
 def stack_named(name: str) -> Stack:
     """The stack of a name; behind it may stand how a block's linears multiply, as in "megatron-mxfp8".
 
@@ -82,6 +98,8 @@ def stack_named(name: str) -> Stack:
     >>> stack_named("torch-compile").name, stack_named("torchtitan-compile-float8-rowwise").products
     ('torch-compile', 'float8-rowwise')
     """
+    if name not in _STACKS:
+        load_extensions()
     if name in _STACKS:
         return _STACKS[name]()
     for products in _PRECISIONS:
