@@ -6,19 +6,18 @@ Flags as in Megatron-LM's megatron/training/arguments.py and the guide in its co
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from interop.startup import check_megatron
+from interop.startup import MEGATRON, PIPELINE_INSIDE, check_rules
 from interop.unstated import check_stated_by
 from plans.degrees import ORDER, Degrees, check
 from plans.errors import TwofoldError
-from plans.model.transformer import TransformerConfig, sizes_of
+from plans.model.transformer import Scales, TransformerConfig, sizes_of
 
-__all__ = ["megatron_flags", "megatron_text", "read_megatron"]
+__all__ = ["check_megatron_model", "megatron_flags", "megatron_words", "read_megatron"]
 
 
 _STATED = frozenset({
@@ -39,31 +38,10 @@ def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
     >>> flags[:2]
     ['--tensor-model-parallel-size', '2']
     """
-    if degrees.schedule not in ("1f1b", "interleaved_1f1b"):
-        raise TwofoldError(
-            f"Megatron-LM has no schedule {degrees.schedule!r}; plan with --schedule 1f1b or interleaved_1f1b"
-        )
     check(degrees, sizes_of(config))
     check_stated_by("Megatron-LM", _STATED, degrees)
-    check_megatron(degrees, config.seq)
-    if config.kv_heads % degrees.tp:  # ValueError of core/transformer/transformer_config.py
-        raise TwofoldError(
-            f"Megatron-LM's tp divides the heads of keys and values, {config.kv_heads}; tp {degrees.tp} does not: plan "
-            f"with --tp {math.gcd(config.kv_heads, degrees.tp)}"
-        )
-    if degrees.recompute == "selective_op":
-        raise TwofoldError("Megatron-LM cannot recompute by operator; plan with --recompute none, selective or full")
-    some = degrees.recompute_layers
-    if some is not None and degrees.recompute != "full":
-        raise TwofoldError(
-            f"Megatron-LM recomputes some blocks of a stage only as a whole, not {degrees.recompute!r}; plan with "
-            "--recompute full, or without --recompute-layers"
-        )
-    level = degrees.optimizer.parallel_level
-    if level >= 2 and degrees.pp > 1:
-        raise TwofoldError(
-            f"Megatron-LM shards gradients and weights (level {level}) only without pipeline stages; plan with --zero 1"
-        )
+    check_rules(MEGATRON, degrees, sizes_of(config))
+    some, level = degrees.recompute_layers, degrees.optimizer.parallel_level
     flags: list[object] = [
         "--tensor-model-parallel-size", degrees.tp, "--pipeline-model-parallel-size", degrees.pp,
         "--context-parallel-size", degrees.cp, "--micro-batch-size", degrees.micro_batch,
@@ -99,22 +77,10 @@ def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
     return [str(each) for each in (*flags, *_expert_flags(config, degrees))]
 
 
-_PIPELINE_INSIDE = ("tp", "cp", "pp", "dp")
-
-
 def _order_flags(degrees: Degrees) -> list[object]:
     """Megatron-LM's orders: tp-cp-ep-dp-pp, and tp-cp-ep-pp-dp."""
-    mine, usual, inside = (
-        [axis for axis in order if getattr(degrees, axis) > 1] for order in (degrees.order, ORDER, _PIPELINE_INSIDE)
-    )
-    if mine == usual:
-        return []
-    if mine == inside and degrees.ep == 1:
-        return ["--use-tp-pp-dp-mapping"]
-    raise TwofoldError(
-        f"Megatron-LM cannot place ranks in the order {'-'.join(mine)}"
-        f"{' with experts shared out' if degrees.ep > 1 else ''}; plan with --order {' '.join(ORDER)}"
-    )
+    mine, usual = ([axis for axis in order if getattr(degrees, axis) > 1] for order in (degrees.order, ORDER))
+    return [] if mine == usual else ["--use-tp-pp-dp-mapping"]
 
 
 def _expert_flags(config: TransformerConfig, degrees: Degrees) -> list[object]:
@@ -122,11 +88,6 @@ def _expert_flags(config: TransformerConfig, degrees: Degrees) -> list[object]:
     experts = config.experts
     if experts is None:
         return []
-    if degrees.tp > 1 and not degrees.sequence_parallel:
-        raise TwofoldError(
-            "Megatron-LM trains experts with tensor parallelism only where the sequence is split, too; plan with "
-            "--sequence-parallel, or --tp 1"
-        )
     flags: list[object] = [
         "--expert-model-parallel-size", degrees.ep, "--expert-tensor-parallel-size", degrees.tp,
         "--num-experts", experts.num_experts, "--moe-router-topk", experts.top_k, "--moe-ffn-hidden-size", experts.ffn,
@@ -143,12 +104,91 @@ def _expert_flags(config: TransformerConfig, degrees: Degrees) -> list[object]:
     return flags
 
 
-def megatron_text(config: TransformerConfig, degrees: Degrees) -> str:
-    """The flags, after a comment with the number of processes, for which Megatron-LM has no flag."""
-    return f"# WORLD_SIZE={degrees.num_ranks}\n{shlex.join(megatron_flags(config, degrees))}"
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "norm": ("rms", "layer"), "norm_place": ("before",), "qk_norm": ("none", "head"), "position": ("rope", "learned"),
+    "first_position": (0,), "token_types": (0,), "causal": (True,), "parallel_residual": (False,),
+    "embedding_norm": (False,), "head_transform": (False,), "head_bias": (False,), "latent": (None,),
+    "scales": (Scales(),), "ignore_index": (None,),
+}  # fmt: skip
+"""What a model may be that Megatron-LM's flags, as they are written here, can state."""
+
+
+def check_megatron_model(config: TransformerConfig) -> None:
+    """Refuse models that Megatron-LM's flags do not state.
+
+    Raises:
+        TwofoldError: with the first field that has no flag.
+    """
+    for name, values in _PLAIN.items():
+        if getattr(config, name) not in values:
+            raise TwofoldError(
+                f"{config.name}: no flag of Megatron-LM is known here for {name} {getattr(config, name)!r}; plan for "
+                "another software"
+            )
+    if config.embedding_dropout != config.dropout:
+        raise TwofoldError(f"{config.name}: Megatron-LM drops as much after the embedding as after the attention")
+    biases = (config.qkv_bias, config.out_bias, config.mlp_bias)
+    if biases not in ((False,) * 3, (True,) * 3, (True, False, False)):
+        raise TwofoldError(f"{config.name}: Megatron-LM adds biases to all products, to none, or to those of the heads")
+    if (config.gated, config.activation) not in ((True, "silu"), (False, "gelu")):
+        gated = "gated " if config.gated else ""
+        raise TwofoldError(f"{config.name}: {gated}{config.activation} is none of the MLPs of Megatron-LM's flags")
+    if config.position == "rope" and (config.rope.scaling, config.rope.angles) != ("none", "base"):
+        raise TwofoldError(f"{config.name}: angles scaled or given by a module are not stated by Megatron-LM's flags")
+    if config.experts is not None and config.experts.shared_gate:
+        raise TwofoldError(f"{config.name}: the gate of shared experts is not stated by Megatron-LM's flags")
+
+
+def _model_flags(config: TransformerConfig) -> list[str]:
+    """The sizes and parts of a model; the vocabulary is not padded, and the null tokenizer adds one token to it."""
+    flags: list[object] = [
+        "--hidden-size", config.hidden, "--ffn-hidden-size", config.ffn, "--num-attention-heads", config.num_heads,
+        "--kv-channels", config.head_dim, "--max-position-embeddings", config.seq,
+        "--normalization", "RMSNorm" if config.norm == "rms" else "LayerNorm", "--norm-epsilon", config.norm_eps,
+        "--attention-dropout", config.attention_dropout, "--hidden-dropout", config.dropout,
+        "--tokenizer-type", "NullTokenizer", "--vocab-size", config.vocab - 1, "--make-vocab-size-divisible-by", 1,
+    ]  # fmt: skip
+    if config.kv_heads < config.num_heads:
+        flags += ["--group-query-attention", "--num-query-groups", config.kv_heads]
+    if config.position == "rope":
+        flags += ["--position-embedding-type", "rope", "--rotary-base", int(config.rope.base)]
+        flags += ["--rotary-percent", config.rope.fraction] if config.rope.fraction < 1 else []
+    else:
+        flags += ["--position-embedding-type", "learned_absolute"]
+    switches = {
+        "--swiglu": config.gated, "--qk-layernorm": config.qk_norm == "head",
+        "--disable-bias-linear": not config.mlp_bias,
+        "--add-qkv-bias": config.qkv_bias and not config.mlp_bias,
+        "--untie-embeddings-and-output-weights": not config.tied,
+        "--bf16": config.dtype == "bfloat16", "--fp16": config.dtype == "float16",
+    }  # fmt: skip
+    return [str(each) for each in (*flags, *(name for name, is_on in switches.items() if is_on))]
+
+
+def megatron_words(config: TransformerConfig, degrees: Degrees, ranks_per_node: int) -> list[str]:
+    """The words of a command that trains a model by Megatron-LM's pretrain_gpt.py, on made-up data.
+
+    Raises:
+        TwofoldError: what Megatron-LM has no flag for, or refuses.
+    """
+    check_megatron_model(config)
+    return [
+        "torchrun", "--nnodes", str(-(-degrees.num_ranks // ranks_per_node)), "--nproc-per-node", str(ranks_per_node),
+        "pretrain_gpt.py", *_model_flags(config), *megatron_flags(config, degrees), "--mock-data",
+        "--train-iters", "100", "--lr", "1e-4",
+    ]  # fmt: skip
 
 
 # ------------------------------------------------------------------- reading
+
+_MODEL = frozenset(
+    {"hidden-size", "ffn-hidden-size", "num-attention-heads", "kv-channels", "max-position-embeddings", "normalization",
+     "norm-epsilon", "attention-dropout", "hidden-dropout", "tokenizer-type", "vocab-size",
+     "make-vocab-size-divisible-by", "group-query-attention", "num-query-groups", "position-embedding-type",
+     "rotary-base", "rotary-percent", "qk-layernorm", "disable-bias-linear", "add-qkv-bias", "mock-data", "train-iters",
+     "lr"}
+)  # fmt: skip
+"""Flags of the model, which is named beside them, and of data and rates, which change no step."""
 
 _SIZES = {
     "tensor-model-parallel-size": "tp", "pipeline-model-parallel-size": "pp", "context-parallel-size": "cp",
@@ -223,13 +263,13 @@ def read_megatron(text: str, path: str) -> dict[str, Any]:
                 f"{path}: --use-tp-pp-dp-mapping puts ranks that share experts out inside the pipeline, which degrees "
                 "cannot state"
             )
-        values["order"] = _PIPELINE_INSIDE
+        values["order"] = PIPELINE_INSIDE
     experts, assumed = _experts(flags, values, layers, path)
     return {
         "values": values, "global_batch": _whole(flags["global-batch-size"], "global-batch-size", path),
         "seq": _whole(flags["seq-length"], "seq-length", path) if "seq-length" in flags else None,
-        "num_layers": layers, "experts": experts, "assumed": assumed, "refuses": check_megatron,
-        "unread": tuple(f"--{name}" for name in flags if name not in _READ | _ON),
+        "num_layers": layers, "experts": experts, "assumed": assumed, "rules": MEGATRON, "stack": "megatron",
+        "unread": tuple(f"--{name}" for name in flags if name not in _READ | _ON | _MODEL),
     }  # fmt: skip
 
 
@@ -251,7 +291,7 @@ def _flags(text: str, path: str) -> dict[str, list[str]]:
     if not flags:
         raise TwofoldError(f"{path} has no flags such as --tensor-model-parallel-size 8; nor is it .json or .toml")
     for name in flags:
-        unknown = name not in _READ | _ON and not _HARMLESS.search(name)
+        unknown = name not in _READ | _ON | _MODEL and not _HARMLESS.search(name)
         if name in _REFUSED or (unknown and _LAYOUT.search(name)):
             raise TwofoldError(f"{path}: --{name} cannot be stated in degrees; drop it if it changes no layout")
     return flags

@@ -13,11 +13,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from interop.megatron import megatron_flags, megatron_text, read_megatron
+from interop.accelerate import read_fsdp2
+from interop.megatron import read_megatron
 from interop.placements import read_placements
-from interop.torchtitan import read_torchtitan, stage_values, torchtitan_toml
+from interop.startup import check_rules
+from interop.torchtitan import read_torchtitan, read_torchtitan_launch, stage_values
 from plans.degrees import Degrees, even_layers
 from plans.degrees.file import degrees_to_json, values_from_json
+from plans.degrees.rules import Rule
 from plans.errors import TwofoldError
 from plans.files import write_atomically
 from plans.model.transformer import TransformerConfig
@@ -25,7 +28,7 @@ from plans.model.transformer.config import Experts, Latent, Rope, Scales
 from plans.plan import Optimizer
 from plans.reading import json_of, read_text
 
-__all__ = ["Statement", "megatron_flags", "megatron_text", "read_statement", "torchtitan_toml", "write_statement"]
+__all__ = ["Statement", "read_statement", "write_statement"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,7 @@ class Statement:
         stack: the software for which it was made; None where it does not say.
         assumed: where the forecast differs from what the file states.
         unread: settings of the file that are ignored.
-        refuses: raises where the program that the file is for refuses the degrees at its start.
+        rules: of the program that the file is for.
     """
 
     values: dict[str, Any]
@@ -57,7 +60,7 @@ class Statement:
     stack: str | None = None
     assumed: tuple[str, ...] = field(default=())
     unread: tuple[str, ...] = ()
-    refuses: Callable[[Degrees, int | None], None] | None = None
+    rules: tuple[Rule, ...] = ()
 
     def degrees(
         self,
@@ -82,8 +85,7 @@ class Statement:
             values, global_batch=self.global_batch if global_batch is None else global_batch,
             optimizer=Optimizer(kind="adamw", settings={"lr": 1e-4}, gradient_dtype=wide, master_dtype=wide),
         )  # fmt: skip
-        if self.refuses is not None:
-            self.refuses(found, self.seq if seq is None else seq)
+        check_rules(self.rules, found, seq=self.seq if seq is None else seq)
         return found
 
     def _spreads_anew(self, layers: tuple[int, ...] | None, num_layers: int | None) -> bool:
@@ -149,7 +151,8 @@ def write_statement(
 
 
 def read_statement(path: str | os.PathLike[str]) -> Statement:
-    """Read a file of ours or DTensor placements (.json), torchtitan's settings (.toml), or Megatron-LM's flags.
+    """Read a file of ours or DTensor placements (.json), torchtitan's settings (.toml), or a launch by
+    torchtitan, accelerate or Megatron-LM.
 
     Raises:
         TwofoldError: a file that cannot be read, or says something that has no meaning here.
@@ -160,6 +163,10 @@ def read_statement(path: str | os.PathLike[str]) -> Statement:
         return Statement(**read_torchtitan(text, os.fspath(path)))
     if source.suffix == ".json":
         return _read_own(text, os.fspath(path))
+    if "torchtitan.train" in text:
+        return Statement(**read_torchtitan_launch(text, os.fspath(path)))
+    if "accelerate launch" in text:
+        return Statement(**read_fsdp2(text, os.fspath(path)))
     return Statement(**read_megatron(text, os.fspath(path)))
 
 

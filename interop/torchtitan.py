@@ -6,25 +6,31 @@ they cannot express, and what torchtitan refuses, raises an error here; nothing 
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
+import shlex
 from typing import Any
 
-from interop.startup import check_torchtitan
+from interop.startup import (
+    TORCHTITAN,
+    TORCHTITAN_DENSE,
+    TORCHTITAN_SCHEDULES,
+    TORCHTITAN_SINGLE,
+    check_rules,
+    fewer_layers,
+    stages_of,
+)
 from interop.unstated import check_stated_by
-from plans.degrees import ORDER, Degrees, check
+from plans.degrees import Degrees, check
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, sizes_of
 from plans.reading import toml_of
 
-__all__ = ["read_torchtitan", "stage_values", "torchtitan_toml"]
-
-_SCHEDULES = {
-    "1f1b": "1F1B", "gpipe": "GPipe", "interleaved_1f1b": "Interleaved1F1B", "looped_bfs": "LoopedBFS",
-    "interleaved_zb": "InterleavedZeroBubble", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV",
-}  # fmt: skip
-
-_SINGLE = ("1f1b", "gpipe")
-"""One stage per rank; all others have two or more."""
+__all__ = [
+    "read_torchtitan", "read_torchtitan_launch", "stage_values", "torchtitan_flavor", "torchtitan_toml",
+    "torchtitan_words",
+]  # fmt: skip
 
 _READ = frozenset({
     "data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward",
@@ -44,28 +50,6 @@ _ONLY_SO: dict[str, tuple[Any, ...]] = {
 """What else [parallelism] may state, and the only values that degrees can express."""
 
 
-def _stages(num_layers: int, count: int, first: int, last: int) -> tuple[int, ...] | None:
-    """Blocks per stage; embedding and head count as `first` and `last` layers, and the first stages take the rest."""
-    share, rest = divmod(num_layers + first + last, count)
-    if count == 1:
-        return (num_layers,)
-    if share == 0 or max(first, last) > share:
-        return None
-    counts = [share + (stage < rest) for stage in range(count)]
-    counts[0] -= first
-    counts[-1] -= last
-    return tuple(counts)
-
-
-def _settings_of(counts: tuple[int, ...]) -> tuple[int, int] | None:
-    """How many layers fewer the first and the last stage must hold to make these stages; None if nothing makes them."""
-    most = range(max(counts) + 1)
-    pairs = [
-        (first, last) for first in most for last in most if _stages(sum(counts), len(counts), first, last) == counts
-    ]
-    return min(pairs, key=lambda pair: ((sum(counts) + sum(pair)) % len(counts) > 0, sum(pair), pair), default=None)
-
-
 _STATED = frozenset({
     "dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "virtual", "recompute", "recompute_layers", "zero",
     "sequence_parallel", "layers", "order",
@@ -73,127 +57,145 @@ _STATED = frozenset({
 """Degrees that torchtitan has words for, or that are refused with a reason of their own."""
 
 
-def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
-    """torchtitan's settings that state the layout, the batch and the recomputing.
+def torchtitan_settings(config: TransformerConfig, degrees: Degrees) -> dict[str, dict[str, Any]]:
+    """torchtitan's settings that state the layout and the batch, by section and name.
 
     Raises:
         TwofoldError: what torchtitan has no setting for, or refuses.
     """
     check(degrees, sizes_of(config))
     check_stated_by("torchtitan", _STATED, degrees)
-    check_torchtitan(degrees, config.seq)
-    _check_expressible(degrees)
+    check_rules(TORCHTITAN, degrees, sizes_of(config))
     level = degrees.optimizer.parallel_level
-    lines = [
-        f"# num_layers = {config.num_layers}, as twofold's reader needs it: the model's flavor states it to torchtitan",
-        "[training]",
-        f"seq_len = {config.seq}",
-        f"local_batch_size = {degrees.global_batch // degrees.dp if degrees.pp > 1 else degrees.micro_batch}",
-        f"global_batch_size = {degrees.global_batch}",
-        "",
-        "[parallelism]",
-        f"data_parallel_replicate_degree = {1 if level else degrees.dp}",
-        f"data_parallel_shard_degree = {degrees.dp if level else 1}",
-        *([f'fsdp_reshard_after_forward = "{"always" if level == 3 else "never"}"'] if level else []),
-        f"tensor_parallel_degree = {degrees.tp}",
-        f"context_parallel_degree = {degrees.cp}",
-        f"pipeline_parallel_degree = {degrees.pp}",
-    ]
+    local = degrees.global_batch // degrees.dp if degrees.pp > 1 else degrees.micro_batch
+    spread: dict[str, Any] = {
+        "data_parallel_replicate_degree": 1 if level else degrees.dp,
+        "data_parallel_shard_degree": degrees.dp if level else 1,
+        **({"fsdp_reshard_after_forward": "always" if level == 3 else "never"} if level else {}),
+        "tensor_parallel_degree": degrees.tp, "context_parallel_degree": degrees.cp,
+        "pipeline_parallel_degree": degrees.pp,
+    }  # fmt: skip
     if config.experts is not None:
-        lines += [
-            "# torchtitan's experts drop no token; here they have places for "
-            f"{config.experts.capacity_factor:g} times an even share",
-            f"expert_parallel_degree = {degrees.ep}",
-            f"expert_tensor_parallel_degree = {degrees.tp if degrees.ep > 1 else 1}",
-        ]
+        spread["expert_parallel_degree"] = degrees.ep
     if degrees.pp > 1:
-        lines += _pipeline_lines(degrees, degrees.layers_of(config.num_layers))
-    mode = {"none": "none", "selective_op": "selective", "full": "full"}[degrees.recompute]
-    lines += ["", "[activation_checkpoint]", f'mode = "{mode}"']
-    if mode == "selective":
-        lines.append('selective_ac_option = "op"')
-    return "\n".join(lines) + "\n"
+        spread |= _pipeline_settings(degrees, degrees.layers_of(config.num_layers))
+    training = {"seq_len": config.seq, "local_batch_size": local, "global_batch_size": degrees.global_batch}
+    return {"training": training, "parallelism": spread}
 
 
-def _check_expressible(degrees: Degrees) -> None:
-    """Refuse degrees that torchtitan has no setting for.
+def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
+    """The settings as a TOML file, which torchtitan read until 0.2.
 
     Raises:
-        TwofoldError: the first of them, with the flag of `twofold plan` that avoids it.
+        TwofoldError: what torchtitan has no setting for, or refuses.
     """
-    level, schedule = degrees.optimizer.parallel_level, degrees.schedule
-    order, usual = ([axis for axis in axes if getattr(degrees, axis) > 1] for axes in (degrees.order, ORDER))
-    refusals = (
-        (
-            level == 1 and degrees.dp * degrees.cp > 1,
-            "cannot shard optimizer states alone (level 1); plan with --zero 0, 2 or 3",
-        ),
-        (
-            level == 0 and degrees.cp > 1,
-            "shards weights over context-parallel ranks; plan with --zero 2 or 3, or --cp 1",
-        ),
-        (
-            level == 0 and degrees.dp > 1 and degrees.tp * degrees.pp > 1,
-            "replicates weights (level 0) only without tensor and pipeline parallelism; plan with --zero 2 or 3",
-        ),
-        (
-            degrees.tp > 1 and not degrees.sequence_parallel,
-            "splits the sequence wherever it splits tensors; plan with --sequence-parallel True",
-        ),
-        (
-            degrees.recompute == "selective",
-            "recomputes by operator or all; plan with --recompute selective_op or full",
-        ),
-        (order != usual, f"cannot place ranks in the order {'-'.join(order)}; plan with --order {' '.join(ORDER)}"),
-        (
-            degrees.recompute_layers is not None,
-            "recomputes in all blocks or in every k-th one; plan without --recompute-layers",
-        ),
-        (
-            degrees.pp == 1 and schedule != "1f1b",
-            f"has schedules of pipeline ranks only, not {schedule!r} on one rank; plan with --schedule 1f1b",
-        ),
-        (schedule not in _SCHEDULES, f"has no schedule {schedule!r}; plan with one of {', '.join(_SCHEDULES)}"),
-        (
-            degrees.ep > 1 and not level,
-            "shares experts out among ranks that shard weights; plan with --zero 2 or 3, or --ep 1",
-        ),
-    )
-    for is_refused, reason in refusals:
-        if is_refused:
-            raise TwofoldError(f"torchtitan {reason}")
-
-
-def _pipeline_lines(degrees: Degrees, counts: tuple[int, ...]) -> list[str]:
-    fewer = _settings_of(counts)
-    if fewer is None:
-        raise TwofoldError(
-            f"torchtitan's stages are equal but for fewer layers on the first and the last, not {list(counts)}; pin "
-            "others with --stage-layers"
-        )
-    effective = sum(counts) + sum(fewer)
-    each = -(-effective // len(counts))
     lines = [
-        f'pipeline_parallel_schedule = "{_SCHEDULES[degrees.schedule]}"',
-        f"pipeline_parallel_microbatch_size = {degrees.micro_batch}",
-        f"pipeline_parallel_first_stage_less_layers = {fewer[0]}",
-        f"pipeline_parallel_last_stage_less_layers = {fewer[1]}",
+        f"# num_layers = {config.num_layers}, as twofold's reader needs it: the model's flavor states it to torchtitan"
     ]
-    if -(-effective // each) == len(counts):
-        lines.append(f"pipeline_parallel_layers_per_stage = {each}")
-    elif degrees.virtual != _usual_chunks(degrees.schedule):
-        raise TwofoldError(
-            f"torchtitan makes {-(-effective // each)} stages of {each} layers, not {len(counts)}; plan with --virtual "
-            f"{_usual_chunks(degrees.schedule)}, or pin others with --stage-layers"
+    if config.experts is not None:
+        lines.append(
+            "# torchtitan's experts drop no token; here they have places for "
+            f"{config.experts.capacity_factor:g} times an even share"
         )
-    return lines
+    settings = torchtitan_settings(config, degrees)
+    if degrees.ep > 1:
+        settings["parallelism"]["expert_tensor_parallel_degree"] = degrees.tp
+    mode = _MODES[degrees.recompute]
+    settings["activation_checkpoint"] = {"mode": mode} | ({"selective_ac_option": "op"} if mode == "selective" else {})
+    for section, values in settings.items():
+        lines += [f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items()), ""]
+    return "\n".join(lines)
+
+
+_MODES = {"none": "none", "selective_op": "selective", "full": "full"}
+"""Our name of what recomputes -> torchtitan's."""
+
+_FLAVORS = {
+    (32, 4096, 32, 8, 14336, 128_256): ("llama3", "llama3_8b"),
+    (80, 8192, 64, 8, 28672, 128_256): ("llama3", "llama3_70b"),
+    (126, 16384, 128, 8, 53248, 128_256): ("llama3", "llama3_405b"),
+}  # fmt: skip
+"""Layers, width, heads, heads of keys, inner size and vocabulary -> --module and --config of torchtitan 0.3.0."""
+
+
+def torchtitan_flavor(config: TransformerConfig) -> tuple[str, str]:
+    """The --module and --config of a model.
+
+    Raises:
+        TwofoldError: torchtitan has no such model; its sizes are no flags.
+
+    >>> from plans.model.transformer import transformer_config
+    >>> torchtitan_flavor(transformer_config("llama-3-8b"))
+    ('llama3', 'llama3_8b')
+    """
+    sizes = (config.num_layers, config.hidden, config.num_heads, config.kv_heads, config.ffn, config.vocab)
+    if sizes not in _FLAVORS:
+        known = ", ".join(name for _, name in _FLAVORS.values())
+        raise TwofoldError(
+            f"torchtitan 0.3.0 has no configuration of {config.name} with {config.num_layers} layers, and no flags for "
+            f"sizes; known are {known}: add yours to its config_registry, or plan for another software"
+        )
+    return _FLAVORS[sizes]
+
+
+def torchtitan_words(config: TransformerConfig, degrees: Degrees, ranks_per_node: int) -> list[str]:
+    """The words of a command that trains a model by torchtitan 0.3.0; CUDA graphs are off, as its pipelines need.
+
+    Raises:
+        TwofoldError: what torchtitan has no setting for, or refuses.
+    """
+    module, flavor = torchtitan_flavor(config)
+    words = [
+        "torchrun", "--nnodes", str(-(-degrees.num_ranks // ranks_per_node)), "--nproc-per-node", str(ranks_per_node),
+        "-m", "torchtitan.train", "--module", module, "--config", flavor, "--training.disable_cuda_graphs",
+        "--compile.no-enable",
+    ]  # fmt: skip
+    for section, values in torchtitan_settings(config, degrees).items():
+        for name, value in values.items():
+            words += [f"--{section}.{name}", str(value)]
+    return [*words, f"activation_checkpoint:{_MODES[degrees.recompute]}"]
+
+
+def _pipeline_settings(degrees: Degrees, counts: tuple[int, ...]) -> dict[str, Any]:
+    fewer = fewer_layers(counts)
+    assert fewer is not None, "refused by the rules"
+    each = -(-(sum(counts) + sum(fewer)) // len(counts))
+    found: dict[str, Any] = {
+        "pipeline_parallel_schedule": TORCHTITAN_SCHEDULES[degrees.schedule],
+        "pipeline_parallel_microbatch_size": degrees.micro_batch,
+        "pipeline_parallel_first_stage_less_layers": fewer[0],
+        "pipeline_parallel_last_stage_less_layers": fewer[1],
+    }
+    if -(-(sum(counts) + sum(fewer)) // each) == len(counts):
+        found["pipeline_parallel_layers_per_stage"] = each
+    return found
 
 
 def _usual_chunks(schedule: str) -> int:
-    return 1 if schedule in _SINGLE else 2
+    return 1 if schedule in TORCHTITAN_SINGLE else 2
 
 
 # ------------------------------------------------------------------- reading
+
+
+def read_torchtitan_launch(text: str, path: str) -> dict[str, Any]:
+    """The fields of a `Statement` that a command of torchtitan 0.3.0 gives.
+
+    Raises:
+        TwofoldError: no such command, or what has no meaning here.
+    """
+    words = shlex.split(text.replace("\\\n", " "), comments=True)
+    document: dict[str, dict[str, Any]] = {}
+    for word, value in itertools.pairwise([*words, ""]):
+        section, _, name = word.removeprefix("--").partition(".")
+        if word.startswith("--") and name and section in _SECTIONS:
+            name = name.partition("=")[0].replace("-", "_")
+            given = word.partition("=")[2] or value
+            document.setdefault(section, {})[name] = int(given) if given.isdigit() else given
+        elif found := re.fullmatch(r"activation[_-]checkpoint:(\S+)", word):
+            document["activation_checkpoint"] = {"mode": found[1], "selective_ac_option": "op"}
+    document.get("training", {}).pop("disable_cuda_graphs", None)
+    return _read_settings(document, text, path) | {"stack": "torchtitan", "rules": TORCHTITAN + TORCHTITAN_DENSE}
 
 
 def read_torchtitan(text: str, path: str) -> dict[str, Any]:
@@ -202,7 +204,16 @@ def read_torchtitan(text: str, path: str) -> dict[str, Any]:
     Raises:
         TwofoldError: no such settings, or what has no meaning here.
     """
-    document = _document(text, path)
+    return _read_settings(_document(text, path), text, path)
+
+
+def _read_settings(document: dict[str, Any], text: str, path: str) -> dict[str, Any]:
+    """The fields of a `Statement` that settings by section give; a comment in `text` tells the number of layers.
+
+    Raises:
+        TwofoldError: no such settings, or what has no meaning here.
+    """
+    _check_document(document, path)
     spread, training, checkpoint = (document.get(name, {}) for name in _SECTIONS)
     _check_known(spread, path)
     values = _layout(spread, path)
@@ -231,7 +242,7 @@ def read_torchtitan(text: str, path: str) -> dict[str, Any]:
     return {
         "values": values, "global_batch": batch,
         "seq": _whole(training, "seq_len", None, path) if "seq_len" in training else None,
-        "unread": _unread(document), "refuses": check_torchtitan, "assumed": assumed if values["ep"] > 1 else (),
+        "unread": _unread(document), "rules": TORCHTITAN, "assumed": assumed if values["ep"] > 1 else (),
         "stages": stages, "num_layers": int(layers[1]) if layers else None,
     }  # fmt: skip
 
@@ -242,7 +253,10 @@ _SECTIONS = ("parallelism", "training", "activation_checkpoint")
 
 def _document(text: str, path: str) -> dict[str, Any]:
     """The settings by section."""
-    document = toml_of(text, path)
+    return toml_of(text, path)
+
+
+def _check_document(document: dict[str, Any], path: str) -> None:
     for name in _SECTIONS:
         if not isinstance(document.get(name, {}), dict):
             raise TwofoldError(f"{path}: {name} is {document[name]!r}, no section [{name}]")
@@ -250,7 +264,6 @@ def _document(text: str, path: str) -> dict[str, Any]:
         raise TwofoldError(
             f"{path} has no [parallelism] or no local_batch_size in [training]: not torchtitan's settings"
         )
-    return document
 
 
 def _level(spread: dict[str, Any], values: dict[str, Any], path: str) -> int:
@@ -342,10 +355,12 @@ def _experts(spread: dict[str, Any], values: dict[str, Any], path: str) -> int:
 
 
 def _pipeline(spread: dict[str, Any], path: str) -> dict[str, Any]:
-    names = {theirs.lower(): mine for mine, theirs in _SCHEDULES.items()}
+    names = {theirs.lower(): mine for mine, theirs in TORCHTITAN_SCHEDULES.items()}
     name = str(spread.get("pipeline_parallel_schedule", "1F1B"))
     if name.lower() not in names:
-        raise TwofoldError(f"{path}: pipeline_parallel_schedule {name!r} is none of {', '.join(_SCHEDULES.values())}")
+        raise TwofoldError(
+            f"{path}: pipeline_parallel_schedule {name!r} is none of {', '.join(TORCHTITAN_SCHEDULES.values())}"
+        )
     schedule = names[name.lower()]
     size = _whole(spread, "pipeline_parallel_microbatch_size", 1, path)
     return {"schedule": schedule, "virtual": _usual_chunks(schedule), "micro_batch": size}
@@ -366,7 +381,7 @@ def stage_values(values: dict[str, Any], stages: tuple[int | None, int, int], nu
     (7, 9, 9, 7)
     """
     each, first, last = stages
-    pp, virtual, name = values["pp"], values["virtual"], _SCHEDULES[values["schedule"]]
+    pp, virtual, name = values["pp"], values["virtual"], TORCHTITAN_SCHEDULES[values["schedule"]]
     if num_layers is None:
         raise TwofoldError("torchtitan's stages depend on the model's number of layers; name the model")
     if each is not None:
@@ -377,13 +392,13 @@ def stage_values(values: dict[str, Any], stages: tuple[int | None, int, int], nu
                 f"torchtitan cannot share out to {pp} ranks"
             )
         virtual = count // pp
-    single, paired = values["schedule"] in _SINGLE, values["schedule"] in ("zb_v", "dualpipe_v")
+    single, paired = values["schedule"] in TORCHTITAN_SINGLE, values["schedule"] in ("zb_v", "dualpipe_v")
     if (virtual == 1) is not single or (paired and virtual != 2):
         wanted = "1 stage" if single else "2 stages" if paired else "at least 2 stages"
         raise TwofoldError(
             f"torchtitan's {name} has {wanted} per rank; pipeline_parallel_layers_per_stage makes {virtual}"
         )
-    counts = _stages(num_layers, pp * virtual, first, last)
+    counts = stages_of(num_layers, pp * virtual, first, last)
     if counts is None:
         raise TwofoldError(
             f"{num_layers} layers cannot fill {pp * virtual} stages with {first} fewer on the first and {last} on the "

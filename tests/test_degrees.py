@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from costmodels import Machine
+from interop.megatron import megatron_flags
 from interop.plan_file import read_plan
-from interop.statement import megatron_flags, read_statement, torchtitan_toml, write_statement
+from interop.statement import read_statement, write_statement
+from interop.torchtitan import torchtitan_toml
 from plans.degrees import DEGREES, Degrees, check, describe, even_layers
 from plans.degrees.file import degrees_to_json, values_from_json
 from plans.degrees.groups import rank_groups, stage_ranks

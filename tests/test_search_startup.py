@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import schedules as pipelining
 
-from interop.statement import megatron_flags, megatron_text, read_statement, torchtitan_toml
+from interop.megatron import megatron_flags
+from interop.software import software_named
+from interop.statement import read_statement
+from interop.torchtitan import torchtitan_toml
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import transformer_config
@@ -23,6 +26,12 @@ THEIRS = {
     "interleaved_zb": "InterleavedZeroBubble", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV",
 }  # fmt: skip
 PINS = {"--micro-batch": "micro_batch", "--global-batch": "global_batch", "--schedule": "schedule", "--cp": "cp"}
+
+
+def megatron_launch(config: Any, stated: Degrees) -> str:
+    script = software_named("megatron").launch(config, stated, 8)
+    assert script is not None
+    return script
 
 
 def degrees(*, zero: int = 0, **values: Any) -> Degrees:
@@ -126,7 +135,7 @@ def test_a_sequence_that_context_parallelism_cannot_split_is_refused(write: Any,
 
 def test_a_batch_under_which_a_program_would_not_start_is_refused_when_costed_again(tmp_path: Path) -> None:
     file = tmp_path / "flags.sh"
-    file.write_text(megatron_text(CONFIG, degrees(pp=2, global_batch=4, schedule="interleaved_1f1b", virtual=2)))
+    file.write_text(megatron_launch(CONFIG, degrees(pp=2, global_batch=4, schedule="interleaved_1f1b", virtual=2)))
     assert read_statement(file).degrees(8).num_micro_batches == 8
     with pytest.raises(TwofoldError, match="Megatron-LM interleaves"):
         read_statement(file).degrees(3)
@@ -138,7 +147,7 @@ def test_a_batch_under_which_a_program_would_not_start_is_refused_when_costed_ag
 
 def test_a_sequence_is_looked_at_when_costed_again(tmp_path: Path) -> None:
     file = tmp_path / "flags.sh"
-    file.write_text(megatron_text(CONFIG, degrees(cp=2, global_batch=1)))
+    file.write_text(megatron_launch(CONFIG, degrees(cp=2, global_batch=1)))
     assert read_statement(file).degrees().cp == 2
     with pytest.raises(TwofoldError, match="2050 tokens"):
         read_statement(file).degrees(seq=2050)

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from interop.statement import megatron_flags, megatron_text, read_statement, torchtitan_toml, write_statement
+from interop.megatron import megatron_flags
+from interop.software import software_named
+from interop.statement import read_statement, write_statement
+from interop.torchtitan import torchtitan_toml
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, transformer_config
@@ -21,6 +24,12 @@ CONFIG = transformer_config("llama-3-8b")
 MIXTURE = transformer_config("mixtral-8x7b", seq=4096)
 FINE = transformer_config("deepseek-moe-16b")
 """Its first block has no experts; two are shared."""
+
+
+def megatron_launch(config: Any, stated: Degrees) -> str:
+    script = software_named("megatron").launch(config, stated, 8)
+    assert script is not None
+    return script
 
 
 def degrees(*, zero: int = 1, **values: Any) -> Degrees:
@@ -52,7 +61,7 @@ def test_flags_of_megatron_come_back_as_they_went(stated: Degrees, tmp_path: Pat
     found = read_statement(script)
     assert found.seq == 8192
     assert found.degrees() == stated and not found.unread
-    script.write_text(megatron_text(CONFIG, stated))
+    script.write_text(megatron_launch(CONFIG, stated))
     assert read_statement(script).degrees() == stated
 
 
@@ -70,7 +79,7 @@ def test_a_mixture_in_megatrons_flags_comes_back_as_it_went(
     config: TransformerConfig, stated: Degrees, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.sh"
-    script.write_text(megatron_text(config, stated))
+    script.write_text(megatron_launch(config, stated))
     found = read_statement(script)
     assert found.degrees() == stated and not found.unread and not found.assumed
     assert found.model(config) == config
@@ -356,17 +365,6 @@ def test_plan_saves_what_simulate_costs_again(tmp_path: Path, capsys: pytest.Cap
     assert load_plan(out).num_ranks == 4 and found["alternatives"]
     assert "not proven to be the next best" in report.read_text()
     assert "One degree changed at a time" in report.read_text()
-    for export in ("megatron", "torchtitan"):
-        spread = ["--zero", "1"] if export == "megatron" else ["--zero", "3", "--sequence-parallel", "True"]
-        told = ["--export", export, "--out", str(tmp_path / "other.json"), "--pp", "2", "--schedule", "1f1b", "--json"]
-        assert main([*asked, *pins, *spread, *told]) == 0
-        made = json.loads(capsys.readouterr().out)
-        file = tmp_path / ("a.sh" if export == "megatron" else "a.toml")
-        file.write_text(made["export"])
-        recost = ["simulate", str(file), "--recost", "--model", "llama-3-8b", "--machine", "h100-sxm-x8"]
-        assert main([*recost, "--json"]) == 0
-        # one data-parallel rank has nothing to shard: torchtitan's settings do not tell level 3 from level 0 there
-        assert json.loads(capsys.readouterr().out)["step_s"] == pytest.approx(made["best"]["step_s"], rel=1e-5)
     assert main(["simulate", str(out), "--recost", "--machine", "h100-sxm-x8", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["step_s"] == pytest.approx(found["best"]["step_s"]) and again["fits"] and again["stack"] == "torch"
@@ -386,7 +384,7 @@ def test_plan_saves_what_simulate_costs_again(tmp_path: Path, capsys: pytest.Cap
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--devices", "0"], "num_devices is 0"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--simulate", "-1"], "--simulate -1"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--method", "magic"], "magic"),
-        (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--export", "alpa"], "alpa"),
+        (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--for", "alpa"], "alpa"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--method", "grid", "--tp", "2"], "takes no pins"),
         (["plan", "mixtral-8x7b", "--machine", "h100-sxm-x8", "--cp", "2"], "which cp 2 splits"),
         (["plan", "executor.networks:multiple_mix", "--machine", "h200-x8", "--tp", "2"], "--tp is for transformers"),
@@ -419,16 +417,6 @@ def test_a_plan_that_could_not_be_saved_is_refused_before_the_search(
     (tmp_path / "file").write_text("no folder")
     assert main(["plan", model, "--machine", "h100-sxm-x8" if ":" not in model else "h200-x8", "--out", out]) == 2
     assert "cannot be written" in capsys.readouterr().err
-
-
-def test_a_plan_that_another_program_has_no_words_for_is_saved_all_the_same(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    asked = ["plan", "llama-3-8b", "--layers", "2", "--seq", "512", "--machine", "h100-sxm-x8", "--devices", "2"]
-    pins = ["--tp", "2", "--recompute", "selective_op", "--export", "megatron", "--out", str(tmp_path / "a.json")]
-    assert main([*asked, *pins]) == 2
-    assert "by operator" in capsys.readouterr().err
-    assert load_plan(tmp_path / "a.json").num_ranks == 2
 
 
 @pytest.mark.parametrize(

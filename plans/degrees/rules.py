@@ -21,9 +21,9 @@ from plans.schedules.pairs import overlapped_pairs
 from plans.schedules.registry import is_written
 
 __all__ = [
-    "OF_DEGREES", "OF_DEVICES", "OF_MODELS", "RECOMPUTE_MODES", "ModelSizes", "broken", "byte_count",
-    "chunk_counts", "flag", "level", "mode", "name_of_schedule", "order", "receiving", "schedule_virtual", "tied_head",
-    "unpredicted", "whole_number",
+    "OF_DEGREES", "OF_DEVICES", "OF_MODELS", "RECOMPUTE_MODES", "ModelSizes", "Rule", "broken", "byte_count",
+    "chunk_counts", "flag", "level", "mode", "name_of_schedule", "order", "receiving", "rules", "schedule_virtual",
+    "tied_head", "unpredicted", "whole_number",
 ]  # fmt: skip
 
 RECOMPUTE_MODES = ("none", "selective", "selective_op", "full")
@@ -355,19 +355,25 @@ class Rule:
         return self.sentence(*values)
 
 
-def _rules(*sentences: Callable[..., str | None]) -> tuple[Rule, ...]:
+def rules(*sentences: Callable[..., str | None]) -> tuple[Rule, ...]:
+    """A table of rules, each a function of the values that it looks at."""
     listed = []
     for sentence in sentences:
         parameters = inspect.signature(sentence).parameters.values()
         needed = frozenset(each.name for each in parameters if each.default is inspect.Parameter.empty)
         names = tuple(each.name for each in parameters)
-        listed.append(Rule(sentence, names, needed, operator.itemgetter(*names)))
+        listed.append(Rule(sentence, names, needed, _values_of(names)))
     return tuple(listed)
 
 
-OF_DEGREES = _rules(_recompute_layers, _expert_ranks, _batch, _slices, _chunks, _layers)
-OF_DEVICES = _rules(_devices)
-OF_MODELS = _rules(
+def _values_of(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """What takes the values of these names, which `itemgetter` puts into a tuple only where there are several."""
+    return operator.itemgetter(*names) if len(names) > 1 else lambda known: (known[names[0]],)
+
+
+OF_DEGREES = rules(_recompute_layers, _expert_ranks, _batch, _slices, _chunks, _layers)
+OF_DEVICES = rules(_devices)
+OF_MODELS = rules(
     _schedule, _pairs, _heads, _kv_heads, _mlp, _vocabulary, _sequence, _has_experts, _experts, _whole_samples,
     _expert_rows, _expert_features, _all_layers, _enough_layers,
 )  # fmt: skip

@@ -11,6 +11,7 @@ import msgspec
 
 from costmodels import Machine
 from plans.degrees import DEGREES, Degrees, check, check_stated
+from plans.degrees.rules import Rule, broken
 from plans.errors import TwofoldError
 from plans.model.transformer import Recognised, TransformerConfig, sizes_of
 from plans.plan import Optimizer
@@ -76,6 +77,7 @@ class Problem:
         stack: the software that runs it.
         memory_limit_bytes: of a device; by default the machine's memory without what its runtime takes. A hard limit.
         optimizer: its kind and dtypes; the level is searched.
+        rules: of the software that runs it (`interop.startup`); a configuration that breaks one is not in the space.
         fused: False leaves runs of memory-bound instructions apart; they are fused only where the machine gains by it.
 
     Raises:
@@ -94,6 +96,7 @@ class Problem:
     optimizer: Optimizer | None = None
     fused: bool = True
     recognised: Recognised | None = None
+    rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("num_devices", "global_batch"):
@@ -138,8 +141,17 @@ class Problem:
             raise TwofoldError("sequence_parallel is pinned, but tp=1 leaves nothing to split; pin tp above 1")
         if pins.takes_turns and not self.stack.runs_programs:
             raise TwofoldError(f"slices and pairs are twofold's; {self.stack.name} runs none: unpin them")
+        if reason := self.refused(**pins.given):
+            raise TwofoldError(reason)
         if pins.layers is not None and pins.pp is None:
             raise TwofoldError("layers are pinned for every chunk, so pp must be pinned too")
+
+    def refused(self, **known: Any) -> str | None:
+        """Why the software cannot run what is known of a configuration by name; None where it can."""
+        if not self.rules:
+            return None
+        own = {"model": sizes_of(self.config), "seq": self.config.seq, "global_batch": self.global_batch}
+        return next(broken(self.rules, {**own, **known}), None)
 
     @property
     def limit_bytes(self) -> int:
@@ -180,7 +192,8 @@ class Problem:
         """Degrees of plain values by name, the blocks of every chunk stated: what is proven has one reading.
 
         Raises:
-            TwofoldError: layers that are not given and cannot be spread evenly; values that contradict each other.
+            TwofoldError: layers that are not given and cannot be spread evenly; values that contradict each other; what
+            the software cannot run.
         """
         assert self.optimizer is not None
         given = {name: value for name, value in self.pins.given.items() if not DEGREES[name].is_searched}
@@ -188,4 +201,7 @@ class Problem:
         made = Degrees.of(values, global_batch=self.global_batch, optimizer=self.optimizer, fused=self.fuses)
         if made.layers is None:
             check(made, sizes_of(self.config))
-        return made.spelled_out(self.config.num_layers)
+        made = made.spelled_out(self.config.num_layers)
+        if sentence := self.refused(**made.values, num_micro_batches=made.num_micro_batches):
+            raise TwofoldError(sentence)
+        return made

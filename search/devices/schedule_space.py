@@ -10,7 +10,7 @@ from search.devices.costs import num_dense
 from search.devices.least_memory import LeastMemory
 from search.devices.linear import Linear, Terms
 from search.devices.problem import Problem
-from search.devices.space import ScheduleChoice, recompute_counts, recomputes_some, schedule_of, shapes, spreads
+from search.devices.space import ScheduleChoice, recompute_counts, recomputes_some, scheduled, shapes
 
 __all__ = ["ScheduleSpaces"]
 
@@ -36,8 +36,7 @@ class ScheduleSpaces:
         """A schedule of so many ranks and micro-batches; None where there is none, or no layers for its chunks."""
         key = (shape, pp, count)
         if key not in self._spaces:
-            schedule = schedule_of(shape, pp, count)
-            choices = () if schedule is None else spreads(self.problem, schedule.num_stages)
+            schedule, choices = scheduled(self.problem, shape, pp, count)
             dense = num_dense(self.problem.config)
             self._spaces[key] = (
                 ScheduleSpace(schedule=schedule, layers=choices, num_dense=dense)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -136,8 +136,12 @@ def meshes(problem: Problem) -> tuple[list[Mesh], dict[str, int]]:
                 elif reason := next(broken(OF_DEGREES, known), None):
                     no(reason)
                 else:
-                    order = pins.order or ORDER
-                    found += [Mesh(dp, cp, tp, pp, ep, order) for ep in _expert_degrees(problem, dp)]
+                    for ep in _expert_degrees(problem, dp):
+                        mesh = Mesh(dp, cp, tp, pp, ep, pins.order or ORDER)
+                        if reason := problem.refused(**asdict(mesh)):
+                            no(reason)
+                        else:
+                            found.append(mesh)
     return found, refused
 
 
@@ -203,8 +207,10 @@ def orders(problem: Problem, mesh: Mesh) -> list[tuple[tuple[str, ...], Placemen
     if problem.pins.order is None and problem.num_devices > problem.machine.links[0].ranks:
         used = [axis for axis in ORDER if getattr(mesh, axis) > 1]
         rest = tuple(axis for axis in ORDER if axis not in used)
-        for order in itertools.permutations(used):
-            found.setdefault(placement(problem, replace(mesh, order=(*order, *rest))), (*order, *rest))
+        for first in itertools.permutations(used):
+            order = (*first, *rest)
+            if problem.refused(**asdict(replace(mesh, order=order))) is None:
+                found.setdefault(placement(problem, replace(mesh, order=order)), order)
     return [(order, where) for where, order in found.items()]
 
 
@@ -226,6 +232,7 @@ def sequence_parallels(problem: Problem, mesh: Mesh) -> tuple[bool, ...]:
     return tuple(
         each for each in wanted
         if refusal(problem.config, tp=mesh.tp, cp=mesh.cp, sequence_parallel=each) is None
+        and problem.refused(tp=mesh.tp, sequence_parallel=each) is None
     )  # fmt: skip
 
 
@@ -233,7 +240,9 @@ def recomputes(problem: Problem) -> tuple[str, ...]:
     """The recompute modes that the stack has."""
     pins = problem.pins
     modes = problem.stack.recompute_modes if pins.recompute is None else (pins.recompute,)
-    return modes if pins.recompute_layers is None else tuple(mode for mode in modes if mode != "none")
+    some = pins.recompute_layers
+    modes = tuple(mode for mode in modes if problem.refused(recompute=mode, recompute_layers=some) is None)
+    return modes if some is None else tuple(mode for mode in modes if mode != "none")
 
 
 def recomputes_some(problem: Problem, mode: str) -> bool:
@@ -254,14 +263,17 @@ def recompute_counts(problem: Problem, mode: str, most: int) -> tuple[int | None
     pinned = problem.pins.recompute_layers
     if pinned is not None:
         return (None if pinned >= most else pinned,)
-    return (*range(1, most), None) if recomputes_some(problem, mode) else (None,)
+    if not recomputes_some(problem, mode) or problem.refused(recompute=mode, recompute_layers=1):
+        return (None,)
+    return (*range(1, most), None)
 
 
 def levels(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
     """The optimizer-parallel levels; with one rank for every weight there is nothing to shard."""
     if problem.pins.zero is not None:
         return (problem.pins.zero,)
-    return (0, 1, 2, 3) if mesh.dp * mesh.cp > 1 else (0,)
+    every = (0, 1, 2, 3) if mesh.dp * mesh.cp > 1 else (0,)
+    return tuple(zero for zero in every if problem.refused(**asdict(mesh), zero=zero) is None)
 
 
 @lru_cache(maxsize=4096)
@@ -285,7 +297,8 @@ def shapes(problem: Problem, pp: int) -> tuple[ScheduleChoice, ...]:
     Pairs are those of DualPipe-V, unless another schedule is pinned.
     """
     pinned = problem.pins.schedule or ("dualpipe_v" if problem.pins.overlap_pairs else None)
-    return _shapes(pinned, problem.pins.virtual, problem.config.num_layers, pp)
+    every = _shapes(pinned, problem.pins.virtual, problem.config.num_layers, pp)
+    return tuple(each for each in every if problem.refused(schedule=each.schedule, virtual=each.virtual, pp=pp) is None)
 
 
 @lru_cache(maxsize=4096)
@@ -341,8 +354,20 @@ def layer_choices(num_layers: int, num_chunks: int, last_fewer: int = 2) -> tupl
     return tuple(found)
 
 
-def spreads(problem: Problem, num_chunks: int) -> tuple[tuple[int, ...], ...]:
-    """The spreads of the layers to try."""
+def scheduled(
+    problem: Problem, shape: ScheduleChoice, pp: int, count: int
+) -> tuple[Schedule | None, tuple[tuple[int, ...], ...]]:
+    """The schedule of a shape for so many ranks and micro-batches, if there is one that the software runs, and the
+    spreads of the layers to try with it."""
+    known = {"schedule": shape.schedule, "virtual": shape.virtual, "pp": pp, "num_micro_batches": count}
+    schedule = schedule_of(shape, pp, count)
+    if schedule is None or problem.refused(**known):
+        return None, ()
+    every = _spreads(problem, schedule.num_stages)
+    return schedule, tuple(each for each in every if problem.refused(**known, layers=each) is None)
+
+
+def _spreads(problem: Problem, num_chunks: int) -> tuple[tuple[int, ...], ...]:
     pinned = problem.pins.layers
     if pinned is not None:
         return (pinned,) if len(pinned) == num_chunks else ()
@@ -358,13 +383,11 @@ def enumerate_degrees(problem: Problem) -> Iterator[Degrees]:
         for size in micro_batches(problem, mesh):
             count = problem.global_batch // (mesh.dp * size)
             for shape in shapes(problem, mesh.pp):
-                schedule = schedule_of(shape, mesh.pp, count)
-                if schedule is None:
-                    continue
+                layer_spreads = scheduled(problem, shape, mesh.pp, count)[1]
                 for sp in sequence_parallels(problem, mesh):
                     for recompute in recomputes(problem):
                         for zero in levels(problem, mesh):
-                            for layers in spreads(problem, schedule.num_stages):
+                            for layers in layer_spreads:
                                 for some in recompute_counts(problem, recompute, max(layers)):
                                     yield problem.degrees(
                                         values_of(mesh, size, sp, recompute, shape, zero, layers, some)

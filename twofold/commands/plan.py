@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
 
 from plans.degrees import DEGREES
 from plans.errors import TwofoldError
@@ -63,7 +65,6 @@ class ResultOptions:
             --top-k K the search proves the order of the first K.
         out: where the best plan goes; a transformer's degrees go beside it, with the ending .degrees.json.
         report: transformers: write the search's report to this HTML file.
-        export: transformers: megatron or torchtitan: print the best as that program's settings.
         simulate: transformers: how many of the best are simulated instruction by instruction, which orders them anew.
         explain: print the alternatives as well, and why they lost.
     """
@@ -71,7 +72,6 @@ class ResultOptions:
     top_k: int | None = None
     out: str = "plan.json"
     report: str | None = None
-    export: str | None = None
     simulate: int = 0
     explain: bool = False
 
@@ -94,7 +94,9 @@ class PlanCommand:
         method: search; data-parallel, grid or greedy, what one would do without; or operators, a transformer operator
             by operator.
         host: transformers: file of a host (`twofold calibrate --host`) whose times to issue are taken.
-        stack: transformers: the software that runs it: twofold, torch, torch-compile, megatron or megatron-2022.
+        software: transformers: the program that is to run the plan, with its version: only what it can run is searched,
+            at its costs, and a script that launches the best plan is saved beside it (see docs/search.md).
+        stack: transformers: whose costs to take, such as torch-compile or megatron; those of --for otherwise.
         execution: of the plan: graph (a step is one launch, where the device can; the default) or eager.
         fused: joins memory-bound instructions where the device gains by it; --no-fused leaves them apart.
         memory: limit per device, such as 25GB.
@@ -108,8 +110,9 @@ class PlanCommand:
     seq: int | None = None
     layers: int | None = None
     method: str = "search"
-    stack: str = "twofold"
     host: str | None = None
+    software: Annotated[str, tyro.conf.arg(name="for", metavar="NAME[@VERSION]")] = "twofold"
+    stack: str | None = None
     execution: str | None = None
     fused: bool = True
     memory: str | None = None
@@ -142,7 +145,7 @@ class PlanCommand:
                 )
             return _plan_degrees(self, model, machine, say), True
         only = [DEGREES[name].flag for name in self.degrees.pins if name not in ("schedule", "zero")]
-        only += ["export"] if self.result.export else []
+        only += ["for"] if self.software != "twofold" else []
         if only:
             raise TwofoldError(
                 f"{flag(only[0])} is for transformers on accelerators; {self.model!r} on {machine.name} is searched "
@@ -167,15 +170,17 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
     Raises:
         TwofoldError: a file that cannot be written, an unknown program to export to, and what the search refuses.
     """
-    from plans.files import check_writable
+    from interop.software import software_named
+    from plans.files import check_writable, write_atomically
     from plans.model.transformer import config_remarks
     from reports.search_report import explained, search_tables, write_search_report
     from search.devices.result_json import result_json
 
     result = options.result
-    if result.export not in (None, "megatron", "torchtitan"):
-        raise TwofoldError(f"--export {result.export!r} is not known; known are megatron, torchtitan")
-    for file in (result.out, _degrees_file(result.out), result.report):  # before the search
+    software = software_named(options.software)
+    if software.check_model is not None:
+        software.check_model(model.config)
+    for file in (result.out, _beside(result.out, ".degrees.json"), result.report):  # before the search
         if file is not None:
             check_writable(file)
     problem, shown = _problem(options, model, machine), result.top_k or _SHOWN
@@ -201,20 +206,24 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
             result.report, answer, top_k=shown, reasons=reasons, certificate=certificate, model=options.model
         )
         say.say(f"saved {report}")
-    exported = _exported(answer, result.export)  # the result is saved, whether or not it can be exported
-    if exported is not None:
-        say.say(exported)
-    more = {"files": files, "export": exported, "simulated": simulated}
+    launch = software.launch(problem.config, answer.best.degrees, problem.machine.links[0].ranks)
+    if launch is not None:
+        script = write_atomically(_beside(result.out, f".{software.name}{software.ending}"), launch.encode())
+        files.append(str(script))
+        say.say(f"saved {script}, which launches it; `twofold simulate {script} --recost` reads it back")
+    more = {"files": files, "launch": launch, "simulated": simulated}
     return result_json(answer, shown) | more | (reasons.to_json() if reasons else {})
 
 
 def _problem(options: PlanCommand, model: GivenModel, machine: Machine) -> Problem:
+    from interop.software import software_named
     from search.devices import Pins, Problem
     from simulator.stacks import on_host, stack_named
     from twofold.commands.execution import executed
     from twofold.context import parse_bytes
 
-    machine, stack = on_host(machine, stack_named(options.stack), options.host)
+    software = software_named(options.software)
+    machine, stack = on_host(machine, stack_named(options.stack or software.stack), options.host)
     count = machine.num_devices if options.devices is None else options.devices
     usual = count if model.graph is None else model.graph.batch_size
     return Problem(
@@ -222,7 +231,7 @@ def _problem(options: PlanCommand, model: GivenModel, machine: Machine) -> Probl
         num_devices=count, global_batch=usual if options.global_batch is None else options.global_batch,
         pins=Pins(**options.degrees.pins), stack=stack,
         memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
-        fused=options.fused,
+        fused=options.fused, rules=software.rules,
     )  # fmt: skip
 
 
@@ -262,18 +271,9 @@ def _confirm(
     return replace(answer, plans=(*first, *(each for each in answer.plans if each not in first))), simulated
 
 
-def _exported(answer: SearchResult[Candidate], program: str | None) -> str | None:
-    from interop.statement import megatron_text, torchtitan_toml
-
-    if program is None:
-        return None
-    config, degrees = answer.problem.config, answer.best.degrees
-    return megatron_text(config, degrees) if program == "megatron" else torchtitan_toml(config, degrees)
-
-
-def _degrees_file(out: str) -> Path:
-    """Where the degrees of a plan go."""
-    return Path(f"{out.removesuffix('.json')}.degrees.json")
+def _beside(out: str, ending: str) -> Path:
+    """A file beside a plan: its degrees, or the launch of another program."""
+    return Path(f"{out.removesuffix('.json')}{ending}")
 
 
 def _save(answer: SearchResult[Candidate], execution: str, out: str, say: Console) -> list[str]:
@@ -295,7 +295,7 @@ def _save(answer: SearchResult[Candidate], execution: str, out: str, say: Consol
         unmade = str(error)
     saved = [
         write_statement(
-            _degrees_file(out), config, best.degrees, stack=answer.problem.stack.name, machine=machine.name,
+            _beside(out, ".degrees.json"), config, best.degrees, stack=answer.problem.stack.name, machine=machine.name,
             **figures_of(best.forecast),
         )
     ]  # fmt: skip
