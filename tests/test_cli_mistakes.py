@@ -48,7 +48,7 @@ PREDICT = "predict --model llama-3-8b --machine h200-x8"
         ("plan gpt2 medium --machine h200-x8", "'medium' is one word too many for twofold plan"),
         ("plan gpt2 --machine h200x8", "machine 'h200x8' is not known; did you mean h200-x8"),
         ("plan gpt5 --machine h200-x8", "gpt5"),
-        ("plan gpt2 --machine h200-x8 --export deepspeed", "deepspeed"),
+        ("plan gpt2 --machine h200-x8 --for deepspeed", "deepspeed"),
         ("plan gpt2 --machine h200-x8 --devices 16", "16"),
         ("plan gpt2 --machine h200-x8 --memory lots", "--memory"),
         (
