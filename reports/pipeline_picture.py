@@ -1,344 +1,135 @@
-"""The pipeline picture: what every rank does over one step, the prediction above the run, on one time axis.
+"""A still picture of the pipeline: what every rank does over one step, timelines one above the other on one time axis.
 
-First `pipeline_panel` makes the data (rows, boxes, outlines of actions), then `pipeline_picture` draws it. A picture
-has at most about `MAX_BOXES` boxes; a larger step is drawn with one box per action, then for one rank of each group,
-then in slots of time that show what took most of each, and the picture says so.
+Reports hold the living timeline (`reports.live`) instead; this one is for documents, notebooks and SVG files.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from plans.errors import TwofoldError
-from plans.timeline import PS_PER_S, Timeline
+from plans.timeline import PS_PER_S, STREAMS, Timeline
+from reports.charts import COLOURS, Chart
 from reports.spans import KIND_COLOURS, groups_of, kind_of, read_label, representative_step, rows_of_step
-from reports.svg import Picture, text_width
-from reports.units import format_seconds, time_unit
+from reports.units import Seconds, time_unit
 
-__all__ = ["COLOURS", "MAX_BOXES", "ActionOutline", "Box", "Panel", "Row", "pipeline_panel", "pipeline_picture"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-MAX_BOXES = 4000
+__all__ = ["MAX_ROWS", "pipeline_picture"]
+
 MAX_ROWS = 64
+"""Of a timeline; of more ranks one of each group is drawn, of more groups some."""
 
-COLOURS = {kind: colour for kind, colour in KIND_COLOURS.items() if kind != "waiting"}
-"""The fill of each kind of work; waiting is drawn as idle."""
-
-_WIDTH, _LEFT, _RIGHT = 1120.0, 118.0, 16.0
-_COMPUTE, _COMM, _GAP = 19.0, 6.0, 5.0
+_LANES = {"compute": (-0.4, 0.56), "comm": (0.2, 0.16)}
+"""Stream -> top and height of its lane in a row of height 1."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A rank, the stages of its group, and how many equal ranks it stands for."""
-
-    rank: int
-    stages: tuple[int, ...]
-    stands_for: int = 1
-
-    @property
-    def group(self) -> str:
-        """Such as "stage 0" or "stages 0, 2"."""
-        if not self.stages:
-            return "no stage"
-        return f"stage{'s' if len(self.stages) > 1 else ''} {', '.join(map(str, self.stages))}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
-    """Work on one lane ("compute" or "comm") of a row, in picoseconds since the step began."""
-
-    row: int
-    lane: str
-    start_ps: int
-    end_ps: int
-    kind: str
-    name: str
-
-    @property
-    def length_ps(self) -> int:
-        """The duration in picoseconds."""
-        return self.end_ps - self.start_ps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionOutline:
-    """A run of compute boxes of one action on a row; `busy_ps` is its longest stretch without a gap."""
-
-    row: int
-    start_ps: int
-    end_ps: int
-    busy_ps: tuple[int, int]
-    label: str
-    micro_batch: int | None
-    kind: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
-    """One timeline's part of the picture: of `step`, `step_ps` long; `notes` say what was left out or merged."""
-
-    title: str
-    step: int
-    step_ps: int
-    rows: tuple[Row, ...]
-    boxes: tuple[Box, ...]
-    outlines: tuple[ActionOutline, ...]
-    notes: tuple[str, ...] = field(default=())
-
-
-def pipeline_panel(timeline: Timeline, *, max_boxes: int = MAX_BOXES, step: int | None = None) -> Panel:
-    """The boxes of one step of a timeline.
-
-    Args:
-        timeline: what a simulation or a run returned.
-        max_boxes: about how many boxes there may be.
-        step: which step; by default the last of a prediction, the one of median length of a run.
-
-    Raises:
-        TwofoldError: no spans, or no such step.
-    """
-    step = representative_step(timeline) if step is None else step
-    if not 0 <= step < timeline.num_steps or not (timeline.step == step).any():
-        raise TwofoldError(
-            f"the {timeline.kind} timeline has no spans of step {step}; it covers {timeline.num_steps} steps"
-        )
-    notes: list[str] = []
-    rows = [Row(rank=rank, stages=stages) for stages, ranks in groups_of(timeline) for rank in ranks]
-    if len(rows) > MAX_ROWS:
-        rows = _one_per_group(timeline, step)
-        notes.append("one rank of each group, the one that computes longest")
-        if len(rows) > MAX_ROWS:
-            rows = [rows[round(at)] for at in np.linspace(0, len(rows) - 1, MAX_ROWS)]
-            notes.append(f"{MAX_ROWS} of the groups, evenly picked")
-    boxes, outlines = _boxes(timeline, step, rows, False)
-    if len(boxes) > max_boxes:
-        notes.append(f"{len(boxes):,} instructions merged by action, backward in the colour of input gradients")
-        boxes, outlines = _boxes(timeline, step, rows, True)
-    if len(boxes) > max_boxes and len(fewer := _one_per_group(timeline, step)) < len(rows):
-        rows = fewer
-        notes.append("one rank of each group, the one that computes longest")
-        boxes, outlines = _boxes(timeline, step, rows, True)
-    length = timeline.step_end_ps[step] - timeline.step_start_ps[step]
-    if len(boxes) > max_boxes:
-        slots = max(1, min(round(_WIDTH), max_boxes // (2 * len(rows))))
-        notes.append(f"each slot of {format_seconds(length / slots / PS_PER_S)} shows what took most of it")
-        boxes, outlines = _slots(boxes, length, slots), []
-    steps = f"step {step + 1} of {timeline.num_steps}, " if timeline.num_steps > 1 else ""
-    return Panel(
-        title=f"{timeline.kind.upper()}: {steps}{format_seconds(length / PS_PER_S)}",
-        step=step, step_ps=length, rows=tuple(rows), boxes=tuple(boxes), outlines=tuple(outlines), notes=tuple(notes),
-    )  # fmt: skip
-
-
-def pipeline_picture(
-    timelines: Sequence[Timeline], *, max_boxes: int = MAX_BOXES, title: str = "Pipeline: what every rank does"
-) -> Picture:
-    """Draw timelines one above the other on the same time axis.
+def pipeline_picture(timelines: Sequence[Timeline], *, title: str = "Pipeline: what every rank does") -> Chart:
+    """Draw timelines one above the other.
 
     Args:
         timelines: the prediction first, then the run.
-        max_boxes: about how many boxes all of them may have together.
         title: of the picture.
+
+    Raises:
+        TwofoldError: no timeline, or one without spans.
     """
-    panels = [pipeline_panel(each, max_boxes=max_boxes // max(1, len(timelines))) for each in timelines]
-    if not panels:
+    if not timelines:
         raise TwofoldError("a pipeline picture needs at least one timeline")
-    longest_ps = max(1, *(panel.step_ps for panel in panels))
-    heights = [_panel_height(panel) for panel in panels]
-    picture = Picture(title=title, width=_WIDTH, height=34 + sum(heights) + 40)
-    entries = [(style, kind if kind != "other" else "load, slice, other") for kind, style in COLOURS.items()]
-    picture.legend(_LEFT, 16, [*entries, ("idle", "idle or waiting")])
-    top = 34.0
-    for panel, height in zip(panels, heights, strict=True):
-        _draw_panel(picture, panel, top, longest_ps)
-        top += height
-    _, unit = time_unit(longest_ps / PS_PER_S)
-    picture.text((_LEFT + _WIDTH - _RIGHT) / 2, top + 24, f"time since the step began ({unit})", "middle")
-    picture.text(_LEFT, top + 24, "wide lane: compute; narrow lane: communication in flight", "small muted")
-    return picture
+    for each in timelines:
+        if not len(each.rank):
+            raise TwofoldError(f"the {each.kind} timeline has no spans to draw")
+    rows = [_rows(each) for each in timelines]
+
+    def draw(figure: Figure) -> None:
+        figure.set_figheight(1.0 + sum(0.5 + 0.22 * len(own) for own in rows))
+        heights = [len(own) + 1 for own in rows]
+        panels = figure.subplots(len(timelines), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        unit_s, unit = time_unit(max(each.step_s for each in timelines))
+        for axes, timeline, own in zip(panels, timelines, rows, strict=True):
+            _draw(axes, timeline, own, unit_s)
+        panels[-1].set_xlabel(f"time since the step began ({unit}); wide lane: compute, narrow lane: communication")
+        handles = {
+            kind: handle for axes in panels for handle, kind in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3 if len(handles) > 4 else 4)
+
+    return Chart(title=title, draw=draw)
 
 
-def _panel_height(panel: Panel) -> float:
-    groups = len({row.stages for row in panel.rows})
-    return 26 + len(panel.rows) * (_COMPUTE + _COMM + _GAP) + 5 * groups + 24
-
-
-def _draw_panel(picture: Picture, panel: Panel, top: float, longest_ps: int) -> None:
-    scale = (_WIDTH - _LEFT - _RIGHT) / longest_ps
-    picture.text(8, top + 16, panel.title, "title")
-    if panel.notes:
-        picture.text(16 + text_width(panel.title, 14.5), top + 16, "; ".join(panel.notes), "small muted")
-    tops, y, last = [], top + 26, None
-    for row in panel.rows:
-        if last is not None and row.stages != last:
-            y += 5
-        if row.stages != last:
-            picture.text(8, y + 14, row.group if len(row.group) < 11 else f"st. {','.join(map(str, row.stages))}"[:12])
-        last = row.stages
-        tops.append(y)
-        rank = f"rank {row.rank}" + (f" ×{row.stands_for}" if row.stands_for > 1 else "")
-        picture.text(_LEFT - 6, y + 14, rank, "end small")
-        picture.rect(_LEFT, y, panel.step_ps * scale, _COMPUTE, "idle")
-        y += _COMPUTE + _COMM + _GAP
-    bottom = y
-    unit_s, _ = time_unit(longest_ps / PS_PER_S)
-    unit_ps = unit_s * PS_PER_S
-    for tick in _nice_ticks(longest_ps / unit_ps, 12):
-        x = _LEFT + tick * unit_ps * scale
-        picture.line(x, top + 22, x, bottom, "grid")
-        picture.line(x, bottom, x, bottom + 4)
-        picture.text(x, bottom + 15, f"{tick:g}", "middle small")
-    picture.line(_LEFT, bottom, _WIDTH - _RIGHT, bottom)
-    for box in panel.boxes:
-        low, height = (0.0, _COMPUTE) if box.lane == "compute" else (_COMPUTE + 1, _COMM)
-        width = max(0.25, box.length_ps * scale)
-        hover = f"{box.name}: {format_seconds(box.length_ps / PS_PER_S)} from {format_seconds(box.start_ps / PS_PER_S)}"
-        picture.rect(_LEFT + box.start_ps * scale, tops[box.row] + low, width, height, COLOURS[box.kind], hover)
-    several = any(len(row.stages) > 1 for row in panel.rows)
-    for outline in panel.outlines:
-        x, width = _LEFT + outline.start_ps * scale, (outline.end_ps - outline.start_ps) * scale
-        if width > 3:
-            picture.rect(x, tops[outline.row], width, _COMPUTE, "frame")
-        text = "" if outline.micro_batch is None else outline.label if several else str(outline.micro_batch)
-        low, high = (_LEFT + edge * scale for edge in outline.busy_ps)  # text stands on a colour, not on a gap
-        if text and high - low >= text_width(text, 11) + 3:
-            picture.text((low + high) / 2, tops[outline.row] + 13.5, text, "ink middle small")
-    end = _LEFT + panel.step_ps * scale
-    picture.line(end, top + 22, end, bottom, "mark")
-
-
-def _one_per_group(timeline: Timeline, step: int) -> list[Row]:
-    """Of every group the rank with most compute."""
-    used = rows_of_step(timeline, step, "compute")
-    length = (timeline.end_ps[used] - timeline.start_ps[used]).astype(float)
-    busy = np.bincount(timeline.rank[used], weights=length, minlength=timeline.num_ranks)
-    return [
-        Row(rank=max(ranks, key=lambda rank: (busy[rank], -rank)), stages=stages, stands_for=len(ranks))
-        for stages, ranks in groups_of(timeline)
+def _rows(timeline: Timeline) -> list[tuple[int, str]]:
+    """(rank, its label) of the rows: every rank with spans, or one of each group where they are too many."""
+    groups = [
+        (stages, [rank for rank in ranks if rank in timeline.represents]) for stages, ranks in groups_of(timeline)
     ]
+    folded = sum(len(ranks) for _, ranks in groups) > MAX_ROWS
+    rows = []
+    for stages, ranks in groups:
+        for rank in ranks[:1] if folded else ranks:
+            count = len(ranks) if folded else timeline.represents[rank]
+            stage = f", stage {', '.join(map(str, stages))}" if stages and rank == ranks[0] else ""
+            rows.append((rank, f"rank {rank}{f' ×{count}' if count > 1 else ''}{stage}"))
+    if len(rows) > MAX_ROWS:
+        rows = [rows[round(at)] for at in np.linspace(0, len(rows) - 1, MAX_ROWS)]
+    return rows
 
 
-def _boxes(
-    timeline: Timeline, step: int, rows: Sequence[Row], by_action: bool
-) -> tuple[list[Box], list[ActionOutline]]:
-    """A box per span, or per run of spans of one action without a visible gap, and the outlines of actions."""
-    start = timeline.step_start_ps[step]
-    gap_ps = (timeline.step_end_ps[step] - start) // 500  # two pixels: too short to be seen as a gap
-    labels = [read_label(id_) for id_, _, _ in timeline.names]
+def _draw(axes: Axes, timeline: Timeline, rows: Sequence[tuple[int, str]], unit_s: float) -> None:
+    step = representative_step(timeline)
+    begin, length = timeline.step_start_ps[step], timeline.step_end_ps[step] - timeline.step_start_ps[step]
+    scale = 1 / (unit_s * PS_PER_S)
     kinds = [kind_of(call, part) for _, call, part in timeline.names]
-    boxes: list[Box] = []
-    outlines: list[ActionOutline] = []
-    for number, row in enumerate(rows):
-        compute: list[Box] = []
-        actions: list[ActionOutline] = []
-        stretches: list[Box] = []
-        for at in rows_of_step(timeline, step, "compute", row.rank):
-            name = int(timeline.name_index[at])
-            low, high = int(timeline.start_ps[at]) - start, int(timeline.end_ps[at]) - start
-            if kinds[name] == "waiting" or high <= low:
-                continue
-            label = labels[name]
-            kind = label.kind if label.stage is not None or label.text == "end" else kinds[name]
-            box = Box(
-                row=number, lane="compute", start_ps=low, end_ps=high, kind=kinds[name], name=timeline.names[name][0]
-            )
-            compute.append(box)
-            same = bool(actions) and actions[-1].label == label.text
-            if same and low <= stretches[-1].end_ps + gap_ps:
-                stretches[-1] = replace(stretches[-1], end_ps=max(stretches[-1].end_ps, high))
-            else:
-                stretches.append(replace(box, kind=kind, name=label.text))
-            busy, first = (stretches[-1].start_ps, stretches[-1].end_ps), low
-            if same:
-                last = actions.pop()
-                busy, first = max(last.busy_ps, busy, key=lambda edges: edges[1] - edges[0]), last.start_ps
-                high = max(high, last.end_ps)
-            actions.append(
-                ActionOutline(
-                    row=number,
-                    start_ps=first,
-                    end_ps=high,
-                    busy_ps=busy,
-                    label=label.text,
-                    micro_batch=label.micro_batch,
-                    kind=kind,
-                )
-            )
-        boxes += stretches if by_action else compute
-        outlines += actions
-        boxes += _comm_boxes(timeline, step, row.rank, number, kinds, by_action)
-    return boxes, outlines
-
-
-def _comm_boxes(timeline: Timeline, step: int, rank: int, number: int, kinds: Sequence[str], merged: bool) -> list[Box]:
-    """Boxes of the communication lane; those that overlap are joined, since the lane shows whether something moves."""
-    start = timeline.step_start_ps[step]
-    found: list[Box] = []
-    for at in rows_of_step(timeline, step, "comm", rank):
-        name = int(timeline.name_index[at])
-        low, high = int(timeline.start_ps[at]) - start, int(timeline.end_ps[at]) - start
-        if kinds[name] == "waiting" or high <= low:
-            continue
-        id_ = timeline.names[name][0]
-        if (found and low < found[-1].end_ps) or (found and merged and low == found[-1].end_ps):
-            last = found[-1]
-            several = last.name if id_ == last.name else f"{last.name.partition(' and ')[0]} and others"
-            found[-1] = Box(
-                row=number,
-                lane="comm",
-                start_ps=last.start_ps,
-                end_ps=max(last.end_ps, high),
-                kind=last.kind,
-                name=several,
-            )
-        else:
-            found.append(Box(row=number, lane="comm", start_ps=low, end_ps=high, kind="communication", name=id_))
-    return found
-
-
-def _slots(boxes: Sequence[Box], length_ps: int, num_slots: int) -> list[Box]:
-    """Per lane and slot of time the kind that took most of it, if it took half; equal neighbours are one box."""
-    by_lane: dict[tuple[int, str], list[Box]] = {}
-    for box in boxes:
-        by_lane.setdefault((box.row, box.lane), []).append(box)
-    edges = np.linspace(0, max(1, length_ps), num_slots + 1)
-    result = []
-    for (row, lane), members in by_lane.items():
-        share = {kind: np.zeros(num_slots) for kind in COLOURS}
-        for box in members:
-            first = min(num_slots - 1, int(np.searchsorted(edges, box.start_ps, side="right")) - 1)
-            last = max(first, min(num_slots - 1, int(np.searchsorted(edges, box.end_ps, side="left")) - 1))
-            part = slice(first, last + 1)
-            covered = np.minimum(edges[part.start + 1 : part.stop + 1], box.end_ps) - np.maximum(
-                edges[part], box.start_ps
-            )
-            share[box.kind][part] += covered
-        names = list(share)
-        most = np.argmax(np.stack([share[name] for name in names]), axis=0)
-        busy = sum(share.values()) >= 0.5 * (edges[1] - edges[0])
-        at = 0
-        while at < num_slots:
-            until = at + 1
-            while until < num_slots and most[until] == most[at] and busy[until] == busy[at]:
-                until += 1
-            if busy[at]:
-                kind = names[int(most[at])]
-                result.append(
-                    Box(
-                        row=row, lane=lane, start_ps=int(edges[at]), end_ps=int(edges[until]), kind=kind,
-                        name=f"mostly {kind}",
-                    )
+    said: set[str] = set()
+    for number, (rank, _) in enumerate(rows):
+        for stream, (top, height) in _LANES.items():
+            spans = rows_of_step(timeline, step, stream, rank)
+            for kind in KIND_COLOURS:
+                own = spans[[kinds[name] == kind for name in timeline.name_index[spans]]] if len(spans) else spans
+                if kind == "waiting" or not len(own):
+                    continue
+                places = _joined(timeline.start_ps[own] - begin, timeline.end_ps[own] - begin, length // 2000)
+                axes.broken_barh(
+                    [(low * scale, (high - low) * scale) for low, high in places], (number + top, height),
+                    facecolors=COLOURS[KIND_COLOURS[kind]], linewidth=0, label=None if kind in said else kind,
                 )  # fmt: skip
-            at = until
-    return result
+                said.add(kind)
+        for low, high, text in _actions(timeline, step, rank):
+            if high - low > 0.012 * length * len(text):
+                axes.text(
+                    (low + high) / 2 * scale, number - 0.12, text, ha="center", va="center", size=7.5, color="#111111"
+                )
+    axes.set_title(f"{timeline.kind.upper()}: step {step + 1} of {timeline.num_steps}, {Seconds(length / PS_PER_S)}")
+    axes.set_yticks(range(len(rows)), [label for _, label in rows], size=8)
+    axes.set_ylim(len(rows) - 0.5, -0.6)
+    axes.axvline(length * scale, linestyle="--", linewidth=0.8, color=COLOURS["grey"])
+    axes.grid(visible=False, axis="y")
 
 
-def _nice_ticks(high: float, about: int) -> list[float]:
-    """Ticks at 1, 2, 2.5 or 5 times a power of ten, from 0 to at most `high`."""
-    power = 10.0 ** math.floor(math.log10(high / about))
-    step = next((factor * power for factor in (1, 2, 2.5, 5) if high / (factor * power) <= about), 10 * power)
-    return [position * step for position in range(int(high / step * (1 + 1e-12)) + 1)]
+def _actions(timeline: Timeline, step: int, rank: int) -> list[tuple[int, int, str]]:
+    """(start, end, micro-batch) of the unbroken stretches of each action of a rank, in ps since the step began."""
+    begin, found = timeline.step_start_ps[step], list[tuple[int, int, str, str]]()
+    near = (timeline.step_end_ps[step] - begin) // 500
+    for at in rows_of_step(timeline, step, STREAMS[1], rank):
+        label = read_label(timeline.names[timeline.name_index[at]][0])
+        low, high = int(timeline.start_ps[at]) - begin, int(timeline.end_ps[at]) - begin
+        if found and found[-1][3] == label.text and low <= found[-1][1] + near:
+            found[-1] = (found[-1][0], max(found[-1][1], high), *found[-1][2:])
+        elif label.micro_batch is not None:
+            found.append((low, high, str(label.micro_batch), label.text))
+    return [each[:3] for each in found]
+
+
+def _joined(starts: np.ndarray, ends: np.ndarray, near: int) -> list[tuple[int, int]]:
+    """Intervals by start, with those joined that are no further apart than can be seen."""
+    found: list[tuple[int, int]] = []
+    for low, high in zip(starts.tolist(), ends.tolist(), strict=True):
+        if found and low <= found[-1][1] + near:
+            found[-1] = found[-1][0], max(found[-1][1], high)
+        else:
+            found.append((low, high))
+    return found
