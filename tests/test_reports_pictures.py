@@ -14,10 +14,10 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.model.mlp import mlp_graph
 from plans.timeline import Span, Timeline
-from reports import graph_data, graph_picture, layout_picture, pipeline_picture, save_graph
+from reports import graph_data, graph_picture, layout_table, pipeline_picture, save_graph
 from reports.charts import Chart
 from reports.layered import place
-from reports.layout_picture import layout_parts
+from reports.layout_table import layout_parts
 from reports.live import pack
 from reports.memory import LiveBytes, live_by_role, worst_ranks
 from reports.spans import groups_of, representative_step
@@ -187,8 +187,7 @@ def test_the_figure_of_the_layout_guide():
     """layout("mp", ("sp", "dp")) puts the first row of a 2 x 4 tensor on ranks 0, 4, 2, 6."""
     layout = Layout((2, 2, 2), ("dp", "sp", "mp"))("mp", ("sp", "dp"))
     assert [part.ranks for part in layout_parts(layout, (2, 4))] == [(0,), (4,), (2,), (6,), (1,), (5,), (3,), (7,)]
-    shown = [text for text in texts(parsed(layout_picture(layout, (2, 4), name="a"))) if text.startswith("rank ")]
-    assert shown == ["rank 0", "rank 4", "rank 2", "rank 6", "rank 1", "rank 5", "rank 3", "rank 7"]
+    assert layout_table(layout, (2, 4), name="a").rows[1] == ("0:1", "1:2", "4")
 
 
 def test_parts_tile_the_tensor_and_hold_each_rank_once():
@@ -205,16 +204,16 @@ def test_parts_tile_the_tensor_and_hold_each_rank_once():
 @pytest.mark.parametrize(
     ("dims", "shape"), [((), ()), (("dp",), (4,)), (("dp", "None", "mp"), (4, 3, 4)), (("dp", "sp", "mp"), (2, 2, 2))]
 )
-def test_layouts_of_any_number_of_dims_are_drawn_with_every_rank(dims, shape):
+def test_layouts_of_any_number_of_dims_have_a_row_for_every_part(dims, shape):
     layout = Layout((2, 2, 2), ("dp", "sp", "mp"))(*dims)
-    root = parsed(layout_picture(layout, shape))
-    cells = [rect for rect in root.iter(f"{SVG}rect") if "faint" in rect.get("class")]
-    assert len(cells) == len(layout_parts(layout, shape)) == np.prod(layout.split_counts, dtype=int)
+    rows = layout_table(layout, shape).rows
+    assert len(rows) == len(layout_parts(layout, shape)) == np.prod(layout.split_counts, dtype=int)
+    assert all(len(row) == len(shape) + 1 for row in rows)
 
 
 def test_a_shape_with_other_dims_is_refused():
     with pytest.raises(TwofoldError, match="has 2 dims"):
-        layout_picture(Layout((2,), ("dp",))("dp"), (4, 4))
+        layout_table(Layout((2,), ("dp",))("dp"), (4, 4))
 
 
 def test_a_memory_curve_of_many_changes_is_thinned_without_losing_its_peak():
