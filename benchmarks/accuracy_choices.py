@@ -57,12 +57,6 @@ def _megatron(**changes: Any) -> Callable[[Stack], Stack]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _NoWait(Megatron):
-    def waits_at_ends(self, degrees: Degrees) -> bool:
-        return False
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Together(Megatron):
     def steps_together(self, degrees: Degrees) -> bool:
         return True
@@ -104,7 +98,6 @@ CHOICES = (
     Choice(name="equal chips are equally fast", stack=lambda stack: replace(stack, chip_spread=0.0)),
     Choice(name="equal chips vary by 0.86 %", stack=lambda stack: replace(stack, chip_spread=0.0086)),
     Choice(name="transfers cost the compute beside them nothing", machine=_free_transfers),
-    Choice(name="interleaved Megatron never waits for sends", stack=_as(_NoWait)),
     Choice(name="interleaved Megatron always waits for sends", stack=_megatron(overlaps_interleaved=False)),
     Choice(name="interleaved Megatron of 2022 sends beside compute", stack=_megatron(overlaps_interleaved=True)),
     Choice(name="Megatron's hosts have their data at once", stack=_megatron(fetch_s=0.0)),

@@ -19,7 +19,6 @@ from plans.schedules import Schedule
 from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit_start_times
 from plans.schedules.variants import VARIANTS, variant_of_rows
 from simulator.forecast.action import ClockMap
-from simulator.forecast.pipeline import at_ends
 
 __all__ = ["ActionColumns", "action_columns", "peak_bytes", "pipeline_ends_ps"]
 
@@ -111,7 +110,6 @@ def pipeline_ends_ps(
     send_ps: Floats,
     *,
     blocking: bool = False,
-    blocking_ends: bool = False,
     overlap_penalty_ps: Floats | None = None,
 ) -> Floats:
     """(batch) when the last rank has ended its step, as `pipeline_end_ps` says of each.
@@ -122,7 +120,7 @@ def pipeline_ends_ps(
         updates: (2, ranks, batch) work and lead of what follows each rank's last action.
         transfer_ps: (stages, batch) between each stage and the next one; of no account within a rank.
         send_ps: (batch) host time of a send or a receive.
-        blocking, blocking_ends: as of `pipeline_end_ps`.
+        blocking: as of `pipeline_end_ps`.
         overlap_penalty_ps: (stages, batch) as there.
 
     Raises:
@@ -134,15 +132,10 @@ def pipeline_ends_ps(
     of_row = levels.variant * num_stages + table.stage
     trails = bool(actions[3].any())
     work, lead, dispatch = actions[:3]
-    if overlap_penalty_ps is not None and not (blocking or blocking_ends):
+    if overlap_penalty_ps is not None and not blocking:
         slowed = np.where(_IS_WEIGHTS[:, None, None], 0.0, overlap_penalty_ps)
         work, lead = work + slowed, lead + slowed
     work, lead, dispatch = (column.reshape(-1, column.shape[-1])[of_row] for column in (work, lead, dispatch))
-    if overlap_penalty_ps is not None and blocking_ends and not blocking:
-        slowed = np.where((table.kind == _WEIGHTS)[:, None], 0.0, overlap_penalty_ps[table.stage])
-        slowed[at_ends(schedule)] = 0.0
-        work += slowed
-        lead += slowed
     sends = levels.sends[:, None] * send_ps
     issued_ps = (levels.sends.astype(np.int64) + levels.receives)[:, None] * send_ps
     issued_ps += dispatch
@@ -158,15 +151,14 @@ def pipeline_ends_ps(
     here = np.flatnonzero(levels.receives)
     travel = transfer_ps[np.where(is_forward, table.stage - 1, table.stage)[here]]
     extra: Floats | None = None
-    if blocking or blocking_ends:
-        held = at_ends(schedule)[levels.needed[here]] if blocking_ends else np.ones(len(here), dtype=bool)
+    if blocking:
         extra = np.zeros_like(work)
-        senders = levels.needed[here[held]]
-        extra[senders] = travel[held]
+        senders = levels.needed[here]
+        extra[senders] = travel
         work += extra
         known[senders] = np.maximum(known[senders], host[senders])
         known += extra
-        here, travel = here[~held], travel[~held]
+        here, travel = here[:0], travel[:0]
     hop = work.copy()
     hop[here] += travel
     if actions[5].any():

@@ -347,12 +347,11 @@ class PipelineForecast:
                 self.schedule, np.stack([columns[chunk] for chunk in self.chunks], axis=-1)[..., None],
                 np.array([(each.work_ps, each.cold_start_ps) for each in self.updates()]).T[..., None],
                 column[:, None], np.array([float(send_ps)]), blocking=stack.waits_for_sends(degrees),
-                blocking_ends=stack.waits_at_ends(degrees),
                 overlap_penalty_ps=overlap_penalty_ps[:, None] if self.schedule.num_ranks > 1 else None,
             )  # fmt: skip
             return float(ends[0])
         runtime = Runtime(
-            blocking=stack.waits_for_sends(degrees), blocking_ends=stack.waits_at_ends(degrees),
+            blocking=stack.waits_for_sends(degrees),
             synchronises=stack.synchronises(degrees), together=stack.steps_together(degrees),
             fetch_ps=stack.fetch_s * PS_PER_S, overlap_penalty_ps=overlap_penalty_ps.tolist(),
         )  # fmt: skip

@@ -143,7 +143,6 @@ class _Grid:
             schedule, actions[:, :, stage_kind], updates[:, list(rank_kind)],
             np.stack([times for times, _ in transfers], -1),
             np.array([send for _, send in transfers], dtype=np.float64), blocking=stack.waits_for_sends(degrees),
-            blocking_ends=stack.waits_at_ends(degrees),
             overlap_penalty_ps=np.stack([
                 transfer_overlap_penalty_ps(times, case.layout.overlap_penalty_share)
                 for (times, _), case in zip(transfers, cases, strict=True)

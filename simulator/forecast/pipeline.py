@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
@@ -16,7 +14,7 @@ from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit
 from plans.schedules.variants import VARIANTS, variant_of_rows
 from simulator.forecast.action import ClockMap
 
-__all__ = ["Runtime", "at_ends", "pipeline_end_ps"]
+__all__ = ["Runtime", "pipeline_end_ps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +23,6 @@ class Runtime:
 
     Args:
         blocking: a rank goes on only when what it sent has arrived.
-        blocking_ends: it does so before its first backward and after its last forward only.
         synchronises: the host waits for the device whenever something was received or sent.
         fetch_ps: host time before every forward for its data, after the device has ended what it was given; 0: none.
         together: all ranks begin a step together; else each begins its next one when it has ended this one.
@@ -34,7 +31,6 @@ class Runtime:
     """
 
     blocking: bool = False
-    blocking_ends: bool = False
     synchronises: bool = False
     fetch_ps: float = 0.0
     together: bool = True
@@ -79,7 +75,6 @@ def pipeline_end_ps(
     of_actions = {id(own): [_clocks(own, name) for name in VARIANTS] for own in actions}  # of equal chunks the same
     clock_maps = [of_actions[id(own)] for own in actions]
     sent = [0.0] * len(rows)
-    waits = at_ends(schedule).tolist() if runtime.blocking_ends else [runtime.blocking] * len(rows)
     for at, rank, stage, variant, needed, arrives, leaves in rows:
         free, begun, arrival = host[rank], stream[rank], 0.0
         work, lead, dispatch, trailing, last, ahead, busy = clock_maps[stage][variant]
@@ -93,7 +88,7 @@ def pipeline_end_ps(
             begins[rank] = begun
         if holds_host:
             free = _host_ready_ps(runtime, VARIANTS[variant], free, stream[rank], begun if arrival else 0.0)
-        if penalty_ps and not waits[at] and VARIANTS[variant][0] != "W":
+        if penalty_ps and not runtime.blocking and VARIANTS[variant][0] != "W":
             work, lead = work + penalty_ps[stage], lead + penalty_ps[stage]
         late, end = free + lead, begun + work
         if trailing or last or busy:
@@ -106,7 +101,7 @@ def pipeline_end_ps(
         if (travel := travels[leaves]) is not None:
             free += send_ps
             sent[at] = max(end, free)
-            if waits[at]:
+            if runtime.blocking:
                 end = sent[at] + travel
             if runtime.synchronises:
                 free = max(free, end)
@@ -131,24 +126,6 @@ def _clocks(actions: Mapping[str, ClockMap], name: str) -> tuple[float, ...]:
     own = actions.get(name) or actions.get(name[0]) or ClockMap()
     last_ps = min(own.tail_ps, own.tail_if_host_bound_ps)
     return own.work_ps, own.cold_start_ps, own.dispatch_ps, own.tail_ps, last_ps, own.prefetch_ps, own.channel_busy_ps
-
-
-@lru_cache(maxsize=64)
-def at_ends(schedule: Schedule) -> npt.NDArray[np.bool_]:
-    """Which rows of a schedule's table stand before their rank's first backward or after its last forward.
-
-    >>> from plans.schedules import make_schedule
-    >>> at_ends(make_schedule("1f1b", 2, 3)).tolist()
-    [True, False, False, False, True, True, False, False, False, False, False, True]
-    """
-    table = schedule.table
-    found = np.zeros(len(table.stage), dtype=bool)
-    for first, last in itertools.pairwise(table.rank_start.tolist()):
-        forward = table.kind[first:last] == 0
-        if forward.any() and not forward.all():
-            found[first : first + int(np.argmin(forward)) - 1] = True
-            found[last - int(np.argmax(forward[::-1])) : last] = True
-    return found
 
 
 _Row = tuple[int, int, int, int, int, int, int]

@@ -204,10 +204,6 @@ class Stack:
         """Whether a stage goes on only when what it sent has arrived."""
         return not self.overlaps_sends
 
-    def waits_at_ends(self, degrees: Degrees) -> bool:
-        """Whether it does so before its first backward and after its last forward, though not between."""
-        return False
-
     def synchronises(self, degrees: Degrees) -> bool:
         """Whether the host waits for the device at every transfer between stages."""
         return False

@@ -96,8 +96,6 @@ class Megatron(Stack):
             )
         if degrees.pp > 1:
             waits = "waits for what it sent" if self.waits_for_sends(degrees) else "computes beside its sends"
-            if self.waits_at_ends(degrees):
-                waits += ", but not while the pipeline fills and drains"
             told.append(f"{own} a stage {waits} ({degrees.schedule})")
             if not self.steps_together(degrees):
                 told.append(f"{own} ranks begin a step before the last one is validated")
@@ -120,12 +118,6 @@ class Megatron(Stack):
         if degrees.schedule.startswith("zb"):
             return not self.overlaps_split
         return not (self.overlaps_interleaved and degrees.virtual > 1)
-
-    def waits_at_ends(self, degrees: Degrees) -> bool:
-        """The interleaved schedule sends beside the compute of the other direction only: while it warms up and drains
-        it waits for each message at once. (--overlap-p2p-communication-warmup-flush, off by default, came later to
-        change that; megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving.)"""
-        return self.overlaps_interleaved and degrees.virtual > 1 and not degrees.schedule.startswith("zb")
 
     def steps_together(self, degrees: Degrees) -> bool:
         """The zero-bubble repository validates an update after the next step has begun (its section 4)."""
