@@ -1,9 +1,6 @@
 """Tables and the HTML report."""
 
-import doctest
-import importlib
 import json
-import pkgutil
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -11,7 +8,6 @@ from html.parser import HTMLParser
 import pytest
 from reports_example import measured, predicted, small_graph, small_plan
 
-import reports
 from plans.timeline import Span, Timeline
 from reports import Check, Table, composition_table, plan_table, verification_table, write_report
 from reports.html import Report, report_html
@@ -231,8 +227,3 @@ def test_tables_give_plain_numbers_to_pandas():
 def test_cells_are_escaped():
     table = Table(title="<T>", columns=("<c>",), rows=(("<script>",),))
     assert "<script>" not in table.html() and "&lt;script&gt;" in table.html()
-
-
-@pytest.mark.parametrize("name", [f"reports.{each.name}" for each in pkgutil.iter_modules(reports.__path__)])
-def test_examples_in_docstrings(name):
-    assert doctest.testmod(importlib.import_module(name)).failed == 0

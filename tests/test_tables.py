@@ -239,6 +239,20 @@ def test_the_unit_of_a_metric():
     assert measured_as(samples, None, 2.0) == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(
+    ("cell", "metric", "value"),
+    [("48% MFU", "mfu_percent", "48"), ("1.10 s", "iteration_time_s", "1.1"), ("750 ms", "iteration_time_s", "0.75"),
+     ("410", "tflops_per_gpu", "410"), ("12.1k tokens/s/GPU", "tokens_per_s_per_gpu", "12100")],
+)  # fmt: skip
+def test_a_cells_own_unit_counts_before_that_of_its_header(tmp_path, cell, metric, value):
+    path = tmp_path / "table.md"
+    path.write_text(
+        f"| Model | GPU | GPUs | GBS | TFLOP/s/GPU |\n|---|---|---|---|---|\n| Llama 3 8B | H100 | 8 | 8 | {cell} |\n"
+    )
+    (row,) = read_table(path)
+    assert (row["metric"], row["value"]) == (metric, value)
+
+
 def test_sizes_that_a_family_publishes_need_not_be_stated():
     row = ROW | {"model": "MPT-7B", "layers": "", "hidden": "", "heads": "", "source": "llm-foundry"}
     case = case_of(row, 1)

@@ -163,11 +163,15 @@ def fit_points(
 def base_device(device_name: str, memory_bytes: int, stated: str | None = None) -> Device:
     """The device of the catalogue that a driver's name means; of several variants the one nearest in memory.
 
+    Drivers name the cards for PCIe and the NVL cards as such, and no others.
+
     Raises:
         TwofoldError: there is none.
 
     >>> base_device("NVIDIA H100 80GB HBM3", 85_000_000_000).name
     'h100-sxm'
+    >>> base_device("NVIDIA H100 PCIe", 85_000_000_000).name
+    'h100-pcie'
     >>> base_device("Ascend910B2", 65_000_000_000).name
     'ascend-910b2'
     """
@@ -180,6 +184,8 @@ def base_device(device_name: str, memory_bytes: int, stated: str | None = None) 
             f"device {device_name!r} is not in the catalogue ({', '.join(device_names())}); name the one whose "
             "peaks and links to start from with --base"
         )
+    cards = {"pcie", "nvl"}
+    fitting = [name for name in fitting if cards & set(name.split("-")) == cards & words] or fitting
     return min(map(load_device, fitting), key=lambda device: abs(device.memory_bytes - memory_bytes))
 
 

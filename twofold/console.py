@@ -20,7 +20,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def visible(text: str) -> str:
-    """The text with control characters as Python writes them: what a file holds must not steer the terminal.
+    r"""The text with control characters as Python writes them: what a file holds must not steer the terminal.
 
     >>> visible("a\x1b[2J\tb")
     'a\\x1b[2J\tb'

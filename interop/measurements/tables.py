@@ -135,12 +135,20 @@ def _with_unit(row: dict[str, str]) -> dict[str, str]:
     return _measured(row, metric, row.get("value", ""), figure)
 
 
+def _figure_of_unit(unit: str, header: str, figure: Figure | None) -> Figure | None:
+    """What a cell's own unit measures, which may be another figure than its header names; None where it is none."""
+    plain = unit.strip(" %")
+    if re.fullmatch(r"s|secs?|seconds?|ms|min|minutes?", plain):
+        return figure_named(f"step time ({'min' if plain.startswith('min') else plain})")
+    return figure_named(plain) or (figure_named(f"{header} ({plain})") if figure is None else None)
+
+
 def _measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | None) -> dict[str, str]:
     """A row of one figure."""
     text = cell
     if figure is None or number(cell) is None:
         found = re.match(r"([~\d.,\s]+[kKM]?)[ ]*([A-Za-z%].*)$", cell)
-        unit = figure_named(found.group(2)) or figure_named(f"{header} ({found.group(2)})") if found else None
+        unit = None if found is None else _figure_of_unit(found.group(2), header, figure)
         if found is not None and unit is not None:
             text, figure = found.group(1), unit
         elif found is not None and found.group(2).strip() == "%":

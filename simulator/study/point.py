@@ -63,7 +63,7 @@ def figures_of_point(settings: Settings, search: Search | None = None) -> dict[s
 
     >>> found = figures_of_point({"model": "llama-3-8b", "machine": "h200-x8", "tp": 8, "global_batch": 8})
     >>> 0 < found["step_s"] < 5, found["degrees"]
-    (True, 'tp 8')
+    (True, 'tp 8, micro-batch 1 x 8, 1f1b, recompute none, optimizer level 0')
     """
     try:
         return _figures(settings, search)

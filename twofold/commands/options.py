@@ -219,10 +219,10 @@ class DemoOptions:
 
 
 def given(options: Any) -> dict[str, Any]:
-    """The options of a group that were given, by name.
+    """The options of a group that have a value, by name.
 
-    >>> given(DegreeOptions(tp=2, order=("tp", "dp")))
-    {'tp': 2, 'order': ('tp', 'dp')}
+    >>> "port" in given(LaunchOptions()), given(LaunchOptions(port=29500))["port"]
+    (False, 29500)
     """
     values = {field.name: getattr(options, field.name) for field in fields(options)}
     return {name: value for name, value in values.items() if value not in (None, ())}

@@ -51,7 +51,7 @@ class Recognised:
         >>> from plans.degrees.plan import plan_of
         >>> from plans.model.transformer import transformer
         >>> graph = transformer("gpt2", batch_size=4, num_layers=1)
-        >>> plan = plan_of(Degrees(dp=2, tp=2, global_batch=4), graph)
+        >>> plan = plan_of(Degrees(dp=4, global_batch=4), graph)
         >>> recognise(graph).plan(plan) == plan
         True
         """
