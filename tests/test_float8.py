@@ -111,6 +111,15 @@ def test_precisions_of_products_and_what_their_names_leave_open(text, device, st
 
 
 @pytest.mark.parametrize(
+    ("source", "device", "others"),
+    [("NeMo", "H100", ("megatron-float8",)), ("NeMo", "A100", ()), ("Megatron-LM", "H100", ())],
+)
+def test_a_precision_that_is_not_stated_may_be_float8_where_software_and_device_often_are(source, device, others):
+    case = case_of(ROW | SMALL | {"precision": "", "gpu_type": device, "source": source}, 1)
+    assert case.config.dtype == "bfloat16" and tuple(each for each in case.other_stacks if "float8" in each) == others
+
+
+@pytest.mark.parametrize(
     ("text", "device"), [("MXFP8", "H100"), ("fp8", "A100"), ("NVFP4", "H200"), ("float8 rowwise", "V100")]
 )
 def test_products_that_a_device_does_not_have_are_refused_by_name(text, device):

@@ -28,6 +28,9 @@ _PRODUCTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Words of a precision -> which products it means (`simulator.stacks.products.RECIPES`). NeMo's recipes fp8_ds, fp8_cs,
 fp8_mx and fp8_sc scale with delay, by the step, a block of 32 and a block of 128."""
 
+_OFTEN_FLOAT8 = r"nemo\b|megatron-?bridge|transformer ?engine"
+"""Software whose published runs are as often in float8 as in bf16 on devices that have it."""
+
 _HOPPER = ("h100", "h200", "h20", "h800", "gh200", "mi300x")
 _BLACKWELL = ("b200", "b300", "gb200", "gb300")
 _DEVICES_WITH = {r"^float8": (*_HOPPER, *_BLACKWELL), r"^(mxfp8|nvfp4)$": _BLACKWELL}
@@ -167,6 +170,11 @@ class Cells:
         if found and found[0] != "tf32":
             self.assumed.append(f"{found[0]}: the products of the blocks' linears, everything else in bf16")
         return found
+
+    def may_be_float8(self, device: str) -> bool:
+        """Whether a row that states no precision may well have run in float8."""
+        has_it = device.startswith((*_HOPPER, *_BLACKWELL)) and not self.text("precision")
+        return has_it and bool(re.search(_OFTEN_FLOAT8, self.words("source", "notes")))
 
     def dtype(self, device: str) -> str:
         text = self.plain("precision")

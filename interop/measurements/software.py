@@ -174,6 +174,8 @@ def _megatron_of(stack: str, words: str, device: str) -> tuple[str, ...]:
 def _with_products(cells: Cells, name: str, device: str) -> tuple[str, ...]:
     """The stack with the products that the precision says; a kind that its library has not as the nearest it has."""
     wanted = Cells(cells.row).products(device)
+    if cells.may_be_float8(device):
+        return name, f"{_NARROW.get(name, name)}-float8"
     if not wanted:
         is_float32 = re.fullmatch(r"(fp|float)32|single", cells.plain("precision"))
         return (name, f"{name}-tf32") if is_float32 and not device.startswith("v100") else (name,)
