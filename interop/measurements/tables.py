@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE
 from interop.measurements.composed import BadCell, plain_row
-from interop.measurements.devices import UnknownDevice, device_named
+from interop.measurements.devices import UnknownDevice, device_named, devices_meant
 from interop.measurements.grids import grid_of
 from interop.measurements.headers import COLUMNS, Figure, column_named, figure_named, has_units_in_cells, rank_of
 from interop.measurements.numbers import number
@@ -120,7 +120,7 @@ def _is_device(cell: str) -> bool:
     if re.search(r"dgx|hgx|[ahvb]\d00|910", cell.lower()) is None:
         return False
     try:
-        return bool(device_named(cell))
+        return bool(devices_meant(cell) or device_named(cell))
     except UnknownDevice:
         return False
 
