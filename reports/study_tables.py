@@ -23,11 +23,11 @@ def study_table(axes: Sequence[str], rows: Sequence[Row], most: int | None = Non
     Args:
         axes: names of what was varied.
         rows: settings and figures of every point.
-        most: so many rows are shown, the most tokens a second first; None: all, in their order.
+        most: so many rows are shown, those that fit and have the most tokens a second first; None: all, in their order.
         searched: whether degrees are shown.
     """
     told = [row for row in rows if "refused" not in row]
-    shown = told if most is None else sorted(told, key=lambda row: -row["tokens_per_s"])[:most]
+    shown = told if most is None else sorted(told, key=lambda row: (not row["fits"], -row["tokens_per_s"]))[:most]
     cells: Cells = {name: lambda row, name=name: _text(row.get(name)) for name in axes}  # type: ignore[misc]
     cells |= _figures(told, searched)
     body = tuple(tuple(cell(row) for cell in cells.values()) for row in shown)

@@ -45,7 +45,7 @@ class StudyCommand:
         axes: list every setting by name, and end.
         results: file that keeps every result; by default the study's name with the ending .results.jsonl.
         csv: write a row for every point there.
-        top: rows to show, those with the most tokens a second first.
+        top: rows to show; those that fit first, those with the most tokens a second before others.
     """
 
     study: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY.toml")] = ""
