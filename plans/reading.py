@@ -14,6 +14,7 @@ import os
 import re
 import tokenize
 import tomllib
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -260,7 +261,7 @@ def read_arrays(path: str | os.PathLike[str], what: str) -> dict[str, npt.NDArra
             whole = sum(each.file_size for each in packed.infolist())
         if whole > max(_MOST_BYTES, _PACKED * Path(path).stat().st_size):
             raise TwofoldError(f"{name}: {what} holds {whole:,} bytes, a thousand times its size; give it uncompressed")
-        with np.load(path, allow_pickle=False) as file:
+        with warnings.catch_warnings(action="ignore"), np.load(path, allow_pickle=False) as file:
             return {each: file[each] for each in file.files}
     except TwofoldError:
         raise
@@ -278,7 +279,8 @@ def read_rows(path: str | os.PathLike[str], what: str) -> npt.NDArray[Any]:
     """
     name = os.fspath(path)
     try:
-        found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        with warnings.catch_warnings(action="ignore"):  # of files that Python 2 wrote
+            found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(found, np.ndarray):
             raise ValueError("it holds several")
         return found

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from executor.device import pick_device
+from executor.launch import stalls
 from executor.launch.launch import launch
 from executor.launch.rank_failures import RankFailed, RunFailed
 from executor.train.heartbeat import Heartbeat
@@ -93,12 +94,14 @@ run_rank(lower(plan), plan, iter(batches(50)), parameters(), 50, device="cpu", o
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("sleep", r"rank 1 stopped at \S+ \(\S+\) of step 6, 1\d s ago is in on_step .*; ranks 0, 2, 3 wait for it"),
+        ("sleep", r"rank 1 stopped at \S+ \(\S+\) of step 6, \d s ago is in on_step .*; ranks 0, 2, 3 wait for it"),
         ("stop", r"rank 1 stopped at \S+ \(\S+\) of step 6: process \d+ was stopped by .*; ranks 0, 2, 3 wait for it"),
-        ("all", r"rank \d stopped at \S+ \(\S+\) of step 6, 1\d s ago is in on_step"),
+        ("all", r"rank \d stopped at \S+ \(\S+\) of step 6, \d s ago is in on_step"),
     ],
 )
-def test_a_rank_that_stops_is_named_with_its_place_and_who_waits(how, says, tmp_path):
+def test_a_rank_that_stops_is_named_with_its_place_and_who_waits(how, says, tmp_path, monkeypatch):
+    monkeypatch.setattr(stalls, "STALLED_S", 3.0)  # of 10, and of 5: the rule is the same
+    monkeypatch.setattr(stalls, "STOPPED_S", 2.0)
     script = tmp_path / "hangs.py"
     script.write_text(SCRIPT)
     with pytest.raises(RankFailed, match=says) as caught:
@@ -106,7 +109,8 @@ def test_a_rank_that_stops_is_named_with_its_place_and_who_waits(how, says, tmp_
     assert how == "all" or caught.value.rank == 1
 
 
-def test_an_agent_that_is_stopped_is_named(tmp_path):
+def test_an_agent_that_is_stopped_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(stalls, "STOPPED_S", 2.0)
     script = tmp_path / "hangs.py"
     script.write_text(
         "import os, signal, time\nfrom pathlib import Path\n"

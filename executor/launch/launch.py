@@ -12,6 +12,7 @@ several machines were tested only as two launches on one host.
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -177,6 +178,10 @@ class _Torchrun:
         self.log = job.path / f"torchrun.{ranks[0]}.log"
         self.exits = job.path / f"torchrun.{ranks[0]}.json"
         self.exits.unlink(missing_ok=True)
+        self.own = job.path / f"torchrun.{ranks[0]}.own"  # not among the temporary folders, where it would stay
+        shutil.rmtree(self.own, ignore_errors=True)
+        preloaded, *torchrun_args = agent_args
+        agent_args = [preloaded, f"--log-dir={self.own}", *torchrun_args]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(WORKER_MAIN), "agent", str(os.getpid()), str(self.exits), *agent_args],
@@ -237,6 +242,7 @@ class _Torchrun:
             self.process.kill()
             self.process.wait()
             self.exits.unlink(missing_ok=True)
+            shutil.rmtree(self.own, ignore_errors=True)
             deadline_s = time.monotonic() + GONE_S
             while self._kill_groups() and time.monotonic() < deadline_s:
                 time.sleep(POLL_S / 2)

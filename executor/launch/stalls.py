@@ -23,7 +23,7 @@ STOPPED_S = 5.0  # a debugger, or somebody who moves a process, may stop it for 
 STALLED_S = 10.0
 STALLED_STEPS = 3
 WARM_STEPS = 3  # kernels are compiled and launches recorded in the first steps
-WARM_S = 60.0  # also for reading data
+WARM_S = 50.0  # also for reading data; below the 60 s after which a rank that waits gives up, and would be named
 _NUMBERS = struct.Struct("3q")
 
 

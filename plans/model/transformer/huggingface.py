@@ -167,6 +167,8 @@ def reading_of(keys: Mapping[str, Any], name: str = "transformer", *, seq: int |
     (124439808, ('keys that change neither sizes nor costs: use_cache',))
     """
     model_type = keys.get("model_type")
+    if not isinstance(model_type, str | None):
+        raise TwofoldError(f"model_type is {str(model_type)[:80]}; it is a name such as 'llama'")
     if model_type in REFUSED:
         raise TwofoldError(f"{model_type}: {REFUSED[model_type]}")
     if model_type in NESTED:

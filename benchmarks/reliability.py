@@ -1,0 +1,316 @@
+"""Random faults of training jobs: `python -m benchmarks.reliability --count 30 --seed 1` prints what became of each.
+
+Every case trains a small network on 4 gloo ranks with a checkpoint every 5 steps, as `twofold train` does, and lets
+something go wrong at a random step: a process is killed or stopped, a disk is full, a checkpoint is damaged, a weight
+or an input of one rank changes. A case is right if the run ends with the exit code and words that name the cause and
+the rank, no process and no temporary file is left, checkpoints that were reported as written are whole, and a run that
+goes on from them has the losses of the run that nothing happened to, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor.launch.rank_logs import JobFolder
+from executor.train.checkpoint_files import check_checkpoint, written_checkpoints
+from plans.errors import TwofoldError
+from plans.layout import Layout
+from plans.model.mlp import mlp_graph
+from plans.plan import Optimizer, Plan, Stage, Strategy, load_plan, save_plan
+
+__all__ = ["FAULTS", "Outcome", "cases"]
+
+RANKS, STEPS, EVERY = 4, 24, 5
+ENDS_S = 90.0
+_ROOT = Path(__file__).parents[1]
+
+_DATA = """
+import gc, os, resource, time
+import numpy as np
+
+RANK = int(os.environ.get("RANK", -1))
+
+def fed():
+    draw = np.random.default_rng(1)
+    for step in range({steps}):
+        batch = {{"x": draw.random((8, 6), dtype=np.float32), "labels": draw.random((8, 2), dtype=np.float32)}}
+        if RANK >= 0 and step:
+            time.sleep({pause_s})
+        if RANK == {rank} and step == {step}:
+            happens(batch)
+        yield batch
+
+def happens(batch):
+    {happens}
+"""
+_WEIGHT = """
+    import torch
+    from executor.step.interpreter import Interpreter
+    own = [each for each in gc.get_objects() if type(each) is Interpreter][-1]
+    with torch.inference_mode():
+        own.value(own.group.parameters[0].weight).view(torch.int32).view(-1)[3] ^= 1
+"""
+_DISK = "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))"
+_JOB = """plan = "{folder}/plan.json"
+steps = {steps}
+out = "{folder}/out"
+data = "{folder}/data.py:fed"
+log_dir = "{folder}/logs"
+print_every = 1
+[checkpoints]
+every = {every}
+[replicas]
+every = 1
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that goes wrong.
+
+    Args:
+        says: what the error must say, of rank {rank}; "" where the run must end well.
+        happens: Python that the rank runs before a step.
+        process: "rank", "guard", "agent" or "launcher", which gets the signals.
+        signals: that it gets, one every 2 s.
+        damages: what is done to a file of the newest checkpoint once the run has ended well.
+        code: the exit code.
+        rank: the only one that it can happen to.
+    """
+
+    says: str
+    happens: str = "pass"
+    process: str = ""
+    signals: tuple[signal.Signals, ...] = ()
+    damages: Callable[[bytearray, random.Random], bytes] | None = None
+    code: int = 1
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a fault: its name and rank, how long the run took, and what was not right."""
+
+    fault: str
+    rank: int
+    seconds: float
+    wrong: tuple[str, ...]
+
+
+def _flipped(data: bytearray, draw: random.Random) -> bytes:
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    return bytes(data)
+
+
+def _cut(data: bytearray, draw: random.Random) -> bytes:
+    return bytes(data[: draw.randrange(len(data))])
+
+
+_DAMAGED = r"step-\d+.*(not as it was written|resume from another|not a whole|truncated|Expected|unknown field|JSON)"
+FAULTS = {
+    "kill rank": Fault(says=r"rank {rank} was killed by SIGKILL", process="rank", signals=(signal.SIGKILL,)),
+    "kill guard": Fault(says=r"rank {rank} was killed", process="guard", signals=(signal.SIGKILL,)),
+    "kill agent": Fault(says=r"torchrun|was killed", process="agent", signals=(signal.SIGKILL,)),
+    "kill launcher": Fault(says="", process="launcher", signals=(signal.SIGKILL,), code=-9),
+    "end launcher": Fault(says="", process="launcher", signals=(signal.SIGTERM,), code=143),
+    "stop rank": Fault(says=r"rank {rank} stopped .*SIGSTOP", process="rank", signals=(signal.SIGSTOP,)),
+    "stop guard": Fault(says=r"guard of rank {rank} stopped", process="guard", signals=(signal.SIGSTOP,)),
+    "stop agent": Fault(says=r"torchrun's process has stopped", process="agent", signals=(signal.SIGSTOP,)),
+    "pause rank": Fault(says="", process="rank", signals=(signal.SIGSTOP, signal.SIGCONT), code=0),
+    "pause launcher": Fault(says="", process="launcher", signals=(signal.SIGSTOP, signal.SIGCONT), code=0),
+    "rank hangs": Fault(says=r"rank {rank} stopped", happens="time.sleep(600)"),
+    "rank raises": Fault(says=r"rank {rank} failed: \w*Error: lost", happens='raise OSError("lost")'),
+    "full disk": Fault(says=r"cannot be written.*File too large|File too large", happens=_DISK, rank=0),
+    "other input": Fault(says=r"input 'x' is another on rank {rank}", happens='batch["x"][3, 2] += 1e-6'),
+    "not finite": Fault(says=r"diverged", happens='batch["x"][3, 2] = float("nan")'),
+    "weight": Fault(says=r"weight of '\S+' is another on rank {rank}", happens=_WEIGHT.strip()),
+    "bit of a checkpoint": Fault(says=_DAMAGED, damages=_flipped, code=2),
+    "cut checkpoint": Fault(says=_DAMAGED, damages=_cut, code=2),
+}  # fmt: skip
+
+
+def cases(count: int, seed: int, names: Sequence[str] = tuple(FAULTS)) -> Iterator[Outcome]:
+    """The outcomes of faults, each of `names` in turn.
+
+    Args:
+        count: of them.
+        seed: of ranks and steps.
+        names: among `FAULTS`.
+    """
+    with tempfile.TemporaryDirectory(prefix="twofold-faults-") as name:
+        folder = Path(name)
+        expected = _losses(_prepared(folder / "whole", Fault(says=""), 0, -1))
+        for number in range(count):
+            draw = random.Random(f"{seed} {number}")
+            fault = names[number % len(names)]
+            yield _outcome(folder / str(number), fault, draw, expected)
+
+
+def _outcome(folder: Path, name: str, draw: random.Random, expected: list[float]) -> Outcome:
+    fault, rank, step = FAULTS[name], draw.randrange(RANKS), draw.randrange(EVERY + 2, STEPS - 6)
+    rank = rank if fault.rank is None else fault.rank
+    job = _prepared(folder, fault, rank, step)
+    begin_s = time.monotonic()
+    wrong: list[str] = []
+    run = _started(job)
+    try:
+        if fault.process:
+            _signalled(folder, run, fault, rank, step)
+        code, said = _ended(run)
+        seconds = time.monotonic() - begin_s
+        if fault.damages is not None:
+            wrong += [f"the run before ended with {code}"] if code else []
+            newest = written_checkpoints(folder / "out" / "checkpoints")[-1]
+            file = draw.choice(sorted(path for path in newest.iterdir() if path.stat().st_size))
+            file.write_bytes(fault.damages(bytearray(file.read_bytes()), draw))
+            job.write_text(job.read_text().replace(f"steps = {STEPS}", f"steps = {STEPS + 4}"))
+            code, said = _ended(_started(job, resume=True))
+        if code != fault.code:
+            wrong.append(f"exit code {code} for {fault.code}: {said[-300:]}")
+        if not re.search(fault.says.replace("{rank}", str(rank)), said):
+            wrong.append(f"it said: {said[-300:]}")
+        if "Traceback" in said and name != "rank raises":
+            wrong.append("a traceback")
+        wrong += _left(folder)
+        if fault.damages is None:
+            wrong += _goes_on(job, said, expected, fault)
+    finally:
+        run.kill()
+        run.wait()
+    return Outcome(fault=name, rank=rank, seconds=seconds, wrong=tuple(wrong))
+
+
+def _prepared(folder: Path, fault: Fault, rank: int, step: int) -> Path:
+    """Plan, data and job of a case."""
+    (folder / "tmp").mkdir(parents=True)
+    graph = mlp_graph([6, 64, 2], 8)
+    stage = Stage(mesh=Layout((RANKS,), ("dp",)), operators=tuple(each.name for each in graph.operators))
+    rows = {each.name: Strategy(dims={str(graph.spec(each).inputs[0][0]): ("dp",)})
+            for each in graph.operators}  # fmt: skip
+    optimizer = Optimizer(kind="adamw", settings={"lr": 0.01})
+    save_plan(Plan(graph=graph, stages=(stage,), strategies=rows, optimizer=optimizer), folder / "plan.json")
+    names = [tensor.name for tensor in graph.inputs]
+    data = _DATA.format(steps=10 * STEPS, pause_s=0.05, rank=rank, step=step, happens=fault.happens)
+    (folder / "data.py").write_text(data.replace('"x"', f'"{names[0]}"').replace('"labels"', f'"{names[1]}"'))
+    job = folder / "job.toml"
+    job.write_text(_JOB.format(folder=folder, steps=STEPS, every=EVERY))
+    return job
+
+
+def _started(job: Path, *, resume: bool = False) -> subprocess.Popen[bytes]:
+    env = os.environ | {"PYTHONPATH": str(_ROOT), "TMPDIR": str(job.parent / "tmp"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "twofold", "train", str(job), *["--resume"] * resume]
+    with (job.parent / "said").open("wb") as said:
+        return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=env, cwd=job.parent)
+
+
+def _ended(run: subprocess.Popen[bytes]) -> tuple[int, str]:
+    try:
+        code = run.wait(ENDS_S)
+    except subprocess.TimeoutExpired:
+        return 1000, "it did not end"
+    folder = Path(str(run.args[4])).parent  # type: ignore[index]
+    return code, (folder / "said").read_text(errors="replace")
+
+
+def _signalled(folder: Path, run: subprocess.Popen[bytes], fault: Fault, rank: int, step: int) -> None:
+    """Wait until a step has been done and send the signals."""
+    lines = folder / "out" / "metrics.jsonl"
+    deadline_s = time.monotonic() + ENDS_S
+    while not lines.exists() or lines.read_bytes().count(b"\n") < step:
+        if run.poll() is not None or time.monotonic() > deadline_s:
+            return
+        time.sleep(0.01)
+    pids = JobFolder(log_dir=folder / "logs").read(rank, "pids.json")
+    assert pids is not None
+    agent = int(Path(f"/proc/{pids['guard']}/stat").read_text().rpartition(")")[2].split()[1])
+    pid = {"rank": pids["rank"], "guard": pids["guard"], "agent": agent, "launcher": run.pid}[fault.process]
+    for number, each in enumerate(fault.signals):
+        time.sleep(2.0 * bool(number))
+        os.kill(pid, each)
+
+
+def _left(folder: Path) -> list[str]:
+    """Processes and temporary files of a case that are still there, some seconds after its end."""
+    deadline_s, found = time.monotonic() + 5.0, [""]
+    while found and time.monotonic() < deadline_s:
+        found = [f"process {path.parent.name} is left" for path in Path("/proc").glob("[0-9]*/environ")
+                 if _mentions(path, folder)]  # fmt: skip
+        time.sleep(0.1 * bool(found))
+    found += [
+        f"{path.name} is left in the temporary folder"
+        for path in (folder / "tmp").iterdir()
+        if not path.name.startswith("torchinductor_")
+    ]  # torch's cache, which stays
+    return found + [f"{path.name} is left" for path in (folder / "out").glob(".*")]
+
+
+def _mentions(path: Path, folder: Path) -> bool:
+    try:
+        if path.with_name("stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+            return False
+        return f"TMPDIR={folder / 'tmp'}".encode() in path.read_bytes()
+    except OSError:
+        return False
+
+
+def _goes_on(job: Path, said: str, expected: list[float], fault: Fault) -> list[str]:
+    """What is wrong with the checkpoints, or with the losses of a run that goes on from them."""
+    folder, plan = job.parent / "out" / "checkpoints", load_plan(job.parent / "plan.json")
+    wrong = []
+    for path in written_checkpoints(folder):
+        try:
+            check_checkpoint(path, plan)
+        except TwofoldError as error:
+            wrong.append(str(error))
+    told = re.findall(r"checkpoint \S*(step-\d+)", said)
+    if told and told[-1] not in {path.name for path in written_checkpoints(folder)}:
+        wrong.append(f"{told[-1]} was reported as written and is lost")
+    if fault.code == 0:
+        return wrong + ["other losses"] * (_read(job) != expected)
+    data = job.parent / "data.py"
+    data.write_text(data.read_text().replace("happens(batch)\n", "pass\n", 1))
+    return wrong + ["other losses when it goes on"] * (_losses(job, resume=True) != expected)
+
+
+def _losses(job: Path, *, resume: bool = False) -> list[float]:
+    """The losses of a run that nothing happens to."""
+    code, said = _ended(_started(job, resume=resume))
+    if code:
+        raise RuntimeError(f"a run without a fault ended with {code}: {said}")
+    return _read(job)
+
+
+def _read(job: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (job.parent / "out" / "metrics.jsonl").read_text().splitlines()]
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=len(FAULTS))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="*", choices=list(FAULTS), default=list(FAULTS))
+    options = parser.parse_args()
+    bad = 0
+    for outcome in cases(options.count, options.seed, options.only):
+        bad += bool(outcome.wrong)
+        print(f"{outcome.fault:20} rank {outcome.rank} {outcome.seconds:5.1f} s  {'; '.join(outcome.wrong) or 'right'}",
+              flush=True)  # fmt: skip
+    print(f"{options.count - bad} of {options.count} right")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
