@@ -48,7 +48,7 @@ from reports.profiler_trace import read_rank_traces
 from search.uniform import uniform_plan
 from simulator import simulate
 from twofold.cli import main
-from twofold.study import load_study
+from twofold.studies import load_study
 
 __all__ = ["Finding", "Kind", "fuzz", "kinds"]
 
