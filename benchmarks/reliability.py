@@ -132,7 +132,7 @@ FAULTS = {
     "pause launcher": Fault(says="", process="launcher", signals=(signal.SIGSTOP, signal.SIGCONT), code=0),
     "rank hangs": Fault(says=r"rank {rank} stopped", happens="time.sleep(600)"),
     "rank raises": Fault(says=r"rank {rank} failed: \w*Error: lost", happens='raise OSError("lost")'),
-    "full disk": Fault(says=r"cannot be written.*File too large|File too large", happens=_DISK, rank=0),
+    "full disk": Fault(says=r"cannot be written: .*File too large", happens=_DISK, rank=0),
     "other input": Fault(says=r"input 'x' is another on rank {rank}", happens='batch["x"][3, 2] += 1e-6'),
     "not finite": Fault(says=r"diverged", happens='batch["x"][3, 2] = float("nan")'),
     "weight": Fault(says=r"weight of '\S+' is another on rank {rank}", happens=_WEIGHT.strip()),

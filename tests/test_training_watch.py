@@ -67,7 +67,7 @@ def test_what_is_printed_as_json_is_json(monkeypatch, capsys):
             return {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": (float("-inf"), 2)}}, True
 
     monkeypatch.setattr(cli, "_read", lambda arguments: Says())
-    assert main([]) == 0
+    assert main(["demo"]) == 0
     refuse = {"parse_constant": lambda word: pytest.fail(f"{word} in JSON")}
     assert json.loads(capsys.readouterr().out, **refuse) == {"a": None, "b": [1.0, None], "c": {"d": [None, 2]}}
 

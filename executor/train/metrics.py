@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.device import Device
+from plans.errors import TrainingStopped
 from plans.model.flops import necessary_flops
 from plans.plan import Plan
 from plans.reading import json_of
@@ -143,9 +144,14 @@ class Metrics:
             self._board.close()
 
     def _write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(row) + "\n")
-        if self._table is not None:
-            self._table.writerow(row)
+        try:
+            self._file.write(json.dumps(row) + "\n")
+            if self._table is not None:
+                self._table.writerow(row)
+        except OSError as error:
+            raise TrainingStopped(
+                f"{self._file.name} cannot be written: {error.strerror}; make room, and go on with --resume"
+            ) from None
 
 
 def _memory_bytes(device: Device) -> int:
