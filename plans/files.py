@@ -48,10 +48,14 @@ def replacing_all() -> Iterator[None]:
         _replaces_all.reset(before)
 
 
-def check_writable(path: str | os.PathLike[str]) -> None:
+def check_writable(path: str | os.PathLike[str], *, replaces: bool = True) -> None:
     """Refuse a path that cannot be written, or a file that we did not write, before the work for it starts.
 
     Its folder is created.
+
+    Args:
+        path: of the file.
+        replaces: whether a file there is replaced; one that is read and added to may be anybody's.
 
     Raises:
         TwofoldError: it cannot.
@@ -65,7 +69,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
-        is_ours = not path.exists() or _replaces_all.get() or _is_ours(path)
+        is_ours = not replaces or not path.exists() or _replaces_all.get() or _is_ours(path)
     except (FileExistsError, NotADirectoryError):
         raise TwofoldError(f"{str(path)!r} cannot be written: its folder is a file; name another file") from None
     except OSError as error:

@@ -182,7 +182,7 @@ def test_the_old_machine_file_stays_when_a_calibration_fails(tmp_path, monkeypat
     from twofold import calibration
 
     old = tmp_path / "machine.json"
-    old.write_text(json.dumps({"mine": 1}))
+    old.write_text(json.dumps({"version": 1}))
 
     def fail(*args, **more):
         raise TwofoldError("rank 1 failed")
@@ -190,7 +190,7 @@ def test_the_old_machine_file_stays_when_a_calibration_fails(tmp_path, monkeypat
     monkeypatch.setattr("executor.launch.launch.launch", fail)
     with pytest.raises(TwofoldError, match="rank 1 failed"):
         calibration.calibrate(2, device="cpu", out=old, quick=True)
-    assert json.loads(old.read_text()) == {"mine": 1}
+    assert json.loads(old.read_text()) == {"version": 1}
 
 
 def test_points_that_are_too_few_to_fit_leave_the_old_machine_file_alone(tmp_path):
@@ -198,13 +198,13 @@ def test_points_that_are_too_few_to_fit_leave_the_old_machine_file_alone(tmp_pat
     from twofold.calibrate_gpu import fit_points
 
     old = tmp_path / "machine.json"
-    old.write_text("old")
+    old.write_text('{"version": 1}')
     log = PointLog(tmp_path / "points.jsonl")
     log.begin({"device": "cuda"})
     log.add(Point(kind="matrix", call="mm", shape=(8, 8, 8), form="nn", dtype="bfloat16", seconds=1e-5))
     with pytest.raises(TwofoldError):
         fit_points(log.path, load_device("h200"), 1, out=old)
-    assert old.read_text() == "old"
+    assert old.read_text() == '{"version": 1}'
 
 
 def test_a_line_cut_off_by_a_kill_is_dropped_and_measured_again(tmp_path):
@@ -257,12 +257,12 @@ def test_files_that_cannot_be_written_are_refused_before_anything_is_measured(wh
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     machine = tmp_path / "machine.json"
-    machine.write_text("old")
+    machine.write_text('{"version": 1}')
     assert (
         main(["calibrate", "--quick", "--device", "cpu", "--out", str(machine), "--report", str(tmp_path / where)]) == 2
     )
     assert "cannot be written" in capsys.readouterr().err
-    assert machine.read_text() == "old"
+    assert machine.read_text() == '{"version": 1}'
     with pytest.raises(TwofoldError, match="cannot be written"):
         calibrate(device="cpu", quick=True, out=tmp_path / where)
 
@@ -280,7 +280,7 @@ def test_a_rule_keeps_what_its_points_do_not_say():
 @pytest.mark.parametrize(("name", "wrong"), [("seconds", -1e-3), ("seconds", 0.0), ("cpu_s", -1e-3)])
 def test_a_time_that_nothing_takes_is_refused_with_its_line(name, wrong, tmp_path, capsys):
     points, machine = tmp_path / "points.jsonl", tmp_path / "machine.json"
-    machine.write_text("old")
+    machine.write_text('{"version": 1}')
     log = PointLog(points)
     log.add(Point(kind="allocation", call="context", seconds=0.0))  # takes none
     log.add(Point(kind="memory", call="relu", size_bytes=8, seconds=1.0))
@@ -288,14 +288,14 @@ def test_a_time_that_nothing_takes_is_refused_with_its_line(name, wrong, tmp_pat
     arguments = ["calibrate", "--quick", "--device", "cpu", "--out", str(machine), "--points", str(points)]
     assert main(arguments) == 2
     assert f"{points}, line 3: memory relu says" in capsys.readouterr().err
-    assert machine.read_text() == "old"
+    assert machine.read_text() == '{"version": 1}'
 
 
 @pytest.mark.parametrize("name", ["machine", "processor", "cores"])
 def test_points_of_another_computer_are_refused_also_when_a_later_run_was_here(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("executor.calibrate.cpu.processor_name", lambda: "this one")
     points, machine = tmp_path / "points.jsonl", tmp_path / "machine.json"
-    machine.write_text("old")
+    machine.write_text('{"version": 1}')
     log, here = PointLog(points), environment()
     log.begin(here | {name: "another"})
     log.add(Point(kind="memory", call="relu", size_bytes=8, seconds=1.0))
@@ -304,7 +304,7 @@ def test_points_of_another_computer_are_refused_also_when_a_later_run_was_here(n
     arguments = ["calibrate", "--quick", "--device", "cpu", "--out", str(machine), "--points", str(points)]
     assert main(arguments) == 2
     assert f"where {name} is 'another'" in capsys.readouterr().err
-    assert (machine.read_text(), points.read_bytes()) == ("old", kept)
+    assert (machine.read_text(), points.read_bytes()) == ('{"version": 1}', kept)
 
 
 def test_an_interrupted_calibration_says_what_is_kept_and_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys):

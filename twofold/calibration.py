@@ -118,7 +118,7 @@ def calibrate(
         raise TwofoldError(f"--minutes must be positive, not {minutes:g}; leave it out for the usual time")
     for file in (out, points):
         if file is not None:
-            check_writable(file)
+            check_writable(file, replaces=file is out)
     own = pick_device(device)
     if base is not None and not own.is_async:
         raise TwofoldError("base is for accelerators; a CPU's peaks are measured")

@@ -70,7 +70,7 @@ class StudyCommand:
         results = self.results or asked.results or str(Path(self.study).with_suffix(".results.jsonl"))
         for file in (results, self.csv):
             if file is not None:
-                check_writable(file)
+                check_writable(file, replaces=file is self.csv)
         workers = Workers(backend=self.workers.backend, jobs=self.workers.jobs, scheduler=self.workers.scheduler)
         progress = _Progress()
         with say.doing(progress.text):
