@@ -21,7 +21,7 @@ from executor.train.initial import initial_parameter
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 
-__all__ = ["InitialParameters", "load_model", "load_named", "random_parameters"]
+__all__ = ["InitialParameters", "load_model", "load_named", "load_shapes", "random_parameters"]
 
 
 def load_named(spec: str, what: str) -> Any:
@@ -63,6 +63,25 @@ def load_named(spec: str, what: str) -> Any:
         close = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise TwofoldError(f"{what} {spec!r}: {place} has no {name!r}{hint}") from None
+
+
+def load_shapes(spec: str) -> tuple[nn.Module, tuple[Any, ...], str | None]:
+    """As `load_model`, but built on the meta device, where weights take no memory; and why not, where that fails.
+
+    A function that reads values while it builds (`.item()`, a checkpoint, numpy) cannot be called there, so it is
+    called again as it is.
+
+    Raises:
+        TwofoldError: see `load_model`.
+    """
+    try:
+        with torch.device("meta"):
+            return *load_model(spec), None
+    except TwofoldError:
+        raise
+    except Exception as error:  # the user's own code, which may raise anything
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return *load_model(spec), reason
 
 
 def load_model(spec: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:

@@ -25,6 +25,7 @@ class GivenModel:
         marked: operators of the module that are marked to be recomputed.
         recognised: the module as a transformer, if it is one.
         unknown: why it is not searched as one; None where it is.
+        remark: what the user is told of how the module was built; None: nothing.
     """
 
     word: str
@@ -33,6 +34,7 @@ class GivenModel:
     marked: tuple[str, ...] = ()
     recognised: Recognised | None = None
     unknown: str | None = None
+    remark: str | None = None
 
     @property
     def config(self) -> TransformerConfig:
@@ -67,16 +69,20 @@ def given_model(word: str, seq: int | None, layers: int | None) -> GivenModel:
         raise TwofoldError(f"--seq and --layers are for transformers by name or config.json, not for {word!r}")
     from executor.capture.capture import capture
     from executor.recompute import marked_operators
-    from executor.train.models import load_model
+    from executor.train.models import load_shapes
 
-    module, examples = load_model(word)
+    module, examples, real = load_shapes(word)
+    remark = None if real is None else (
+        f"{word} was built with its weights in memory: it cannot be built on the meta device, where they take none "
+        f"({real})"
+    )  # fmt: skip
     graph = capture(module, examples)
     marked = tuple(marked_operators(graph, module))
     if marked:
         unknown = "it marks what is recomputed"
-        return GivenModel(word=word, transformer=None, graph=graph, marked=marked, unknown=unknown)
+        return GivenModel(word=word, transformer=None, graph=graph, marked=marked, unknown=unknown, remark=remark)
     try:
         found = recognise(graph)
     except TwofoldError as error:
-        return GivenModel(word=word, transformer=None, graph=graph, unknown=str(error))
-    return GivenModel(word=word, transformer=found.config, graph=graph, recognised=found)
+        return GivenModel(word=word, transformer=None, graph=graph, unknown=str(error), remark=remark)
+    return GivenModel(word=word, transformer=found.config, graph=graph, recognised=found, remark=remark)

@@ -136,6 +136,8 @@ class PlanCommand:
         if self.time_limit is not None and not self.time_limit > 0:
             raise TwofoldError(f"--time-limit {self.time_limit}: it is a number of seconds above 0")
         model = given_model(self.model, self.seq, self.layers)
+        if model.remark is not None:
+            say.say(model.remark)
         operators = given(replace(self.operators, lr=None))  # type: ignore[arg-type]
         why = self._by_operators(machine, model, bool(operators))
         if why is None:

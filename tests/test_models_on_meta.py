@@ -1,0 +1,49 @@
+"""`twofold plan` builds a module on the meta device, where weights take no memory."""
+
+import torch
+
+from twofold.cli import main
+from twofold.commands.models import given_model
+
+FACTORY = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        {extra}
+        self.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(4)))
+        self.head = nn.Linear(width, 8)
+
+    def forward(self, x, labels):
+        return nn.functional.cross_entropy(self.head(self.layers(x).relu()), labels)
+
+def make():
+    return Net({width}), (torch.randn(16, {width}), torch.zeros(16, dtype=torch.int64))
+"""
+
+
+def planned(folder, capsys, extra):
+    """The bytes of the plan, and what was said."""
+    file, out = folder / "net.py", folder / "plan.json"
+    file.write_text(FACTORY.format(extra=extra, width=64))
+    assert main(["plan", f"{file}:make", "--machine", "h200-x2", "--out", str(out)]) == 0
+    output = capsys.readouterr()
+    return out.read_bytes(), output.out + output.err
+
+
+def test_a_module_larger_than_any_memory_is_captured_and_planned(tmp_path, capsys):
+    """Four layers of 2**18 x 2**18 are 1 TiB: built with its weights this test would be killed."""
+    file = tmp_path / "net.py"
+    file.write_text(FACTORY.format(extra="", width=2**18))
+    model = given_model(f"{file}:make", None, None)
+    assert model.remark is None and model.graph is not None
+    assert sum(each.size_bytes for each in model.graph.parameters) > 2**40
+
+
+def test_the_plan_is_that_of_the_module_with_its_weights(tmp_path, capsys):
+    plain, silent = planned(tmp_path, capsys, "")
+    read, told = planned(tmp_path, capsys, "self.scale = torch.ones(2).sum().item()")
+    assert "built with its weights in memory" in told and "in memory" not in silent
+    assert read == plain and not torch.ones(1).is_meta
