@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plans.errors import TwofoldError
 from reports.figures import FIGURES, figures_of, figures_table
 from reports.html import Report, write_report
 from reports.search_pictures import Configuration, shares_picture, trade_picture
@@ -15,10 +16,15 @@ from reports.units import Bytes, Change, Seconds, Share
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from plans.program import Program
+    from plans.timeline import Timeline
     from search.devices import Candidate, SearchResult
     from search.devices.operators import OperatorCost
 
 __all__ = ["Reasons", "explained", "search_tables", "write_search_report"]
+
+_MOST_SIMULATED = 16
+"""Ranks of a plan whose pipeline is in the report."""
 
 _DRAWN = 5
 """Configurations with a bar in the report."""
@@ -219,6 +225,21 @@ def _refused(found: SearchResult[Candidate]) -> list[Table]:
     ]  # fmt: skip
 
 
+def _simulated(found: SearchResult[Candidate]) -> tuple[Program | None, Timeline | None]:
+    """The best in the event engine, for its pipeline; nothing where it has no plan or too many ranks."""
+    from plans.lower import lower
+    from search.devices.confirm import plan_of
+    from simulator import simulate
+
+    if found.best.degrees.num_ranks > _MOST_SIMULATED:
+        return None, None
+    try:
+        program = lower(plan_of(found.problem, found.best))
+        return program, simulate(program, found.problem.machine, num_steps=2, fold_ranks=True)
+    except TwofoldError:
+        return None, None
+
+
 def write_search_report(
     path: str, found: SearchResult[Candidate], *, top_k: int, reasons: Reasons, certificate: str, model: str
 ) -> Path:
@@ -229,6 +250,7 @@ def write_search_report(
     from search.devices.explain import composition
 
     problem, best = found.problem, found.best.forecast
+    program, timeline = _simulated(found)
     seen = [
         Configuration(
             name=describe(each.degrees), step_s=each.forecast.step_s, peak_bytes=each.forecast.peak_bytes,
@@ -250,7 +272,9 @@ def write_search_report(
             **figures, "90 % interval": _interval(found), "tokens/s per device": f"{rate:,.0f}",
             "at most above the fastest of the space": f"{100 * found.gap:.1f} %",
         },
-        notes=[certificate, "Every time is a forecast; nothing was run."],
+        notes=[certificate, "Every time is a forecast; nothing was run.",
+               *(["The pipeline is the best plan in the event engine."] if timeline is not None else [])],
+        program=program, predicted=timeline, memory_limit_bytes=problem.limit_bytes,
         environment={"date": datetime.now(UTC).date().isoformat()},
         command=f"twofold plan {model} --machine {problem.machine.name} --devices {problem.num_devices} "
         f"--global-batch {problem.global_batch}",
