@@ -295,6 +295,8 @@ class TransformerConfig:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise TwofoldError(f"{self.name}: {field} is a whole number of at least 1, not {value!r}")
+        if field == "num_layers" and value > 10_000:
+            raise TwofoldError(f"{self.name}: num_layers is {value}; no model has more than 10,000")
 
     @property
     def kv_heads(self) -> int:
