@@ -1,5 +1,6 @@
 """`twofold serve`: a folder of reports on this computer."""
 
+import functools
 import signal
 import subprocess
 import sys
@@ -57,8 +58,15 @@ def test_what_is_no_folder_of_reports_is_refused_in_a_line(folder, tmp_path, cap
 
 def test_ctrl_c_ends_it(folder):
     command = [sys.executable, "-m", "twofold", "serve", str(folder), "--port", "0", "--no-open"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and "http://127.0.0.1:" in process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+    # A shell lets what it starts in the background ignore Ctrl-C, and this test with it.
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+    ) as process:
+        try:
+            assert process.stdout is not None and "http://127.0.0.1:" in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=20)
+        finally:
+            process.kill()
     assert (process.returncode, errors) == (0, "")
