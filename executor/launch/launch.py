@@ -155,9 +155,8 @@ def launch(
             torchrun_args += _escaped([str(WORKER_MAIN), "rank", str(job.path.absolute()), kind, name, *args])
             own = {"TWOFOLD_LOG_DIR": str(job.log_dir.absolute())}
             preloaded = name.partition(":")[0] if kind == "function" else ""
-            torchrun = _Torchrun(
-                job, ranks, [preloaded, *torchrun_args], _environment(own | dict(env or {}), nodes.num_nodes)
-            )
+            environment = _environment(own | dict(env or {}), nodes.num_nodes)
+            torchrun = _Torchrun(job, ranks, preloaded, torchrun_args, environment)
             try:
                 error = torchrun.watch(pass_lines, start_s, timeout_s)
             finally:
@@ -169,9 +168,19 @@ def launch(
 
 
 class _Torchrun:
-    """The started processes of one job on this machine."""
+    """The started processes of one job on this machine.
 
-    def __init__(self, job: JobFolder, ranks: range, agent_args: Sequence[str], env: Mapping[str, str]) -> None:
+    Args:
+        job: whose ranks they are.
+        ranks: of this machine.
+        preloaded: module that is imported before ranks are forked; "" for none.
+        torchrun_args: what they run.
+        env: the whole environment.
+    """
+
+    def __init__(
+        self, job: JobFolder, ranks: range, preloaded: str, torchrun_args: Sequence[str], env: Mapping[str, str]
+    ) -> None:
         self.job = job
         self.ranks = ranks
         # The first rank is in the names because machines may share the folder.
@@ -180,11 +189,10 @@ class _Torchrun:
         self.exits.unlink(missing_ok=True)
         self.own = job.path / f"torchrun.{ranks[0]}.own"  # not among the temporary folders, where it would stay
         shutil.rmtree(self.own, ignore_errors=True)
-        preloaded, *torchrun_args = agent_args
-        agent_args = [preloaded, f"--log-dir={self.own}", *torchrun_args]
+        agent_args = [str(os.getpid()), str(self.exits), preloaded, f"--log-dir={self.own}", *torchrun_args]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(WORKER_MAIN), "agent", str(os.getpid()), str(self.exits), *agent_args],
+                [sys.executable, str(WORKER_MAIN), "agent", *agent_args],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

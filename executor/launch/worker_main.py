@@ -181,26 +181,20 @@ def be_rank(folder: str, kind: str, target: str, args: list[str]) -> NoReturn:
     atexit._clear()  # what torchrun registered is not the rank's
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # else ranks that are forked would draw the same numbers
-    code: Any = 0
-    try:
-        run_rank(folder, kind, target, args)
-    except SystemExit as stop:
-        code = stop.code
-    if not (code is None or isinstance(code, int)):
-        print(code, file=sys.stderr)
-        code = 1
+    code = run_rank(folder, kind, target, args)
     threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does: waits for threads and executors
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit((code or 0) & 0xFF)
+    os._exit(code & 0xFF)
 
 
-def run_rank(folder: str, kind: str, target: str, args: list[str]) -> None:
-    """Run the script or module as `python` would, or call the function; leave `error.json` if it does not end well."""
+def run_rank(folder: str, kind: str, target: str, args: list[str]) -> int:
+    """Run the script or module as `python` would, or call the function; return the exit code.
+
+    If it does not end well, `error.json` says why.
+    """
     import faulthandler
-    import importlib
-    import runpy
     import signal
 
     faulthandler.enable()  # a segmentation fault leaves its Python stack in the log
@@ -210,23 +204,36 @@ def run_rank(folder: str, kind: str, target: str, args: list[str]) -> None:
     sys.argv = [target, *args]
     sys.path.insert(0, os.path.dirname(os.path.realpath(target)) if kind == "script" else os.getcwd())
     try:
+        code = ended_with(kind, target)
+        if code is None or code == 0:
+            leave_process_groups()
+            return 0
+    except BaseException as error:
+        return report_exception(folder, error)
+    text = ""
+    if not isinstance(code, int):
+        text, code = str(code), 1
+        print(text, file=sys.stderr)
+    report_error(folder, {"error": text, "code": code, "traceback": "", "lost_peer": False})
+    return code
+
+
+def ended_with(kind: str, target: str) -> Any:
+    """Run the target; return what it gave to `sys.exit`, None if it just ended."""
+    import importlib
+    import runpy
+
+    try:
         if kind == "script":
             runpy.run_path(target, run_name="__main__")
         elif kind == "module":
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             module, _, function = target.partition(":")
-            sys.exit(getattr(importlib.import_module(module), function)())
-        leave_process_groups()
+            return getattr(importlib.import_module(module), function)()
     except SystemExit as stop:
-        if stop.code is None or stop.code == 0:
-            leave_process_groups()
-        else:
-            code, text = (stop.code, "") if isinstance(stop.code, int) else (1, str(stop.code))
-            report_error(folder, {"error": text, "code": code, "traceback": "", "lost_peer": False})
-        raise
-    except BaseException as error:
-        raise SystemExit(report_exception(folder, error)) from None
+        return stop.code
+    return None
 
 
 def leave_process_groups() -> None:
