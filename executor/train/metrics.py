@@ -98,7 +98,8 @@ class Metrics:
         if first:
             with contextlib.suppress(FileNotFoundError):
                 kept = [row for line in path.read_text().splitlines() if (row := _row(line)) and row["step"] <= first]
-        self._facts, self._device, self._seen_s = facts, device, None
+        self._facts, self._device = facts, device
+        self._seen_s: float | None = None
         self._file = path.open("w", buffering=1)  # by lines
         self._table: Any = None
         if "csv" in also:
@@ -112,8 +113,6 @@ class Metrics:
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first + 1)
-
-    _seen_s: float | None
 
     def add(self, step: int, loss: float, learning_rate: float | None) -> None:
         """A step, counted from 0, was done."""

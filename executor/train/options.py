@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from executor.step.emulate import Emulation
-from executor.train.settings import EVERY_100_STEPS, Replicas
+from executor.train.settings import Replicas
 
 __all__ = ["AS_PLANNED", "Checkpoints", "OnStep", "RunOptions"]
 
@@ -61,7 +61,7 @@ class RunOptions:
     profile_steps: int = 0
     profile_path: str | os.PathLike[str] = "profile.json"
     checkpoints: Checkpoints | None = None
-    replicas: Replicas | None = EVERY_100_STEPS
+    replicas: Replicas | None = field(default_factory=Replicas)
 
 
 AS_PLANNED = RunOptions()

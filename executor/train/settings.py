@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["EVERY_100_STEPS", "Replicas"]
+__all__ = ["Replicas"]
 
 
 class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -19,7 +19,3 @@ class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     every: int = 100
     then: Literal["stop", "warn"] = "stop"
-
-
-EVERY_100_STEPS = Replicas()
-"""The comparison of a run that says nothing else."""
