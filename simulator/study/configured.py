@@ -66,18 +66,18 @@ class Configured:
         if reason := self.engine_only(what_if):
             raise TwofoldError(f"{reason}: forecasts do not know that; simulate a plan with `twofold whatif PLAN.json`")
         machine, seen = self._machine(what_if), self.forecast(what_if)
-        share, bubble = 1.0, seen.bubble_fraction
+        factor, bubble = 1.0, seen.bubble_fraction
         if what_if.slowdown:
-            share = self._slowed_share(machine, seen, what_if.slowdown)
-            idle_s = seen.step_s * (share - 1 + bubble) - self._longer_s(seen, what_if.slowdown)
-            bubble = max(0.0, idle_s / (seen.step_s * share))
-        step_s = seen.step_s * share
+            factor = self._slow_factor(machine, seen, what_if.slowdown)
+            idle_s = seen.step_s * (factor - 1 + bubble) - self._longer_s(seen, what_if.slowdown)
+            bubble = max(0.0, idle_s / (seen.step_s * factor))
+        step_s = seen.step_s * factor
         left = goodput(
             step_s, self.degrees.num_ranks, checkpoints=what_if.checkpoints, failures=what_if.failures,
             checkpoint_bytes=self.checkpoint_bytes if what_if.checkpoints is not None else 0,
         )  # fmt: skip
         return Outcome(
-            step_s=step_s, low_s=seen.low_s * share, high_s=seen.high_s * share, bubble_fraction=bubble,
+            step_s=step_s, low_s=seen.low_s * factor, high_s=seen.high_s * factor, bubble_fraction=bubble,
             exposed_comm_s=seen.exposed_comm_s, host_wait_s=seen.host_wait_s, peak_bytes=seen.peak_bytes, goodput=left,
         )  # fmt: skip
 
@@ -101,7 +101,7 @@ class Configured:
         seen = forecast(self.config, self.degrees, self.machine, stack=self.stack)
         return seen.memory.get("weight", 0) + seen.memory.get("optimizer", 0)
 
-    def _slowed_share(self, machine: Machine, seen: Forecast, slowdown: Mapping[int, float]) -> float:
+    def _slow_factor(self, machine: Machine, seen: Forecast, slowdown: Mapping[int, float]) -> float:
         """How many times as long the step takes with slow ranks."""
         if absent := [rank for rank in slowdown if not 0 <= rank < self.degrees.num_ranks]:
             last = self.degrees.num_ranks - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +54,34 @@ class Ranks:
             raise TwofoldError(f"{text}: the plan's stages are 0 to {len(self.stages) - 1}, not {absent[0]}")
         return tuple(dict.fromkeys(rank for number in numbers for rank in self.stages[number]))
 
+    def given(
+        self, texts: Iterable[str], said: str, what: str, looks_like: str
+    ) -> Iterator[tuple[str, tuple[int, ...], str]]:
+        """Text, ranks and value of each RANKS=VALUE.
+
+        Args:
+            texts: to be read.
+            said: before a text in messages, such as an option.
+            what: the value is.
+            looks_like: examples, for messages.
+
+        Raises:
+            TwofoldError: another text, a rank that is named twice.
+        """
+        found = set[int]()
+        for text in texts:
+            name, _, value = text.partition("=")
+            try:
+                named = self.named(name)
+            except TwofoldError as error:
+                raise TwofoldError(f"{said} {error}") from None
+            except ValueError:
+                raise TwofoldError(f"cannot read {said} {text}; it looks like {said} {looks_like}") from None
+            if again := found.intersection(named):
+                raise TwofoldError(f"{said} {text}: rank {min(again)} has a {what} already; give one for each rank")
+            found.update(named)
+            yield text, named, value
+
 
 def slow_ranks(texts: Iterable[str], ranks: Ranks, said: str = "slow") -> dict[int, float]:
     """Rank -> factor of texts such as "3=1.2", "stage1=1.3" and "1/1000=1.1".
@@ -72,18 +100,7 @@ def slow_ranks(texts: Iterable[str], ranks: Ranks, said: str = "slow") -> dict[i
     plans.errors.TwofoldError: slow 1/2=1.1: rank 1 has a factor already; give one for each rank
     """
     found: dict[int, float] = {}
-    for text in texts:
-        name, _, factor = text.partition("=")
-        try:
-            named = ranks.named(name)
-        except TwofoldError as error:
-            raise TwofoldError(f"{said} {error}") from None
-        except ValueError:
-            raise TwofoldError(
-                f"cannot read {said} {text}; it looks like {said} 3=1.2, 0-7=1.05, stage1=1.3 or 1/1000=1.1"
-            ) from None
-        if again := [rank for rank in named if rank in found]:
-            raise TwofoldError(f"{said} {text}: rank {again[0]} has a factor already; give one for each rank")
+    for text, named, factor in ranks.given(texts, said, "factor", "3=1.2, 0-7=1.05, stage1=1.3 or 1/1000=1.1"):
         try:
             found |= dict.fromkeys(named, float(factor))
         except ValueError:

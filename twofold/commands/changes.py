@@ -242,18 +242,7 @@ def _devices(texts: Sequence[str], ranks: Ranks) -> list[dict[int, Machine]]:
     """For every --device the machine of each rank."""
     from costmodels import Machine
 
-    taken = set[int]()
-    found = []
-    for text in texts:
-        name, _, machine = text.partition("=")
-        try:
-            named = ranks.named(name)
-        except TwofoldError as error:
-            raise TwofoldError(f"--device {error}") from None
-        except ValueError:
-            raise TwofoldError(f"cannot read --device {text}; it looks like --device 4-7=h200-x8") from None
-        if again := taken.intersection(named):
-            raise TwofoldError(f"--device {text}: rank {min(again)} has a device already; give one for each rank")
-        taken.update(named)
-        found.append(dict.fromkeys(named, Machine.load(machine)))
-    return found
+    return [
+        dict.fromkeys(named, Machine.load(machine))
+        for _, named, machine in ranks.given(texts, "--device", "device", "4-7=h200-x8")
+    ]
