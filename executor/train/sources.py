@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,12 @@ class Source:
         if self.data == "random":
             yield from random_batches(graph, self.seed, steps)
             return
-        check, done = BatchCheck(graph), 0
+        check, epoch_of, done = BatchCheck(graph), self._epochs(graph), 0
         for epoch in itertools.count():
+            if done == steps:
+                return
             before = done
-            for batch in self._epoch(graph, epoch):
-                if done == steps:
-                    return
+            for batch in itertools.islice(epoch_of(epoch), steps - done):
                 yield self._explained(check, batch)
                 done += 1
             if done == before:
@@ -70,7 +71,7 @@ class Source:
 
     def num_batches(self, graph: Graph) -> int | None:
         """The batches of an epoch, where that is known."""
-        found = None if self.data == "random" else self._epoch(graph, 0)
+        found = None if self.data == "random" else self._epochs(graph)(0)
         return len(found) if isinstance(found, Sized) else None
 
     @property
@@ -83,37 +84,44 @@ class Source:
         except TwofoldError as error:
             raise TwofoldError(f"data {self._name}: {error}") from None
 
-    def _epoch(self, graph: Graph, epoch: int) -> Iterable[Given]:
+    def _epochs(self, graph: Graph) -> Callable[[int], Iterable[Given]]:
+        """The number of an epoch -> its batches; files are read once."""
         word = self.data
         if not isinstance(word, str):
-            return word
+            return lambda epoch: word
         if word.endswith(".npz"):
-            return _rows(word, graph)
+            rows = _rows(word, graph)
+            return lambda epoch: rows
         if word.endswith(".npy"):
-            return _sequences(word, graph, np.random.default_rng([self.seed, epoch]))
+            return lambda epoch: _sequences(word, graph, np.random.default_rng([self.seed, epoch]))
         if word == "digits" or ":" not in word:
             dataset = ArrayDataset.of(load_digits(None if word == "digits" else word))
             shuffled = dataset.shuffle(self.seed).batch(graph.batch_size)
-            return _Sized(len(shuffled), shuffled.epoch(epoch))
-        made = load_named(word, "data")
-        made = made() if callable(made) else made
-        if not isinstance(made, Iterable):
-            raise TwofoldError(f"data {word!r} must give an iterable of batches, it gave {type(made).__name__}")
-        return made
+            return lambda epoch: _Sized(len(shuffled), partial(shuffled.epoch, epoch))
+        return lambda epoch: _made(word)
+
+
+def _made(word: str) -> Iterable[Given]:
+    """What `package.module:function` gives."""
+    made = load_named(word, "data")
+    made = made() if callable(made) else made
+    if not isinstance(made, Iterable):
+        raise TwofoldError(f"data {word!r} must give an iterable of batches, it gave {type(made).__name__}")
+    return made
 
 
 @dataclass(frozen=True, slots=True)
 class _Sized:
-    """An iterator over so many batches."""
+    """So many batches."""
 
     count: int
-    batches: Iterator[Given]
+    batches: Callable[[], Iterator[Given]]
 
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[Given]:
-        return self.batches
+        return self.batches()
 
 
 def _rows(path: str, graph: Graph) -> _Sized:
@@ -126,8 +134,12 @@ def _rows(path: str, graph: Graph) -> _Sized:
             f"data {path!r}: its arrays have {sorted(lengths)} rows; all need equally many, at least a batch of {size}"
         )
     count = lengths.pop() // size
-    starts = range(0, count * size, size)
-    return _Sized(count, ({name: array[at : at + size] for name, array in arrays.items()} for at in starts))
+
+    def batches() -> Iterator[Given]:
+        for at in range(0, count * size, size):
+            yield {name: array[at : at + size] for name, array in arrays.items()}
+
+    return _Sized(count, batches)
 
 
 def _sequences(path: str, graph: Graph, order: np.random.Generator) -> _Sized:
@@ -148,7 +160,7 @@ def _sequences(path: str, graph: Graph, order: np.random.Generator) -> _Sized:
         rows = np.stack([tokens[start : start + length + 1] for start in starts]).astype(np.int64)
         return rows[:, :-1], rows[:, 1:]
 
-    return _Sized(count, map(batch, places))
+    return _Sized(count, lambda: map(batch, places))
 
 
 def save_batches(graph: Graph, batches: Iterable[Given], steps: int, path: str | os.PathLike[str]) -> Path:
