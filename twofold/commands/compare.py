@@ -14,6 +14,7 @@ from twofold.commands.plan_file import check_steps, open_plan
 
 if TYPE_CHECKING:
     from costmodels import Machine
+    from plans.plan import Plan
     from reports.comparison import Compared
     from twofold.console import Console
 
@@ -49,7 +50,8 @@ class Compare:
         if self.report is not None:
             check_writable(self.report)
         machine = Machine.load(self.target.machine)
-        found = [self._predicted(path, machine, say) for path in self.plans]
+        plans = [open_plan(path, machine, None, say) for path in self.plans]
+        found = [self._predicted(path, plan, machine, say) for path, plan in zip(self.plans, plans, strict=True)]
         say.say(plans_table(found).text(width=100))
         if self.report is not None:
             command = f"twofold compare {' '.join(self.plans)} --machine {self.target.machine}"
@@ -59,13 +61,12 @@ class Compare:
         return {"plans": [{"plan": path, **figures_of(each.timeline)} for path, each in
                           zip(self.plans, found, strict=True)]}, True  # fmt: skip
 
-    def _predicted(self, path: str, machine: Machine, say: Console) -> Compared:
+    def _predicted(self, path: str, plan: Plan, machine: Machine, say: Console) -> Compared:
         from costmodels import executing
         from plans.lower import lower
         from reports.comparison import Compared
         from simulator import critical_path, simulate
 
-        plan = open_plan(path, machine, None, say)
         program, machine = lower(plan), executing(machine, plan.execution)
         with say.doing(f"simulating {path}"):
             timeline = simulate(program, machine, num_steps=self.steps)
