@@ -63,20 +63,15 @@ class Picture:
         inner = f"><title>{escape(hover)}</title></path>" if hover else "/>"
         self._parts.append(f'<path d="{commands}" class="{style}"{inner}')
 
-    def polyline(self, points: list[tuple[float, float]], style: str) -> None:
-        """Draw straight lines from point to point."""
-        self.path("M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in points), style)
-
     def circle(self, x: float, y: float, radius: float, style: str, hover: str = "") -> None:
         """Draw a circle."""
         inner = f"><title>{escape(hover)}</title></circle>" if hover else "/>"
         self._parts.append(f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}" class="{style}"{inner}')
 
-    def text(self, x: float, y: float, text: str, style: str = "", turned: bool = False) -> None:
-        """A line of text with its baseline at y; `turned` reads upwards."""
-        turn = f' transform="rotate(-90 {_n(x)} {_n(y)})"' if turned else ""
+    def text(self, x: float, y: float, text: str, style: str = "") -> None:
+        """A line of text with its baseline at y."""
         names = f' class="{style}"' if style else ""
-        self._parts.append(f'<text x="{_n(x)}" y="{_n(y)}"{names}{turn}>{escape(text)}</text>')
+        self._parts.append(f'<text x="{_n(x)}" y="{_n(y)}"{names}>{escape(text)}</text>')
 
     def legend(self, x: float, y: float, entries: list[tuple[str, str]]) -> None:
         """Small boxes with names in a row: (style, name)."""
