@@ -120,7 +120,7 @@ class LiveTimeline {
     this.memoryHeight = this.panels.some((panel) => panel.memory.length) ? 150 : 0;
     this.axisHeight = 24;
     this.contentHeight = y;
-    const most = Math.max(220, Math.min(innerHeight - 120, 620)) - this.memoryHeight - this.axisHeight;
+    const most = Math.max(220, Math.min(innerHeight - 120, 720)) - this.memoryHeight - this.axisHeight;
     this.rowsHeight = Math.min(y, Math.max(140, most));
     const height = this.axisHeight + this.rowsHeight + this.memoryHeight;
     this.view.style.height = `${height}px`;
