@@ -27,14 +27,15 @@ from simulator.stacks import TorchNative
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 OWN_STEPS = ("step_truth.json", "step_truth_experts.json", "step_truth_third.json", "step_truth_third_x4.json",
-             "step_truth_third_h100_measured.json", "step_truth_fourth.json", "step_truth_fifth.json")  # fmt: skip
+             "step_truth_third_h100_measured.json", "step_truth_fourth.json", "step_truth_fifth.json",
+             "step_truth_sixth.json")  # fmt: skip
 """Steps of this executor that were predicted before they ran (not those that were predicted again)."""
 
 NAMES = {
     "h200x2_torch.csv": ("torch's own parts", "1.9B decoder, 21 layouts, 2 H200"),
     "korthikanti2022_a100.csv": ("Megatron-LM", "22B to 1T, 8 to 512 A100"),
     "zerobubble2024_a100.csv": ("Zero-bubble pipelines", "1.5B to 28B, 8 to 32 A100"),
-    "torchtitan_h100_h200.csv": ("torchtitan", "Llama 8B and 70B, 8 to 256 H100"),
+    "torchtitan_h100_h200.csv": ("torchtitan", "Llama 8B to 405B, 8 to 512 H100, H200"),
 }
 """Table -> its name and a line of detail in the picture."""
 
