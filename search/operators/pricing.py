@@ -114,7 +114,7 @@ def known_moves(machine: Machine, num_ranks: int) -> dict[object, float]:
 
 
 def without_copies(instruction: Instruction) -> Instruction:
-    """A collective as if its parts lay one behind the other, so that nobody copies them (`num_copies`)."""
+    """The collective with parts that are contiguous, so that nothing is copied (`num_copies`)."""
     if instruction.kind is not Kind.COLLECTIVE:
         return instruction
     attrs = {name: value for name, value in instruction.attrs.items() if name != "step"}
