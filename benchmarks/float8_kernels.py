@@ -19,6 +19,7 @@ import argparse
 import datetime
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -43,7 +44,10 @@ PRODUCTS = (  # (m, n, k): Llama 3 8B whole, and 70B and 8B over eight tensor-pa
     (14336, 4096, 16384), (4096, 4096, 16384), (16384, 3584, 8192), (16384, 8192, 3584), (16384, 1024, 8192),
     (16384, 8192, 1024), (3584, 8192, 16384), (16384, 1792, 4096), (16384, 4096, 1792),
 )  # fmt: skip
-OPERANDS = ((16384, 4096), (16384, 14336), (14336, 4096), (4096, 14336), (16384, 8192), (8192, 3584))
+OPERANDS = (  # activations and weights, the tall ones as tensor parallelism gathers them
+    (16384, 4096), (16384, 14336), (14336, 4096), (4096, 14336), (16384, 8192), (8192, 3584),
+    (98304, 4096), (98304, 1792), (131072, 8192), (131072, 3584), (131072, 1024),
+)  # fmt: skip
 TINY = ((64, 128),)
 DTYPES = ("bfloat16", "float8", "float8_precise", "float8_rowwise")
 EPS = 1e-12
@@ -100,6 +104,9 @@ def _operands(timer: Timer, pool: OperandPool, *, smoke: bool) -> list[dict[str,
             taken = _seconds(timer, pool, maker if smoke else torch.compile(maker, dynamic=False), shape, 3 * size)
             rows.append({"operand": name, "shape": shape, "seconds": taken, "passes": 2 * taken / copied})
             print(f"{name:16s} {shape[0]:6d} x {shape[1]:6d}  {taken * 1e6:8.1f} us  {2 * taken / copied:5.2f} passes")
+    for name in MAKERS:
+        found = [row["passes"] for row in rows if row["operand"] == name]
+        print(f"{name:16s} median {statistics.median(found):5.2f} passes, {min(found):.2f} to {max(found):.2f}")
     return rows
 
 
