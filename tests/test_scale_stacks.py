@@ -18,6 +18,7 @@ from search.devices import Pins, Problem
 from search.devices.space import recomputes
 from simulator.forecast import forecast, forecast_grid, stack_named, stack_names
 from simulator.stacks import Stack
+from simulator.stacks.steps import Kernel, Message
 
 CONFIG = transformer_config("llama-3-8b", seq=8192)
 MACHINE = Machine.load("b200-x16")
@@ -186,3 +187,24 @@ def test_an_older_attention_kernel_is_slower_only_where_the_figures_are_of_a_new
     }  # fmt: skip
     assert step_s["a100-80gb-x1", True] == step_s["a100-80gb-x1", False]
     assert step_s["h100-sxm-x1", True] > 1.02 * step_s["h100-sxm-x1", False]
+
+
+def test_pieces_are_copied_before_a_product_and_summed_behind_one():
+    stack = replace(stack_named("torchtitan-async"), loss_parallel=True)
+
+    def product(call):
+        return Kernel(call=call, shapes=((2, 64, 128), (256, 128), (2, 64, 256)), dtype="bfloat16", touched_bytes=1)
+
+    def message(call, token):
+        return Message(call=call, axes=("tp",), size_bytes=8192, item_bytes=2, token=token)
+
+    waits = [Message(call="wait", token=token) for token in (1, 2)]
+    body = [
+        message("all_gather", 1), waits[0], product("linear.forward"),
+        product("linear.grad0"), message("reduce_scatter", 2), waits[1],
+    ]  # fmt: skip
+    found = [(each.call, each.touched_bytes if isinstance(each, Kernel) else 0) for each in stack.arranged(body, 4)]
+    assert found == [
+        ("add.forward", 2 * 2048), ("all_gather", 0), ("linear.forward", 1), ("wait", 0),
+        ("reduce_scatter", 0), ("linear.grad0", 1), ("wait", 0), ("add.forward", 5 * 2048),
+    ]  # fmt: skip

@@ -355,10 +355,13 @@ def test_which_parts_of_torch_ran_is_told_by_their_year(source, stack):
 
 
 @pytest.mark.parametrize(
-    ("notes", "every"), [("", "micro_batch"), ("gradients reduced on the last micro-batch only", "step")]
+    ("pp", "notes", "every"),
+    [("1", "", "micro_batch"), ("1", "gradients reduced on the last micro-batch only", "step"), ("2", "", "step")],
 )
-def test_fsdp2_reduces_every_micro_batch_unless_told_otherwise(notes, every):
-    row = ROW | {"source": "PyTorch FSDP2", "zero_level": "2", "pp": "1", "dp": "8", "notes": notes}
+def test_fsdp2_reduces_every_micro_batch_unless_told_otherwise(pp, notes, every):
+    """A pipeline of torch's tells it so, and not to shard weights again until then."""
+    row = ROW | {"source": "PyTorch FSDP2", "zero_level": "3", "pp": pp, "dp": str(8 // int(pp)), "notes": notes}
     case = case_of(row, 1)
+    assert case.degrees.optimizer.parallel_level == (3 if pp == "1" else 2)
     assert case.degrees.optimizer.reduce_every == every
     assert sum("gradients reduced in" in told for told in case.assumed) == 1

@@ -278,7 +278,7 @@ class TorchNative(Stack):
         """Tensor-parallel messages as DTensor's modules send them (torch/distributed/tensor/parallel/style.py)."""
         steps = _loss_as_logits(steps)
         if ways > 1:
-            steps = _along_sequence(_beside_products(steps) if self.async_tp else steps)
+            steps = _along_sequence(_beside_products(steps, ways) if self.async_tp else steps)
             if not self.loss_parallel:
                 steps = _whole_loss(steps, ways)
             steps = steps if self.one_input else _own_reductions(steps)
@@ -357,11 +357,15 @@ _RESERVED = {"plain": 1.06, "ddp": 1.06, "dtensor": 1.175, "fsdp2": 1.16, "fsdp2
 step, figures reserved_bytes and peak_bytes): 1.06 and 1.06, 1.20 and 1.15, 1.12 to 1.20; plain as DDP."""
 
 
-def _beside_products(steps: Sequence[Step]) -> list[Step]:
+def _beside_products(steps: Sequence[Step], ways: int) -> list[Step]:
     """A gather beside the products that read it, a scatter beside the product that it takes: cut into as many pieces as
     ranks, each piece's product runs while the next piece is copied (torch/_inductor/fx_passes/micro_pipeline_tp.py). A
-    scatter of a sum of products stays behind them. What is cut is not concatenated again."""
+    scatter of a sum of products stays behind them. What is cut is not concatenated again; a rank first copies its own
+    piece to where others read it, and sums the pieces that it was sent behind the product
+    (torch/distributed/_symmetric_memory/__init__.py, _pipelined_multi_all_gather_and_consume and
+    _fused_matmul_reduce_scatter_impl)."""
     result: list[Step] = []
+    dtype = _dtype_of(steps)
     places = iter(range(len(steps)))
     for place in places:
         step, after = steps[place], place + 2
@@ -372,12 +376,13 @@ def _beside_products(steps: Sequence[Step]) -> list[Step]:
         fits = isinstance(wait, Message) and wait.call == "wait" and wait.token == step.token
         own = replace(step, operator=_PIECES)
         if fits and step.call == "reduce_scatter" and result and _is_product(result[-1]):
-            product = result.pop()
-            result += [own, product, wait]
+            product, each = result.pop(), step.size_bytes // itemsize(dtype) // ways
+            result += [own, product, wait, elementwise("add.forward", each, dtype, ways, 1)]
             next(places)
         elif fits and step.call == "all_gather" and after < len(steps) and _is_product(steps[after]):
             readers = _last_reader(steps, after) + 1 - after
-            result += [own, *steps[after : after + readers], wait]
+            each = step.size_bytes // itemsize(dtype) // ways
+            result += [elementwise("add.forward", each, dtype, 1, 1), own, *steps[after : after + readers], wait]
             for _ in range(1 + readers):
                 next(places)
         else:
