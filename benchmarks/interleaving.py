@@ -15,7 +15,6 @@ import argparse
 import gc
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
+from benchmarks.jobs import on_ranks
 from benchmarks.peers.cases import Case
 from benchmarks.peers.own import measured_plan, with_execution
 from benchmarks.peers.timing import measured_steps
@@ -90,11 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = " ".join(["python -m benchmarks.interleaving", *sys.argv[1:]])
     _write(options.out, {"command": command, "ranks": options.gpus, "environment": {}, "rows": rows})
     job = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.gpus), "-m",
-        "benchmarks.interleaving", "--gpus", str(options.gpus), "--out", str(options.out), "--until",
-        str(time.time() + options.budget_s), *(["--smoke"] if options.smoke else []),
+        "--gpus", str(options.gpus), "--out", str(options.out), "--until", str(time.time() + options.budget_s),
+        *(["--smoke"] if options.smoke else []),
     ]  # fmt: skip
-    code = subprocess.run(job, check=False, timeout=options.budget_s + 4 * PART_S).returncode
+    code = on_ranks("benchmarks.interleaving", job, options.gpus, limit_s=options.budget_s + 4 * PART_S)
     found = json.loads(options.out.read_text())
     print(table(found["rows"]))
     return int(code != 0 or any("error" in part for row in found["rows"] for part in row["measured"].values()))

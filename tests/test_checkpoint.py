@@ -1,9 +1,14 @@
 """Runs that go on from a checkpoint: bit for bit on the same plan, to rounding on another one."""
 
+import pickle
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from executor.capture.capture import capture
 from executor.train.checkpoint_files import check_checkpoint, written_checkpoints
@@ -88,8 +93,6 @@ def test_one_rank_goes_on_from_four(folder, tmp_path):
 
 
 def test_what_is_not_whole_or_of_another_model_is_refused(folder, tmp_path):
-    import shutil
-
     name = "two stages, adamw"
     (checkpoint,) = written_checkpoints(folder / name / "cut")
     assert not list((folder / name / "cut").glob(".*"))  # nothing half-written is left
@@ -104,6 +107,49 @@ def test_what_is_not_whole_or_of_another_model_is_refused(folder, tmp_path):
         (copy / path.name).write_bytes(data if path.name != "manifest.json" else data[: len(data) // 2])
         with pytest.raises(TwofoldError, match=r"not as it was written|resume from another"):
             check_checkpoint(copy, PLANS[name])
+
+
+class Runs:
+    """A pickle of it writes a file when it is read."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+def _runs_code(index, marker):
+    index.planner_data = Runs(marker)
+
+
+def _holds_bytes(index, marker):
+    key = next(iter(index.state_dict_metadata))
+    index.state_dict_metadata[key] = BytesStorageMetadata()
+
+
+def _reads_elsewhere(index, marker):
+    next(iter(index.storage_data.values())).relative_path = "../../secret"
+
+
+@pytest.mark.parametrize(
+    ("malice", "says"),
+    [
+        (_runs_code, r"it names pathlib\.Path\.touch, which no index does"),
+        (_holds_bytes, r"it names .*BytesStorageMetadata"),
+        (_reads_elsewhere, r"'\.\./\.\./secret' is not in the folder"),
+    ],
+)
+def test_the_index_of_a_checkpoint_runs_no_code(malice, says, folder, tmp_path):
+    (whole,) = written_checkpoints(folder / "data parallel, adamw" / "cut")
+    made_up = shutil.copytree(whole, tmp_path / whole.name)
+    with (made_up / ".metadata").open("rb") as file:
+        index = pickle.load(file)
+    malice(index, tmp_path / "marker")
+    (made_up / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(TwofoldError, match=says):
+        trained(one_rank(optimizer=ADAMW), tmp_path, resume=made_up)
+    assert not (tmp_path / "marker").exists()
 
 
 def test_running_statistics_go_on_too(tmp_path):

@@ -1,6 +1,7 @@
 """The benchmark of interleaved slices: the stack by hand computes what autograd does, and the whole runs on CPU."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -42,10 +43,12 @@ def test_predictions_are_of_plans_with_two_streams_on_so_many_devices(ranks):
 
 @pytest.mark.ranks
 def test_the_benchmark_runs_on_cpu_ranks(tmp_path: Path):
-    out = tmp_path / "interleaving.json"
+    out, temporary = tmp_path / "interleaving.json", tmp_path / "temporary"
+    temporary.mkdir()
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.interleaving", "--smoke", "--gpus", "2", "--out", str(out)],
         capture_output=True, text=True, timeout=300, cwd=Path(__file__).parent.parent,
+        env=os.environ | {"TMPDIR": str(temporary)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     (row,) = json.loads(out.read_text())["rows"]
@@ -53,3 +56,4 @@ def test_the_benchmark_runs_on_cpu_ranks(tmp_path: Path):
     one, two = row["measured"]["eager"]["losses"]
     assert two == pytest.approx(one, rel=1e-5)
     assert "micro-batch" in done.stdout
+    assert not [*temporary.glob("torchelastic*"), *temporary.glob("twofold*")]  # nothing is left behind

@@ -59,11 +59,13 @@ def job(tmp_path: Path) -> JobFolder:
 
 
 @pytest.fixture
-def env() -> Iterator[dict[str, str]]:
-    """An environment that marks all processes of a test; at its end none of them may be left."""
-    token = uuid.uuid4().hex
-    yield {TOKEN: token}
+def env(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment that marks all processes of a test; at its end no process and no temporary file may be left."""
+    token, temporary = uuid.uuid4().hex, tmp_path / "temporary"
+    temporary.mkdir()
+    yield {TOKEN: token, "TMPDIR": str(temporary)}
     assert processes_with(token) == []
+    assert list(temporary.iterdir()) == []
 
 
 def processes_with(token: str) -> list[str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.jobs import on_ranks
 from benchmarks.peers.cases import Case
 from benchmarks.peers.worker import PART_S, Found
 
@@ -18,7 +17,7 @@ __all__ = ["taken"]
 
 _MOST_JOBS = 6
 _START_S = 40.0
-"""That a job may take to start and to end, beside the last part of a case."""
+"""That a job may take to start, beside the last part of a case."""
 
 
 def taken(
@@ -45,13 +44,13 @@ def taken(
     for number in range(_MOST_JOBS):
         if number and time.time() > until:
             break
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m",
-            "benchmarks.peers.worker", "--cases", *(case.name for case in cases), "--found", str(path), "--until",
-            str(until), "--compile", compiles, "--device", device, "--sides", *sides,
+        arguments = [
+            "--cases", *(case.name for case in cases), "--found", str(path), "--until", str(until),
+            "--compile", compiles, "--device", device, "--sides", *sides,
         ]  # fmt: skip
         print(f"{ranks} ranks, {len(cases)} cases, {until - time.time():.0f} s left", flush=True)
-        code = _run(command, ranks, max(0.0, until - time.time()) + PART_S + _START_S)
+        limit_s = max(0.0, until - time.time()) + PART_S + _START_S
+        code = on_ranks("benchmarks.peers.worker", arguments, ranks, limit_s=limit_s, env=_surroundings(ranks))
         found = Found.at(path)
         if code == 0:
             break
@@ -62,20 +61,6 @@ def taken(
         case, side = found.content["doing"]
         found.keep(case, side, {"error": f"the ranks ended with code {code}; {told or 'nothing was said'}"})
     return Found.at(path).content
-
-
-def _run(command: Sequence[str], ranks: int, limit_s: float) -> int:
-    """The exit code of a job; one that takes too long is told to end its ranks, then killed."""
-    with subprocess.Popen(command, env=_surroundings(ranks)) as job:
-        try:
-            return job.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            job.terminate()
-        try:
-            return job.wait(_START_S)
-        except subprocess.TimeoutExpired:
-            job.kill()
-            return job.wait()
 
 
 def _errors(path: Path, ranks: int) -> str:

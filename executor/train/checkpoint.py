@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from executor.kernels.movement import flat_part
 from executor.step.interpreter import Interpreter
 from executor.train.checkpoint_files import MANIFEST, checkpoint_name, written_checkpoints
+from executor.train.checkpoint_reader import CheckpointReader
 from executor.train.parts import WEIGHT, Part, Region, holders, kept
 from plans.errors import TrainingStopped, TwofoldError
 from plans.files import write_atomically
@@ -155,7 +156,7 @@ def restore(interpreter: Interpreter, checkpoint: Path) -> int:
         TwofoldError: a part that the checkpoint does not have.
     """
     manifest = read_json(checkpoint / MANIFEST, "the checkpoint")
-    reader = FileSystemReader(checkpoint)
+    reader = CheckpointReader(checkpoint)
     metadata = reader.read_metadata().state_dict_metadata
     parts: dict[tuple[str, str], list[Part]] = {}
     for key in metadata:
