@@ -7,7 +7,7 @@ import msgspec
 from costmodels import Machine
 from plans.lower import lower, lower_by
 from plans.plan import Plan, Prediction
-from plans.program import Kind, Program
+from plans.program import Program
 from search.operators.pricing import redistribution_choice
 from simulator import simulate
 
@@ -39,24 +39,10 @@ def _rank(plan: Plan, limit_bytes: int | None) -> tuple[bool, float]:
 
 
 def _with_prediction(plan: Plan, program: Program, machine: Machine) -> Plan:
-    timeline = simulate(program, machine, fold_ranks=_shares_nothing(program, machine))
+    timeline = simulate(program, machine, fold_ranks=True)
     prediction = Prediction(
         machine=machine.name, step_s=timeline.step_interval_s, peak_bytes=timeline.peak_bytes,
         exposed_comm_s=timeline.exposed_comm_s, bubble_fraction=timeline.bubble_fraction, low_s=timeline.low_s,
         high_s=timeline.high_s,
     )  # fmt: skip
     return msgspec.structs.replace(plan, prediction=prediction)
-
-
-def _shares_nothing(program: Program, machine: Machine) -> bool:
-    """Whether no two ranks share cores, ports or uplinks, so that equal ranks may be simulated once.
-
-    Ports are shared by transfers only, uplinks by what leaves a domain of the fastest links.
-    """
-    ranks = tuple(rank for group in program.groups for rank in group.ranks)
-    if not machine.host_async or (len(machine.links) > 1 and machine.tier(ranks) > 0):
-        return False
-    bodies = {id(block.body): block.body for group in program.groups for block in group.blocks}
-    return not any(
-        instruction.kind in (Kind.SEND, Kind.RECV) for body in bodies.values() for instruction in body.instructions
-    )

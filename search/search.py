@@ -12,7 +12,8 @@ A transformer on accelerators is searched over degrees instead (`search.devices`
 schedule, chunks, micro-batch, recompute, optimizer level and the usual layouts. `search.way` decides.
 
 Around it, where they are not given: the number of stages, their boundaries and how many devices each has, devices that
-are better left idle, and the number of micro-batches (`shapes`).
+are better left idle, and the number of micro-batches (`shapes`); and how a plan is run: the optimizer-parallel level,
+the schedule with its chunks, slices, and blocks that are computed again (`ways`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from search.attach_prediction import predicted
 from search.devices import Pins
 from search.devices.of_graph import plans_of_graph
 from search.operators.plan_search import PlanSearch
+from search.operators.ways import Ways
 from search.own_clock import with_own_clocks
 from search.request import check_asked, check_devices, check_graph, check_stages
 from search.result import SearchResult
@@ -51,9 +53,10 @@ def search(
     widths: str | Sequence[int] | None = None,
     num_micro_batches: int | None = 1,
     interleave: int | None = 1,
-    schedule: str = "1f1b",
-    recompute: Sequence[str] = (),
+    schedule: str | None = "1f1b",
+    recompute: Sequence[str] | None = (),
     optimizer: Optimizer | None = None,
+    any_level: bool = False,
     full_batch: bool = True,
     output_broadcast: bool = False,
     fused: bool = True,
@@ -83,9 +86,11 @@ def search(
         num_micro_batches: into which the batch is cut; None: searched.
         interleave: slices of a micro-batch that hide their communication behind each other's compute; None: two where
             that is faster than one.
-        schedule: of the pipeline.
-        recompute: operators whose outputs are made again in the backward.
+        schedule: of the pipeline; None: searched, with the number of chunks per rank.
+        recompute: operators whose outputs are made again in the backward; None: blocks of them where the memory is
+            too small without.
         optimizer: kind, settings and parallel level.
+        any_level: whether the parallel level is searched instead; that of the optimizer comes first.
         full_batch, output_broadcast: see `Plan`.
         fused: False leaves runs of memory-bound instructions apart; they are fused only where the machine gains by it
             (`Machine.fuses`).
@@ -116,9 +121,10 @@ def search(
     check_stages(graph, num_devices, num_stages=num_stages, stages=stages, widths=widths)
     check_asked(method=method, top_k=top_k, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes)
     say = on_progress or (lambda line: None)
+    again = tuple(recompute or ())
     stated = stated_by_operator(
         num_stages=num_stages, stages=stages, widths=widths, num_micro_batches=num_micro_batches, interleave=interleave,
-        schedule=schedule, recompute=tuple(recompute), pinned=pinned,
+        schedule=schedule, recompute=again, pinned=pinned,
     )  # fmt: skip
     if degrees is not None and (stated or method != "search"):
         raise TwofoldError(
@@ -136,7 +142,7 @@ def search(
     if why is None:
         try:
             trained = optimizer or Optimizer()
-            found = plans_of_graph(graph, pins=pins_of(trained), optimizer=trained, **asked)
+            found = plans_of_graph(graph, pins=pins_of(trained, any_level), optimizer=trained, **asked)
         except TwofoldError as error:
             why = f"over degrees there is no plan: {error}"
         else:
@@ -147,8 +153,10 @@ def search(
     check_graph(graph, num_micro_batches=num_micro_batches, interleave=slices, pinned=pinned or {})
     usual = at_usual_clock(machine)
     plan_search = PlanSearch(
-        graph=graph, machine=usual, num_devices=num_devices, interleave=slices, may_slice=interleave is None,
-        schedule=schedule, recompute=tuple(recompute), optimizer=optimizer or Optimizer(), full_batch=full_batch,
+        graph=graph, machine=usual, num_devices=num_devices, interleave=slices,
+        schedule=schedule or "1f1b", recompute=again,
+        ways=Ways(levels=any_level, schedules=schedule is None, slices=interleave is None, recompute=recompute is None),
+        optimizer=optimizer or Optimizer(), full_batch=full_batch,
         output_broadcast=output_broadcast, fused=fused and machine.fuses,
         limit_bytes=memory_limit_bytes or machine.room_bytes, pinned=dict(pinned or {}),
         say=say, started=started,

@@ -48,10 +48,10 @@ def why_by_operators(graph: Graph, machine: Machine, stated: Sequence[str], *, f
     return None
 
 
-def pins_of(optimizer: Optimizer) -> Pins:
-    """The degrees that an optimizer fixes: its level, unless that is 0.
+def pins_of(optimizer: Optimizer, any_level: bool = False) -> Pins:
+    """The degrees that an optimizer fixes: its level, unless that is 0 or any will do.
 
     >>> pins_of(Optimizer()).given, pins_of(Optimizer(parallel_level=2)).given
     ({}, {'zero': 2})
     """
-    return Pins(zero=optimizer.parallel_level or None)
+    return Pins(zero=None if any_level else optimizer.parallel_level or None)

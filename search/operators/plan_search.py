@@ -22,6 +22,7 @@ from search.operators.refine import cheapest
 from search.operators.shape_costs import ShapeCosts
 from search.operators.shapes import Option, PipelineShape, ShapeSpace, ranks_of
 from search.operators.stage import StageAnswer, StageSearch
+from search.operators.ways import LEVELS, Ways, at_level
 from search.physics import physics_s
 from search.result import Alternative, LazyAlternatives, Rejected, SearchResult
 
@@ -29,6 +30,12 @@ __all__ = ["PlanSearch", "describe_strategy"]
 
 NUM_NEIGHBOURS = 6
 """How many of the cheapest answers of a stage are simulated."""
+
+_MOST_LARGE = 4
+"""How many plans that do not fit are made to, if that leaves them the fastest."""
+
+_WORTH_VARYING = 1.5
+"""How much slower than the fastest a plan may be whose schedule and level are still varied."""
 
 _EVERY = 1 << 30
 
@@ -41,9 +48,9 @@ class PlanSearch:
     machine: Machine
     num_devices: int
     interleave: int
-    may_slice: bool
     schedule: str
     recompute: tuple[str, ...]
+    ways: Ways
     optimizer: Optimizer
     full_batch: bool
     output_broadcast: bool
@@ -55,16 +62,18 @@ class PlanSearch:
     deadline: float | None
     rejected: list[Rejected] = field(default_factory=list)
     complete: bool = True
-    _stages: dict[tuple[int, int], StageSearch] = field(default_factory=dict)
+    _stages: dict[tuple[int, int, int], StageSearch] = field(default_factory=dict)
     _tried: dict[Plan, Plan] = field(default_factory=dict)
 
-    def stage_search(self, num_micro_batches: int, num_ranks: int) -> StageSearch:
-        """The search of stages of plans with so many micro-batches and ranks."""
-        key = num_micro_batches, num_ranks
+    def stage_search(self, num_micro_batches: int, num_ranks: int, level: int | None = None) -> StageSearch:
+        """The search of stages of plans with so many micro-batches and ranks, at an optimizer-parallel level."""
+        level = self.optimizer.parallel_level if level is None else level
+        key = num_micro_batches, num_ranks, level
         if key not in self._stages:
+            optimizer = msgspec.structs.replace(self.optimizer, parallel_level=level)
             self._stages[key] = StageSearch(
                 graph=self.graph, machine=self.machine, num_ranks=num_ranks, num_micro_batches=num_micro_batches,
-                interleave=self.interleave, optimizer=self.optimizer, full_batch=self.full_batch, fused=self.fused,
+                interleave=self.interleave, optimizer=optimizer, full_batch=self.full_batch, fused=self.fused,
                 pinned=self.pinned,
             )  # fmt: skip
         return self._stages[key]
@@ -106,8 +115,9 @@ class PlanSearch:
             self._shapes(costs, options, asked)
             for shape in asked[:1]:
                 self._neighbours(shape)
-            if self.may_slice:
-                self._sliced()
+                self._leveled(shape)
+            self._fitted()
+            self._ways(costs.weights)
         except KeyboardInterrupt:
             self.complete = False
             if not self._fitting():
@@ -132,7 +142,7 @@ class PlanSearch:
             complete=self.complete,
             search_s=time.perf_counter() - self.started,
             num_evaluated=len(self._tried),
-            strategies_gap=self._strategies_gap(best),
+            strategies_gap=self._strategies_gap(best, asked[0]),
             num_combinations=sum(each.num_combinations for each in self._stages.values()),
             alternatives=LazyAlternatives(lambda: self._alternatives(best)),
             rejected=self.rejected,
@@ -201,26 +211,64 @@ class PlanSearch:
                 break
             self._simulated(plan)
 
-    def _sliced(self) -> None:
-        """Simulate the best plans with two slices of every micro-batch, where these can be cut."""
-        for plan in sorted(self._fitting(), key=_rank)[:NUM_NEIGHBOURS]:
-            if self.is_over():
-                return
-            with contextlib.suppress(TwofoldError):  # a layout that does not cut half the rows
-                self._simulated(msgspec.structs.replace(plan, interleave=2, prediction=None))
+    def _leveled(self, shape: PipelineShape) -> None:
+        """Simulate the best answers of a shape at every optimizer-parallel level, where that is searched."""
+        for level in LEVELS if self.ways.levels and max(shape.widths) > 1 else ():
+            if level != self.optimizer.parallel_level and not self.is_over():
+                answers = [each[0] for each in self._answers(shape, 1, level)]
+                self._simulated(at_level(self._plan(shape, answers), level))
 
-    def _answers(self, shape: PipelineShape, count: int) -> list[list[StageAnswer]]:
-        search = self._search_of(shape)
+    def _fitted(self) -> None:
+        """Make the fastest plans fit that do not, where levels and recomputing are searched."""
+        limit_bytes = self.limit_bytes
+        best_s = min((_rank(plan)[0] for plan in self._fitting()), default=float("inf"))
+        if limit_bytes is None or not (self.ways.levels or self.ways.recompute):
+            return
+        large = sorted((plan for plan in self._tried.values() if not self._fits(plan)), key=_rank)
+        for plan in large[:_MOST_LARGE]:
+            if self.is_over() or _rank(plan)[0] >= best_s:
+                return
+            for leaner in self.ways.leaner(plan, lambda each: self._fits(self._simulated(each))):
+                found = self._simulated(leaner)
+                best_s = min(best_s, _rank(found)[0]) if self._fits(found) else best_s
+
+    def _ways(self, weights: Callable[[], Sequence[float]]) -> None:
+        """Vary how the best plans of every number of stages are run, one thing at a time, until none is faster."""
+        fitting = sorted(self._fitting(), key=_rank)
+        by_stages = {len(plan.stages): plan for plan in reversed(fitting)}
+        for start in sorted(by_stages.values(), key=_rank):
+            if _rank(start)[0] > _WORTH_VARYING * _rank(fitting[0])[0]:
+                return
+            before, best = None, start
+            while best is not before:
+                before = best
+                for other in self.ways.others(before, weights):
+                    if self.is_over():
+                        return
+                    with contextlib.suppress(TwofoldError):  # slices that do not divide, a tied weight in two chunks
+                        found = self._simulated(other)
+                        best = min(best, found, key=_rank) if self._fits(found) else best
+
+    def _answers(self, shape: PipelineShape, count: int, level: int | None = None) -> list[list[StageAnswer]]:
+        search = self.stage_search(shape.num_micro_batches, self._num_ranks(shape.widths), level)
         return [
             search.answers(names, ranks, count, self._is_late)
             for names, ranks in zip(shape.names, ranks_of(shape.widths), strict=True)
         ]
 
-    def _strategies_gap(self, best: Plan) -> float:
-        """By what share the strategies that were found may exceed the cheapest ones of the same stages."""
-        search = self.stage_search(best.num_micro_batches, self._num_ranks([best.num_ranks]))
-        found = [search.solved[stage.operators, stage.mesh.num_ranks] for stage in best.stages]
-        return max(0.0, sum(cost_s for cost_s, _ in found) / sum(bound_s for _, bound_s in found) - 1.0)
+    def _strategies_gap(self, best: Plan, shape: PipelineShape) -> float:
+        """By what share the strategies that were found may exceed the cheapest ones of the same stages.
+
+        Chunks keep the strategies of the stages they were made of, those of `shape`; so do levels that were varied.
+        """
+        key = best.num_micro_batches, self._num_ranks([best.num_ranks])
+        own = [(stage.operators, stage.mesh.num_ranks) for stage in best.stages]
+        for level in (best.optimizer.parallel_level, self.optimizer.parallel_level):
+            solved = self.stage_search(*key, level).solved
+            if all(stage in solved for stage in own):
+                return _gap([solved[stage] for stage in own])
+        solved = self._search_of(shape).solved
+        return _gap([solved[stage] for stage in zip(shape.names, shape.widths, strict=True)])
 
     def _num_ranks(self, widths: Sequence[int]) -> int:
         """Whose prices count: of a plan with stages of these widths."""
@@ -304,7 +352,8 @@ class PlanSearch:
     def _alternatives(self, best: Plan) -> list[Alternative]:
         """For every operator of the best plan its strategies, and what the best answer with each costs more."""
         found = []
-        search = self.stage_search(best.num_micro_batches, self._num_ranks([best.num_ranks]))
+        key = best.num_micro_batches, self._num_ranks([best.num_ranks]), best.optimizer.parallel_level
+        search = self.stage_search(*key)
         for stage in best.stages:
             costs = search.costs(stage.operators, stage.mesh)
             every = cheapest(costs.question(), _EVERY).found
@@ -338,6 +387,11 @@ def describe_strategy(strategy: Strategy) -> str:
         out = strategy.out if strategy.mesh is None else TensorLayout(mesh=strategy.mesh, dims=strategy.out)
         text += f", handed on as {out}"
     return text
+
+
+def _gap(found: Sequence[tuple[float, float]]) -> float:
+    """By what share what was found costs more than what is proven to be the least, of all stages together."""
+    return max(0.0, sum(cost_s for cost_s, _ in found) / sum(bound_s for _, bound_s in found) - 1.0)
 
 
 def _peak_bytes(plan: Plan) -> int:
