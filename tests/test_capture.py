@@ -190,6 +190,14 @@ def weights(**shapes):
     return {name: nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
 
 
+def reads_after_change(m, x):
+    y = m.fc(x)
+    z = y + y
+    view = y.view(-1, 2, 3)
+    y.relu_()
+    return z + view.flatten(1)
+
+
 def keeps(m, x):
     """The same as one linear, but for the bits that leave no operator."""
     y = m.fc(nn.Identity()(x.detach().clone())).contiguous().float()
@@ -212,6 +220,7 @@ MODELS = {
     "prediction second": (lambda m, x, label: functional.mse_loss(label, m.fc(x)), linear()),
     "in place": (mean_to(lambda m, x: m.fc(x).relu_().add_(m.w)), linear() | weights(w=6)),
     "in place without its result": (mean_to(lambda m, x: changed(m.fc(x))), linear()),
+    "in place, read again by a view": (mean_to(reads_after_change), linear()),
 }
 
 
@@ -307,14 +316,6 @@ def sets_a_buffer(m, x):
 OWN = torch.ones(6)
 
 
-def reads_after_change(m, x):
-    y = m.fc(x)
-    z = y + y
-    view = y.view(-1, 2, 3)
-    y.relu_()
-    return z + view.flatten(1)
-
-
 class Doubled(torch.autograd.Function):
     """A gradient that is not the forward's."""
 
@@ -364,7 +365,7 @@ REFUSED = {
     "batch moved": (mean_to(lambda m, x: m.fc(x.view(2, -1, 6)).view(-1, 6)), "mixes the batch"),
     "dropout": (mean_to(lambda m, x: functional.alpha_dropout(m.fc(x), 0.1, True)), r"dropout with p=0\.1"),
     "cast to int": (mean_to(lambda m, x: m.fc(m.fc(x).long().float())), "cuts the gradient"),
-    "changed in place, read again": (mean_to(reads_after_change), "read again later"),
+    "in place of random numbers": (mean_to(lambda m, x: m.fc(x).exponential_()), "no form that makes a new value"),
     "alpha": (mean_to(lambda m, x: torch.add(x, m.fc(x), alpha=2)), "alpha=2"),
     "changing buffer": (
         mean_to(lambda m, x: m.fc(x) * m.norm.running_mean.mul_(0.9)),

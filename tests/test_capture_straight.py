@@ -161,3 +161,43 @@ def test_a_frozen_teacher_may_stand_under_no_grad():
         graph = capture(Teacher(True), (x,))
     assert {tensor.name for tensor in graph.parameters} == {"student.weight", "student.bias"}
     assert {"first.weight", "first.bias"} <= {tensor.name for tensor in graph.constants}
+
+
+def written_in_parts(fc, x):
+    """Through a slice of a transposed view, through a selection, and by a mask; earlier views see it."""
+    y = fc(x).clone()
+    before, parts = y.view(-1, 2, 3), y.view(-1, 2, 3).transpose(1, 2)
+    parts[:, 1:].mul_(2.0)
+    y[:, 0] = x.sum(1)
+    y[:, -2:] += x[:, :2]
+    copied = parts.reshape(-1, 6)  # a copy, which later writes do not reach
+    y.masked_fill_(x > 1, 0.5)
+    return before.flatten(1) + copied * y.narrow(1, 2, 1).square_()
+
+
+def shifted_by_a_copy(fc, x):
+    shifted = x.new_zeros(x.shape)
+    shifted[:, 1:] = fc(x)[:, :-1].clone()
+    shifted[:, ::2] = x[:, ::2]
+    return shifted
+
+
+class Rows(nn.Module):
+    """A loss of what a function makes of a linear layer and rows of six numbers."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.fc = function, nn.Linear(6, 6)
+
+    def forward(self, x, labels):
+        return F.mse_loss(self.function(self.fc, x), labels)
+
+
+@pytest.mark.parametrize("function", [written_in_parts, shifted_by_a_copy])
+@pytest.mark.filterwarnings("ignore:.*every rank computes all of it")
+def test_what_is_written_in_place_trains_as_written(function):
+    module = seeded(lambda: Rows(function))
+    fed = [(torch.randn(BATCH, 6), torch.randn(BATCH, 6)) for _ in range(3)]
+    losses, _ = trained(capture(module, fed[0]), module, fed, 2)
+    expected = train_reference(module, fed, optimizer=Optimizer(settings={"lr": 0.1}), num_steps=3, num_micro_batches=2)
+    assert losses == pytest.approx(expected.losses, rel=1e-5)

@@ -25,6 +25,7 @@ from torch.export import ExportedProgram
 from torch.nn.modules import module as torch_module
 
 from executor.capture.attention import batch_first_attention
+from executor.capture.functional import without_in_place
 from executor.capture.gradients import check_hooks, refusing_own_gradients
 from executor.capture.masks import state_masks
 from executor.capture.opaque import opaque
@@ -206,6 +207,7 @@ def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_siz
                 f"{type(error).__name__}: {_first_line(error)}; {_way_out(error)}"
             ) from error
         inline_nested(exported)
+        without_in_place(exported)
         drop_empty(exported)
         keep_batch_first(exported)
         state_masks(exported.graph)

@@ -245,7 +245,7 @@ def _by_formula(
     dtype, rank = build.tensors[q].dtype, len(shapes[1])
     order = (*range(rank - 2), rank - 1, rank - 2)
     turned = tuple(shapes[1][dim] for dim in order)
-    keys = build.make(node, "permute", (k,), shape=turned, dtype=dtype, shares=k, dims=order)
+    keys = build.make(node, "permute", (k,), shape=turned, dtype=dtype, dims=order)
     scores = (*shapes[0][:-1], shapes[1][-2])
     made = build.make(node, "matmul", (q, keys), shape=scores, dtype=dtype)
     scale = shapes[0][-1] ** -0.5 if settings.scale is None else settings.scale

@@ -1,7 +1,6 @@
 """Capture of operators that rearrange elements: views, transposes, slices, concatenations.
 
-What export leaves as a view shares memory with its input; `shares` says so, for the check of in-place calls. Splits
-and chunks become one narrow per part.
+Splits and chunks become one narrow per part; a write into a part is a join of what stays and what is written.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def _transpose(build: Translation, node: fx.Node, x: Value, *dims: Any) -> Value
         return x
     if count == 2 and inner not in build.batched and build.is_trained(inner):
         return inner if isinstance(x, Transposed) else Transposed(tensor=inner)
-    return build.make(node, "permute", (x,), shares=inner, dims=tuple(order))
+    return build.make(node, "permute", (x,), dims=tuple(order))
 
 
 def _order(target: str, count: int, dims: tuple[Any, ...]) -> list[int]:
@@ -59,7 +58,7 @@ def _expand(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) -> 
         return x
     if node.name in build.grown and x not in build.batched:
         return _over_batch(build, node, x)
-    return build.make(node, "expand", (x,), shares=x)
+    return build.make(node, "expand", (x,))
 
 
 def _over_batch(build: Translation, node: fx.Node, x: str) -> str:
@@ -108,7 +107,7 @@ def _narrowed(build: Translation, node: fx.Node, x: str, dim: int, start: int, s
         return x
     new = (*shape[:dim], size, *shape[dim + 1 :])
     attrs: dict[str, Any] = {"dim": dim, "start": start} | ({"step": step} if step != 1 else {})
-    return build.make(node, "narrow", (x,), shape=new, dtype=build.tensors[x].dtype, shares=x, **attrs)
+    return build.make(node, "narrow", (x,), shape=new, dtype=build.tensors[x].dtype, **attrs)
 
 
 @rule("slice.Tensor")
@@ -178,3 +177,32 @@ def _stack(build: Translation, node: fx.Node, parts: Sequence[Value], dim: int =
     thin = (*shape[:dim], 1, *shape[dim + 1 :])
     names = [build.reshaped(node, build.cast(node, build.plain(node, part), dtype), thin) for part in parts]
     return build.make(node, "concat", names, dim=dim, sizes=(1,) * len(names))
+
+
+@rule("slice_scatter.default")
+def _slice_scatter(
+    build: Translation, node: fx.Node, x: Value, part: Value, dim: int = 0, start: int | None = None,
+    end: int | None = None, step: int = 1,
+) -> Value:  # fmt: skip
+    x, part = build.plain(node, x), build.plain(node, part)
+    shape, dtype = build.tensors[x].shape, build.tensors[x].dtype
+    dim %= len(shape)
+    chosen = range(shape[dim])[start:end:step]
+    if step != 1:
+        return opaque(build, node)
+    before = _narrowed(build, node, x, dim, 0, chosen.start) if chosen.start else None
+    rest = shape[dim] - chosen.stop
+    after = _narrowed(build, node, x, dim, chosen.stop, rest) if rest else None
+    names = [each for each in (before, build.cast(node, part, dtype), after) if each is not None]
+    if len(names) == 1:
+        return names[0]
+    return build.make(node, "concat", names, dim=dim, sizes=tuple(build.tensors[name].shape[dim] for name in names))
+
+
+@rule("select_scatter.default")
+def _select_scatter(build: Translation, node: fx.Node, x: Value, part: Value, dim: int, index: int) -> Value:
+    x, part = build.plain(node, x), build.plain(node, part)
+    shape = build.tensors[x].shape
+    dim, index = dim % len(shape), index % shape[dim % len(shape)]
+    thin = build.reshaped(node, part, (*shape[:dim], 1, *shape[dim + 1 :]))
+    return _slice_scatter(build, node, x, thin, dim, index, index + 1)

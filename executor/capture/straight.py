@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_map_only
+
+from executor.capture.functional import called_as
 
 __all__ = ["NO_GRADIENT", "drop_empty", "inline_nested", "keep_batch_first"]
 
@@ -105,26 +106,16 @@ def keep_batch_first(exported: ExportedProgram) -> None:
         rest = [dim - (dim > dims[0]) for dim in dims[1:]]
         for user in list(node.users):
             with graph.inserting_before(user):
-                made = _called(graph, user, (source, dims[0], *user.args[2:]))
+                made = called_as(graph, user, user.target, (source, dims[0], *user.args[2:]))
             parts = list(user.users) if user.target is _PARTS[0] else [user]
             for part in parts:
                 with graph.inserting_before(part):
-                    own = _called(graph, part, (made, part.args[1])) if user.target is _PARTS[0] else made
-                    turned = _called(graph, node, (own, rest))
+                    own = made
+                    if user.target is _PARTS[0]:
+                        own = called_as(graph, part, part.target, (made, part.args[1]))
+                    turned = called_as(graph, node, node.target, (own, rest))
                 part.replace_all_uses_with(turned)
                 graph.erase_node(part)
             if user.target is _PARTS[0]:
                 graph.erase_node(user)
         graph.erase_node(node)
-
-
-def _called(graph: fx.Graph, like: fx.Node, args: tuple[Any, ...]) -> fx.Node:
-    """A call like another one, of other arguments."""
-    made = graph.call_function(like.target, args)  # type: ignore[arg-type]
-    shapes = fx.map_arg(args, lambda node: node.meta["val"])
-    made.meta = like.meta | {"val": like.target(*tree_map_only(torch.Tensor, _on_meta, shapes))}  # type: ignore[operator]
-    return made
-
-
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")

@@ -1,7 +1,7 @@
 """Translation of an exported module, node by node, to operators of a graph.
 
 The rules of `executor.capture.rules` say what one aten call becomes; here is everything they share: names, module
-paths, what depends on the batch or on parameters, memory shared by in-place calls, errors that say where.
+paths, what depends on the batch or on parameters, errors that say where.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from executor.capture.functional import CHANGES
 from executor.capture.masks import shape_only
 from executor.capture.straight import NO_GRADIENT
 from executor.kernels.random import seed_of
@@ -88,7 +89,7 @@ class Translation:
         exported: the training form of `module`, its user inputs in the order of `arguments`.
         module: the user's module, for the names of its parts.
         arguments: the names of forward's arguments, one per input tensor.
-        rules: aten call -> its rule; the in-place form of a call follows the rule of the call.
+        rules: aten call -> its rule.
         fallback: the rule, given no arguments, for calls without one.
         grown: names of the calls whose result has the batch as its dim 0.
 
@@ -114,8 +115,6 @@ class Translation:
         self.operators: list[Operator] = []
         self.trained: set[str] = set()  # tensors that depend on a parameter
         self.batched: set[str] = set()  # tensors that depend on an input
-        self.roots: dict[str, str] = {}  # tensor -> the tensor whose memory it shares
-        self.positions = {node: position for position, node in enumerate(exported.graph.nodes)}
         self.shape_only = shape_only(exported.graph)
         self.num_random = 0
         placed = (
@@ -172,7 +171,6 @@ class Translation:
     def _enter(self, name: str, node: fx.Node, kind: str) -> str:
         shape, dtype = self.shape_dtype(node)
         self.tensors[name] = Tensor(name=name, shape=shape, dtype=dtype, kind=kind)
-        self.roots[name] = name
         return name
 
     # -- the calls
@@ -205,16 +203,11 @@ class Translation:
 
     def _call(self, node: fx.Node) -> Value:
         target = str(node.target) if node.target is not python_operator.getitem else "getitem"
-        rule, in_place = self.rules.get(target), False
-        if rule is None and re.fullmatch(r"aten\.[a-z0-9_]*[a-z0-9]_\.\w+", target):
-            rule = self.rules.get(re.sub(r"_\.(\w+)$", r".\1", target))
-            in_place = rule is not None
+        if (changed := node.meta.get(CHANGES)) is not None:
+            return self._change_of_state(node, str(self.values[changed]))
+        rule = self.rules.get(target)
         if rule is None:
             return self.fallback(self, node)
-        if in_place:
-            if self._counts_batches(node):
-                return self.values[node.args[0]]  # type: ignore[index]
-            self._check_in_place(node)
         args, kwargs = self.held(node, tuple(node.args)), self.held(node, dict(node.kwargs))
         if any(isinstance(each, Mean) for each in args):
             rule = self.rules.get(of_means(target), _no_sum_of_means)
@@ -222,10 +215,7 @@ class Translation:
             inspect.signature(rule).bind(self, node, *args, **kwargs)
         except TypeError as error:
             raise self.refused(node, f"one of its settings is not supported: {error}") from None
-        result = rule(self, node, *args, **kwargs)
-        if in_place:
-            self.values[node.args[0]] = result  # type: ignore[index]
-        return result
+        return rule(self, node, *args, **kwargs)
 
     def settings(self, node: fx.Node, kind: Callable[..., SettingsT], given: Any, named: Any) -> SettingsT:
         """The settings of a call as one value of a class with a field per setting, in aten's order.
@@ -251,34 +241,18 @@ class Translation:
             return {key: self.held(node, entry) for key, entry in argument.items()}
         return argument
 
-    def _counts_batches(self, node: fx.Node) -> bool:
-        """Whether a call counts a batch norm's micro-batches, which its statistics do."""
-        owner, _, name = str(self.values[node.args[0]]).rpartition(".")  # type: ignore[index]
-        if name != "num_batches_tracked":
-            return False
-        return isinstance(self.module.get_submodule(owner), nn.modules.batchnorm._BatchNorm)
-
-    def _check_in_place(self, node: fx.Node) -> None:
-        """Refuse an in-place call whose effect a later reader of the same memory would have to see."""
-        changed = node.args[0]
-        value = self.values[changed]  # type: ignore[index]
-        if not isinstance(value, str):
-            return
-        root = self.roots[value]
-        if (kind := self.tensors[root].kind) in ("parameter", "constant"):
-            what = "parameter" if kind == "parameter" else "buffer"
-            raise self.refused(
-                node,
-                f"it changes the {what} {root!r} in the forward, but a step changes nothing but trained parameters, at "
-                f"its end, and running statistics of nn.BatchNorm; keep what changes out of the network",
-            )
-        now = self.positions[node]
-        for other, held in self.values.items():
-            if other is not changed and isinstance(held, str) and self.roots[held] == root:
-                if any(self.positions[reader] > now for reader in other.users):
-                    raise self.refused(
-                        node, "it changes in place what is read again later; use the form without in-place"
-                    )
+    def _change_of_state(self, node: fx.Node, name: str) -> Value:
+        """Refuse to change a parameter or buffer, but for a batch norm's count, which its statistics make."""
+        owner, _, last = name.rpartition(".")
+        norm = self.module.get_submodule(owner)
+        if last == "num_batches_tracked" and isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            return name
+        what = "parameter" if self.tensors[name].kind == "parameter" else "buffer"
+        raise self.refused(
+            node,
+            f"it changes the {what} {name!r} in the forward, but a step changes nothing but trained parameters, at "
+            f"its end, and running statistics of nn.BatchNorm; keep what changes out of the network",
+        )
 
     # -- for the rules
 
@@ -290,7 +264,6 @@ class Translation:
         *,
         shape: tuple[int, ...] | None = None,
         dtype: str | None = None,
-        shares: str | None = None,
         **attrs: Attr,
     ) -> str:
         """Add an operator whose output is the node's value; returns the name of its output."""
@@ -312,7 +285,6 @@ class Translation:
         self.operators.append(
             Operator(name=name, kind=kind, inputs=tuple(read), outputs=(output,), attrs=held, module=path)
         )
-        self.roots[output] = self.roots[shares] if shares else output
         if any(value in self.batched for value in read):
             self.batched.add(output)
         if (
@@ -328,8 +300,7 @@ class Translation:
         if isinstance(value, Transposed):
             tensor = self.tensors[value.tensor]
             return self.make(
-                node, "permute", (value.tensor,), shape=tensor.shape[::-1], dtype=tensor.dtype, shares=value.tensor,
-                dims=(1, 0),
+                node, "permute", (value.tensor,), shape=tensor.shape[::-1], dtype=tensor.dtype, dims=(1, 0),
             )  # fmt: skip
         if isinstance(value, Mean):
             return str(_no_sum_of_means(self, node))
@@ -348,7 +319,7 @@ class Translation:
         tensor = self.tensors[name]
         if tensor.shape == shape:
             return name
-        return self.make(node, "reshape", (name,), shape=shape, dtype=tensor.dtype, shares=name)
+        return self.make(node, "reshape", (name,), shape=shape, dtype=tensor.dtype)
 
     def detached(self, node: fx.Node, value: Value) -> Value:
         """A value through which no gradient goes; itself where none would."""

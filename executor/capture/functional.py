@@ -1,0 +1,230 @@
+"""In-place calls become calls that make new values, so that nothing of a graph changes.
+
+A write into a part (`x[:, 0] = y`, `copy_`, `mul_` of a slice) makes a new value of the whole, in which what was
+written takes the place of that part. Who reads the memory later, through whatever view, reads the new value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils._pytree import tree_map_only
+
+from plans.errors import TwofoldError
+
+__all__ = ["CHANGES", "called_as", "without_in_place"]
+
+CHANGES = "twofold_changes"
+"""Key in the `meta` of in-place calls that stay: the parameter or buffer that they change."""
+
+aten = torch.ops.aten
+
+_RESHAPES = {
+    aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints, aten.unflatten.int,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.view_as.default,
+    aten.reshape_as.default, aten.alias.default, aten.contiguous.default, aten.to.dtype,
+}  # fmt: skip
+_OWN_INVERSE = {aten.transpose.int, aten.t.default, aten.mT.default, aten.numpy_T.default}
+
+
+def without_in_place(exported: ExportedProgram) -> None:
+    """Replace in-place calls by calls that make new values, in place; those on parameters and buffers are marked.
+
+    Raises:
+        TwofoldError: a call that has no other form, or that writes through a view of an unusual kind.
+    """
+    graph, memories = exported.graph, _memories(exported)
+    before = list(graph.nodes)
+    for node in before:
+        if node.op == "call_function" and _changes(node):
+            memory = memories[node.all_input_nodes[0]]
+            if memory.state is None:
+                _replace(graph, node, memory, memories)
+                continue
+            node.meta[CHANGES] = memory.state
+        _read_what_is_now(graph, node, memories)
+    for node in reversed(before):
+        if node in memories and memories[node].writes and node.op == "call_function" and not node.users:
+            graph.erase_node(node)
+
+
+def called_as(graph: fx.Graph, like: fx.Node, target: Any, args: Any, kwargs: Any = None) -> fx.Node:
+    """A call that stands where another one stands, of other arguments, and its value."""
+    kwargs = kwargs or {}
+    made = graph.call_function(target, args, kwargs)
+    read = tree_map_only(fx.Node, lambda node: node.meta["val"], (args, kwargs))
+    with torch.device("meta"):
+        on_meta = tree_map_only(torch.Tensor, lambda value: torch.empty_like(value, device="meta"), read)
+        on_meta = tree_map_only(torch.device, lambda _: torch.device("meta"), on_meta)
+        made.meta = like.meta | {"val": target(*on_meta[0], **on_meta[1])}
+    return made
+
+
+@dataclass(slots=True, eq=False)
+class _Memory:
+    """What is in one memory, by the names of the calls that made it and its views.
+
+    Args:
+        root: the call that made it.
+        state: the placeholder, if it is a parameter's or a buffer's.
+        views: view -> what it is a view of.
+        same: in-place call -> what it changed and returned.
+        writes: how many there were so far.
+        now: name -> (writes before, its value then).
+    """
+
+    root: fx.Node
+    state: fx.Node | None
+    views: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    same: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    writes: int = 0
+    now: dict[fx.Node, tuple[int, fx.Node]] = field(default_factory=dict)
+
+    def read(self, graph: fx.Graph, name: fx.Node) -> fx.Node:
+        """The value behind a name; calls are added where a view must be made anew."""
+        name = self.same.get(name, name)
+        written, value = self.now.get(name, (0, name))
+        if written < self.writes:
+            view_of = self.views[name]
+            source = self.read(graph, view_of)
+            args = _mapped(name.args, lambda each: source if each is view_of else each)
+            value = called_as(graph, name, name.target, args, name.kwargs)
+            self.now[name] = (self.writes, value)
+        return value
+
+    def write(self, graph: fx.Graph, name: fx.Node, value: fx.Node) -> None:
+        """Let `value` stand behind a name, and in its place of all that it is a view of."""
+        name = at = self.same.get(name, name)
+        whole = value
+        while at in self.views:
+            source = self.views[at]
+            whole = _with_part(graph, at, self.read(graph, source), whole)
+            at = self.same.get(source, source)
+        self.writes += 1
+        self.now[at] = (self.writes, whole)
+        self.now[name] = (self.writes, value)
+
+
+def _memories(exported: ExportedProgram) -> dict[fx.Node, _Memory]:
+    """Every call that makes tensors -> the memory that they are in."""
+    stateful = (InputKind.PARAMETER, InputKind.BUFFER)
+    state = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind in stateful}
+    of_storage: dict[int, _Memory] = {}
+    found: dict[fx.Node, _Memory] = {}
+    for node in exported.graph.nodes:
+        made = node.meta.get("val")
+        made = made[0] if isinstance(made, tuple | list) and made else made
+        if not isinstance(made, torch.Tensor):
+            continue
+        key = made.untyped_storage()._cdata
+        memory = of_storage.get(key)
+        source = next((each for each in node.all_input_nodes if memory and found.get(each) is memory), None)
+        if memory is None or source is None:
+            is_state = node.op == "placeholder" and node.name in state
+            memory = of_storage[key] = _Memory(root=node, state=node if is_state else None)
+        elif _changes(node):
+            memory.same[node] = memory.same.get(source, source)
+        else:
+            memory.views[node] = source
+        found[node] = memory
+    return found
+
+
+def _changes(node: fx.Node) -> bool:
+    """Whether a call changes its first argument."""
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target._schema.is_mutable
+        and bool(node.args)
+        and isinstance(node.args[0], fx.Node)
+    )
+
+
+def _read_what_is_now(graph: fx.Graph, node: fx.Node, memories: dict[fx.Node, _Memory]) -> None:
+    """Let a call read values as they are when it runs."""
+    own = memories.get(node)
+    if own is not None and node in own.views:
+        return  # a view keeps its name: it is made anew where it is read
+    changed = [each for each in node.all_input_nodes if each in memories and memories[each].writes]
+    with graph.inserting_before(node):
+        values = {each: memories[each].read(graph, each) for each in changed}
+    node.args, node.kwargs = _mapped((node.args, node.kwargs), lambda each: values.get(each, each))
+
+
+def _replace(graph: fx.Graph, node: fx.Node, memory: _Memory, memories: dict[fx.Node, _Memory]) -> None:
+    """Write the value of the same call without in-place."""
+
+    def now(each: fx.Node) -> fx.Node:
+        return memories[each].read(graph, each) if each in memories else each
+
+    with graph.inserting_before(node):
+        args, kwargs = _mapped((node.args, node.kwargs), now)
+        value, old = _new_value(graph, node, args, kwargs), args[0].meta["val"]
+        if value.meta["val"].dtype != old.dtype:
+            value = called_as(graph, node, aten.to.dtype, (value, old.dtype))
+        memory.write(graph, node, value)
+
+
+def _new_value(graph: fx.Graph, node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
+    """What an in-place call writes."""
+    old, target = args[0].meta["val"], node.target
+    assert isinstance(target, torch._ops.OpOverload)
+    if target in (aten.copy_.default, aten.fill_.Tensor):
+        given = args[1]
+        if given.meta["val"].shape != old.shape:
+            given = called_as(graph, node, aten.expand.default, (given, list(old.shape)))
+        return given
+    if target in (aten.zero_.default, aten.fill_.Scalar):
+        return called_as(graph, node, aten.full_like.default, (args[0], args[1] if len(args) > 1 else 0))
+    packet = getattr(aten, target._schema.name.removeprefix("aten::").removesuffix("_"), None)
+    overload = getattr(packet, target._overloadname, None)
+    random = torch.Tag.nondeterministic_seeded in target.tags and "dropout" not in str(target)
+    if overload is None or random or overload._schema.is_mutable:
+        raise TwofoldError(
+            f"{target} ({_line(node)}) changes a tensor in place and has no form that makes a new value; make a new "
+            f"tensor instead"
+        )
+    return called_as(graph, node, overload, args, kwargs)
+
+
+def _with_part(graph: fx.Graph, view: fx.Node, source: fx.Node, part: fx.Node) -> fx.Node:
+    """`source` with `part` where a view of it was taken."""
+    whole, target = source.meta["val"], view.target
+    where: Any = view.args[1:]
+    if target in _RESHAPES:
+        if part.meta["val"].shape == whole.shape:
+            return part
+        return called_as(graph, view, aten.reshape.default, (part, list(whole.shape)))
+    if target in _OWN_INVERSE:
+        return called_as(graph, view, target, (part, *where))
+    if target is aten.permute.default:
+        dims = [dim % whole.dim() for dim in where[0]]
+        return called_as(graph, view, target, (part, [dims.index(dim) for dim in range(len(dims))]))
+    if target is aten.select.int:
+        return called_as(graph, view, aten.select_scatter.default, (source, part, *where))
+    if target is aten.slice.Tensor or target is aten.narrow.default:
+        if part.meta["val"].shape == whole.shape:
+            return part
+        if target is aten.narrow.default:
+            dim, start, length = where
+            where = (dim, start, start + length)
+        return called_as(graph, view, aten.slice_scatter.default, (source, part, *where))
+    raise TwofoldError(
+        f"{target} ({_line(view)}) is written through in place, which works for slices, selections, reshapes and "
+        f"transposes alone; make a new tensor instead"
+    )
+
+
+def _mapped(arguments: Any, to: Callable[[fx.Node], fx.Node]) -> Any:
+    return fx.map_arg(arguments, to)
+
+
+def _line(node: fx.Node) -> str:
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
+    return " | ".join(lines[-2:]) or "in forward"
