@@ -109,6 +109,18 @@ def test_what_is_not_whole_or_of_another_model_is_refused(folder, tmp_path):
             check_checkpoint(copy, PLANS[name])
 
 
+def test_a_run_killed_while_it_removes_a_checkpoint_leaves_whole_ones_only(tmp_path, monkeypatch):
+    """What a kill leaves: the first file is gone."""
+    remove, plan = shutil.rmtree, one_rank(optimizer=ADAMW)
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: [file.unlink() for file in [*Path(path).iterdir()][:1]])
+    trained(plan, tmp_path, save=True)  # writes 2, 4 and 6, and keeps one
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    assert [check_checkpoint(path, plan) for path in written_checkpoints(tmp_path)] == [6]
+    assert list(tmp_path.glob(".*"))
+    trained(plan, tmp_path, save=True, steps=2)
+    assert not list(tmp_path.glob(".*"))  # the next run takes away what is left
+
+
 class Runs:
     """A pickle of it writes a file when it is read."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.reliability import cases
+from benchmarks.reliability.faults import cases
 
 
 def test_a_full_disk_is_named_and_loses_no_checkpoint():

@@ -2,9 +2,9 @@
 
 A checkpoint is a folder `step-00000020`: the files of torch.distributed.checkpoint, each distinct part of weights (or
 masters) and optimizer states written by one rank; `plan.json`; and `manifest.json` with the step and the size and hash
-of every file. It is written under another name, brought to the disk (fsync) and renamed, so that a folder of this name
-is whole. A part's key says where it lies in the whole tensor: on the plan that wrote it every rank reads back its own
-parts; on another plan it reads the parts that its own ones overlap.
+of every file. It is written under another name, brought to the disk (fsync) and renamed, and renamed again before it is
+removed, so that a folder of this name is whole. A part's key says where it lies in the whole tensor: on the plan that
+wrote it every rank reads back its own parts; on another plan it reads the parts that its own ones overlap.
 
 The state of a run has nothing else: dropout follows from seed and step, data from the step.
 """
@@ -111,7 +111,8 @@ class Saver:
         rank, name = self._interpreter.rank, checkpoint_name(step)
         writing, written = self._folder / f".{name}.writing", self._folder / name
         if rank == 0:
-            shutil.rmtree(writing, ignore_errors=True)
+            for left in self._folder.glob(".step-*"):  # of a run that was killed
+                shutil.rmtree(left)
             writing.mkdir(parents=True)
         self._meet()
         writer = FileSystemWriter(writing, sync_files=True)
@@ -136,12 +137,13 @@ class Saver:
             for path in writing.iterdir():
                 _sync(path)
             _sync(writing)
-            shutil.rmtree(written, ignore_errors=True)
+            if written.exists():
+                _remove(written)
             os.replace(writing, written)
             _sync(self._folder)
             print(f"checkpoint {written}", flush=True)
             for old in written_checkpoints(self._folder)[: -self._keep]:
-                shutil.rmtree(old)
+                _remove(old)
         self._meet()
 
     def _meet(self) -> None:
@@ -222,6 +224,13 @@ def _within(region: Region, outer: Region) -> tuple[slice, ...]:
 def _size_and_hash(path: Path) -> list[Any]:
     with path.open("rb") as file:
         return [path.stat().st_size, hashlib.file_digest(file, hashlib.blake2b).hexdigest()]
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint, under another name first: a process may be killed before all of its files are gone."""
+    hidden = checkpoint.with_name(f".{checkpoint.name}.removed")
+    os.replace(checkpoint, hidden)
+    shutil.rmtree(hidden)
 
 
 def _sync(path: Path) -> None:

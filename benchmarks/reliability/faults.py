@@ -1,4 +1,4 @@
-"""Random faults of training jobs: `python -m benchmarks.reliability --count 30 --seed 1` prints what became of each.
+"""Random faults of training jobs, and what became of each.
 
 Every case trains a small network on 4 gloo ranks with a checkpoint every 5 steps, as `twofold train` does, and lets
 something go wrong at a random step: a process is killed or stopped, a disk is full, a checkpoint is damaged, a weight
@@ -9,22 +9,36 @@ goes on from them has the losses of the run that nothing happened to, bit for bi
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor.launch.rank_logs import JobFolder
+from benchmarks.reliability.training import (
+    NotEnded,
+    agent_of,
+    ended,
+    environment,
+    figures,
+    losses,
+    make_job,
+    pids_of,
+    set_steps,
+    started,
+)
+from executor.launch.job import Job, Task, TaskCheckpoints, save_job
 from executor.train.checkpoint_files import check_checkpoint, written_checkpoints
+from executor.train.settings import Replicas
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.model.mlp import mlp_graph
@@ -34,7 +48,6 @@ __all__ = ["FAULTS", "Outcome", "cases"]
 
 RANKS, STEPS, EVERY = 4, 24, 5
 ENDS_S = 90.0
-_ROOT = Path(__file__).parents[1]
 
 _DATA = """
 import gc, os, resource, time
@@ -48,7 +61,7 @@ def fed():
         batch = {{"x": draw.random((8, 6), dtype=np.float32), "labels": draw.random((8, 2), dtype=np.float32)}}
         if RANK >= 0 and step:
             time.sleep({pause_s})
-        if RANK == {rank} and step == {step}:
+        if RANK in {ranks} and step == {step}:
             happens(batch)
         yield batch
 
@@ -63,16 +76,23 @@ _WEIGHT = """
         own.value(own.group.parameters[0].weight).view(torch.int32).view(-1)[3] ^= 1
 """
 _DISK = "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))"
-_JOB = """plan = "{folder}/plan.json"
-steps = {steps}
-out = "{folder}/out"
-data = "{folder}/data.py:fed"
-log_dir = "{folder}/logs"
-print_every = 1
+_MORE = f"""print_every = 1
 [checkpoints]
-every = {every}
+every = {EVERY}
 [replicas]
 every = 1
+"""
+_NODE = """
+import sys
+from executor.launch.launch import Follow, Nodes, launch
+from plans.errors import TwofoldError
+job, logs, ranks, node, port = sys.argv[1:]
+nodes = Nodes(num_nodes=2, node_rank=int(node), port=int(port))
+follow = Follow(lambda rank, line: print(line, flush=True)) if node == "0" else None
+try:
+    launch("executor.launch.job_main:main", num_ranks=int(ranks), args=[job], log_dir=logs, nodes=nodes, follow=follow)
+except TwofoldError as error:
+    sys.exit(f"error: {error}".splitlines()[0])
 """
 
 
@@ -83,11 +103,12 @@ class Fault:
     Args:
         says: what the error must say, of rank {rank}; "" where the run must end well.
         happens: Python that the rank runs before a step.
-        process: "rank", "guard", "agent" or "launcher", which gets the signals.
+        process: "rank", "guard", "agent", "launcher" or "node" (the second launcher of two), which gets the signals.
         signals: that it gets, one every 2 s.
         damages: what is done to a file of the newest checkpoint once the run has ended well.
         code: the exit code.
         rank: the only one that it can happen to.
+        everywhere: whether it happens to all ranks.
     """
 
     says: str
@@ -97,6 +118,7 @@ class Fault:
     damages: Callable[[bytearray, random.Random], bytes] | None = None
     code: int = 1
     rank: int | None = None
+    everywhere: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +147,14 @@ FAULTS = {
     "kill agent": Fault(says=r"torchrun|was killed", process="agent", signals=(signal.SIGKILL,)),
     "kill launcher": Fault(says="", process="launcher", signals=(signal.SIGKILL,), code=-9),
     "end launcher": Fault(says="", process="launcher", signals=(signal.SIGTERM,), code=143),
-    "stop rank": Fault(says=r"rank {rank} stopped .*SIGSTOP", process="rank", signals=(signal.SIGSTOP,)),
+    "stop rank": Fault(says=r"rank {rank} stopped\b.*SIGSTOP", process="rank", signals=(signal.SIGSTOP,)),
     "stop guard": Fault(says=r"guard of rank {rank} stopped", process="guard", signals=(signal.SIGSTOP,)),
     "stop agent": Fault(says=r"torchrun's process has stopped", process="agent", signals=(signal.SIGSTOP,)),
     "pause rank": Fault(says="", process="rank", signals=(signal.SIGSTOP, signal.SIGCONT), code=0),
     "pause launcher": Fault(says="", process="launcher", signals=(signal.SIGSTOP, signal.SIGCONT), code=0),
     "rank hangs": Fault(says=r"rank {rank} stopped", happens="time.sleep(600)"),
+    "all ranks hang": Fault(says=r"rank \d stopped", happens="time.sleep(600)", everywhere=True),
+    "lost node": Fault(says=r"lost its connection to another rank", process="node", signals=(signal.SIGKILL,)),
     "rank raises": Fault(says=r"rank {rank} failed: \w*Error: lost", happens='raise OSError("lost")'),
     "full disk": Fault(says=r"cannot be written: .*File too large", happens=_DISK, rank=0),
     "other input": Fault(says=r"input 'x' is another on rank {rank}", happens='batch["x"][3, 2] += 1e-6'),
@@ -141,21 +165,25 @@ FAULTS = {
 }  # fmt: skip
 
 
-def cases(count: int, seed: int, names: Sequence[str] = tuple(FAULTS)) -> Iterator[Outcome]:
-    """The outcomes of faults, each of `names` in turn.
+def cases(count: int, seed: int, names: Sequence[str] = tuple(FAULTS), *, at_once: int = 1) -> Iterator[Outcome]:
+    """The outcomes of faults, each of `names` in turn, in the order in which they end.
 
     Args:
         count: of them.
         seed: of ranks and steps.
         names: among `FAULTS`.
+        at_once: how many jobs run at a time.
     """
-    with tempfile.TemporaryDirectory(prefix="twofold-faults-") as name:
+    with tempfile.TemporaryDirectory(prefix="twofold-faults-") as name, ThreadPoolExecutor(at_once) as pool:
         folder = Path(name)
-        expected = _losses(_prepared(folder / "whole", Fault(says=""), 0, -1))
-        for number in range(count):
-            draw = random.Random(f"{seed} {number}")
-            fault = names[number % len(names)]
-            yield _outcome(folder / str(number), fault, draw, expected)
+        expected = losses(_prepared(folder / "whole", Fault(says=""), 0, -1))
+        draws = [random.Random(f"{seed} {number}") for number in range(count)]
+        begun = [
+            pool.submit(_outcome, folder / str(number), names[number % len(names)], draw, expected)
+            for number, draw in enumerate(draws)
+        ]
+        for each in as_completed(begun):
+            yield each.result()
 
 
 def _outcome(folder: Path, name: str, draw: random.Random, expected: list[float]) -> Outcome:
@@ -164,19 +192,20 @@ def _outcome(folder: Path, name: str, draw: random.Random, expected: list[float]
     job = _prepared(folder, fault, rank, step)
     begin_s = time.monotonic()
     wrong: list[str] = []
-    run = _started(job)
+    runs = _on_two_nodes(job) if fault.process == "node" else [started(job)]
     try:
         if fault.process:
-            _signalled(folder, run, fault, rank, step)
-        code, said = _ended(run)
+            _signalled(job, runs, fault, rank, step)
+        code, said = ended(job, runs[0], ENDS_S)
         seconds = time.monotonic() - begin_s
         if fault.damages is not None:
             wrong += [f"the run before ended with {code}"] if code else []
             newest = written_checkpoints(folder / "out" / "checkpoints")[-1]
             file = draw.choice(sorted(path for path in newest.iterdir() if path.stat().st_size))
             file.write_bytes(fault.damages(bytearray(file.read_bytes()), draw))
-            job.write_text(job.read_text().replace(f"steps = {STEPS}", f"steps = {STEPS + 4}"))
-            code, said = _ended(_started(job, resume=True))
+            set_steps(job, STEPS + 4)
+            runs.append(started(job, resume=True))
+            code, said = ended(job, runs[-1], ENDS_S)
         if code != fault.code:
             wrong.append(f"exit code {code} for {fault.code}: {said[-300:]}")
         if not re.search(fault.says.replace("{rank}", str(rank)), said):
@@ -186,15 +215,19 @@ def _outcome(folder: Path, name: str, draw: random.Random, expected: list[float]
         wrong += _left(folder)
         if fault.damages is None:
             wrong += _goes_on(job, said, expected, fault)
+    except NotEnded as error:
+        wrong.append(str(error))
     finally:
-        run.kill()
-        run.wait()
+        for run in runs:
+            run.kill()
+            run.wait()
+        shutil.rmtree(folder)
     return Outcome(fault=name, rank=rank, seconds=seconds, wrong=tuple(wrong))
 
 
 def _prepared(folder: Path, fault: Fault, rank: int, step: int) -> Path:
     """Plan, data and job of a case."""
-    (folder / "tmp").mkdir(parents=True)
+    job = make_job(folder, STEPS, f"{folder}/data.py:fed", _MORE)
     graph = mlp_graph([6, 64, 2], 8)
     stage = Stage(mesh=Layout((RANKS,), ("dp",)), operators=tuple(each.name for each in graph.operators))
     rows = {each.name: Strategy(dims={str(graph.spec(each).inputs[0][0]): ("dp",)})
@@ -202,44 +235,45 @@ def _prepared(folder: Path, fault: Fault, rank: int, step: int) -> Path:
     optimizer = Optimizer(kind="adamw", settings={"lr": 0.01})
     save_plan(Plan(graph=graph, stages=(stage,), strategies=rows, optimizer=optimizer), folder / "plan.json")
     names = [tensor.name for tensor in graph.inputs]
-    data = _DATA.format(steps=10 * STEPS, pause_s=0.05, rank=rank, step=step, happens=fault.happens)
+    ranks = tuple(range(RANKS)) if fault.everywhere else (rank,)
+    data = _DATA.format(steps=10 * STEPS, pause_s=0.05, ranks=ranks, step=step, happens=fault.happens)
     (folder / "data.py").write_text(data.replace('"x"', f'"{names[0]}"').replace('"labels"', f'"{names[1]}"'))
-    job = folder / "job.toml"
-    job.write_text(_JOB.format(folder=folder, steps=STEPS, every=EVERY))
     return job
 
 
-def _started(job: Path, *, resume: bool = False) -> subprocess.Popen[bytes]:
-    env = os.environ | {"PYTHONPATH": str(_ROOT), "TMPDIR": str(job.parent / "tmp"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "twofold", "train", str(job), *["--resume"] * resume]
-    with (job.parent / "said").open("wb") as said:
-        return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=env, cwd=job.parent)
+def _on_two_nodes(job: Path) -> list[subprocess.Popen[bytes]]:
+    """The same job as two launches, each of which stands for a host."""
+    folder = job.parent
+    checkpoints = TaskCheckpoints(folder=str(folder / "out" / "checkpoints"), every=EVERY, keep=2)
+    task = Task(
+        plan=str(folder / "plan.json"), out=str(folder / "out"), steps=STEPS, data=f"{folder}/data.py:fed", seed=1,
+        count=False, print_every=1, metrics=(), replicas=Replicas(every=1), checkpoints=checkpoints,
+    )  # fmt: skip
+    path = save_job(Job(tasks=(task,), device="cpu"), folder / "out" / "job.json")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    runs = []
+    for node, name in enumerate(("said", "said by the other node")):
+        command = [sys.executable, "-c", _NODE, str(path), str(folder / "logs"), str(RANKS), str(node), str(port)]
+        with (folder / name).open("wb") as said:
+            runs.append(subprocess.Popen(command, stdout=said, stderr=said, env=environment(job), cwd=folder))
+    return runs
 
 
-def _ended(run: subprocess.Popen[bytes]) -> tuple[int, str]:
-    try:
-        code = run.wait(ENDS_S)
-    except subprocess.TimeoutExpired:
-        return 1000, "it did not end"
-    folder = Path(str(run.args[4])).parent  # type: ignore[index]
-    return code, (folder / "said").read_text(errors="replace")
-
-
-def _signalled(folder: Path, run: subprocess.Popen[bytes], fault: Fault, rank: int, step: int) -> None:
+def _signalled(job: Path, runs: Sequence[subprocess.Popen[bytes]], fault: Fault, rank: int, step: int) -> None:
     """Wait until a step has been done and send the signals."""
-    lines = folder / "out" / "metrics.jsonl"
+    lines = job.parent / "out" / "metrics.jsonl"
     deadline_s = time.monotonic() + ENDS_S
     while not lines.exists() or lines.read_bytes().count(b"\n") < step:
-        if run.poll() is not None or time.monotonic() > deadline_s:
+        if runs[0].poll() is not None or time.monotonic() > deadline_s:
             return
         time.sleep(0.01)
-    pids = JobFolder(log_dir=folder / "logs").read(rank, "pids.json")
+    pids = pids_of(job, rank)
     assert pids is not None
-    agent = int(Path(f"/proc/{pids['guard']}/stat").read_text().rpartition(")")[2].split()[1])
-    pid = {"rank": pids["rank"], "guard": pids["guard"], "agent": agent, "launcher": run.pid}[fault.process]
+    pids |= {"agent": agent_of(pids["guard"]), "launcher": runs[0].pid, "node": runs[-1].pid}
     for number, each in enumerate(fault.signals):
         time.sleep(2.0 * bool(number))
-        os.kill(pid, each)
+        os.kill(pids[fault.process], each)
 
 
 def _left(folder: Path) -> list[str]:
@@ -279,38 +313,7 @@ def _goes_on(job: Path, said: str, expected: list[float], fault: Fault) -> list[
     if told and told[-1] not in {path.name for path in written_checkpoints(folder)}:
         wrong.append(f"{told[-1]} was reported as written and is lost")
     if fault.code == 0:
-        return wrong + ["other losses"] * (_read(job) != expected)
+        return wrong + ["other losses"] * ([each["loss"] for each in figures(job)] != expected)
     data = job.parent / "data.py"
     data.write_text(data.read_text().replace("happens(batch)\n", "pass\n", 1))
-    return wrong + ["other losses when it goes on"] * (_losses(job, resume=True) != expected)
-
-
-def _losses(job: Path, *, resume: bool = False) -> list[float]:
-    """The losses of a run that nothing happens to."""
-    code, said = _ended(_started(job, resume=resume))
-    if code:
-        raise RuntimeError(f"a run without a fault ended with {code}: {said}")
-    return _read(job)
-
-
-def _read(job: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (job.parent / "out" / "metrics.jsonl").read_text().splitlines()]
-
-
-def _main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=len(FAULTS))
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", nargs="*", choices=list(FAULTS), default=list(FAULTS))
-    options = parser.parse_args()
-    bad = 0
-    for outcome in cases(options.count, options.seed, options.only):
-        bad += bool(outcome.wrong)
-        print(f"{outcome.fault:20} rank {outcome.rank} {outcome.seconds:5.1f} s  {'; '.join(outcome.wrong) or 'right'}",
-              flush=True)  # fmt: skip
-    print(f"{options.count - bad} of {options.count} right")
-    return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main())
+    return wrong + ["other losses when it goes on"] * (losses(job, resume=True) != expected)

@@ -1,0 +1,9 @@
+"""How far training can be relied on; `python -m benchmarks.reliability PART... --out FILE` keeps the figures.
+
+* `faults`: things that go wrong at random ranks and steps, each of which must be found, named and survived;
+* `interrupted`: a GPT on text whose processes are killed at random, beside one that nothing happens to;
+* `checkpoints`: what asynchronous checkpoints cost, and what the simulator predicts of it;
+* `leaks`: memory, files and threads of long runs and of many forecasts.
+
+`training` starts the jobs of all of them.
+"""
