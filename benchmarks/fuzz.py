@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.kept import keep
 from costmodels import Machine
 from costmodels.fit.points import load_points
 from executor.launch.train_job import load_training_job
@@ -364,6 +365,7 @@ def _main() -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int)
+    parser.add_argument("--out", type=Path, help="JSON file that keeps the figures")
     options = parser.parse_args()
     begin_s, places, done = time.monotonic(), Counter[str](), 0
     for found in fuzz(options.count, options.seed, only=options.only):
@@ -376,7 +378,12 @@ def _main() -> int:
             if options.only is not None:
                 sys.stdout.buffer.write(found.content[:2000] + b"\n")
     spent_s = time.monotonic() - begin_s
-    print(f"{done} cases in {spent_s:.0f} s: {sum(places.values())} bad, at {len(places)} places")
+    bad = sum(places.values())
+    print(f"{done} cases in {spent_s:.0f} s: {bad} bad, at {len(places)} places")
+    if options.out is not None:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        figures = {"cases": done, "bad": bad, "places": dict(places), "cpu_s": time.process_time(), "most_bytes": most}
+        keep(options.out, "fuzz", figures)
     return 1 if places else 0
 
 

@@ -48,6 +48,12 @@ def test_values_of_another_type_in_a_config_are_refused(key, value, tmp_path):
         transformer_config(str(path))
 
 
+def test_a_step_of_more_than_106_days_is_refused(capsys):
+    arguments = ["--model", "llama-3-8b", "--seq", "131072000", "--machine", "h100-sxm-x8"]
+    assert main(["predict", *arguments]) == 2
+    assert "takes more than 2^63 picoseconds" in capsys.readouterr().err
+
+
 def test_what_is_printed_does_not_steer_the_terminal(capsys):
     assert main(["predict", "--model", "a\x1b[2J", "--machine", "h100-sxm-x8"]) == 2
     assert main(["simulate", "no such \u009b31m.json", "--machine", "h100-sxm-x8"]) == 2

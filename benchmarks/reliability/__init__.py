@@ -3,7 +3,7 @@
 * `faults`: things that go wrong at random ranks and steps, each of which must be found, named and survived;
 * `interrupted`: a GPT on text whose processes are killed at random, beside one that nothing happens to;
 * `checkpoints`: what asynchronous checkpoints cost, and what the simulator predicts of it;
-* `leaks`: memory, files and threads of long runs and of many forecasts.
+* `steps` and `forecasts` (`leaks`): memory, files and threads of a long run, and of many forecasts in one process.
 
 `training` starts the jobs of all of them.
 """

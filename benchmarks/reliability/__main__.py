@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
 import tempfile
 from dataclasses import asdict
@@ -12,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reliability import faults
+from benchmarks.kept import keep
+from benchmarks.reliability import faults, leaks
 from benchmarks.reliability.interrupted import interrupted
-from executor.device import environment, pick_device
 
 __all__ = ["main"]
 
@@ -34,7 +32,16 @@ def _interrupted(options: argparse.Namespace) -> dict[str, Any]:
         return interrupted(Path(folder), options.steps, options.kills, options.seed, partial(print, flush=True))
 
 
-PARTS = {"faults": _faults, "interrupted": _interrupted}
+def _steps(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="twofold-leaks-") as folder:
+        return leaks.of_steps(Path(folder), options.long, options.ranks, partial(print, flush=True))
+
+
+def _forecasts(options: argparse.Namespace) -> dict[str, Any]:
+    return leaks.of_forecasts(options.long, partial(print, flush=True))
+
+
+PARTS = {"faults": _faults, "interrupted": _interrupted, "steps": _steps, "forecasts": _forecasts}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,6 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=100, help="faults")
     parser.add_argument("--steps", type=int, default=1000, help="of the run that is interrupted")
     parser.add_argument("--kills", type=int, default=20, help="of one of its processes each")
+    parser.add_argument("--long", type=int, default=10_000, help="steps, and forecasts, whose process must not grow")
+    parser.add_argument("--ranks", type=int, default=8, help="of those steps")
     parser.add_argument("--only", nargs="*", choices=list(faults.FAULTS), default=list(faults.FAULTS))
     parser.add_argument("--at-once", type=int, default=1, help="jobs with faults at a time")
     options = parser.parse_args(arguments)
@@ -57,16 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
         bad += not found["met"]
         print(f"{name}: {', '.join(f'{key} {value}' for key, value in found.items() if not isinstance(value, list))}")
         if options.out is not None:
-            _keep(options.out, name, found)
+            keep(options.out, name, found)
     return 1 if bad else 0
-
-
-def _keep(path: Path, name: str, found: dict[str, Any]) -> None:
-    whole = json.loads(path.read_text()) if path.exists() else {}
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    command = " ".join(["python -m benchmarks.reliability", *sys.argv[1:]])
-    whole[name] = {"command": command, "date": now, "environment": environment(pick_device("cpu"))} | found
-    path.write_text(json.dumps(whole, indent=1) + "\n")
 
 
 if __name__ == "__main__":

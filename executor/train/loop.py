@@ -35,14 +35,14 @@ class Training:
     """The outcome of the steps of a run.
 
     Args:
-        losses: of every step, where this rank knows them.
+        losses: of every step; NaN where this rank does not know it.
         recorded: of the last steps.
         times_ns: [2, steps] when each step began and ended.
         cpu_s: processor time of this process per step, the first quarter of the steps left out.
         last_batch: the last one that was fed.
     """
 
-    losses: list[Tensor]
+    losses: npt.NDArray[np.float64]
     recorded: list[RecordedStep]
     times_ns: npt.NDArray[np.int64]
     cpu_s: float
@@ -76,7 +76,6 @@ def train(
         TwofoldError: the data ends early.
         TrainingStopped: a loss is not finite.
     """
-    losses: list[Tensor] = []
     recorded: list[RecordedStep] = []
     watch = _Watch(device, options, steps, first, behind=isinstance(stepper, CompiledStep))
     warm, cpu_ns = steps // 4, 0
@@ -107,13 +106,12 @@ def train(
             after_step(first + step + 1, batch, loss)
         if step == profiled_from + options.profile_steps - 1:
             profile.stop()
-        if loss is not None:
-            losses.append(loss)
     watch.look()
     cpu_ns = time.process_time_ns() - cpu_ns
     assert batch is not None
     return Training(
-        losses=losses, recorded=recorded, times_ns=watch.times_ns, cpu_s=cpu_ns / 1e9 / (steps - warm), last_batch=batch
+        losses=watch.losses, recorded=recorded, times_ns=watch.times_ns, cpu_s=cpu_ns / 1e9 / (steps - warm),
+        last_batch=batch,
     )  # fmt: skip
 
 
@@ -122,6 +120,7 @@ class _Watch:
 
     def __init__(self, device: Device, options: RunOptions, steps: int, first: int, *, behind: bool) -> None:
         self.times_ns = np.zeros((2, steps), dtype=np.int64)
+        self.losses = np.full(steps, math.nan)  # numbers: 10,000 tensors would fill memory
         self._device, self._on_step = device, options.on_step
         self._marks = behind and device.is_async
         self._behind, self._first = behind, first
@@ -165,6 +164,7 @@ class _Watch:
         self.times_ns[:, step] = start_ns, end_ns
         value = None if loss is None else float(loss)
         if value is not None:
+            self.losses[step] = value
             self._check_finite(step, value)
         if self._on_step is not None:
             self._on_step(self._first + step, value)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -101,7 +102,7 @@ def run_rank(
     earlier_ns = ahead_ns(device)
     result = RankResult(
         rank=rank, num_ranks=program.num_ranks,
-        losses=_shared_losses(program, rank, device, done.losses, steps),
+        losses=_shared_losses(program, rank, device, done.losses),
         step_start_ns=done.times_ns[0] - earlier_ns, step_end_ns=done.times_ns[1] - earlier_ns, cpu_s=done.cpu_s,
         peak=interpreter.peak, device_peak_bytes=peak_bytes,
         spans=spans_of(interpreter.codes, done.recorded).earlier(earlier_ns), differences=differences,
@@ -227,14 +228,12 @@ def _gather_one(
     return (whole.float() if whole.dtype is torch.bfloat16 else whole).numpy()
 
 
-def _shared_losses(program: Program, rank: int, device: Device, losses: list[Tensor], steps: int) -> Any:
+def _shared_losses(program: Program, rank: int, device: Device, losses: npt.NDArray[np.float64]) -> Any:
     """The losses of all steps, broadcast from the lowest rank that knows them."""
     source = min((each for group in program.groups if group.loss is not None for each in group.ranks), default=None)
     if source is None:
         raise TwofoldError("no rank of the program knows the loss")
-    shared = torch.zeros(steps, dtype=torch.float64, device=device.torch_device)
-    if rank == source:
-        shared.copy_(torch.stack(losses))
+    shared = torch.from_numpy(losses).to(device.torch_device, copy=True)
     if program.num_ranks > 1:
         dist.broadcast(shared, source)
     return shared.cpu().numpy()

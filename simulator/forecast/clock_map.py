@@ -177,13 +177,19 @@ class MaxPlus:
         return MaxPlus(rows={**self.rows, **rows})
 
 
-def _array(times: Times) -> npt.NDArray[np.int64]:
-    return np.asarray(times, dtype=np.int64)
+def _array(times: Times | Sequence[Times]) -> npt.NDArray[np.int64]:
+    try:
+        return np.asarray(times, dtype=np.int64)
+    except OverflowError:
+        raise TwofoldError(
+            "a part of the step takes more than 2^63 picoseconds (106 days), which is the most that is counted; "
+            "take smaller sizes"
+        ) from None
 
 
 def _stacked(times: Sequence[Times], axis: int) -> npt.NDArray[np.int64]:
     if all(isinstance(each, int) for each in times):
-        return np.array(times, dtype=np.int64)
+        return _array(times)
     return np.stack(np.broadcast_arrays(*map(_array, times)), axis)
 
 
