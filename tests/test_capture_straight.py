@@ -9,7 +9,6 @@ from torch import nn
 from executor.capture.capture import capture
 from executor.capture.masks import hides_later
 from executor.reference.reference import train_reference
-from plans.errors import TwofoldError
 from plans.plan import Optimizer
 
 BATCH, LENGTH, HEADS, SIZE = 4, 6, 2, 8
@@ -122,17 +121,36 @@ def test_other_masks_are_not_taken_for_causal():
 
 
 class Windowed(Block):
-    """Reads through a window, which no word says."""
+    """Reads through a window, which no word says; `way` says who applies it."""
 
     def forward(self, x, labels):
         q, k, v = self.heads(x)
         seen = mask_of_positions(x) & torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device).triu(-2)
-        return self.with_bias(F.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).flatten(2), labels)
+        if self.way == "attention":
+            made = F.scaled_dot_product_attention(q, k, v, seen)
+        else:  # by hand, from parts written in place, with a window for every sample
+            hidden = x.new_zeros(LENGTH, LENGTH).masked_fill_(~seen[0, 0], float("-inf"))
+            hidden[0, 1:] = float("-inf")
+            made = (q @ k.transpose(-1, -2) + hidden.expand(len(x), HEADS, -1, -1)).softmax(-1) @ v
+        return self.with_bias(self.through(made), labels)
+
+    def through(self, made):
+        """Stochastic depth, as torchvision and timm write it."""
+        kept = torch.empty(len(made), 1, 1, 1, dtype=made.dtype, device=made.device).bernoulli_(0.75)
+        return (made * kept.div_(0.75)).transpose(1, 2).flatten(2)
 
 
-def test_a_mask_of_another_kind_is_refused_where_it_is_read():
-    with pytest.raises(TwofoldError, match=r"scaled_dot_product_attention.* reads what a graph does not carry"):
-        capture(Windowed("mask"), batches(1)[0])
+@pytest.mark.parametrize("way", ["attention", "by hand"])
+def test_a_window_of_positions_and_stochastic_depth_train_as_written(way):
+    module, fed = seeded(lambda: Windowed(way)), batches(3)
+    graph = capture(module, fed[0])
+    assert sum(operator.kind == "computed" for operator in graph.operators) == 1
+    losses, _ = trained(graph, module, fed, 2)
+    expected = train_reference(
+        module, fed, optimizer=Optimizer(settings={"lr": 0.1}), num_steps=3, num_micro_batches=2, graph=graph
+    )
+    assert losses == pytest.approx(expected.losses, rel=1e-5)
+    assert graph.with_batch(2 * BATCH) == capture(module, tuple(torch.cat([each, each]) for each in fed[0]))
 
 
 class Teacher(nn.Module):

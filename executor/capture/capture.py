@@ -27,8 +27,8 @@ from torch.nn.modules import module as torch_module
 from executor.capture.attention import batch_first_attention
 from executor.capture.functional import without_in_place
 from executor.capture.gradients import check_hooks, refusing_own_gradients
-from executor.capture.masks import state_masks
-from executor.capture.opaque import opaque
+from executor.capture.masks import fix_sizes, state_masks
+from executor.capture.opaque import computed, opaque
 from executor.capture.repeats import Stack, shortened, stacks_of_equal_blocks, with_all_blocks
 from executor.capture.rules import RULES
 from executor.capture.straight import drop_empty, inline_nested, keep_batch_first
@@ -117,9 +117,10 @@ def _graph_of_exports(module: nn.Module, examples: Mapping[str, torch.Tensor], b
     small = min(batch_size, EXPORTED_BATCH)
     sizes = (small, 2 * small)
     exports = [_exported(module, _with_batch(examples, size), size) for size in sizes]
+    fix_sizes(exports[0].graph, exports[1].graph, small)
     grown = _grown(*exports)
     graph, double = (
-        Translation(exported, module, tuple(examples), RULES, opaque, grown).graph(name, size)
+        Translation(exported, module, tuple(examples), RULES, opaque, computed, grown).graph(name, size)
         for exported, size in zip(exports, sizes, strict=True)
     )
     _check_batch(graph, double)

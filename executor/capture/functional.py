@@ -182,6 +182,12 @@ def _new_value(graph: fx.Graph, node: fx.Node, args: Any, kwargs: Any) -> fx.Nod
         return given
     if target in (aten.zero_.default, aten.fill_.Scalar):
         return called_as(graph, node, aten.full_like.default, (args[0], args[1] if len(args) > 1 else 0))
+    if target is aten.bernoulli_.float:  # whole samples or channels are dropped: stochastic depth
+        kept = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+        settings = {"dtype": old.dtype, "device": old.device}
+        ones = called_as(graph, node, aten.full.default, (list(old.shape), 1), settings)
+        dropped = called_as(graph, node, aten.dropout.default, (ones, 1 - kept, True))
+        return called_as(graph, node, aten.mul.Tensor, (dropped, kept))
     packet = getattr(aten, target._schema.name.removeprefix("aten::").removesuffix("_"), None)
     overload = getattr(packet, target._overloadname, None)
     random = torch.Tag.nondeterministic_seeded in target.tags and "dropout" not in str(target)

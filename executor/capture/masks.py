@@ -2,18 +2,29 @@
 
 A library may make its mask by a long way: positions counted, compared, indexed for every sample. None of it depends on
 an input's or a parameter's values, so it is computed here once, and a mask of attention is told by what it hides:
-nothing, or all that comes later.
+nothing, or all that comes later. Any other such value is one operator that holds the calls that make it.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-__all__ = ["hides_later", "shape_only", "state_masks"]
+__all__ = ["calls_of", "fix_sizes", "hides_later", "shape_only", "state_masks", "value_of"]
+
+_ONE_SAMPLE = "twofold_one_sample"
+"""Key in the `meta` of calls of `shape_only`: positional and named arguments for a batch of one sample."""
+
+aten = torch.ops.aten
+_ONLY_LIKE = {
+    aten.zeros_like.default: 0, aten.ones_like.default: 1, aten.full_like.default: None, aten.new_zeros.default: 0,
+    aten.new_ones.default: 1, aten.new_full.default: None,
+}  # fmt: skip
+"""Calls that read the shape of a tensor alone -> the value that they fill with; None: an argument says it."""
 
 _MOST_ELEMENTS = 2**29
 
@@ -22,12 +33,69 @@ def shape_only(graph: fx.Graph) -> frozenset[fx.Node]:
     """The calls that read no input, parameter or buffer, and draw no random numbers."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        if node.op != "call_function" or not all(each in found for each in node.all_input_nodes):
             continue
-        random = torch.Tag.nondeterministic_seeded in node.target.tags
-        if not random and not node.target._schema.is_mutable and all(each in found for each in node.all_input_nodes):
+        if isinstance(node.target, torch._ops.OpOverload):
+            random = torch.Tag.nondeterministic_seeded in node.target.tags
+            if not random and not node.target._schema.is_mutable:
+                found.add(node)
+        elif node.target is operator.getitem:
             found.add(node)
     return frozenset(found)
+
+
+def fix_sizes(graph: fx.Graph, double: fx.Graph, batch_size: int) -> None:
+    """What follows from fixed sizes reads nothing, and calls know their arguments for a batch of one, in place.
+
+    Args:
+        graph: exported for a batch of `batch_size`.
+        double: the same for twice as many; sizes that follow the batch are told by it.
+    """
+    pairs = list(zip(graph.nodes, double.nodes, strict=False))
+    if len(graph.nodes) != len(double.nodes) or any(one.name != other.name for one, other in pairs):
+        return
+    for one, other in pairs:
+        if one.target in _ONLY_LIKE and one.meta["val"].shape == other.meta["val"].shape:
+            for node in (one, other):
+                _fill(node)
+    known = shape_only(graph)
+    for one, other in pairs:
+        if one in known:
+            flat, structure = pytree.tree_flatten((one.args, one.kwargs))
+            larger, _ = pytree.tree_flatten((other.args, other.kwargs))
+            small = [_for_one(*each, batch_size) for each in zip(flat, larger, strict=True)]
+            one.meta[_ONE_SAMPLE] = pytree.tree_unflatten(small, structure)
+            small = [there if isinstance(there, fx.Node) else here for here, there in zip(small, larger, strict=True)]
+            other.meta[_ONE_SAMPLE] = pytree.tree_unflatten(small, structure)
+
+
+def _fill(node: fx.Node) -> None:
+    """Let a call that fills a tensor like another one say its size and dtype itself."""
+    value: Any = _ONLY_LIKE[node.target]  # type: ignore[index]
+    made = node.meta["val"]
+    if value is None:
+        place = 1 if node.target is aten.full_like.default else 2
+        value = node.args[place] if len(node.args) > place else node.kwargs["fill_value"]
+    node.target, node.args = aten.full.default, (list(made.shape), value)
+    node.kwargs = {"dtype": made.dtype, "device": torch.device("cpu")}
+
+
+def _for_one(size: Any, double: Any, batch_size: int) -> Any:
+    """An argument for one sample, from those for a batch and for twice as many: it grows by the same for each."""
+    if isinstance(size, bool) or not isinstance(size, int) or not isinstance(double, int) or size == double:
+        return size
+    return size - (double - size) * (batch_size - 1) // batch_size
+
+
+def calls_of(node: fx.Node) -> tuple[list[fx.Node], dict[fx.Node, Any]]:
+    """The calls that make a value of `shape_only`, in order, and each one's arguments for a batch of one sample."""
+    needed, waiting = {node}, [node]
+    while waiting:
+        new = [each for each in waiting.pop().all_input_nodes if each not in needed]
+        needed.update(new)
+        waiting += new
+    calls = [each for each in node.graph.nodes if each in needed]
+    return calls, {each: each.meta.get(_ONE_SAMPLE, (each.args, each.kwargs)) for each in calls}
 
 
 def state_masks(graph: fx.Graph) -> None:
@@ -40,7 +108,7 @@ def state_masks(graph: fx.Graph) -> None:
         if mask not in known:
             continue
         if mask not in told:
-            found = _value_of(mask)
+            found = value_of(mask)
             told[mask] = None if found is None else hides_later(found)
         if (later := told[mask]) is None:
             continue
@@ -54,7 +122,7 @@ def state_masks(graph: fx.Graph) -> None:
             node.update_kwarg("is_causal", True)
 
 
-def _value_of(node: fx.Node) -> torch.Tensor | None:
+def value_of(node: fx.Node) -> torch.Tensor | None:
     """The value of a call of `shape_only`, on the CPU; None where it would be large."""
     waiting, needed = [node], {node: 1}  # node -> how many still read it
     while waiting:

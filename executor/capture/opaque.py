@@ -8,17 +8,22 @@ all of it.
 from __future__ import annotations
 
 import json
+import math
+import operator
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
 from executor.capture.independence import Call, Read, dims_of, samples_meet
+from executor.capture.masks import calls_of, value_of
 from executor.capture.translation import Translation, Unreadable, Value
+from executor.kernels.sources import computed_value
 from plans.operators.sources import MAX_OPAQUE_INPUTS
 
-__all__ = ["aten_operators", "opaque"]
+__all__ = ["aten_operators", "computed", "opaque"]
 
 
 def opaque(build: Translation, node: fx.Node) -> Value:
@@ -31,6 +36,8 @@ def opaque(build: Translation, node: fx.Node) -> Value:
         UserWarning: none of its dims can be split; with the operator and where it is called.
     """
     target = node.target
+    if node in build.shape_only:
+        raise build.refused(node, "what follows from shapes alone is `computed` where it is read")
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         raise build.unknown(node)
     if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
@@ -84,6 +91,34 @@ def aten_operators(
     return tuple(made) if several else made[0]
 
 
+def computed(build: Translation, node: fx.Node) -> Value:
+    """Make the operator of a value that follows from shapes alone; where it follows the batch, all samples share it.
+
+    Raises:
+        TwofoldError: it is no such value: it differs between samples.
+    """
+    calls, arguments = calls_of(node)
+    place = {call: index for index, call in enumerate(calls)}
+
+    def written(argument: Any) -> Any:
+        return (
+            {"tensor": place[argument]} if isinstance(argument, fx.Node) else _as_json(build, node, argument, written)
+        )
+
+    said = [["getitem" if call.target is operator.getitem else str(call.target), written(list(arguments[call]))]
+            for call in calls]  # fmt: skip
+    attrs = {"calls": json.dumps(said)}
+    shape, dtype = build.shape_dtype(node)
+    whole, one = value_of(node), computed_value(attrs["calls"], torch.device("cpu"))
+    if whole is None or not torch.equal(one.expand(whole.shape), whole):
+        raise build.refused(node, "it follows from shapes alone but differs between samples of the batch")
+    if one.shape == whole.shape:
+        return build.make(node, "computed", (), shape=shape, dtype=dtype, **attrs)
+    shared = build.make(node, "computed", (), shape=tuple(one.shape), dtype=dtype, **attrs)
+    zeros = build.like_batch(node, (shape[0], *(1,) * (len(shape) - 1)), dtype, False if dtype == "bool" else 0)
+    return build.make(node, "logical_or" if dtype == "bool" else "add", (zeros, shared))
+
+
 def _written(build: Translation, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[str], str]:
     """The tensors that a call reads, and its arguments as JSON in which they are numbers of that list."""
     read: list[str] = []
@@ -94,15 +129,23 @@ def _written(build: Translation, node: fx.Node, args: tuple[Any, ...], kwargs: d
             if name not in read:
                 read.append(name)
             return {"tensor": read.index(name)}
-        if isinstance(argument, tuple | list):
-            return [written(each) for each in argument]
-        if isinstance(argument, torch.dtype | torch.layout | torch.memory_format):
-            return {"torch": str(argument).removeprefix("torch.")}
-        if isinstance(argument, torch.device):
-            return {"device": True}
-        if argument is None or isinstance(argument, bool | int | float | str):
-            return argument
-        raise build.refused(node, f"its argument {argument!r} cannot be written down")
+        return _as_json(build, node, argument, written)
 
-    arguments = json.dumps([written(args), {key: written(value) for key, value in kwargs.items()}])
-    return read, arguments
+    return read, json.dumps([written(args), _as_json(build, node, kwargs, written)])
+
+
+def _as_json(build: Translation, node: fx.Node, argument: Any, written: Callable[[Any], Any]) -> Any:
+    """An argument that is no tensor, in the form that `executor.kernels.sources` reads."""
+    if isinstance(argument, tuple | list):
+        return [written(each) for each in argument]
+    if isinstance(argument, dict):
+        return {key: written(value) for key, value in argument.items()}
+    if isinstance(argument, torch.dtype | torch.layout | torch.memory_format):
+        return {"torch": str(argument).removeprefix("torch.")}
+    if isinstance(argument, torch.device):
+        return {"device": True}
+    if isinstance(argument, float) and not math.isfinite(argument):
+        return {"number": str(argument)}  # JSON has no infinite numbers
+    if argument is None or isinstance(argument, bool | int | float | str):
+        return argument
+    raise build.refused(node, f"its argument {argument!r} cannot be written down")

@@ -91,6 +91,7 @@ class Translation:
         arguments: the names of forward's arguments, one per input tensor.
         rules: aten call -> its rule.
         fallback: the rule, given no arguments, for calls without one.
+        computed: the rule, given no arguments, for values that follow from shapes and have no operators of their own.
         grown: names of the calls whose result has the batch as its dim 0.
 
     Raises:
@@ -104,11 +105,13 @@ class Translation:
         arguments: Sequence[str],
         rules: Mapping[str, Rule],
         fallback: Rule,
+        computed: Rule,
         grown: frozenset[str] = frozenset(),
     ) -> None:
         self.grown = grown
         self.module = module
         self.fallback = fallback
+        self.computed = computed
         self.rules = rules
         self.values: dict[fx.Node, Value] = {}
         self.tensors: dict[str, Tensor] = {}
@@ -232,6 +235,8 @@ class Translation:
         """An argument of a call with the values of nodes in place of the nodes."""
         if isinstance(argument, fx.Node):
             value = self.values[argument]
+            if isinstance(value, Unreadable) and argument in self.shape_only and node not in self.shape_only:
+                value = self.values[argument] = self.computed(self, argument)
             if isinstance(value, Unreadable):
                 raise self.refused(node, f"it reads what a graph does not carry: {value.reason}")
             return self.detached(node, value) if NO_GRADIENT in node.meta else value

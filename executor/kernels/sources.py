@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -15,7 +16,7 @@ from plans.errors import TwofoldError
 from plans.operators.sources import MAX_OPAQUE_INPUTS
 from plans.reading import json_of
 
-__all__ = ["SOURCE_RULES", "aten_call"]
+__all__ = ["SOURCE_RULES", "aten_call", "computed_value"]
 
 Attrs = Mapping[str, Any]
 
@@ -37,6 +38,28 @@ def fill(context: OpContext, attrs: Attrs, *like: Tensor) -> Tensor:
     return torch.full(context.shape, number(attrs, "value"), dtype=context.torch_dtype, device=context.device)
 
 
+def computed(context: OpContext, attrs: Attrs) -> Tensor:
+    """What attrs "calls" make, all of it."""
+    return computed_value(attrs["calls"], context.device).clone(memory_format=torch.contiguous_format)
+
+
+def computed_value(calls: str, device: torch.device) -> Tensor:
+    """The value of the last of some calls that read each other's results alone.
+
+    Args:
+        calls: JSON, [target, [positional, named arguments]] of each call; {"tensor": i} is what call i made.
+    """
+    made: list[Any] = []
+    for target, arguments in json_of(calls.encode(), "calls"):
+        if target == "getitem":
+            which, index = arguments[0]
+            made.append(made[which["tensor"]][index])
+        else:
+            made.append(aten_call(target, json.dumps(arguments))(device, *made))
+    found: Tensor = made[-1]
+    return found
+
+
 # -- opaque ------------------------------------------------------------------------------------------------------------
 
 
@@ -46,7 +69,8 @@ def aten_call(target: str, arguments: str) -> Callable[..., Any]:
 
     Args:
         target: its name, such as "aten.cumsum.default".
-        arguments: positional and named arguments as JSON, with {"tensor": i}, {"device": true} and {"torch": name}.
+        arguments: positional and named arguments as JSON, with {"tensor": i}, {"device": true}, {"torch": name}
+            and {"number": "-inf"}.
 
     Raises:
         TwofoldError: this version of torch has no such operator.
@@ -64,6 +88,8 @@ def aten_call(target: str, arguments: str) -> Callable[..., Any]:
         if isinstance(value, dict):
             if "tensor" in value:
                 return inputs[value["tensor"]]
+            if "number" in value:
+                return float(value["number"])
             return device if "device" in value else getattr(torch, value["torch"])
         return value
 
@@ -98,6 +124,7 @@ def _opaque_grad(which: int) -> Callable[..., Tensor]:
 SOURCE_RULES: Mapping[str, Rule] = {
     "arange.forward": arange,
     "fill.forward": fill,
+    "computed.forward": computed,
     "opaque.forward": opaque,
     **{f"opaque.grad{which}": _opaque_grad(which) for which in range(MAX_OPAQUE_INPUTS)},
 }

@@ -1,8 +1,9 @@
 """Dropout for a module run by torch that drops the same elements as the program of its plan.
 
 A plan's dropout is a function of an element's position, of the step and of the number of the dropout in the forward
-(`executor.kernels.random`), torch's is drawn by a generator. Inside `Dropping` calls of torch's dropout, and of
-attention with dropout, take the former: autograd of the module is then the reference for every layout.
+(`executor.kernels.random`), torch's is drawn by a generator. Inside `Dropping` calls of torch's dropout, of
+`bernoulli_` (stochastic depth) and of attention with dropout take the former: autograd of the module is then the
+reference for every layout.
 """
 
 from __future__ import annotations
@@ -70,6 +71,10 @@ class Dropping:
         dropped = dropped * (1 / (1 - p) if p < 1 else 0)
         return input.copy_(dropped) if inplace else dropped
 
+    def _bernoulli(self, input: Tensor, p: float = 0.5) -> Tensor:
+        """Stochastic depth draws which samples stay with the probability p."""
+        return input.copy_(self._kept(1 - p, tuple(input.shape), input.device))
+
     def _attention(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -114,7 +119,7 @@ class _Mode(TorchFunctionMode):
         # torch.dropout(input, p, train) is nn.functional's with other names
         self.instead: dict[Any, Callable[..., Tensor]] = {
             _DROPOUT: dropping._dropout, torch.dropout: lambda input, p, train: dropping._dropout(input, p, train),
-            _ATTENTION: dropping._attention,
+            _ATTENTION: dropping._attention, Tensor.bernoulli_: dropping._bernoulli,
         }  # fmt: skip
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

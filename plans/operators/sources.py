@@ -43,6 +43,20 @@ def _fill(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorS
     )  # fmt: skip
 
 
+@declares("computed")
+def _computed(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """A value that follows from shapes alone, such as a mask of positions; every rank makes all of it.
+
+    attrs "calls" holds the calls of aten that make it, as JSON; none of them reads anything but the others.
+    """
+    dims = tuple(f"_{name}" for name in named("d", outputs[0]))
+    flops = math.prod(outputs[0]) * attrs["calls"].count("aten.")
+    return OperatorSpec(
+        kind=kind, sizes=dict(zip(dims, outputs[0], strict=True)), inputs=(), outputs=(dims,), splittable=frozenset(),
+        flops=flops,
+    )  # fmt: skip
+
+
 @declares("opaque")
 def _opaque(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
     """Any other operator, whose gradient autograd finds of it alone.
