@@ -133,6 +133,10 @@ DROP = {"p": 0.3, "seed": 11}
 IGNORE = {"ignore_index": 3}
 LLAMA3 = (200 / (20 * math.pi) - 1) / 7
 STEP, MICRO_BATCH = 3, 2
+LATER = (
+    '[["aten.arange.default", [[5], {"device": {"device": true}}]], ["aten.unsqueeze.default", [[{"tensor": 0}, -1], '
+    '{}]], ["aten.le.Tensor", [[{"tensor": 0}, {"tensor": 1}], {}]]]'
+)
 
 # kind, inputs (shapes, or tensors that are not trained), attrs, the same in torch on whole tensors
 CASES = {
@@ -322,6 +326,7 @@ CASES = {
         "avg_pool2d", ((4, 6, 6, 5),), ODD | {"count_padding": False},
         lambda x: F.avg_pool2d(x, (3, 2), (2, 1), (1, 0), ceil_mode=True, count_include_pad=False),
     ),
+    "computed": ("computed", (), {"calls": LATER}, lambda: torch.ones(5, 5).tril().bool()),
     "arange": ("arange", (), {"start": 3, "step": 2}, lambda: torch.arange(3, 27, 2).double()),
     "fill": ("fill", (), {"value": 1.5}, lambda: torch.full((4, 6), 1.5, dtype=torch.float64)),
     "fill like": ("fill", (numbers(2, 4, 6),), {"value": 1.5}, lambda x: torch.full_like(x, 1.5, dtype=torch.float64)),
