@@ -215,7 +215,7 @@ zero = [0, 1]
 """
 _TABLE = b"""model,gpu_type,gpu_count,dp,tp,pp,micro_batch,global_batch,seq,precision,stack,metric,value
 llama-3-8b,h100-sxm,8,2,2,2,1,16,4096,bf16,megatron,tflops_per_gpu,400
-gpt3-175b,a100-sxm,64,1,8,8,1,64,2048,bf16,megatron,step_s,12.5
+gpt3-175b,a100-sxm,64,1,8,8,1,64,2048,bf16,megatron,iteration_time_s,12.5
 """
 
 

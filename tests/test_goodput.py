@@ -54,6 +54,20 @@ def test_without_failures_a_checkpoint_costs_its_writing_over_its_steps():
     assert goodput(1.0, 8, checkpoints=None, failures=None).fraction == 1.0
 
 
+@pytest.mark.parametrize(("write_s", "mean_s", "within"), [(60.0, 86_400.0, 1e-6), (60.0, 3600.0, 5e-5)])
+def test_the_best_interval_is_where_the_exact_loss_is_least(write_s, mean_s, within):
+    """The derivative of expm1((t + d) / M) / t, the exact time of a unit of work t, is 0 there."""
+
+    def slope(work_s: float) -> float:
+        return work_s / mean_s * math.exp((work_s + write_s) / mean_s) - math.expm1((work_s + write_s) / mean_s)
+
+    low_s, high_s = 1e-3, 2 * mean_s
+    while high_s - low_s > 1e-6:
+        middle_s = (low_s + high_s) / 2
+        low_s, high_s = (middle_s, high_s) if slope(middle_s) < 0 else (low_s, middle_s)
+    assert best_interval_s(write_s, mean_s) == pytest.approx(low_s, rel=within)
+
+
 def test_the_best_interval_is_best_and_near_youngs():
     write_s, mean_s = 60.0, 86_400.0
     best = best_interval_s(write_s, mean_s)

@@ -308,3 +308,21 @@ def test_an_all_to_all_across_nodes_leaves_by_the_own_link_of_every_member(membe
     cost = price_collective(of, "all_to_all", group, 2**30, 2)
     least_s = 2**30 * (members - together) / members / (far.bandwidth_Bps * (far.reached_fraction or 1.0))
     assert least_s <= cost.work_ps / 1e12 <= 1.25 * least_s
+
+
+@pytest.mark.parametrize(
+    ("call", "sums", "times"),
+    [
+        ("attention.forward", (), 1.0),
+        ("attention.backward", ((4, 1024),), 2.5),
+        ("attention.grad", ((4, 1024),), 2.5),
+        ("attention.grad", (), 3.5),
+    ],
+)
+def test_attention_without_a_model_of_its_own_is_priced_by_its_products(call, sums, times):
+    """4 heads x queries x keys x head dim; backward 2.5 times that, 3.5 with the forward again; half where causal."""
+    each = (4, 1024, 64)
+    shapes = (each, each, each, each) if call == "attention.forward" else (each,) * 5 + sums + (each,) * 3
+    flops = round(times * 4 * 4 * 1024 * 1024 * 64)
+    whole, causal = (price_compute(machine(), call, shapes, "float32", 0, part).work_ps for part in (flops, flops // 2))
+    assert (whole, causal) == (flops, flops // 2)  # 10^12 flop/s: one a picosecond

@@ -13,17 +13,16 @@ from plans.model.transformer import transformer, transformer_config
 from plans.plan import Optimizer, Plan, save_plan
 from search.uniform import uniform_plan
 
-__all__ = ["BATCH", "plan_in", "text_in"]
-
-BATCH = 8
+__all__ = ["plan_in", "text_in"]
 
 
-def plan_in(folder: Path, *, hidden: int = 64, zero: int = 0, **degrees: int) -> Plan:
+def plan_in(folder: Path, *, hidden: int = 64, batch: int = 8, zero: int = 0, **degrees: int) -> Plan:
     """Write `plan.json` of two blocks, on as many ranks as the degrees say.
 
     Args:
         folder: made where it is not there.
         hidden: width of the model.
+        batch: sequences of 32 letters.
         zero: optimizer-parallel level.
         degrees: dp, tp, pp, micro_batch of `uniform_plan`.
     """
@@ -32,7 +31,7 @@ def plan_in(folder: Path, *, hidden: int = 64, zero: int = 0, **degrees: int) ->
         num_kv_heads=4, head_dim=hidden // 4, vocab=256, dtype="float32",
     )  # fmt: skip
     optimizer = Optimizer(kind="adamw", settings={"lr": 1e-3}, parallel_level=zero, threshold_bytes=0)
-    graph = transformer(config, batch_size=BATCH, seq=32)
+    graph = transformer(config, batch_size=batch, seq=32)
     plan = uniform_plan(graph, Machine.load("h100-sxm-x8"), optimizer=optimizer, fused=False, **degrees)
     folder.mkdir(parents=True, exist_ok=True)
     save_plan(plan, folder / "plan.json")

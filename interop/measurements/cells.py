@@ -119,7 +119,7 @@ class Cells:
         if value is None:
             raise Skip(f"value {text!r} is no number", "value")
         if not value > 0 or value == float("inf"):
-            raise Skip(f"value {value} is not a positive number", "value")
+            raise Skip(f"value {text!r} is not a positive number", "value")
         if not _LEAST_VALUE <= value <= _MOST_VALUE:
             raise Skip(f"value {text!r} is beyond anything that {metric} measures", "value")
         if metric == "mfu_percent":
