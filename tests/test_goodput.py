@@ -49,6 +49,8 @@ def test_without_failures_a_checkpoint_costs_its_writing_over_its_steps():
     assert goodput(1.0, 8, checkpoints=blocking, failures=None, checkpoint_bytes=10**10).effective_step_s == 1.25
     beside = Checkpoints(every_steps=20, write_Bps=2e9, blocking=False)
     assert goodput(1.0, 8, checkpoints=beside, failures=None, checkpoint_bytes=10**10).fraction == 1.0
+    copied = Checkpoints(every_steps=20, write_Bps=2e9, blocking=False, stall_s=0.4)
+    assert goodput(1.0, 8, checkpoints=copied, failures=None, checkpoint_bytes=10**10).effective_step_s == 1.02
     slow = Checkpoints(every_steps=2, write_Bps=2e9, blocking=False)  # the next one waits for it
     assert goodput(1.0, 8, checkpoints=slow, failures=None, checkpoint_bytes=10**10).effective_step_s == 2.5
     assert goodput(1.0, 8, checkpoints=None, failures=None).fraction == 1.0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kept import keep
-from benchmarks.reliability import faults, leaks
+from benchmarks.reliability import checkpoints, faults, leaks
 from benchmarks.reliability.interrupted import interrupted
 
 __all__ = ["main"]
@@ -41,7 +41,18 @@ def _forecasts(options: argparse.Namespace) -> dict[str, Any]:
     return leaks.of_forecasts(options.long, partial(print, flush=True))
 
 
-PARTS = {"faults": _faults, "interrupted": _interrupted, "steps": _steps, "forecasts": _forecasts}
+def _checkpoints(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="twofold-checkpoints-") as folder:
+        return checkpoints.cost(Path(folder), 100, 64, partial(print, flush=True))
+
+
+PARTS = {
+    "faults": _faults,
+    "interrupted": _interrupted,
+    "checkpoints": _checkpoints,
+    "steps": _steps,
+    "forecasts": _forecasts,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -38,9 +38,11 @@ class Checkpoints:
     Args:
         every_steps: steps from one to the next.
         write_Bps: of one rank.
-        blocking: whether training stands still meanwhile. If not, the copy that is written from is taken to cost
-            nothing, and a checkpoint that comes due before the last one is written waits for it.
+        blocking: whether training stands still meanwhile. If not, a checkpoint that comes due before the last one is
+            written waits for it.
         size_bytes: written by the rank that writes most; None: what the simulation says.
+        stall_s: by which one that is not blocking holds training up: the copy that it is written from, and on shared
+            cores what writing computes.
 
     Raises:
         TwofoldError: figures that are not above 0.
@@ -50,12 +52,15 @@ class Checkpoints:
     write_Bps: float
     blocking: bool = True
     size_bytes: int | None = None
+    stall_s: float = 0.0
 
     def __post_init__(self) -> None:
         whole_number("the number of steps between checkpoints", self.every_steps)
         number("write_Bps of checkpoints", self.write_Bps, above=0)
         if self.size_bytes is not None:
             whole_number("size_bytes of checkpoints", self.size_bytes, least=0)
+        if number("stall_s of checkpoints", self.stall_s) < 0:
+            raise TwofoldError(f"a checkpoint holds training up for {self.stall_s} s; it is at least 0")
 
     def __str__(self) -> str:
         how = "blocking" if self.blocking else "asynchronous"
@@ -144,7 +149,7 @@ def goodput(
         return Goodput(step_s=step_s, effective_step_s=step_s)
     size = checkpoint_bytes if checkpoints.size_bytes is None else checkpoints.size_bytes
     write_s, steps = size / checkpoints.write_Bps, checkpoints.every_steps
-    work_s = steps * step_s
+    work_s = steps * step_s + (0.0 if checkpoints.blocking else checkpoints.stall_s)
     if failures is None:
         passed_s = work_s + write_s if checkpoints.blocking else max(work_s, write_s)
         return Goodput(step_s=step_s, effective_step_s=passed_s / steps, checkpoint_s=write_s)
@@ -196,6 +201,7 @@ def sampled_goodput(
     whole_number("num_devices", num_devices)
     size = checkpoint_bytes if checkpoints.size_bytes is None else checkpoints.size_bytes
     write_s, work_s = size / checkpoints.write_Bps, checkpoints.every_steps * step_s
+    work_s += 0.0 if checkpoints.blocking else checkpoints.stall_s
     mean_s = failures.device_mtbf_s / num_devices
     draw = np.random.default_rng(seed)
     passed_s, durable = 0.0, 0
