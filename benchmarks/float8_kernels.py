@@ -99,6 +99,7 @@ def _operands(timer: Timer, pool: OperandPool, *, smoke: bool) -> list[dict[str,
     rows = []
     for shape in TINY if smoke else OPERANDS:
         size = 2 * shape[0] * shape[1]
+        torch._dynamo.reset()  # its limit of compiled shapes would leave the last ones uncompiled
         copied = _seconds(timer, pool, torch.clone, shape, 2 * size)
         for name, maker in MAKERS.items():
             taken = _seconds(timer, pool, maker if smoke else torch.compile(maker, dynamic=False), shape, 3 * size)
