@@ -1,6 +1,7 @@
 """What all tests share: reproducible examples, one thread a process, one test with several processes at a time."""
 
 import fcntl
+import gc
 import importlib
 import os
 import sys
@@ -18,6 +19,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No deadline and no random start: no test may depend on how fast or how often it is run.
 settings.register_profile("twofold", deadline=None, derandomize=True, database=None)
 settings.load_profile("twofold")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests live until the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: waiting is neither a part of the test nor of its fixtures
