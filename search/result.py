@@ -102,7 +102,8 @@ class SearchResult(Shown, Generic[PlanT]):
         complete: whether it ended by itself rather than by its time limit or an interrupt.
         num_proven: so many of `plans`, from the first on, are proven to be the fastest of the space in this order.
         strategies_gap: by what share the additive cost of the best plan's strategies may exceed the least one of its
-            stages; 0 where that is proven to be the least. Of searches over operators.
+            stages; 0 where that is proven to be the least, None where there was no time to search them. Of searches
+            over operators.
         margin: by what share quick estimates are taken to exceed forecasts at most, in what is proven.
         num_evaluated: plans simulated, or configurations forecast.
         num_combinations: combinations of strategies that the exact search covers.
@@ -120,7 +121,7 @@ class SearchResult(Shown, Generic[PlanT]):
     search_s: float
     complete: bool = True
     num_proven: int = 0
-    strategies_gap: float = 0.0
+    strategies_gap: float | None = 0.0
     margin: float = 0.0
     num_evaluated: int = 0
     num_combinations: int = 0

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from captured_modules import Net
+from captured_modules import Net, linear
 from on_ranks import run_on_ranks
 from torch import nn
 
@@ -99,6 +99,17 @@ def test_what_does_not_fit_is_made_to_fit_by_levels_and_by_computing_again():
     limit = int(plain.prediction.peak_bytes * 0.6)
     found = search(graph, machine(4), memory_limit_bytes=limit, **asked, any_level=True, recompute=None).best
     assert found.prediction.peak_bytes <= limit and (found.optimizer.parallel_level or found.recompute)
+
+
+def test_readers_of_one_weight_stay_in_one_stage():
+    middle = nn.Sequential(*(linear() for _ in range(12)))
+    net = Net(lambda net, x: net.last(net.middle(net.first(x))), first=linear(), middle=middle, last=linear())
+    net.middle[9].weight = net.middle[3].weight
+    found = search(capture(net, (torch.zeros(64, 8), torch.zeros(64, 8))), machine(4), **ANYTHING)
+    assert found.plans and len(found.best.stages) > 1
+    for plan in found.plans:
+        mesh_of = {name: stage.mesh for stage in plan.stages for name in stage.operators}
+        assert mesh_of["middle.3.linear"] == mesh_of["middle.9.linear"]
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------

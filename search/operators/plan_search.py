@@ -11,7 +11,7 @@ import msgspec
 
 from costmodels import Machine
 from plans.errors import TwofoldError
-from plans.layout import TensorLayout
+from plans.layout import Layout, TensorLayout
 from plans.model.graph import Graph
 from plans.plan import Optimizer, Plan, Stage, Strategy
 from search.attach_prediction import predicted
@@ -35,7 +35,7 @@ _MOST_LARGE = 4
 """How many plans that do not fit are made to, if that leaves them the fastest."""
 
 _WORTH_VARYING = 1.5
-"""How much slower than the fastest a plan may be whose schedule and level are still varied."""
+"""How much slower than the fastest a plan may be that is still varied: micro-batches, schedule, level."""
 
 _EVERY = 1 << 30
 
@@ -101,7 +101,9 @@ class PlanSearch:
         if widths is None:
             divides = num_stages is not None and self.num_devices % num_stages == 0
             widths = "even" if divides else "any"
-        costs = ShapeCosts(ShapeSpace(self.graph, self.num_devices, given), self.machine, self.stage_search)
+        costs = ShapeCosts(
+            ShapeSpace(self.graph, self.num_devices, given), self.machine, self.stage_search, self._is_late
+        )
         options = costs.space.options(
             num_stages, widths, num_micro_batches, interleave=self.interleave, weights=costs.weights
         )
@@ -111,13 +113,9 @@ class PlanSearch:
                 f"{self.graph.batch_size}"
             )
         asked: list[PipelineShape] = []
+        priced: Sequence[Option] = ()
         try:
-            self._shapes(costs, options, asked)
-            for shape in asked[:1]:
-                self._neighbours(shape)
-                self._leveled(shape)
-            self._fitted()
-            self._ways(costs.weights)
+            priced = self._searched(costs, options, asked)
         except KeyboardInterrupt:
             self.complete = False
             if not self._fitting():
@@ -133,12 +131,13 @@ class PlanSearch:
             )
         plans = sorted(fitting, key=_rank)
         best = plans[0]
-        relaxed_s = costs.relaxed_s(options)
+        least_s = physics_s(self.graph, self.machine, self.num_devices, self.optimizer)
+        relaxed_s = costs.relaxed_s(options) if len(priced) == len(options) else least_s
         return SearchResult(
             plans=plans[:top_k],
             lower_bound_s=relaxed_s,
             relaxed_bound_s=relaxed_s,
-            physics_bound_s=physics_s(self.graph, self.machine, self.num_devices, self.optimizer),
+            physics_bound_s=least_s,
             complete=self.complete,
             search_s=time.perf_counter() - self.started,
             num_evaluated=len(self._tried),
@@ -148,7 +147,51 @@ class PlanSearch:
             rejected=self.rejected,
         )
 
+    def _searched(self, costs: ShapeCosts, options: Sequence[Option], asked: list[PipelineShape]) -> Sequence[Option]:
+        """Simulate shapes and what is near the best of them; fill `asked` with them, the fastest that fits first.
+
+        Returns:
+            the options that there was time to look at.
+        """
+        if self.deadline is not None and len(options) > 1 and not self.pinned:
+            self._usual(costs, options, asked)
+            self._ways(costs.weights)
+            if not self.is_over():
+                self._neighbours(asked[0])
+        priced = costs.affordable(options, self._is_late)
+        self.complete = self.complete and len(priced) == len(options)
+        if priced and not (asked and self.is_over()):
+            self._shapes(costs, priced, asked)
+        if not (self._fitting() and self.is_over()):
+            self._neighbours(asked[0])
+            self._leveled(asked[0])
+        self._fitted()
+        self._ways(costs.weights)
+        return priced
+
     # --------------------------------------------------------------- simulation
+
+    def _usual(self, costs: ShapeCosts, options: Sequence[Option], asked: list[PipelineShape]) -> None:
+        """Simulate what one would do without a search, so that there is an answer early, and fill `asked`.
+
+        Data parallelism on all devices, on half of them and so on, and even pipelines of it in more and more
+        micro-batches, each row of them until it gets slower, or is much slower than another.
+        """
+        found: list[tuple[bool, float, int, PipelineShape]] = []
+        for row in costs.space.usual(options, costs.weights):
+            before_s = float("inf")
+            for option in row:
+                if found and self._is_late():
+                    break
+                shape = costs.space.shape(option)
+                plan = self._simulated(self._spread(shape))
+                step_s = _rank(plan)[0]
+                found.append((not self._fits(plan), step_s, len(found), shape))
+                asked[:] = [each for *_, each in sorted(found)]
+                self.say(f"{shape}, data parallel: {step_s:.4g} s")
+                if step_s > min(before_s, _WORTH_VARYING * min(found)[1]):
+                    break
+                before_s = step_s
 
     def _shapes(self, costs: ShapeCosts, options: Sequence[Option], asked: list[PipelineShape]) -> None:
         """Simulate the best answer of the most promising shapes, and fill `asked`: the fastest that fits first."""
@@ -202,9 +245,8 @@ class PlanSearch:
             if self._tried and self.is_over():
                 break
             self._simulated(self._plan(shape, [found[at] for found, at in zip(answers, pick, strict=True)]))
-        if not self.is_over():
-            search, ranks = self._search_of(shape), ranks_of(shape.widths)
-            self._simulated(self._plan(shape, list(map(search.batch_split, shape.names, ranks))))
+        if not self.is_over() and not self.pinned:
+            self._simulated(self._spread(shape))
         fitting = self._fitting()
         for plan in alike_plans(min(fitting, key=_rank), self.pinned) if fitting else ():
             if self.is_over():
@@ -256,8 +298,8 @@ class PlanSearch:
             for names, ranks in zip(shape.names, ranks_of(shape.widths), strict=True)
         ]
 
-    def _strategies_gap(self, best: Plan, shape: PipelineShape) -> float:
-        """By what share the strategies that were found may exceed the cheapest ones of the same stages.
+    def _strategies_gap(self, best: Plan, shape: PipelineShape) -> float | None:
+        """By what share the strategies that were found may exceed the cheapest ones of the same stages, if it is known.
 
         Chunks keep the strategies of the stages they were made of, those of `shape`; so do levels that were varied.
         """
@@ -267,8 +309,8 @@ class PlanSearch:
             solved = self.stage_search(*key, level).solved
             if all(stage in solved for stage in own):
                 return _gap([solved[stage] for stage in own])
-        solved = self._search_of(shape).solved
-        return _gap([solved[stage] for stage in zip(shape.names, shape.widths, strict=True)])
+        solved, made_of = self._search_of(shape).solved, list(zip(shape.names, shape.widths, strict=True))
+        return _gap([solved[stage] for stage in made_of]) if all(stage in solved for stage in made_of) else None
 
     def _num_ranks(self, widths: Sequence[int]) -> int:
         """Whose prices count: of a plan with stages of these widths."""
@@ -278,13 +320,22 @@ class PlanSearch:
         return self.stage_search(shape.num_micro_batches, self._num_ranks(shape.widths))
 
     def _plan(self, shape: PipelineShape, answers: Sequence[StageAnswer]) -> Plan:
+        return self._plan_on(shape, [(answer.mesh, answer.strategies) for answer in answers])
+
+    def _spread(self, shape: PipelineShape) -> Plan:
+        """The plan of a shape that splits the batch and nothing else."""
+        search = self._search_of(shape)
+        return self._plan_on(shape, list(map(search.batch_split, shape.names, ranks_of(shape.widths))))
+
+    def _plan_on(self, shape: PipelineShape, found: Sequence[tuple[Layout, dict[str, Strategy]]]) -> Plan:
+        """The plan of a shape with the mesh and the strategies of every stage."""
         strategies: dict[str, Strategy] = {}
-        for answer in answers:
-            strategies.update(answer.strategies)
+        for _, each in found:
+            strategies.update(each)
         return Plan(
             graph=self.graph,
             stages=tuple(
-                Stage(mesh=answer.mesh, operators=names) for names, answer in zip(shape.names, answers, strict=True)
+                Stage(mesh=mesh, operators=names) for names, (mesh, _) in zip(shape.names, found, strict=True)
             ),
             strategies={name: strategy for name, strategy in strategies.items() if strategy != Strategy()},
             num_micro_batches=shape.num_micro_batches, interleave=self.interleave, schedule=self.schedule,

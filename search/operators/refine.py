@@ -181,7 +181,7 @@ def _eliminated(
     found: dict[tuple[int, ...], float] = {values: total}
     if problem.entangled()[1] > 2 * MAX_CELLS:  # no neighbours then: they take the tables of all operators at once
         count = 1
-    while count > 1:
+    while count > 1 and not is_over():
         marginals = MinMarginals(problem.sizes, problem.tables())
         found, bounded = {values: total}, False
         for cost_s, variable, value in marginals.in_order():

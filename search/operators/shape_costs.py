@@ -29,6 +29,7 @@ class ShapeCosts:
         space: of the shapes.
         machine: that prices.
         stage_search: (micro-batches, ranks of the whole plan) -> the search of its stages.
+        is_late: whether stages that are not priced yet may only be looked at.
 
     `seconds` has for every number what the stage takes, or less; `reason` why a stage has no answer, once one had none.
     """
@@ -36,6 +37,7 @@ class ShapeCosts:
     space: ShapeSpace
     machine: Machine
     stage_search: Callable[[int, int], StageSearch]
+    is_late: Callable[[], bool]
     seconds: list[float] = field(init=False, default_factory=list)
     reason: str = field(init=False, default="")
     _numbers: dict[_Stage, int] = field(init=False, default_factory=dict)
@@ -49,13 +51,27 @@ class ShapeCosts:
         """The numbers of the stages of a shape."""
         return [self._entry(option, stage) for stage in range(len(option[2]))]
 
+    def affordable(self, options: Sequence[Option], is_over: Callable[[], bool]) -> list[Option]:
+        """The options of which there is time to find out what their operators take at least, one stage first."""
+        keys = {self._floors_key(option[0], option[2], width): None for option in options for width in option[2]}
+        for key in sorted(keys, key=lambda key: (key[0], -key[2])):
+            if is_over():
+                break
+            self._floors_of(*key)
+        return [
+            option for option in options
+            if all(self._floors_key(option[0], option[2], width) in self._floors for width in option[2])
+        ]  # fmt: skip
+
     def price(self, option: Option) -> bool:
         """Make the costs of a shape's stages exact; whether one of them was not."""
         open_ = [entry for entry in self.entries(option) if entry not in self._exact]
         for entry in open_:
             count, ranks, start, end, width = self._stages[entry]
             try:
-                cost_s = self.stage_search(count, ranks).least_s(self.space.segment(start, end), range(width))
+                cost_s = self.stage_search(count, ranks).least_s(
+                    self.space.segment(start, end), range(width), self.is_late
+                )
             except TwofoldError as error:  # pins that do not fit so many devices
                 cost_s, self.reason = math.inf, self.reason or str(error)
             self.seconds[entry] += max(0.0, cost_s - self._own[entry])
@@ -85,7 +101,7 @@ class ShapeCosts:
     def _entry(self, option: Option, stage: int) -> int:
         count, _, widths = option
         start, end = self.space.ends(option, stage)
-        ranks = self.space.num_devices if self.machine.host_async else sum(widths)
+        ranks = self._floors_key(count, widths, widths[stage])[1]
         key = (count, ranks, start, end, widths[stage])
         if key not in self._numbers:
             self._numbers[key] = len(self._numbers)
@@ -96,6 +112,10 @@ class ShapeCosts:
             self.seconds.append(self._own[-1] + self._borders_s(*key))
             self._floor.append((sum(each.host_s for each in mine), sum(each.device_s for each in mine)))
         return self._numbers[key]
+
+    def _floors_key(self, count: int, widths: Sequence[int], width: int) -> tuple[int, int, int]:
+        """Micro-batches, ranks of the whole plan, and devices of a stage."""
+        return count, self.space.num_devices if self.machine.host_async else sum(widths), width
 
     def _floors_of(self, count: int, ranks: int, width: int) -> dict[str, Floor]:
         key = (count, ranks, width)

@@ -17,6 +17,7 @@ __all__ = ["Option", "PipelineShape", "ShapeSpace", "ranks_of"]
 
 _MAX_CUTS, _MAX_WIDTHS, _MAX_STAGES, _MAX_MICRO_BATCHES = 12, 12, 4, 32
 _MAX_COMBINATIONS = 200_000
+_FEW_MICRO_BATCHES = 4
 
 Option = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Micro-batches, where the second and later stages begin (none where stages are given), and widths."""
@@ -67,9 +68,11 @@ class ShapeSpace:
     num_devices: int
     stages: tuple[tuple[str, ...], ...] | None
     crossing_bytes: list[int] = field(init=False)
+    _shared: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.crossing_bytes = _crossing_bytes(self.graph)
+        self._shared = _between_readers(self.graph)
 
     def options(
         self,
@@ -93,10 +96,31 @@ class ShapeSpace:
             offered = self._widths(number, widths)
             inner = [()] if self.stages is not None else list(itertools.combinations(cuts, number - 1))
             if len(inner) * len(offered) * len(counts) > _MAX_COMBINATIONS:  # as even as may be, and their neighbours
-                even = balanced_cuts(weights(), number)
-                inner = [tuple(start for start, _ in even[1:])]
+                even = [start for start, _ in balanced_cuts(weights(), number)[1:]]
+                inner = [] if self._shared & {*even} else [tuple(even)]
             found += [(count, inside, each) for count in counts for inside in inner for each in offered]
         return found
+
+    def usual(self, options: Sequence[Option], weights: Callable[[], Sequence[float]]) -> list[list[Option]]:
+        """Options without much thought, in rows: one stage on all devices and on fewer; even pipelines, as balanced as
+        `weights` of the operators allow, in few micro-batches and in more."""
+        single = sorted((each for each in options if len(each[2]) == 1), key=lambda each: (each[0], -each[2][0]))
+        whole = [each for each in single if each[0] == single[0][0] and self.num_devices % each[2][0] == 0]
+        rows = [whole] if whole else []
+        sums = [0.0, *itertools.accumulate(weights())]
+
+        def slowest(option: Option) -> float:
+            ends = (0, *option[1], len(self.graph.operators))
+            return max(sums[end] - sums[start] for start, end in itertools.pairwise(ends))
+
+        even: dict[int, dict[int, list[Option]]] = {}
+        for each in options:
+            if len(each[2]) > 1 and each[2] == (self.num_devices // len(each[2]),) * len(each[2]):
+                even.setdefault(len(each[2]), {}).setdefault(each[0], []).append(each)
+        for by_count in even.values():
+            counts = [count for count in sorted(by_count) if count >= _FEW_MICRO_BATCHES] or sorted(by_count)[-1:]
+            rows.append([min(by_count[count], key=slowest) for count in counts])
+        return rows or [list(options[:1])]
 
     def shape(self, option: Option) -> PipelineShape:
         """Of one of the options."""
@@ -133,9 +157,20 @@ class ShapeSpace:
         """Where stages may begin: in each even part of the work the place that the fewest bytes cross."""
         count = len(self.graph.operators)
         if count - 1 <= _MAX_CUTS:
-            return list(range(1, count))
+            return [at for at in range(1, count) if at not in self._shared]
         parts = balanced_cuts(weights(), _MAX_CUTS + 1)
-        return [min(range(start, end), key=lambda at: (self.crossing_bytes[at], at)) for start, end in parts[1:]]
+        possible = [[at for at in range(start, end) if at not in self._shared] for start, end in parts[1:]]
+        return [min(places, key=lambda at: (self.crossing_bytes[at], at)) for places in possible if places]
+
+
+def _between_readers(graph: Graph) -> frozenset[int]:
+    """The places between readers of one parameter: they stay in one stage."""
+    position = {operator.name: at for at, operator in enumerate(graph.operators)}
+    found: set[int] = set()
+    for parameter in graph.parameters:
+        readers = [position[reader.name] for reader in graph.consumers()[parameter.name]]
+        found.update(range(min(readers) + 1, max(readers) + 1) if readers else ())
+    return frozenset(found)
 
 
 def _crossing_bytes(graph: Graph) -> list[int]:

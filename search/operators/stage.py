@@ -21,7 +21,7 @@ from search.operators.operator_costs import OperatorSeconds
 from search.operators.pinned import on_ranks, suggestions
 from search.operators.pricing import instruction_cost, known_moves, redistribution_choice
 from search.operators.refine import NO_LOOK, Answers, Question, cheapest, glance
-from search.operators.space import finest, meshes
+from search.operators.space import AXIS_NAMES, finest, meshes
 
 __all__ = ["Floor", "StageAnswer", "StageSearch"]
 
@@ -201,15 +201,27 @@ class StageSearch:
         self._costs.pop((tuple(names), mesh), None)
         self._moves.pop(mesh, None)
 
-    def batch_split(self, names: Sequence[str], ranks: Sequence[int]) -> StageAnswer:
-        """Every operator's batch split as far as it goes: what one would do without a search."""
-        costs = self.costs(names, self.meshes(names, ranks)[0])
-        question = costs.question()
-        return self._answer(costs, question.priced(question.start).cost_s, question.start)
+    def batch_split(self, names: Sequence[str], ranks: Sequence[int]) -> tuple[Layout, dict[str, Strategy]]:
+        """Every operator's batch split over as many ranks as divide it: what one would do without a search.
 
-    def least_s(self, names: Sequence[str], ranks: Sequence[int]) -> float:
-        """The least additive cost of a stage over all meshes."""
-        return self.answers(names, ranks, 1)[0].cost_s
+        Returns:
+            the mesh, and on it the strategies.
+        """
+        width = len(ranks)
+        parts = math.gcd(self.micro.batch_size, width)
+        sizes = (parts, width // parts) if parts < width else (width,)
+        mesh, mine = Layout(sizes, AXIS_NAMES[: len(sizes)], ranks), set(names)
+        found = {}
+        for operator in self.micro.operators:
+            spec = self.micro.spec(operator)
+            split: dict[str, tuple[str, ...]] = {spec.leading: AXIS_NAMES[:1]}
+            if operator.name in mine and parts > 1 and spec.leading in spec.splittable and spec.fits(mesh, split):
+                found[operator.name] = Strategy(dims=split)
+        return mesh, found
+
+    def least_s(self, names: Sequence[str], ranks: Sequence[int], is_over: Callable[[], bool] = lambda: False) -> float:
+        """The least additive cost of a stage over all meshes, or over those that there is time for."""
+        return self.answers(names, ranks, 1, is_over)[0].cost_s
 
     def every(self, names: Sequence[str], ranks: Sequence[int]) -> list[StageAnswer]:
         """For every mesh and every strategy that is left of every operator the cheapest answer with it, and lean ones.

@@ -1,0 +1,193 @@
+"""What people write, unmodified, under its searched plan on gloo ranks: is the loss that of single-process training?
+
+    nice -n 19 python -m benchmarks.field_on_ranks [NAME ...] [--save]
+
+Every model of `benchmarks.field.models` is captured in a small batch, everything is searched for four devices of a
+machine of H200, and the plan trains for eight steps on four ranks of this host. A row has the processor time of capture
+and search, the operators without an entry, the plan, how much faster it is predicted to be than data parallelism, and
+the largest relative difference of the loss. A model that is not captured, planned or run is listed with its sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import tempfile
+import time
+import warnings
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from benchmarks.capture_field import outcome
+from benchmarks.field.models import CLASSES, MODELS
+from costmodels import Machine, executing
+from executor.capture.capture import capture
+from executor.reference.reference import compare_losses, train_reference
+from executor.train.result import write_npz
+from executor.train.run import run_rank
+from plans.lower import lower
+from plans.model.graph import Graph
+from plans.plan import Optimizer, Plan, load_plan, save_plan
+from search import search, uniform_plan
+from simulator import simulate
+
+RESULTS = Path(__file__).with_name("results") / "field_on_ranks.json"
+NUM_RANKS, NUM_STEPS, BATCH = 4, 8, 16
+TIME_LIMIT_S, RUN_LIMIT_S = 20.0, 300
+LIMIT = 2e-6
+"""Largest relative difference of a loss from single-process training."""
+
+_ANYTHING: dict[str, Any] = {
+    "num_stages": None, "num_micro_batches": None, "interleave": None, "schedule": None, "recompute": None,
+    "any_level": True, "top_k": 1, "time_limit_s": TIME_LIMIT_S,
+}  # fmt: skip
+_OPTIMIZER = Optimizer(kind="adamw", settings={"lr": 1e-3}, threshold_bytes=1)
+
+
+def planned(graph: Graph) -> Plan:
+    """The best plan of all four devices; where fewer would be faster, that with stages of equal widths."""
+    machine = executing(Machine.load(f"h200-x{NUM_RANKS}"), "graph")
+    asked = {**_ANYTHING, "optimizer": _OPTIMIZER}
+    best = search(graph, machine, **asked).best
+    if best.num_ranks < NUM_RANKS:
+        best = search(graph, machine, **asked, widths="even").best
+    return best
+
+
+def described(plan: Plan) -> dict[str, Any]:
+    """The plan in words, and how many times as fast as data parallelism it is predicted to be."""
+    machine = executing(Machine.load(f"h200-x{NUM_RANKS}"), "graph")
+    spread = uniform_plan(plan.graph, machine, dp=NUM_RANKS, optimizer=_OPTIMIZER)
+    gain = simulate(spread, machine).step_interval_s / simulate(plan, machine).step_interval_s
+    words = [" + ".join("x".join(map(str, stage.mesh.device_matrix)) for stage in plan.stages)]
+    words += [f"{plan.num_micro_batches} micro-batches", plan.schedule] if plan.num_micro_batches > 1 else []
+    words += [f"level {plan.optimizer.parallel_level}"] if plan.optimizer.parallel_level else []
+    words += [f"{plan.interleave} slices"] if plan.interleave > 1 else []
+    words += [f"{len(plan.recompute)} recomputed"] if plan.recompute else []
+    return {"plan": ", ".join(words), "gain": round(gain, 3)}
+
+
+def work(rank: int, folder: str) -> None:
+    """Train on one rank; the first saves the losses."""
+    warnings.simplefilter("ignore")
+    faulthandler.dump_traceback_later(RUN_LIMIT_S, exit=True)
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": NUM_RANKS, "LOCAL_WORLD_SIZE": NUM_RANKS}
+    os.environ.update({name: str(number) for name, number in numbers.items()} | {"GLOO_SOCKET_IFNAME": "lo"})
+    torch.set_num_threads(1)
+    place = Path(folder)
+    dist.init_process_group("gloo", init_method=f"file://{place}/rendezvous", rank=rank, world_size=NUM_RANKS)
+    plan = load_plan(place / "plan.json")
+    with np.load(place / "values.npz") as values, np.load(place / "batch.npz") as batch:
+        batches, held = [dict(batch)] * NUM_STEPS, dict(values)
+    result = run_rank(lower(plan), plan, batches, held, NUM_STEPS, device="cpu")
+    if rank == 0:
+        losses = [float(loss) for loss in result.losses]
+        (place / "losses.json").write_text(json.dumps({"losses": losses, "differences": result.differences}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def trained(plan: Plan, module: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> dict[str, Any]:
+    """Train on ranks and in one process; the largest relative difference of the loss."""
+    plan = msgspec.structs.replace(plan, output_broadcast=True)
+    held = dict([*module.named_parameters(), *module.named_buffers()])
+    values = {each.name: held[each.name].detach().numpy() for each in (*plan.graph.parameters, *plan.graph.constants)}
+    inputs = [tensor.name for tensor in plan.graph.tensors.values() if tensor.kind == "input"]
+    with tempfile.TemporaryDirectory(prefix="twofold-") as folder:
+        save_plan(plan, Path(folder) / "plan.json")
+        write_npz(Path(folder) / "values.npz", values)
+        write_npz(Path(folder) / "batch.npz", {name: each.numpy() for name, each in zip(inputs, batch, strict=True)})
+        mp.start_processes(  # type: ignore[attr-defined]
+            work, (folder,), nprocs=NUM_RANKS, start_method="forkserver"
+        )
+        said = json.loads((Path(folder) / "losses.json").read_text())
+    alone = train_reference(
+        module, [batch] * NUM_STEPS, optimizer=plan.optimizer, num_steps=NUM_STEPS, graph=plan.graph,
+        num_micro_batches=plan.num_slices,
+    )  # fmt: skip
+    difference = compare_losses(said["losses"], alone.losses).max_rel_diff
+    return {"loss_difference": difference, "communication": said["differences"][:1]}
+
+
+def drawn(examples: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    """Random rows for inputs given as shapes; whole numbers are below the number of classes, as every input allows."""
+    generator = torch.Generator().manual_seed(4)
+    batch = []
+    for each in examples:
+        shape, dtype = each if isinstance(each[1], str) else (each, "float32")
+        if dtype.startswith("int"):
+            batch.append(torch.randint(0, CLASSES, (BATCH, *shape[1:]), generator=generator))
+        else:
+            batch.append(torch.randn((BATCH, *shape[1:]), generator=generator))
+    return tuple(batch)
+
+
+def row(name: str) -> dict[str, Any]:
+    """All that is found of a model; it ends with the first step that fails."""
+    torch.manual_seed(0)
+    try:
+        module, examples = MODELS[name]()
+    except ImportError as error:
+        return {"missing": str(error)}
+    batch = drawn(examples)
+    graph, said = outcome(lambda: capture(module, batch))
+    found = {"capture_s": said.pop("seconds"), **said}
+    if graph is None:
+        return found
+    opaque = sorted({str(each.attrs["target"]) for each in graph.operators if each.kind == "opaque"})
+    found |= {"operators": len(graph.operators), "without_an_entry": opaque}
+    plan, said = outcome(lambda: planned(graph))
+    found |= {"search_s": said.pop("seconds"), **said}
+    if plan is None:
+        return found
+    for work_of in (lambda: described(plan), lambda: trained(plan, module, batch)):
+        made, said = outcome(work_of)
+        said.pop("seconds")
+        found |= said | (made or {})
+    found["equal"] = found.get("loss_difference", 1.0) < LIMIT and not found["communication"]
+    return found
+
+
+def text(rows: dict[str, dict[str, Any]]) -> str:
+    """The rows as a table of Markdown."""
+    lines = ["| model | capture s | search s | without an entry | plan | gain | loss |", "| --- " * 7 + "|"]
+    for name, found in rows.items():
+        why = next((found[key] for key in ("missing", "refused", "failed") if key in found), "")
+        cells = [name, *(str(found.get(key, "")) for key in ("capture_s", "search_s"))]
+        cells += [", ".join(found.get("without_an_entry", ())), found.get("plan", ""), str(found.get("gain", ""))]
+        cells.append(f"{found['loss_difference']:.1e}" if "loss_difference" in found else f"no: {why[:120]}")
+        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Try them, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="models to try; all by default")
+    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
+    arguments = parser.parse_args()
+    forkserver.set_forkserver_preload(["torch.distributed", "executor.train.run", "executor.capture"])
+    warnings.simplefilter("ignore")
+    rows = {}
+    for name in arguments.names or MODELS:
+        rows[name] = row(name)
+        print(json.dumps({name: rows[name]}), flush=True)
+    print(text(rows))
+    equal = sum(found.get("equal", False) for found in rows.values())
+    print(f"{equal} of {len(rows)} train on {NUM_RANKS} ranks as in one process")
+    if arguments.save:
+        facts = {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "equal": equal}
+        RESULTS.write_text(json.dumps(facts | {"models": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
