@@ -15,6 +15,8 @@ from torch import nn
 
 from costmodels import Machine
 from executor.train.losscell import WithLossCell
+from executor.train.options import RunOptions
+from executor.train.run import run_rank
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
@@ -102,6 +104,23 @@ def test_slices_of_random_plans_train_as_one_device_does(seed):
         check_training(sliced)
         return
     pytest.fail(f"plan {seed} cannot be sliced; take another seed")
+
+
+def test_slices_drop_what_micro_batches_of_their_rows_drop():
+    make = GraphMaker(8)
+    hidden = make.apply("dropout", make.linear(make.tensor("x", (8, 16), "input"), 16))
+    make.operators[-1] = msgspec.structs.replace(make.operators[-1], attrs={"p": 0.5, "seed": 3})
+    graph = make.graph(make.apply("mse_loss", hidden, make.tensor("t", (8, 16), "input"), shape=()))
+    stage = Stage(mesh=Layout((1,), ("dp",)), operators=tuple(each.name for each in graph.operators))
+    drawn = test_lowering.random_values(graph, 0, 2)
+    single = [{name: array.astype(np.float32) for name, array in each.items()} for each in (drawn[0], *drawn[1])]
+    parameters, batches = single[0], single[1:]
+    told = []
+    for shape in ({"num_micro_batches": 4}, {"num_micro_batches": 2, "interleave": 2}, {"interleave": 4}):
+        plan = Plan(graph=graph, stages=(stage,), **shape)
+        options = RunOptions(count=False, record_steps=0)
+        told.append(run_rank(lower(plan), plan, iter(batches), parameters, 2, device="cpu", options=options).losses)
+    np.testing.assert_allclose(told[1:], [told[0]] * 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("label", ["0F0", "0B0"])

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from pretend import Pretend, live_bytes
 from pretend_rules import UPDATES
 from random_plans import GraphMaker, random_plan
+from small_training import one_rank
 
 from plans.errors import TwofoldError
 from plans.layout import Layout
@@ -371,3 +372,10 @@ def test_the_oracle_sees_a_fault(message):
     Pretend(lower(plan), parameters).step(lambda rank: batch)
     with pytest.raises(AssertionError, match=message):
         Pretend(edited(lower(plan), FAULTS[message]), parameters).step(lambda rank: batch)
+
+
+@pytest.mark.parametrize(("kind", "each"), [("sgd", 2), ("momentum", 4), ("adamw", 6)])
+def test_updates_count_two_operations_for_the_weight_and_each_state(kind, each):
+    plan = one_rank(optimizer=Optimizer(kind=kind, settings={"lr": 0.1}))
+    updates = [made for _, made in lower(plan).groups[0].walk() if made.call == f"{kind}.update"]
+    assert sum(made.flops for made in updates) == each * (8 * 6 + 8 + 2 * 8 + 2)
