@@ -418,6 +418,20 @@ def test_the_first_cause_is_reported_although_its_consequence_came_first(script,
 
 
 @pytest.mark.ranks
+def test_a_rank_that_does_not_join_is_named_not_those_that_wait_for_it(script, job, env):
+    body = """
+        import datetime
+        import torch.distributed as dist
+        if rank == 1:
+            time.sleep(600)
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3))
+    """
+    with pytest.raises(RankFailed, match=r"rank 1 did not join the others within 3 s is in .*train\.py") as failed:
+        launch(script(body), num_ranks=3, log_dir=job.log_dir, env=env)
+    assert failed.value.rank == 1
+
+
+@pytest.mark.ranks
 def test_torchrun_that_was_killed_is_named(script, job, env):
     body = """
         if rank == 1:

@@ -20,6 +20,7 @@ NUM_LOG_LINES = 15
 NUM_RANKS_LISTED = 16
 MAX_STORY_CHARS = 20_000
 STACK_WAIT_S = 0.3
+_NOT_JOINED = re.compile(r"DistStoreError: wait timeout after (\d+)ms, keys: /default_pg/\S*/(\d+)$")
 
 
 class RunFailed(TwofoldError):
@@ -101,6 +102,10 @@ def first_failure(job: JobFolder, ranks: Sequence[int], exit_codes: Mapping[int,
 def _read_failure(job: JobFolder, rank: int) -> Failure | None:
     if (error := job.read(rank, "error.json")) is not None:
         code, what, story = error["code"], error["error"], error["traceback"]
+        if (waited := _NOT_JOINED.search(what)) and not _has_ended(job, late := int(waited[2])):
+            where = where_ranks_are(job, [late])[0]
+            headline = f"did not join the others within {int(waited[1]) / 1000:g} s{where}"
+            return Failure(rank=late, weight=Weight.OWN_ERROR, time_ns=error["time_ns"], headline=headline)
         if error["lost_peer"]:
             headline = "lost its connection to another rank, and no rank here reported an error of its own"
         elif story:
@@ -128,6 +133,10 @@ def _read_failure(job: JobFolder, rank: int) -> Failure | None:
     # The rank could say nothing itself; faulthandler may have written its stack before it died.
     story = "\n".join(tail(job.stderr(rank), num_lines=NUM_LOG_LINES)) if end["code"] < 0 else ""
     return Failure(rank=rank, weight=weight, time_ns=end["time_ns"], headline=headline, story=story)
+
+
+def _has_ended(job: JobFolder, rank: int) -> bool:
+    return any(job.read(rank, name) is not None for name in ("error.json", "end.json"))
 
 
 def _lost_guard(job: JobFolder, rank: int) -> Failure | None:
