@@ -55,7 +55,7 @@ __all__ = ["Finding", "Kind", "fuzz", "kinds"]
 
 LIMIT_S = 5.0
 LIMIT_BYTES = 1 << 30
-_NOT_FINITE = re.compile(r"(?<![\w./'-])(nan|inf|infinity)(?![\w./'-])", re.IGNORECASE)  # not of a quoted input
+_NOT_FINITE = re.compile(r"(?<![\w./'\"-])(nan|inf|infinity)(?![\w./'\"-])", re.IGNORECASE)  # not of a quoted input
 
 VALUES: tuple[Any, ...] = (
     0, -1, 1, 3, 2**31, 2**63 - 1, 2**63, 10**30, 0.0, -0.0, 0.5, 1e-308, 1e308, -1e300, "", "x", "8k", "nan", "-1",

@@ -47,7 +47,7 @@ from plans.plan import Optimizer, Plan, Stage, Strategy, load_plan, save_plan
 __all__ = ["FAULTS", "Outcome", "cases"]
 
 RANKS, STEPS, EVERY = 4, 24, 5
-ENDS_S = 90.0
+ENDS_S = 180.0
 
 _DATA = """
 import gc, os, resource, time
