@@ -2,9 +2,9 @@
 
     python -m benchmarks.capture_field [NAME ...] [--devices 2 8 64] [--save]
 
-Every model of `benchmarks.field.models` is captured as it is, then planned for 2, 8 and 64 devices of H200 machines
-and its best plan simulated. Seconds are processor time of one process. A model whose library is not installed is
-counted as missing, not left out.
+Every model of `benchmarks.field.models` and `benchmarks.field.ordinary` is captured as it is, then planned for 2, 8 and
+64 devices of H200 machines and its best plan simulated. Seconds are processor time of one process. A model whose
+library is not installed is counted as missing, not left out.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import torch
 
 from benchmarks.field.models import MODELS
+from benchmarks.field.ordinary import ORDINARY
 from costmodels import Machine
 from executor.capture.capture import capture
 from plans.errors import TwofoldError
@@ -36,6 +37,8 @@ from simulator import simulate
 RESULTS = Path(__file__).with_name("results") / "capture_field.json"
 DEVICES = (2, 8, 64)
 TIME_LIMIT_S = 20.0
+
+FIELD = MODELS | ORDINARY
 
 T = TypeVar("T")
 
@@ -63,7 +66,7 @@ def captured(name: str) -> tuple[Graph | None, dict[str, Any]]:
     """The graph of a model, and what is to be said of its capture."""
     torch.manual_seed(0)
     try:
-        module, examples = MODELS[name]()
+        module, examples = FIELD[name]()
     except ImportError as error:
         return None, {"missing": str(error)}
     with warnings.catch_warnings(record=True):
@@ -122,7 +125,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     arguments = parser.parse_args()
     rows = {}
-    for name in arguments.names or MODELS:
+    for name in arguments.names or FIELD:
         rows[name] = row(name, arguments.devices)
         print(json.dumps({name: rows[name]}), file=sys.stderr, flush=True)
     print(text(rows, arguments.devices))

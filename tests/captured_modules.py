@@ -1,8 +1,12 @@
 """Modules as users write them, in double precision, for tests of capture: `MODULES` has each with its data."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from benchmarks.field.ordinary import ORDINARY
 
 BATCH, LENGTH, WIDTH, WORDS = 8, 6, 8, 12
 
@@ -238,6 +242,19 @@ LOSSES = {
     ),
 }  # fmt: skip
 
+
+def rows_of(name):
+    """Random rows of the inputs of an ordinary module; whole numbers are below what any of them chooses from."""
+    generator = torch.Generator().manual_seed(4)
+    made = []
+    for shape in ORDINARY[name]()[1]:
+        if isinstance(shape[0], tuple):
+            made.append(torch.randint(0, 6, (BATCH, *shape[0][1:]), generator=generator))
+        else:
+            made.append(torch.rand((BATCH, *shape[1:]), generator=generator, dtype=torch.float64))
+    return tuple(made)
+
+
 MODULES = {
     "transformer layer": (lambda: Net(lambda m, x: m.layer(x), layer=layer(dropout=0.2)), sequences),
     "transformer layer, norm first": (
@@ -300,9 +317,21 @@ MODULES = {
 } | LOSSES  # fmt: skip
 """name -> (makes the module, makes a batch)."""
 
+MODULES |= {name: (ORDINARY[name], partial(rows_of, name)) for name in ("LSTM tagger", "experts by bmm")}
+
+ONE_RANK = {
+    name: (ORDINARY[name], partial(rows_of, name))
+    for name in (
+        "U-Net, own", "wide and deep", "DLRM", "seq2seq", "graph convolution", "diffusion", "GAN, generator",
+        "sort, topk, cumsum",
+    )
+}  # fmt: skip
+"""More of them, for one rank alone: what is special of them is how they are captured."""
+
 
 def made(name):
     """The module with its initial values, and a batch."""
-    make, data = MODULES[name]
+    make, data = (MODULES | ONE_RANK)[name]
     torch.manual_seed(0)
-    return make().double(), data()
+    module = make()
+    return (module[0] if isinstance(module, tuple) else module).double(), data()

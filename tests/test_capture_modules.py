@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from captured_modules import MODULES, made
+from captured_modules import MODULES, ONE_RANK, made
 from on_ranks import run_on_ranks
 from random_plans import _strategy
 
@@ -62,7 +62,7 @@ def expected_of(module, batch, plan):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [*MODULES, *ONE_RANK])
 def test_one_rank_trains_as_torch(name):
     module, batch = made(name)
     graph = capture(module, batch)

@@ -125,6 +125,19 @@ def fixed(dims, target, arguments, result=-1):
     return {"dims": dims, "target": target, "arguments": arguments, "result": result}
 
 
+def by_steps(x, weights, states):
+    """An LSTM step by step: its states, and the last one of its cells."""
+    inside, again, *biases = weights
+    (state, cell), made = states, []
+    for step in x.unbind(1):
+        kept, new, value, shown = (step @ inside.t() + state @ again.t() + sum(biases)).chunk(4, 1)
+        kept, new = new.sigmoid(), kept.sigmoid()
+        cell = kept * cell + new * value.tanh()
+        state = shown.sigmoid() * cell.tanh()
+        made.append(state)
+    return torch.stack(made, 1), cell
+
+
 CONV = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
 WIDE = {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)}
 POOL = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0), "dilation": (1, 1)}
@@ -325,6 +338,23 @@ CASES = {
     "avg_pool2d, odd": (
         "avg_pool2d", ((4, 6, 6, 5),), ODD | {"count_padding": False},
         lambda x: F.avg_pool2d(x, (3, 2), (2, 1), (1, 0), ceil_mode=True, count_include_pad=False),
+    ),
+    "grouped linear": (
+        "grouped_linear", ((4, 6, 8), numbers(4, 4, 6), (4, 8, 12)), {},
+        lambda x, ids, w: torch.einsum("bsk,bskn->bsn", x, w[ids]),
+    ),
+    "grouped linear, transposed": (
+        "grouped_linear", ((12, 8), numbers(4, 12), (4, 6, 8)), {"transposed": True},
+        lambda x, ids, w: torch.einsum("bk,bnk->bn", x, w[ids]),
+    ),
+    "recurrent": (
+        "recurrent", ((4, 5, 3), (8, 3), (8, 2), (8,), (8,)), {"mode": "LSTM", "bias": True, "reverse": True},
+        lambda x, *weights: by_steps(x.flip(1), weights, (x.new_zeros(4, 2),) * 2)[0].flip(1),
+    ),
+    "recurrent, its cells": (
+        "recurrent", ((4, 5, 3), (8, 3), (8, 2), (8,), (8,), (4, 2), (4, 2)),
+        {"mode": "LSTM", "bias": True, "cell": True},
+        lambda x, *rest: by_steps(x, rest[:4], rest[4:])[1],
     ),
     "computed": ("computed", (), {"calls": LATER}, lambda: torch.ones(5, 5).tril().bool()),
     "arange": ("arange", (), {"start": 3, "step": 2}, lambda: torch.arange(3, 27, 2).double()),
@@ -569,8 +599,10 @@ def test_prices_count_the_flops_of_the_declaration(name):
     out = tuple(reference(*inputs).shape)
     counted = 2 * math.prod(matrix_shape(f"{kind}.forward", (*shapes, out)))
     assert counted == spec.flops or (CASES[name][2].get("causal") and counted > spec.flops)
-    for index in (0, 1) if kind != "attention" else ():
-        call = (out, shapes[1 - index], shapes[index])
+    for index, gradient in spec.gradients.items():
+        if kind == "attention" or not gradient.needs:  # that of a bias is a sum
+            continue
+        call = (out, *(shapes[int(need[1:])] for need in gradient.needs), shapes[index])
         assert 2 * math.prod(matrix_shape(f"{kind}.grad{index}", call)) == spec.gradients[index].flops
 
 

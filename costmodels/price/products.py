@@ -98,6 +98,9 @@ def matrix_shape(call: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, i
         work = math.prod(made if part == "forward" else first) * length
         rows = math.prod(made[:-1])
         return rows, made[-1], work // (rows * made[-1])
+    if kind == "grouped_linear":  # one product with all rows, as if all groups had the same weights
+        widths = (shapes[-1][-1], first[-1]) if part != "grad2" else (first[-1], second[-1])
+        return (math.prod(first[:-1]), *widths) if part != "grad2" else (*widths, math.prod(first[:-1]))
     rows = math.prod(first[:-1])
     if part == "forward":
         return rows, second[0], first[-1]

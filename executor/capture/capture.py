@@ -27,11 +27,12 @@ from torch.nn.modules import module as torch_module
 from executor.capture.attention import batch_first_attention
 from executor.capture.functional import without_in_place
 from executor.capture.gradients import check_hooks, refusing_own_gradients
+from executor.capture.library import LeftOut, in_other_forms
 from executor.capture.masks import fix_sizes, state_masks
 from executor.capture.opaque import computed, opaque
 from executor.capture.repeats import Stack, shortened, stacks_of_equal_blocks, with_all_blocks
 from executor.capture.rules import RULES
-from executor.capture.straight import drop_empty, inline_nested, keep_batch_first
+from executor.capture.straight import drop_empty, inline_nested, keep_batch_first, take_stacked
 from executor.capture.translation import Translation
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
@@ -93,10 +94,14 @@ def _graph(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: 
     """The graph as the module's calls say it: equal blocks are exported once if possible."""
     stacks = _stacks(module, examples)
     if stacks:
+        graph = None
         with contextlib.suppress(TwofoldError), warnings.catch_warnings(record=True) as told, shortened(module, stacks):
             short = _graph_of_exports(module, examples, batch_size, name)
-            if not told and (graph := with_all_blocks(short, stacks)):
-                return graph
+            graph = with_all_blocks(short, stacks)
+        if graph and all(issubclass(each.category, LeftOut) for each in told):
+            for text in {str(each.message) for each in told}:
+                warnings.warn(text, LeftOut, stacklevel=3)
+            return graph
     return _graph_of_exports(module, examples, batch_size, name)
 
 
@@ -106,6 +111,7 @@ def _stacks(module: nn.Module, examples: Mapping[str, torch.Tensor]) -> tuple[St
         _no_new_buffers(module),
         _silent(),
         batch_first_attention(),
+        in_other_forms(module),
         torch.device("meta"),
         refusing_own_gradients(),
     ):
@@ -198,7 +204,7 @@ def _with_batch(examples: Mapping[str, torch.Tensor], batch_size: int) -> dict[s
 def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int) -> ExportedProgram:
     with _parameters_on_meta(module), _no_new_buffers(module), _silent(), batch_first_attention():
         try:
-            with torch.device("meta"), refusing_own_gradients():
+            with in_other_forms(module) as left_out, torch.device("meta"), refusing_own_gradients():
                 exported = torch.export.export(module, tuple(examples.values()), strict=False)
         except TwofoldError:
             raise
@@ -211,8 +217,11 @@ def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_siz
         without_in_place(exported)
         drop_empty(exported)
         keep_batch_first(exported)
+        take_stacked(exported)
         state_masks(exported.graph)
-        return exported
+    for text in left_out:
+        warnings.warn(text, LeftOut, stacklevel=4)
+    return exported
 
 
 def _grown(exported: ExportedProgram, double: ExportedProgram) -> frozenset[str]:

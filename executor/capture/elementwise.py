@@ -170,10 +170,10 @@ def _arange(build: Translation, node: fx.Node, *ends: Number, **_: Any) -> Value
     return build.make(node, "arange", (), start=start, step=step)
 
 
-@rule("full.default", "zeros.default", "ones.default", "scalar_tensor.default")
+@rule("full.default", "zeros.default", "ones.default", "scalar_tensor.default", "empty.memory_format")
 def _fill(build: Translation, node: fx.Node, first: Any, value: Number = 0, **_: Any) -> Value:
     called = str(node.target).split(".")[1]
-    value = {"zeros": 0, "ones": 1, "scalar_tensor": first}.get(called, value)
+    value = {"zeros": 0, "empty": 0, "ones": 1, "scalar_tensor": first}.get(called, value)
     if not math.isfinite(value) and not build.shape_dtype(node)[1].startswith(("float", "bfloat")):
         raise build.refused(node, f"{value} is no whole number")
     return filled(build, node, value)
@@ -186,14 +186,14 @@ def filled(build: Translation, node: fx.Node, value: Number) -> str:
     return build.make(node, "fill", (), value=value)
 
 
-@rule("full_like.default", "zeros_like.default", "ones_like.default")
+@rule("full_like.default", "zeros_like.default", "ones_like.default", "empty_like.default")
 def _fill_like(build: Translation, node: fx.Node, x: Value, value: Number = 0, **_: Any) -> Value:
     value = {"zeros_like": 0, "ones_like": 1}.get(str(node.target).split(".")[1], value)
     x = build.plain(node, x)
     return build.make(node, "fill", (x,) if x in build.batched else (), value=value)
 
 
-@rule("new_zeros.default", "new_ones.default", "new_full.default")
+@rule("new_zeros.default", "new_ones.default", "new_full.default", "new_empty.default")
 def _fill_new(build: Translation, node: fx.Node, x: Value, size: Any, value: Number = 0, **_: Any) -> Value:
     value = {"new_zeros": 0, "new_ones": 1}.get(str(node.target).split(".")[1], value)
     return filled(build, node, value)

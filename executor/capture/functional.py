@@ -125,6 +125,8 @@ def _memories(exported: ExportedProgram) -> dict[fx.Node, _Memory]:
         key = made.untyped_storage()._cdata
         memory = of_storage.get(key)
         source = next((each for each in node.all_input_nodes if memory and found.get(each) is memory), None)
+        if source is None and isinstance(node.meta["val"], tuple | list):
+            continue  # several results, each in a memory of its own
         if memory is None or source is None:
             is_state = node.op == "placeholder" and node.name in state
             memory = of_storage[key] = _Memory(root=node, state=node if is_state else None)

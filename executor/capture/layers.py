@@ -11,7 +11,7 @@ from torch import fx
 from executor.capture.elementwise import combine
 from executor.capture.opaque import opaque
 from executor.capture.table import rule
-from executor.capture.translation import Translation, Transposed, Value
+from executor.capture.translation import Chosen, Translation, Transposed, Value
 from plans.model.graph import itemsize
 
 __all__: list[str] = []
@@ -29,9 +29,43 @@ def _linear(build: Translation, node: fx.Node, x: Value, weight: Value, bias: Va
 
 @rule("matmul.default", "mm.default", "bmm.default", "mv.default", "dot.default")
 def _matmul(build: Translation, node: fx.Node, x: Value, weight: Value) -> Value:
+    if isinstance(x, Chosen) or isinstance(weight, Chosen):
+        return _grouped(build, node, x, weight)
     if isinstance(weight, Transposed) and isinstance(x, str) and len(build.tensors[x].shape) >= 2:
         return build.make(node, "linear", (x, weight.tensor))
     return build.make(node, "matmul", (x, weight))
+
+
+def _grouped(build: Translation, node: fx.Node, x: Value, y: Value) -> Value:
+    """rows [s, 1, k] by chosen weights [s, k, n], or chosen weights [s, n, k] by columns [s, k, 1]."""
+    chosen, other = (y, x) if isinstance(y, Chosen) else (x, y)
+    assert isinstance(chosen, Chosen)
+    rows, ids = build.plain(node, other), build.tensors[chosen.ids].shape
+    shape, made = build.tensors[rows].shape, build.shape_dtype(node)[0]
+    row = -2 if chosen is y else -1
+    if isinstance(other, Chosen) or len(shape) != len(ids) + 2 or shape[:-2] != ids or shape[row] != 1:
+        return build.make(node, "matmul", (build.plain(node, x), build.plain(node, y)))
+    attrs: dict[str, Any] = {} if chosen is y else {"transposed": True}
+    width = made[-1] if chosen is y else made[-2]
+    flat = build.reshaped(node, rows, (*ids, shape[-1] if chosen is y else shape[-2]))
+    product = build.make(
+        node, "grouped_linear", (flat, chosen.ids, chosen.weights), shape=(*ids, width),
+        dtype=build.tensors[rows].dtype, **attrs,
+    )  # fmt: skip
+    return build.reshaped(node, product, made)
+
+
+@rule("index.Tensor")
+def _index(build: Translation, node: fx.Node, x: Value, indices: Sequence[Value]) -> Value:
+    """Rows of what all samples share, chosen by ids; indices of other kinds have no operator of their own."""
+    table = build.plain(node, x)
+    first = indices[0]
+    is_table = table not in build.batched and len(indices) == 1 and build.tensors[table].shape
+    if not is_table or not isinstance(first, str) or build.tensors[first].dtype not in ("int64", "int32"):
+        return opaque(build, node)
+    if len(build.tensors[table].shape) == 3 and build.is_trained(table):
+        return Chosen(weights=table, ids=first)
+    return build.rows_of(node, table, first)
 
 
 @rule("addmm.default")

@@ -22,6 +22,7 @@ _ONE_SAMPLE = "twofold_one_sample"
 aten = torch.ops.aten
 _ONLY_LIKE = {
     aten.zeros_like.default: 0, aten.ones_like.default: 1, aten.full_like.default: None, aten.new_zeros.default: 0,
+    aten.empty_like.default: 0, aten.new_empty.default: 0,
     aten.new_ones.default: 1, aten.new_full.default: None,
 }  # fmt: skip
 """Calls that read the shape of a tensor alone -> the value that they fill with; None: an argument says it."""

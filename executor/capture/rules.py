@@ -15,6 +15,7 @@ from torch import fx
 
 import executor.capture.elementwise
 import executor.capture.layers
+import executor.capture.library
 import executor.capture.losses
 import executor.capture.shapes  # noqa: F401  (each enters its rules)
 from executor.capture.table import RULES, rule

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 
 from executor.capture.functional import called_as
 
-__all__ = ["NO_GRADIENT", "drop_empty", "inline_nested", "keep_batch_first"]
+__all__ = ["NO_GRADIENT", "drop_empty", "inline_nested", "keep_batch_first", "take_stacked"]
 
 NO_GRADIENT = "twofold_no_gradient"
 """Key in the `meta` of nodes that stood under no_grad."""
@@ -119,3 +119,17 @@ def keep_batch_first(exported: ExportedProgram) -> None:
             if user.target is _PARTS[0]:
                 graph.erase_node(user)
         graph.erase_node(node)
+
+
+def take_stacked(exported: ExportedProgram) -> None:
+    """Take a part of a stack as it was before, such as the last state of one layer, in place."""
+    graph = exported.graph
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.select.int):
+        stack, dim, index = node.args
+        if not isinstance(stack, fx.Node) or stack.target is not torch.ops.aten.stack.default:
+            continue
+        parts, rank = list(stack.args[0]), len(node.meta["val"].shape) + 1  # type: ignore[arg-type]
+        along = stack.args[1] if len(stack.args) > 1 else 0
+        if dim % rank == along % rank:  # type: ignore[operator]
+            node.replace_all_uses_with(parts[index])
+            graph.erase_node(node)

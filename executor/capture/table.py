@@ -17,7 +17,8 @@ Number = bool | int | float
 
 def rule(*targets: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Enter a rule under the names of aten calls."""
-    return _enter([target if target == "getitem" else f"aten.{target}" for target in targets])
+    own = ("getitem", "twofold.")
+    return _enter([target if target.startswith(own) else f"aten.{target}" for target in targets])
 
 
 def mean_rule(*targets: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -29,7 +29,7 @@ from plans.errors import TwofoldError
 from plans.model.graph import Attr, Graph, Operator, Tensor
 from plans.operators import kinds
 
-__all__ = ["Mean", "Rule", "Translation", "Transposed", "Value", "of_means"]
+__all__ = ["Chosen", "Mean", "Rule", "Translation", "Transposed", "Value", "of_means"]
 
 LOSSES = ("cross_entropy", "l1_loss", "mean_loss", "mse_loss")
 
@@ -39,6 +39,14 @@ class Transposed:
     """A 2-D parameter, or a value computed from it alone, that is read transposed."""
 
     tensor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Groups of weights [v, k, n] chosen by ids, which a product reads without making them: `grouped_linear`."""
+
+    weights: str
+    ids: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +75,7 @@ class Mean:
     is_sum: bool = False
 
 
-Value = str | Transposed | Unreadable | Mean | tuple[Any, ...] | None
+Value = str | Transposed | Chosen | Unreadable | Mean | tuple[Any, ...] | None
 """What a node stands for: the name of a tensor, mostly."""
 
 SettingsT = TypeVar("SettingsT")
@@ -309,9 +317,20 @@ class Translation:
             )  # fmt: skip
         if isinstance(value, Mean):
             return str(_no_sum_of_means(self, node))
+        if isinstance(value, Chosen):
+            return self.rows_of(node, value.weights, value.ids)
         if not isinstance(value, str):
             raise self.refused(node, f"it takes tensors, not {value!r}")
         return value
+
+    def rows_of(self, node: fx.Node, table: str, ids: str) -> str:
+        """table[ids] along dim 0."""
+        rows, *rest = self.tensors[table].shape
+        shape, dtype = self.tensors[ids].shape, self.tensors[table].dtype
+        width = math.prod(rest)
+        flat = self.reshaped(node, table, (rows, width))
+        made = self.make(node, "embedding", (ids, flat), shape=(*shape, width), dtype=dtype)
+        return self.reshaped(node, made, (*shape, *rest))
 
     def like_batch(self, node: fx.Node, shape: tuple[int, ...], dtype: str, value: bool | int | float) -> str:
         """A tensor of one value whose dim 0 is the batch: it follows the size of an input."""
@@ -350,6 +369,8 @@ class Translation:
 
     def is_trained(self, value: Value) -> bool:
         """Whether a value depends on a parameter."""
+        if isinstance(value, Chosen):
+            return value.weights in self.trained
         return (value.tensor if isinstance(value, Transposed) else value) in self.trained
 
     def shape_dtype(self, node: fx.Node) -> tuple[tuple[int, ...], str]:

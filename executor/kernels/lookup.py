@@ -1,8 +1,8 @@
-"""Embedding, also of a table whose rows are spread over ranks."""
+"""What ids choose, also of tables and weights that are spread over ranks: rows, and weights for each row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -51,4 +51,47 @@ def embedding_grad(context: OpContext, attrs: Attrs, g: Tensor, ids: Tensor) -> 
     return whole.index_add_(0, ids.reshape(-1), g.reshape(-1, g.shape[-1]))
 
 
-LOOKUP_RULES: Mapping[str, Rule] = {"embedding.forward": embedding, "embedding.grad1": embedding_grad}
+# -- linear layers of groups -------------------------------------------------------------------------------------------
+
+
+def _rows_of_groups(context: OpContext, attrs: Attrs, ids: Tensor, groups: int) -> Iterator[Tensor]:
+    """The rows of every group that this rank has. The host reads how many, so such a step cannot be recorded."""
+    local, mine = local_ids(context, attrs, "v", ids.reshape(-1), groups, "an id of a group of weights")
+    for group in range(groups):
+        yield (mine & (local == group)).nonzero().squeeze(1)
+
+
+def grouped_linear(context: OpContext, attrs: Attrs, x: Tensor, ids: Tensor, weight: Tensor) -> Tensor:
+    """Each row by the weights of its group; zeros for rows of groups that other ranks have."""
+    rows = x.reshape(-1, x.shape[-1])
+    made = x.new_zeros(context.shape)
+    flat = made.view(-1, made.shape[-1])
+    for group, chosen in enumerate(_rows_of_groups(context, attrs, ids, len(weight))):
+        own = weight[group].t() if attrs.get("transposed") else weight[group]
+        flat.index_copy_(0, chosen, rows[chosen] @ own)
+    return made
+
+
+def grouped_linear_grad_x(context: OpContext, attrs: Attrs, g: Tensor, ids: Tensor, weight: Tensor) -> Tensor:
+    """The same of the gradient, with the weights turned."""
+    return grouped_linear(context, {**attrs, "transposed": not attrs.get("transposed")}, g, ids, weight)
+
+
+def grouped_linear_grad_w(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, ids: Tensor) -> Tensor:
+    """For each group, the product of its rows with their gradients."""
+    rows, grads = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
+    if attrs.get("transposed"):
+        rows, grads = grads, rows
+    made = g.new_zeros(context.shape)
+    for group, chosen in enumerate(_rows_of_groups(context, attrs, ids, len(made))):
+        made[group] = rows[chosen].t() @ grads[chosen]
+    return made
+
+
+LOOKUP_RULES: Mapping[str, Rule] = {
+    "embedding.forward": embedding,
+    "embedding.grad1": embedding_grad,
+    "grouped_linear.forward": grouped_linear,
+    "grouped_linear.grad0": grouped_linear_grad_x,
+    "grouped_linear.grad2": grouped_linear_grad_w,
+}

@@ -17,6 +17,7 @@ from executor.kernels.matrix import MATRIX_RULES
 from executor.kernels.normalisation import NORMALISATION_RULES
 from executor.kernels.positions import POSITION_RULES
 from executor.kernels.random import RANDOM_RULES
+from executor.kernels.recurrent import RECURRENT_RULES
 from executor.kernels.reductions import REDUCTION_RULES
 from executor.kernels.shapes import SHAPE_RULES
 from executor.kernels.sources import SOURCE_RULES
@@ -33,6 +34,7 @@ OPERATOR_RULES: Mapping[str, Rule] = {
     **NORMALISATION_RULES,
     **POSITION_RULES,
     **RANDOM_RULES,
+    **RECURRENT_RULES,
     **REDUCTION_RULES,
     **SHAPE_RULES,
     **SOURCE_RULES,

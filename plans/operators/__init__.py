@@ -1,8 +1,8 @@
 """Operators: each declares its named dims once; layouts, partial sums, gradients and FLOPs follow from that.
 
 `spec` holds the rules and `registry` the table of kinds; the declarations stand by family in `elementwise`, `matrix`,
-`attention`, `positions`, `normalisation`, `reductions`, `shapes`, `images`, `lookup`, `losses`, `experts` and
-`sources`. No tensor values live here: the executor has the matching torch calls.
+`attention`, `positions`, `normalisation`, `reductions`, `shapes`, `images`, `lookup`, `losses`, `experts`,
+`recurrent` and `sources`. No tensor values live here: the executor has the matching torch calls.
 """
 
 from plans.operators import (  # noqa: F401  (each enters its kinds)
@@ -15,6 +15,7 @@ from plans.operators import (  # noqa: F401  (each enters its kinds)
     matrix,
     normalisation,
     positions,
+    recurrent,
     reductions,
     shapes,
     sources,

@@ -1,0 +1,143 @@
+"""Layers whose own form no plan can follow, in a form that one can, while a module is captured.
+
+torch's recurrent layers keep their states behind the layers, and its embedding bags flatten the batch; experts of
+transformers sort the tokens of all samples. The same is computed layer by layer, sample by sample, token by token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.utils import checkpoint as checkpointing
+
+from executor.capture.table import rule
+from executor.capture.translation import Translation, Unreadable, Value
+from plans.errors import TwofoldError
+
+__all__ = ["LeftOut", "in_other_forms"]
+
+
+class LeftOut(UserWarning):
+    """A request of the forward that a graph does not carry."""
+
+
+_LIBRARY = torch.library.Library("twofold", "DEF")
+_LIBRARY.define(
+    "recurrent(Tensor x, Tensor[] weights, Tensor[] states, str mode, bool bias, bool reverse) -> (Tensor, Tensor)"
+)
+
+_EXPERTS = "_experts_implementation_internal"
+"""Where a configuration of transformers says how experts are computed."""
+
+_CHECKPOINTS = "torch.utils.checkpoint in the forward is left out: a plan says what is recomputed, ask for --recompute"
+
+
+@torch.library.impl(_LIBRARY, "recurrent", "CompositeExplicitAutograd")
+def _shapes_of_recurrent(
+    x: Tensor, weights: Sequence[Tensor], states: Sequence[Tensor], mode: str, bias: bool, reverse: bool
+) -> tuple[Tensor, Tensor]:
+    hidden = weights[1].shape[1]
+    return x.new_empty(x.shape[0], x.shape[1], hidden), x.new_empty(x.shape[0], hidden)
+
+
+@contextlib.contextmanager
+def in_other_forms(module: nn.Module) -> Iterator[set[str]]:
+    """Within this context the layers of `module` that are named above run in a form that can be captured.
+
+    Yields:
+        Sentences on requests of the forward that are left out, once it has run.
+    """
+    left_out: set[str] = set()
+
+    def run(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        left_out.add(_CHECKPOINTS)
+        return function(*args)
+
+    def around(*_: Any, **__: Any) -> Iterator[None]:
+        left_out.add(_CHECKPOINTS)
+        yield
+
+    configs = {
+        id(each.config): each.config
+        for each in module.modules()
+        if getattr(getattr(each, "config", None), _EXPERTS, None) is not None
+    }
+    with contextlib.ExitStack() as stack:
+        for kind in (nn.LSTM, nn.GRU, nn.RNN):
+            stack.enter_context(mock.patch.object(kind, "forward", _recurrent))
+        stack.enter_context(mock.patch.object(nn.EmbeddingBag, "forward", _bag))
+        stack.enter_context(mock.patch.object(checkpointing.CheckpointFunction, "apply", run))
+        stack.enter_context(mock.patch.object(checkpointing, "_checkpoint_without_reentrant_generator", around))
+        for config in configs.values():
+            stack.enter_context(mock.patch.object(config, _EXPERTS, "batched_mm"))
+        yield left_out
+
+
+def _recurrent(self: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Tensor, Any]:
+    """Every layer and direction by itself; the first dim of everything is the batch."""
+    kind = type(self).__name__
+    if not isinstance(input, Tensor):
+        raise TwofoldError(f"nn.{kind} is given a packed sequence, whose shape depends on values; give it a padded one")
+    if not self.batch_first or input.dim() != 3:
+        raise TwofoldError(f"nn.{kind} needs batch_first=True and an input [batch, length, features] to be planned")
+    if self.proj_size or (self.dropout and self.training and self.num_layers > 1):
+        raise TwofoldError(
+            f"nn.{kind} with proj_size, or with dropout between its layers, is not supported; write the layers and "
+            f"nn.Dropout one after the other"
+        )
+    given = [] if hx is None else list(hx) if isinstance(hx, tuple) else [hx]
+    directions = 2 if self.bidirectional else 1
+    made: list[list[Tensor]] = [[], []]
+    for layer in range(self.num_layers):
+        outputs = []
+        for reverse in range(directions):
+            at = layer * directions + reverse
+            states = [each[at] for each in given]
+            output, cell = torch.ops.twofold.recurrent(
+                input, list(self.all_weights[at]), states, self.mode, self.bias, bool(reverse)
+            )
+            outputs.append(output)
+            made[0].append(output[:, 0 if reverse else -1])
+            made[1].append(cell)
+        input = torch.cat(outputs, -1) if directions > 1 else outputs[0]
+    last = torch.stack(made[0])
+    return input, (last, torch.stack(made[1])) if self.mode == "LSTM" else last
+
+
+def _bag(
+    self: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+) -> Tensor:
+    """Rows of every sample, and their sum, mean or maximum."""
+    if offsets is not None or input.dim() != 2 or self.padding_idx is not None or self.max_norm is not None:
+        raise TwofoldError(
+            "nn.EmbeddingBag is planned for ids [batch, bag] alone, without offsets, padding_idx and max_norm: bags of "
+            "several lengths can be padded, with per_sample_weights of 0"
+        )
+    rows = F.embedding(input, self.weight)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    return rows.amax(1) if self.mode == "max" else rows.mean(1) if self.mode == "mean" else rows.sum(1)
+
+
+@rule("twofold.recurrent.default")
+def _recurrent_operators(
+    build: Translation, node: fx.Node, x: Value, weights: Sequence[Value], states: Sequence[Value], mode: str,
+    bias: bool, reverse: bool,
+) -> Value:  # fmt: skip
+    """One operator for each result that is read: all states, and the last of the cells."""
+    read = {user.args[1] for user in node.users if user.users}
+    attrs: dict[str, Any] = {"mode": mode, "bias": bias} | ({"reverse": True} if reverse else {})
+    results: list[Value] = []
+    for index, more in enumerate(({}, {"cell": True})):
+        if index not in read or (more and mode != "LSTM"):
+            results.append(Unreadable(reason=f"a state of {mode} that it does not have"))
+            continue
+        shape, dtype = build.shape_dtype_of(node, node.meta["val"][index])
+        results.append(build.make(node, "recurrent", (x, *weights, *states), shape=shape, dtype=dtype, **attrs, **more))
+    return tuple(results)
