@@ -70,11 +70,13 @@ the mean residuals of groups of steps, by software and way of splitting. Runs ta
 known of a software adds time. Groups that the host binds count by `HOST`; rows of float8 with a scale a row ran with
 another generation of kernels than the measured one and are none of them."""
 
-MEMORY_RESIDUAL = 0.025
-"""Root mean square of the errors of peaks of small decoders under four stacks (`python -m benchmarks.stack_steps`)."""
+MEMORY_RESIDUAL = 0.037
+"""Root mean square of the logarithms of measured over predicted peaks of torch's parts on 2 H200; 0.029 of zero-bubble
+pipelines, 0.025 of small decoders under four stacks (`python -m benchmarks.stack_steps`). The largest is taken."""
 
 MEMORY_ACTIVATIONS = 0.025
 """Share of the activations that code around a stack may keep alive: masks, copies, a caller's variables (assumed)."""
 
-MEMORY_RESERVED = 0.03
-"""By how much what an allocator reserves over what is allocated differs between sessions (the same steps)."""
+MEMORY_RESERVED = 0.075
+"""By how much more reserved memory is off: 0.084 of 18 rows of torchtitan, two of another setting left out. Between
+sessions of the same steps it differs by 0.03."""

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from measured_table import write_table
 
+from costmodels import Machine
 from interop.measurements.devices import UnknownDevice, device_named, network_of
 from interop.measurements.models import catalogued, family_of, named_parameters
 from interop.measurements.rows import Skip, case_of
 from interop.measurements.scores import measured_as, model_flops, validate
 from interop.measurements.tables import read_table
 from plans.errors import TwofoldError
+from simulator.forecast import forecast, stack_named
 
 ROW = {
     "source": "NVIDIA/Megatron-LM README", "model": "GPT-3 6.7B", "layers": "32", "hidden": "4096", "heads": "32",
@@ -365,3 +367,17 @@ def test_fsdp2_reduces_every_micro_batch_unless_told_otherwise(pp, notes, every)
     assert case.degrees.optimizer.parallel_level == (3 if pp == "1" else 2)
     assert case.degrees.optimizer.reduce_every == every
     assert sum("gradients reduced in" in told for told in case.assumed) == 1
+
+
+def test_a_loss_of_logits_as_they_are_takes_six_bytes_less_for_each():
+    """With float copies logits take 2 + 4 + 8 bytes at the peak, without 2 + 2 + 4."""
+    row = ROW | {
+        "source": "own run, torch 2.11 FSDP2", "tp": "1", "pp": "1", "dp": "16", "micro_batch": "1",
+        "notes": "no float copy of the logits",
+    }  # fmt: skip
+    case = case_of(row, 1)
+    assert case.stack == "torch-half-loss"
+    machine = Machine.load(case.machine)
+    peaks = [forecast(case.config, case.degrees, machine, stack=stack_named(name)) for name in ("torch", case.stack)]
+    assert peaks[0].memory["activation"] - peaks[1].memory["activation"] == 6 * case.config.seq * case.config.vocab
+    assert peaks[0].step_s > peaks[1].step_s

@@ -64,6 +64,9 @@ NeMo and Megatron-Bridge run Megatron-core; MindSpeed patches Megatron-LM for As
 
 _HYBRID = r"hsdp|hybrid[-_ ]?shard"
 _PUBLISHED = r"arxiv|https?:|github|blog|paper|readme|@ ?[0-9a-f]{7,}\b|\b20(1\d|2[0-5])\b"
+_HALF_LOSS = r"measured/readme|loss (of|in|on) (the )?(bf16|fp16|half)|(no|without) float (copy|copies)"
+"""Words of runs whose loss makes no float copies of the logits, or whose notes refer to our own list of parts."""
+
 _LATE = r"\b2026\b|\btorch[ -]?v?2\.(?:[89]|1\d)"
 """Words of runs with torch's parts of today: torch 2.8 came in August 2025."""
 
@@ -151,7 +154,9 @@ def _dated(cells: Cells, stack: str, words: str, device: str, *, compiled: bool)
         return ("torchtitan-async" if cells.switch("async_tp") else "torchtitan-compile" if compiled else stack,)
     if stack == "torch" and "own run" not in words and re.search(_PUBLISHED, words) and not re.search(_LATE, words):
         stack = "torch-2024"
-    return (f"{stack}-compile" if compiled and stack in ("torch", "torch-2024") else stack,)
+    if compiled and stack in ("torch", "torch-2024"):
+        return (f"{stack}-compile",)
+    return ("torch-half-loss" if stack == "torch" and re.search(_HALF_LOSS, words) else stack,)
 
 
 def _megatron_of(stack: str, words: str, device: str) -> tuple[str, ...]:

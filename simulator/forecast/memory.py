@@ -82,7 +82,7 @@ def memory_interval(
 
     >>> low, high = memory_interval({"weight": 100, "activation": 100})
     >>> round(low), round(high)
-    (191, 209)
+    (187, 213)
     """
     total = sum(memory.values())
     kept = MEMORY_RESERVED * total if reserved else 0.0

@@ -50,6 +50,7 @@ _STACKS: dict[str, Callable[[], Stack]] = {
     ),
     "mindspore": lambda: Megatron(name="mindspore", sinks_graph=True),
     "torch": TorchNative,
+    "torch-half-loss": lambda: TorchNative(name="torch-half-loss", float_loss=False),
     "torch-compile": lambda: TorchNative(name="torch-compile", compiled=True, narrows=True),
     "torch-2024": lambda: TorchNative(name="torch-2024", **_TORCH_2024),
     "torch-2024-compile": lambda: TorchNative(name="torch-2024-compile", compiled=True, narrows=True, **_TORCH_2024),

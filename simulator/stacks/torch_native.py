@@ -26,9 +26,16 @@ from plans.plan import Optimizer
 from plans.timeline import PS_PER_S
 from simulator.lines import COMPUTE, Line
 from simulator.stacks.base import PieceSizes, Stack, update_bytes
+from simulator.stacks.dtensor_steps import (
+    along_sequence,
+    beside_products,
+    loss_as_logits,
+    own_reductions,
+    whole_loss,
+)
 from simulator.stacks.footprint import Footprint
 from simulator.stacks.kernels import elementwise
-from simulator.stacks.steps import Kernel, Message, Shape, Step
+from simulator.stacks.steps import Kernel, Shape, Step
 
 __all__ = ["TorchNative"]
 
@@ -41,6 +48,11 @@ _CUDNN_SHARE = (0.57, 0.555)
 
 _CLIP_ENTRIES = 4
 """Of a parameter in clip_grad_norm_: its gradient for the norm, the norm, the norm in a stack, the gradient scaled."""
+
+_HALF_LOSS = (4 / 14, 8 / 22)
+"""Bytes that a loss moves for each logit in half precision over those with float copies, forward and backward: without,
+log-softmax reads and writes 2 + 2, the gradient of the picked ones writes 2, that of log-softmax 4 + 2; with, a cast
+moves 2 + 4 and later 4 + 2, and all the others are of float (torch.nn.functional.cross_entropy)."""
 
 _ROTARY_PASSES = 5.0
 """The same for x cos + (-x2, x1) sin: a negation of a half, a concatenation, two products and a sum move 10 times a
@@ -64,6 +76,7 @@ class TorchNative(Stack):
         flash_2: whether attention is FlashAttention-2 rather than cuDNN's; on Hopper devices.
         complex_rotary: whether rotary positions are products of complex numbers in float.
         loss_parallel: whether the loss is computed on logits split over tensor-parallel ranks; else they are gathered.
+        float_loss: whether the loss makes float copies of the logits, or stays in what they are.
         holds_logits: whether the logits stay alive during the backward, as they do where the caller's variable does.
         one_input: whether the products that share an input get it as one distributed tensor, so that its gradient is
             reduced once; else every product reduces its own (ColwiseParallel without PrepareModuleInput).
@@ -82,6 +95,7 @@ class TorchNative(Stack):
     flash_2: bool = False
     complex_rotary: bool = False
     loss_parallel: bool = False
+    float_loss: bool = True
     holds_logits: bool = True
     one_input: bool = False
     async_tp: bool = False
@@ -120,7 +134,8 @@ class TorchNative(Stack):
         if self.reserved:
             ratio = _RESERVED[self._kind(degrees)]
             told.append(f"{own} memory is what is reserved: {ratio:.2f} times what is allocated, as in own steps")
-        told.append(f"{own} the loss makes float copies of the logits")
+        copies = "makes float copies of the logits" if self.float_loss else "is made of the logits as they are"
+        told.append(f"{own} the loss {copies}")
         if config.experts is not None:
             told.append(f"{own} experts as grouped products, tokens permuted in one pass: assumed")
         if self.clips:
@@ -217,10 +232,10 @@ class TorchNative(Stack):
         bfloat16; `arranged` knows in what the logits are."""
         if kind == "cast":  # counted with the loss
             return ()
-        elements = math.prod(shapes[0])
-        if which == "forward":
-            return (elementwise("cross_entropy.forward", elements, "bfloat16", 1, 0, shapes[0]),)
-        return (elementwise("cross_entropy.grad0", elements, "bfloat16", 1, 1, shapes[0]),)
+        elements, forward = math.prod(shapes[0]), which == "forward"
+        call, writes = ("cross_entropy.forward", 0) if forward else ("cross_entropy.grad0", 1)
+        made = elementwise(call, elements, "bfloat16", 1, writes, shapes[0])
+        return (made if self.float_loss else replace(made, times=_HALF_LOSS[not forward]),)
 
     def _norm(self, call: str, shapes: tuple[Shape, ...], dtype: str, touched: int) -> Sequence[Kernel]:
         """Forward and backward of a norm; the gradients of x and of the weight come from one kernel."""
@@ -276,19 +291,19 @@ class TorchNative(Stack):
 
     def arranged(self, steps: Sequence[Step], ways: int) -> Sequence[Step]:
         """Tensor-parallel messages as DTensor's modules send them (torch/distributed/tensor/parallel/style.py)."""
-        steps = _loss_as_logits(steps)
+        steps = loss_as_logits(steps)
         if ways > 1:
-            steps = _along_sequence(_beside_products(steps, ways) if self.async_tp else steps)
+            steps = along_sequence(beside_products(steps, ways) if self.async_tp else steps)
             if not self.loss_parallel:
-                steps = _whole_loss(steps, ways)
-            steps = steps if self.one_input else _own_reductions(steps)
+                steps = whole_loss(steps, ways)
+            steps = steps if self.one_input else own_reductions(steps)
         return steps
 
     def unknown_bytes(self, config: TransformerConfig, degrees: Degrees) -> tuple[int, int]:
         """Where the loss is the caller's: less, if no variable holds the logits and the loss is made in half precision
         (its log-softmax, that one's gradient and the logits' gradient are then no float copies); more, if the float
         copy of the logits is held."""
-        if not self.holds_logits:
+        if not (self.holds_logits and self.float_loss):
             return 0, 0
         elements = degrees.micro_batch * config.seq // degrees.cp * config.vocab
         low = itemsize(config.dtype)
@@ -307,9 +322,9 @@ class TorchNative(Stack):
     def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
         """Autograd keeps what it saved until the node's backward has run.
 
-        The loss: logits in float, their log-softmax (kept), its gradient and the logits' gradient, all in float, and
-        the half-precision logits where the caller holds them. Selection by operator keeps the output of a block's last
-        product, although nothing needs it again.
+        The loss: logits in float, their log-softmax (kept), its gradient and the logits' gradient, all in float or all
+        in half precision, and the half-precision logits where the caller holds them. Selection by operator keeps the
+        output of a block's last product, although nothing needs it again.
         """
         if piece == "block" and sizes.recompute == "selective_op":
             return replace(found, kept=found.kept + sizes.arrival_bytes, forward=found.forward + sizes.arrival_bytes)
@@ -319,6 +334,11 @@ class TorchNative(Stack):
         low = elements * sizes.item_bytes if sizes.item_bytes < 4 else 0
         kept = found.kept - 4 * sizes.logits + 4 * elements
         held = low if self.holds_logits else 0
+        if not self.float_loss:
+            kept += low - 4 * elements
+            return replace(
+                found, kept=kept + held, forward=kept + low, backward=low + max(low, 2 * sizes.arrival_bytes)
+            )
         return replace(
             found, kept=kept + held, forward=kept + low + 4 * elements,
             backward=max(found.backward, 8 * elements), weights=found.weights,
@@ -355,146 +375,3 @@ _WORKSPACE_BYTES = 32 * 2**20
 _RESERVED = {"plain": 1.06, "ddp": 1.06, "dtensor": 1.175, "fsdp2": 1.16, "fsdp2_reshard": 1.16}
 """What torch's allocator had reserved over the most that was allocated, in our steps of decoders on 2 and 4 H200 (kind
 step, figures reserved_bytes and peak_bytes): 1.06 and 1.06, 1.20 and 1.15, 1.12 to 1.20; plain as DDP."""
-
-
-def _beside_products(steps: Sequence[Step], ways: int) -> list[Step]:
-    """A gather beside the products that read it, a scatter beside the product that it takes: cut into as many pieces as
-    ranks, each piece's product runs while the next piece is copied (torch/_inductor/fx_passes/micro_pipeline_tp.py). A
-    scatter of a sum of products stays behind them. What is cut is not concatenated again; a rank first copies its own
-    piece to where others read it, and sums the pieces that it was sent behind the product
-    (torch/distributed/_symmetric_memory/__init__.py, _pipelined_multi_all_gather_and_consume and
-    _fused_matmul_reduce_scatter_impl)."""
-    result: list[Step] = []
-    dtype = _dtype_of(steps)
-    places = iter(range(len(steps)))
-    for place in places:
-        step, after = steps[place], place + 2
-        if not isinstance(step, Message) or step.operator or step.call not in ("all_gather", "reduce_scatter"):
-            result.append(step)
-            continue
-        wait = steps[place + 1]
-        fits = isinstance(wait, Message) and wait.call == "wait" and wait.token == step.token
-        own = replace(step, operator=_PIECES)
-        if fits and step.call == "reduce_scatter" and result and _is_product(result[-1]):
-            product, each = result.pop(), step.size_bytes // itemsize(dtype) // ways
-            result += [own, product, wait, elementwise("add.forward", each, dtype, ways, 1)]
-            next(places)
-        elif fits and step.call == "all_gather" and after < len(steps) and _is_product(steps[after]):
-            readers = _last_reader(steps, after) + 1 - after
-            each = step.size_bytes // itemsize(dtype) // ways
-            result += [elementwise("add.forward", each, dtype, 1, 1), own, *steps[after : after + readers], wait]
-            for _ in range(1 + readers):
-                next(places)
-        else:
-            result.append(step)
-    return result
-
-
-def _last_reader(steps: Sequence[Step], first: int) -> int:
-    """The place of the last product that reads what the one at `first` does; of a gradient one alone is taken."""
-    product, last = steps[first], first
-    for place in range(first + 1, len(steps)):
-        step = steps[place]
-        if not isinstance(step, Kernel) or not isinstance(product, Kernel):
-            break
-        if step.call == product.call == "linear.forward" and step.shapes[0] == product.shapes[0]:
-            last = place
-    return last
-
-
-def _is_product(step: Step) -> bool:
-    return _is_call(step, "linear.forward") or _is_call(step, "linear.grad0")
-
-
-_PIECES = "pieces"
-"""Stands for the operator of a message that goes on in pieces."""
-
-
-def _dtype_of(steps: Sequence[Step]) -> str:
-    """In what a body computes: the loss is made in float whatever that is."""
-    return next((each.dtype for each in steps if isinstance(each, Kernel) and not _is_loss(each)), "bfloat16")
-
-
-def _is_loss(step: Step) -> bool:
-    return isinstance(step, Kernel) and step.call.startswith("cross_entropy.")
-
-
-def _loss_as_logits(steps: Sequence[Step]) -> Sequence[Step]:
-    """The kernels of the loss read and write logits in what the body computes in."""
-    dtype = _dtype_of(steps)
-    return [
-        replace(step, dtype=dtype, touched_bytes=step.touched_bytes // itemsize(step.dtype) * itemsize(dtype))
-        if isinstance(step, Kernel) and _is_loss(step) and step.dtype != dtype else step for step in steps
-    ]  # fmt: skip
-
-
-def _along_sequence(steps: Sequence[Step]) -> list[Step]:
-    """Gathers and scatters along the sequence, which is no tensor's first dim: what is gathered is concatenated again,
-    what is scattered is cut and concatenated before (torch/distributed/_functional_collectives.py)."""
-    result: list[Step] = []
-    dtype = _dtype_of(steps)
-    gathered: dict[int, Step] = {}
-    for step in steps:
-        if not isinstance(step, Message) or step.operator:
-            result.append(step)
-        elif step.call == "wait":
-            result += [step, gathered.pop(step.token)] if step.token in gathered else [step]
-        elif step.call in ("all_gather", "reduce_scatter"):
-            copy = elementwise("add.forward", step.size_bytes // itemsize(dtype), dtype, 1, 1)
-            if step.call == "all_gather":
-                gathered[step.token] = copy
-                result.append(step)
-            else:
-                result += [copy, step]
-        else:
-            result.append(step)
-    return result
-
-
-def _whole_loss(steps: list[Step], ways: int) -> list[Step]:
-    """The loss on gathered logits: they are gathered by rows and concatenated, every rank has all of the loss."""
-    result: list[Step] = []
-    logits, dtype = 0, _dtype_of(steps)
-    for step in steps:
-        if isinstance(step, Message):
-            if step.operator == "loss" and logits:
-                size = logits * ways * itemsize(dtype)
-                result.append(replace(step, size_bytes=size, item_bytes=itemsize(dtype)))
-                continue
-            if step.call == "wait" and result and _is_loss_gather(result[-1]):
-                whole = elementwise("add.forward", logits * ways, dtype, 1, 1)
-                result += [step, whole]
-                continue
-        elif step.call == "linear.forward":
-            logits = math.prod(step.shapes[-1])
-        elif step.call.startswith("cross_entropy."):
-            step = replace(step, touched_bytes=step.touched_bytes * ways)
-        result.append(step)
-    return result
-
-
-def _is_loss_gather(step: Step) -> bool:
-    return isinstance(step, Message) and step.operator == "loss"
-
-
-def _own_reductions(steps: list[Step]) -> list[Step]:
-    """Gradients of an input that several products share, each reduced when it is made."""
-    after: dict[int, Message] = {}
-    for number, step in enumerate(steps):
-        if not isinstance(step, Message) or step.call != "all_reduce":
-            continue
-        sums = 0
-        while number > sums and _is_call(steps[number - 1 - sums], "add.forward"):
-            sums += 1
-        makers = [place for place in range(number) if _is_call(steps[place], "linear.grad0")]
-        for place in makers[len(makers) - 1 - sums : -1]:
-            after[place] = replace(step, token=_OWN_TOKEN + place)
-    return [each for place, step in enumerate(steps) for each in (step, *([after[place]] if place in after else []))]
-
-
-def _is_call(step: Step, call: str) -> bool:
-    return isinstance(step, Kernel) and step.call == call
-
-
-_OWN_TOKEN = 2**16
-"""Tokens that nothing waits for: channels keep their order, so who waits for the last waits for all."""
