@@ -13,7 +13,7 @@ from plans.schedules import make_schedule
 from search.devices import Problem
 from search.devices.bounds import ScheduleSpace
 from search.devices.branch import Branching
-from search.devices.costs import WAYS
+from search.devices.costs import WAYS, Table
 from search.devices.nodes import Kind, leaf_values
 from search.devices.space import layer_choices, meshes
 from search.devices.stage_config import in_any_place
@@ -68,6 +68,16 @@ def _check_least_memory(branching, nodes, decided, layers):
     rows, spread = branching.rows(space, stage.recompute), space.layers.index(layers)
     peaks = branching.peak_memory.peaks_bytes(stage, space, dp=mesh.dp, level=level, rows=rows)
     assert least[group.linear.starts[group.shapes.index(shape)] + spread] <= peaks[rows.spread == spread].min()
+
+
+def test_the_update_of_a_later_rank_is_part_of_the_bound():
+    """Embedding and block on rank 0, block and head on rank 1, one second each way; the head's update takes 100 s."""
+    space = ScheduleSpace(schedule=make_schedule("1f1b", 2, 1), layers=((1, 1),))
+    none, work = np.zeros((3, len(WAYS))), np.tile([1.0, 1.0, 1.0, 1.0, 0.0], (3, 1))
+    table = Table(
+        work=work, first_gather=none, dispatch=none, update=np.array([0.0, 0.0, 100.0]), update_dispatch=np.zeros(3)
+    )
+    assert space.bounds_s(table, (0.0, 0.0)) == pytest.approx([2 + 2 + 2 + 100])
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_zb", "v_half", "dualpipe_v"])
