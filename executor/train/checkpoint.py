@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -118,7 +119,10 @@ class Saver:
         writer = FileSystemWriter(writing, sync_files=True)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one rank
-            save(state, storage_writer=writer, process_group=self._group, no_dist=self._alone)
+            save(
+                state, storage_writer=writer, planner=DefaultSavePlanner(enable_plan_caching=True),
+                process_group=self._group, no_dist=self._alone,
+            )  # fmt: skip
         mine = {path.name: _size_and_hash(path) for path in sorted(writing.glob(f"__{rank}_*"))}
         everybody: list[dict[str, Any]] = [mine]
         if self._group is not None:
