@@ -45,8 +45,8 @@ class OperatorOptions:
     Args:
         stages: pipeline stages, balanced by compute; 1 unless given.
         micro_batches: into which the batch is cut; 1 unless given.
-        widths: devices of every stage, such as 4,2,2; even; or any, which also searches stages and micro-batches that
-            are not given and may leave devices idle. Even unless given, if the stages divide them.
+        widths: devices of every stage, such as 4,2,2; even; or any, which also searches stages, micro-batches and
+            slices that are not given and may leave devices idle. Even unless given, if the stages divide them.
         lr: learning rate of SGD.
     """
 
@@ -331,7 +331,7 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
     check_writable(result.out)  # before the search
     batch = options.global_batch or options.devices or machine.num_devices
     graph, recompute = model.at_batch(batch)
-    widths = _widths(operators.widths)
+    widths, pins = _widths(operators.widths), options.degrees.pins
     unless = None if widths == "any" else 1
     with say.doing("searching"):
         plans = search(
@@ -339,9 +339,10 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
             num_stages=unless if operators.stages is None else operators.stages,
             num_micro_batches=unless if operators.micro_batches is None else operators.micro_batches, widths=widths,
             time_limit_s=options.time_limit, on_progress=say.note,
-            schedule=schedule_text(options.degrees.pins.get("schedule", "1f1b")), recompute=recompute,
+            schedule=schedule_text(pins["schedule"]) if "schedule" in pins else None, recompute=recompute or None,
+            any_level="zero" not in pins, interleave=unless,
             global_batch=options.global_batch, top_k=result.top_k or _SHOWN, fused=options.fused,
-            optimizer=Optimizer(settings={"lr": operators.lr}, parallel_level=options.degrees.pins.get("zero", 0)),
+            optimizer=Optimizer(settings={"lr": operators.lr}, parallel_level=pins.get("zero", 0)),
             memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
         )  # fmt: skip
     path = save_plan(msgspec.structs.replace(plans.best, execution=execution), result.out)
