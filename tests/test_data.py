@@ -235,18 +235,19 @@ def test_prefetcher_gives_the_items_in_order() -> None:
 
 def test_prefetcher_reads_depth_items_ahead_and_no_more() -> None:
     read: list[int] = []
-    third = threading.Event()
+    third, fourth = threading.Event(), threading.Event()
 
     def source():
         for number in range(10):
             read.append(number)
-            if number == 2:
-                third.set()
+            if number in (2, 3):
+                (third, fourth)[number - 2].set()
             yield number
 
     with Prefetcher(source(), depth=2) as items:
         assert next(items) == 0
         assert third.wait(timeout=60)  # taking one item makes room for the third
+        assert not fourth.wait(timeout=0.2)
         assert read == [0, 1, 2]  # 0 is taken, 1 and 2 wait, and 3 may not be read before 1 is taken
 
 
