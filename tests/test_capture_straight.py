@@ -5,10 +5,13 @@ import torch
 import torch.nn.functional as F
 from test_capture_blocks import seeded, trained
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from benchmarks.field.ordinary import BATCH_MIXING
 from executor.capture.capture import capture
 from executor.capture.masks import hides_later
 from executor.reference.reference import train_reference
+from plans.errors import TwofoldError
 from plans.plan import Optimizer
 
 BATCH, LENGTH, HEADS, SIZE = 4, 6, 2, 8
@@ -219,3 +222,17 @@ def test_what_is_written_in_place_trains_as_written(function):
     losses, _ = trained(capture(module, fed[0]), module, fed, 2)
     expected = train_reference(module, fed, optimizer=Optimizer(settings={"lr": 0.1}), num_steps=3, num_micro_batches=2)
     assert losses == pytest.approx(expected.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_runs_and_its_request_is_left_out_with_a_warning(reentrant):
+    module = Rows(lambda fc, x: checkpoint(fc, x.requires_grad_(), use_reentrant=reentrant).relu())
+    with pytest.warns(UserWarning, match=r"torch\.utils\.checkpoint in the forward is left out.*--recompute"):
+        graph = capture(module, ((4, 6), (4, 6)))
+    assert [each.kind for each in graph.operators] == ["linear", "relu", "mse_loss"]
+
+
+def test_a_pair_whose_samples_meet_is_refused():
+    kind, examples = BATCH_MIXING
+    with pytest.raises(TwofoldError, match=r"mixes the batch into other dims.*each sample must be computed by itself"):
+        capture(kind(), examples)
