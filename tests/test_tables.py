@@ -381,3 +381,9 @@ def test_a_loss_of_logits_as_they_are_takes_six_bytes_less_for_each():
     peaks = [forecast(case.config, case.degrees, machine, stack=stack_named(name)) for name in ("torch", case.stack)]
     assert peaks[0].memory["activation"] - peaks[1].memory["activation"] == 6 * case.config.seq * case.config.vocab
     assert peaks[0].step_s > peaks[1].step_s
+
+
+@pytest.mark.parametrize(("count", "machine"), [("128 GB200", "gb200-x128"), ("12 H100", "h100-sxm-x12")])
+def test_devices_that_fill_no_whole_node_are_priced(tmp_path, count, machine):
+    row = ROW | {"gpu_count": count, "gpu_type": "", "tp": "4", "pp": "1", "dp": "", "global_batch": "768"}
+    assert [each["machine"] for each in validate(write_table(tmp_path / "a.csv", [row])).rows] == [machine]

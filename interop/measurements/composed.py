@@ -54,8 +54,10 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         _fill(made, _layout(layout, headers.get("layout", "")))
     if found := re.match(r"(\d+) ?[x\u00d7*] ?(?=[a-z])", made.get("gpu_type", ""), re.I):
         _fill(made, {"gpu_count": found.group(1)})
-    counted = re.fullmatch(r"(\d+) ?(?:nodes?)? ?[x\u00d7*] ?(\d+)?(.*)", made.get("gpu_count", "").lower())
-    if counted:  # "8x8", or "64 x A100"
+    counted = re.fullmatch(
+        r"(\d+) ?(?:nodes?)? ?(?:[x\u00d7*] ?(\d+)?| ?(?=[a-z]+\d))(.*)", made.get("gpu_count", "").lower()
+    )
+    if counted:  # "8x8", "64 x A100" or "64 A100"
         made["gpu_count"] = str(int(counted.group(1)) * int(counted.group(2) or 1))
         if not counted.group(2):
             _fill(made, {"gpu_type": counted.group(3)})

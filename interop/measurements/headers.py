@@ -133,7 +133,7 @@ class Figure:
     hardware: bool = False
 
 
-_DEVICE = r"/(?:gpus?|devices?|chips?|npus?|cards?|accelerators?|dies?|ranks?|procs?)"
+_DEVICE = r"/(?:gpus?|devices?|chips?|npus?|cards?|accelerators?|dies?|ranks?|procs?|processors?|p)"
 _RATES = (
     (rf"(?:tokens?|toks?|tks|t|words)/s(?P<each>{_DEVICE})?|tps(?P<each2>{_DEVICE})?", "tokens_per_s_per_gpu"),
     (rf"(?P<each>(?:tokens?|toks?){_DEVICE}/s|tgs|wps)", "tokens_per_s_per_gpu"),

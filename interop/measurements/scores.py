@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from costmodels import Machine
+from costmodels.machine.catalogue import load_device
 from costmodels.price.torch_hosts import load_host
 from interop.measurements.cells import BAD_VALUE, Cells
 from interop.measurements.devices import Network
@@ -262,6 +263,11 @@ def _load(name: str) -> Machine:
     return Machine.load(name)
 
 
+@lru_cache(maxsize=256)
+def _per_node(device: str) -> int:
+    return load_device(device).per_node
+
+
 def machine_of(name: str, network: Network) -> Machine:
     """The catalogue's machine of a name with the links that a row states.
 
@@ -269,7 +275,7 @@ def machine_of(name: str, network: Network) -> Machine:
     """
     device, _, count = name.rpartition("-x")
     devices = int(count)
-    node = _load(f"{device}-x1").devices_per_node
+    node = _per_node(device)
     if devices > node and devices % node:
         devices = -(-devices // node) * node
     found = _load(f"{device}-x{devices}")
