@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from plans.errors import TwofoldError
+from plans.layout import Layout
 from plans.lower.chunk import LOSSES
-from plans.lower.emit import Emitter, ValueTable, value_name
+from plans.lower.chunk_plan import ChunkPlan
+from plans.lower.emit import Emitter, ValueTable, channel_of, value_name
 from plans.model.graph import Graph, Operator
-from plans.plan import Plan
-from plans.program import Instruction, Scope, Value
+from plans.program import Instruction, Kind, Scope, Value
 
-__all__ = ["accumulate_loss", "loss_operator"]
+__all__ = ["accumulate_loss", "loss_operator", "sum_loss"]
 
 
 def loss_operator(micro: Graph) -> Operator:
@@ -26,7 +27,7 @@ def loss_operator(micro: Graph) -> Operator:
     return operator
 
 
-def accumulate_loss(plan: Plan, micro: Graph, table: ValueTable, stage: int) -> list[Instruction]:
+def accumulate_loss(plan: ChunkPlan, micro: Graph, table: ValueTable, stage: int) -> list[Instruction]:
     """What adds a micro-batch's part of the loss to the step's, on the stage that makes it."""
     operator = loss_operator(micro)
     stage_mesh = plan.stages[stage].mesh
@@ -38,3 +39,17 @@ def accumulate_loss(plan: Plan, micro: Graph, table: ValueTable, stage: int) -> 
     scale = {"scale": 1.0 / plan.num_slices}
     emitter.compute("step_loss.accumulate", "accumulate", "F", (value,), (total,), attrs=scale)
     return emitter.instructions
+
+
+def sum_loss(emitter: Emitter, mesh: Layout, axes: tuple[str, ...]) -> None:
+    """Sum the step's loss over `axes` of the mesh of the loss, along which ranks hold parts of it."""
+    loss = emitter.table["step_loss"]
+    if mesh.size(axes) > 1:
+        emitter.add(
+            Instruction(
+                name="step_loss.all_reduce", kind=Kind.COLLECTIVE, call="all_reduce", part="C", inputs=(loss.name,),
+                outputs=(loss.name,), mesh=mesh, axes=axes, channel=channel_of(mesh, axes),
+                message_bytes=loss.span_bytes, shapes=((), ()), dtype=loss.dtype,
+                token=emitter.token("step_loss.all_reduce", Scope.STEP),
+            )
+        )  # fmt: skip

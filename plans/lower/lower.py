@@ -11,12 +11,12 @@ from plans.layout import Layout, TensorLayout
 from plans.lower.boundaries import find_boundaries, parameter_layouts
 from plans.lower.chunk import ChunkLowering
 from plans.lower.chunk_plan import StageBoundary
-from plans.lower.emit import Emitter, ValueTable, Ways, channel_of, transfer_pair
+from plans.lower.emit import Emitter, ValueTable, Ways, transfer_pair
 from plans.lower.fuse import block_names, fuse_runs
 from plans.lower.gathering import Arrival, with_arrivals
 from plans.lower.in_place import sum_in_place
 from plans.lower.liveness import with_frees
-from plans.lower.loss import accumulate_loss, loss_operator
+from plans.lower.loss import accumulate_loss, loss_operator, sum_loss
 from plans.lower.optimizer import OptimizerLowering
 from plans.lower.pairs import Pairing, units_of
 from plans.lower.redistribution_policy import stored_ways
@@ -363,15 +363,7 @@ class _Lowering:
         if mesh.rank_list == last.rank_list:
             own = self._mesh(operator)
             layout = self.micro.spec(operator).output_layout(0, own, self.plan.strategy(operator).dims)
-            if own.size(layout.partial) > 1:
-                emitter.add(
-                    Instruction(
-                        name="step_loss.all_reduce", kind=Kind.COLLECTIVE, call="all_reduce", part="C",
-                        inputs=("step_loss",), outputs=("step_loss",), mesh=own, axes=layout.partial,
-                        channel=channel_of(own, layout.partial), message_bytes=table["step_loss"].span_bytes,
-                        token=emitter.token("step_loss.all_reduce", Scope.STEP), shapes=((), ()), dtype=dtype,
-                    )
-                )  # fmt: skip
+            sum_loss(emitter, own, layout.partial)
         if not self.plan.output_broadcast:
             return
         for number, group in enumerate(_groups(self.plan)):

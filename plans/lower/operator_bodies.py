@@ -1,9 +1,10 @@
 """One operator lowered by itself: what a search prices single strategies by.
 
 The instructions are those that the lowering of a whole plan writes for the operator: its kernels, bringing its output
-to the layout that its strategy asks for, and gathering, reducing and updating its parameters. What it reads is there in
-the layouts that it reads; its output's gradient is there in the layout in which readers return it; the gradients of
-what it reads stay as they are made. Those redistributions depend on the neighbours' strategies too.
+to the layout that its strategy asks for, gathering, reducing and updating its parameters, and, for the operator that
+makes the loss, summing that over the ranks that hold parts of it. What it reads is there in the layouts that it reads;
+its output's gradient is there in the layout in which readers return it; the gradients of what it reads stay as they are
+made. Those redistributions depend on the neighbours' strategies too.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import msgspec
 
 from plans.layout import Layout
 from plans.lower.boundaries import parameter_layouts
-from plans.lower.chunk import ChunkLowering
+from plans.lower.chunk import LOSSES, ChunkLowering
 from plans.lower.emit import Emitter, ValueTable, Ways, least_bytes
+from plans.lower.loss import accumulate_loss, sum_loss
 from plans.lower.optimizer import OptimizerLowering
 from plans.model.graph import Graph, Operator
 from plans.plan import Optimizer, Stage, Strategy
@@ -129,12 +131,19 @@ def lower_operator(
         body, _ = chunk.backward(_keep, parameters.reduction(0, is_last=is_last))
         return tuple(parameters.with_gathers(0, body))
 
+    makes_loss = operator.outputs[0] == micro.loss and operator.kind in LOSSES
     forward = parameters.with_gathers(0, chunk.forward(_keep))
+    if makes_loss:
+        forward += accumulate_loss(plan, micro, table, 0)
     reduced_once = any(not parameter.reduced_per_micro_batch for parameter in parameters.local.values())
     earlier = backward(False) if num_micro_batches > 1 and reduced_once else ()
     last = backward(True)
     end = Emitter(mesh=mesh, table=table)
     parameters.reduce_rest(end)
+    if makes_loss:
+        own = strategy.mesh or mesh
+        sum_loss(end, own, micro.spec(operator).output_layout(0, own, strategy.dims).partial)
+        end.flush()
     return OperatorBodies(
         begin=tuple(begin), forward=tuple(forward), backward=earlier or last, last_backward=last,
         end=(*end.instructions, *parameters.updates(places)), values=table.values,

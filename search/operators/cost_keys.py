@@ -49,7 +49,8 @@ class CostKeys:
                 for tensor in (self.micro.tensors[name] for name in (*operator.inputs, *operator.outputs))
             )
             trained, attrs = self.micro.trained_inputs(operator), repr(sorted(operator.attrs.items()))
-            self._signatures[operator.name] = operator.kind, attrs, tensors, trained, self.num_micro_batches
+            made = operator.outputs[0] == self.micro.loss
+            self._signatures[operator.name] = operator.kind, attrs, tensors, trained, made, self.num_micro_batches
         return self._signatures[operator.name]
 
     def of(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
@@ -60,7 +61,8 @@ class CostKeys:
         return signature, self._cuts(operator, spec, strategy)
 
     def _cuts(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
-        """Into how many parts the dims are cut, and what kind of groups the parameters are summed or gathered over."""
+        """Into how many parts the dims are cut, and what kind of groups parameters and the loss are summed or gathered
+        over."""
         dims, sizes = strategy.dims, self._axis_sizes
         parts = tuple([math.prod([sizes[axis] for axis in dims.get(dim, ())]) for dim in spec.sizes])
         groups: list[object] = []
@@ -68,6 +70,8 @@ class CostKeys:
             axes = [axis for dim in summed for axis in dims.get(dim, ())]
             own = {axis for dim, given in dims.items() if dim not in summed for axis in given}
             groups += [self._group(frozenset(axes)), self._group(frozenset(sizes) - own)]  # all with the same weight
+        if operator.outputs[0] == self.micro.loss:
+            groups.append(self._group(frozenset(axis for dim in spec.contracted for axis in dims.get(dim, ()))))
         return parts, tuple(groups)
 
     def _group(self, axes: frozenset[str]) -> object:

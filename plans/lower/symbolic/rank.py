@@ -15,9 +15,10 @@ import msgspec
 
 from plans.degrees import Degrees
 from plans.lower.completed import adds_alike
-from plans.lower.emit import Emitter, ValueTable, channel_of
+from plans.lower.emit import Emitter, ValueTable
 from plans.lower.gathering import Arrival, with_arrivals
 from plans.lower.liveness import with_frees
+from plans.lower.loss import sum_loss
 from plans.lower.optimizer import OptimizerLowering
 from plans.lower.reduction import Reduction
 from plans.lower.symbolic.items import Item, PieceUse, Skeleton, spelled
@@ -296,19 +297,10 @@ class _RankLowering:
 
     def _share_loss(self, emitter: Emitter) -> None:
         """Sum the loss over the ranks that hold parts of it."""
-        mesh, axes = self.outline.mesh, self.outline.loss_axes
-        loss = self.table.add(
+        self.table.add(
             Value(name="step_loss", shape=(), dtype=self.outline.loss_dtype, scope=Scope.STEP, role="buffer")
         )
-        if mesh.size(axes) > 1:
-            emitter.add(
-                Instruction(
-                    name="step_loss.all_reduce", kind=Kind.COLLECTIVE, call="all_reduce", part="C", inputs=(loss,),
-                    outputs=(loss,), mesh=mesh, axes=axes, channel=channel_of(mesh, axes),
-                    message_bytes=self.table[loss].span_bytes, shapes=((), ()), dtype=self.outline.loss_dtype,
-                    token=emitter.token("step_loss.all_reduce", Scope.STEP),
-                )
-            )  # fmt: skip
+        sum_loss(emitter, self.outline.mesh, self.outline.loss_axes)
 
     def _items(
         self, chunk: Sequence[PieceUse], part: str, skeleton: Skeleton, body: Sequence[Instruction]
