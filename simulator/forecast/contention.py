@@ -147,17 +147,18 @@ class Contention:
 
         On a link that streams share, none of them is delayed by longer than all others take on it, but for the
         busiest; compute is slowed while transfers, or collectives that outlast bodies, run, and more than a body knows
-        where its host has got ahead; a pipeline that receives when it needs to waits for what a transfer takes longer
-        beside kernels, once per boundary as it fills and drains and once per micro-batch.
+        where its host has got ahead; how much longer a transfer takes beside kernels is known on average only, and a
+        pipeline waits for it once per boundary as it fills and drains, and, where it receives when it needs to, once
+        per micro-batch.
         """
         rates = pair_rates(self._machine)
         if rates is None:
             return self._shared_ps
         slowed_ps = _SLOWED * (self._moved_ps + self._carried_ps) + self._led_ps(rates)
+        waits = 2 * (self._schedule.num_stages - 1)
         if not self._posts_ahead:
-            waits = 2 * (self._schedule.num_stages - 1) + self._schedule.num_micro_batches
-            slowed_ps += waits * self._held_ps(rates)
-        return self._shared_ps + slowed_ps
+            waits += self._schedule.num_micro_batches
+        return self._shared_ps + slowed_ps + waits * self._held_ps(rates)
 
     def _held_ps(self, rates: PairRates) -> int:
         """How much longer a transfer takes beside kernels, the most of all."""

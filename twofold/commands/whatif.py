@@ -84,6 +84,7 @@ class WhatIfCommand:
         shown: list[Any] = [what_if_table(base, rows)]
         say.say(shown[0].text(width=100))
         result: dict[str, Any] = {
+            "predicted_by": "forecast" if subject.scenarios is None else "simulation",
             "base": _json(base, base), "changed": [{"what_if": title, **_json(each, base)} for title, each in rows],
         }  # fmt: skip
         if self.study.sensitivity or self.study.picture is not None:
@@ -130,7 +131,10 @@ class WhatIfCommand:
             return None
         for note in notes:
             say.say(note)
-        say.say(f"forecasts of {degrees.num_ranks:,} ranks; --simulate simulates them instruction by instruction")
+        say.say(
+            f"forecasts of {degrees.num_ranks:,} ranks, as of `predict` and `simulate --recost`; --simulate simulates "
+            "them instruction by instruction, as `simulate` does"
+        )
         return _Subject(
             name=config.name, machine=subject.machine, ranks=ranks, outcome=lambda row: subject.outcome(row.what_if),
             doing=f"forecasting {degrees.num_ranks} ranks",
