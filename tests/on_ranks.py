@@ -7,11 +7,13 @@ would take longer than what most tests run. The server computes nothing, so it h
 import faulthandler
 import os
 import socket
+import tempfile
 import warnings
 from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -29,7 +31,10 @@ def run_on_ranks(work: Callable[[int, Path], None], num_ranks: int, folder: Path
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    mp.start_processes(_rank, (num_ranks, work, folder, port, joined), nprocs=num_ranks, start_method="forkserver")
+    forkserver.ensure_running()  # its own temporary folder goes with this process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))  # for torch's files of errors, which stay
+        mp.start_processes(_rank, (num_ranks, work, folder, port, joined), nprocs=num_ranks, start_method="forkserver")
 
 
 def _rank(rank: int, num_ranks: int, work: Callable[[int, Path], None], folder: Path, port: int, joined: bool) -> None:
