@@ -69,7 +69,11 @@ Shapes = tuple[tuple[int, ...], ...]
 
 PS_PER_S = 10**12
 
-_PRODUCTS = ("linear", "matmul", "conv2d", "grouped_linear")
+_OF_TWO = ("forward", "grad0", "grad1")
+_PRODUCTS = {
+    "linear": _OF_TWO, "matmul": _OF_TWO, "conv2d": _OF_TWO, "grouped_linear": ("forward", "grad0", "grad2"),
+}  # fmt: skip
+"""Operators that multiply matrices, and which of their parts do; the rest are gradients of biases."""
 
 _UPDATES = {
     "sgd": (1, 3, 3), "momentum": (3, 8, 5), "adamw": (8, 20, 7), "adamw.foreach": (8, 7, 7), "adamw.fused": (1, 7, 7),
@@ -213,8 +217,7 @@ def compute_class(call: str) -> str:
         return "update"
     if kind in VIEWS:
         return "view"
-    products = kind in _PRODUCTS and part in ("forward", "grad0", "grad1", "grad2") and call != "conv2d.grad2"
-    return "matrix" if products else "attention" if kind == "attention" else "memory"
+    return "matrix" if part in _PRODUCTS.get(kind, ()) else "attention" if kind == "attention" else "memory"
 
 
 def overlap_class(call: str) -> str:
