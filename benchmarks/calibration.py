@@ -2,7 +2,7 @@
 
     python -m benchmarks.calibration                              held-out errors of the shipped points, a minute
     python -m benchmarks.calibration --device h100-sxm            of one device
-    python -m benchmarks.calibration POINTS... --device h200      of other points, fitted anew
+    python -m benchmarks.calibration POINTS... --device h200      of other points, fitted again
     python -m benchmarks.calibration --ship                       also writes the device files
     python -m benchmarks.calibration --report calibration.html    also the calibration report
 

@@ -80,7 +80,7 @@ def captured(name: str) -> tuple[Graph | None, dict[str, Any]]:
 
 
 def planned(graph: Graph, count: int) -> dict[str, Any]:
-    """The best plan on so many devices, simulated, beside data parallelism on as many."""
+    """The best plan on that many devices, simulated, beside data parallelism on as many."""
     machine = Machine.load(f"h200-x{count}")
 
     def work() -> dict[str, Any]:

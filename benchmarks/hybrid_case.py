@@ -3,7 +3,7 @@
     python -m benchmarks.hybrid_case emulated                     about 3 minutes
     python -m benchmarks.hybrid_case real --runs 10               about a minute a run, on an otherwise quiet machine
 
-Each real run calibrates anew, writes its prediction down, and only then runs the program. Results go to
+Each real run calibrates again, writes its prediction down, and only then runs the program. Results go to
 benchmarks/results/*.json with machine, versions, date and command.
 """
 

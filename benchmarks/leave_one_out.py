@@ -138,7 +138,7 @@ def as_if_unmeasured(device: Device, source: Device) -> Device:
 @lru_cache
 def _rules(name: str) -> dict[str, Rule]:
     """The executor's instructions as they were measured on a device when its kernels were those of `SETS_OF_ONE_CODE`:
-    later ones were written anew and measured on an H200 only."""
+    later ones were written again and measured on an H200 only."""
     files = [file for file in files_of(name) if not any(each in file.name for each in LATER_CODE)]
     return fit_rules(usable_points(points_of(files)[0]), load_device(name).compute).rules
 

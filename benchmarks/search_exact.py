@@ -5,7 +5,7 @@
 
 * every strategy: random problems of up to 4 operators on up to 8 devices, in one or two stages, with branches and
   tensors that several operators read: the least additive cost over meshes and strategies, against every combination of
-  strategies priced one by one (each redistribution asked for anew, no tables).
+  strategies priced one by one (each redistribution asked for again, no tables).
 * integer programming: longer chains and branches of random cost tables against scipy's `milp` (HiGHS).
 * every plan: problems with few combinations, each of which is simulated whole; how far the chosen plan's step is above
   the least.

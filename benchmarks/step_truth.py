@@ -6,7 +6,7 @@
     python -m benchmarks.step_truth compare PREDICTIONS.json POINTS...    how good the predictions were
 
 `--set` names the plans (benchmarks/step_plans.py) and `--device` the device of the catalogue; with `--measured
-POINTS...` the device is fitted anew, to points of instructions alone that were taken just before as well.
+POINTS...` the device is fitted again, to points of instructions alone that were taken just before as well.
 
 Machine files are fitted to kernels, collectives and instructions measured alone, never to steps.
 """
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--device", default=DEVICE, help="of the catalogue")
     parser.add_argument("--machine", help="machine file to take instead, of as many devices as the plans")
-    parser.add_argument("--ranks", type=int, nargs="*", default=[], help="plans of so many devices only")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[], help="plans of that many devices only")
     parser.add_argument("--measured", nargs="*", default=[], help="points to fit beside the shipped ones")
     options = parser.parse_args(arguments)
     if options.action == "predict":

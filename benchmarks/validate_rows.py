@@ -1,6 +1,6 @@
 """How long a large table takes: `python -m benchmarks.validate_rows [--rows 100000] [--configurations 5000]`.
 
-The rows are of models, devices, software, degrees and batches as people publish them, drawn at random: so many
+The rows are of models, devices, software, degrees and batches as people publish them, drawn at random: that many
 configurations, several rows of each with values and metrics of their own, some with cells left open. Seconds are
 processor time of one process, with the reading of the table.
 """
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def drawn(rng: random.Random, rows: int, configurations: int) -> Iterator[dict[str, str]]:
-    """So many rows of so many configurations, mixed."""
+    """That many rows of that many configurations, mixed."""
     known = [_configuration(rng) for _ in range(configurations)]
     for _ in range(rows):
         metric = rng.choice(list(FIGURES))

@@ -192,7 +192,7 @@ class Device:
         return Recording(graph)
 
     def recorded_mark(self) -> Mark:
-        """A mark for use inside `capture`: every replay sets it anew.
+        """A mark for use inside `capture`: every replay sets it again.
 
         Raises:
             TwofoldError: this kind of device has none.
@@ -240,7 +240,7 @@ class Device:
             torch.accelerator.current_stream().wait_event(point)
 
     def reads(self, tensor: torch.Tensor) -> None:
-        """The current stream reads a tensor of another: its memory is not used anew before that is done."""
+        """The current stream reads a tensor of another: its memory is not used again before that is done."""
         if self.is_async:
             tensor.record_stream(torch.accelerator.current_stream())
 
@@ -252,7 +252,7 @@ class Device:
     # -- what it is ----------------------------------------------------------------------------------------------------
 
     def spin(self, cycles: int) -> bool:
-        """Keep the current stream busy for so many cycles of its clock; False where that cannot be done."""
+        """Keep the current stream busy for that many cycles of its clock; False where that cannot be done."""
         return self.own.spin(cycles)
 
     def memory_bytes(self) -> tuple[int, int]:

@@ -164,7 +164,7 @@ class _Finder:
             if memory.is_freed:
                 self._give_back(memory)
         for memory in over.writes:
-            memory.owners.add(stream)  # joining what came may take memory anew
+            memory.owners.add(stream)  # joining what came may take memory again
             yield from _write(memory, stream, position)
 
     def _free(self, block: Block, instruction: Instruction) -> None:

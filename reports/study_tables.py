@@ -23,7 +23,7 @@ def study_table(axes: Sequence[str], rows: Sequence[Row], most: int | None = Non
     Args:
         axes: names of what was varied.
         rows: settings and figures of every point.
-        most: so many rows are shown, those that fit and have the most tokens a second first; None: all, in their order.
+        most: rows shown at most, those that fit and have the most tokens a second first; None: all, in their order.
         searched: whether degrees are shown.
     """
     told = [row for row in rows if "refused" not in row]

@@ -49,7 +49,7 @@ GATHER_COLUMNS = step(StepKind.ALL_GATHER, COLUMNS, WHOLE, dim=1)
             lambda: collective("all_gather", (2, 8), (8, 8), BACKWARDS, step=GATHER_ROWS),
             (0, 64),
         ),
-        # rows to columns: cut along the second dim (laid out anew), joined along the first
+        # rows to columns: cut along the second dim (laid out again), joined along the first
         (
             lambda: collective(
                 "all_to_all", (2, 8), (8, 2), step=step(StepKind.ALL_TO_ALL, ROWS, COLUMNS, dim=0, to_dim=1)

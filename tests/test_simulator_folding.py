@@ -157,7 +157,7 @@ def test_many_ranks_are_simulated_as_their_kinds():
 
 
 def options_of(draw):
-    """What ranks share; made anew for every run."""
+    """What ranks share; made again for every run."""
     overlap = lambda compute, comm, compute_s, comm_s: (0.7, 0.8)  # noqa: E731
     name = draw.choice(("nothing", "host", "overlap", "ports", "ports and overlap"))
     return lambda: {

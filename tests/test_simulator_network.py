@@ -19,7 +19,7 @@ MS = 10**9
 
 
 class Ranks:
-    """A program by rank: transfers and collectives of so many bytes, one after the other or side by side."""
+    """A program by rank: transfers and collectives of that many bytes, one after the other or side by side."""
 
     def __init__(self, num_ranks: int) -> None:
         self.lines: list[list[Instruction]] = [[] for _ in range(num_ranks)]

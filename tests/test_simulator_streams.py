@@ -63,7 +63,7 @@ def test_kernels_that_leave_a_part_of_the_device_idle_gain_beside_each_other():
 
 
 def product_of(rows, columns, depth=4096):
-    """A linear layer with weights [columns, depth] on so many rows, in bfloat16."""
+    """A linear layer with weights [columns, depth] on that many rows, in bfloat16."""
     shapes = ((rows, depth), (columns, depth), (rows, columns))
     return Instruction(name="fc", kind=Kind.COMPUTE, call="linear.forward", part="F", shapes=shapes, dtype="bfloat16")
 

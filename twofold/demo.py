@@ -251,7 +251,7 @@ def _machine(given: str | None, folder: Path, say: Console) -> tuple[Machine, Ca
         say.note(f"{target.name}: {target.num_devices} devices, not calibrated now")
         return target, None
     out = folder / "machine.json"
-    out.with_suffix(".points.jsonl").unlink(missing_ok=True)  # of an earlier demo; this one measures anew
+    out.with_suffix(".points.jsonl").unlink(missing_ok=True)  # of an earlier demo; this one measures again
     with say.doing("calibrating"):
         calibrated = calibrate(NUM_RANKS, out=out, quick=True, on_progress=say.note)
     assert calibrated is not None  # one process measures and returns; only the ranks of a launcher return nothing

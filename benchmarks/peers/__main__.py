@@ -73,13 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2], choices=sorted(CASES))
-    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="begin nothing after so many seconds")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="begin nothing after that many seconds")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "peers")))
     parser.add_argument("--compile", choices=("none", "chosen", "all"), default=None, help="torch.compile of the peer")
     parser.add_argument("--sides", nargs="*", default=[], choices=("graph", "apart", "eager", "torch", "compiled"))
     parser.add_argument("--only", nargs="*", default=[], help="cases of these names, or all whose names begin so")
     parser.add_argument("--resume", action="store_true", help="take predictions and figures that FOLDER holds")
-    parser.add_argument("--first", type=int, default=0, help="leave out so many cases of every number of devices")
+    parser.add_argument("--first", type=int, default=0, help="leave out that many cases of every number of devices")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on CPU ranks; compiles only where asked to")
     parser.add_argument("--predict", action="store_true", help="write predictions only")
     parser.add_argument("--list", action="store_true")
@@ -92,7 +92,7 @@ def _chosen(options: argparse.Namespace) -> dict[int, list[Case]]:
     """Number of devices -> cases, the larger jobs first: they take the cases that tell most.
 
     Raises:
-        TwofoldError: a name that no case on so many devices has or begins with.
+        TwofoldError: a name that no case on that many devices has or begins with.
     """
     tables: Mapping[int, Sequence[Case]] = SMOKE_CASES if options.smoke else CASES
     names = [case.name for ranks in options.gpus for case in tables[ranks]]

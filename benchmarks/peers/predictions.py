@@ -23,7 +23,7 @@ def predictions(cases: Iterable[Case]) -> dict[str, dict[str, Any]]:
     """Name of a case -> side -> step_s, low_s, high_s and peak_bytes, or why there is none.
 
     Sides are the executions of the executor ("eager", "graph", "apart"), "torch" and "compiled". Machines are the
-    shipped files of so many H200.
+    shipped files of that many H200.
     """
     return {case.name: _of(case) for case in cases}
 

@@ -388,7 +388,7 @@ def num_inputs(call: str, shapes: tuple[tuple[int, ...], ...]) -> int:
 def rule_s(compute: Compute, rule: Rule, touched: float, times: int = 1, rows: int = 0) -> float:
     """Seconds of an instruction of twofold's executor whose operands and results have `touched` bytes.
 
-    One that does the same for several operands, one behind the other, does it so many `times`; `rows` are those that it
+    One that does the same for several operands, one behind the other, does it `times` times; `rows` are those that it
     sums over, if it does.
 
     >>> compute = Compute(matrix_flops_per_s={"float32": 1.0}, vector_flops_per_s={"float32": 1.0}, memory_Bps=100.0)

@@ -87,7 +87,7 @@ class _Memory:
     now: dict[fx.Node, tuple[int, fx.Node]] = field(default_factory=dict)
 
     def read(self, graph: fx.Graph, name: fx.Node) -> fx.Node:
-        """The value behind a name; calls are added where a view must be made anew."""
+        """The value behind a name; calls are added where a view must be made again."""
         name = self.same.get(name, name)
         written, value = self.now.get(name, (0, name))
         if written < self.writes:
@@ -152,7 +152,7 @@ def _read_what_is_now(graph: fx.Graph, node: fx.Node, memories: dict[fx.Node, _M
     """Let a call read values as they are when it runs."""
     own = memories.get(node)
     if own is not None and node in own.views:
-        return  # a view keeps its name: it is made anew where it is read
+        return  # a view keeps its name: it is made again where it is read
     changed = [each for each in node.all_input_nodes if each in memories and memories[each].writes]
     with graph.inserting_before(node):
         values = {each: memories[each].read(graph, each) for each in changed}

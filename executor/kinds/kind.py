@@ -89,11 +89,11 @@ class DeviceKind:
     # -- what it can do ------------------------------------------------------------------------------------------------
 
     def spin(self, cycles: int) -> bool:
-        """Keep the current stream busy for so many cycles; False where that cannot be done."""
+        """Keep the current stream busy for that many cycles; False where that cannot be done."""
         return False
 
     def external_event(self) -> Any:
-        """An event that every replay of a recording sets anew.
+        """An event that every replay of a recording sets again.
 
         Raises:
             TwofoldError: this kind has none.

@@ -60,7 +60,7 @@ class StallWatch:
             return None
         late = now_s - self._looked_s > STOPPED_S and self._looked_s > 0
         self._looked_s = now_s
-        if late:  # this process was stopped itself, perhaps with the ranks: begin to watch anew
+        if late:  # this process was stopped itself, perhaps with the ranks: begin to watch again
             self._stopped_s.clear()
             for seen in self._seen.values():
                 seen.moved_s = now_s

@@ -77,7 +77,7 @@ class CompiledStep:
             return interpreter.step(batch, learning_rate)
         fed = self._feeds.fill(interpreter.checked(batch))
         if interpreter.num_begun < _WARM_STEPS:
-            self.close()  # parameters were set anew
+            self.close()  # parameters were set again
             self._states_rate = learning_rate is not None
             return interpreter.step(fed, learning_rate)
         if self._states_rate != (learning_rate is not None):

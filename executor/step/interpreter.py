@@ -116,7 +116,7 @@ class Interpreter:
         self.resume_at(0)
 
     def resume_at(self, step: int) -> None:
-        """Go on after so many steps; the next one is checked, as the first step of a process."""
+        """Go on after that many steps; the next one is checked, as the first step of a process."""
         self.counter.step, self.num_begun = step, 0
 
     def value(self, name: str) -> Tensor:
@@ -263,7 +263,7 @@ class Interpreter:
         return self._env[: self._num_kept]
 
     def settle(self, kept: Sequence[Tensor]) -> None:
-        """Bring what the step made anew back to where `kept` says that it lives."""
+        """Bring what the step made again back to where `kept` says that it lives."""
         for slot, home in enumerate(kept):
             if self._env[slot] is not home:
                 home.copy_(self._env[slot])

@@ -60,7 +60,7 @@ def train(
     first: int = 0,
     after_step: Callable[[int, Batch, Tensor | None], None] | None = None,
 ) -> Training:
-    """Train for so many steps.
+    """Train for that many steps.
 
     Args:
         stepper: does one.

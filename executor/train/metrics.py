@@ -83,7 +83,7 @@ class Figures:
 
 
 class Metrics:
-    """Appends to files; rows of steps that a resumed run does anew are dropped first.
+    """Appends to files; rows of steps that a resumed run does again are dropped first.
 
     Args:
         folder: of `metrics.jsonl`, `metrics.csv` and `tensorboard`.

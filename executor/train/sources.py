@@ -112,7 +112,7 @@ def _made(word: str) -> Iterable[Given]:
 
 @dataclass(frozen=True, slots=True)
 class _Sized:
-    """So many batches."""
+    """That many batches."""
 
     count: int
     batches: Callable[[], Iterator[Given]]

@@ -31,7 +31,7 @@ ORDER = ("tp", "cp", "dp", "pp")
 
 
 class Axis(NamedTuple):
-    """So many ranks, and the distance from each to the next."""
+    """That many ranks, and the distance from each to the next."""
 
     size: int
     stride: int

@@ -381,7 +381,7 @@ class Dual:
 
         Args:
             limits: totals.
-            fits: whether so many values of each variable do.
+            fits: whether that many values of each variable do.
         """
         bounds = self.value_bounds()
         for limit in limits:

@@ -1,4 +1,4 @@
-"""One stage of a plan: its operators on so many devices, the cheapest strategies, and bounds of what they may take."""
+"""One stage of a plan: its operators on some devices, the cheapest strategies, and bounds of what they may take."""
 
 from __future__ import annotations
 

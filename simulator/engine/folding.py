@@ -369,7 +369,7 @@ def _kinds(patterns: Mapping[Hashable, _Pattern]) -> tuple[list[_Kind], list[int
 def _refine_meetings(
     kind: _Kind, before: Sequence[int], class_of: Mapping[int, int], links: Sequence[int]
 ) -> list[int]:
-    """Number the meetings of a kind anew, by the classes of ranks and links."""
+    """Number the meetings of a kind again, by the classes of ranks and links."""
     signs: dict[object, int] = {}
     found = []
     for number, (members, own) in enumerate(zip(kind.meetings, before, strict=True)):

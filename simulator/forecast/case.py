@@ -237,7 +237,7 @@ class LayoutCosts:
 
 
 _MANY_ACTIONS = 4096
-"""From so many on columns are faster, of one configuration too."""
+"""From that many on columns are faster, of one configuration too."""
 
 
 @lru_cache(maxsize=16_384)

@@ -384,7 +384,7 @@ class _Walk:
     def _update(
         self, ranks: Iterable[_Rank], begun: dict[_Flow, None] | None = None, *, is_freed: bool = False
     ) -> None:
-        """Find the rates anew of what is under way on some ranks, of a flow that has begun, and of what shares links
+        """Find the rates again of what is under way on some ranks, of a flow that has begun, and of what shares links
         with them; `is_freed` says that a flow which did is over."""
         changed = begun or {}
         for rank in ranks:

@@ -48,7 +48,7 @@ def _axes() -> dict[str, Axis]:
              "default"),
         Axis(name="machine", type=str, meaning="a shipped machine, such as h100-sxm-x64, or a machine file"),
         Axis(name="devices", type=int, meaning="of the machine that are used; without dp, dp follows from them. A "
-             "machine NAME-xN is made for so many"),
+             "machine NAME-xN is made for that many"),
     ]  # fmt: skip
     listed += [Axis(name=each.flag, type=each.type, meaning=each.meaning) for each in DEGREES.values()]
     listed += [

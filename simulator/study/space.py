@@ -26,7 +26,7 @@ class Space:
         axes: name -> values; the last one changes fastest.
         points: "grid": every combination; "one-at-a-time": the base, and each value of each axis with the others as
             they are in the base.
-        sample: so many combinations of the grid, drawn without repetition; None: all of them.
+        sample: that many combinations of the grid, drawn without repetition; None: all of them.
         seed: of the sample.
 
     Raises:
@@ -62,7 +62,7 @@ class Space:
         if self.count > _MOST_POINTS:
             raise TwofoldError(
                 f"the study has {self.count:,} points, at most {_MOST_POINTS:,} are computed; give fewer values, "
-                'points = "one-at-a-time", or sample = 10000 for so many points drawn from the grid'
+                'points = "one-at-a-time", or sample = 10000 for that many points drawn from the grid'
             )
 
     @property

@@ -41,12 +41,12 @@ class WhatIf:
         memory: factor on the memory bandwidth of devices.
         dispatch: factor on the host time to issue an instruction.
         slowdown: rank -> factor on all that it does itself (dispatch, compute, processor time of communication).
-        jitter: standard deviation of the logarithm of such a factor (median 1), drawn anew for every rank, step and
+        jitter: standard deviation of the logarithm of such a factor (median 1), drawn for every rank, step and
             instruction; 0 is none.
         seed: of the jitter and of sampled failures.
         links: degraded or failed links.
         devices: rank -> the machine whose device and host it has instead; links, sharing and overlap rates stay.
-        checkpoints: written every so many steps, or None.
+        checkpoints: written every that many steps, or None.
         failures: at a rate, or None.
 
     Raises:

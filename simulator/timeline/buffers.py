@@ -2,7 +2,7 @@
 
 What is counted is what this project's executor does. Reductions of whole tensors work in place, and a gather along the
 first dim arrives where it is to be; the parts of any other gather are joined when they are there, which takes their
-size once more for a moment; what is scattered or exchanged along another dim than the first is laid out anew and stays
+size once more for a moment; what is scattered or exchanged along another dim than the first is laid out again and stays
 until it is over, and so does a message of a transfer, packed or to be unpacked, that is not one whole piece. Buffers
 that a communication library keeps for itself are another matter (`Machine.communicator_bytes`), as are those of a
 kernel that computes.

@@ -59,7 +59,7 @@ def memory_timeline(
     Args:
         program: that ran.
         timeline: of it.
-        orders: of its groups, whose names have the timeline's numbers; made anew where they are not known.
+        orders: of its groups, whose names have the timeline's numbers; made again where they are not known.
 
     Returns:
         peaks by rank; rank -> (times in ps, live bytes from then on), with every change, also where several fall on one

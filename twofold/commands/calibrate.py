@@ -21,7 +21,7 @@ class Calibrate:
     """Measure this machine (CPU ranks, or its accelerators), fit its model and write a machine file.
 
     It takes under 5 minutes, under one with --quick. Under torchrun it measures the devices of all its ranks. A second
-    run with the same points continues where the first one ended; delete them, or name others, to measure anew.
+    run with the same points continues where the first one ended; delete them, or name others, to measure again.
 
     Args:
         devices: to measure together; all accelerators of this host, or 8 ranks of a CPU, unless stated.

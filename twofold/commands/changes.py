@@ -25,7 +25,7 @@ class ChangeOptions:
     Args:
         slow: RANKS=FACTOR: multiplies the duration of the ranks' own work, e.g. 3=1.2, 0-7=1.05, stage1=1.3 for the
             ranks of a stage, or 1/1000=1.1 for one rank in 1,000.
-        jitter: spread of such factors, drawn anew for every rank, step and instruction (0.05 is about 5 %).
+        jitter: spread of such factors, drawn separately for every rank, step and instruction (0.05 is about 5 %).
         seed: of the jitter; 1 by default.
         link: TIER[:RANKS]:CHANGES, e.g. NVLink:bandwidth=0.5, 1:0-7:latency=2, or 0:2~5:failed for one link.
         device: RANKS=MACHINE: ranks with the device of another machine, e.g. 4-7=h200-x8 or stage0=a100-80gb-x8.

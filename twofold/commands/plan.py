@@ -65,7 +65,7 @@ class ResultOptions:
             --top-k K the search proves the order of the first K.
         out: where the best plan goes; a transformer's degrees go beside it, with the ending .degrees.json.
         report: transformers: write the search's report to this HTML file.
-        simulate: transformers: how many of the best are simulated instruction by instruction, which orders them anew.
+        simulate: transformers: how many of the best are simulated instruction by instruction, which orders them again.
         explain: print the alternatives as well, and why they lost.
     """
 

@@ -1,4 +1,4 @@
-"""`twofold simulate`: a plan in virtual time, or the degrees of a file forecast anew."""
+"""`twofold simulate`: a plan in virtual time, or the degrees of a file forecast again."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Simulate:
     output: FileOutput = field(default_factory=FileOutput)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
-        """Simulate, or forecast anew with --recost."""
+        """Simulate, or forecast again with --recost."""
         from costmodels import Machine, executing
 
         if self.recost:

@@ -43,7 +43,7 @@ class Cut:
 
     Attributes:
         event: the first event behind the cut.
-        blocks: (periods, events of one) the events of the last periods before the cut, so many as anything looks back;
+        blocks: (periods, events of one) the events of the last periods before the cut, as many as anything looks back;
             in a column stand the same events one period apart.
         inputs: (slots, events of one) what the events of a further period wait for, as positions in these blocks with
             the new one behind them, flattened; -1 for none.
