@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from costmodels import Machine
+from executor.capture.capture import capture
 from executor.device import pick_device
 from executor.train.metrics import Metrics, StepFacts
 from executor.train.options import RunOptions
@@ -20,6 +22,7 @@ from executor.train.sources import Source
 from plans.lower import lower
 from plans.model.transformer import transformer
 from plans.plan import Optimizer, load_plan, save_plan
+from search import search
 from tests.small_training import batches, four_ranks, one_rank, parameters
 from twofold.cli import main
 
@@ -40,6 +43,7 @@ every = 5
 DATA = """
 import os, signal
 from pathlib import Path
+from search import search
 from tests.small_training import batches
 
 def fed():
@@ -82,6 +86,69 @@ def test_a_run_whose_rank_is_killed_twice_equals_one_that_is_not(tmp_path, capsy
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0].files)
 
 
+CLASSES = 3
+
+
+def classifier_batches(seed: int, count: int = 4) -> list[dict[str, np.ndarray]]:
+    random = np.random.default_rng(seed)
+    return [
+        {"data": random.standard_normal((8, 6)).astype(np.float32), "label": random.integers(0, CLASSES, 8)}
+        for _ in range(count)
+    ]
+
+
+def training_batches() -> list[dict[str, np.ndarray]]:
+    return classifier_batches(1)
+
+
+def held_out_batches() -> list[dict[str, np.ndarray]]:
+    return classifier_batches(2, 3)
+
+
+def classifier() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    from executor.train.losscell import WithLossCell
+
+    body = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.2),
+        torch.nn.Linear(8, CLASSES),
+    )  # fmt: skip
+    batch = classifier_batches(0, 1)[0]
+    return WithLossCell(body, torch.nn.CrossEntropyLoss()), (torch.tensor(batch["data"]), torch.tensor(batch["label"]))
+
+
+def test_evaluations_between_steps_are_those_of_a_plain_module_and_change_nothing(tmp_path, capsys, monkeypatch):
+    """Sharded weights, two stages, dropout and running statistics: loss and accuracy of a module in eval mode."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    here = f"{__file__}:"
+    graph = capture(*classifier())
+    adamw = Optimizer(kind="adamw", settings={"lr": 0.05}, parallel_level=3, threshold_bytes=0)
+    machine = Machine.load("cpu-2core-x8")
+    found = search(graph, machine, num_devices=4, num_stages=2, num_micro_batches=2, optimizer=adamw)
+    plan = save_plan(found.best, tmp_path / "plan.json")
+    common = f'model = "{here}classifier"\nsteps = 7\ndata = "{here}training_batches"\nlog_dir = "{tmp_path}/logs"\n'
+    weights = {}
+    for every in (0, 2):
+        out = tmp_path / f"every{every}"
+        asked = f'[evaluation]\ndata = "{here}held_out_batches"\nevery = {every}\n' if every else ""
+        job = tmp_path / f"{every}.toml"
+        job.write_text(f'plan = "{plan}"\nout = "{out}"\n{common}{asked}')
+        assert main(["train", str(job)]) == 0
+        weights[every] = dict(np.load(out / "weights.npz"))
+    told = capsys.readouterr().out
+    assert losses(tmp_path / "every2" / "metrics.jsonl") == losses(tmp_path / "every0" / "metrics.jsonl")
+    assert all(np.array_equal(weights[0][name], weights[2][name]) for name in weights[0])
+    rows = [json.loads(line) for line in (tmp_path / "every2" / "evaluations.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [2, 4, 6, 7] and len({row["loss"] for row in rows}) == 4
+    plain = classifier()[0].eval()
+    plain.load_state_dict({name: torch.tensor(each) for name, each in weights[0].items()}, strict=False)
+    with torch.no_grad():
+        tensors = [(torch.tensor(each["data"]), torch.tensor(each["label"])) for each in held_out_batches()]
+        loss = np.mean([plain(x, y).item() for x, y in tensors])
+        right = np.mean([(plain._backbone(x).argmax(1) == y).float().mean().item() for x, y in tensors])
+    assert rows[-1]["loss"] == pytest.approx(loss, rel=1e-6) and rows[-1]["accuracy"] == pytest.approx(right)
+    assert f"after step 7 the loss of the evaluation is {rows[-1]['loss']:.6g}, accuracy {right:.2%}" in told
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
@@ -90,6 +157,9 @@ def test_a_run_whose_rank_is_killed_twice_equals_one_that_is_not(tmp_path, capsy
         ({"data": "nowhere.npy"}, "is no .npy file|is for models of tokens"),
         ({"more": "\n[other\n"}, "toml: "),
         ({"more": "keep = 0\n"}, "checkpoints.keep is 0"),
+        ({"more": '[evaluation]\ndata = "random"\nevery = 0\n'}, "evaluation.every is 0"),
+        ({"more": '[evaluation]\ndata = "random"\nevery = 2\n'}, "the length of 'random' is not known"),
+        ({"more": '[evaluation]\ndata = "nowhere.npz"\nevery = 2\n'}, "evaluation: .*nowhere.npz"),
     ],
 )
 def test_a_bad_job_is_refused_in_one_line_before_a_launch(changed, says, tmp_path, capsys):

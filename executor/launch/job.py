@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from executor.train.rates import Rate
-from executor.train.settings import Replicas
+from executor.train.settings import Evaluate, Replicas
 from plans.files import write_atomically
 from plans.reading import read_json
 
@@ -56,6 +56,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         metrics: the files of figures that are written beside `metrics.jsonl` ("csv", "tensorboard"); None writes none.
         peak_flops_per_s: of one device, for the utilization.
         replicas: how often ranks are compared, and what follows.
+        evaluate: how often the forward alone is run on other data; its `batches` are stated.
     """
 
     plan: str
@@ -74,6 +75,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     metrics: tuple[str, ...] | None = None
     peak_flops_per_s: float | None = None
     replicas: Replicas = Replicas()
+    evaluate: Evaluate | None = None
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from executor.device import pick_device
+from executor.device import Device, pick_device
 from executor.launch.job import Job, Task, load_job
 from executor.step.emulate import Emulation
 from executor.step.groups import connect
 from executor.train.batches import rows_of_rank
 from executor.train.data import Prefetcher
-from executor.train.metrics import Metrics, StepFacts
+from executor.train.evaluations import Evaluations
+from executor.train.metrics import Measured, Metrics, StepFacts
 from executor.train.models import InitialParameters, load_model, random_parameters
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.rates import Rate
@@ -23,7 +24,8 @@ from executor.train.run import run_rank
 from executor.train.same_start import check_same_batch, check_same_start
 from executor.train.sources import Source
 from plans.lower import lower
-from plans.plan import load_plan
+from plans.plan import Plan, load_plan
+from plans.program import Program
 
 __all__ = ["main"]
 
@@ -87,12 +89,7 @@ def _run(task: Task, job: Job) -> None:
     asked = task.checkpoints
     first = 0 if asked is None else asked.first
     rate = None if task.learning_rate is None else partial(_rate, task.learning_rate, task.steps)
-    metrics = None
-    if task.metrics is not None and rank == min(
-        each for group in program.groups if group.loss is not None for each in group.ranks
-    ):
-        facts = StepFacts.of(plan, task.peak_flops_per_s)
-        metrics = Metrics(Path(task.out), first, facts, pick_device(job.device), task.metrics)
+    metrics = _metrics(task, plan, program, rank, pick_device(job.device))
 
     def on_step(step: int, loss: float | None) -> None:
         if metrics is not None and loss is not None:
@@ -100,10 +97,17 @@ def _run(task: Task, job: Job) -> None:
         if loss is not None and task.print_every and (step + 1) % task.print_every == 0:
             print(f"epoch: {step // per_epoch + 1} step: {step % per_epoch + 1}, loss is {loss:.9g}", flush=True)
 
+    evaluations = None
+    if task.evaluate is not None:
+        evaluations = Evaluations(
+            task.evaluate, plan, program, parameters, seed=task.seed, steps=task.steps,
+            tell=partial(_tell, metrics, rank == program.num_ranks - 1), timeout_s=job.timeout_s,
+        )  # fmt: skip
     options = RunOptions(
         emulation=emulation, record_steps=min(task.record_steps, task.steps - first), count=task.count, on_step=on_step,
         timeout_s=job.timeout_s, profile_steps=min(task.profile_steps, task.steps),
         profile_path=Path(task.out) / f"profile.rank.{rank}.json", learning_rate=rate, replicas=task.replicas,
+        after_step=None if evaluations is None else evaluations.after,
         checkpoints=None if asked is None else Checkpoints(
             folder=Path(asked.folder), every=asked.every, keep=asked.keep,
             resume=None if asked.resume is None else Path(asked.resume),
@@ -116,8 +120,29 @@ def _run(task: Task, job: Job) -> None:
             weights_path=Path(task.out) / "weights.npz", options=options,
         )  # fmt: skip
     result.save(Path(task.out) / f"rank.{rank}.npz")
+    if evaluations is not None:
+        evaluations.close()
     if metrics is not None:
         metrics.close()
+
+
+def _metrics(task: Task, plan: Plan, program: Program, rank: int, device: Device) -> Metrics | None:
+    """What writes the figures of steps, on the lowest rank that knows the loss."""
+    knowing = (each for group in program.groups if group.loss is not None for each in group.ranks)
+    if task.metrics is None or rank != min(knowing):
+        return None
+    first = 0 if task.checkpoints is None else task.checkpoints.first
+    facts = StepFacts.of(plan, task.peak_flops_per_s)
+    return Metrics(Path(task.out), first, facts, device, task.metrics)
+
+
+def _tell(metrics: Metrics | None, is_followed: bool, found: Measured) -> None:
+    """Write an evaluation down, and print it on the rank whose output is followed."""
+    if metrics is not None:
+        metrics.evaluated(found)
+    if is_followed:
+        right = "" if found.accuracy is None else f", accuracy {found.accuracy:.2%}"
+        print(f"after step {found.step} the loss of the evaluation is {found.loss:.6g}{right}", flush=True)
 
 
 def _rate(rate: Rate, steps: int, step: int) -> float:

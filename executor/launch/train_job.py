@@ -12,9 +12,9 @@ import msgspec
 
 from executor.launch.job import Job, Task, TaskCheckpoints, save_job
 from executor.train.rates import Rate
-from executor.train.settings import Replicas
+from executor.train.settings import Evaluate, Replicas
 from plans.errors import TwofoldError, number, whole_number
-from plans.plan import load_plan, save_plan
+from plans.plan import Plan, load_plan, save_plan
 from plans.reading import json_of, read_toml
 
 __all__ = ["CheckpointSettings", "TrainingJob", "load_training_job", "train"]
@@ -44,6 +44,8 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         undecayed: patterns of names of parameters that keep their weights without decay, such as "*bias", instead of
             those of the plan's optimizer.
         replicas: how often what ranks hold alike is compared, and what follows where it differs.
+        evaluation: how often loss and, of a classifier, accuracy on other data are measured; they go to
+            `evaluations.jsonl`. None never does it.
         max_restarts: how often the ranks are started again from the last checkpoint after one of them failed.
         print_every: the loss of every n-th step is printed.
         log_dir: where the ranks' output goes.
@@ -63,6 +65,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     peak_flops_per_s: float | None = None
     undecayed: tuple[str, ...] | None = None
     replicas: Replicas = Replicas()
+    evaluation: Evaluate | None = None
     max_restarts: int = 0
     print_every: int = 10
     log_dir: str = "log_output"
@@ -152,9 +155,26 @@ def _checked(job: TrainingJob) -> tuple[Task, int]:
         plan=str(path), out=job.out, steps=job.steps, model=job.model, data=job.data, seed=job.seed, count=False,
         print_every=job.print_every, learning_rate=job.learning_rate, metrics=job.metrics,
         peak_flops_per_s=job.peak_flops_per_s,
-        replicas=job.replicas,
+        replicas=job.replicas, evaluate=None if job.evaluation is None else _evaluation(job.evaluation, plan, job.seed),
     )  # fmt: skip
     return task, plan.num_ranks
+
+
+def _evaluation(asked: Evaluate, plan: Plan, seed: int) -> Evaluate:
+    """The evaluations asked for, with the number of their batches."""
+    from executor.train.sources import Source
+
+    whole_number("evaluation.every", asked.every)
+    source = Source(data=asked.data, seed=seed)
+    try:
+        source.check(plan.graph)
+        count = source.num_batches(plan.graph) if asked.batches is None else asked.batches
+    except TwofoldError as error:
+        raise TwofoldError(f"evaluation: {error}") from None
+    if count is None:
+        raise TwofoldError(f"evaluation: the length of {asked.data!r} is not known; state batches = NUMBER")
+    whole_number("evaluation.batches", count)
+    return msgspec.structs.replace(asked, batches=count)
 
 
 def _checkpoints(job: TrainingJob, resume: bool) -> TaskCheckpoints | None:

@@ -35,7 +35,7 @@ from executor.kernels.movement import flat_part
 from executor.step.interpreter import Interpreter
 from executor.train.checkpoint_files import MANIFEST, checkpoint_name, written_checkpoints
 from executor.train.checkpoint_reader import CheckpointReader
-from executor.train.parts import WEIGHT, Part, Region, holders, kept
+from executor.train.parts import WEIGHT, Part, Region, common_region, holders, kept, within
 from plans.errors import TrainingStopped, TwofoldError
 from plans.files import write_atomically
 from plans.plan import Plan, plan_to_json
@@ -171,7 +171,9 @@ def restore(interpreter: Interpreter, checkpoint: Path) -> int:
     needed: dict[str, Tensor] = {}
     for _, part, _ in kept(interpreter):
         same = part.key in metadata
-        overlapping = (each for each in parts.get((part.name, part.role), ()) if _common(each.region, part.region))
+        overlapping = (
+            each for each in parts.get((part.name, part.role), ()) if common_region(each.region, part.region)
+        )
         for key in [part.key] if same else [each.key for each in overlapping]:
             said = metadata[key]
             assert isinstance(said, TensorStorageMetadata)
@@ -199,30 +201,20 @@ def _assembled(part: Part, read: Mapping[str, Tensor], saved: Sequence[Part]) ->
     box, filled = torch.zeros([last - first for first, last in part.region], dtype=dtype), 0
     pieces: dict[tuple[Region, int], list[Part]] = {}  # a tied weight may be there twice, cut in other ways
     for each in saved:
-        if _common(each.region, part.region):
+        if common_region(each.region, part.region):
             pieces.setdefault((each.region, each.size), []).append(each)
     for (region, _), shards in pieces.items():
         flat = torch.cat([read[each.key].reshape(-1) for each in sorted(shards, key=lambda each: each.number)])
         sizes = [last - first for first, last in region]
         whole = flat[: math.prod(sizes)].view(sizes)
-        common = _common(region, part.region)
+        common = common_region(region, part.region)
         assert common is not None
-        target = box[_within(common, part.region)]
-        target.copy_(whole[_within(common, region)])
+        target = box[within(common, part.region)]
+        target.copy_(whole[within(common, region)])
         filled += target.numel()
     if filled < box.numel():
         raise TwofoldError(f"the checkpoint lacks parts of {part.name!r} ({part.role})")
     return flat_part(box, part.size, part.number)
-
-
-def _common(left: Region, right: Region) -> Region | None:
-    """What two regions share; None where nothing."""
-    found = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(left, right, strict=True))
-    return found if all(first < last for first, last in found) else None
-
-
-def _within(region: Region, outer: Region) -> tuple[slice, ...]:
-    return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(region, outer, strict=True))
 
 
 def _size_and_hash(path: Path) -> list[Any]:

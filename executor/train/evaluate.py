@@ -23,6 +23,7 @@ from executor.kernels.context import torch_dtype
 from executor.step.code import Code
 from executor.step.groups import Groups
 from executor.step.interpreter import Batch, Interpreter
+from executor.train.copied import copy_weights
 from plans.errors import TwofoldError
 from plans.layout import TensorLayout
 from plans.lower import lower
@@ -31,7 +32,7 @@ from plans.model.graph import Attr, Graph, Operator
 from plans.plan import Optimizer, Plan
 from plans.program import Program
 
-__all__ = ["Evaluation", "evaluate", "evaluation_plan"]
+__all__ = ["Evaluation", "Evaluator", "evaluate", "evaluation_plan", "is_classifier"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,15 +43,34 @@ class Evaluation:
         losses: of every batch, the mean over its samples; on all ranks.
         outputs: of every batch what the loss reads of the model, such as logits: rows of the whole batch, on rank 0 if
             they were asked for; else empty.
+        accuracy: of a classifier (`is_classifier`) the share of samples whose largest logit is that of the label,
+            without samples that the loss ignores; None for other models.
     """
 
     losses: tuple[float, ...]
     outputs: tuple[npt.NDArray[Any], ...] = ()
+    accuracy: float | None = None
 
     @property
     def loss(self) -> float:
         """The mean over the batches."""
         return float(np.mean(self.losses))
+
+
+def is_classifier(graph: Graph) -> bool:
+    """Whether the loss is the cross entropy of one row of logits and one whole number for every sample.
+
+    >>> from plans.model.transformer import transformer
+    >>> is_classifier(transformer("gpt2", num_layers=1))
+    False
+    """
+    loss = loss_operator(graph)
+    if loss.kind != "cross_entropy":
+        return False
+    logits, labels = (graph.tensors[name] for name in loss.inputs[:2])
+    return (
+        len(logits.shape) == 2 and labels.shape == logits.shape[:1] == (graph.batch_size,) and labels.dtype == "int64"
+    )
 
 
 def evaluation_plan(plan: Plan) -> Plan:
@@ -67,7 +87,8 @@ def evaluation_plan(plan: Plan) -> Plan:
     """
     return msgspec.structs.replace(
         plan, graph=_untrained(plan.graph), optimizer=Optimizer(), recompute=(), overlap_pairs=False,
-        memory_limit_bytes=None, execution="eager", output_broadcast=True, redistributions=(), prediction=None,
+        memory_limit_bytes=None, execution="eager", fused=False, output_broadcast=True,
+        redistributions=(), prediction=None,
     )  # fmt: skip
 
 
@@ -112,30 +133,83 @@ def evaluate(
     Raises:
         TwofoldError: bad input, no batch.
     """
-    forward = evaluation_plan(plan)
-    program = lower(forward)
-    alone = program.num_ranks == 1
-    groups = None if alone else Groups(program, device, timeout_s)
-    rank = _Evaluator(program, 0 if alone else dist.get_rank(), device, groups, loss_operator(forward.graph).name)
-    rank.set_parameters(parameters)
-    read = _Read.of(plan) if outputs else None
-    losses, found = [], []
-    for batch in feed:
-        loss, parts = rank.evaluate(batch, 0 if read is None else read.index)
-        losses.append(loss)
-        if read is not None:
-            whole = read.gathered(rank.rank, parts, device)
-            if whole is not None:
-                found.append(whole)
-    if groups is not None:
-        dist.barrier()  # nobody closes a connection that another still reads from
-        groups.close()
-    if not losses:
-        raise TwofoldError("the data have no batch to evaluate; give at least one")
-    return Evaluation(losses=tuple(losses), outputs=tuple(found))
+    evaluator = Evaluator(plan, parameters, device, timeout_s)
+    found = evaluator.run(feed, outputs=outputs)
+    evaluator.close()
+    return found
 
 
-class _Evaluator(Interpreter):
+class Evaluator:
+    """The forward of a plan on this rank, ready to run; all ranks of the plan make one and call the same methods.
+
+    Args:
+        plan: as for training.
+        parameters: name -> whole array of a weight or constant.
+        device: of this rank.
+        timeout_s: after which a rank that waits for another one gives up.
+    """
+
+    def __init__(self, plan: Plan, parameters: Mapping[str, Any], device: Device, timeout_s: float = 60.0) -> None:
+        forward = evaluation_plan(plan)
+        program = lower(forward)
+        alone = program.num_ranks == 1
+        self._groups = None if alone else Groups(program, device, timeout_s)
+        self._loss = loss_operator(forward.graph)
+        rank = 0 if alone else dist.get_rank()
+        self._forward = _Forward(program, rank, device, self._groups, self._loss.name)
+        self._forward.set_parameters(parameters)
+        self._predicted = _Read.of(plan, _index_of_model(plan))
+        self._labels = _Read.of(plan, 1) if is_classifier(plan.graph) else None
+
+    def take(self, program: Program, training: Interpreter) -> None:
+        """Take the weights and running statistics as they are in training now."""
+        copy_weights(program, training, self._forward)
+
+    def run(self, feed: Iterable[Batch], *, outputs: bool = False) -> Evaluation:
+        """The loss of every batch, and what rank 0 collects.
+
+        Raises:
+            TwofoldError: no batch.
+        """
+        losses, found, right = [], [], torch.zeros(2, dtype=torch.int64)  # of how many
+        for batch in feed:
+            loss, parts = self._forward.evaluate(batch)
+            losses.append(loss)
+            if not outputs and self._labels is None:
+                continue
+            predicted = self._predicted.gathered(self._forward, parts)
+            labels = None if self._labels is None else self._labels.gathered(self._forward, parts)
+            if predicted is not None and outputs:
+                found.append(predicted)
+            if predicted is not None and labels is not None:
+                kept = labels != self._loss.attrs.get("ignore_index", -100)
+                hits = (predicted.argmax(axis=1) == labels)[kept]
+                right += torch.tensor([hits.sum(), hits.size])
+        if not losses:
+            raise TwofoldError("the data have no batch to evaluate; give at least one")
+        right = right.to(self._forward.device.torch_device)
+        if self._labels is not None and self._groups is not None:
+            dist.broadcast(right, 0)
+        hits_in_all, counted = right.tolist()
+        return Evaluation(
+            losses=tuple(losses), outputs=tuple(found), accuracy=hits_in_all / counted if counted else None
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Close the groups."""
+        if self._groups is not None:
+            dist.barrier()  # nobody closes a connection that another still reads from
+            self._groups.close()
+
+
+def _index_of_model(plan: Plan) -> int:
+    """Which input of the loss comes from the model."""
+    graph = plan.slice_graph
+    trained = graph.needs_gradient()
+    return next(at for at, name in enumerate(loss_operator(graph).inputs) if name in trained)
+
+
+class _Forward(Interpreter):
     """A rank that keeps what the loss operator reads."""
 
     def __init__(self, program: Program, rank: int, device: Device, groups: Groups | None, loss: str) -> None:
@@ -143,17 +217,17 @@ class _Evaluator(Interpreter):
         self._loss_name = loss
 
     @torch.inference_mode()
-    def evaluate(self, batch: Batch, index: int) -> tuple[float, dict[int, Tensor]]:
-        """The loss of a batch, and of every slice what the loss reads as its input `index` here."""
-        read: dict[int, Tensor] = {}
+    def evaluate(self, batch: Batch) -> tuple[float, dict[int, tuple[Tensor, ...]]]:
+        """The loss of a batch, and of every slice all that the loss reads here."""
+        read: dict[int, tuple[Tensor, ...]] = {}
         micro_batches = {slot: micro_batch for (_, micro_batch), slot in self._slots.items()}
 
         def run(code: Code) -> None:
             line = code.instruction
             if line.operator == self._loss_name and line.call.endswith(".forward"):
                 number, count = line.attrs.get("slice", (0, 1))
-                slot = code.reads[index]
-                read[(micro_batches[slot] or 0) * count + number] = self._env[slot].clone()
+                values = tuple(self._env[slot].clone() for slot in code.reads)
+                read[(micro_batches[code.reads[0]] or 0) * count + number] = values
             code.run()
 
         self.begin(self.checked(batch))
@@ -166,7 +240,7 @@ class _Evaluator(Interpreter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """What the loss reads of the model: its input number `index`, of one slice in `layout`."""
+    """What the loss reads as its input number `index`, of one slice in `layout`."""
 
     index: int
     shape: tuple[int, ...]
@@ -175,11 +249,9 @@ class _Read:
     num_slices: int
 
     @classmethod
-    def of(cls, plan: Plan) -> _Read:
+    def of(cls, plan: Plan, index: int) -> _Read:
         graph = plan.slice_graph
         loss = loss_operator(graph)
-        trained = graph.needs_gradient()
-        index = next(at for at, name in enumerate(loss.inputs) if name in trained)
         strategy = plan.strategy(loss)
         mesh = strategy.mesh or plan.stages[plan.stage_of()[loss.name]].mesh
         tensor = graph.tensors[loss.inputs[index]]
@@ -189,15 +261,16 @@ class _Read:
         )  # fmt: skip
 
     @torch.inference_mode()
-    def gathered(self, rank: int, parts: Mapping[int, Tensor], device: Device) -> npt.NDArray[Any] | None:
+    def gathered(self, forward: _Forward, parts: Mapping[int, tuple[Tensor, ...]]) -> npt.NDArray[Any] | None:
         """The rows of the whole batch on rank 0, None elsewhere; each region comes from the lowest rank that has it."""
+        rank, device = forward.rank, forward.device
         owners: dict[tuple[tuple[int, int], ...], int] = {}
         for member in sorted(self.layout.mesh.rank_list):
             owners.setdefault(self.layout.region(member, self.shape), member)
         local = (self.num_slices, *self.layout.local_shape(self.shape))
         whole = torch.empty((self.num_slices, *self.shape), dtype=torch_dtype(self.dtype)) if rank == 0 else None
         for region, owner in owners.items():
-            mine = torch.stack([parts[number] for number in sorted(parts)]) if rank == owner else None
+            mine = torch.stack([parts[number][self.index] for number in sorted(parts)]) if rank == owner else None
             if whole is None:
                 if mine is not None:
                     dist.send(mine, 0)

@@ -7,7 +7,7 @@ import csv
 import json
 import resource
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from plans.model.flops import necessary_flops
 from plans.plan import Plan
 from plans.reading import json_of
 
-__all__ = ["Figures", "Metrics", "StepFacts"]
+__all__ = ["Figures", "Measured", "Metrics", "StepFacts"]
 
 _NOT_DRAWN = ("step", "predicted_step_s")
 
@@ -82,11 +82,30 @@ class Figures:
     predicted_step_s: float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """An evaluation between steps.
+
+    Args:
+        step: steps done before it.
+        loss: the mean over its batches.
+        accuracy: of a classifier; else None.
+        batches: that it took.
+        seconds: that training waited for it.
+    """
+
+    step: int
+    loss: float
+    accuracy: float | None
+    batches: int
+    seconds: float
+
+
 class Metrics:
     """Appends to files; rows of steps that a resumed run does again are dropped first.
 
     Args:
-        folder: of `metrics.jsonl`, `metrics.csv` and `tensorboard`.
+        folder: of `metrics.jsonl`, `evaluations.jsonl`, `metrics.csv` and `tensorboard`.
         first: the number of steps that were done before.
         facts: of the run.
         device: whose memory is told.
@@ -94,10 +113,8 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, first: int, facts: StepFacts, device: Device, also: Collection[str] = ()) -> None:
-        path, kept = folder / "metrics.jsonl", []
-        if first:
-            with contextlib.suppress(FileNotFoundError):
-                kept = [row for line in path.read_text().splitlines() if (row := _row(line)) and row["step"] <= first]
+        path, evaluations = folder / "metrics.jsonl", folder / "evaluations.jsonl"
+        kept, evaluated = _rows(path, first), _rows(evaluations, first)
         self._facts, self._device = facts, device
         self._seen_s: float | None = None
         self._file = path.open("w", buffering=1)  # by lines
@@ -108,6 +125,8 @@ class Metrics:
             self._table.writeheader()
         for row in kept:
             self._write(row)
+        self._evaluations = evaluations
+        evaluations.write_text("".join(json.dumps(row) + "\n" for row in evaluated))
         self._board: Any = None
         if "tensorboard" in also:
             from torch.utils.tensorboard import SummaryWriter
@@ -134,6 +153,18 @@ class Metrics:
                 if name not in _NOT_DRAWN and value is not None:
                     self._board.add_scalar(name, value, step + 1)
 
+    def evaluated(self, found: Measured) -> None:
+        """An evaluation was done; the time it took is no step's."""
+        if self._seen_s is not None:
+            self._seen_s += found.seconds
+        row = asdict(found)
+        with self._stops_on_error(self._evaluations), self._evaluations.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        if self._board is not None:
+            for name in ("loss", "accuracy"):
+                if row[name] is not None:
+                    self._board.add_scalar(f"evaluation/{name}", row[name], found.step)
+
     def close(self) -> None:
         """Close the files."""
         self._file.close()
@@ -143,14 +174,27 @@ class Metrics:
             self._board.close()
 
     def _write(self, row: dict[str, Any]) -> None:
-        try:
+        with self._stops_on_error(Path(self._file.name)):
             self._file.write(json.dumps(row) + "\n")
             if self._table is not None:
                 self._table.writerow(row)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _stops_on_error(path: Path) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise TrainingStopped(
-                f"{self._file.name} cannot be written: {error.strerror}; make room, and go on with --resume"
+                f"{path} cannot be written: {error.strerror}; make room, and go on with --resume"
             ) from None
+
+
+def _rows(path: Path, first: int) -> list[dict[str, Any]]:
+    """The rows of a file for the first steps."""
+    if first and path.is_file():
+        return [row for line in path.read_text().splitlines() if (row := _row(line)) and row["step"] <= first]
+    return []
 
 
 def _memory_bytes(device: Device) -> int:

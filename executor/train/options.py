@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from executor.step.emulate import Emulation
+from executor.step.interpreter import Interpreter
 from executor.train.settings import Replicas
 
-__all__ = ["AS_PLANNED", "Checkpoints", "OnStep", "RunOptions"]
+__all__ = ["AS_PLANNED", "AfterStep", "Checkpoints", "OnStep", "RunOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,9 @@ class Checkpoints:
     keep: int = 2
     resume: Path | None = None
 
+
+AfterStep = Callable[[int, Interpreter], None]
+"""Called on every rank with the number of steps done in all and what holds the rank's weights, after each step."""
 
 OnStep = Callable[[int, float | None], None]
 """Called after step 0, 1, ... with its loss, None where this rank does not know it."""
@@ -49,6 +53,7 @@ class RunOptions:
         profile_steps: of how many steps before the recorded ones torch's profiler writes a trace.
         profile_path: where it goes (JSON, for Perfetto).
         checkpoints: written, and resumed from; only of runs with a plan.
+        after_step: called on all ranks after every step.
         replicas: how often ranks are compared; None never does it, nor do emulated runs.
     """
 
@@ -61,6 +66,7 @@ class RunOptions:
     profile_steps: int = 0
     profile_path: str | os.PathLike[str] = "profile.json"
     checkpoints: Checkpoints | None = None
+    after_step: AfterStep | None = None
     replicas: Replicas | None = field(default_factory=Replicas)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from executor.step.interpreter import Interpreter
 from plans.program import ParameterPlacement, Program
 
-__all__ = ["WEIGHT", "Part", "Place", "Region", "holders", "kept"]
+__all__ = ["WEIGHT", "Part", "Place", "Region", "common_region", "holders", "kept", "within"]
 
 Region = tuple[tuple[int, int], ...]
 """First and last element of every dim."""
@@ -76,6 +76,21 @@ def holders(program: Program) -> Mapping[Place, tuple[int, ...]]:
             for rank in placement.layout.mesh.rank_list:
                 found[_place(placement, rank)].add(rank)
     return {place: tuple(sorted(ranks)) for place, ranks in found.items()}
+
+
+def common_region(left: Region, right: Region) -> Region | None:
+    """What two regions share; None where nothing.
+
+    >>> common_region(((0, 4), (0, 2)), ((2, 6), (0, 2)))
+    ((2, 4), (0, 2))
+    """
+    found = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(left, right, strict=True))
+    return found if all(first < last for first, last in found) else None
+
+
+def within(region: Region, outer: Region) -> tuple[slice, ...]:
+    """The index of a region in a tensor that holds `outer`."""
+    return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(region, outer, strict=True))
 
 
 def _place(placement: ParameterPlacement, rank: int) -> Place:

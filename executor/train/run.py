@@ -129,13 +129,15 @@ def _trained(
             check.after(done, batch, loss)  # first: what has diverged is not written
         if saver is not None:
             saver.after(done)
+        if options.after_step is not None:
+            options.after_step(done, interpreter)
 
     predicted = None if plan is None else plan.prediction
     try:
         with beating(interpreter, predicted, watched=options.emulation is None) as heartbeat:
             done = train(
                 compiled or interpreter, interpreter.device, batches, steps[1], options, heartbeat, first=steps[0],
-                after_step=None if check is None and saver is None else after,
+                after_step=None if check is None and saver is None and options.after_step is None else after,
             )  # fmt: skip
     except BaseException:
         if compiled is not None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Replicas"]
+__all__ = ["Evaluate", "Replicas"]
 
 
 class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -19,3 +19,17 @@ class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     every: int = 100
     then: Literal["stop", "warn"] = "stop"
+
+
+class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Evaluations between steps.
+
+    Args:
+        data: as the data that are trained on: file, folder or function.
+        every: steps from one evaluation to the next; one more comes after the last step.
+        batches: of each evaluation, always the same first ones; None takes an epoch, if the data know how long it is.
+    """
+
+    data: str
+    every: int
+    batches: int | None = None

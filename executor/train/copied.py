@@ -1,0 +1,71 @@
+"""Weights of one program into another one of the same model, while both are in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from executor.kernels.context import torch_dtype
+from executor.step.interpreter import Interpreter
+from executor.train.parts import WEIGHT, Part, Region, common_region, kept, within
+from plans.program import Program
+
+__all__ = ["copy_weights"]
+
+
+@torch.inference_mode()
+def copy_weights(program: Program, source: Interpreter, target: Interpreter) -> None:
+    """Copy what training has changed, whichever way each program cuts it; every rank of both must call it.
+
+    One region of a tensor after the other is sent to all ranks by those that keep its parts, so no rank ever holds
+    more than a region beside its own.
+
+    Args:
+        program: of `source`, of all ranks.
+        source: this rank of it.
+        target: this rank of the other program; what it holds constant is filled, in its own dtypes.
+    """
+    homes: dict[str, list[tuple[Region, Tensor]]] = {}
+    for each in target.group.constants:
+        region = tuple((first, last) for first, last in each.layout.region(target.rank, each.shape))
+        homes.setdefault(each.name, []).append((region, target.value(each.value)))
+    mine = {part: source.value(value) for _, part, value in kept(source) if part.role == WEIGHT}
+    for owners, dtype in _cut(program):
+        sent = []
+        for part, owner in owners.items():
+            shape, where = (part.size,), source.device.torch_device
+            flat = mine[part].reshape(-1) if source.rank == owner else torch.empty(shape, dtype=dtype, device=where)
+            if program.num_ranks > 1:
+                flat = flat.contiguous()
+                dist.broadcast(flat, owner)
+            sent.append(flat)
+        sizes = [last - first for first, last in part.region]
+        box = torch.cat(sent)[: math.prod(sizes)].view(sizes)
+        for held, home in homes.get(part.name, ()):
+            if (common := common_region(held, part.region)) is not None:
+                home[within(common, held)] = box[within(common, part.region)].to(home.dtype)
+
+
+def _cut(program: Program) -> Iterator[tuple[dict[Part, int], torch.dtype]]:
+    """Of every region that some rank keeps of a tensor its parts, each with its lowest rank, in order; and its dtype.
+
+    A tied weight may be there twice, cut in two ways.
+    """
+    found: dict[tuple[str, Region, int], dict[int, tuple[Part, int]]] = {}
+    dtypes: dict[tuple[str, Region, int], torch.dtype] = {}
+    for group in program.groups:
+        for placement in group.changed:
+            mesh, value = placement.layout.mesh, group.values[placement.kept]
+            size = math.prod(value.shape)
+            for rank in sorted(mesh.rank_list):
+                region = tuple((first, last) for first, last in placement.layout.region(rank, placement.shape))
+                number = mesh.index(rank, placement.shard_axes)
+                part, key = Part(placement.name, WEIGHT, region, number, size), (placement.name, region, size)
+                found.setdefault(key, {}).setdefault(number, (part, rank))
+                dtypes[key] = torch_dtype(value.dtype)
+    for key, parts in found.items():
+        yield {parts[number][0]: parts[number][1] for number in sorted(parts)}, dtypes[key]
