@@ -157,6 +157,7 @@ def test_evaluations_between_steps_are_those_of_a_plain_module_and_change_nothin
         ({"data": "nowhere.npy"}, "is no .npy file|is for models of tokens"),
         ({"more": "\n[other\n"}, "toml: "),
         ({"more": "keep = 0\n"}, "checkpoints.keep is 0"),
+        ({"data": 'random"\nweights = "nowhere.pt'}, "weights 'nowhere.pt': there is no such file"),
         ({"more": '[evaluation]\ndata = "random"\nevery = 0\n'}, "evaluation.every is 0"),
         ({"more": '[evaluation]\ndata = "random"\nevery = 2\n'}, "the length of 'random' is not known"),
         ({"more": '[evaluation]\ndata = "nowhere.npz"\nevery = 2\n'}, "evaluation: .*nowhere.npz"),

@@ -56,6 +56,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         metrics: the files of figures that are written beside `metrics.jsonl` ("csv", "tensorboard"); None writes none.
         peak_flops_per_s: of one device, for the utilization.
         replicas: how often ranks are compared, and what follows.
+        weights: file or folder of initial weights (`executor.train.weights_files`); "" takes those of the model.
         evaluate: how often the forward alone is run on other data; its `batches` are stated.
     """
 
@@ -76,6 +77,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     peak_flops_per_s: float | None = None
     replicas: Replicas = Replicas()
     evaluate: Evaluate | None = None
+    weights: str = ""
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

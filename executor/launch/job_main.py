@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import ChainMap
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,9 @@ from executor.train.rates import Rate
 from executor.train.run import run_rank
 from executor.train.same_start import check_same_batch, check_same_start
 from executor.train.sources import Source
+from executor.train.weights_files import read_weights
 from plans.lower import lower
+from plans.model.graph import Graph
 from plans.plan import Plan, load_plan
 from plans.program import Program
 
@@ -76,11 +79,7 @@ def _run(task: Task, job: Job) -> None:
     source = Source(data=task.data, seed=task.seed)
     per_epoch = source.num_batches(graph) or task.steps
     check_same_batch(next(source.batches(graph, 1)), pick_device(job.device))
-    parameters: Mapping[str, Any] = random_parameters(graph, task.seed) if not task.model else {}
-    if task.model:
-        module = load_model(task.model, task.seed)[0]
-        check_same_start(module, pick_device(job.device))
-        parameters = InitialParameters(module, task.seed)
+    parameters = _parameters(task, graph, pick_device(job.device))
     emulation = None
     if task.emulate is not None:
         emulation = _emulation(task, program.num_ranks)
@@ -124,6 +123,16 @@ def _run(task: Task, job: Job) -> None:
         evaluations.close()
     if metrics is not None:
         metrics.close()
+
+
+def _parameters(task: Task, graph: Graph, device: Device) -> Mapping[str, Any]:
+    """Initial weights: of a file, for what it has; else of the model; else drawn."""
+    parameters: Mapping[str, Any] = random_parameters(graph, task.seed) if not task.model else {}
+    if task.model:
+        module = load_model(task.model, task.seed)[0]
+        check_same_start(module, device)
+        parameters = InitialParameters(module, task.seed)
+    return ChainMap(read_weights(task.weights), parameters) if task.weights else parameters  # type: ignore[arg-type]
 
 
 def _metrics(task: Task, plan: Plan, program: Program, rank: int, device: Device) -> Metrics | None:

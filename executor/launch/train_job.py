@@ -36,6 +36,8 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         out: folder of `metrics.jsonl`, `weights.npz` and `checkpoints`.
         data: as for `run`; also "tokens.npy", a row of token numbers, which is read through memory mapping.
         model: "package.module:function" or "file.py:function" for initial weights; "" draws them.
+        weights: initial weights of the parameters by name: FILE.safetensors, a folder of such files as Hugging Face
+            saves a model, FILE.pt with a state_dict, or FILE.npz; every rank reads its part. "" takes those of `model`.
         seed: of initial weights and data order.
         learning_rate: a schedule; None keeps the rate of the plan's optimizer.
         checkpoints: None writes none.
@@ -58,6 +60,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     out: str
     data: str = "random"
     model: str = ""
+    weights: str = ""
     seed: int = 1
     learning_rate: Rate | None = None
     checkpoints: CheckpointSettings | None = None
@@ -150,10 +153,14 @@ def _checked(job: TrainingJob) -> tuple[Task, int]:
         optimizer = msgspec.structs.replace(plan.optimizer, undecayed=job.undecayed)
         plan = msgspec.structs.replace(plan, optimizer=optimizer)
     Source(data=job.data, seed=job.seed).check(plan.graph)
+    if job.weights:
+        from executor.train.weights_files import check_weights
+
+        check_weights(job.weights, plan.graph)
     path = save_plan(plan, Path(job.out) / "plan.json")
     task = Task(
-        plan=str(path), out=job.out, steps=job.steps, model=job.model, data=job.data, seed=job.seed, count=False,
-        print_every=job.print_every, learning_rate=job.learning_rate, metrics=job.metrics,
+        plan=str(path), out=job.out, steps=job.steps, model=job.model, weights=job.weights, data=job.data,
+        seed=job.seed, count=False, print_every=job.print_every, learning_rate=job.learning_rate, metrics=job.metrics,
         peak_flops_per_s=job.peak_flops_per_s,
         replicas=job.replicas, evaluate=None if job.evaluation is None else _evaluation(job.evaluation, plan, job.seed),
     )  # fmt: skip
