@@ -68,7 +68,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  "$$python" -m venv --clear $(VENV); \
 	fi
 	$(PIP) install --constraint constraints.txt setuptools
-	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[torch,reports,data,dev]'
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[torch,reports,data,weights,dev]'
 	@touch $@
 
 clean: ## remove .venv, caches and what runs left here
