@@ -184,7 +184,9 @@ class LaunchOptions:
 
     def ran(self, execution: str, fallback: str) -> str | None:
         """What to say of how steps ran: only where it is not what was asked for."""
-        if self.execution != "graph" or execution == "graph" or fallback:
+        if execution == "graph":
+            return f"steps were replayed but for instructions that the host issued: {fallback}" if fallback else None
+        if fallback or self.execution != "graph":
             return f"steps ran eagerly: {fallback}" if fallback else None
         return "steps ran eagerly: this device records no launches, or the run had too few steps"
 
