@@ -48,9 +48,10 @@ FORMS = {
     ),
     # rates of the whole job, a batch in tokens, layouts in words
     "job.csv": (
-        "system,model,gpu,gpus,layout,batch (M tokens),mbs,context length,tokens/sec,notes\n"
-        'DeepSpeed ZeRO-3,llama-2-7b,A100-SXM4-40GB,64,"64-way data parallel, stage 3",1.048576,2,4096,"170,000",\n',
-        [{"global_batch": "256", "dp": "64", "metric": "tokens_per_s_per_gpu", "value": "2656.25"}],
+        "system,model,gpu,gpus,layout,batch (M tokens),mbs,context length,tokens/sec,max_alloc_gb,notes\n"
+        'DeepSpeed ZeRO-3,llama-2-7b,A100-SXM4-40GB,64,"64-way DP, stage 3",1.048576,2,4096,"170,000",31.5,\n',
+        [{"global_batch": "256", "dp": "64", "metric": "tokens_per_s_per_gpu", "value": "2656.25"},
+         {"metric": "peak_memory_GB", "value": "31.5"}],
     ),
     # a list of runs with units in the cells
     "runs.csv": (
