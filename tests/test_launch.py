@@ -65,7 +65,8 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     temporary.mkdir()
     yield {TOKEN: token, "TMPDIR": str(temporary)}
     assert processes_with(token) == []
-    assert list(temporary.iterdir()) == []
+    # torch keeps what it compiled there for the next process
+    assert [each for each in temporary.iterdir() if not each.name.startswith("torchinductor_")] == []
 
 
 def processes_with(token: str) -> list[str]:

@@ -136,7 +136,9 @@ def _read_failure(job: JobFolder, rank: int) -> Failure | None:
 
 
 def _has_ended(job: JobFolder, rank: int) -> bool:
-    return any(job.read(rank, name) is not None for name in ("error.json", "end.json"))
+    """Whether a rank ended by itself, not because torchrun ends all when one has failed."""
+    end = job.read(rank, "end.json")
+    return job.read(rank, "error.json") is not None or (end is not None and not end["told_to_end"])
 
 
 def _lost_guard(job: JobFolder, rank: int) -> Failure | None:

@@ -41,7 +41,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # What gloo, NCCL, the TCP store and the kernel say to the ranks that were only talking to the one that failed.
 LOST_PEER = (
     r"closed by peer|connection (was )?(closed|reset|refused)|broken pipe|pair closure|timed out waiting \d+ ?ms"
-    r"|failed to (recv|send)|(recv|send)\w* failed"
+    r"|wait timeout after \d+ ?ms|failed to (recv|send)|(recv|send)\w* failed"
     r"|nccl(Remote|System)Error|remote process exited|communicator was aborted"
 )
 
