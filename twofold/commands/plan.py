@@ -270,7 +270,11 @@ def _confirm(
         place = next(number for number, found in enumerate(answer.plans) if found is each.candidate)
         simulated.append({"forecast_s": forecast_s, "simulated_s": each.simulated_s, "rank_of_forecast": place})
     first = [each.candidate for each in checked]
-    return replace(answer, plans=(*first, *(each for each in answer.plans if each not in first))), simulated
+    plans = (*first, *(each for each in answer.plans if each not in first))
+    in_place = next(
+        (at for at, pair in enumerate(zip(plans, answer.plans, strict=True)) if pair[0] is not pair[1]), len(plans)
+    )
+    return replace(answer, plans=plans, num_proven=min(answer.num_proven, in_place)), simulated  # proven of forecasts
 
 
 def _beside(out: str, ending: str) -> Path:
