@@ -35,9 +35,10 @@ from executor.kernels.movement import flat_part
 from executor.step.interpreter import Interpreter
 from executor.train.checkpoint_files import MANIFEST, checkpoint_name, written_checkpoints
 from executor.train.checkpoint_reader import CheckpointReader
-from executor.train.parts import WEIGHT, Part, Region, common_region, holders, kept, within
+from executor.train.parts import WEIGHT, Part, common_region, holders, kept, within
 from plans.errors import TrainingStopped, TwofoldError
 from plans.files import write_atomically
+from plans.layout import Region
 from plans.plan import Plan, plan_to_json
 from plans.program import Program
 from plans.reading import read_json

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from executor.kernels.context import torch_dtype
 from executor.step.interpreter import Interpreter
-from executor.train.parts import WEIGHT, Part, Region, common_region, kept, within
+from executor.train.parts import WEIGHT, Part, common_region, kept, part_of, within
+from plans.layout import Region
 from plans.program import Program
 
 __all__ = ["copy_weights"]
@@ -31,7 +32,7 @@ def copy_weights(program: Program, source: Interpreter, target: Interpreter) -> 
     """
     homes: dict[str, list[tuple[Region, Tensor]]] = {}
     for each in target.group.constants:
-        region = tuple((first, last) for first, last in each.layout.region(target.rank, each.shape))
+        region = each.layout.region(target.rank, each.shape)
         homes.setdefault(each.name, []).append((region, target.value(each.value)))
     mine = {part: source.value(value) for _, part, value in kept(source) if part.role == WEIGHT}
     for owners, dtype in _cut(program):
@@ -59,13 +60,10 @@ def _cut(program: Program) -> Iterator[tuple[dict[Part, int], torch.dtype]]:
     dtypes: dict[tuple[str, Region, int], torch.dtype] = {}
     for group in program.groups:
         for placement in group.changed:
-            mesh, value = placement.layout.mesh, group.values[placement.kept]
-            size = math.prod(value.shape)
-            for rank in sorted(mesh.rank_list):
-                region = tuple((first, last) for first, last in placement.layout.region(rank, placement.shape))
-                number = mesh.index(rank, placement.shard_axes)
-                part, key = Part(placement.name, WEIGHT, region, number, size), (placement.name, region, size)
-                found.setdefault(key, {}).setdefault(number, (part, rank))
-                dtypes[key] = torch_dtype(value.dtype)
+            for rank in sorted(placement.layout.mesh.rank_list):
+                part = part_of(group, placement, rank, WEIGHT, placement.kept)
+                key = part.name, part.region, part.size
+                found.setdefault(key, {}).setdefault(part.number, (part, rank))
+                dtypes[key] = torch_dtype(group.values[placement.kept].dtype)
     for key, parts in found.items():
         yield {parts[number][0]: parts[number][1] for number in sorted(parts)}, dtypes[key]

@@ -8,12 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from executor.step.interpreter import Interpreter
-from plans.program import ParameterPlacement, Program
+from plans.layout import Region
+from plans.program import GroupProgram, ParameterPlacement, Program
 
-__all__ = ["WEIGHT", "Part", "Place", "Region", "common_region", "holders", "kept", "within"]
-
-Region = tuple[tuple[int, int], ...]
-"""First and last element of every dim."""
+__all__ = ["WEIGHT", "Part", "Place", "common_region", "holders", "kept", "part_of", "within"]
 
 Place = tuple[str, Region, int]
 """Parameter, region and number of a part."""
@@ -61,11 +59,14 @@ class Part:
 def kept(interpreter: Interpreter) -> Iterator[tuple[ParameterPlacement, Part, str]]:
     """Placement, part and value of every tensor that a rank keeps and steps change."""
     for placement in interpreter.group.changed:
-        _, region, number = _place(placement, interpreter.rank)
         roles = {WEIGHT: placement.kept} | {f"state{at}": name for at, name in enumerate(placement.states)}
         for role, value in roles.items():
-            size = math.prod(interpreter.group.values[value].shape)
-            yield placement, Part(placement.name, role, region, number, size), value
+            yield placement, part_of(interpreter.group, placement, interpreter.rank, role, value), value
+
+
+def part_of(group: GroupProgram, placement: ParameterPlacement, rank: int, role: str, value: str) -> Part:
+    """The part of a tensor that a rank keeps in a value of its program."""
+    return Part(placement.name, role, *_place(placement, rank)[1:], math.prod(group.values[value].shape))
 
 
 def holders(program: Program) -> Mapping[Place, tuple[int, ...]]:
@@ -94,6 +95,5 @@ def within(region: Region, outer: Region) -> tuple[slice, ...]:
 
 
 def _place(placement: ParameterPlacement, rank: int) -> Place:
-    mesh = placement.layout.mesh
-    region = tuple((first, last) for first, last in placement.layout.region(rank, placement.shape))
-    return placement.name, region, mesh.index(rank, placement.shard_axes)
+    layout = placement.layout
+    return placement.name, layout.region(rank, placement.shape), layout.mesh.index(rank, placement.shard_axes)
