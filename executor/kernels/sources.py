@@ -50,14 +50,24 @@ def computed_value(calls: str, device: torch.device) -> Tensor:
         calls: JSON, [target, [positional, named arguments]] of each call; {"tensor": i} is what call i made.
     """
     made: list[Any] = []
-    for target, arguments in json_of(calls.encode(), "calls"):
-        if target == "getitem":
-            which, index = arguments[0]
-            made.append(made[which["tensor"]][index])
-        else:
-            made.append(aten_call(target, json.dumps(arguments))(device, *made))
+    for call in _calls(calls):
+        made.append(call(device, *made))
     found: Tensor = made[-1]
     return found
+
+
+@lru_cache(maxsize=256)
+def _calls(calls: str) -> tuple[Callable[..., Any], ...]:
+    """Each call as a function of (device, what the calls before it made...); read once, not in every step."""
+    return tuple(
+        _taken(arguments[0]) if target == "getitem" else aten_call(target, json.dumps(arguments))
+        for target, arguments in json_of(calls.encode(), "calls")
+    )
+
+
+def _taken(arguments: list[Any]) -> Callable[..., Any]:
+    which, index = arguments
+    return lambda device, *made: made[which["tensor"]][index]
 
 
 # -- opaque ------------------------------------------------------------------------------------------------------------
