@@ -17,7 +17,6 @@ import faulthandler
 import json
 import os
 import tempfile
-import time
 import warnings
 from multiprocessing import forkserver
 from pathlib import Path
@@ -31,6 +30,7 @@ import torch.multiprocessing as mp
 
 from benchmarks.capture_field import outcome
 from benchmarks.field.models import CLASSES, MODELS
+from benchmarks.kept import measured_with, write_results
 from costmodels import Machine, executing
 from executor.capture.capture import capture
 from executor.reference.reference import compare_losses, train_reference
@@ -193,8 +193,7 @@ def main() -> None:
     equal = sum(found.get("equal", False) for found in rows.values())
     print(f"{equal} of {len(rows)} train on {NUM_RANKS} ranks as in one process")
     if arguments.save:
-        facts = {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "equal": equal}
-        RESULTS.write_text(json.dumps(facts | {"models": rows}, indent=1) + "\n")
+        write_results(RESULTS, measured_with() | {"equal": equal, "models": rows})
 
 
 if __name__ == "__main__":

@@ -16,8 +16,6 @@ copying one tensor reaches in the same run (two passes).
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 import statistics
 import subprocess
@@ -31,11 +29,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.kept import measured_with, write_results
 from executor.calibrate.matrix import matrix_job
 from executor.calibrate.operands import OperandPool
 from executor.calibrate.timing import Timer
-from executor.device import environment, pick_device
-from plans.files import write_atomically
+from executor.device import pick_device
 
 __all__ = ["main"]
 
@@ -167,15 +165,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device.use()
     device.use_own_stream()
     timer, pool = Timer(device), OperandPool(device=device, block_bytes=2**30 if device.is_async else 2**22)
-    told: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "environment": environment(device),
-    }
+    told = measured_with(device)
     if not options.smoke:
         told["products"] = _products(timer, pool, DTYPES[-1:] if options.rows_only else DTYPES)
     if not options.rows_only:
         told["operands"] = _operands(timer, pool, smoke=options.smoke)
-    write_atomically(options.out, json.dumps(told, indent=1).encode() + b"\n")
+    write_results(options.out, told)
     return 0
 
 

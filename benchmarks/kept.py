@@ -1,4 +1,4 @@
-"""Files of results: each part with the command, the date and the machine that it was measured with."""
+"""Files of results, with the command, the date and the machine that they were measured with."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from executor.device import environment, pick_device
+from executor.device import Device, environment, pick_device
+from plans.files import write_atomically
 
-__all__ = ["keep"]
+__all__ = ["keep", "measured_with", "write_results"]
+
+
+def measured_with(device: Device | None = None) -> dict[str, Any]:
+    """The command that runs, the date, and the machine; None: its CPU."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    program = getattr(sys.modules["__main__"].__spec__, "name", "").removesuffix(".__main__")
+    command = " ".join([f"python -m {program}", *sys.argv[1:]])
+    return {"command": command, "date": now, "environment": environment(device or pick_device("cpu"))}
+
+
+def write_results(path: Path, found: dict[str, Any]) -> None:
+    """Write a file of results, whole or not at all."""
+    write_atomically(path, json.dumps(found, indent=1).encode() + b"\n")
 
 
 def keep(path: Path, part: str, found: dict[str, Any]) -> None:
@@ -22,8 +36,4 @@ def keep(path: Path, part: str, found: dict[str, Any]) -> None:
         found: figures.
     """
     whole = json.loads(path.read_text()) if path.exists() else {}
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    program = getattr(sys.modules["__main__"].__spec__, "name", "").removesuffix(".__main__")
-    command = " ".join([f"python -m {program}", *sys.argv[1:]])
-    whole[part] = {"command": command, "date": now, "environment": environment(pick_device("cpu"))} | found
-    path.write_text(json.dumps(whole, indent=1) + "\n")
+    write_results(path, whole | {part: measured_with() | found})

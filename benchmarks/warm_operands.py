@@ -10,8 +10,6 @@ gradient, is the same in every call, the others come from memory, as in a traini
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 import statistics
 import sys
@@ -24,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.kept import measured_with, write_results
 from executor.calibrate.operands import OperandPool
 from executor.calibrate.timing import Call, Timer
-from executor.device import environment, pick_device
-from plans.files import write_atomically
+from executor.device import pick_device
 
 __all__ = ["main"]
 
@@ -130,11 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = summary(rows)
     for name, figure in found.items():
         print(f"{name}: {figure:.3f}")
-    told = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "environment": environment(device),
-    }
-    write_atomically(options.out, json.dumps(told | {"summary": found, "rows": rows}, indent=1).encode() + b"\n")
+    write_results(options.out, measured_with(device) | {"summary": found, "rows": rows})
     return 0
 
 
