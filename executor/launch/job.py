@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from executor.train.rates import Rate
-from executor.train.settings import Evaluate, Replicas
+from executor.train.settings import EvaluationSettings, Replicas
 from plans.files import write_atomically
 from plans.reading import read_json
 
@@ -76,7 +76,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     metrics: tuple[str, ...] | None = None
     peak_flops_per_s: float | None = None
     replicas: Replicas = Replicas()
-    evaluate: Evaluate | None = None
+    evaluate: EvaluationSettings | None = None
     weights: str = ""
 
 

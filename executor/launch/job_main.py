@@ -17,7 +17,7 @@ from executor.step.groups import connect
 from executor.train.batches import rows_of_rank
 from executor.train.data import Prefetcher
 from executor.train.evaluations import Evaluations
-from executor.train.metrics import Measured, Metrics, StepFacts
+from executor.train.metrics import EvaluationRow, Metrics, StepFacts
 from executor.train.models import InitialParameters, load_model, random_parameters
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.rates import Rate
@@ -145,7 +145,7 @@ def _metrics(task: Task, plan: Plan, program: Program, rank: int, device: Device
     return Metrics(Path(task.out), first, facts, device, task.metrics)
 
 
-def _tell(metrics: Metrics | None, is_followed: bool, found: Measured) -> None:
+def _tell(metrics: Metrics | None, is_followed: bool, found: EvaluationRow) -> None:
     """Write an evaluation down, and print it on the rank whose output is followed."""
     if metrics is not None:
         metrics.evaluated(found)

@@ -12,7 +12,7 @@ import msgspec
 
 from executor.launch.job import Job, Task, TaskCheckpoints, save_job
 from executor.train.rates import Rate
-from executor.train.settings import Evaluate, Replicas
+from executor.train.settings import EvaluationSettings, Replicas
 from plans.errors import TwofoldError, number, whole_number
 from plans.plan import Plan, load_plan, save_plan
 from plans.reading import json_of, read_toml
@@ -68,7 +68,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     peak_flops_per_s: float | None = None
     undecayed: tuple[str, ...] | None = None
     replicas: Replicas = Replicas()
-    evaluation: Evaluate | None = None
+    evaluation: EvaluationSettings | None = None
     max_restarts: int = 0
     print_every: int = 10
     log_dir: str = "log_output"
@@ -167,7 +167,7 @@ def _checked(job: TrainingJob) -> tuple[Task, int]:
     return task, plan.num_ranks
 
 
-def _evaluation(asked: Evaluate, plan: Plan, seed: int) -> Evaluate:
+def _evaluation(asked: EvaluationSettings, plan: Plan, seed: int) -> EvaluationSettings:
     """The evaluations asked for, with the number of their batches."""
     from executor.train.sources import Source
 

@@ -9,8 +9,8 @@ from typing import Any
 from executor.step.interpreter import Interpreter
 from executor.train.batches import rows_of_rank
 from executor.train.evaluate import Evaluator
-from executor.train.metrics import Measured
-from executor.train.settings import Evaluate
+from executor.train.metrics import EvaluationRow
+from executor.train.settings import EvaluationSettings
 from executor.train.sources import Source
 from plans.plan import Plan
 from plans.program import Program
@@ -35,20 +35,16 @@ class Evaluations:
     """
 
     def __init__(
-        self, asked: Evaluate, plan: Plan, program: Program, parameters: Mapping[str, Any], *, seed: int, steps: int,
-        tell: Callable[[Measured], None], timeout_s: float,
+        self, asked: EvaluationSettings, plan: Plan, program: Program, parameters: Mapping[str, Any], *,
+        seed: int, steps: int, tell: Callable[[EvaluationRow], None], timeout_s: float,
     ) -> None:  # fmt: skip
         self._asked, self._plan, self._program, self._parameters = asked, plan, program, parameters
-        self._source, self._steps, self._tell, self._timeout_s = (
-            Source(data=asked.data, seed=seed),
-            steps,
-            tell,
-            timeout_s,
-        )
+        self._source = Source(data=asked.data, seed=seed)
+        self._steps, self._tell, self._timeout_s = steps, tell, timeout_s
         self._evaluator: Evaluator | None = None
 
     def after(self, done: int, training: Interpreter) -> None:
-        """Evaluate, if it is time after so many steps."""
+        """Evaluate, if it is time after that many steps."""
         if done % self._asked.every and done != self._steps:
             return
         began_s = time.perf_counter()
@@ -59,7 +55,7 @@ class Evaluations:
         batches = self._source.batches(self._plan.graph, self._asked.batches)
         found = self._evaluator.run(rows_of_rank(self._plan, training.rank, batches))
         count, seconds = len(found.losses), time.perf_counter() - began_s
-        self._tell(Measured(step=done, loss=found.loss, accuracy=found.accuracy, batches=count, seconds=seconds))
+        self._tell(EvaluationRow(step=done, loss=found.loss, accuracy=found.accuracy, batches=count, seconds=seconds))
 
     def close(self) -> None:
         """Close the groups."""

@@ -18,7 +18,7 @@ from plans.model.flops import necessary_flops
 from plans.plan import Plan
 from plans.reading import json_of
 
-__all__ = ["Figures", "Measured", "Metrics", "StepFacts"]
+__all__ = ["EvaluationRow", "Figures", "Metrics", "StepFacts"]
 
 _NOT_DRAWN = ("step", "predicted_step_s")
 
@@ -83,7 +83,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class EvaluationRow:
     """An evaluation between steps.
 
     Args:
@@ -153,7 +153,7 @@ class Metrics:
                 if name not in _NOT_DRAWN and value is not None:
                     self._board.add_scalar(name, value, step + 1)
 
-    def evaluated(self, found: Measured) -> None:
+    def evaluated(self, found: EvaluationRow) -> None:
         """An evaluation was done; the time it took is no step's."""
         if self._seen_s is not None:
             self._seen_s += found.seconds

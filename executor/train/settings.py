@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Evaluate", "Replicas"]
+__all__ = ["EvaluationSettings", "Replicas"]
 
 
 class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -21,7 +21,7 @@ class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     then: Literal["stop", "warn"] = "stop"
 
 
-class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class EvaluationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Evaluations between steps.
 
     Args:

@@ -149,7 +149,8 @@ _TIME = re.compile(
     rf"(?:time|latency)/(?:iter|step))(?P<unit>s|ms|min)?|(?P<unit2>s|ms|min)/{_STEP}"
 )
 _MEMORY = re.compile(
-    r"(?:peak|max(?:imum)?)?(?:gpu|device|cuda|hbm|active|allocated|reserved|used)*(?:mem(?:ory)?|vram|alloc(?:ated)?|reserved)"
+    r"(?:peak|max(?:imum)?)?(?:gpu|device|cuda|hbm|active|allocated|reserved|used)*"
+    r"(?:mem(?:ory)?|vram|alloc(?:ated)?|reserved)"
     r"(?:usage|used|allocated|reserved|footprint)?(?P<unit>gib|gb|mib|mb)(?:/gpu|/device)?"
 )
 _ALL = r"^(?:aggregate|total|overall|cluster|system|global)d?"
