@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=int, default=2, help="devices of one host, all in one tensor-parallel group")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")) / "interleaving.json")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on CPU ranks")
-    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="begin nothing after that many seconds")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="start no new case after this many seconds")
     parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)  # of the ranks
     options = parser.parse_args(arguments)
     if options.until:

@@ -15,7 +15,7 @@ END_S = 60.0
 def on_ranks(
     module: str, arguments: Sequence[str], ranks: int, *, limit_s: float, env: Mapping[str, str] | None = None
 ) -> int:
-    """The exit code of `python -m module` on that many ranks of this host.
+    """The exit code of `python -m module` on `ranks` processes of this host.
 
     Args:
         module: name.

@@ -251,7 +251,7 @@ def _normal(ops: Sequence[Op]) -> list[tuple[object, ...]]:
 def run(
     count: int, seed: int, execution: str = "eager", kinds: Sequence[str] = KINDS, seconds: float = math.inf
 ) -> dict[str, Score]:
-    """Compare `count` configurations under an execution, as many as that many seconds are enough for; returns what was
+    """Compare `count` configurations under an execution, or as many as the time allows; returns what was
     found on machines of each kind."""
     draw, found = random.Random(seed), {kind: Score() for kind in kinds}
     begun, cases = time.monotonic(), 0

@@ -334,7 +334,7 @@ def _degrees(answer: SearchResult[Candidate] | None) -> str:
 
 
 def _beaten(weak: SearchResult[Candidate] | None, ours: SearchResult[Candidate], least: float) -> bool:
-    """Whether ours is that many times as fast, or the other does not fit at all."""
+    """Whether ours is faster by the given factor, or the other does not fit at all."""
     return weak is None or _seconds(weak) >= least * _seconds(ours)
 
 

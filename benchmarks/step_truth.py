@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--device", default=DEVICE, help="of the catalogue")
     parser.add_argument("--machine", help="machine file to take instead, of as many devices as the plans")
-    parser.add_argument("--ranks", type=int, nargs="*", default=[], help="plans of that many devices only")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[], help="only plans of these numbers of devices")
     parser.add_argument("--measured", nargs="*", default=[], help="points to fit beside the shipped ones")
     options = parser.parse_args(arguments)
     if options.action == "predict":

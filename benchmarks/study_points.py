@@ -27,7 +27,7 @@ AXES = {
 
 
 def computed(count: int, results: Path | None, workers: Workers) -> Study:
-    """The study, with that many points."""
+    """The study with the given number of points."""
     return study(BASE, AXES, sample=count, results=results, workers=workers)
 
 

@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def drawn(rng: random.Random, rows: int, configurations: int) -> Iterator[dict[str, str]]:
-    """That many rows of that many configurations, mixed."""
+    """`rows` rows, drawn from `configurations` configurations."""
     known = [_configuration(rng) for _ in range(configurations)]
     for _ in range(rows):
         metric = rng.choice(list(FIGURES))

@@ -252,7 +252,7 @@ class Device:
     # -- what it is ----------------------------------------------------------------------------------------------------
 
     def spin(self, cycles: int) -> bool:
-        """Keep the current stream busy for that many cycles of its clock; False where that cannot be done."""
+        """Keep the current stream busy for `cycles` cycles of its clock; False where that cannot be done."""
         return self.own.spin(cycles)
 
     def memory_bytes(self) -> tuple[int, int]:

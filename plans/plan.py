@@ -411,7 +411,7 @@ _REPLICATED = Strategy()
 
 
 def slices_refused(micro_batch: int, interleave: int) -> str | None:
-    """Why a micro-batch cannot be cut into that many slices; None where it can.
+    """Why a micro-batch cannot be cut into `interleave` slices; None where it can.
 
     >>> slices_refused(4, 2)
     """

@@ -14,7 +14,7 @@ __all__ = ["Configuration", "pareto_front", "shares_picture", "trade_picture"]
 _PART_COLOURS = ("sky", "purple", "grey", "orange", "green", "yellow")
 _GB = 10**9
 _FARTHEST = 1.25
-"""Configurations that take more than that many times the fastest are told in words."""
+"""Configurations slower than the fastest by more than this factor are described in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

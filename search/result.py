@@ -100,7 +100,7 @@ class SearchResult(Shown, Generic[PlanT]):
         physics_bound_s: all arithmetic at the peak rate, or all parameters through memory once (`search.physics`).
         search_s: how long the search took.
         complete: whether it ended by itself rather than by its time limit or an interrupt.
-        num_proven: that many of `plans`, from the first on, are proven to be the fastest of the space in this order.
+        num_proven: how many of `plans`, from the first on, are proven to be the fastest of the space in this order.
         strategies_gap: by what share the additive cost of the best plan's strategies may exceed the least one of its
             stages; 0 where that is proven to be the least, None where there was no time to search them. Of searches
             over operators.

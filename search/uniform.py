@@ -70,7 +70,7 @@ def uniform_plan(
             by themselves, placed as a V.
         recompute: "none", "selective" (the attention core), "full" (all of a block but its input), or names of
             operators or modules whose outputs are made again in the backward.
-        recompute_layers: that many blocks of every chunk, its first ones, recompute, the others keep everything;
+        recompute_layers: how many blocks of every chunk, its first ones, recompute, the others keep everything;
             transformers and modes only.
         zero: optimizer-parallel level; None: that of `optimizer`.
         sequence_parallel: tp splits the sequence where it splits nothing else; transformers only.

@@ -36,7 +36,7 @@ class StudyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         axes: name -> the values to try; `bandwidth.NVLink` is one tier of links.
         points: "grid": every combination; "one-at-a-time": the base, and each value by itself.
         search: at every point the fastest degrees are searched; those in the base and the axes are kept.
-        sample: that many points drawn from the grid.
+        sample: how many points are drawn from the grid.
         seed: of the sample.
         results: file that keeps what was computed; by default beside the study, with the ending .results.jsonl.
     """
@@ -102,7 +102,7 @@ class Study(Shown):
         return max(fitting, key=lambda row: row["tokens_per_s"])
 
     def table(self, most: int | None = None) -> Table:
-        """The points in their order, or that many of the fastest of a grid."""
+        """The points in their order, or a number of the fastest of a grid."""
         from reports.study_tables import change_table, study_table
 
         if self.asked.points != "grid":
@@ -128,7 +128,7 @@ def study(
         axes: name -> values.
         points: "grid" or "one-at-a-time".
         search: search the degrees that are not given at every point.
-        sample: that many points drawn from the grid.
+        sample: how many points are drawn from the grid.
         results: file that keeps what was computed; a study that is begun again goes on from it.
         workers: who computes; all cores of this machine by default.
         on_progress: called with (points done, points to compute).

@@ -67,7 +67,7 @@ class _LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """That many blocks of width 2,048."""
+    """A stack of blocks of width 2,048."""
 
     LENGTH, VOCAB = 1024, 32_000
 
@@ -131,7 +131,7 @@ class _SwinBlock(nn.Module):
 
 
 class Swin(nn.Module):
-    """Four stages of that many blocks; the width doubles from stage to stage."""
+    """Four stages with the given numbers of blocks; the width doubles from stage to stage."""
 
     SIDE = 256
 
@@ -183,7 +183,7 @@ class _UNetBlock(nn.Module):
 
 
 class UNet(nn.Module):
-    """Four levels of that many blocks down, and up again."""
+    """Four levels down and up again, with the given number of blocks each."""
 
     SIDE = 64
 

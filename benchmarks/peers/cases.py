@@ -92,7 +92,7 @@ class Case:
         return Optimizer(kind="adamw", settings={"lr": 1e-4}, reduce_every=self.reduce_every)
 
     def machine(self) -> Machine:
-        """The shipped machine file of that many H200."""
+        """The shipped machine file with as many H200 as the case has ranks."""
         return Machine.load(f"h200-x{self.ranks}")
 
     def plan(self) -> Plan:

@@ -24,7 +24,7 @@ def taken(
     ranks: int, cases: Sequence[Case], path: Path, *, until: float, compiles: str, sides: Sequence[str], resumes: bool,
     device: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure cases on that many ranks.
+    """Measure cases on a number of ranks.
 
     Args:
         ranks: of every case.

@@ -37,7 +37,7 @@ __all__ = ["Found", "main"]
 INPUTS = ("tokens", "labels")
 """Of the graph, in the order in which the peer takes them."""
 PART_S = 120.0
-"""After that many seconds in one part of a case its ranks count as hung."""
+"""Seconds in one part of a case after which its ranks count as hung."""
 ANSWER_S = 20.0
 """So long a rank that failed waits for the others to fail too."""
 

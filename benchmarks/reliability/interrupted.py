@@ -82,7 +82,7 @@ def _job(folder: Path, steps: int, degrees: dict[str, int]) -> Path:
 
 
 def _killed(job: Path, at: int, draw: random.Random) -> str:
-    """Begin or go on, and kill a process once that many steps are done; says which and what was said."""
+    """Start or resume the run and kill a process after the given step; return which one, and what the run said."""
     which, rank = draw.choice(("rank", "guard", "agent", "launcher")), draw.randrange(RANKS)
     checkpoints = job.parent / "out" / "checkpoints"
     run = started(job, resume=checkpoints.exists())

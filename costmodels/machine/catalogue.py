@@ -1,7 +1,7 @@
 """Machines by name: "<device>-x<number>" is made of a device file and its template of a node and a network.
 
 The device files are in `machines/devices`. Up to the size of its node a number means a part of one node; above it must
-be a multiple of the node and means that many nodes joined by their network cards: "h100-sxm-x1024" is 128 nodes of 8.
+be a multiple of the node and means whole nodes joined by their network cards: "h100-sxm-x1024" is 128 nodes of 8.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ _SHARED = ("device", "memory_bytes", "runtime_bytes", "memory_allowance", "commu
 
 
 def device_of(name: str) -> Path | tuple[Device, int]:
-    """What a machine's name stands for (see the module): a shipped file, or that many of a device.
+    """What a machine's name stands for (see the module): a shipped file, or a device and how many of it.
 
     Raises:
         TwofoldError: an unknown name, with suggestions.

@@ -54,7 +54,7 @@ class Link(Section, frozen=True, kw_only=True):
     half_duplex: bool = False
 
     def scaled(self, bandwidth: float, latency: float) -> Link:
-        """The same with that many times the bandwidth, its ways out included, and the latency."""
+        """The same link with its bandwidth, ways out included, and its latency multiplied by these factors."""
         return msgspec.structs.replace(
             self, latency_s=self.latency_s * latency, bandwidth_Bps=self.bandwidth_Bps * bandwidth,
             peer_Bps=None if self.peer_Bps is None else self.peer_Bps * bandwidth,
@@ -82,7 +82,7 @@ class Link(Section, frozen=True, kw_only=True):
         return rank // self.ranks, rank % first.ranks if self.rails else 0
 
     def ways_used(self, inside: int) -> int:
-        """Ways out of a domain of this tier that a group with that many members in a domain of the first tier has."""
+        """Ways out of a domain of this tier that a group uses with `inside` members in a domain of the first."""
         return inside if self.rails else 1
 
     def reduced_bytes(self, tree_bytes: float, size_bytes: float) -> float:

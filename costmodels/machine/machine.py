@@ -190,7 +190,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         """The machine of a name such as "h200-x4" or "h100-sxm-x1024", or of a file.
 
         A name is that of a shipped file, or "<device>-x<number>" for a device of the catalogue: up to the size of its
-        node a part of one, above a multiple of it, that many nodes (`costmodels.machine.catalogue`).
+        node a part of one, above it whole nodes (`costmodels.machine.catalogue`).
 
         Raises:
             TwofoldError: an unknown name (with suggestions), no such file, or what `from_json` refuses.
@@ -206,7 +206,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
 
     @classmethod
     def of_device(cls, device: Device, number: int) -> Machine:
-        """That many devices of the catalogue, in the nodes and the network that they usually stand in.
+        """`number` devices of the catalogue, in the nodes and the network that they usually have.
 
         Raises:
             TwofoldError: more than a node that is no multiple of it, or none.

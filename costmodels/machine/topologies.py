@@ -1,6 +1,6 @@
 """Graphs of well-known networks, to write machine files from.
 
-Each function returns the `Graph` of a machine with that many devices, numbered node by node. The shipped examples in
+Each function returns the `Graph` of a machine, its devices numbered node by node. The shipped examples in
 `costmodels/machines` were written with them (`example_machines`).
 """
 

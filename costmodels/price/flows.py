@@ -116,7 +116,7 @@ def plane_end(links: tuple[Link, ...], tier: int) -> int:
 
 @lru_cache(maxsize=4096)
 def double_tree_out(number: int) -> float:
-    """The most that one of that many domains sends in an all-reduce by a double binary tree, in messages.
+    """The most that one of `number` domains sends in an all-reduce by a double binary tree, in messages.
 
     >>> [double_tree_out(number) for number in (1, 2, 3, 64)]
     [0.0, 1.0, 1.5, 2.0]
@@ -142,7 +142,7 @@ def _ring(links: Sequence[Link], group: Group, traffic: Traffic) -> Flows:
     stays = plane_end(tuple(links), 0) == 0
     if group.top == 0 or not stays or first.fullest != first.emptiest or traffic.is_forwarded:
         loads.append(Load(0, False, total))
-    elif first.fullest > 1:  # of every ring one link in that many leaves the node
+    elif first.fullest > 1:  # of every ring one link in `fullest` leaves the node
         loads.append(Load(0, False, total * (first.fullest - 1) / first.fullest))
     loads += _leaving(links, group, [total] * group.top)
     rounds = max(1, round(traffic.hops / max(1, group.members - 1)))
@@ -215,7 +215,7 @@ def _uplink(links: Sequence[Link], group: Group, tier: int, size_bytes: float) -
 
 
 def _depth(number: int) -> int:
-    """Steps of a binary tree over that many domains."""
+    """Steps of a binary tree over `number` domains."""
     return max(0, number - 1).bit_length()
 
 

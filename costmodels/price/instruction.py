@@ -174,7 +174,7 @@ def _copied(leading: tuple[tuple[int, ...], ...]) -> int:
 def price_transfer(machine: Machine, src_rank: int, dst_rank: int, size_bytes: int, pairs: int = 1) -> Cost:
     """The price of one piece of `size_bytes` from one rank to another; nothing but its issue if they are the same.
 
-    With `pairs` above 1 that many neighbours of the first rank send to those of the other at once, as the ranks of a
+    With `pairs` above 1, as many neighbours of the first rank send to those of the other at once, as the ranks of a
     pipeline stage do: what their shared ways out cost is in `Cost.together_ps`.
     """
     if src_rank == dst_rank:

@@ -261,7 +261,7 @@ def matrix_jobs(shapes: Sequence[tuple[int, int, int]]) -> list[Job]:
 
 
 def memory_jobs(counts: Sequence[int], *, small: bool = False) -> list[Job]:
-    """relu of that many elements."""
+    """relu of each number of elements."""
 
     def relu(elements: int) -> Call:
         x = torch.rand(elements)

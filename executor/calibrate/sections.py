@@ -21,7 +21,7 @@ from executor.calibrate.session import MEMORY_SHARE, Session
 __all__ = ["AloneSection", "CallLimits", "InStepSection", "StreamSection", "device_time"]
 
 Measure = Callable[[Session, Job, float], Sequence[Point]]
-"""The measured points of a job, within about that many seconds."""
+"""Measures a job in about the given number of seconds; returns its points."""
 
 
 def device_time(session: Session, job: Job, budget_s: float) -> list[Point]:

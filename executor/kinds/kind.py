@@ -89,7 +89,7 @@ class DeviceKind:
     # -- what it can do ------------------------------------------------------------------------------------------------
 
     def spin(self, cycles: int) -> bool:
-        """Keep the current stream busy for that many cycles; False where that cannot be done."""
+        """Keep the current stream busy for `cycles` cycles; False where that cannot be done."""
         return False
 
     def external_event(self) -> Any:

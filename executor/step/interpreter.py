@@ -116,7 +116,7 @@ class Interpreter:
         self.resume_at(0)
 
     def resume_at(self, step: int) -> None:
-        """Go on after that many steps; the next one is checked, as the first step of a process."""
+        """Continue after `step` steps; the next one is checked, as the first step of a process."""
         self.counter.step, self.num_begun = step, 0
 
     def value(self, name: str) -> Tensor:

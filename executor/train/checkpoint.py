@@ -73,7 +73,7 @@ class Saver:
         self._failed: BaseException | None = None
 
     def after(self, done: int) -> None:
-        """Copy what is to be kept if a checkpoint is due after that many steps, and write it in a thread.
+        """Copy what is to be kept if a checkpoint is due after `done` steps, and write it in a thread.
 
         Raises:
             TrainingStopped: the one before could not be written.

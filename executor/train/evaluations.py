@@ -44,7 +44,7 @@ class Evaluations:
         self._evaluator: Evaluator | None = None
 
     def after(self, done: int, training: Interpreter) -> None:
-        """Evaluate, if it is time after that many steps."""
+        """Evaluate if an evaluation is due after `done` steps."""
         if done % self._asked.every and done != self._steps:
             return
         began_s = time.perf_counter()

@@ -60,7 +60,7 @@ def train(
     first: int = 0,
     after_step: Callable[[int, Batch, Tensor | None], None] | None = None,
 ) -> Training:
-    """Train for that many steps.
+    """Train for a number of steps.
 
     Args:
         stepper: does one.

@@ -54,7 +54,7 @@ class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             )
 
     def at(self, step: int, steps: int) -> float:
-        """The rate of a step, counted from 0, of that many."""
+        """The rate of a step, counted from 0, in a run of `steps` steps."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         if self.kind == "constant":

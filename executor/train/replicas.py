@@ -54,7 +54,7 @@ class ReplicaCheck:
         self._rows = "" if plan is None or plan.full_batch else _rows_of(plan, interpreter.rank)
 
     def after(self, done: int, batch: Batch, loss: Tensor | None) -> None:
-        """Compare, if a comparison is due after that many steps.
+        """Compare, if a comparison is due after `done` steps.
 
         Args:
             done: steps in all.

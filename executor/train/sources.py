@@ -112,7 +112,7 @@ def _made(word: str) -> Iterable[Given]:
 
 @dataclass(frozen=True, slots=True)
 class _Sized:
-    """That many batches."""
+    """A known number of batches."""
 
     count: int
     batches: Callable[[], Iterator[Given]]

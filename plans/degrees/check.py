@@ -54,7 +54,7 @@ def check_stated(
 def impossible(
     known: Mapping[str, Any], model: ModelSizes | None = None, *, num_devices: int | None = None, machine: str = ""
 ) -> Iterator[str]:
-    """Why known degrees cannot be on that many devices, then for a model; nothing where they can be."""
+    """Why known degrees do not fit the number of devices, then for a model; nothing where they can be."""
     if num_devices is not None:
         yield from broken(OF_DEVICES, {**known, "num_devices": num_devices, "machine": machine})
     if model is not None:

@@ -31,7 +31,7 @@ ORDER = ("tp", "cp", "dp", "pp")
 
 
 class Axis(NamedTuple):
-    """That many ranks, and the distance from each to the next."""
+    """The number of ranks, and the distance from each to the next."""
 
     size: int
     stride: int

@@ -79,7 +79,7 @@ def plan_of(
 
 
 def chunk_operators(graph: Graph, layers: Sequence[int]) -> list[tuple[str, ...]]:
-    """The operators of each chunk of a transformer with that many blocks: embedding first, head last.
+    """The operators of each chunk of a transformer, which has `layers` blocks: embedding first, head last.
 
     >>> from plans.degrees import even_layers
     >>> from plans.model.transformer import transformer

@@ -69,7 +69,7 @@ _SETTINGS = (
     ),
     Degree(
         name="bucket_bytes", type=int, default=_ADAMW.bucket_bytes, check=rules.byte_count, word="bucket bytes",
-        meaning="gradients and weights are reduced and gathered in buckets of that many bytes; 0: each by itself. Not "
+        meaning="gradients and weights are reduced and gathered in buckets of this many bytes; 0: each by itself. Not "
         "searched; other stacks have buckets of their own", flag="bucket_bytes", setting="bucket_bytes",
         is_searched=False,
     ),

@@ -65,7 +65,7 @@ def fuse_runs(
         variants: the bodies that follow each other for one micro-batch, for every kind of backward, without `frees`.
         table: of the values; those that no instruction names any more are taken out of it.
         blocks: see `block_names`.
-        num_shared: the first that many bodies are the same in all variants.
+        num_shared: how many bodies, from the first on, are the same in all variants.
     """
     before = {name for variant in variants for body in variant for name in _names(body)}
     found = [[_Runs.of(body, table, blocks) for body in variant] for variant in variants]

@@ -1,7 +1,7 @@
 """A* over layouts on one mesh (Hart, Nilsson and Raphael 1968), for least bytes and for prices of any form.
 
 The bound on what is left of a path is what the worst rank still lacks of its target region: in bytes, or in the least
-seconds that the price's `floor_s` states for that many bytes.
+seconds that the price's `floor_s` states for that number of bytes.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class LocalPrice(ABC):
     def transfer_floors_s(
         self, sizes_bytes: Array, least_peers: Array, most_peers: int, leaves_domain: bool
     ) -> Seconds:
-        """Lower bounds on the seconds of transfers whose busiest rank has at least that many bytes and peers.
+        """Lower bounds on the seconds of transfers whose busiest rank has at least the given bytes and peers.
 
         `leaves_domain`: something goes from one of the `domains` to another.
         """

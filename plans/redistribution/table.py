@@ -75,7 +75,7 @@ def sequences(num_axes: int) -> tuple[tuple[int, ...], ...]:
 
 
 def code(num_axes: int, ids: tuple[int, ...], partial: int) -> int:
-    """A state as one number: that many bits a dim that every sequence has a number, the partial axes above them."""
+    """A state as one number: enough bits for each dim that every sequence has a number, the partial axes above them."""
     width = _width(num_axes)
     return sum(number << width * dim for dim, number in enumerate(ids)) | partial << width * len(ids)
 

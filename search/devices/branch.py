@@ -103,7 +103,7 @@ class Branching:
         """Search to the end, to the deadline, or until interrupted.
 
         Args:
-            most: end after that many nodes, and begin with none of the usual configurations.
+            most: end after this many nodes, and begin with none of the usual configurations.
         """
         now = time.monotonic()
         half_s = float("inf") if self.deadline_s is None else (now + self.deadline_s) / 2
@@ -277,7 +277,7 @@ class Branching:
     # ------------------------------------------------------------------- what is asked of it from outside
 
     def space(self, shape: ScheduleChoice, pp: int, count: int) -> ScheduleSpace | None:
-        """A schedule of that many ranks and micro-batches with all spreads; None where there is none."""
+        """A schedule for these numbers of ranks and micro-batches with all spreads; None where there is none."""
         return self.spaces.of(shape, pp, count)
 
     def rows(self, space: ScheduleSpace, mode: str) -> LayerSplits:

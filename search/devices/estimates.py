@@ -127,7 +127,7 @@ class Estimates:
         )
 
     def inner_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, excess_bytes: float) -> float:
-        """Of everything with one way of working inside a stage, where recomputing must save that many bytes."""
+        """Of everything with one way of working inside a stage, where recomputing must save a number of bytes."""
         forward, *backward = self._least_s(stage, excess_bytes)
         return self._spread_bound_s(mesh, size, stage.split, forward, backward[0], sum(backward[1:]))
 
@@ -144,7 +144,7 @@ class Estimates:
         """The parts of the whole model and one micro-batch at least, the first of them the forward.
 
         Where some blocks may keep everything: each piece as the shorter of its two kinds, and what recomputing adds to
-        save that many bytes, where it adds least per byte; that counts with the last part.
+        save that number of bytes, where it adds least per byte; that counts with the last part.
         """
         costs = self.costs
         if not self.spaces.is_partial(stage.recompute):

@@ -107,7 +107,7 @@ class Problem:
         if self.global_batch > most:
             raise TwofoldError(
                 f"a global batch of {self.global_batch} sequences on {self.num_devices} devices: at most {most} are "
-                f"searched, {_MOST_PER_DEVICE} per device; a step of several such batches takes that many times as long"
+                f"searched, {_MOST_PER_DEVICE} per device; a step of several such batches takes proportionally longer"
             )
         machine = self.machine
         if not machine.host_async:

@@ -33,7 +33,7 @@ class ScheduleSpaces:
     _groups: dict[tuple[int, int, bool], ScheduleGroup | None] = field(default_factory=dict)
 
     def of(self, shape: ScheduleChoice, pp: int, count: int) -> ScheduleSpace | None:
-        """A schedule of that many ranks and micro-batches; None where there is none, or no layers for its chunks."""
+        """A schedule for these ranks and micro-batches; None where there is none, or no layers for its chunks."""
         key = (shape, pp, count)
         if key not in self._spaces:
             schedule, choices = scheduled(self.problem, shape, pp, count)
@@ -46,7 +46,7 @@ class ScheduleSpaces:
         return self._spaces[key]
 
     def group(self, pp: int, count: int, *, split: bool) -> ScheduleGroup | None:
-        """All schedules for that many ranks and micro-batches, with a backward in two parts or one; None: no such."""
+        """All schedules for these ranks and micro-batches, with a backward in two parts or one; None: no such."""
         key = (pp, count, split)
         if key not in self._groups:
             found = [(shape, self.of(shape, pp, count)) for shape in shapes(self.problem, pp)]

@@ -285,7 +285,7 @@ def _possible(schedule: str, pp: int, count: int, virtual: int | None) -> Schedu
 
 
 def schedule_of(shape: ScheduleChoice, pp: int, count: int) -> Schedule | None:
-    """The schedule of a shape, or None if there is none for that many ranks and micro-batches."""
+    """The schedule of a shape, or None if there is none for these ranks and micro-batches."""
     free = chunks_per_rank(shape.schedule) is None
     return _possible(shape.schedule, pp, count, shape.virtual if free else None)
 
@@ -357,7 +357,7 @@ def layer_choices(num_layers: int, num_chunks: int, last_fewer: int = 2) -> tupl
 def scheduled(
     problem: Problem, shape: ScheduleChoice, pp: int, count: int
 ) -> tuple[Schedule | None, tuple[tuple[int, ...], ...]]:
-    """The schedule of a shape for that many ranks and micro-batches, if there is one that the software runs, and the
+    """The schedule of a shape for these ranks and micro-batches, if there is one that the software runs, and the
     spreads of the layers to try with it."""
     known = {"schedule": shape.schedule, "virtual": shape.virtual, "pp": pp, "num_micro_batches": count}
     schedule = schedule_of(shape, pp, count)

@@ -31,7 +31,7 @@ _NUM_TRIED = 6
 """Configurations on which slices and pairs are tried."""
 
 _NUM_FORECAST = 2
-"""Of them that many are forecast, those that are expected to be the fastest."""
+"""How many of them are forecast: those expected to be the fastest."""
 
 _LEAST_GAIN = 0.002
 """Share of a step that must be exposed beyond what the best takes."""

@@ -381,7 +381,7 @@ class Dual:
 
         Args:
             limits: totals.
-            fits: whether that many values of each variable do.
+            fits: whether these values do.
         """
         bounds = self.value_bounds()
         for limit in limits:

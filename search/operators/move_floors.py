@@ -47,7 +47,7 @@ class Floors(Protocol):
         """Seconds of a slice or a collective over `axes`."""
 
     def transfer_floors_s(self, sizes_bytes: Ints, least_peers: Ints, most_peers: int, leaves_domain: bool) -> Floats:
-        """For each: no transfer takes less whose busiest rank has at least that many bytes, and that many peers."""
+        """For each: no transfer takes less whose busiest rank has at least these bytes and these peers."""
 
     def domains(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
         """For each rank the domain that the fastest links join; None where that is all of them."""
@@ -159,7 +159,7 @@ def _part(
 def _least_steps(
     floors: Floors, mesh: Layout, needed_bytes: tuple[int, ...], item_bytes: int
 ) -> tuple[tuple[float, ...], float]:
-    """For each number of bytes the least seconds of one step that brings that many to a rank; and of one that adds."""
+    """For each number of bytes the least seconds of one step that brings them to a rank; and of one that adds."""
     if floors.domains(mesh.rank_list) is not None:
         mesh = primes(mesh)[0]  # a step may be taken over a part of an axis that lies within a node
     axes = [axis for axis in mesh.alias_name if mesh.size((axis,)) > 1]
@@ -187,7 +187,7 @@ def _least_steps(
 def _least_far_steps(
     floors: Floors, mesh: Layout, inner: tuple[str, ...], needed_bytes: tuple[int, ...], item_bytes: int
 ) -> tuple[float, ...]:
-    """For each number of bytes the least seconds of one step that brings that many to a domain from others."""
+    """For each number of bytes the least seconds of one step that brings them to a domain from others."""
     mesh = primes(mesh)[0]
     axes = [axis for axis in mesh.alias_name if mesh.size((axis,)) > 1]
     if len(axes) > _MAX_GROUPED:

@@ -66,7 +66,7 @@ class PlanSearch:
     _tried: dict[Plan, Plan] = field(default_factory=dict)
 
     def stage_search(self, num_micro_batches: int, num_ranks: int, level: int | None = None) -> StageSearch:
-        """The search of stages of plans with that many micro-batches and ranks, at an optimizer-parallel level."""
+        """The search of stages of plans with these micro-batches and ranks, at an optimizer-parallel level."""
         level = self.optimizer.parallel_level if level is None else level
         key = num_micro_batches, num_ranks, level
         if key not in self._stages:

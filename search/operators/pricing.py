@@ -176,7 +176,7 @@ class StepSeconds(LocalPrice):
         self, sizes_bytes: npt.NDArray[np.int64], least_peers: npt.NDArray[np.int64], most_peers: int,
         leaves_domain: bool,
     ) -> npt.NDArray[np.float64]:  # fmt: skip
-        """For each: no transfer takes less whose busiest rank has at least that many bytes, and that many peers.
+        """For each: no transfer takes less whose busiest rank has at least these bytes and these peers.
 
         `leaves_domain`: something goes from one of the `domains` to another.
         """
@@ -190,7 +190,7 @@ class StepSeconds(LocalPrice):
         return None if len(self.machine.links) == 1 or len(set(found)) == 1 else found
 
     def floor_s(self, received_bytes: float) -> float:
-        """No step that brings that many bytes to a rank takes less; 0 for none.
+        """No step that brings that number of bytes to a rank takes less; 0 for none.
 
         A collective that adds on its way (in a switch) brings half of what a ring does.
         """

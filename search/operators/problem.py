@@ -71,7 +71,7 @@ class Problem:
         )  # fmt: skip
 
     def entangled(self, sizes: Sequence[int] | None = None) -> tuple[float, float]:
-        """Cells of the largest table that elimination would join, and of all of them; of that many values, if given."""
+        """Cells of the largest table that elimination would join, and of all of them; of these sizes, if given."""
         sizes = sizes or self.sizes
         scopes = [tuple(variable for variable in edge.variables if sizes[variable] > 1) for edge in self.edges]
         return widest(sizes, [scope for scope in scopes if scope])

@@ -1,6 +1,6 @@
 """What the stages of shapes cost: the least that their operators may take one by one, and exact where it is asked for.
 
-Shapes have stages in common, so every stage on that many devices is kept once, under a number.
+Shapes have stages in common, so every stage on a number of devices is kept once, under a number.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ShapeCosts:
                 cost_s = self.stage_search(count, ranks).least_s(
                     self.space.segment(start, end), range(width), self.is_late
                 )
-            except TwofoldError as error:  # pins that do not fit that many devices
+            except TwofoldError as error:  # pins that do not fit the number of devices
                 cost_s, self.reason = math.inf, self.reason or str(error)
             self.seconds[entry] += max(0.0, cost_s - self._own[entry])
             self._exact.add(entry)

@@ -87,7 +87,7 @@ def _scheduled(plan: Plan, weights: Callable[[], Sequence[float]]) -> Iterator[P
     for name in schedule_names():
         fixed = chunks_per_rank(name)
         for chunks in (fixed,) if fixed is not None else _CHUNKS:
-            with contextlib.suppress(TwofoldError):  # what a schedule cannot do with that many ranks or micro-batches
+            with contextlib.suppress(TwofoldError):  # a schedule that these ranks or micro-batches do not allow
                 if chunks == 1 and len(plan.stages) == len(meshes):
                     yield _changed(plan, schedule=name)
                 elif chunks > 1 and alike and not bound:

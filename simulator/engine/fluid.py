@@ -29,7 +29,7 @@ they run on one device, above 0."""
 
 _ONE, _NONE = Fraction(1), Fraction(0)
 _FINEST, _COARSE = 2**192, 2**64
-"""Work is counted in parts of a picosecond no smaller than one in that many."""
+"""Work is counted in parts of a picosecond no smaller than one divided by this number."""
 
 
 class Now(simpy.Event):
@@ -195,7 +195,7 @@ class Cores:
         return share
 
     def _change(self, num_busy: int) -> None:
-        """From now on that many share the cores."""
+        """From now on `num_busy` processes share the cores."""
         now = int(self._env.now)
         reading = 0
         if self._changes:

@@ -237,7 +237,7 @@ class LayoutCosts:
 
 
 _MANY_ACTIONS = 4096
-"""From that many on columns are faster, of one configuration too."""
+"""Number of actions from which on columns are faster, even for one configuration."""
 
 
 @lru_cache(maxsize=16_384)

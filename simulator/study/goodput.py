@@ -197,7 +197,7 @@ def sampled_goodput(
     num_checkpoints: int = 10_000,
     seed: int,
 ) -> Goodput:
-    """The same played out failure by failure until that many checkpoints are durable; equal seeds, equal results."""
+    """The same played out failure by failure until `num_checkpoints` are durable; equal seeds, equal results."""
     whole_number("num_devices", num_devices)
     size = checkpoint_bytes if checkpoints.size_bytes is None else checkpoints.size_bytes
     write_s, work_s = size / checkpoints.write_Bps, checkpoints.every_steps * step_s

@@ -26,7 +26,7 @@ class Space:
         axes: name -> values; the last one changes fastest.
         points: "grid": every combination; "one-at-a-time": the base, and each value of each axis with the others as
             they are in the base.
-        sample: that many combinations of the grid, drawn without repetition; None: all of them.
+        sample: how many combinations of the grid are drawn, without repetition; None: all of them.
         seed: of the sample.
 
     Raises:

@@ -46,7 +46,7 @@ class WhatIf:
         seed: of the jitter and of sampled failures.
         links: degraded or failed links.
         devices: rank -> the machine whose device and host it has instead; links, sharing and overlap rates stay.
-        checkpoints: written every that many steps, or None.
+        checkpoints: how often they are written, in steps, or None.
         failures: at a rate, or None.
 
     Raises:

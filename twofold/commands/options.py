@@ -165,7 +165,7 @@ class LaunchOptions:
         port: of the rendezvous; a free one otherwise.
         execution: graph (a step is one launch, where the device can) or eager, instead of what the plan says.
         fused: --no-fused leaves memory-bound instructions apart that the plan joins.
-        profile: of that many steps every rank writes a trace of torch's profiler into OUT.
+        profile: number of steps for which every rank writes a trace of torch's profiler into OUT.
         timeout: seconds for the whole launch; no limit otherwise, but ranks that stop moving are found.
     """
 

@@ -106,7 +106,7 @@ class _Progress:
         self._begin_s = time.perf_counter()
 
     def tell(self, done: int, count: int) -> None:
-        """That many points are done."""
+        """Say how many points are done."""
         self.done, self.count = done, count
 
     def text(self) -> str:
