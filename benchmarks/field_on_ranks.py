@@ -180,9 +180,11 @@ def text(rows: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     """Try them, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="models to try; all by default")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="models to try; all by default")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in MODELS]:
+        parser.error(f"there is no model {unknown[0]!r}; the models are {', '.join(MODELS)}")
     forkserver.set_forkserver_preload(["torch.distributed", "executor.train.run", "executor.capture"])
     warnings.simplefilter("ignore")
     rows = {}

@@ -125,7 +125,7 @@ def _drawn(count: int, seed: int) -> list[Mutant]:
     for room in _TESTS:
         for path in sorted((_ROOT / room).rglob("*.py")):
             every += mutants_of(str(path.relative_to(_ROOT)), path.read_text())
-    return draw.sample(every, count)
+    return draw.sample(every, min(count, len(every)))
 
 
 def _named() -> list[Mutant]:
@@ -197,12 +197,14 @@ class _Copy:
 
 def _main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--count", type=int, default=60, help="drawn mutants; at most all that there are")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--named", action="store_true")
     parser.add_argument("--until", type=float, default=float("inf"), help="seconds; no mutant begins after it")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.count < 1:
+        parser.error(f"--count is {options.count}; it must be at least 1")
     begin_s, outcomes, survivors = time.monotonic(), Counter[str](), []
     with tempfile.TemporaryDirectory(prefix="twofold-mutants-") as name:
         copy = _Copy(Path(name))

@@ -92,7 +92,9 @@ def read_weights(path: str) -> WeightsFile:
             state = torch.load(place, map_location="cpu", mmap=True, weights_only=True)
         except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
             said = str(error).strip().splitlines() or [type(error).__name__]
-            raise TwofoldError(f"weights {path!r}: no state_dict that torch.load reads: {said[0][:200]}") from None
+            raise TwofoldError(
+                f"weights {path!r}: no state_dict that torch.load reads: {said[0][:200]}; save it again with torch.save"
+            ) from None
         if not isinstance(state, Mapping) or not all(isinstance(each, Tensor) for each in state.values()):
             raise TwofoldError(f"weights {path!r}: it must hold a state_dict, names and tensors alone")
         return WeightsFile(path, dict(state))
