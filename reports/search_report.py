@@ -189,7 +189,7 @@ def _neighbours(found: SearchResult[Candidate]) -> Table:
     )
     left = len(found.alternatives) - len(shown)
     return Table(
-        title="One degree changed at a time, the layers spread anew", columns=("change", "longer", "share", "why"),
+        title="One degree changed at a time, the layers spread again", columns=("change", "longer", "share", "why"),
         rows=rows, notes=(f"And {left} more.",) if left else (),
     )  # fmt: skip
 

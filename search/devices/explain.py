@@ -91,11 +91,11 @@ def _mesh_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tu
             given: dict[str, Any] = {name: value, other: have * now // value}
             split = fixed.get("sequence_parallel") if degrees.tp == 1 else degrees.sequence_parallel
             given["sequence_parallel"] = split if given.get("tp", degrees.tp) > 1 else False
-            anew = ""
+            chosen = ""
             if "pp" in given:
                 given |= {"schedule": fixed.get("schedule"), "virtual": fixed.get("virtual")}
-                anew = ", schedule anew"
-            yield f"{name} {now} -> {value}, {other} {have} -> {have * now // value}{anew}", base.changed(**given)
+                chosen = ", schedule chosen again"
+            yield f"{name} {now} -> {value}, {other} {have} -> {have * now // value}{chosen}", base.changed(**given)
 
 
 def _placement_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:

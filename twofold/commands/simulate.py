@@ -71,7 +71,7 @@ class Simulate:
         execution: graph (a step is one launch, where the device can) or eager, instead of what the plan says.
         fused: --no-fused leaves memory-bound instructions apart that the plan joins.
         fold: simulate ranks that do the same only once; the result is the same.
-        recost: the file states a transformer's degrees, which are forecast anew: .degrees.json as `twofold plan` writes
+        recost: the file states a transformer's degrees, which are forecast: .degrees.json as `twofold plan` writes
             it beside a plan, DTensor placements (.json), torchtitan's settings (.toml), or a text with Megatron-LM's
             flags and --world-size.
     """
@@ -84,7 +84,7 @@ class Simulate:
     fold: bool = True
     recost: bool = False
     files: SimulationFiles = field(default_factory=SimulationFiles)
-    anew: RecostOptions = field(default_factory=RecostOptions)
+    recosting: RecostOptions = field(default_factory=RecostOptions)
     output: FileOutput = field(default_factory=FileOutput)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
@@ -95,7 +95,7 @@ class Simulate:
             if unused := list(given(self.files)):
                 raise TwofoldError(f"{flag(unused[0])} is not for --recost, which forecasts degrees")
             return _recost(self, Machine.load(self.target.machine), say), True
-        asked = [name for name in given(self.anew) if name != "stack"]
+        asked = [name for name in given(self.recosting) if name != "stack"]
         self._check_files()
         if asked:
             raise TwofoldError(f"{flag(asked[0])} needs --recost; a plan file is for its own model and batch")
@@ -245,7 +245,7 @@ def _recost(asked: Simulate, machine: Machine, say: Console) -> dict[str, Any]:
     from twofold.commands.execution import executed
     from twofold.commands.forecasts import show_forecast
 
-    path, options = asked.plan, asked.anew
+    path, options = asked.plan, asked.recosting
     beside = Path(f"{path.removesuffix('.json')}.degrees.json")
     statement = read_statement(beside if path.endswith(".json") and beside.is_file() else path)
     config, degrees = configuration(
