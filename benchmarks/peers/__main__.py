@@ -4,6 +4,7 @@
     python -m benchmarks.peers --gpus 2 --first 12 --out FOLDER            from the 13th case of 2 devices on
     python -m benchmarks.peers --gpus 2 --sides graph apart --out FOLDER   fused runs against single instructions
     python -m benchmarks.peers --gpus 2 --resume --out FOLDER              what an earlier call did not reach
+    python -m benchmarks.peers --set second --gpus 1 2 --sides torch graph --out FOLDER      shapes of no earlier step
     python -m benchmarks.peers --list                                      the cases, in their order
     python -m benchmarks.peers --smoke --gpus 2 --out FOLDER               tiny sizes on CPU ranks
 
@@ -22,9 +23,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.cases import CASES, SMOKE_CASES, Case
+from benchmarks.peers.cases import CASES, SECOND_CASES, SMOKE_CASES, Case
 from benchmarks.peers.launches import taken
 from benchmarks.peers.predictions import predictions
+from benchmarks.peers.scores import scores, scores_text
 from benchmarks.peers.table import row_of, table
 from plans.errors import TwofoldError
 from plans.files import write_atomically
@@ -32,6 +34,9 @@ from plans.files import write_atomically
 __all__ = ["main"]
 
 BUDGET_S = 420.0
+
+SETS = {"first": CASES, "second": SECOND_CASES}
+"""Name -> the cases that `--set` chooses."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows += [row_of(case, measured[case.name], predicted[case.name]) for case in cases if case.name in measured]
         _write(options.out / "peers.json", _report(found, rows, written))
     print(table(rows))
+    print(scores_text(scores(rows)))
     print(f"{len(rows)} of {len(every)} cases in {time.time() - start:.0f} s; {options.out / 'peers.json'}")
     failed = any("error" in figures for row in rows for figures in row["measured"].values())
     return int(failed or not rows or not all(row["losses_agree"] for row in rows))
@@ -73,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2], choices=sorted(CASES))
+    parser.add_argument("--set", choices=sorted(SETS), default="first", help="of cases")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="start no new case after this many seconds")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "peers")))
     parser.add_argument("--compile", choices=("none", "chosen", "all"), default=None, help="torch.compile of the peer")
@@ -94,7 +101,9 @@ def _chosen(options: argparse.Namespace) -> dict[int, list[Case]]:
     Raises:
         TwofoldError: a name that no case on that many devices has or begins with.
     """
-    tables: Mapping[int, Sequence[Case]] = SMOKE_CASES if options.smoke else CASES
+    tables: Mapping[int, Sequence[Case]] = SMOKE_CASES if options.smoke else SETS[options.set]
+    if missing := sorted(set(options.gpus) - set(tables)):
+        raise TwofoldError(f"--gpus {missing[0]}: the set {options.set!r} has no case on that many devices")
     names = [case.name for ranks in options.gpus for case in tables[ranks]]
     if unknown := [name for name in options.only if not any(case.startswith(name) for case in names)]:
         raise TwofoldError(
@@ -129,7 +138,7 @@ def _report(found: Mapping[int, Mapping[str, Any]], rows: Sequence[Any], predict
     return {
         "date": _now(), "command": " ".join(["python -m benchmarks.peers", *sys.argv[1:]]), "environment": environments,
         "nccl": {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")},
-        "predictions_written": predicted, "rows": list(rows),
+        "predictions_written": predicted, "scores": scores(rows), "rows": list(rows),
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import Optimizer, Plan
 from search import uniform_plan
 
-__all__ = ["CASES", "MODELS", "SMOKE_CASES", "Case", "case_named", "model_flops"]
+__all__ = ["CASES", "MODELS", "SECOND_CASES", "SMOKE_CASES", "Case", "case_named", "model_flops"]
 
 MODELS: Mapping[str, TransformerConfig] = {
     config.name: config
@@ -29,6 +29,20 @@ MODELS: Mapping[str, TransformerConfig] = {
         TransformerConfig(
             name="moe", num_layers=6, hidden=2048, num_heads=16, ffn=5632, vocab=32000, seq=2048,
             experts=Experts(num_experts=8, top_k=2, ffn=5632),
+        ),
+        # of the second set: shapes that no earlier step had
+        TransformerConfig(name="6x3584", num_layers=6, hidden=3584, num_heads=28, ffn=18944, vocab=64000, seq=2048),
+        TransformerConfig(name="16x1536", num_layers=16, hidden=1536, num_heads=12, ffn=8960, vocab=49152, seq=1024),
+        TransformerConfig(name="3x6144", num_layers=3, hidden=6144, num_heads=48, ffn=16384, vocab=32768, seq=4096),
+        TransformerConfig(name="32x768", num_layers=32, hidden=768, num_heads=12, ffn=2048, vocab=30522, seq=512),
+        TransformerConfig(name="4x2560-long", num_layers=4, hidden=2560, num_heads=20, ffn=6912, vocab=32000, seq=8192),
+        TransformerConfig(
+            name="gpt-3072", num_layers=6, hidden=3072, num_heads=24, vocab=50304, seq=2048, gated=False, norm="layer",
+            position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
+        ),
+        TransformerConfig(
+            name="moe-16", num_layers=4, hidden=1536, num_heads=12, ffn=2816, vocab=32000, seq=2048,
+            experts=Experts(num_experts=16, top_k=2, ffn=2816),
         ),
         # for CPU ranks, in single precision, so that losses show every difference
         TransformerConfig(
@@ -190,6 +204,75 @@ _ON_4 = (
 CASES: Mapping[int, tuple[Case, ...]] = {1: _ON_1, 2: _ON_2, 4: _ON_4}
 """Number of devices -> its cases, in the order in which they run."""
 
+_SECOND_ON_1 = (
+    _case("6x3584", 4, micro_batch=4),
+    _case("6x3584", 4, micro_batch=1),
+    _case("6x3584", 6, micro_batch=2),
+    _case("6x3584", 3, micro_batch=3),
+    _case("16x1536", 8, micro_batch=8),
+    _case("16x1536", 8, micro_batch=2),
+    _case("16x1536", 24, micro_batch=24),
+    _case("3x6144", 2, micro_batch=1),
+    _case("3x6144", 3, micro_batch=3),
+    _case("32x768", 4, micro_batch=1),
+    _case("32x768", 32, micro_batch=32),
+    _case("32x768", 16, micro_batch=8),
+    _case("4x2560-long", 2, micro_batch=1),
+    _case("4x2560-long", 2, micro_batch=2),
+    _case("gpt-3072", 6, micro_batch=6),
+    _case("gpt-3072", 6, micro_batch=2),
+    _case("gpt-3072", 4, micro_batch=1),
+    _case("moe-16", 8, micro_batch=8),
+    _case("moe-16", 8, micro_batch=2),
+)
+_SECOND_ON_2 = (
+    _case("6x3584", 8, dp=2, micro_batch=4),
+    _case("6x3584", 8, pp=2, micro_batch=1),
+    _case("6x3584", 8, tp=2, micro_batch=4),
+    _case("6x3584", 8, dp=2, micro_batch=2, zero=3),
+    _case("16x1536", 16, dp=2, micro_batch=8),
+    _case("16x1536", 16, pp=2, micro_batch=2),
+    _case("3x6144", 4, dp=2, micro_batch=2, zero=2),
+    _case("3x6144", 4, tp=2, micro_batch=2, sequence_parallel=True),
+    _case("gpt-3072", 8, dp=2, micro_batch=4),
+    _case("gpt-3072", 8, pp=2, micro_batch=1),
+    _case("32x768", 16, dp=2, micro_batch=2),
+    _case("4x2560-long", 4, dp=2, micro_batch=1, zero=3),
+    _case("moe-16", 16, dp=2, micro_batch=8),
+    _case("6x3584", 8, dp=2, micro_batch=4, zero=2),
+    _case("6x3584", 8, dp=2, micro_batch=1, zero=2, reduce_every="step"),
+    _case("6x3584", 12, pp=2, micro_batch=2),
+    _case("6x3584", 8, pp=2, micro_batch=1, schedule="zb_h1"),
+    _case("6x3584", 8, tp=2, micro_batch=2, sequence_parallel=True),
+    _case("6x3584", 4, dp=2, micro_batch=1),
+    _case("16x1536", 32, dp=2, micro_batch=16, zero=2),
+    _case("16x1536", 16, dp=2, micro_batch=4, zero=3),
+    _case("16x1536", 16, tp=2, micro_batch=8),
+    _case("16x1536", 16, pp=2, micro_batch=2, schedule="zb_h1"),
+    _case("16x1536", 16, pp=2, micro_batch=4, schedule="interleaved_1f1b", virtual=2),
+    _case("3x6144", 4, dp=2, micro_batch=1),
+    _case("3x6144", 4, dp=2, micro_batch=2, zero=3),
+    _case("3x6144", 2, tp=2, micro_batch=1),
+    _case("gpt-3072", 8, dp=2, micro_batch=2, zero=3),
+    _case("gpt-3072", 8, tp=2, micro_batch=4),
+    _case("gpt-3072", 12, pp=2, micro_batch=3),
+    _case("gpt-3072", 16, dp=2, micro_batch=8, zero=2),
+    _case("32x768", 64, dp=2, micro_batch=32, zero=2),
+    _case("32x768", 32, dp=2, micro_batch=16),
+    _case("32x768", 32, pp=2, micro_batch=8),
+    _case("32x768", 16, dp=2, micro_batch=8, zero=3),
+    _case("4x2560-long", 4, dp=2, micro_batch=2),
+    _case("4x2560-long", 4, pp=2, micro_batch=1),
+    _case("4x2560-long", 2, tp=2, micro_batch=1, sequence_parallel=True),
+    _case("4x2560-long", 4, pp=2, micro_batch=1, schedule="zb_h1"),
+    _case("moe-16", 16, dp=2, micro_batch=4),
+    _case("moe-16", 8, dp=2, micro_batch=2),
+    _case("gpt-3072", 8, tp=2, micro_batch=2),
+)
+
+SECOND_CASES: Mapping[int, tuple[Case, ...]] = {1: _SECOND_ON_1, 2: _SECOND_ON_2}
+"""More of them, in shapes that no step had before, chosen and predicted before any ran."""
+
 SMOKE_CASES: Mapping[int, tuple[Case, ...]] = {
     1: (
         _case("tiny", 4, micro_batch=2, compiles=True),
@@ -226,4 +309,6 @@ def case_named(name: str) -> Case:
     Raises:
         KeyError: there is none.
     """
-    return {case.name: case for table in (CASES, SMOKE_CASES) for cases in table.values() for case in cases}[name]
+    return {
+        case.name: case for table in (CASES, SECOND_CASES, SMOKE_CASES) for cases in table.values() for case in cases
+    }[name]
