@@ -25,6 +25,8 @@ _ELEMENTS = (2**12, 2**16, 2**20, 2**22, 2**24, 2**26, 2**28)
 _ROWS = ((512, 1024), (2048, 4096), (8192, 768), (8192, 4096), (16384, 8192), (32768, 2048))  # (rows, features)
 _LOGITS = ((512, 32000), (2048, 32000), (8192, 32000), (4096, 50257), (2048, 128256))
 _TABLES = ((2048, 32000, 4096), (8192, 32000, 4096), (8192, 50257, 2048), (8192, 128256, 8192))
+_TURNED = ((2048, 8, 128), (2048, 32, 128), (8192, 32, 128), (4096, 64, 128), (32768, 16, 128), (16384, 16, 64))
+"""Of queries or keys: (tokens, heads, features of a head)."""
 _HELD_OUT_KERNELS = 45
 
 Make = Callable[[OperandPool], Call]
@@ -116,6 +118,26 @@ def _row_job(name: str, shape: tuple[int, int], dtype: str, tier: int, held_out:
 
     point = _point(name, shape, dtype, size * (3 if backward else 2), held_out=held_out)
     return _job(point, make, tier=tier)
+
+
+def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotary positions as models of libraries write them (Hugging Face's apply_rotary_pos_emb)."""
+    a, b = x.chunk(2, -1)
+    return x * cosines + torch.cat([-b, a], -1) * sines
+
+
+def _rotary_job(name: str, shape: tuple[int, int, int], tier: int) -> Job:
+    """Rotary positions in eager mode: products with tables that all heads share, a negation, a concatenation, a sum."""
+    tokens, _, features = shape
+    size = bytes_of("bfloat16", shape)
+
+    def make(pool: OperandPool) -> Call:
+        x, cosines, sines = pool.tensor(*shape), pool.tensor(tokens, 1, features), pool.tensor(tokens, 1, features)
+        if not name.endswith("_backward"):
+            return lambda: _turned(x, cosines, sines)
+        return gradient(lambda fresh: _turned(fresh, cosines, sines), [x], pool.tensor(*shape))
+
+    return _job(_point(name, shape, "bfloat16", 2 * size), make, tier=tier, needs=4)
 
 
 def _loss_job(name: str, shape: tuple[int, int], tier: int, held_out: bool = False) -> Job:
@@ -220,6 +242,8 @@ def kernel_jobs(*, seed: int = 20_27) -> list[Job]:
             jobs.append(_row_job(name + part, shape, "bfloat16", tier=1 if "softmax" in name else 0))
             if shape == (8192, 4096) and "by_hand" not in name:
                 jobs.append(_row_job(name + part, shape, "float32", tier=2))
+    for turned in _TURNED:
+        jobs += [_rotary_job("rope_by_hand", turned, 1), _rotary_job("rope_by_hand_backward", turned, 1)]
     for shape in _LOGITS:
         jobs += [_loss_job("cross_entropy", shape, 0), _loss_job("cross_entropy_backward", shape, 0)]
     for table in _TABLES:
