@@ -51,11 +51,11 @@ def exponent(clocks_MHz: Sequence[float], seconds: Sequence[float]) -> float | N
 
 
 def chosen(jobs: Sequence[Job]) -> list[Job]:
-    """Of every call and dtype the job that moves most below 2 GB, so that the start of a kernel does not matter."""
+    """Of every call and dtype the job that moves most below 4 GB, so that the start of a kernel does not matter."""
     largest: dict[tuple[str, str], Job] = {}
     for job in jobs:
         point = job.point
-        if point.held_out or not LARGE_BYTES < point.size_bytes < 2e9:
+        if point.held_out or not LARGE_BYTES < point.size_bytes < 4e9:
             continue
         key = point.call, point.dtype
         if key not in largest or point.size_bytes > largest[key].point.size_bytes:

@@ -127,7 +127,10 @@ def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def _rotary_job(name: str, shape: tuple[int, int, int], tier: int) -> Job:
-    """Rotary positions in eager mode: products with tables that all heads share, a negation, a concatenation, a sum."""
+    """Rotary positions in eager mode: products with tables that all heads share, a negation, a concatenation, a sum.
+
+    Each of these kernels reads and writes: ten times the bytes of x, tables aside.
+    """
     tokens, _, features = shape
     size = bytes_of("bfloat16", shape)
 
@@ -137,7 +140,7 @@ def _rotary_job(name: str, shape: tuple[int, int, int], tier: int) -> Job:
             return lambda: _turned(x, cosines, sines)
         return gradient(lambda fresh: _turned(fresh, cosines, sines), [x], pool.tensor(*shape))
 
-    return _job(_point(name, shape, "bfloat16", 2 * size), make, tier=tier, needs=4)
+    return _job(_point(name, shape, "bfloat16", 10 * size), make, tier=tier, needs=2)
 
 
 def _loss_job(name: str, shape: tuple[int, int], tier: int, held_out: bool = False) -> Job:
