@@ -1,7 +1,7 @@
 """How kernels that are bound by memory depend on the clock of the chip: at rest, in short load and in long load.
 
     python -m benchmarks.kernel_clocks --out FILE                       on one GPU
-    python -m benchmarks.kernel_clocks --points POINTS.jsonl --out FILE also takes points of rotary positions
+    python -m benchmarks.kernel_clocks --points POINTS.jsonl            only points of rotary positions, to calibrate by
     python -m benchmarks.kernel_clocks --smoke --out FILE               two kernels on a CPU
 
 A training step runs at a lower clock than a chip that does nothing else, since its products draw power. What is bound
@@ -34,7 +34,7 @@ BUSY_S = {"rest": 0.0, "short": 0.012, "long": 0.6}
 """Load -> seconds of matrix products before the first repeat; a third of it before each."""
 
 LARGE_BYTES = 100e6
-CALLS = ("rope_by_hand", "rope_by_hand_backward")
+CALLS = ("rope_by_hand", "rope_by_hand_backward", "rope_by_complex", "rope_by_complex_backward")
 """Of `--points`."""
 SMOKE_CALLS, SMOKE_BYTES = ("add", "rope_by_hand"), 1e7
 
@@ -51,11 +51,11 @@ def exponent(clocks_MHz: Sequence[float], seconds: Sequence[float]) -> float | N
 
 
 def chosen(jobs: Sequence[Job]) -> list[Job]:
-    """Of every call and dtype the job that moves most below 4 GB, so that the start of a kernel does not matter."""
+    """Of every call and dtype the job that moves most below 2 GB, so that the start of a kernel does not matter."""
     largest: dict[tuple[str, str], Job] = {}
     for job in jobs:
         point = job.point
-        if point.held_out or not LARGE_BYTES < point.size_bytes < 4e9:
+        if point.held_out or not LARGE_BYTES < point.size_bytes < 2e9:
             continue
         key = point.call, point.dtype
         if key not in largest or point.size_bytes > largest[key].point.size_bytes:
@@ -91,17 +91,22 @@ def _points(device: Device) -> list[Point]:
             sample = timer.device_time(job.make(_pool(device)))
             figures = {"recorded": float(sample.recorded)}
             points.append(msgspec.structs.replace(job.point, **sample.fields, figures=figures))
+            rate = job.point.size_bytes / sample.seconds / 1e12
+            print(
+                f"{job.point.call:26s} {job.point.shape!s:20s} {sample.seconds * 1e3:9.3f} ms {rate:6.2f} TB/s",
+                flush=True,
+            )
     return points
 
 
 def _pool(device: Device) -> OperandPool:
-    return OperandPool(device=device, block_bytes=2**30 if device.is_async else 2**22)
+    return OperandPool(device=device, block_bytes=2**32 if device.is_async else 2**22)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every kernel under three loads; print a line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="file for what was found")
     parser.add_argument("--points", type=Path, help="file for points of " + " and ".join(CALLS))
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args(arguments)
@@ -113,10 +118,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jobs = [job for job in jobs if job.point.call in SMOKE_CALLS and job.point.size_bytes < SMOKE_BYTES]
     else:
         jobs = chosen(jobs)
-    rows = [_measured(job, _pool(device), device) for job in jobs]
-    points = _points(device) if options.points else []
     if options.points:
-        save_points(options.points, points, environment(device))
+        save_points(options.points, _points(device), environment(device))
+    if not options.out:
+        return 0
+    rows = [_measured(job, _pool(device), device) for job in jobs]
     known = [row["exponent"] for row in rows if row["exponent"] is not None]
     if known:
         print(f"median exponent {statistics.median(known):.2f} of {len(known)} kernels")

@@ -120,27 +120,40 @@ def _row_job(name: str, shape: tuple[int, int], dtype: str, tier: int, held_out:
     return _job(point, make, tier=tier)
 
 
-def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotary positions as models of libraries write them (Hugging Face's apply_rotary_pos_emb)."""
-    a, b = x.chunk(2, -1)
-    return x * cosines + torch.cat([-b, a], -1) * sines
+def _rotary_calls() -> dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]]:
+    """Rotary positions as models of libraries write them: what is made of a table once, and the call on x and that.
+
+    x is [tokens, heads, features] and the table [tokens, 1, features], which all heads share: of cosines and sines
+    (Hugging Face's apply_rotary_pos_emb), or of complex numbers (torchtitan's apply_rotary_emb).
+    """
+
+    def complex_of(table: Tensor) -> Tensor:
+        return torch.view_as_complex(table.float().unflatten(-1, (-1, 2)))
+
+    def by_hand(x: Tensor, table: Tensor) -> Tensor:
+        a, b = x.chunk(2, -1)
+        return x * table + torch.cat([-b, a], -1) * table
+
+    def by_complex(x: Tensor, turns: Tensor) -> Tensor:
+        return torch.view_as_real(complex_of(x) * turns).flatten(-2).to(x.dtype)
+
+    return {"rope_by_hand": (torch.clone, by_hand), "rope_by_complex": (complex_of, by_complex)}
 
 
 def _rotary_job(name: str, shape: tuple[int, int, int], tier: int) -> Job:
-    """Rotary positions in eager mode: products with tables that all heads share, a negation, a concatenation, a sum.
-
-    Each of these kernels reads and writes: ten times the bytes of x, tables aside.
+    """Either form's kernels read and write ten times the bytes of x, tables aside: by hand two products, a negation of
+    a half, a concatenation and a sum; as complex numbers 6 bytes an element for a cast, 8 for a product, 6 for a cast.
     """
     tokens, _, features = shape
-    size = bytes_of("bfloat16", shape)
+    prepared, call = _rotary_calls()[name.removesuffix("_backward")]
 
     def make(pool: OperandPool) -> Call:
-        x, cosines, sines = pool.tensor(*shape), pool.tensor(tokens, 1, features), pool.tensor(tokens, 1, features)
+        x, table = pool.tensor(*shape), prepared(pool.tensor(tokens, 1, features))
         if not name.endswith("_backward"):
-            return lambda: _turned(x, cosines, sines)
-        return gradient(lambda fresh: _turned(fresh, cosines, sines), [x], pool.tensor(*shape))
+            return lambda: call(x, table)
+        return gradient(lambda fresh: call(fresh, table), [x], pool.tensor(*shape))
 
-    return _job(_point(name, shape, "bfloat16", 10 * size), make, tier=tier, needs=2)
+    return _job(_point(name, shape, "bfloat16", 10 * bytes_of("bfloat16", shape)), make, tier=tier, needs=2)
 
 
 def _loss_job(name: str, shape: tuple[int, int], tier: int, held_out: bool = False) -> Job:
@@ -245,8 +258,8 @@ def kernel_jobs(*, seed: int = 20_27) -> list[Job]:
             jobs.append(_row_job(name + part, shape, "bfloat16", tier=1 if "softmax" in name else 0))
             if shape == (8192, 4096) and "by_hand" not in name:
                 jobs.append(_row_job(name + part, shape, "float32", tier=2))
-    for turned in _TURNED:
-        jobs += [_rotary_job("rope_by_hand", turned, 1), _rotary_job("rope_by_hand_backward", turned, 1)]
+    for name, turned in itertools.product(_rotary_calls(), _TURNED):
+        jobs += [_rotary_job(name, turned, 1), _rotary_job(f"{name}_backward", turned, 1)]
     for shape in _LOGITS:
         jobs += [_loss_job("cross_entropy", shape, 0), _loss_job("cross_entropy_backward", shape, 0)]
     for table in _TABLES:
