@@ -144,6 +144,20 @@ def test_what_moves_less_is_no_slower_on_many_devices():
     assert seconds("megatron", 1024, 1) < 1.05 * seconds("megatron", 64, 1)
 
 
+@pytest.mark.parametrize(("name", "whole"), [("torch", True), ("torchtitan", True), ("twofold", False)])
+def test_stages_of_torch_pipelines_hold_whole_weights_at_level_3(name, whole):
+    optimizer = msgspec.structs.replace(OPTIMIZER, parallel_level=3)
+    degrees = Degrees(dp=8, pp=2, global_batch=64, optimizer=optimizer)
+    stack, stage_bytes = stack_named(name), CONFIG.num_parameters // 2 * 2  # two bytes each, half of them
+    alone = forecast(CONFIG, degrees, MACHINE, stack=stack)
+    assert forecast_grid(CONFIG, [degrees], MACHINE, stack=stack)[0].memory == alone.memory
+    if whole:
+        assert alone.memory["weight"] == pytest.approx(stage_bytes, rel=1e-3)
+        assert alone.memory["gradient"] == pytest.approx(2 * stage_bytes, rel=1e-3)
+    else:
+        assert alone.memory["weight"] < 0.5 * stage_bytes
+
+
 def test_messages_are_as_the_stack_cuts_them():
     level = msgspec.structs.replace(OPTIMIZER, parallel_level=1)
     for members, parameters in ((8, 40_000_000), (64, 64_000_000)):

@@ -360,19 +360,13 @@ class _Reading(Cells):
         return bool(stated) and tp > 1
 
     def sharding(self, dp: int, stack: str) -> int:
-        """The optimizer-parallel level. Stages of torch's pipelines keep gathered weights: its runtime tells FSDP2 not
-        to shard them again after a backward (torch/distributed/pipelining/stage.py, backward_maybe_with_nosync),
-        torchtitan not after a forward either (models/llama3/infra/parallelize.py, apply_fsdp, the default policy)."""
+        """The optimizer-parallel level; where it is not stated, that of most runs of the stack."""
         usual = 3 if stack.startswith("torch") else 1 if stack in _SHARDS_STATES else 0
         usual = usual if dp > 1 else 0
         found = level_of(self)
         if found is None and dp > 1:
             self.assumed.append(f"optimizer sharding not stated: level {usual}")
-        level = usual if found is None else found
-        if level == 3 and self.count("pp", 1) > 1 and stack.startswith("torch"):
-            self.assumed.append("weights stay gathered from a stage's first forward to its last backward")
-            return 2
-        return level
+        return usual if found is None else found
 
     def recompute(self, stack: str) -> str:
         text = re.sub(r"[_ ]+", " ", self.text("recompute").lower())
@@ -425,13 +419,11 @@ class _Reading(Cells):
         megatron = not stack.startswith("torch")  # fp16 gradients stay in their buffers
         per_step = "step"
         if not megatron and level >= 2:
-            # FSDP2 keeps shards of gradients only, unless told to wait for the last one, as by torch's pipelines
-            pipeline = self.count("pp", 1) > 1
-            late = accumulates and (pipeline or self.reduces_last())
+            # FSDP2 keeps shards of gradients only, unless told to wait for the last one
+            late = accumulates and self.reduces_last()
             per_step = "step" if late else "micro_batch"
-            if accumulates:
-                why = "as torch's pipelines do" if pipeline else "as its notes say"
-                which = f"the last micro-batch only, {why}" if late else "every micro-batch, FSDP2's default"
+            if accumulates and self.count("pp", 1) == 1:
+                which = "the last micro-batch only, as its notes say" if late else "every micro-batch, FSDP2's default"
                 self.assumed.append(f"gradients reduced in {which}")
         self.assumed.append("optimizer AdamW")
         if dtype == "float32":

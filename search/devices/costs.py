@@ -128,12 +128,16 @@ class Costs:
                 order=stage.order or ORDER, fused=problem.fuses,
             )  # fmt: skip
             self._chunks[key] = Chunks(
-                config=problem.config, degrees=degrees, machine=problem.machine, stack=problem.stack,
-                rates=self.rates if contention else None, split_backward=stage.split,
+                config=problem.config, degrees=problem.stack.as_run(degrees), machine=problem.machine,
+                stack=problem.stack, rates=self.rates if contention else None, split_backward=stage.split,
                 known=self._known.setdefault((bare, contention), {}),
                 tier_override=() if stage.order else stage.tier_override,
             )  # fmt: skip
         return self._chunks[key]
+
+    def gathers_per_use(self, stage: StageConfig, dp: int, level: int) -> bool:
+        """Whether weights are gathered for each use, as the stack runs the optimizer's level."""
+        return level >= 3 and self.chunks(stage, dp, level, contention=True).degrees.optimizer.parallel_level >= 3
 
     def widest_chunks(self, stage: StageConfig) -> Chunks:
         """Chunks of the widest data parallelism that is possible, where only what is inside a stage matters.
@@ -174,7 +178,8 @@ class Costs:
         key = (stage, dp if level >= 2 else 0, level if level >= 2 else 0)
         if key not in self._relaxed:
             chunks = self.chunks(stage, dp, level, contention=True)
-            gathers, reduces = level >= 3, chunks.degrees.optimizer.reduced_per_micro_batch
+            gathers = self.gathers_per_use(stage, dp, level)
+            reduces = chunks.degrees.optimizer.reduced_per_micro_batch
             zero, nothing = np.zeros((len(self.pieces), len(WAYS))), np.zeros(len(self.pieces))
             work = zero.copy()
             if stage.recompute != "none":
@@ -204,7 +209,7 @@ class Costs:
 
     def _table(self, stage: StageConfig, chunks: Chunks, level: int) -> Table:
         closing, each = ("W" if stage.split else "B"), chunks.degrees.optimizer.reduced_per_micro_batch
-        again = level >= 3
+        again = chunks.degrees.optimizer.parallel_level >= 3
         ways = (
             ("F", level >= 1, False),
             ("F", again, False),
@@ -253,7 +258,7 @@ class Costs:
     def quick_floor(self, stage: StageConfig, dp: int, level: int) -> Table:
         """No entry above that of `floor_table` with any blocks kept whole: of level 0, no block before its gathers."""
         table = self.relaxed_table(without_recompute(stage), dp, 0)
-        if level < 3:
+        if not self.gathers_per_use(stage, dp, level):
             return table
         busy, work = self.optimizer_s(stage, dp, level)[0], table.work.copy()
         for way in (_F_FIRST, _F, _I if stage.split else _CLOSING):

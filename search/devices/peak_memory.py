@@ -58,7 +58,7 @@ class PeakMemory:
         rows = space.all if rows is None else rows
         owners, held = space.owners, self.static_bytes(stage, dp, level)
         total = space.pieces @ held.sum(axis=1).astype(np.float64) @ owners
-        if level >= 3 and dp * stage.cp > 1:
+        if dp * stage.cp > 1 and self.costs.gathers_per_use(stage, dp, level):
             total = total + self._gathered(stage, (space.pieces.transpose(0, 2, 1) @ owners) > 0)
         total = total[rows.spread] + self._alive_at_once(stage, space, rows)
         if not most and _forwards_first(space.schedule):  # gradients may come where activations were

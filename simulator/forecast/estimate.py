@@ -55,6 +55,7 @@ def estimate(
     if degrees.takes_turns:
         raise TwofoldError(f"{describe(degrees)}: slices and pairs are forecast, not estimated, and for twofold only")
     schedule, stack = degrees.pipeline, (stack or Stack()).on(machine)
+    degrees = stack.as_run(degrees)
     split = is_split(schedule)
     costs = chunk_costs(config, degrees, machine, stack, split, known_layouts(config, machine, stack, split))
     chunks = chunks_of(config, degrees)

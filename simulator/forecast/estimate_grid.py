@@ -95,6 +95,7 @@ class _Grid:
     def case(self, degrees: Degrees) -> PipelineForecast:
         """One configuration."""
         check(degrees, self._sizes, num_devices=self._machine.num_devices, machine=self._machine.name)
+        degrees = self._stack.as_run(degrees)
         schedule = degrees.pipeline
         split = is_split(schedule)
         shape = (

@@ -117,6 +117,10 @@ class Stack:
         """The stack as it runs on a machine's devices."""
         return self
 
+    def as_run(self, degrees: Degrees) -> Degrees:
+        """The degrees as the stack runs them, where it does something else than they state."""
+        return degrees
+
     @property
     def unexplained(self) -> Interval | None:
         """What its steps are off by beside their prices; None: as this executor's on a machine (`Machine.interval`)."""

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from costmodels import Machine
 from costmodels.price.free_calls import FREE_CALLS
 from costmodels.price.instruction import price_compute
@@ -129,6 +131,8 @@ class TorchNative(Stack):
             told.append(
                 f"{own} FSDP2: weights gathered again in every forward, shards copied in and out of flat buffers"
             )
+        if self.as_run(degrees) is not degrees:
+            told.append(f"{own} weights stay gathered and gradients whole until a stage's last backward")
         if self.holds_logits:
             told.append(f"{own} the caller's variable holds the logits during the backward")
         if self.reserved:
@@ -146,6 +150,19 @@ class TorchNative(Stack):
         """Without the slower attention where the machine's figures are those of FlashAttention-2 already."""
         known = machine.compute.attention
         return replace(self, flash_2=False) if self.flash_2 and known is not None and known.kernel != "cudnn" else self
+
+    def as_run(self, degrees: Degrees) -> Degrees:
+        """Stages of torch's pipelines keep gathered weights and whole gradients until their last backward.
+
+        The runtime tells FSDP2 neither to shard weights again nor to reduce gradients before
+        (torch/distributed/pipelining/stage.py, backward_maybe_with_nosync); torchtitan does not shard weights after a
+        forward of a stage either (models/llama3/infra/parallelize.py, apply_fsdp, the default policy). Weights that are
+        told to be sharded after every forward of a stage ("always") are not modelled.
+        """
+        optimizer = degrees.optimizer
+        if degrees.pp == 1 or optimizer.parallel_level < 2:
+            return degrees
+        return replace(degrees, optimizer=msgspec.structs.replace(optimizer, parallel_level=2, reduce_every="step"))
 
     @property
     def slower_hosts(self) -> float:
