@@ -3,7 +3,7 @@
     python -m benchmarks.calibration                              held-out errors of the shipped points, a minute
     python -m benchmarks.calibration --device h100-sxm            of one device
     python -m benchmarks.calibration POINTS... --device h200      of other points, fitted again
-    python -m benchmarks.calibration --ship                       also writes the device files
+    OMP_NUM_THREADS=1 python -m benchmarks.calibration --ship     also writes the device files; one thread, or digits differ
     python -m benchmarks.calibration --report calibration.html    also the calibration report
 
 Points are in benchmarks/data/<device>-*.jsonl[.gz], as `twofold calibrate` writes them, with date, versions and

@@ -6,6 +6,7 @@ it predicts points it has not seen better. The forms are those of `costmodels.pr
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -100,8 +101,9 @@ def fit_memory(points: Sequence[Point], compute: Compute) -> KernelFit:
 def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> Compute:
     """Rates with costs of each call (`each` 1), and starts (2), and a root of what is moved (3)."""
     root, each = each == 3, min(each, 2)
-    calls = sorted({memory_call(point) for point in points}) if each else []
-    which = np.array([calls.index(memory_call(point)) if each else 0 for point in points])
+    named = _names(points)
+    calls = sorted(set(named)) if each else []
+    which = np.array([calls.index(name) if each else 0 for name in named])
     sizes = np.array([point.size_bytes for point in points], dtype=float)
     kernels = np.array([max(1.0, point.figures.get("kernels", 1.0)) for point in points])
     seconds = np.array([point.seconds for point in points])
@@ -137,6 +139,18 @@ def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> 
         compute, kernel_s=float(np.exp(q[0])), memory_efficiency=float(np.exp(q[1])), kernel_cost=table(q[costs]),
         kernel_start=table(q[starts]) if each == 2 else {}, memory_chunk_s=float(np.exp(q[-1])) if root else 0.0,
     )  # fmt: skip
+
+
+def _names(points: Sequence[Point]) -> list[str]:
+    """Under which name the cost of each point is kept: its call, and with its dtype if most points have another."""
+    dtypes: dict[str, Counter[str]] = defaultdict(Counter)
+    for point in points:
+        dtypes[memory_call(point)][point.dtype] += 1
+    return [
+        memory_call(point) if dtypes[memory_call(point)].most_common(1)[0][0] == point.dtype
+        else f"{memory_call(point)}:{point.dtype}"
+        for point in points
+    ]  # fmt: skip
 
 
 def fit_attention(points: Sequence[Point], compute: Compute) -> KernelFit:
@@ -239,7 +253,7 @@ def predicted_s(point: Point, compute: Compute, *, at_clock: bool = False) -> fl
         )
     if point.kind == "memory":
         kernels = max(1, round(point.figures.get("kernels", 1)))
-        return memory_s(compute, point.size_bytes, 0.0, memory_call(point), kernels)
+        return memory_s(compute, point.size_bytes, 0.0, memory_call(point), kernels, point.dtype)
     if point.kind == "attention":
         batch, heads, kv_heads, queries, keys, dim = point.shape
         backward, size = is_backward(point), itemsize(point.dtype)

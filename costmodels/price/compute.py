@@ -6,7 +6,7 @@ All functions give device time of one kernel alone on a device at work, without 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from costmodels.machine.sections import Section, check_known, check_share
@@ -138,7 +138,8 @@ class Compute(Section, frozen=True, kw_only=True):
         half_depth: see above.
         sharpness: see above, at least 1.
         form_cost: form of a product -> factor on its arithmetic.
-        kernel_cost: call -> factor on the time of its bytes, e.g. {"layer_norm.forward": 1.2}.
+        kernel_cost: call -> factor on the time of its bytes, e.g. {"layer_norm.forward": 1.2}; "call:dtype" for a dtype
+            that takes another: arithmetic of an element takes as long in two bytes as in four.
         kernel_start: call -> factor on `kernel_s` of memory-bound kernels.
         kernel_s: the least time of a kernel on the device, which every kernel takes beside its work.
         cache_bytes: what a kernel reads of the cache rather than of memory, when the kernel before left it there.
@@ -327,19 +328,26 @@ def lower_clock(drop: float, load: float) -> float:
     return 1 / (1 + drop * min(1.0, load))
 
 
-def memory_s(compute: Compute, touched: float, operations_s: float = 0.0, call: str = "", kernels: int = 1) -> float:
+def memory_s(
+    compute: Compute, touched: float, operations_s: float = 0.0, call: str = "", kernels: int = 1, dtype: str = ""
+) -> float:
     """Seconds of kernels that move `touched` bytes and whose arithmetic alone takes `operations_s`.
 
-    The cost of its bytes is `kernel_cost` of the call, or of its kind, or 1; that of its start likewise.
+    The cost of its bytes is `kernel_cost` of the call in its dtype ("softmax.forward:float32"), or of the call, or of
+    its kind, or 1; that of its start likewise.
     """
-    start = compute.kernel_start.get(call, compute.kernel_start.get(call.partition(".")[0], 1.0))
-    cost = compute.kernel_cost.get(call, compute.kernel_cost.get(call.partition(".")[0], 1.0))
+    start, cost = _of_kernel(compute.kernel_start, call, dtype), _of_kernel(compute.kernel_cost, call, dtype)
     moved_s = touched * cost / (compute.memory_Bps * compute.memory_efficiency)
     if compute.cache_Bps is not None and compute.cache_bytes and kernels == 1:
         hit = min(1.0, max(0.0, 2 - touched / compute.cache_bytes))
         moved_s = moved_s * (1 - hit) + hit * touched * cost / compute.cache_Bps
     moved_s += math.sqrt(compute.memory_chunk_s * moved_s)
     return kernels * compute.kernel_s * start + max(moved_s, operations_s)
+
+
+def _of_kernel(factors: Mapping[str, float], call: str, dtype: str) -> float:
+    names = (f"{call}:{dtype}", call, call.partition(".")[0])
+    return next((factors[name] for name in names if name in factors), 1.0)
 
 
 def rule_name(call: str, num_inputs: int) -> str:

@@ -314,7 +314,9 @@ def price_compute(
         kernels, passes, operands = _update(call)
         kernels *= _num_updated(call, shapes)
         moved = touched_bytes * passes // operands
-        work_s = _slower(machine, kind) * memory_s(rates, moved, _vector_s(machine, moved, 0, dtype), call, kernels)
+        work_s = _slower(machine, kind) * memory_s(
+            rates, moved, _vector_s(machine, moved, 0, dtype), call, kernels, dtype
+        )
         work_ps = _ps(machine, work_s)
         energy_pJ = _slow_energy_pJ(machine, kind, work_ps, kernels)
         return Cost(_ps(machine, kernels * machine.dispatch_s[kind]), work_ps, energy_pJ=energy_pJ)
@@ -327,7 +329,7 @@ def price_compute(
         work_s = _attention_s(machine, call, shapes, dtype, touched_bytes, flops)
         energy_pJ = _energy_pJ(machine, kind, dtype, flops)
     else:
-        work_s = memory_s(rates, touched_bytes, _vector_s(machine, touched_bytes, flops, dtype), call)
+        work_s = memory_s(rates, touched_bytes, _vector_s(machine, touched_bytes, flops, dtype), call, dtype=dtype)
         work_s *= _slower(machine, kind)
         energy_pJ = _slow_energy_pJ(machine, kind, _ps(machine, work_s), 1)
     return Cost(_ps(machine, machine.dispatch_s[kind]), _ps(machine, work_s), energy_pJ=energy_pJ)

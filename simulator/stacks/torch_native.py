@@ -56,14 +56,11 @@ _HALF_LOSS = (4 / 14, 8 / 22)
 log-softmax reads and writes 2 + 2, the gradient of the picked ones writes 2, that of log-softmax 4 + 2; with, a cast
 moves 2 + 4 and later 4 + 2, and all the others are of float (torch.nn.functional.cross_entropy)."""
 
-_ROTARY_PASSES = 5.0
-"""The same for x cos + (-x2, x1) sin: a negation of a half, a concatenation, two products and a sum move 10 times a
-tensor's bytes against 2 (Hugging Face's apply_rotary_pos_emb); backward two products, a negation, a concatenation and a
-sum."""
-
-_ROTARY_COMPLEX_PASSES = 5.0
-"""Bytes that rotary positions as complex numbers move, over those of one pass: x is made float, multiplied as complex
-float numbers and made half again (6 + 8 + 6 bytes an element against 4; torchtitan, models/llama/model.py)."""
+_ROTARY_MOVES = 5
+"""Tensors that rotary positions written out read, and as many that they write, forward and backward. x cos + (-x2, x1)
+sin: a negation of a half, a concatenation, two products and a sum (Hugging Face's apply_rotary_pos_emb). As complex
+numbers: x is made float, multiplied and made half again, 6 + 8 + 6 bytes an element (torchtitan's apply_rotary_emb).
+Calibration measures both (`executor.calibrate.kernels`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,10 +213,10 @@ class TorchNative(Stack):
                 *self._repeated(shape[1] if forward else shape[2], shape[0], dtype),
                 Kernel(call=name, shapes=shape, dtype=dtype, touched_bytes=touched_bytes, times=times),
             )
-        if kind == "rope" and self.complex_rotary:  # Inductor leaves complex operators to eager (_inductor/lowering.py)
-            return (elementwise("mul.forward", round(_ROTARY_COMPLEX_PASSES * math.prod(shape[0])), dtype, 1, 1),)
-        if kind == "rope" and not self.compiled:
-            return (elementwise("mul.forward", round(_ROTARY_PASSES * math.prod(shape[0])), dtype, 1, 1),)
+        if kind == "rope" and (self.complex_rotary or not self.compiled):
+            # Inductor leaves complex operators to eager (_inductor/lowering.py)
+            form = "rope_by_complex" if self.complex_rotary else "rope_by_hand"
+            return (elementwise(f"{form}.{which}", math.prod(shape[0]), dtype, _ROTARY_MOVES, _ROTARY_MOVES),)
         if kind == "accumulate":  # in place, into the gradient that the first micro-batch left
             return (elementwise("add_.forward", math.prod(shape[0]), dtype, 2, 1),)
         if kind == "sum":  # autograd adds gradients of one tensor as they come, two at a time
