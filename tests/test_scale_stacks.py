@@ -158,6 +158,28 @@ def test_stages_of_torch_pipelines_hold_whole_weights_at_level_3(name, whole):
         assert alone.memory["weight"] < 0.5 * stage_bytes
 
 
+def test_a_further_micro_batch_gathers_nothing_in_torch_pipelines():
+    """With gathers and reductions once a step, one more micro-batch costs what it costs a single replica.
+
+    The first and the last one of a step meet messages, which changes a little of what one more adds.
+    """
+    config, machine = replace(CONFIG, seq=512, num_layers=8), Machine.load("a100-80gb-x128")
+    optimizer = msgspec.structs.replace(OPTIMIZER, parallel_level=3)
+
+    def more_s(dp, pp):
+        step_s = [
+            forecast(
+                config, Degrees(dp=dp, pp=pp, global_batch=dp * count, optimizer=optimizer), machine,
+                stack=replace(stack_named("torchtitan-compile"), chip_spread=0.0),
+            ).step_s
+            for count in (8, 16)
+        ]  # fmt: skip
+        return step_s[1] - step_s[0]
+
+    assert more_s(64, 2) == pytest.approx(more_s(1, 2), rel=0.02)
+    assert more_s(64, 1) > 1.5 * more_s(1, 1)
+
+
 def test_messages_are_as_the_stack_cuts_them():
     level = msgspec.structs.replace(OPTIMIZER, parallel_level=1)
     for members, parameters in ((8, 40_000_000), (64, 64_000_000)):

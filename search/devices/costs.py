@@ -327,7 +327,7 @@ class Costs:
     def _variants(stage: StageConfig, chunks: Chunks, level: int) -> list[tuple[str, bool, bool]]:
         """(part, gathers, reduces) of all bodies that a step has, those of first pieces included."""
         each, closing = chunks.degrees.optimizer.reduced_per_micro_batch, "W" if stage.split else "B"
-        found = [("F", level >= chunks.stack.gathers_each, False), ("F", level >= 1, False)]
+        found = [("F", chunks.stack.gathers_each_forward(chunks.degrees), False), ("F", level >= 1, False)]
         found += [(closing, level >= 3, each), (closing, level >= 3, True)]
         found += [("I", level >= 3, False)] if stage.split else []
         return list(dict.fromkeys([*found, *((part, False, reduces) for part, _, reduces in found)]))

@@ -105,9 +105,10 @@ class LayoutCosts:
         if chunk not in self._actions:
             costs, optimizer = self.costs, self.costs.degrees.optimizer
             level = optimizer.parallel_level
-            actions = {"F": costs.action(chunk, "F", gathers=level >= costs.stack.gathers_each)}
+            every = costs.stack.gathers_each_forward(costs.degrees)
+            actions = {"F": costs.action(chunk, "F", gathers=every)}
             first = costs.action(chunk, "F", gathers=level >= 1)
-            if level < costs.stack.gathers_each:  # all gathers begin with the step, whenever the tensor arrives
+            if costs.stack.gathers_ahead and not every:  # they begin with the step, whenever the tensor arrives
                 first = first._replace(prefetch_ps=max(0.0, first.work_ps - actions["F"].work_ps))
             actions["F.first"] = first
             backward = ("I", "W") if costs.split_backward else ("B",)

@@ -66,7 +66,7 @@ class Stack:
             weight gradient.
         step_s: host seconds of a step outside its instructions (zeroing gradients, hooks, logging).
         fetch_s: host seconds before every forward for its data, for which the host waits for the device; 0: none.
-        gathers_each: from which optimizer level on the weights are gathered in every forward, not once a step.
+        gathers_ahead: whether the gathers of a step begin with it, before the tensor of the stage before arrives.
         chip_spread: standard deviation of the logarithm of a chip's rate among equal ones: whoever works in step works
             at the pace of the slowest.
         hides_experts: whether the messages of experts go on beside the compute of another micro-batch
@@ -89,7 +89,7 @@ class Stack:
     gathers_again: bool = False
     step_s: float = 0.0
     fetch_s: float = 0.0
-    gathers_each: int = 3
+    gathers_ahead: bool = True
     copies_shards: bool = False
     reserved: bool = False
     hides_experts: bool = False
@@ -116,6 +116,10 @@ class Stack:
     def on(self, machine: Machine) -> Stack:
         """The stack as it runs on a machine's devices."""
         return self
+
+    def gathers_each_forward(self, degrees: Degrees) -> bool:
+        """Whether weights are gathered in every forward, not once a step; of degrees as they are run."""
+        return degrees.optimizer.parallel_level >= 3
 
     def as_run(self, degrees: Degrees) -> Degrees:
         """The degrees as the stack runs them, where it does something else than they state."""

@@ -100,7 +100,7 @@ class TorchNative(Stack):
     async_tp: bool = False
     host: str = "least"
     clips: bool = False
-    gathers_each: int = 2  # FSDP2 reshards after every backward (FSDPParamGroup.reshard_after_backward)
+    gathers_ahead: bool = False  # a forward's gathers wait for what the stream did before it (FSDPState._lazy_init)
     copies_shards: bool = True  # FSDP2's copy-in and copy-out (fsdp/_fully_shard/_fsdp_collectives.py)
 
     def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
@@ -125,9 +125,8 @@ class TorchNative(Stack):
                 f"{own} {'one reduction' if self.one_input else 'one reduction each'} for products of one input"
             )
         if degrees.optimizer.parallel_level and degrees.dp * degrees.cp > 1:
-            told.append(
-                f"{own} FSDP2: weights gathered again in every forward, shards copied in and out of flat buffers"
-            )
+            often = "again in every forward" if self.gathers_each_forward(degrees) else "once a step"
+            told.append(f"{own} FSDP2: weights gathered {often}, shards copied in and out of flat buffers")
         if self.as_run(degrees) is not degrees:
             told.append(f"{own} weights stay gathered and gradients whole until a stage's last backward")
         if self.holds_logits:
@@ -160,6 +159,10 @@ class TorchNative(Stack):
         if degrees.pp == 1 or optimizer.parallel_level < 2:
             return degrees
         return replace(degrees, optimizer=msgspec.structs.replace(optimizer, parallel_level=2, reduce_every="step"))
+
+    def gathers_each_forward(self, degrees: Degrees) -> bool:
+        """FSDP2 shards weights again after a backward (FSDPParamGroup.reshard_after_backward); but see `as_run`."""
+        return degrees.optimizer.parallel_level >= 2 and degrees.pp == 1
 
     @property
     def slower_hosts(self) -> float:
