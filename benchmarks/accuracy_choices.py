@@ -79,7 +79,7 @@ def _compute(**changes: Any) -> Callable[[Machine], Machine]:
 
 
 def _mean_load(machine: Machine) -> Machine:
-    """As if products loaded a chip for 0.7 of a step: less of the clock is lost for want of power."""
+    """As if products loaded a chip for 0.7 of a step: less of the clock is lost for lack of power."""
     return _compute(clock_drop=0.7 * machine.compute.clock_drop)(machine)
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.calibration                              held-out errors of the shipped points, a minute
     python -m benchmarks.calibration --device h100-sxm            of one device
     python -m benchmarks.calibration POINTS... --device h200      of other points, fitted again
-    OMP_NUM_THREADS=1 python -m benchmarks.calibration --ship     also writes the device files; one thread, or digits differ
+    OMP_NUM_THREADS=1 python -m benchmarks.calibration --ship     writes the device files; more threads, other digits
     python -m benchmarks.calibration --report calibration.html    also the calibration report
 
 Points are in benchmarks/data/<device>-*.jsonl[.gz], as `twofold calibrate` writes them, with date, versions and

@@ -90,7 +90,7 @@ def stack_rows() -> Iterator[Row]:
                     )
 
 
-def own_rows() -> Iterator[Row]:
+def executor_rows() -> Iterator[Row]:
     """Our own executor's steps on H200, replayed, and eager by whether the host is predicted to bind them."""
     for name in OWN_SETS:
         files = [
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("tables", nargs="*")
     parser.add_argument("--out", default=str(RESULTS))
     options = parser.parse_args(arguments)
-    found = coverage([*table_rows(options.tables), *stack_rows(), *own_rows()])
+    found = coverage([*table_rows(options.tables), *stack_rows(), *executor_rows()])
     for row in found:
         print(
             f"{row['group']:62s} {row['rows']:4d}  inside {row['inside']:4.0%}  +-{row['half_width']:5.1%}  "

@@ -23,7 +23,7 @@ def measured_with(device: Device | None = None) -> dict[str, Any]:
 
 
 def write_results(path: Path, found: dict[str, Any]) -> None:
-    """Write a file of results, whole or not at all."""
+    """Write a file of results atomically."""
     write_atomically(path, json.dumps(found, indent=1).encode() + b"\n")
 
 

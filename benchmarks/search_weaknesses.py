@@ -7,7 +7,7 @@ condition is printed and stored. Forecasts only: not run on GPU, not run on Asce
 
 W1 any number of devices, odd sizes; W2 stages are searched; W3 seconds, not elements; W4 bubbles; W5 memory is a limit;
 W6 what a redistribution costs; W7 no constants, the batch forces nothing; W8 attention is searched; W9 no greed, the
-order of operators is of no account, alternatives and a bound are told; W10 growth; W11 any model has its memory and
+any order of operators, alternatives and a bound are reported; W10 growth; W11 any model has its memory and
 stages planned; W12 many dims, second operands and second outputs count.
 """
 
@@ -464,7 +464,7 @@ def growth(asked: Problem, layers: Sequence[int] = (9, 36, 144, 576), most: floa
     """Processor time against layers; the reference was seen to take 0.34, 0.56, 1.67 s for 187, 371, 739 operators.
 
     Layouts alone, as the reference searches them. With stages and blocks that recompute there are more choices the more
-    layers there are; that time is told beside.
+    layers there are; that time is reported too.
     """
     took, whole = [], []
     for count in layers:

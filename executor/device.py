@@ -171,7 +171,7 @@ class Device:
     def capture(self, run: Callable[[], object], pool: Any = None) -> Recording | None:
         """Record `run` as one launch whose replay has no host time between kernels; None if the device cannot record.
 
-        Nothing of `run` is carried out. The current stream must not be the default one. With the `pool` of another
+        `run` is recorded, not executed. The current stream must not be the default one. With the `pool` of another
         recording both use one memory. What other threads do meanwhile is not recorded.
 
         Raises whatever torch raises where `run` does something that cannot be recorded.

@@ -43,7 +43,7 @@ __all__ = [
 PLAN_VERSION = 1
 
 EXECUTIONS = ("graph", "eager")
-"""How a step is carried out (`Plan.execution`)."""
+"""How a step runs (`Plan.execution`)."""
 
 RECEIVES = ("ahead", "needed")
 """When what another stage sends is received (`Plan.receives`)."""
@@ -53,8 +53,8 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Which mesh axes split which dims of one operator; dims that are absent stay whole.
 
     `mesh` is the operator's own mesh over its stage's ranks; None is the stage's mesh. `out` gives, per dim of the
-    output, the axes that split it when it is handed on: the output (maybe of partial sums) is brought to that layout
-    right after the operator. None hands it on as it is made.
+    output, the axes that split it for its readers: the output (maybe of partial sums) is brought to that layout
+    right after the operator. None leaves it as it is made.
     """
 
     dims: dict[str, DimAxes] = {}

@@ -344,7 +344,7 @@ def _launches(rank: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _origin(timeline: Timeline) -> int:
-    """Time 0 of a file: the first that is told, which may be a batch that is loaded before the first step begins."""
+    """Time 0 of a file: the first one known, which may be a batch that is loaded before the first step begins."""
     curves = [times for times, _ in timeline.memory_curve.values()]
     firsts = [int(times.min()) for times in (timeline.start_ps, *curves) if len(times)]
     return min((*firsts, *timeline.step_start_ps[:1]), default=0)

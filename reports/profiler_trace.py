@@ -2,7 +2,7 @@
 
 The format is that of Kineto: device events ("kernel", "gpu_memcpy", "gpu_memset") on streams, launches of the same
 correlation on the host ("cuda_runtime"), steps as annotations "ProfilerStep#n". A device event belongs to the step in
-which it was launched. What communicates is told by the kernel's name (NCCL, HCCL), which also says which collective.
+which it was launched. A kernel's name (NCCL, HCCL) says whether it communicates, and by which collective.
 A trace without device events is one of a CPU run: its outermost operators compute, those of c10d communicate.
 
 Such a trace knows no instruction ids: spans carry the kernel's name instead, and no part. Files that

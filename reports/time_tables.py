@@ -63,7 +63,7 @@ def _difference(first: float | None, second: float | None, form: type[Quantity])
 def composition_table(timeline: Timeline, program: Program | None = None) -> Table:
     """Where the last step's time goes on every rank; the columns add up to the step (see `simulator.composition`).
 
-    With the program of the timeline, waits in collectives for a late member are told apart from the bubble.
+    With the program of the timeline, waits in collectives for a late member are kept apart from the bubble.
     """
     parts = composition(timeline, program)
     waits = [sum(part.straggler_ps.values()) for part in parts]

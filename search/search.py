@@ -74,7 +74,7 @@ def search(
     A graph that is recognised as a transformer is searched over degrees on accelerators, and everything that is not
     given is searched, stages and micro-batches too. Any other graph is searched operator by operator, and so is a
     transformer where stages, widths, micro-batches, interleave, schedule, recompute or pinned strategies are given.
-    `on_progress` is told which, and why.
+    `on_progress` gets which, and why.
 
     Args:
         graph: of the whole batch; `global_batch` resizes it.

@@ -19,7 +19,7 @@ from plans.plan import Optimizer
 __all__ = ["Placed", "Rows", "adamw", "compile_blocks", "step_of"]
 
 Around = Callable[[bool], contextlib.AbstractContextManager[object]]
-"""A context for a micro-batch, which is told whether it is the last of its step."""
+"""A context for a micro-batch, which knows whether it is the last of its step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ class Compute(Section, frozen=True, kw_only=True):
         matrix_efficiency: share of the matrix peak that large products reach, on a chip at work.
         dtype_efficiency: dtype -> share of matrix_efficiency that its products reach; 1 where nothing is said.
         clock_MHz: clock of a chip at work that makes no products, to which `matrix_efficiency` refers; None: not known.
-        clock_drop: share of it lost, for want of power, in products that reach the peak; in others in proportion.
+        clock_drop: share of it lost, for lack of power, in products that reach the peak; in others in proportion.
         step_clock_MHz: as `clock_MHz`, in a training step: a chip's power is limited in the mean over many kernels, so
             its clock is higher where products do not follow each other. None: `clock_MHz`.
         step_clock_drop: as `clock_drop`, in a training step. None: `clock_drop`.

@@ -1,8 +1,8 @@
 """How a chip slows under load: kernels of several kinds in turns, until its clock has settled.
 
 A chip at its power limit lowers its clock, the more of the time kernels run that draw much. A training step mixes
-products, attention and kernels bound by memory; how much each draws, and how its time goes with the clock, is told by
-mixtures of them.
+products, attention and kernels bound by memory; how much each draws, and how its time goes with the clock, is measured
+by mixtures of them.
 """
 
 from __future__ import annotations

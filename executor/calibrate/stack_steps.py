@@ -93,7 +93,7 @@ Accumulating = Callable[[bool], contextlib.AbstractContextManager[object]]
 
 
 def _place(stack: str, model: Decoder, timer: Timer, options: dict[str, int]) -> tuple[Any, Accumulating]:
-    """The model under a stack, and a context for a micro-batch, which is told whether it is the last."""
+    """The model under a stack, and a context for a micro-batch, which knows whether it is the last."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Replicate

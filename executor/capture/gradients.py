@@ -43,7 +43,7 @@ def refusing_own_gradients() -> Iterator[None]:
     def apply(cls: type, *_: Any, **__: Any) -> NoReturn:
         raise TwofoldError(
             f"the forward calls the autograd function {cls.__name__}, but {_WHY}, so that its own backward would not "
-            f"be carried out; write it with torch's operators"
+            f"run; write it with torch's operators"
         )
 
     def hook(self: torch.Tensor, *_: Any, **__: Any) -> NoReturn:

@@ -1,7 +1,7 @@
 """Values that follow from shapes alone, such as a causal mask made of positions.
 
 A library may make its mask by a long way: positions counted, compared, indexed for every sample. None of it depends on
-an input's or a parameter's values, so it is computed here once, and a mask of attention is told by what it hides:
+an input's or a parameter's values, so it is computed here once, and a mask of attention is recognised by what it hides:
 nothing, or all that comes later. Any other such value is one operator that holds the calls that make it.
 """
 
@@ -50,7 +50,7 @@ def fix_sizes(graph: fx.Graph, double: fx.Graph, batch_size: int) -> None:
 
     Args:
         graph: exported for a batch of `batch_size`.
-        double: the same for twice as many; sizes that follow the batch are told by it.
+        double: the same for twice as many; it shows which sizes follow the batch.
     """
     pairs = list(zip(graph.nodes, double.nodes, strict=False))
     if len(graph.nodes) != len(double.nodes) or any(one.name != other.name for one, other in pairs):

@@ -153,7 +153,7 @@ class CompiledStep:
             self._interpreter.device.release_memory()
 
     def _recorded(self, *, marked: bool = False) -> Replay | None:
-        """A recording of the whole step; nothing is carried out.
+        """A recording of the whole step; nothing is executed.
 
         An instruction that cannot be recorded is left to the host, between two recordings. None where that is no way
         out on one of the ranks; `fallback` then says why.

@@ -108,7 +108,7 @@ class Metrics:
         folder: of `metrics.jsonl`, `evaluations.jsonl`, `metrics.csv` and `tensorboard`.
         first: the number of steps that were done before.
         facts: of the run.
-        device: whose memory is told.
+        device: whose memory is reported.
         also: "csv", "tensorboard".
     """
 

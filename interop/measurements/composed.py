@@ -37,7 +37,7 @@ class BadCell(Exception):
 
 
 def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, str]:
-    """A row whose composed cells are told apart.
+    """A row whose composed cells are split.
 
     Args:
         row: column -> cell, the columns of `headers.COMPOSED` among them.

@@ -83,7 +83,7 @@ _WORDS: dict[str, Callable[[Degrees], str]] = {
     "order": _order,
     "layers": _layers,
 }
-"""Degrees that are told with others, always, or in a form of their own; others are told where they are not usual."""
+"""Degrees that are written with others, always, or in a form of their own; the rest where they are no default."""
 
 
 def _runs(layers: Sequence[int]) -> str:

@@ -171,7 +171,7 @@ class ChunkLowering:
         self._hand_on(emitter, operator, spec)
 
     def _hand_on(self, emitter: Emitter, operator: Operator, spec: OperatorSpec) -> None:
-        """Bring an output to the layout that the strategy hands it on in; readers start from there."""
+        """Bring an output to the strategy's `out` layout; readers start from there."""
         for index, name in enumerate(operator.outputs):
             layout = self.plan.strategy(operator).output_layout(spec, index, self.mesh_of(operator))
             self.obtain(emitter, name, layout)
@@ -248,7 +248,7 @@ class ChunkLowering:
     ) -> tuple[list[Instruction], list[Instruction]]:
         """The backward body (or, `split`, the input-gradient and the weight-gradient body).
 
-        `send` writes the SEND of a border tensor's gradient; `reduction` is told when a parameter's gradient is whole.
+        `send` writes the SEND of a border tensor's gradient; `reduction` runs when a parameter's gradient is complete.
         """
         given = {name: [placed] for name, placed in self.returned.items()}
         return _Backward(chunk=self, send=send, reduction=reduction, split=split, contributions=given).run()

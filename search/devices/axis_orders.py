@@ -1,6 +1,6 @@
 """The orders of the axes that are worth a look: meshes told apart by where groups inside a stage lie.
 
-Orders that put these groups on the same tiers of links share a mesh, and are told apart only when the optimizer's
+Orders that put these groups on the same tiers of links share a mesh, and differ only when the optimizer's
 communication and the transfers between stages are priced.
 """
 

@@ -295,7 +295,7 @@ def _told(found: Candidate) -> str:
 
 
 def _GiB(size_bytes: int) -> str:
-    """Rounded up: what is told is enough."""
+    """Rounded up, so that the stated amount is enough."""
     return f"{math.ceil(size_bytes / 2**30 * 100) / 100:.2f} GiB"
 
 

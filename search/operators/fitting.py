@@ -1,4 +1,4 @@
-"""What fits into memory, from the order of a program alone: no simulation, so many plans can be asked.
+"""What fits into memory, from the order of a program alone: no simulation, so it can check thousands of plans.
 
 The peak of a rank follows from its own stage's strategies and, a little, from its neighbours' (what crosses a border),
 so stages are asked one by one first.

@@ -40,7 +40,7 @@ __all__ = [
 
 
 _PASSED_ON = ("add.grad0", "add.grad1")
-"""Calls that may hand on what they are given, without any work."""
+"""Calls that may return their input without any work."""
 
 
 def instruction_cost(machine: Machine, mesh: Layout, num_ranks: int, *, fused: bool = False) -> InstructionCost:

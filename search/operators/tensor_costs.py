@@ -1,7 +1,7 @@
-"""What the tensors cost that operators hand on: one edge for each, over the strategies of its maker and readers.
+"""What the tensors between operators cost: one edge for each, over the strategies of its maker and readers.
 
 For every tensor the redistributions between its maker's layout and each distinct layout its readers ask for are paid,
-forward and backward. Strategies that hand it on, or read it, in the same layouts are of one kind, and tensors whose
+forward and backward. Strategies that make it, or read it, in the same layouts are of one kind, and tensors whose
 kinds are alike have equal edges.
 """
 

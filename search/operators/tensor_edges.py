@@ -1,4 +1,4 @@
-"""A tensor that one operator of a stage hands on to others: which layouts are moved to which, by their strategies."""
+"""A tensor that one operator of a stage passes to others: which layouts are moved to which, by their strategies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that cannot be carried out are refused before anything is simulated, with the smallest culprit.
+"""Programs that cannot run are refused before anything is simulated, with the smallest culprit.
 
 What a rank reads must have been written before, on that rank and in that step, and must not have been freed; what
 communication under way brings is there once a WAIT has taken its token, and until then what it sends may not be

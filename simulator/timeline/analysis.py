@@ -1,7 +1,7 @@
 """Where the time of a step goes, rank by rank: `plans.timeline.StepParts` in finer parts.
 
-Exposed communication is told apart by call (of several at one time the one that began first counts), and, where the
-program is given, waits in collectives for a late member are told apart from the bubble.
+Exposed communication is split by call (of several at one time the one that began first counts), and, where the
+program is given, waits in collectives for a late member are kept apart from the bubble.
 """
 
 from __future__ import annotations

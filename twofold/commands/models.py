@@ -25,7 +25,7 @@ class GivenModel:
         marked: operators of the module that are marked to be recomputed.
         recognised: the module as a transformer, if it is one.
         unknown: why it is not searched as one; None where it is.
-        remark: what the user is told of how the module was built; None: nothing.
+        remark: how the module was built, for the user; None: nothing to say.
     """
 
     word: str

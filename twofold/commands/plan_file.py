@@ -57,7 +57,7 @@ def open_plan(path: str, machine: Machine, schedule: str | None, say: Console) -
         path: of the file.
         machine: for which a plan is made, if it must be made.
         schedule: instead of the plan's: a name, or a file (.csv, .txt).
-        say: is told what was assumed.
+        say: called with what was assumed.
 
     Raises:
         TwofoldError: a file that cannot be read, degrees of which no plan can be made, a schedule for other stages or

@@ -133,7 +133,7 @@ class PieceTemplate:
     Args:
         parts: its bodies by "F", "B", "I", "W".
         parameters: that it reads.
-        leaves: bytes of the tensor that it hands on (a place), -1 where it hands none on.
+        leaves: bytes of the tensor that it passes to the next cell (a place), -1 where there is none.
         constants: (name, bytes (a place)) of the tensors that no step changes.
     """
 

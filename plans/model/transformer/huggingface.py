@@ -2,7 +2,7 @@
 
 Every key is one of four things: it says something that the configuration says too; it must have the one value that is
 modelled; it changes no shape, no cost and no result of a training step, and is ignored for a stated reason; or it says
-what the planned model leaves out, which is told. A key that is none of these is refused, since it may change the
+what the planned model leaves out, which is reported. A key that is none of these is refused, since it may change the
 architecture. What a family's keys are called stands in `families`.
 """
 

@@ -1,0 +1,70 @@
+"""One vocabulary: words that code, messages, help texts and pages do not use, and what they say instead."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = (
+    "plans", "costmodels", "simulator", "search", "executor", "interop", "reports", "twofold", "benchmarks", "docs",
+    "examples",
+)  # fmt: skip
+SUFFIXES = {".py", ".md", ".html", ".js", ".toml"}
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+
+# Names that one thing had before it had its own, and the name it has now.
+NAMES = {
+    r"\bFooting\b|\bfooting\b": "PeakMemory, peak memory",
+    r"\bPlanSet\b": "SearchResult",
+    r"\bhanded_on\b|\bhand_on_s\b|\bHanded\b": "TensorEdge, output_layout",
+    r"\bStretch\b": "ClockMap",
+    r"\bSite\b|\bpatience_s\b": "OpContext, timeout_s",
+    r"\bParameterHome\b": "ParameterPlacement",
+    r"\btold_by_rank_0\b": "broadcast_from_rank_0",
+    r"\bHandOver\b|\bparcels?\b": "SelfTransfer, messages",
+    r"\bis_fleeting\b|\breduces_each\b": "gathered_per_use, reduced_per_micro_batch",
+    r"\bwanted_jobs\b|\bgo_on\b|\bBench\b": "requested_points, resume, OperandPool",
+    r"\bown_rows\b|\bkept_block\b|\btier_spot\b": "a noun that says what it is",
+}
+
+# Turns that read as translated, and plain ones.
+TURNS = {
+    r"\bcarried out\b|\bis not carried\b": "is not supported, runs",
+    r"\bwhole or not at all\b": "atomically",
+    r"\bbrings? home\b": "result",
+    r"\bhas no rule for\b": "unknown operation",
+    r"\bno time to (?:measure|run)\b": "must be positive",
+    r"\brest the pointer\b": "hover over",
+    r"(?<!, )\bso many\b(?! that)": "the number, N",
+    r"\banew\b": "again",
+    r"\bhands? (?:it |them |none )?on\b": "pass",
+    r"\b(?:is|are) told\b(?! to\b)": "is reported, knows, is called with",
+    r"\bfor want of\b": "for lack of",
+    r"\b(?:is|are) of no (?:account|matter|avail)\b": "does not matter",
+    r"\b(?:thereof|thereby|therein|hereby|wherein|whereof|whilst|upon)\b": "of it, by this, in which, while, on",
+    r"\bcome back as they went\b|\bas they went\b": "unchanged",
+    r"\bbound to be\b|\bin so far\b|\binasmuch\b": "must be, as far as, since",
+    r"\bgive (?:it )?away\b|\bby and by\b": "return, gradually",
+    r"\bis none; use\b": "there is no ...; use",
+}
+
+
+def forbidden(text: str) -> list[str]:
+    """What `text` should say otherwise, one line each."""
+    return [
+        f"line {text.count(chr(10), 0, match.start()) + 1}: {match.group()!r}; say {better!r}"
+        for pattern, better in (NAMES | TURNS).items()
+        for match in re.finditer(pattern, text)
+    ]
+
+
+def test_words_that_the_project_does_not_use() -> None:
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
+    found = {
+        str(path.relative_to(ROOT)): forbidden(path.read_text()) for path in [*paths, *(ROOT / name for name in PAGES)]
+    }
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_forbidden_words_are_found() -> None:
+    text = "a slow rank takes so many times as long\nwritten whole or not at all\nfine, so many of them\nan upon"
+    assert [line.split(":")[0] for line in forbidden(text)] == ["line 2", "line 1", "line 4"]
