@@ -230,11 +230,13 @@ def _where_time_goes(report: Report, drawn: Sequence[Timeline]) -> Iterator[Tabl
 def _plan(plan: Plan | None) -> Iterator[Section]:
     if plan is None:
         return
-    table = plan_table(plan)
+    table = plan_table(plan).joined("operator")
     title = f"Plan: {len(table.rows)} operators, layouts and communication"
     yield Section(id="plan", title=title, parts=[table], folded=len(table.rows) > _MAX_OPEN_ROWS)
     graph = graph_picture(graph_data(plan.graph, plan))
-    yield Section(id="graph", title="Parameters and graph", parts=[parameter_table(plan), graph], folded=True)
+    yield Section(
+        id="graph", title="Parameters and graph", parts=[parameter_table(plan).joined("parameter"), graph], folded=True
+    )
 
 
 def _environment(report: Report) -> Iterator[Part]:

@@ -81,7 +81,7 @@ def html_of(result: Any) -> str:
 
 @html_of.register(Plan)
 def _(plan: Plan) -> str:
-    return f"<p>{escape(repr(plan))}</p>{plan_table(plan).html(max_rows=_MOST_ROWS)}"
+    return f"<p>{escape(repr(plan))}</p>{plan_table(plan).joined('operator').html(max_rows=_MOST_ROWS)}"
 
 
 @html_of.register(Timeline)

@@ -14,7 +14,10 @@ from reports.spans import read_label
 from reports.tables import Table, format_axes
 from reports.units import Bytes, format_bytes
 
-__all__ = ["parameter_table", "plan_table"]
+__all__ = ["parameter_table", "plan_table", "plan_text"]
+
+WIDTH = 100
+"""Characters of a line of `plan_text`."""
 
 
 def plan_table(plan: Plan) -> Table:
@@ -58,6 +61,15 @@ def plan_table(plan: Plan) -> Table:
         rows=tuple(rows),
         notes=("F: forward, B: backward; bytes are of one rank and one collective.",),
     )
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan for a terminal: equal layers in one row, without layouts, which `plan_table` and reports have.
+
+    Raises:
+        TwofoldError: the plan cannot be lowered.
+    """
+    return plan_table(plan).joined("operator").without("layouts in", "layouts out").text(WIDTH)
 
 
 def parameter_table(plan: Plan) -> Table:

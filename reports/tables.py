@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from executor.reference.check import Check
+from plans.ranks import format_ranks
 from reports.page import Link, Markup, render
 from reports.units import Bytes, Quantity, Seconds
 
@@ -73,6 +74,37 @@ class Table:
         lines = [line.rstrip() for line in out.getvalue().splitlines()]
         return "\n".join([self.title, *lines, *self.notes])
 
+    def without(self, *columns: str) -> Table:
+        """The table without these columns.
+
+        >>> Table(title="", columns=("plan", "step"), rows=(("a", 1.0),)).without("step").rows
+        [('a',)]
+        """
+        kept = [at for at, name in enumerate(self.columns) if name not in columns]
+        rows = [tuple(row[at] for at in kept) for row in self.rows]
+        return replace(self, columns=tuple(self.columns[at] for at in kept), rows=rows)
+
+    def joined(self, column: str) -> Table:
+        """The table with one row for layers that differ in nothing but the number in their name.
+
+        Args:
+            column: of dotted names such as layers.3.norm.
+
+        >>> rows = (("layers.0.norm", "dp"), ("layers.0.act", "tp"), ("layers.1.norm", "dp"), ("layers.1.act", "dp"))
+        >>> [row[0] for row in Table(title="", columns=("operator", "split"), rows=rows).joined("operator").rows]
+        ['layers.0-1.norm', 'layers.0.act', 'layers.1.act']
+        """
+        at = self.columns.index(column)
+        numbers: dict[tuple[Any, ...], list[int]] = {}
+        for row in self.rows:
+            name, number = _without_number(row[at])
+            numbers.setdefault((*row[:at], name, *row[at + 1 :]), []).extend(number)
+        rows = [
+            (*row[:at], row[at].format(format_ranks(known, ",")) if known else row[at], *row[at + 1 :])
+            for row, known in numbers.items()
+        ]
+        return replace(self, rows=rows)
+
     def html(self, max_rows: int = _MOST_ROWS) -> str:
         """A table element whose columns sort at a click; rows beyond `max_rows` are left out, and a note says so."""
         left = len(self.rows) - max_rows
@@ -119,6 +151,16 @@ def _number(value: float | None, unit: str) -> str:
     if unit in ("s", "B"):
         return str((Seconds if unit == "s" else Bytes)(value))
     return f"{value:.3g}{' ' if unit else ''}{unit}"
+
+
+def _without_number(name: str) -> tuple[str, list[int]]:
+    """A dotted name with its one number left open, and that number; names with none or several stay as they are."""
+    parts = name.split(".")
+    places = [at for at, part in enumerate(parts) if part.isdecimal()]
+    if len(places) != 1 or "{" in name:
+        return name, []
+    (at,) = places
+    return ".".join([*parts[:at], "{}", *parts[at + 1 :]]), [int(parts[at])]
 
 
 def _text(cell: Cell) -> Any:

@@ -196,7 +196,7 @@ def _search(
     machine: Machine,
     say: Console,
 ) -> SearchResult[Plan]:
-    from reports import plan_table
+    from reports import plan_text
 
     say.step(f"search over {NUM_RANKS} devices")
     with say.doing("searching"):
@@ -206,7 +206,7 @@ def _search(
             recompute=recomputed, pinned=_given(case, graph), optimizer=case.optimizer, full_batch=True,
             on_progress=say.note,
         )  # fmt: skip
-    say.note(plan_table(plans.best).text(110))
+    say.note(plan_text(plans.best))
     say.note(plans.explain().splitlines()[0])
     return plans
 

@@ -326,7 +326,7 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
     from costmodels import executing
     from plans.files import check_writable
     from plans.plan import Optimizer, save_plan
-    from reports import plan_table
+    from reports import plan_text
     from search import search
     from twofold.commands.plan_file import schedule_text
     from twofold.context import parse_bytes
@@ -352,7 +352,7 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
     path = save_plan(msgspec.structs.replace(plans.best, execution=execution), result.out)
     say.say(plans.table())
     say.say("")
-    say.say(plan_table(plans.best).text())
+    say.say(plan_text(plans.best))
     if result.explain:
         say.say(plans.explain())
     say.say(f"saved {path}; {plans.summary()}")
