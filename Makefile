@@ -13,7 +13,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input
 PACKAGES := plans costmodels simulator search interop executor reports twofold
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: help setup demo test check check-npu format clean
+.PHONY: help setup demo test check check-npu docs format clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -37,6 +37,11 @@ check-npu: $(STAMP) ## every operator of a step on an Ascend NPU, by shapes only
 	$(VENV)/bin/python -m benchmarks.npu.plans $(FOLDER)/plans
 	LD_LIBRARY_PATH=$(FOLDER)/stub TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(FOLDER)/venv/bin/python -m benchmarks.npu.check \
 	  $(FOLDER)/plans --out benchmarks/results/npu_operators.json
+
+docs: $(STAMP) ## the pages of docs/ and the reference as a site in build/docs
+	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --quiet
+	@echo 'build/docs/index.html is the first page'
 
 format: $(STAMP) ## mend what lint and formatting can mend by themselves
 	$(VENV)/bin/ruff check --fix

@@ -100,7 +100,9 @@ class TorchNative(Stack):
     async_tp: bool = False
     host: str = "least"
     clips: bool = False
-    gathers_ahead: bool = False  # a forward's gathers wait for what the stream did before it (FSDPState._root_pre_forward)
+    gathers_ahead: bool = (
+        False  # a forward's gathers wait for what the stream did before it (FSDPState._root_pre_forward)
+    )
     copies_shards: bool = True  # FSDP2's copy-in and copy-out (fsdp/_fully_shard/_fsdp_collectives.py)
 
     def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
