@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.calibration import DATA, files_of
+from benchmarks.leave_one_out import torch_plans
 from benchmarks.stack_steps import predicted
 from benchmarks.step_plans import SETS
 from benchmarks.step_truth import compared, predictions
@@ -78,7 +79,7 @@ def _software(stack: str) -> str:
 
 
 def stack_rows() -> Iterator[Row]:
-    """Small steps of torch's parallel parts."""
+    """Steps of torch's parallel parts: small ones, and those of plans in new shapes."""
     for device in ("h200", "h100-sxm"):
         for file in files_of(device):
             for point in load_points(file)[0]:
@@ -88,6 +89,10 @@ def stack_rows() -> Iterator[Row]:
                     yield Row(
                         group=group, measured=point.seconds, predicted=found.step_s, low=found.low_s, high=found.high_s
                     )
+    for plan in torch_plans():
+        found = plan.forecast
+        group = f"new shapes, torch{', host-bound' * plan.parts.endswith('host-bound')}: time"
+        yield Row(group=group, measured=plan.measured_s, predicted=found.step_s, low=found.low_s, high=found.high_s)
 
 
 def executor_rows() -> Iterator[Row]:

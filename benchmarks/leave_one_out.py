@@ -22,10 +22,10 @@ import re
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,6 +33,7 @@ import numpy as np
 from benchmarks.accuracy_choices import time_cases, time_error
 from benchmarks.calibration import DATA, files_of, points_of
 from benchmarks.network import load_published, predicted_GBps
+from benchmarks.peers.cases import SECOND_CASES
 from benchmarks.stack_steps import predicted as predicted_step
 from benchmarks.step_plans import SETS
 from costmodels import Machine
@@ -48,11 +49,13 @@ from costmodels.price.torch_hosts import HOSTS_US, host_s
 from interop.measurements.scores import machine_of
 from plans.files import write_atomically
 from simulator import simulate
-from simulator.forecast import forecast, stack_named
+from simulator.forecast import Forecast, forecast, stack_named
 
-__all__ = ["Left", "as_if_unmeasured", "main", "summary"]
+__all__ = ["Left", "TorchPlan", "as_if_unmeasured", "main", "summary", "torch_plans"]
 
 RESULTS = Path(__file__).parent / "results" / "leave_one_out.json"
+
+SECOND_SET = RESULTS.with_name("peers_h200_second.json")
 
 DEVICES = {"h200": "h100-sxm", "h100-sxm": "h200"}
 """Measured device -> the other one, whose figures it gets."""
@@ -225,6 +228,42 @@ def left_out_software(tables: Sequence[str]) -> Iterator[Left]:
                     error = predicted_step(point, Machine.load(f"{name}-x{point.ranks}")).step_s / point.seconds - 1
                     out = f"torch {point.stack}, small"
                     yield Left(part="software", out=out, given="its parts", what=f"{file.name} {name}", error=error)
+    for plan in torch_plans():
+        error = plan.forecast.step_s / plan.measured_s - 1
+        yield Left(part="software", out=f"torch {plan.parts}", given="its parts", what=plan.name, error=error)
+
+
+class TorchPlan(NamedTuple):
+    """A plan of the second set of `benchmarks.peers` as torch ran it.
+
+    Args:
+        name: of the plan.
+        parts: of torch that ran it; says where the host is predicted to set the pace.
+        measured_s: seconds of a step.
+        forecast: of the step, with today's prices.
+    """
+
+    name: str
+    parts: str
+    measured_s: float
+    forecast: Forecast
+
+
+def torch_plans() -> Iterator[TorchPlan]:
+    """The plans of the second set, in shapes that no earlier step had, predicted from torch's parts.
+
+    The host is said to set the pace where a step is predicted to take 2 % longer on the slowest of the measured hosts.
+    """
+    rows = {row["case"]: row["measured"]["torch"] for row in json.loads(SECOND_SET.read_bytes())["rows"]}
+    stack = stack_named("torch")
+    for case in (each for cases in SECOND_CASES.values() for each in cases if each.name in rows):
+        found, *others = (
+            forecast(case.config, case.degrees_value(), case.machine(), stack=replace(stack, host=host))
+            for host in (stack.host, *HOSTS_US)
+        )
+        slow = max(each.step_s for each in others) > 1.02 * found.step_s
+        parts = rows[case.name]["parts"] + (", host-bound" if slow else "")
+        yield TorchPlan(case.name, parts, rows[case.name]["step_s"], found)
 
 
 # -- hosts -------------------------------------------------------------------------------------------------------------
@@ -289,7 +328,7 @@ def software_edges(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, 
     """
     residual = {
         row["out"]: 1 - row["bias"] for row in rows
-        if row["part"] == "software" and not any(each in row["out"] for each in ("dtensor", "rowwise"))
+        if row["part"] == "software" and not any(each in row["out"] for each in ("dtensor", "rowwise", "host-bound"))
     }  # fmt: skip
     name_of = {out: re.split(r"[-, ]", out)[0] for out in residual}
     found = {}

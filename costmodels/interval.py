@@ -29,7 +29,7 @@ __all__ = ["class_seconds", "dispatch_seconds", "price_interval", "program_load"
 
 def step_interval(
     machine: Machine, step_s: float, seconds_by_class: Mapping[str, float], unexplained: Interval | None = None,
-    slower_hosts: float = 0.0,
+    median_host_s: float = 0.0,
 ) -> tuple[float, float]:  # fmt: skip
     """The 90 % interval of a step time, in seconds.
 
@@ -38,8 +38,10 @@ def step_interval(
         step_s: the prediction.
         seconds_by_class: class -> its seconds on the critical path, or of the busiest rank; what another class hides
             counts less than its full length. Classes are `costmodels.machine.machine.SPREAD_CLASSES`.
-        slower_hosts: logarithm of the time of the median host over that of the host whose times were priced.
         unexplained: what is left of other software (`costmodels.widths.SOFTWARE`); by default the machine's.
+        median_host_s: what the median host needs to issue the step, where a faster one was priced: the step may take
+            as long as a slow host does, even if the priced one is done long before the device. 0: the priced host is
+            the median one.
 
     Raises:
         TwofoldError: an unknown class.
@@ -58,10 +60,34 @@ def step_interval(
     for (one, first), (other, second) in itertools.combinations(parts.items(), 2):
         squares += 2 * TOGETHER.get(frozenset({one, other}), 0.0) * first * second
     rest = unexplained or machine.interval
-    hosts = slower_hosts * min(1.0, seconds_by_class.get("dispatch", 0.0) / step_s) if step_s > 0 else 0.0
     below = math.sqrt(math.log(rest.low) ** 2 + squares)
-    above = math.sqrt(math.log(rest.high) ** 2 + squares) + hosts
+    above = math.sqrt(math.log(rest.high) ** 2 + squares)
+    spread = machine.spreads.get("dispatch", 0.0)
+    if median_host_s and spread and step_s > 0:
+        device = math.sqrt(math.log(rest.high) ** 2 + max(0.0, squares - parts.get("dispatch", 0.0) ** 2))
+        above = _later(device, math.log(median_host_s / step_s), spread)
     return step_s * math.exp(-below), step_s * math.exp(above)
+
+
+def _later(edge: float, mean: float, spread: float) -> float:
+    """The 95 % quantile of the greater of two independent normal variables.
+
+    Args:
+        edge: that of the one, whose mean is 0.
+        mean, spread: of the other.
+    """
+    low, high = edge, max(1.2 * edge, mean + 1.2 * NINETY * spread)  # where both are below with 97.6 % each
+    if mean + 3 * spread < edge:
+        return edge
+    while high - low > 1e-4:
+        middle = 0.5 * (low + high)
+        within = _normal(NINETY * middle / edge if edge else math.inf) * _normal((middle - mean) / spread)
+        low, high = (middle, high) if within < 0.95 else (low, middle)
+    return high
+
+
+def _normal(deviations: float) -> float:
+    return 0.5 * (1 + math.erf(deviations / math.sqrt(2)))
 
 
 def price_interval(machine: Machine, name: str, seconds: float) -> tuple[float, float]:

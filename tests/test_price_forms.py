@@ -389,9 +389,14 @@ def test_prices_carry_the_interval_of_their_class():
 
 def test_hosts_that_are_slower_than_the_priced_one_widen_the_upper_side_only():
     machine = Machine.load("h200-x2")
-    still = msgspec.structs.replace(machine, interval=Interval(low=1.0, high=1.0), spreads={"dispatch": 0.2})
-    low, high = step_interval(still, 1.0, {"dispatch": 0.5}, slower_hosts=0.3)
-    assert (math.log(low), math.log(high)) == pytest.approx((-0.16449, 0.16449 + 0.15))
+    spreads = {"dispatch": 0.2, "matrix": 0.1}
+    still = msgspec.structs.replace(machine, interval=Interval(low=1.0, high=1.0), spreads=spreads)
+    rng, count = np.random.default_rng(5), 400_000
+    for median_host_s in (0.4, 0.8, 1.3):
+        low, high = step_interval(still, 1.0, {"matrix": 1.0}, median_host_s=median_host_s)
+        device, host = rng.normal(0, 0.1, count), rng.normal(math.log(median_host_s), 0.2, count)
+        assert math.log(high) == pytest.approx(float(np.quantile(np.maximum(device, host), 0.95)), abs=2e-3)
+        assert math.log(low) == pytest.approx(-0.16449)
     one_sided = step_interval(still, 1.0, {}, Interval(low=0.99, high=1.08))
     assert one_sided == pytest.approx((0.99, 1.08))
 

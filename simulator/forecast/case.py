@@ -7,6 +7,7 @@ on a pipeline.
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -372,16 +373,19 @@ class PipelineForecast:
         compute = sum(share_of[kind]["compute"] for kind in of_rank) / len(of_rank)
         exposed = sum(total_of[kind] for kind in of_rank) / len(of_rank) - compute
         peak, memory = self._memory(activations)
-        parts = self._parts(step_s, kinds[total_of.index(max(total_of))])
+        busiest = kinds[total_of.index(max(total_of))]
+        parts = self._parts(step_s, busiest)
         slower = costs.stack.chip_spread * slowest_of(self.degrees.num_ranks)
         if slower:  # products and attention are bound by clocks, which differ from chip to chip
             added = {name: slower * parts.get(name, 0.0) for name in ("matrix", "attention")}
             step_s += sum(added.values())
             parts = {name: seconds + added.get(name, 0.0) for name, seconds in parts.items()}
         stack = costs.stack
+        slower = stack.slower_hosts
         low_s, high_s = step_interval(
-            stack.known_to(costs.machine), step_s, parts, stack.unexplained, stack.slower_hosts
-        )
+            stack.known_to(costs.machine), step_s, parts, stack.unexplained,
+            self.layout.host_s(busiest, count) * math.exp(slower) if slower else 0.0,
+        )  # fmt: skip
         return Forecast(
             step_s=step_s, low_s=low_s, high_s=high_s, peak_bytes=peak, memory=memory,
             bubble_fraction=max(0.0, 1 - (compute + exposed) / step_s) if step_s else 0.0, exposed_comm_s=exposed,
