@@ -29,6 +29,11 @@ _MOST_SIMULATED = 16
 _DRAWN = 5
 """Configurations with a bar in the report."""
 
+_MFU = (
+    "MFU, model FLOPs utilization, is the share of the devices' peak rate in the model's dtype that its products and "
+    "all scores of attention need, without what is recomputed (Chowdhery et al. 2022, arXiv 2204.02311)."
+)
+
 
 def search_tables(found: SearchResult[Candidate], top_k: int, reasons: Reasons | None = None) -> list[Table]:
     """Ranking, composition of the best, why it is the best, memory and time against each other, what was refused."""
@@ -88,7 +93,8 @@ def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
     columns = ("", *(figure.title for figure in FIGURES.values()), "configuration")
     problem, best = found.problem, found.best.forecast
     rate = problem.global_batch * problem.config.seq / best.step_s / problem.num_devices
-    notes = [f"The best: {rate:,.0f} tokens/s per device, 90 % interval {_interval(found)}."]
+    reached = Share(problem.mfu(best.step_s))
+    notes = [f"The best: {rate:,.0f} tokens/s per device, MFU {reached}, 90 % interval {_interval(found)}."]
     if found.method == "search" and len(rows) > max(1, found.num_proven):
         first = f"The first {found.num_proven} are" if found.num_proven > 1 else "The first is"
         if found.num_proven:
@@ -270,9 +276,10 @@ def write_search_report(
         tables=[_composition(found), _pareto(found), *_refused(found), figures_table()],
         summary={
             **figures, "90 % interval": _interval(found), "tokens/s per device": f"{rate:,.0f}",
+            "MFU": Share(problem.mfu(best.step_s)),
             "at most above the fastest of the space": f"{100 * found.gap:.1f} %",
         },
-        notes=[certificate, "Every time is a forecast; nothing was run.",
+        notes=[certificate, "Every time is a forecast; nothing was run.", _MFU,
                *(["The pipeline is the best plan in the event engine."] if timeline is not None else [])],
         program=program, predicted=timeline, memory_limit_bytes=problem.limit_bytes,
         environment={"date": datetime.now(UTC).date().isoformat()},

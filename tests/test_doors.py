@@ -79,7 +79,8 @@ def test_forecasts_say_the_same_figures(
     predicted = said(
         ["predict", "--model", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES], capsys
     )
-    assert figures(predicted) == best
+    assert figures(predicted) == best and predicted["mfu"] == planned["best"]["mfu"]
+    assert f"{100 * predicted['mfu']:.1f} %" in (folder / "search.html").read_text()
     changed = said(["whatif", str(folder / "plan.degrees.json"), *MACHINE, "--dispatch", "2"], capsys)
     assert figures(changed["base"]) == best and changed["predicted_by"] == "forecast"
     assert predicted["step_low_s"] < predicted["step_s"] < predicted["step_high_s"]

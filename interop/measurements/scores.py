@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from costmodels import Machine
+from costmodels import Machine, utilization
 from costmodels.machine.catalogue import load_device
 from costmodels.price.torch_hosts import load_host
 from interop.measurements.cells import BAD_VALUE, Cells
@@ -358,19 +358,14 @@ def measured_as(case: Case, found: Forecast, step_s: float) -> float:
 
 def model_flops(case: Case) -> float:
     """Forward and backward of all matrix products and attention of one step, as the row's source counts them."""
-    config, tokens = case.config, case.degrees.global_batch * case.config.seq
-    scores = config.seq * config.num_heads * (config.head_size + config.value_size)
-    mlp = (3 if config.gated else 2) * config.hidden
-    dense, every, experts = config.num_layers, config.num_layers, 0.0
-    if (mixture := config.experts) is not None:
-        dense = mixture.num_dense_layers
-        each = mlp * mixture.ffn * (mixture.top_k + mixture.num_shared) + config.hidden * mixture.num_experts
-        experts = (every - dense) * each
-    blocks = every * (config.attention_weights + scores) + dense * mlp * config.inner + experts
-    passes = 3 * (blocks + config.vocab * config.hidden)
+    flops, own = (
+        utilization.model_flops(case.config, case.degrees.global_batch),
+        utilization.forward_products(case.config),
+    )
     if case.counts_recompute and case.degrees.recompute != "none":
-        passes += blocks if case.degrees.recompute == "full" else every * scores
-    return 2.0 * tokens * passes
+        again = own["scores"] + (own["weights"] if case.degrees.recompute == "full" else 0.0)
+        flops += 2.0 * case.degrees.global_batch * case.config.seq * again
+    return flops
 
 
 def ranking(groups: Iterable[Sequence[tuple[float, float]]]) -> tuple[float | None, list[float]]:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from costmodels import Machine
+from costmodels.utilization import mfu
 from plans.degrees import DEGREES, Degrees, check, check_stated
 from plans.degrees.rules import Rule, broken
 from plans.errors import TwofoldError
@@ -123,6 +124,12 @@ class Problem:
             made = Optimizer(kind="adamw", settings={"lr": 1e-4}, gradient_dtype=wide, master_dtype=wide)
             object.__setattr__(self, "optimizer", made)
         self._check_pins()
+
+    def mfu(self, step_s: float) -> float:
+        """Model FLOPs utilization of a step (`costmodels.utilization`)."""
+        return mfu(
+            self.config, self.machine, sequences=self.global_batch, num_devices=self.num_devices, step_s=step_s
+        )  # fmt: skip
 
     def _check_pins(self) -> None:
         pins, model = self.pins, sizes_of(self.config)

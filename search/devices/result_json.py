@@ -8,6 +8,7 @@ from typing import Any
 from plans.degrees import Degrees
 from plans.degrees.file import degrees_to_json
 from search.candidate import Candidate
+from search.devices.problem import Problem
 from search.result import SearchResult
 
 __all__ = ["candidate_json", "degrees_json", "result_json"]
@@ -23,15 +24,15 @@ def result_json(result: SearchResult[Candidate], top_k: int = 5) -> dict[str, An
         "global_batch": problem.global_batch,
         "seq": problem.config.seq,
         "pins": problem.pins.given,
-        "best": candidate_json(result.best),
-        "plans": [candidate_json(candidate) for candidate in result.plans[:top_k]],
-        "pareto": [candidate_json(candidate) for candidate in result.pareto],
+        "best": candidate_json(problem, result.best),
+        "plans": [candidate_json(problem, candidate) for candidate in result.plans[:top_k]],
+        "pareto": [candidate_json(problem, candidate) for candidate in result.pareto],
         "alternatives": [
             {
                 "change": entry.change,
                 "extra_s": entry.extra_s,
                 "reason": entry.reason,
-                "best": None if entry.candidate is None else candidate_json(entry.candidate),
+                "best": None if entry.candidate is None else candidate_json(problem, entry.candidate),
             }
             for entry in result.alternatives
         ],
@@ -44,7 +45,7 @@ def degrees_json(degrees: Degrees) -> dict[str, Any]:
     return {**degrees_to_json(degrees), "micro_batches": degrees.num_micro_batches}
 
 
-def candidate_json(candidate: Candidate) -> Mapping[str, Any]:
+def candidate_json(problem: Problem, candidate: Candidate) -> Mapping[str, Any]:
     """A configuration and its forecast as plain values."""
     forecast = candidate.forecast
     return {
@@ -52,5 +53,5 @@ def candidate_json(candidate: Candidate) -> Mapping[str, Any]:
         "step_s": forecast.step_s, "step_low_s": forecast.low_s, "step_high_s": forecast.high_s,
         "peak_bytes": forecast.peak_bytes,
         "memory_bytes": dict(forecast.memory), "bubble_fraction": forecast.bubble_fraction,
-        "exposed_comm_s": forecast.exposed_comm_s,
+        "exposed_comm_s": forecast.exposed_comm_s, "mfu": problem.mfu(forecast.step_s),
     }  # fmt: skip

@@ -18,8 +18,9 @@ def show_forecast(
     config: TransformerConfig, degrees: Degrees, machine: Machine, stack: Stack, say: Console
 ) -> dict[str, Any]:
     """Forecast, print, and return the JSON object."""
+    from costmodels.utilization import mfu
     from reports.figures import figures_of, figures_text
-    from reports.units import format_bytes
+    from reports.units import Share, format_bytes
     from search.devices import describe
     from search.devices.result_json import degrees_json
     from simulator.forecast import forecast
@@ -27,10 +28,14 @@ def show_forecast(
     seen = forecast(config, degrees, machine, stack=stack)
     figures, fits = figures_of(seen), seen.peak_bytes <= machine.room_bytes
     tokens = degrees.global_batch * config.seq / seen.step_s / degrees.num_ranks
+    reached = mfu(
+        config, machine, sequences=degrees.global_batch, num_devices=degrees.num_ranks, step_s=seen.step_s
+    )  # fmt: skip
     say.say(
         f"{config.name} on {degrees.num_ranks} devices of {machine.name}, as {stack.name} runs it: {describe(degrees)}"
     )
-    say.say(f"{figures_text(figures, low_s=seen.low_s, high_s=seen.high_s)}, {tokens:,.0f} tokens/s per device")
+    told = figures_text(figures, low_s=seen.low_s, high_s=seen.high_s)
+    say.say(f"{told}, {tokens:,.0f} tokens/s per device, MFU {Share(reached)}")
     parts = ", ".join(f"{role} {format_bytes(size)}" for role, size in seen.memory.items() if size)
     say.say(f"memory: {parts}; a device has {format_bytes(machine.room_bytes)}")
     if not fits:
@@ -43,6 +48,7 @@ def show_forecast(
         "memory_bytes": dict(seen.memory),
         "fits": fits,
         "tokens_per_s_per_device": tokens,
+        "mfu": reached,
         "num_ranks": degrees.num_ranks,
         "model": config.name,
         "machine": machine.name,
