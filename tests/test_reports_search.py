@@ -11,14 +11,14 @@ from reports.search_pictures import pareto_front
 
 
 def configuration(name: str, step_s: float, peak_gib: float) -> Configuration:
-    parts = {"compute": 0.8 * step_s, "exposed communication": 0.05 * step_s, "waiting": 0.15 * step_s}
+    parts = {"compute": 0.8 * step_s, "exposed communication": 0.05 * step_s, "bubble": 0.15 * step_s}
     return Configuration(name=name, step_s=step_s, peak_bytes=int(peak_gib * 2**30), parts=parts)
 
 
 def test_bars_say_their_parts():
     svg = shares_picture([configuration("a", 4.0, 10), configuration("b", 5.0, 10)], title="t").svg()
     ET.fromstring(svg)
-    assert "<title>1. a: compute 3.2 s</title>" in svg and "<title>2. b: waiting 0.75 s</title>" in svg
+    assert "<title>1. a: compute 3.2 s</title>" in svg and "<title>2. b: bubble 0.75 s</title>" in svg
     assert "forecast step (s)" in svg and "4.00 s" in svg
 
 

@@ -16,6 +16,7 @@ from reports.search_report import explained
 from reports.search_report import search_tables as tables
 from search.devices import Candidate, Pins, Problem, SearchResult, solve
 from search.devices.critical import critical_path_s
+from search.devices.explain import composition
 from search.devices.operators import OperatorCost, operator_costs
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.estimate import rates_of
@@ -118,6 +119,15 @@ def test_the_critical_path_of_a_pipeline_adds_up_to_the_step() -> None:
     assert math.fsum(path.values()) == pytest.approx(found.best.forecast.step_s)
     assert path["transfers between stages"] > 0.0
     assert path["backward compute"] > 1.5 * path["forward compute"]
+
+
+def test_the_composition_of_a_step_adds_up_and_computes_what_its_ranks_do() -> None:
+    found = best(WIDE, pp=2).best
+    parts = composition(found)
+    assert sum(parts.values()) == pytest.approx(found.forecast.step_s)
+    ranks = found.forecast.rank_s
+    assert parts["compute"] == pytest.approx(sum(rank["compute"] for rank in ranks) / len(ranks), rel=1e-6)
+    assert parts["exposed communication"] > 0
 
 
 def test_tables_and_json_say_the_same() -> None:

@@ -201,14 +201,14 @@ def _difference(best: Candidate, other: Candidate) -> str:
 
 
 def composition(found: Candidate) -> dict[str, float]:
-    """Seconds of the mean rank: compute, communication that is not hidden, and waiting for other stages."""
+    """Seconds of the mean rank: compute, exposed communication, the wait for its host and the bubble; their sum is the
+    step."""
     seen = found.forecast
-    compute = seen.step_s * (1.0 - seen.bubble_fraction)
-    return {
-        "compute": compute,
-        "exposed communication": seen.exposed_comm_s,
-        "waiting": max(0.0, seen.step_s - compute - seen.exposed_comm_s),
-    }
+    waited = {
+        "exposed communication": seen.exposed_comm_s, "host wait": seen.host_wait_s,
+        "bubble": seen.step_s * seen.bubble_fraction,
+    }  # fmt: skip
+    return {"compute": max(0.0, seen.step_s - sum(waited.values())), **waited}
 
 
 # ------------------------------------------------------------------- nothing fits
