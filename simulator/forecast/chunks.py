@@ -354,10 +354,11 @@ class Chunks:
                 due = sorted((each for each in own if each.name in order), key=lambda each: order[each.name])
                 reduce = tuple(self.lowered.reductions(due).items()) if reduces else ()
                 joined = joined_gradients(self.template.pieces[piece].parts[part])
-                given = frozenset(
-                    each.name for each in due
-                    if self.lowered.reduced_per_micro_batch(each)
+                given = tuple(
+                    (each.name, None) if self.lowered.reduced_per_micro_batch(each)
                     or (each.name in joined and self.lowered.adds_alike(each.dtype))
+                    else (each.name, self.lowered.sum_of(each))
+                    for each in due
                 )  # fmt: skip
             found = _Depends((piece, part, given, gather, reduce))
             self._depends[key] = self.known.setdefault(("same", found), found)
@@ -371,7 +372,7 @@ class Chunks:
                 self.known[beside] = owner._clock_map(_Depends((name, part, given, gather, reduce)))
                 return self.known[beside]
             if self.lowered is not None:
-                self.known[beside] = self._as_lowered(piece, part, given, gather, dict(reduce))
+                self.known[beside] = self._as_lowered(piece, part, dict(given), gather, dict(reduce))
                 return self.known[beside]
             after = list(reduce)
             if gather:
@@ -386,23 +387,24 @@ class Chunks:
         self,
         piece: str,
         part: str,
-        alone: frozenset[str],
+        sums: Mapping[str, Line | None],
         gather: tuple[tuple[Line, ...], ...],
         reduce: Mapping[str, tuple[Line, ...]],
     ) -> ClockMap:
+        """`sums`: of gradients over micro-batches; None where products add them, or they are reduced as they are."""
         issue, arrive = gather or ((), ())
-        if not reduce and not alone:
-            return self._body(piece, part, None).clock_map(issue, arrive, steady=bool(gather))
         lines: list[Line] = []
         for cell, line in zip(self.template.pieces[piece].parts[part].cells, self.lines(piece, part), strict=True):
-            if cell.gradient not in alone:  # reduced as it is, without a sum over micro-batches
-                lines.append(line)
+            own = sums.get(cell.gradient, line)
+            if own is not None:
+                lines.append(own)
             if cell.gradient:
                 lines += reduce.get(cell.gradient, ())
         last = reduce.get("", ())
         if piece != "embedding":  # waited for when the piece before has issued its own
             last = tuple(line._replace(token=_NO_TOKEN) if line.kind == WAIT else line for line in last)
-        return body_of((*lines, *last), self.rates).clock_map(issue, arrive, steady=True)
+        steady = bool(gather or reduce or None in sums.values())
+        return body_of((*lines, *last), self.rates).clock_map(issue, arrive, steady=steady)
 
     def _body(self, piece: str, part: str, given: float | None) -> Body:
         key = ("body", piece, part, given)
@@ -443,7 +445,7 @@ class Chunks:
             waits = [number for number, line in enumerate(arrive) if line.kind == WAIT]
             cut = waits[1] if len(waits) > 1 else len(arrive)
             gather = (*issue, *arrive[:cut]), arrive[cut:]
-            own, other = self._as_lowered(piece, part, given, gather, dict(reduce)), self._clock_map(beside)
+            own, other = self._as_lowered(piece, part, dict(given), gather, dict(reduce)), self._clock_map(beside)
             there = measure([*issue, arrive[0]], self.rates)
             work = max(own.work_ps, other.work_ps)
             self.known[key] = own._replace(work_ps=work, prefetch_ps=min(there.work_ps, work - other.work_ps))

@@ -83,6 +83,10 @@ class Lowered:
         """As `LocalParameter.reduced_per_micro_batch`."""
         return self.degrees.optimizer.reduced_per_micro_batch and self.is_sharded(each)
 
+    def sum_of(self, each: ParameterTemplate) -> Line:
+        """What adds the gradient of one micro-batch to the sum of those before."""
+        return self._lines.sum_of(self._parameter(each))
+
     def gathers(self, parameters: Iterable[ParameterTemplate]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
         """What issues the gathers of a piece's weights, and what makes them usable."""
         return self._lines.gathers(self._parameters(parameters))
@@ -241,6 +245,10 @@ class _Lines:
             channel += ":weights"
         work, dispatch = round(cost.together_ps * share), round(cost.dispatch_ps * share)
         return Line(COLLECTIVE, dispatch, work, plain_call(call), channel, token)
+
+    def sum_of(self, each: _Parameter) -> Line:
+        item_bytes = itemsize(each.dtype) + itemsize(self.degrees.optimizer.accumulates_in(each.dtype))
+        return self._compute("accumulate", 2, each.elements * item_bytes, each.dtype)
 
     def _wait(self, token: int, share: float = 1.0) -> Line:
         return Line(WAIT, round(price_wait(self.machine).dispatch_ps * share), 0, token=token)
