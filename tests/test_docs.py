@@ -1,0 +1,68 @@
+"""The pages of docs/ are true: their Python and their studies run, their files are read, their commands exist."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from costmodels.machine.links import Graph
+from executor.launch.train_job import load_training_job
+from twofold.cli import commands, main
+
+PAGES = {path.name: path.read_text() for path in sorted((Path(__file__).parents[1] / "docs").glob("*.md"))}
+RUN_ELSEWHERE = {"extensions.md"}  # tests/test_extensions.py installs it
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python") and page not in RUN_ELSEWHERE])
+def test_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for code in blocks(page, "python"):
+        exec(code, names)
+        printed = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+        assert capsys.readouterr().out.splitlines() == printed
+
+
+@pytest.mark.parametrize("devices", [1024, 98304])
+def test_studies_of_the_page_answer(devices, tmp_path, capsys):
+    answers = []
+    for number, text in enumerate(blocks("studies.md", "toml")):
+        file = tmp_path / f"{number}.toml"
+        for small, large in (("x1024", f"x{devices}"), ("dp = 16", f"dp = {devices // 64}"), ("= 512", f"= {devices}")):
+            assert small in text
+            text = text.replace(small, large)
+        file.write_text(text)
+        assert main(["study", str(file), "--json", "--backend", "sequential"]) == 0
+        answers.append(json.loads(capsys.readouterr().out)["points"])
+    upgrades, spares = answers
+    unchanged, *changed = [point["step_s"] for point in upgrades]
+    assert len(changed) == 4 and all(step_s <= unchanged for step_s in changed) and min(changed) < 0.99 * unchanged
+    goodput = {point["spares"]: point["goodput"] for point in spares}
+    assert sorted(goodput) == [0, 1, 2, 4, 8]
+    assert all(goodput[few] < goodput[more] for few, more in ((0, 1), (1, 2), (2, 4), (4, 8)))
+
+
+def test_files_of_the_pages_are_read(tmp_path):
+    (job,) = blocks("training.md", "toml")
+    (tmp_path / "job.toml").write_text(job)
+    assert load_training_job(tmp_path / "job.toml").steps == 1000
+    (links,) = blocks("networks.md", "json")
+    assert len(msgspec.convert(json.loads(links)["graph"], Graph).wires) == 2
+
+
+def test_commands_of_the_pages_have_these_options(monkeypatch, tmp_path, capsys):
+    for command in commands().values():
+        monkeypatch.setattr(command, "run", lambda command, console: ({}, True))
+    lines = [
+        line for text in PAGES.values() for line in re.findall(r"^(?: {4}|\$ )(?:python -m )?twofold (.*)$", text, re.M)
+    ]
+    assert len(lines) > 20
+    for line in lines:
+        assert main(shlex.split(line, comments=True)) == 0, (line, capsys.readouterr().err)
