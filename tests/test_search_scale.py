@@ -452,3 +452,15 @@ def test_a_schedule_that_cannot_be_made_is_left_out() -> None:
     asked = problem(num_devices=4, global_batch=5, pins=Pins(pp=4, micro_batch=1))
     found = {shape.schedule for shape in shapes(asked, 4) if schedule_of(shape, 4, 5) is not None}
     assert "1f1b" in found and "dualpipe_v" not in found
+
+
+def test_running_bests_say_what_the_result_says() -> None:
+    """The machine's power is known, so that every step has a clock of its own."""
+    told: list[Candidate] = []
+    asked = problem(machine="h200-x8", num_devices=2, pins=Pins(tp=1, cp=1, recompute="none", micro_batch=1))
+    found = solve(asked, on_better=told.append)
+    assert asked.machine.compute.at_MHz is None
+    assert told
+    assert told[-1] in found.plans
+    own = forecast_grid(asked.config, [each.degrees for each in told], asked.machine)
+    assert [each.forecast for each in told] == own

@@ -37,7 +37,7 @@ def solve(
             search is forecast as well.
         keep: how many of the fastest are proven; more take longer.
         explain: find out what the neighbours of the best would cost.
-        on_better: called with every new best.
+        on_better: called with every new best, its forecast at its own clock.
 
     Raises:
         NothingFits: nothing in the space fits the memory.
@@ -54,7 +54,12 @@ def solve(
     began, asked = time.monotonic(), problem
     problem = problem.changed(machine=at_usual_clock(problem.machine))
     deadline_s = None if time_limit_s is None else began + time_limit_s
-    branching = Branching(problem=problem, keep=keep, on_better=on_better, deadline_s=deadline_s)
+
+    def better(found: Candidate) -> None:
+        if on_better is not None:
+            on_better(_at_own_clock(found, asked, problem))
+
+    branching = Branching(problem=problem, keep=keep, on_better=better, deadline_s=deadline_s)
     if not problem.pins.given:  # a search that ends early is no worse than what one would do without it
 
         def usual() -> None:
@@ -80,14 +85,18 @@ def solve(
     return _at_own_clocks(found, asked, problem)
 
 
-def _at_own_clocks(found: SearchResult[Candidate], asked: Problem, problem: Problem) -> SearchResult[Candidate]:
-    """What was found at the clock of `problem`, each at its own; other software is predicted at one."""
+def _at_own_clock(found: Candidate, asked: Problem, problem: Problem) -> Candidate:
+    """The same where clocks do not differ, or where other software is asked for, which is predicted at one."""
     if problem.machine is asked.machine or not asked.stack.runs_programs:
         return found
-    own = [
-        replace(each, forecast=forecast(asked.config, each.degrees, asked.machine, stack=asked.stack))
-        for each in found.plans
-    ]
+    return replace(found, forecast=forecast(asked.config, found.degrees, asked.machine, stack=asked.stack))
+
+
+def _at_own_clocks(found: SearchResult[Candidate], asked: Problem, problem: Problem) -> SearchResult[Candidate]:
+    """What was found at the clock of `problem`, each at its own."""
+    own = [_at_own_clock(each, asked, problem) for each in found.plans]
+    if own[0] is found.plans[0]:
+        return found
     before_s, after_s = found.plans[0].forecast.step_s, own[0].forecast.step_s
     own.sort(key=lambda each: each.key)
     return with_own_clocks(replace(found, problem=asked), tuple(own), before_s, after_s)
