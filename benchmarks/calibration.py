@@ -34,6 +34,7 @@ from costmodels.fit.predict import TARGETS, scoreboard
 from costmodels.fit.transfer_calibration import carried
 from costmodels.machine.catalogue import Device, device_names, load_device, save_device
 from costmodels.machine.sections import Provenance
+from costmodels.machine.topologies import example_machines
 from costmodels.widths import UNEXPLAINED
 from plans.model.graph import itemsize
 
@@ -286,7 +287,8 @@ def with_interval(device: Device, status: Literal["measured", "assumed"], date: 
 
 
 def ship() -> dict[str, DeviceFit]:
-    """Fit and write the measured devices, and carry them over to every device whose figures were carried over before.
+    """Fit and write the measured devices, carry them over to every device whose figures were carried over before, and
+    write the machines of `costmodels.machine.topologies` again, which consist of such devices.
 
     Returns:
         The fits of the measured devices.
@@ -308,6 +310,8 @@ def ship() -> dict[str, DeviceFit]:
         for file in files_of(name):
             bounds = clock_exponents(load_points(file)[0]) or bounds  # of the last, which is most like them
     carry_over({name: fit.device for name, fit in fits.items()}, bounds)
+    for name, machine in example_machines().items():
+        machine.save(Path(costmodels.__file__).with_name("machines") / f"{name}.json")
     return fits
 
 
