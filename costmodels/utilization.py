@@ -16,7 +16,7 @@ from costmodels.price.compute import rate
 if TYPE_CHECKING:
     from plans.model.transformer import TransformerConfig
 
-__all__ = ["forward_products", "mfu", "model_flops"]
+__all__ = ["forward_products", "mfu", "model_flops", "peak_flops_per_s"]
 
 
 def forward_products(config: TransformerConfig) -> dict[str, float]:
@@ -59,5 +59,9 @@ def mfu(config: TransformerConfig, machine: Machine, *, sequences: int, num_devi
     >>> round(mfu(config, machine, sequences=8, num_devices=8, step_s=1.0), 3)
     0.48
     """
-    peak = rate(machine.compute, "matrix_flops_per_s", config.dtype, machine.name)
-    return model_flops(config, sequences) / step_s / num_devices / peak
+    return model_flops(config, sequences) / step_s / num_devices / peak_flops_per_s(config, machine)
+
+
+def peak_flops_per_s(config: TransformerConfig, machine: Machine) -> float:
+    """A device's peak rate of dense products in the dtype of a model."""
+    return rate(machine.compute, "matrix_flops_per_s", config.dtype, machine.name)

@@ -16,7 +16,7 @@ from costmodels.price.compute import matrix_s
 from costmodels.price.group import first_group
 from costmodels.price.traffic import Traffic, collective_traffic, transfer_traffic
 from plans.model.graph import itemsize
-from reports.charts import Chart, Scale, Series, series_chart
+from reports.charts import Chart, Scale, Series, roofline_chart, series_chart
 from reports.tables import Cell, Table
 from reports.units import Share
 
@@ -86,9 +86,6 @@ def roofline_picture(fit: DeviceFit) -> Iterator[Chart]:
         return
     compute = fit.device.compute
     peak = max(compute.matrix_flops_per_s[e.point.dtype] for e in own)
-    xs = [_intensity(e.point) for e in own]
-    low, high = min(10.0, min(xs)), max(2000.0, max(xs))
-    grid = [low * (high / low) ** (at / 80) for at in range(81)]
 
     def place(point: Point) -> tuple[float, float]:
         return _intensity(point), _flops(point) / point.seconds / 1e12
@@ -96,11 +93,9 @@ def roofline_picture(fit: DeviceFit) -> Iterator[Chart]:
     series = [
         _series("matrix products", [e for e in own if e.section == "matrix"], place),
         _series("attention", [e for e in own if e.section == "attention"], place),
-        Series(name="vendor's roofline", curve=[(x, min(peak, x * compute.memory_Bps) / 1e12) for x in grid]),
     ]
-    scale = Scale(x="floating-point operations per byte", y="TFLOP/s", log_x=True, log_y=True)
     said = "Measured rates under the peaks of arithmetic and memory."
-    yield series_chart(series, scale, title="Roofline, 16-bit", caption=said)
+    yield roofline_chart(series, peak, compute.memory_Bps, title="Roofline, 16-bit", caption=said)
 
 
 def _series(

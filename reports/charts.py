@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "Chart", "Scale", "Series", "bars", "series_chart"]
+__all__ = ["COLOURS", "Chart", "Scale", "Series", "bars", "roofline_chart", "series_chart"]
 
 COLOURS = {
     "sky": "#56b4e9", "orange": "#e69f00", "green": "#009e73", "purple": "#cc79a7", "yellow": "#f0e442",
@@ -164,6 +164,19 @@ def series_chart(series: Sequence[Series], scale: Scale, *, title: str, caption:
                 axes.axhspan(*scale.band[:2], color=_INK, alpha=0.12, linewidth=0, label=scale.band[2])
 
     return Chart(title=title, draw=draw, caption=caption)
+
+
+def roofline_chart(
+    series: Sequence[Series], peak_flops_per_s: float, memory_Bps: float, *, title: str, caption: str
+) -> Chart:  # fmt: skip
+    """Rates (FLOPs per byte, TFLOP/s) under the roofs of arithmetic and of memory (Williams et al. 2009,
+    doi:10.1145/1498765.1498785)."""
+    xs = [point[0] for each in series for point in (*each.points, *each.held_out)]
+    low, high = min([10.0, *xs]), max([2000.0, *xs])
+    grid = [low * (high / low) ** (at / 80) for at in range(81)]
+    roof = [(x, min(peak_flops_per_s, x * memory_Bps) / 1e12) for x in grid]
+    scale = Scale(x="floating-point operations per byte", y="TFLOP/s", log_x=True, log_y=True)
+    return series_chart([*series, Series(name="vendor's roofline", curve=roof)], scale, title=title, caption=caption)
 
 
 def _draw_series(axes: Axes, each: Series, colour: str) -> None:

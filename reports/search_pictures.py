@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from plans.errors import TwofoldError
-from reports.charts import Chart, Scale, Series, bars, series_chart
-from reports.units import Bytes, Seconds, time_unit
+from reports.charts import Chart, Scale, Series, bars, roofline_chart, series_chart
+from reports.tables import Table
+from reports.units import Bytes, Quantity, Seconds, Share, time_unit
 
-__all__ = ["Configuration", "pareto_front", "shares_picture", "trade_picture"]
+if TYPE_CHECKING:
+    from search.devices.operators import OperatorCost
+
+__all__ = ["Configuration", "pareto_front", "roofline_parts", "shares_picture", "trade_picture"]
 
 _PART_COLOURS = ("sky", "purple", "grey", "orange", "green", "yellow")
 _GB = 10**9
@@ -94,3 +99,41 @@ def trade_picture(found: Sequence[Configuration], *, title: str, limit_bytes: in
     beyond = len(found) - len(near)
     said = f"{beyond} of more than {_FARTHEST:g} times the fastest are not shown." if beyond else ""
     return series_chart(series, Scale(x=f"forecast step ({unit})", y="forecast peak (GB)"), title=title, caption=said)
+
+
+def roofline_parts(
+    operators: Sequence[OperatorCost], peak_flops_per_s: float, memory_Bps: float
+) -> tuple[Chart, Table]:
+    """The operators of a block that have products, in the chosen layout, under the peaks: what limits each of them.
+
+    Args:
+        operators: costs, those of other layouts among them.
+        peak_flops_per_s: of a device, in the dtype of the model.
+        memory_Bps: of its memory.
+
+    Returns:
+        A point for every operator, and the same as a table.
+    """
+    points, rows = [], []
+    for each in operators:
+        if not (each.chosen and each.flops):
+            continue
+        slope = each.flops_per_byte * memory_Bps
+        rate, share = each.flops_per_s / 1e12, Share(each.flops_per_s / min(peak_flops_per_s, slope))
+        limit = "arithmetic" if slope > peak_flops_per_s else "memory"
+        said = f"{each.operator}: {rate:.3g} TFLOP/s, {share} of what {limit} allows"
+        points.append((each.flops_per_byte, rate, said))
+        rows.append(
+            (each.operator, Quantity(each.flops_per_byte), Quantity(rate), share, limit, Seconds(each.compute_s))
+        )
+    chart = roofline_chart(
+        [Series(name="operators of a block", points=points)], peak_flops_per_s, memory_Bps,
+        title="Roofline: operators of a block on a device",
+        caption="Forecast rates, forward and backward, with what is recomputed. Under the slope the memory limits an "
+        "operator, under the level the arithmetic.",
+    )  # fmt: skip
+    table = Table(
+        title="Roofline: operators of a block on a device",
+        columns=("operator", "FLOPs per byte", "TFLOP/s", "of its limit", "limit", "time of a step"), rows=tuple(rows),
+    )  # fmt: skip
+    return chart, table

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from plans.errors import TwofoldError
 from reports.figures import FIGURES, figures_of, figures_table
 from reports.html import Report, write_report
-from reports.search_pictures import Configuration, shares_picture, trade_picture
+from reports.search_pictures import Configuration, roofline_parts, shares_picture, trade_picture
 from reports.tables import Cell, Table
 from reports.units import Bytes, Change, Seconds, Share
 
@@ -58,7 +58,8 @@ class Reasons:
             "critical_path_s": dict(self.critical_s),
             "operators": [
                 {"operator": each.operator, "layout": each.layout, "compute_s": each.compute_s,
-                 "redistribution_s": each.redistribution_s, "exposed_s": each.exposed_s, "chosen": each.chosen}
+                 "redistribution_s": each.redistribution_s, "exposed_s": each.exposed_s, "flops": each.flops,
+                 "moved_bytes": each.moved_bytes, "chosen": each.chosen}
                 for each in self.operators
             ],
         }  # fmt: skip
@@ -252,6 +253,7 @@ def write_search_report(
     """The report as HTML: the result, in pictures, and its reasons; the rest folded."""
     from datetime import UTC, datetime
 
+    from costmodels.utilization import peak_flops_per_s
     from search.devices import describe
     from search.devices.explain import composition
 
@@ -264,16 +266,19 @@ def write_search_report(
         )
         for each in found.plans
     ]  # fmt: skip
+    peaks = peak_flops_per_s(problem.config, problem.machine), problem.machine.compute.memory_Bps
+    roofline, rates = roofline_parts(reasons.operators, *peaks)
     pictures = [
         shares_picture(seen[:_DRAWN], title="Where the forecast step of the mean rank goes"),
         trade_picture(seen, title="Time against memory", limit_bytes=problem.limit_bytes),
+        roofline,
     ]
     rate = problem.global_batch * problem.config.seq / best.step_s / problem.num_devices
     figures = dict(zip((figure.title for figure in FIGURES.values()), _figure_cells(found.best), strict=True))
     return write_report(path, Report(
         title=f"Search: {problem.config.name} on {problem.num_devices} devices of {problem.machine.name}",
         results=[_ranking(found, top_k), *pictures, *_why(found, reasons)],
-        tables=[_composition(found), _pareto(found), *_refused(found), figures_table()],
+        tables=[_composition(found), rates, _pareto(found), *_refused(found), figures_table()],
         summary={
             **figures, "90 % interval": _interval(found), "tokens/s per device": f"{rate:,.0f}",
             "MFU": Share(problem.mfu(best.step_s)),

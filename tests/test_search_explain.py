@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from costmodels import Machine
+from costmodels.utilization import forward_products
 from plans.degrees.words import layout_words
 from plans.model.transformer import Experts, TransformerConfig
+from reports.search_pictures import roofline_parts
 from reports.search_report import explained
 from reports.search_report import search_tables as tables
 from search.devices import Candidate, Pins, Problem, SearchResult, solve
@@ -58,6 +60,28 @@ def test_operators_add_up_to_the_block(tp: int) -> None:
         assert alone == pytest.approx(sum(each.compute_ps for each in body) * runs)
     exposed = sum(sum(each.exposed_ps.values()) for each in body) * runs
     assert sum(each.exposed_s for each in costs(found)) == pytest.approx(exposed, rel=0.35, abs=1e-9)
+
+
+@pytest.mark.parametrize("pins", [{"tp": 4, "pp": 2}, {"tp": 1, "pp": 1}, {"tp": 2, "pp": 1, "recompute_layers": 2}])
+def test_products_of_the_operators_are_those_of_the_model(pins: dict[str, Any]) -> None:
+    """All ranks together make each product once forward and twice backward, and all but the last again where a block is
+    recomputed, as no gradient reads its result; no kernel beats the roofline of its device."""
+    again = pins.get("recompute_layers", 0)  # of four blocks on one stage
+    found = best(WIDE, cp=1, recompute="full" if again else "none", **pins)
+    problem, rows = found.problem, costs(found)
+    products = sum(each.flops for each in rows if each.operator.partition(".")[2].startswith("w")) * problem.num_devices
+    tokens = problem.global_batch * WIDE.seq
+    weights, last = forward_products(WIDE)["weights"], WIDE.hidden * WIDE.inner
+    assert products == pytest.approx(tokens * (6 * weights + 2 * again * (weights / WIDE.num_layers - last)))
+    peak, memory_Bps = problem.machine.compute.matrix_flops_per_s["bfloat16"], problem.machine.compute.memory_Bps
+    for each in rows:
+        if each.flops:
+            assert each.flops_per_s <= min(peak, each.flops_per_byte * memory_Bps)
+    chart, table = roofline_parts(rows, peak, memory_Bps)
+    assert [row[0] for row in table.rows] == [each.operator for each in rows if each.flops]
+    svg = chart.svg()
+    for name, _, rate, share, _, _ in table.rows:
+        assert 0 < share <= 1 and f"<title>{name}: {rate:.3g} TFLOP/s, {share} of" in svg
 
 
 def test_redistributions_count_for_those_that_ask_for_them() -> None:

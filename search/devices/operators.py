@@ -20,7 +20,7 @@ from search.devices.problem import Problem
 from simulator.forecast.action import Rates, measure
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.estimate import rates_of
-from simulator.forecast.pricing import priced_cells
+from simulator.forecast.pricing import cell_work, priced_cells
 from simulator.lines import COLLECTIVE, COMPUTE, Line
 
 __all__ = ["OperatorCost", "operator_costs"]
@@ -38,6 +38,8 @@ class OperatorCost:
         compute_s: forward and gradients.
         redistribution_s: collectives for it, each alone.
         exposed_s: the part of them that nothing hides.
+        flops: of its products and scores, with what is recomputed.
+        moved_bytes: that its kernels read and write.
         chosen: whether this is the layout of the best.
     """
 
@@ -46,12 +48,27 @@ class OperatorCost:
     compute_s: float
     redistribution_s: float
     exposed_s: float
+    flops: float
+    moved_bytes: float
     chosen: bool
 
     @property
     def total_s(self) -> float:
         """What the operator adds to the step: compute, and communication that nothing hides."""
         return self.compute_s + self.exposed_s
+
+    @property
+    def flops_per_s(self) -> float:
+        """The rate of its products while it computes; 0 without any."""
+        return self.flops / self.compute_s if self.flops else 0.0
+
+    @property
+    def flops_per_byte(self) -> float:
+        """Its arithmetic intensity; 0 without products."""
+        return self.flops / self.moved_bytes if self.flops else 0.0
+
+
+_AMOUNTS = ("compute_s", "redistribution_s", "exposed_s", "flops", "moved_bytes")
 
 
 def operator_costs(problem: Problem, best: Degrees, others: Iterable[Degrees]) -> list[OperatorCost]:
@@ -87,11 +104,8 @@ def _costs(problem: Problem, degrees: Degrees, chosen: bool) -> dict[str, Operat
         every = replace(degrees, recompute=mode, recompute_layers=None)
         for name, each in _alike(problem, every, layout_words(degrees), chosen).items():
             before = mixed.get(name)
-            mixed[name] = replace(
-                each, compute_s=weight * each.compute_s + (before.compute_s if before else 0.0),
-                redistribution_s=weight * each.redistribution_s + (before.redistribution_s if before else 0.0),
-                exposed_s=weight * each.exposed_s + (before.exposed_s if before else 0.0),
-            )  # fmt: skip
+            sums = {key: weight * getattr(each, key) + (getattr(before, key) if before else 0.0) for key in _AMOUNTS}
+            mixed[name] = replace(each, **sums)
     return mixed
 
 
@@ -102,17 +116,22 @@ def _alike(problem: Problem, degrees: Degrees, words: str, chosen: bool) -> dict
     pieces = Chunks(
         config=config, degrees=degrees, machine=machine, stack=problem.stack, rates=rates, split_backward=False
     )
-    runs = degrees.num_micro_batches * config.num_layers / degrees.pp / _PS_PER_S
+    bodies = degrees.num_micro_batches * config.num_layers / degrees.pp
+    runs = bodies / _PS_PER_S
     compute: dict[str, float] = {}
     moved: dict[str, float] = {}
     exposed: dict[str, float] = {}
+    flops: dict[str, float] = {}
+    touched: dict[str, float] = {}
     for letter in "FB":
         part = pieces.template.pieces["block"].parts[letter]
         cells = priced_cells(part, pieces.numbers, pieces.groups, machine, problem.stack)
         lines = [line for _, own in cells for line in own]
-        owners = [
-            owner for owner, (_, own) in zip(_owners([cell for cell, _ in cells]), cells, strict=True) for _ in own
-        ]
+        asking = _owners([cell for cell, _ in cells])
+        owners = [owner for owner, (_, own) in zip(asking, cells, strict=True) for _ in own]
+        for owner, (cell, _) in zip(asking, cells, strict=True):
+            for into, amount in zip((flops, touched), cell_work(cell, pieces.numbers), strict=True):
+                into[owner] = into.get(owner, 0.0) + amount * bodies
         for owner, line in zip(owners, lines, strict=True):
             into = compute if line.kind == COMPUTE else moved
             into[owner] = into.get(owner, 0.0) + line.work_ps * runs
@@ -122,7 +141,8 @@ def _alike(problem: Problem, degrees: Degrees, words: str, chosen: bool) -> dict
     return {
         name: OperatorCost(
             operator=name, layout=words, compute_s=compute.get(name, 0.0),
-            redistribution_s=moved.get(name, 0.0), exposed_s=exposed.get(name, 0.0), chosen=chosen,
+            redistribution_s=moved.get(name, 0.0), exposed_s=exposed.get(name, 0.0),
+            flops=flops[name], moved_bytes=touched[name], chosen=chosen,
         )
         for name in dict.fromkeys((*compute, *moved))
         if compute.get(name, 0.0) + moved.get(name, 0.0) > 0.0

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 from costmodels import Group, Machine
 from costmodels.price.instruction import (
     FusedStep,
+    compute_class,
     overlap_class,
     price_collective,
     price_compute,
     price_fused,
     price_wait,
 )
-from costmodels.price.products import keeps_sums
+from costmodels.price.products import keeps_sums, product
 from costmodels.price.traffic import plain_call
 from plans.lower.symbolic import Cell, PartTemplate
 from plans.model.graph import itemsize
@@ -31,7 +32,7 @@ from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line, Payload
 from simulator.stacks import Stack
 from simulator.stacks.steps import Kernel, Message, Step
 
-__all__ = ["Groups", "busy_ps", "hosted", "priced_cells", "priced_lines"]
+__all__ = ["Groups", "busy_ps", "cell_work", "hosted", "priced_cells", "priced_lines"]
 
 Groups = Mapping[str, Group]
 """axis -> its groups, as they lie on the links."""
@@ -268,6 +269,18 @@ def attention_flops(call: str, shapes: Sequence[Shape], *, causal: bool) -> int:
     if which != "forward":
         depth = 2 * depth + (q[-1] if keeps_sums(shapes) else depth)
     return int(2 * math.prod(q[:-1]) * k[-2] * depth * share)
+
+
+def cell_work(cell: Cell, numbers: Sequence[int]) -> tuple[int, int]:
+    """FLOPs of a cell's matrix products and scores, and bytes that it reads and writes; none of what only moves."""
+    if cell.kind is not Kind.COMPUTE or cell.is_view:
+        return 0, 0
+    shapes = tuple(tuple(numbers[size] for size in shape) for shape in cell.shapes)
+    flops, moved = attention_flops(cell.call, shapes, causal=cell.causal), sum(numbers[size] for size in cell.touched)
+    if compute_class(cell.call) == "matrix":
+        made = product(cell.call, shapes)
+        flops = 2 * made.batch * made.m * made.n * made.k
+    return flops, moved
 
 
 def _without_exchanges(steps: Sequence[Step]) -> list[Step]:
