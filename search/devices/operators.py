@@ -118,14 +118,19 @@ def _alike(problem: Problem, degrees: Degrees, words: str, chosen: bool) -> dict
     )
     bodies = degrees.num_micro_batches * config.num_layers / degrees.pp
     runs = bodies / _PS_PER_S
+    block = pieces.template.pieces["block"]
     compute: dict[str, float] = {}
     moved: dict[str, float] = {}
     exposed: dict[str, float] = {}
     flops: dict[str, float] = {}
     touched: dict[str, float] = {}
+    sums = {each.name: lowered.sum_of(each) for each in block.parameters} if (lowered := pieces.lowered) else {}
     for letter in "FB":
-        part = pieces.template.pieces["block"].parts[letter]
-        cells = priced_cells(part, pieces.numbers, pieces.groups, machine, problem.stack)
+        part = block.parts[letter]
+        cells = [
+            (cell, [sums[cell.gradient]] if cell.gradient in sums else own)
+            for cell, own in priced_cells(part, pieces.numbers, pieces.groups, machine, problem.stack)
+        ]
         lines = [line for _, own in cells for line in own]
         asking = _owners([cell for cell, _ in cells])
         owners = [owner for owner, (_, own) in zip(asking, cells, strict=True) for _ in own]
