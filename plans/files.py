@@ -12,11 +12,11 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from plans.errors import TwofoldError
 
-__all__ = ["check_writable", "finite", "replacing_all", "write_atomically"]
+__all__ = ["atomic_file", "check_writable", "finite", "replacing_all", "write_atomically"]
 
 
 def finite(value: Any) -> Any:
@@ -105,7 +105,8 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
         if path.exists() and not path.is_file():
             path.write_bytes(data)
         else:
-            _replace(path.resolve(), data)
+            with atomic_file(path) as file:
+                file.write(data)
     except OSError as error:
         if error.errno is None:
             raise
@@ -113,7 +114,14 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
     return path
 
 
-def _replace(path: Path, data: bytes) -> None:
+@contextlib.contextmanager
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file whose content takes the place of `path` at the end, or of what a symbolic link leads to.
+
+    Raises:
+        OSError: it cannot be written; what was there stays.
+    """
+    path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = path.stat().st_mode & 0o777 if path.exists() else None
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}")
@@ -122,7 +130,7 @@ def _replace(path: Path, data: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             if mode is not None:
                 os.fchmod(handle, mode)
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -1,5 +1,6 @@
 """Runs that go on from a checkpoint: bit for bit on the same plan, to rounding on another one."""
 
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from executor.train.checkpoint_files import check_checkpoint, written_checkpoint
 from executor.train.losscell import MAELoss, WithLossCell
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.run import run_rank
+from executor.train.weights_out import write_weights
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
@@ -49,7 +51,11 @@ def work(rank, folder):
         own = folder / name
         trained(plan, own / "cut", save=True, steps=5)  # writes 2 and 4; 5 is lost
         (checkpoint,) = written_checkpoints(own / "cut")
-        found = {"whole": trained(plan, own / "a"), "resumed": trained(plan, own / "b", resume=checkpoint)}
+        found = {
+            "at the cut": trained(plan, own / "d", steps=CUT),
+            "whole": trained(plan, own / "a"),
+            "resumed": trained(plan, own / "b", resume=checkpoint),
+        }
         for other, another in PLANS.items():
             if other != name and another.optimizer == plan.optimizer:
                 found[f"on {other}"] = trained(another, own / "c", resume=checkpoint)
@@ -90,6 +96,50 @@ def test_one_rank_goes_on_from_four(folder, tmp_path):
     (checkpoint,) = written_checkpoints(folder / name / "cut")
     resumed = trained(one_rank(optimizer=ADAMW), tmp_path, resume=checkpoint)
     np.testing.assert_allclose(resumed.losses, np.load(folder / name / "whole.npz")["losses"][CUT:], rtol=2e-6)
+
+
+def read_safetensors(path):
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    assert header.pop("__metadata__")["format"] == "pt" and start % 8 == 0
+    read = {}
+    for name, said in header.items():
+        first, last = said["data_offsets"]
+        assert said["dtype"] == "F32"
+        read[name] = np.frombuffer(content[start + first : start + last], np.float32).reshape(said["shape"])
+    assert start + max(said["data_offsets"][1] for said in header.values()) == len(content)
+    return read
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_weights_of_a_checkpoint_are_those_of_a_run_that_ends_there(folder, name, tmp_path):
+    (checkpoint,) = written_checkpoints(folder / name / "cut")
+    expected = np.load(folder / name / "at the cut.npz")
+    for file in ("w.safetensors", "w.pt"):
+        assert sorted(write_weights(checkpoint, tmp_path / file)) == sorted(parameters())
+    state = torch.load(tmp_path / "w.pt", weights_only=True)
+    for read in (read_safetensors(tmp_path / "w.safetensors"), {key: each.numpy() for key, each in state.items()}):
+        assert sorted(read) == sorted(parameters())
+        assert all(np.array_equal(read[weight], expected[weight]) for weight in read)
+
+
+def test_masters_are_rounded_and_what_is_no_checkpoint_is_refused(tmp_path):
+    optimizer = Optimizer(kind="adamw", settings={"lr": 0.01}, master_dtype="float64")
+    ran = trained(one_rank(optimizer=optimizer), tmp_path, save=True, steps=CUT)
+    (checkpoint,) = written_checkpoints(tmp_path)
+    write_weights(checkpoint, tmp_path / "w.safetensors")
+    write_weights(checkpoint, tmp_path / "w.safetensors")  # our own file is replaced
+    for name, array in read_safetensors(tmp_path / "w.safetensors").items():
+        assert ran.weights[name].dtype == np.float64 and np.array_equal(array, ran.weights[name].astype(np.float32))
+    data = next(checkpoint.glob("__0_*"))
+    data.write_bytes(data.read_bytes()[:-1])
+    for given, file, says in (
+        (checkpoint, "w.pt", "not as it was written"), (tmp_path, "w.pt", "plan.json"), (checkpoint, "w.txt", "w.txt"),
+    ):  # fmt: skip
+        with pytest.raises(TwofoldError, match=says):
+            write_weights(given, tmp_path / file)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [checkpoint.name, "w.safetensors"]
 
 
 def test_what_is_not_whole_or_of_another_model_is_refused(folder, tmp_path):

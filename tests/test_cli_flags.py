@@ -26,6 +26,7 @@ FLAGS = {
     "study": "axes results csv top backend jobs scheduler json force",
     "run": f"devices model machine {_LAUNCH} json",
     "train": "resume max-restarts timeout json",
+    "export": "json force",
     "verify": f"model machine {_LAUNCH} json",
     "calibrate": "devices out name device points base minutes quick report host json force",
     "predict": f"model machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "
@@ -36,7 +37,7 @@ FLAGS = {
 }
 POSITIONAL = {
     "plan": {"model"}, "simulate": {"plan"}, "whatif": {"plan"}, "study": {"study"}, "run": {"target", "script-args"},
-    "train": {"job"}, "verify": {"plan"}, "validate": {"table"},
+    "train": {"job"}, "export": {"checkpoint", "file"}, "verify": {"plan"}, "validate": {"table"},
     "compare": {"plans"}, "serve": {"folder"},
 }  # fmt: skip
 
@@ -58,7 +59,7 @@ def test_flags_are_spelled_as_they_were(command: str) -> None:
 
 def test_every_command_has_its_flags_listed() -> None:
     assert list(commands()) == [
-        "demo", "plan", "simulate", "whatif", "study", "run", "train", "verify", "calibrate", "predict",
-        "validate", "compare", "serve",
+        "demo", "plan", "simulate", "whatif", "study", "run", "train", "export", "verify", "calibrate",
+        "predict", "validate", "compare", "serve",
     ]  # fmt: skip
     assert set(FLAGS) == set(commands())

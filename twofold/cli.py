@@ -32,6 +32,7 @@ def commands() -> Mapping[str, type[Command]]:
     from twofold.commands.calibrate import Calibrate
     from twofold.commands.compare import Compare
     from twofold.commands.demo import Demo
+    from twofold.commands.export import Export
     from twofold.commands.plan import PlanCommand
     from twofold.commands.predict import Predict
     from twofold.commands.run import Run
@@ -45,8 +46,8 @@ def commands() -> Mapping[str, type[Command]]:
 
     return {
         "demo": Demo, "plan": PlanCommand, "simulate": Simulate, "whatif": WhatIfCommand, "study": StudyCommand,
-        "run": Run, "train": Train, "verify": Verify, "calibrate": Calibrate, "predict": Predict, "validate": Validate,
-        "compare": Compare, "serve": Serve,
+        "run": Run, "train": Train, "export": Export, "verify": Verify, "calibrate": Calibrate, "predict": Predict,
+        "validate": Validate, "compare": Compare, "serve": Serve,
     }  # fmt: skip
 
 

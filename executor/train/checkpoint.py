@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +25,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from executor.kernels.movement import flat_part
 from executor.step.interpreter import Interpreter
 from executor.train.checkpoint_files import MANIFEST, checkpoint_name, written_checkpoints
-from executor.train.checkpoint_reader import CheckpointReader
-from executor.train.parts import WEIGHT, Part, common_region, holders, kept, within
-from plans.errors import TrainingStopped, TwofoldError
+from executor.train.checkpoint_parts import SavedParts
+from executor.train.parts import WEIGHT, holders, kept
+from plans.errors import TrainingStopped
 from plans.files import write_atomically
-from plans.layout import Region
 from plans.plan import Plan, plan_to_json
 from plans.program import Program
 from plans.reading import read_json
@@ -163,59 +157,17 @@ def restore(interpreter: Interpreter, checkpoint: Path) -> int:
         TwofoldError: a part that the checkpoint does not have.
     """
     manifest = read_json(checkpoint / MANIFEST, "the checkpoint")
-    reader = CheckpointReader(checkpoint)
-    metadata = reader.read_metadata().state_dict_metadata
-    parts: dict[tuple[str, str], list[Part]] = {}
-    for key in metadata:
-        part = Part.of_key(key)
-        parts.setdefault((part.name, part.role), []).append(part)
-    needed: dict[str, Tensor] = {}
-    for _, part, _ in kept(interpreter):
-        same = part.key in metadata
-        overlapping = (
-            each for each in parts.get((part.name, part.role), ()) if common_region(each.region, part.region)
-        )
-        for key in [part.key] if same else [each.key for each in overlapping]:
-            said = metadata[key]
-            assert isinstance(said, TensorStorageMetadata)
-            needed[key] = torch.empty(said.size, dtype=said.properties.dtype)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # every rank reads for itself
-        load(needed, storage_reader=reader, no_dist=True)
+    mine = list(kept(interpreter))
+    found = SavedParts(checkpoint).read(part for _, part, _ in mine)
     with torch.inference_mode():
-        for placement, part, value in kept(interpreter):
+        for (placement, part, value), read in zip(mine, found, strict=True):
             home = interpreter.value(value)
-            found = _assembled(part, needed, parts.get((part.name, part.role), ()))
-            home.copy_(found.view(home.shape))
+            home.copy_(read.view(home.shape))
             if part.role == WEIGHT and placement.master is not None:
                 interpreter.value(placement.weight).copy_(home)
     step: int = manifest["step"]
     interpreter.resume_at(step)
     return step
-
-
-def _assembled(part: Part, read: Mapping[str, Tensor], saved: Sequence[Part]) -> Tensor:
-    """The part as a rank keeps it, from saved parts of the same tensor."""
-    if (own := read.get(part.key)) is not None:
-        return own
-    dtype = next(iter(read[each.key].dtype for each in saved if each.key in read), torch.float32)
-    box, filled = torch.zeros([last - first for first, last in part.region], dtype=dtype), 0
-    pieces: dict[tuple[Region, int], list[Part]] = {}  # a tied weight may be there twice, cut in other ways
-    for each in saved:
-        if common_region(each.region, part.region):
-            pieces.setdefault((each.region, each.size), []).append(each)
-    for (region, _), shards in pieces.items():
-        flat = torch.cat([read[each.key].reshape(-1) for each in sorted(shards, key=lambda each: each.number)])
-        sizes = [last - first for first, last in region]
-        whole = flat[: math.prod(sizes)].view(sizes)
-        common = common_region(region, part.region)
-        assert common is not None
-        target = box[within(common, part.region)]
-        target.copy_(whole[within(common, region)])
-        filled += target.numel()
-    if filled < box.numel():
-        raise TwofoldError(f"the checkpoint lacks parts of {part.name!r} ({part.role})")
-    return flat_part(box, part.size, part.number)
 
 
 def _size_and_hash(path: Path) -> list[Any]:

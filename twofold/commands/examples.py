@@ -24,6 +24,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "study": ("twofold study links.toml", "twofold study links.toml --jobs 2 --csv points.csv", "twofold study --axes"),
     "run": ("twofold run plan.json --steps 20", "twofold run train.py --devices 8"),
     "train": ("twofold train job.toml", "twofold train job.toml --resume --max-restarts 3"),
+    "export": ("twofold export runs/gpt/checkpoints/step-00000100 model.safetensors",),
     "verify": ("twofold verify plan.json --model my_model.py:build --machine machine.json",),
     "calibrate": ("twofold calibrate --devices 8 --out machine.json", "twofold calibrate --quick --report fit.html"),
     "predict": (

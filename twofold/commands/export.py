@@ -1,0 +1,38 @@
+"""`twofold export`: trained weights as a file of other programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from twofold.commands.options import FileOutput
+
+if TYPE_CHECKING:
+    from twofold.console import Console
+
+__all__ = ["Export"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """Write the weights of a checkpoint, of any plan, as safetensors or as a state_dict of torch.
+
+    Args:
+        checkpoint: folder of a checkpoint, such as runs/gpt/checkpoints/step-00000100.
+        file: what to write: FILE.safetensors; FILE.pt, .pth or .bin for a state_dict.
+    """
+
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    output: FileOutput = field(default_factory=FileOutput)
+
+    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+        """Write the file."""
+        from executor.train.weights_out import write_weights
+
+        with say.doing(f"writing {self.file}"):
+            names = write_weights(self.checkpoint, self.file)
+        say.say(f"saved {self.file}: {len(names)} tensors")
+        return {"file": self.file, "tensors": list(names)}, True
