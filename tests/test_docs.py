@@ -10,6 +10,7 @@ import pytest
 
 from costmodels.machine.links import Graph
 from executor.launch.train_job import load_training_job
+from interop import megatron, torchtitan
 from twofold.cli import commands, main
 
 PAGES = {path.name: path.read_text() for path in sorted((Path(__file__).parents[1] / "docs").glob("*.md"))}
@@ -18,6 +19,13 @@ RUN_ELSEWHERE = {"extensions.md"}  # tests/test_extensions.py installs it
 
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def parsing_only(monkeypatch):
+    """Commands are read and do nothing."""
+    for command in commands().values():
+        monkeypatch.setattr(command, "run", lambda command, console: ({}, True))
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python") and page not in RUN_ELSEWHERE])
@@ -49,6 +57,16 @@ def test_studies_of_the_page_answer(devices, tmp_path, capsys):
     assert all(goodput[few] < goodput[more] for few, more in ((0, 1), (1, 2), (2, 4), (4, 8)))
 
 
+def test_words_of_other_trainers_are_those_that_are_written(parsing_only):
+    rows = re.findall(r"^\| `(--.*?)` \| (.*?) \| (.*?) \|$", PAGES["other-trainers.md"], re.MULTILINE)
+    known = "".join(Path(module.__file__).read_text() for module in (megatron, torchtitan))
+    assert len(rows) == 17
+    for ours, flags, keys in rows:
+        assert main(["plan", "llama-3-8b", "--machine", "h200-x8", *ours.split()]) == 0
+        for word in re.findall(r"--[a-z-]+|\b[a-z]+_[a-z_]+", f"{flags} {keys}"):
+            assert word in known, word
+
+
 def test_files_of_the_pages_are_read(tmp_path):
     (job,) = blocks("training.md", "toml")
     (tmp_path / "job.toml").write_text(job)
@@ -57,9 +75,7 @@ def test_files_of_the_pages_are_read(tmp_path):
     assert len(msgspec.convert(json.loads(links)["graph"], Graph).wires) == 2
 
 
-def test_commands_of_the_pages_have_these_options(monkeypatch, tmp_path, capsys):
-    for command in commands().values():
-        monkeypatch.setattr(command, "run", lambda command, console: ({}, True))
+def test_commands_of_the_pages_have_these_options(parsing_only, capsys):
     lines = [
         line for text in PAGES.values() for line in re.findall(r"^(?: {4}|\$ )(?:python -m )?twofold (.*)$", text, re.M)
     ]
