@@ -88,10 +88,13 @@ def _why(found: SearchResult[Candidate], reasons: Reasons | None) -> list[Table]
 def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
     from search.devices import describe
 
+    plans = found.plans[:top_k]
+    in_engine = any(each.simulated_s is not None for each in plans)
     rows = tuple(
-        (number, *_figure_cells(each), describe(each.degrees)) for number, each in enumerate(found.plans[:top_k], 1)
+        (number, *_figure_cells(each, in_engine), describe(each.degrees)) for number, each in enumerate(plans, 1)
     )
-    columns = ("", *(figure.title for figure in FIGURES.values()), "configuration")
+    step, *titles = (figure.title for figure in FIGURES.values())
+    columns = ("", step, *(["in the event engine"] if in_engine else []), *titles, "configuration")
     problem, best = found.problem, found.best.forecast
     rate = problem.global_batch * problem.config.seq / best.step_s / problem.num_devices
     reached = Share(problem.mfu(best.step_s))
@@ -105,9 +108,12 @@ def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
     return Table(title=title, columns=columns, rows=rows, notes=tuple(notes))
 
 
-def _figure_cells(candidate: Candidate) -> list[Cell]:
-    figures = figures_of(candidate.forecast)
-    return [FIGURES[key].form(value) for key, value in figures.items()]
+def _figure_cells(candidate: Candidate, in_engine: bool = False) -> list[Cell]:
+    """The figures of a forecast; beside its step that of the event engine, if that is asked for."""
+    cells: list[Cell] = [FIGURES[key].form(value) for key, value in figures_of(candidate.forecast).items()]
+    if in_engine:
+        cells.insert(1, "" if candidate.simulated_s is None else Seconds(candidate.simulated_s))
+    return cells
 
 
 def _interval(found: SearchResult[Candidate]) -> str:

@@ -18,10 +18,12 @@ class Candidate:
     Args:
         degrees: the configuration.
         forecast: that of the program it lowers to; the estimate, for other software than twofold's executor.
+        simulated_s: seconds from step to step in the event engine; None where it was not simulated.
     """
 
     degrees: Degrees
     forecast: Forecast
+    simulated_s: float | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:

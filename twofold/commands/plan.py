@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +35,9 @@ _BY_OPERATORS = "operators"
 _METHODS = ("search", "data-parallel", "grid", "greedy")
 """How the degrees of a transformer are chosen."""
 
+_TO_SIMULATE = 0.25
+"""Share of a time limit that is left for simulating the best."""
+
 _SHOWN = 5
 """Plans that are listed unless a number is given."""
 
@@ -65,14 +69,15 @@ class ResultOptions:
             --top-k K the search proves the order of the first K.
         out: where the best plan goes; a transformer's degrees go beside it, with the ending .degrees.json.
         report: transformers: write the search's report to this HTML file.
-        simulate: transformers: how many of the best are simulated instruction by instruction, which orders them again.
+        simulate: transformers: how many of the best are simulated instruction by instruction, which orders them again;
+            with --time-limit 5 unless given, in the quarter of the time that the search leaves, otherwise none.
         explain: print the alternatives as well, and why they lost.
     """
 
     top_k: int | None = None
     out: str = "plan.json"
     report: str | None = None
-    simulate: int = 0
+    simulate: int | None = None
     explain: bool = False
 
 
@@ -189,9 +194,11 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
     if model.graph is None:
         for remark in config_remarks(options.model):
             say.say(remark)
+    deadline_s = None if options.time_limit is None else time.monotonic() + options.time_limit
+    count = _num_simulated(problem, options)
     with say.doing("searching"):
         found = _search(problem, options, say)
-        answer, simulated = _confirm(problem, found, result.simulate, say)
+        answer, simulated = _confirm(problem, found, count, deadline_s, say)
         wants_reasons = result.explain or result.report is not None
         reasons = explained(answer) if wants_reasons else None
     certificate = answer.summary()
@@ -243,37 +250,49 @@ def _search(problem: Problem, options: PlanCommand, say: Console) -> SearchResul
 
     if options.method != "search":
         return baseline(problem, options.method)
-    result = options.result
+    result, limit_s = options.result, options.time_limit
+    if limit_s is not None and _num_simulated(problem, options):
+        limit_s *= 1 - _TO_SIMULATE
     return solve(
-        problem, time_limit_s=options.time_limit, keep=result.top_k or 1,
+        problem, time_limit_s=limit_s, keep=result.top_k or 1,
         explain=result.explain or result.report is not None,
         on_better=lambda each: say.note(f"{format_seconds(each.forecast.step_s)}  {describe(each.degrees)}"),
     )  # fmt: skip
 
 
+def _num_simulated(problem: Problem, options: PlanCommand) -> int:
+    """How many of the best are simulated: what is asked, or the listed ones where a time limit says how long."""
+    if options.result.simulate is not None:
+        return options.result.simulate
+    bounded = options.time_limit is not None and options.method == "search" and problem.stack.runs_programs
+    return _SHOWN if bounded else 0
+
+
 def _confirm(
-    problem: Problem, answer: SearchResult[Candidate], count: int, say: Console
+    problem: Problem, answer: SearchResult[Candidate], count: int, deadline_s: float | None, say: Console
 ) -> tuple[SearchResult[Candidate], list[dict[str, Any]]]:
-    """The answer with its first `count` ordered by the event engine, and what the engine says of them."""
+    """The answer with its first `count` ordered by the event engine, and what the engine says of them.
+
+    All but the first are left out that could begin only after `deadline_s`, of `time.monotonic()`.
+    """
     if not count:
         return answer, []
     from reports.units import format_seconds
     from search.devices import describe
     from search.devices.confirm import confirmed
 
-    checked = confirmed(problem, answer.plans, count)
+    checked = confirmed(problem, answer.plans, count, deadline_s=deadline_s)
     simulated: list[dict[str, Any]] = []
     for each in checked:
         forecast_s = each.candidate.forecast.step_s
-        result = each.reason if each.simulated_s is None else f"{format_seconds(each.simulated_s)} in the event engine"
-        say.say(f"{format_seconds(forecast_s)} forecast, {result}: {describe(each.candidate.degrees)}")
+        if each.simulated_s is None:
+            say.say(f"{format_seconds(forecast_s)} forecast, {each.reason}: {describe(each.candidate.degrees)}")
         place = next(number for number, found in enumerate(answer.plans) if found is each.candidate)
         simulated.append({"forecast_s": forecast_s, "simulated_s": each.simulated_s, "rank_of_forecast": place})
-    first = [each.candidate for each in checked]
-    plans = (*first, *(each for each in answer.plans if each not in first))
-    in_place = next(
-        (at for at, pair in enumerate(zip(plans, answer.plans, strict=True)) if pair[0] is not pair[1]), len(plans)
-    )
+    first = [replace(each.candidate, simulated_s=each.simulated_s) for each in checked]
+    plans = (*first, *answer.plans[len(first) :])
+    places = [each["rank_of_forecast"] for each in simulated]
+    in_place = next((at for at, place in enumerate(places) if at != place), len(plans))
     return replace(answer, plans=plans, num_proven=min(answer.num_proven, in_place)), simulated  # proven of forecasts
 
 
