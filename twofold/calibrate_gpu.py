@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 
 from costmodels import Machine
 from costmodels.machine.catalogue import Device, device_names, load_device
+from executor.launch.temporary import temporary_folder
 from plans.errors import TwofoldError
 from plans.plan import save_plan
 from twofold.probe_plans import dispatch_plans, rule_plans
@@ -101,7 +101,7 @@ def calibrate_accelerators(
     if request.num_ranks < 1:
         raise TwofoldError(f"{request.num_ranks} devices cannot be measured; give at least 1")
     origin = base_device(device.name, device.memory_bytes()[1], base)
-    with tempfile.TemporaryDirectory(prefix="twofold-") as temporary:
+    with temporary_folder() as temporary:
         folder = Path(temporary)
         arguments = _rank_arguments(request, points, device.kind, folder)
         if "RANK" in os.environ:

@@ -12,7 +12,6 @@ import math
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from costmodels import Machine, price
 from executor.launch.run_plan import RunResult, read_result
+from executor.launch.temporary import temporary_folder
 from plans.errors import TwofoldError
 from plans.files import check_writable
 from plans.lower import lower
@@ -163,7 +163,7 @@ def calibrate_cpu(request: CalibrationRequest) -> CalibrationResult | None:
 
     points = request.points
     plans = probe_plans(request.num_ranks, Machine.load("h200-x8"))
-    with tempfile.TemporaryDirectory(prefix="twofold-") as temporary:
+    with temporary_folder() as temporary:
         is_joined = "RANK" in os.environ
         folder = Path(f"{points}.ranks") if is_joined and points is not None else Path(temporary)
         log = folder / "points.jsonl" if points is None else points.absolute()

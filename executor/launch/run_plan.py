@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from costmodels import Machine, price
+from executor.launch.temporary import temporary_folder
 from plans.errors import TwofoldError, whole_number
 from plans.lower import lower
 from plans.plan import Plan, plan_digest, save_plan
@@ -139,7 +139,7 @@ def run(
     if emulate is not None:
         dilate = dilation(plan, Machine.load(emulate)) if dilate is None else dilate
         emulation = Emulate(machine=emulate, dilate=dilate)
-    with tempfile.TemporaryDirectory(prefix="twofold-") as temporary:
+    with temporary_folder() as temporary:
         folder = Path(temporary if out is None else out)
         task = Task(
             plan=str(save_plan(plan, folder / "plan.json")), out=str(folder), steps=steps, model=model,
