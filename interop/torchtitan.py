@@ -262,7 +262,8 @@ def _check_document(document: dict[str, Any], path: str) -> None:
             raise TwofoldError(f"{path}: {name} is {document[name]!r}, no section [{name}]")
     if not document.get("parallelism") or "local_batch_size" not in document.get("training", {}):
         raise TwofoldError(
-            f"{path} has no [parallelism] or no local_batch_size in [training]: not torchtitan's settings"
+            f"{path} has no [parallelism] or no local_batch_size in [training]: not torchtitan's settings; "
+            "name a plan, its .degrees.json or such settings"
         )
 
 

@@ -46,7 +46,7 @@ class Compare:
 
         check_steps(self.steps)
         if not 2 <= len(self.plans) <= MOST_PLANS:
-            raise TwofoldError(f"{len(self.plans)} plans: a comparison is of 2 to {MOST_PLANS} plan files")
+            raise TwofoldError(f"a comparison is of 2 to {MOST_PLANS} plan files, not {len(self.plans)}")
         if self.report is not None:
             check_writable(self.report)
         machine = Machine.load(self.target.machine)
