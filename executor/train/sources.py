@@ -20,7 +20,10 @@ from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.reading import read_arrays, read_rows
 
-__all__ = ["Source", "save_batches"]
+__all__ = ["Source", "save_batches", "usual_data"]
+
+DIGITS = ((1, 28, 28), ())
+"""Shapes of the inputs of a graph that is trained on digits, without the batch: images and labels."""
 
 Given = Sequence[Any] | Mapping[str, Any]
 
@@ -99,6 +102,11 @@ class Source:
             shuffled = dataset.shuffle(self.seed).batch(graph.batch_size)
             return lambda epoch: _Sized(len(shuffled), partial(shuffled.epoch, epoch))
         return lambda epoch: _made(word)
+
+
+def usual_data(graph: Graph) -> str:
+    """What a graph is fed with where nobody says: "digits" if its inputs are such images and labels, else "random"."""
+    return "digits" if tuple(tensor.shape[1:] for tensor in graph.inputs) == DIGITS else "random"
 
 
 def _made(word: str) -> Iterable[Given]:

@@ -157,6 +157,7 @@ class LaunchOptions:
         steps: training steps of a plan.
         data: random; digits (those shipped), or a folder with MNIST's IDX files; package.module:function or
             file.py:function that gives an iterable of batches; or file.npz with an array of rows for each input.
+            By default digits where the inputs are such images and labels, else random.
         emulate: every instruction takes the time that this machine's model says; `verify` predicts with it as well.
         dilate: that time is multiplied by this factor; by default the shortest instruction lasts 50 ms.
         out: folder for results; a temporary one otherwise.
@@ -170,7 +171,7 @@ class LaunchOptions:
     """
 
     steps: int = 100
-    data: str = "digits"
+    data: str | None = None
     emulate: str | None = None
     dilate: float | None = None
     out: str | None = None

@@ -63,6 +63,7 @@ class Run:
 
     def _plan(self, say: Console) -> tuple[dict[str, Any], bool]:
         from executor.launch.run_plan import run
+        from executor.train.sources import usual_data
         from plans.plan import load_plan
         from reports.figures import figures_of_run, figures_text
         from reports.units import format_bytes
@@ -72,7 +73,8 @@ class Run:
         plan = msgspec.structs.replace(plan, fused=plan.fused and launch.fused)
         with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks"):
             result = run(
-                plan, steps=launch.steps, data=launch.data, model=self.model, seed=launch.seed, out=launch.out,
+                plan, steps=launch.steps, data=launch.data or usual_data(plan.graph), model=self.model,
+                seed=launch.seed, out=launch.out,
                 log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate, timeout_s=launch.timeout,
                 port=launch.port, execution=launch.execution, profile_steps=launch.profile,
                 print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),

@@ -36,6 +36,7 @@ class Verify:
         from costmodels import Machine, executing
         from executor.launch.launch import check_port
         from executor.reference.verification import verify
+        from executor.train.sources import usual_data
         from plans.plan import load_plan
         from reports import verification_table
         from reports.figures import figures_of, figures_of_run, figures_text
@@ -55,8 +56,9 @@ class Verify:
                 )
         with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks, then in one process"):
             result = verify(
-                plan, model=self.model, predicted=predicted, steps=launch.steps, data=launch.data,
-                seed=launch.seed, out=launch.out, log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate,
+                plan, model=self.model, predicted=predicted, steps=launch.steps,
+                data=launch.data or usual_data(plan.graph), seed=launch.seed, out=launch.out,
+                log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate,
                 port=launch.port, timeout_s=launch.timeout, profile_steps=launch.profile,
                 print_every=max(1, launch.steps // 10),
                 on_line=lambda rank, line: say.say(line),
