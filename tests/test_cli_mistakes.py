@@ -83,6 +83,10 @@ PREDICT = "predict --model llama-3-8b --machine h200-x8"
         ("whatif a.degrees.json --machine h200-x8 --slow 3", "--slow 3"),
         ("whatif a.degrees.json --machine h200-x8 --slow 2/1=1.1", "share"),
         ("whatif a.degrees.json --machine h200-x8 --link IB:bandwidth=2", "has the tiers NVLink (0)"),
+        (
+            "whatif a.degrees.json --machine h200-x8 --checkpoint-every 100 --checkpoint-GBps 0",
+            "--checkpoint-GBps must be positive, not 0",
+        ),
         ("study", "name a study file: twofold study STUDY.toml"),
         ("study nowhere.toml", "nowhere.toml"),
         ("study study.toml", "'tpp' is no axis; did you mean 'tp'?"),

@@ -201,6 +201,9 @@ def _lasting(values: Mapping[str, float], blocking: bool) -> dict[str, Any]:
     from simulator import Checkpoints, Failures
 
     found: dict[str, Any] = {}
+    for name in ("checkpoint_every", "checkpoint_GBps", "device_mtbf_hours"):
+        if values.get(name, 1.0) <= 0:
+            raise TwofoldError(f"{flag(name)} must be positive, not {values[name]:g}; leave it out for the usual value")
     if "checkpoint_every" in values:
         found["checkpoints"] = Checkpoints(
             every_steps=int(values["checkpoint_every"]), write_Bps=1e9 * values.get("checkpoint_GBps", 1.0),
