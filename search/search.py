@@ -39,10 +39,12 @@ from search.own_clock import with_own_clocks
 from search.request import check_asked, check_devices, check_graph, check_stages
 from search.result import SearchResult
 from search.way import pins_of, stated_by_operator, why_by_operators
+from simulator.engine.garbage import without_collection
 
 __all__ = ["search"]
 
 
+@without_collection()
 def search(
     graph: Graph,
     machine: Machine,

