@@ -14,6 +14,7 @@ from executor.launch.job import Job, Task, TaskCheckpoints, save_job
 from executor.train.rates import Rate
 from executor.train.settings import EvaluationSettings, Replicas
 from plans.errors import TwofoldError, number, whole_number
+from plans.model.graph import undecayed_parts
 from plans.plan import Plan, load_plan, save_plan
 from plans.reading import json_of, read_toml
 
@@ -150,7 +151,8 @@ def _checked(job: TrainingJob) -> tuple[Task, int]:
         raise TwofoldError("metrics: 'tensorboard' is not installed; pip install tensorboard, or leave it out")
     plan = load_plan(job.plan)
     if job.undecayed is not None:
-        optimizer = msgspec.structs.replace(plan.optimizer, undecayed=job.undecayed)
+        undecayed = undecayed_parts(plan.graph, job.undecayed)
+        optimizer = msgspec.structs.replace(plan.optimizer, undecayed=undecayed)
         plan = msgspec.structs.replace(plan, optimizer=optimizer)
     Source(data=job.data, seed=job.seed).check(plan.graph)
     if job.weights:

@@ -169,7 +169,7 @@ def check_run(
     losses = [float(loss) for loss in result.losses]
     weights: Mapping[str, np.ndarray] = result.weights
     trained = {
-        tensor.name for tensor in plan.graph.parameters
+        plan.graph.of_module(tensor) for tensor in plan.graph.parameters
     } | plan.graph.updated  # what the loss does not depend on stays as it is
     expected = {name: weight for name, weight in reference.weights.items() if name in trained}
     weight = compare_weights(weights, expected)

@@ -24,6 +24,7 @@ from executor.step.code import Code
 from executor.step.groups import Groups
 from executor.step.interpreter import Batch, Interpreter
 from executor.train.copied import copy_weights
+from executor.train.module_weights import as_graph
 from plans.errors import TwofoldError
 from plans.layout import TensorLayout
 from plans.lower import lower
@@ -125,7 +126,7 @@ def evaluate(
         plan: as for training. What the optimizer's level shards is whole here: a rank holds the weights that its
             strategies give it.
         feed: name of an input -> rows, as for `run_rank`.
-        parameters: name -> whole array of a weight or constant.
+        parameters: name in the module -> whole array of a weight or constant.
         device: of this rank; the default process group has been joined, unless the plan has one rank.
         outputs: whether rank 0 collects what the loss reads.
         timeout_s: after which a rank that waits for another one gives up.
@@ -144,7 +145,7 @@ class Evaluator:
 
     Args:
         plan: as for training.
-        parameters: name -> whole array of a weight or constant.
+        parameters: name in the module -> whole array of a weight or constant.
         device: of this rank.
         timeout_s: after which a rank that waits for another one gives up.
     """
@@ -157,7 +158,7 @@ class Evaluator:
         self._loss = loss_operator(forward.graph)
         rank = 0 if alone else dist.get_rank()
         self._forward = _Forward(program, rank, device, self._groups, self._loss.name)
-        self._forward.set_parameters(parameters)
+        self._forward.set_parameters(as_graph(plan.graph, parameters))
         self._predicted = _Read.of(plan, _index_of_model(plan))
         self._labels = _Read.of(plan, 1) if is_classifier(plan.graph) else None
 

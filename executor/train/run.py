@@ -28,10 +28,12 @@ from executor.train.checkpoint import Saver, restore
 from executor.train.clocks import ahead_ns
 from executor.train.heartbeat import beating
 from executor.train.loop import Training, train
+from executor.train.module_weights import as_graph, as_module
 from executor.train.options import AS_PLANNED, Checkpoints, RunOptions
 from executor.train.replicas import ReplicaCheck
 from executor.train.result import RankResult, spans_of, write_npz
 from plans.errors import TwofoldError
+from plans.model.graph import Graph
 from plans.plan import Plan, plan_digest
 from plans.program import GroupProgram, ParameterPlacement, Program
 
@@ -53,10 +55,10 @@ def run_rank(
 
     Args:
         program: of all ranks; a program of one rank needs no process group.
-        plan: it comes from, for its memory limit; may be None.
+        plan: it comes from, for its memory limit and for parts of the module's weights; may be None.
         feed: one batch per step: name of an input -> array with the rows of all micro-batches, or this rank's own rows
             where the plan has full_batch=False. It is read one batch at a time.
-        parameters: name -> whole initial array (only those that this rank keeps are looked up).
+        parameters: name in the module -> whole initial array (only those that this rank keeps are looked up).
         steps: at least 1; those still to be done where a checkpoint is resumed from.
         device: "auto", "cpu", "cuda", "npu", or one that was picked before.
         weights_path: rank 0 writes the final parameters there as .npz.
@@ -79,7 +81,7 @@ def run_rank(
     groups = None if alone else Groups(program, device, options.timeout_s)
     limit = None if plan is None else plan.memory_limit_bytes
     interpreter = _interpreter(program, rank, device, groups, limit, options.emulation)
-    interpreter.set_parameters(parameters)
+    interpreter.set_parameters(as_graph(_graph(plan), parameters))
     compiled = CompiledStep(interpreter, None if groups is None else groups.all_agree) if replays else None
     device.reset_peak_memory()
     saver, first = _checkpoints(program, plan, interpreter, options.checkpoints)
@@ -91,7 +93,7 @@ def run_rank(
     ran = _execution(compiled)
     if compiled is not None:
         compiled.close()  # before the groups whose communication it holds
-    weights = gather_parameters(program, interpreter)
+    weights = as_module(_graph(plan), gather_parameters(program, interpreter))
     if weights is not None and weights_path is not None:
         write_npz(weights_path, weights)
     differences, executed = None, Counter[Communication]()
@@ -115,6 +117,10 @@ def run_rank(
     if joined:
         dist.destroy_process_group()
     return result
+
+
+def _graph(plan: Plan | None) -> Graph | None:
+    return None if plan is None else plan.graph
 
 
 def _trained(

@@ -112,14 +112,16 @@ def check_weights(path: str, graph: Graph) -> None:
     """
     file = read_weights(path)
     for tensor in graph.parameters:
-        if tensor.name not in file:
+        part = graph.parts.get(tensor.name)
+        name, wanted = (tensor.name, tensor.shape) if part is None else (part.name, part.shape)
+        if name not in file:
             some = ", ".join(sorted(file)[:3])
             raise TwofoldError(
-                f"weights {path!r} lack the parameter {tensor.name!r}; they have {len(file)} tensors: {some}, ...; "
+                f"weights {path!r} lack the parameter {name!r}; they have {len(file)} tensors: {some}, ...; "
                 "plan the module that they were saved from, or rename them"
             )
-        if (shape := file[tensor.name].shape) != tensor.shape:
-            raise TwofoldError(f"weights {path!r}: {tensor.name!r} has the shape {shape}, the plan {tensor.shape}")
+        if (shape := file[name].shape) != wanted:
+            raise TwofoldError(f"weights {path!r}: {name!r} has the shape {shape}, the plan {wanted}")
 
 
 def _in_safetensors(path: str, files: list[Path]) -> dict[str, Path | Tensor]:

@@ -7,10 +7,13 @@ header in JSON, the bytes of all tensors. A few tensors are in memory at a time.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,7 +25,8 @@ from executor.train.checkpoint_parts import SavedParts
 from executor.train.parts import WEIGHT, Part
 from plans.errors import TwofoldError
 from plans.files import atomic_file, check_writable
-from plans.model.graph import itemsize
+from plans.model.graph import Graph, itemsize
+from plans.model.part import Part as WeightPart
 from plans.plan import load_plan
 
 __all__ = ["write_weights"]
@@ -55,41 +59,78 @@ def write_weights(checkpoint: str | os.PathLike[str], path: str | os.PathLike[st
     check_checkpoint(source, plan)
     check_writable(target)
     saved = SavedParts(source)
-    dtypes = {part: plan.graph.tensors[part.name].dtype for part in saved.whole(WEIGHT)}
-    parts = list(dtypes)
-    tensors = (
-        tensor.to(torch_dtype(dtypes[part])).view([last for _, last in part.region])
-        for part, tensor in _read(saved, parts)
-    )
+    weights = _weights(plan.graph, saved)
     try:
         with atomic_file(target) as file:
             if target.suffix == ".safetensors":
-                file.write(_header(parts, [dtypes[part] for part in parts]))
-                for tensor in tensors:
+                file.write(_header(weights))
+                for _, tensor in _read(saved, weights):
                     file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
             else:
-                torch.save(dict(zip((part.name for part in parts), tensors, strict=True)), file)
+                torch.save({weight.name: tensor for weight, tensor in _read(saved, weights)}, file)
     except OSError as error:
         raise TwofoldError(f"{str(target)!r} cannot be written: {error.strerror or error}") from None
-    return tuple(part.name for part in parts)
+    return tuple(weight.name for weight in weights)
 
 
-def _read(saved: SavedParts, parts: Sequence[Part]) -> Iterator[tuple[Part, Tensor]]:
-    batch: list[Part] = []
-    for number, part in enumerate(parts, 1):
-        batch.append(part)
-        if number == len(parts) or sum(each.size for each in batch) * itemsize("float32") >= _BATCH_BYTES:
-            yield from zip(batch, saved.read(batch), strict=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weight:
+    """A tensor of the module, and the saved ones that it is put together from."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    saved: tuple[tuple[Part, WeightPart | None], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * itemsize(self.dtype)
+
+    def joined(self, read: Sequence[Tensor]) -> Tensor:
+        """The whole tensor, from those that were saved, flattened."""
+        shapes = [[last for _, last in part.region] for part, _ in self.saved]
+        tensors = [each.to(torch_dtype(self.dtype)).view(shape) for each, shape in zip(read, shapes, strict=True)]
+        if self.saved[0][1] is None:
+            return tensors[0]
+        whole = torch.empty(self.shape, dtype=torch_dtype(self.dtype))
+        for tensor, (_, part) in zip(tensors, self.saved, strict=True):
+            assert part is not None
+            part.put(whole, tensor)
+        return whole
+
+
+def _weights(graph: Graph, saved: SavedParts) -> list[_Weight]:
+    found: dict[str, list[tuple[Part, WeightPart | None]]] = {}
+    for whole in saved.whole(WEIGHT):
+        found.setdefault(graph.of_module(graph.tensors[whole.name]), []).append((whole, graph.parts.get(whole.name)))
+    weights = []
+    for name, parts in found.items():
+        first, part = parts[0]
+        tensor = graph.tensors[first.name]
+        shape = tensor.shape if part is None else part.shape
+        weights.append(_Weight(name=name, shape=shape, dtype=tensor.dtype, saved=tuple(parts)))
+    return weights
+
+
+def _read(saved: SavedParts, weights: Sequence[_Weight]) -> Iterator[tuple[_Weight, Tensor]]:
+    batch: list[_Weight] = []
+    for number, weight in enumerate(weights, 1):
+        batch.append(weight)
+        asked = [part for each in batch for part, _ in each.saved]
+        if number == len(weights) or sum(each.size for each in asked) * itemsize("float32") >= _BATCH_BYTES:
+            read = iter(saved.read(asked))
+            for each in batch:
+                yield each, each.joined(list(itertools.islice(read, len(each.saved))))
             batch = []
 
 
-def _header(parts: Sequence[Part], dtypes: Sequence[str]) -> bytes:
+def _header(weights: Sequence[_Weight]) -> bytes:
     header: dict[str, object] = {"__metadata__": {"format": "pt", "writer": "twofold"}}
     first = 0
-    for part, dtype in zip(parts, dtypes, strict=True):
-        last = first + part.size * itemsize(dtype)
-        header[part.name] = {
-            "dtype": _NAMES[dtype], "shape": [last for _, last in part.region], "data_offsets": [first, last]
+    for weight in weights:
+        last = first + weight.size_bytes
+        header[weight.name] = {
+            "dtype": _NAMES[weight.dtype], "shape": list(weight.shape), "data_offsets": [first, last]
         }  # fmt: skip
         first = last
     said = json.dumps(header).encode()

@@ -21,9 +21,9 @@ from plans.schedules.pairs import overlapped_pairs
 from plans.schedules.registry import is_written
 
 __all__ = [
-    "OF_DEGREES", "OF_DEVICES", "OF_MODELS", "RECOMPUTE_MODES", "ModelSizes", "Rule", "broken", "byte_count",
-    "chunk_counts", "flag", "level", "mode", "name_of_schedule", "order", "receiving", "rules", "schedule_virtual",
-    "tied_head", "unpredicted", "whole_number",
+    "OF_DEGREES", "OF_DEVICES", "OF_MODELS", "OF_PLANS", "RECOMPUTE_MODES", "ModelSizes", "Rule", "broken",
+    "byte_count", "chunk_counts", "flag", "level", "mode", "name_of_schedule", "order", "receiving", "rules",
+    "schedule_virtual", "tied_head", "unpredicted", "whole_number",
 ]  # fmt: skip
 
 RECOMPUTE_MODES = ("none", "selective", "selective_op", "full")
@@ -302,14 +302,12 @@ def unpredicted(model: ModelSizes, tp: int, sequence_parallel: bool) -> str | No
     return None
 
 
-def tied_head(model: ModelSizes, pp: int, schedule: str, placement: tuple[int, ...]) -> str | None:
-    """What forecasts can do, but plans cannot: a tied head on another rank than the table of embeddings.
-
-    Args:
-        model, pp, schedule: as of the other rules.
-        placement: for each chunk of the model its pipeline rank.
-    """
-    if model.tied and placement[0] != placement[-1]:
+def tied_head(model: ModelSizes, pp: int, schedule: str, num_micro_batches: int, virtual: int = 1) -> str | None:
+    """What forecasts can do, but plans cannot: a tied head on another rank than the table of embeddings."""
+    if pp == 1 or not model.tied:
+        return None
+    made = make_schedule(schedule, pp, num_micro_batches, virtual=schedule_virtual(schedule, virtual))
+    if made.placement[0] != made.placement[-1]:
         return (
             f"{model.name}: the head's matrix is the table of embeddings, but with pp {pp} and schedule {schedule!r} "
             "they are on different ranks; take a V-shaped schedule such as zb_v, or a head of its own: "
@@ -377,6 +375,7 @@ OF_MODELS = rules(
     _schedule, _pairs, _heads, _kv_heads, _mlp, _vocabulary, _sequence, _has_experts, _experts, _whole_samples,
     _expert_rows, _expert_features, _all_layers, _enough_layers,
 )  # fmt: skip
+OF_PLANS = rules(tied_head)
 
 
 def broken(rules: Iterable[Rule], known: Mapping[str, Any]) -> Iterator[str]:

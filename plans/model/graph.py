@@ -6,17 +6,20 @@ every type here is a `msgspec.Struct` that refuses unknown keys.
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 
 import msgspec
 
 from plans.errors import TwofoldError
+from plans.model.part import Part
 from plans.operators import OperatorSpec, declare, factors
 
-__all__ = ["Attr", "Graph", "Operator", "Tensor", "TensorKind", "itemsize"]
+__all__ = ["Attr", "Graph", "Operator", "Tensor", "TensorKind", "itemsize", "undecayed_parts"]
 
 Attr = bool | int | float | str | tuple[int, ...]
 """A setting of an operator, such as the axis of a softmax."""
@@ -91,7 +94,8 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Operators in topological order, the tensors they read and write, and the name of the loss.
 
     Shapes are those of one whole batch of `batch_size` samples on one device; `with_batch` gives the same graph for
-    another batch size, which is how micro-batches are made.
+    another batch size, which is how micro-batches are made. `parts` says which parameters and constants are parts of
+    larger tensors of the module that the graph was captured from.
 
     Raises:
         TwofoldError: a tensor read before it is made, made twice, unknown, or a loss that is no scalar.
@@ -102,6 +106,7 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     tensors: dict[str, Tensor]
     operators: tuple[Operator, ...]
     loss: str
+    parts: dict[str, Part] = {}
 
     def __post_init__(self) -> None:
         made = {tensor.name for tensor in self.tensors.values() if tensor.kind != "activation"}
@@ -169,6 +174,11 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         """The input tensors, in the order in which operators first read them."""
         return self._first_read("input")
 
+    def of_module(self, tensor: Tensor) -> str:
+        """The name of the module's tensor that a parameter or constant is, or is a part of."""
+        part = self.parts.get(tensor.name)
+        return tensor.name if part is None else part.name
+
     def _first_read(self, kind: str) -> tuple[Tensor, ...]:
         names = dict.fromkeys(name for operator in self.operators for name in operator.inputs)
         return tuple(self.tensors[name] for name in names if self.tensors[name].kind == kind)
@@ -234,6 +244,21 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return _resized(self, batch_size)
 
 
+def undecayed_parts(graph: Graph, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Patterns for parameters that match a part where the given ones match the module's tensor that it is a part of.
+
+    These are the given ones, where they do that already.
+    """
+
+    def matches(name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+    wanted = {tensor.name for tensor in graph.parameters if matches(graph.of_module(tensor))}
+    if wanted == {tensor.name for tensor in graph.parameters if matches(tensor.name)}:
+        return tuple(patterns)
+    return tuple(glob.escape(name) for name in sorted(wanted))
+
+
 def _needs_gradient(graph: Graph) -> frozenset[str]:
     needed = {tensor.name for tensor in graph.parameters}
     for operator in graph.operators:
@@ -292,4 +317,5 @@ def _resized(graph: Graph, batch_size: int) -> Graph:
         },
         operators=graph.operators,
         loss=graph.loss,
+        parts=graph.parts,
     )

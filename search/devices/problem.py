@@ -12,7 +12,7 @@ import msgspec
 from costmodels import Machine
 from costmodels.utilization import mfu
 from plans.degrees import DEGREES, Degrees, check, check_stated
-from plans.degrees.rules import Rule, broken
+from plans.degrees.rules import OF_PLANS, Rule, broken
 from plans.errors import TwofoldError
 from plans.model.transformer import Recognised, TransformerConfig, sizes_of
 from plans.plan import Optimizer
@@ -70,7 +70,8 @@ class Problem:
 
     Args:
         config: of a transformer.
-        recognised: the module that it was recognised in, whose names plans have; None: those of `transformer`.
+        recognised: the module that it was recognised in, whose names plans have; None: those of `transformer`. What has
+            no plan is not in the space of a module.
         machine: whose compute runs behind the host.
         num_devices: all are used.
         global_batch: sequences of a step.
@@ -155,10 +156,11 @@ class Problem:
 
     def refused(self, **known: Any) -> str | None:
         """Why the software cannot run what is known of a configuration by name; None where it can."""
-        if not self.rules:
+        rules = self.rules if self.recognised is None else (*self.rules, *OF_PLANS)
+        if not rules:
             return None
         own = {"model": sizes_of(self.config), "seq": self.config.seq, "global_batch": self.global_batch}
-        return next(broken(self.rules, {**own, **known}), None)
+        return next(broken(rules, {**own, **known}), None)
 
     @property
     def limit_bytes(self) -> int:

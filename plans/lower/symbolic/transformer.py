@@ -86,6 +86,7 @@ def model_template(
     structure = replace(
         config,
         name="structure", num_layers=1, hidden=1, num_heads=1, num_kv_heads=1, ffn=1, vocab=1, seq=1,
+        num_positions=None,
         head_dim=2 if config.latent is None else 3,
         latent=config.latent and Latent(
             kv_rank=1, q_rank=config.latent.q_rank and 1, nope_dim=1, rope_dim=2, value_dim=1

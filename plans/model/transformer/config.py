@@ -153,7 +153,7 @@ class TransformerConfig:
         head_dim: elements of one head; hidden / num_heads when None.
         ffn: inner size of the MLP; 4 x hidden when None.
         vocab: rows of the table of embeddings.
-        seq: tokens of a sample, and rows of a learned table of positions.
+        seq: tokens of a sample.
         gated: three matrices, w2(act(w1 x) * w3 x); else two, w2(act(w1 x)).
         activation: "silu", "gelu" or "relu"; None: silu where gated, else gelu.
         norm: "rms" (a weight), "layer" (a weight and a bias), "layer_no_bias" (a weight) or "layer_no_weights".
@@ -169,6 +169,7 @@ class TransformerConfig:
         position: "rope", "learned" (a table with a row per position), "alibi" (a number per head and distance added to
             the scores; Press et al. 2021, arXiv 2108.12409) or "none".
         first_position: row of the learned table that the first token takes (OPT: 2); rows before it are there, too.
+        num_positions: rows of the learned table; seq + first_position when None.
         token_types: rows of a table of segments, whose input is "token_types"; 0: none.
         rope: its angles.
         causal: whether a token sees itself and the tokens before it only.
@@ -215,6 +216,7 @@ class TransformerConfig:
     tied: bool = False
     position: Position = "rope"
     first_position: int = 0
+    num_positions: int | None = None
     token_types: int = 0
     rope: Rope = Rope()
     causal: bool = True
@@ -258,6 +260,11 @@ class TransformerConfig:
                 raise TwofoldError(f"{self.name}: {field} {getattr(self, field)!r} is not known; known: {words}")
         if min(self.first_position, self.token_types) < 0:
             raise TwofoldError(f"{self.name}: first_position and token_types are at least 0")
+        if self.num_positions is not None and self.num_positions < self.seq + self.first_position:
+            raise TwofoldError(
+                f"{self.name}: {self.seq} tokens from row {self.first_position} on do not fit into a table of "
+                f"{self.num_positions} positions; take shorter samples"
+            )
         if self.norm_place != "before" if self.parallel_residual else self.shared_norm:
             raise TwofoldError(
                 f"{self.name}: a parallel residual has its norms before attention and MLP, and only there they can "
@@ -346,7 +353,7 @@ class TransformerConfig:
     @property
     def position_rows(self) -> int:
         """Rows of a learned table of positions."""
-        return self.seq + self.first_position
+        return self.seq + self.first_position if self.num_positions is None else self.num_positions
 
     @property
     def num_parameters(self) -> int:

@@ -44,8 +44,9 @@ def transformer_config(
         config = replace(config, tied=tied)
     if seq is not None and config.position == "learned" and seq > config.seq:
         raise TwofoldError(f"{config.name}: {seq} tokens, but its table of positions has {config.seq} rows")
-    if seq is not None and config.position != "learned":
-        config = replace(config, seq=seq)
+    if seq is not None and seq != config.seq:
+        rows = config.position_rows if config.position == "learned" else None
+        config = replace(config, seq=seq, num_positions=rows)
     return config
 
 

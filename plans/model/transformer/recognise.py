@@ -16,9 +16,10 @@ from typing import Any
 from msgspec import structs
 
 from plans.errors import TwofoldError
-from plans.model.graph import Graph, Operator, Tensor
+from plans.model.graph import Graph, Operator, Tensor, undecayed_parts
 from plans.model.transformer.builder import build_graph
 from plans.model.transformer.config import Rope, Scales, TransformerConfig
+from plans.model.whole import apart
 from plans.plan import Plan
 
 __all__ = ["Recognised", "recognise"]
@@ -36,7 +37,8 @@ class Recognised:
 
     Args:
         config: the transformer.
-        graph: the given graph, its operators in the order in which `transformer` has them.
+        graph: the given graph, its operators in the order in which `transformer` has them; what it makes in one product
+            and `transformer` in several has a product and parts of the weights each (`plans.model.whole.apart`).
         names: operator of the graph of `config` -> operator of the given one.
     """
 
@@ -65,6 +67,7 @@ class Recognised:
             ),
             strategies={names[name]: strategy for name, strategy in plan.strategies.items()},
             recompute=tuple(names[name] for name in plan.recompute),
+            optimizer=structs.replace(plan.optimizer, undecayed=undecayed_parts(self.graph, plan.optimizer.undecayed)),
         )
 
 
@@ -79,6 +82,16 @@ def recognise(graph: Graph) -> Recognised:
     >>> recognise(transformer(config, batch_size=2)).config.num_parameters == config.num_parameters
     True
     """
+    try:
+        return _recognised(graph)
+    except TwofoldError:
+        separate = apart(graph)
+        if separate == graph:
+            raise
+    return _recognised(separate)
+
+
+def _recognised(graph: Graph) -> Recognised:
     reasons: list[str] = []
     for config in _candidates(graph):
         model = build_graph(config, graph.batch_size, config.seq)
@@ -331,7 +344,11 @@ class _Features:
         for each in self.kinds["embedding"]:
             ids = self.makers.get(each.inputs[0])
             if ids is not None and ids.kind == "arange":
-                found |= {"position": "learned", "first_position": ids.attrs["start"]}
+                first: Any = ids.attrs["start"]
+                found |= {"position": "learned", "first_position": first}
+                rows = tensors[each.inputs[1]].shape[0]
+                if rows > first + tensors[ids.outputs[0]].shape[0]:
+                    found["num_positions"] = rows
             elif each is not self.kinds["embedding"][0] and tensors[each.inputs[0]].kind == "input":
                 found["token_types"] = tensors[each.inputs[1]].shape[0]
         if ropes := self.kinds.get("rope"):
@@ -341,9 +358,9 @@ class _Features:
     def _rope(self, rope: Operator, size: int) -> Rope:
         attrs, interleaved = rope.attrs, bool(rope.attrs.get("interleaved", False))
         if len(rope.inputs) > 1:
-            if 2 * self.graph.tensors[rope.inputs[1]].shape[-1] != size:
-                raise self._refused(f"{rope.name!r} turns a part of a head by tables of its own")
-            return Rope(interleaved=interleaved, angles="frequencies" if len(rope.inputs) == 2 else "tables")
+            turned = 2 * self.graph.tensors[rope.inputs[1]].shape[-1]
+            angles: Any = "frequencies" if len(rope.inputs) == 2 else "tables"
+            return Rope(interleaved=interleaved, angles=angles, fraction=turned / size)
         named = ("base", "scaling", "factor", "low_factor", "high_factor", "original_seq")
         stated: dict[str, Any] = {name: attrs[name] for name in named if name in attrs}
         if "rotary" in attrs:

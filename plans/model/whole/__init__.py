@@ -4,21 +4,38 @@ A module may spell out a norm as a square, a mean and a product, or turn queries
 The executor has one kernel for each, layouts split one operator instead of many, and a graph so written looks like that
 of the same model by name. `whole_operators` finds them by what is computed; names of modules do not matter.
 
-* `rewrite`: rules applied to a graph. `norms`, `rotations`, `heads`: the rules.
+A module may also make in one product what is split apart afterwards, such as queries, keys and values. `apart` gives
+each a product of its own, with parts of the module's weights, as models by name have them.
+
+* `rewrite`: rules applied to a graph. `norms`, `activations`, `rotations`, `heads`: operators in parts.
+* `fused`, `views`, `sums`: what `apart` takes apart and puts in order.
 """
 
 from plans.model.graph import Graph
+from plans.model.whole.activations import ACTIVATION_RULES
+from plans.model.whole.fused import FUSED_RULES, KERNEL_RULES
 from plans.model.whole.heads import HEAD_RULES
 from plans.model.whole.norms import NORM_RULES
 from plans.model.whole.rewrite import rewritten
-from plans.model.whole.rotations import ROTATION_RULES
+from plans.model.whole.rotations import PART_RULES, ROTATION_RULES
+from plans.model.whole.sums import SUM_RULES
+from plans.model.whole.views import CUT_RULES, ROW_RULES
 
-__all__ = ["whole_operators"]
+__all__ = ["apart", "whole_operators"]
 
 
 def whole_operators(graph: Graph) -> Graph:
-    """The graph with norms, rotary positions, attention and losses as one operator each.
+    """The graph with norms, activations, rotary positions, attention and losses as one operator each.
 
     It computes the same function; in half precision a merged operator rounds once where its parts rounded each.
     """
-    return rewritten(graph, (*NORM_RULES, *ROTATION_RULES, *HEAD_RULES))
+    return rewritten(graph, (*NORM_RULES, *ACTIVATION_RULES, *ROTATION_RULES, *HEAD_RULES))
+
+
+def apart(graph: Graph) -> Graph:
+    """The graph with a product for each thing that one product makes, as `Graph.parts` of its weights.
+
+    It computes the same function; sums of three are taken in the order of models by name.
+    """
+    order = (*KERNEL_RULES, *ROW_RULES, *ROTATION_RULES, *CUT_RULES, *FUSED_RULES, *PART_RULES, *HEAD_RULES, *SUM_RULES)
+    return rewritten(graph, order)

@@ -6,23 +6,12 @@ from collections.abc import Sequence
 
 from plans.model.graph import Attr, Operator
 from plans.model.whole.rewrite import New, Rule, View
+from plans.model.whole.views import same_view
 
 __all__ = ["HEAD_RULES", "SWAPPED"]
 
 SWAPPED = (0, 2, 1, 3)
 """The order of dims that exchanges heads and length."""
-
-
-def _same(view: View, operator: Operator) -> Sequence[New] | str | None:
-    """A view of a view is a view of what that was; or that itself, where it had the same shape."""
-    if operator.kind != "reshape":
-        return None
-    made, source = view.tensors[operator.outputs[0]], view.behind(operator.inputs[0], "reshape")
-    if view.shape(source) == made.shape:
-        return source
-    if source == operator.inputs[0]:
-        return None
-    return [New(kind="reshape", inputs=(source,), shape=made.shape, dtype=made.dtype)]
 
 
 def _shared(view: View, operator: Operator) -> Sequence[New] | None:
@@ -89,4 +78,4 @@ def _loss(view: View, operator: Operator) -> Sequence[New] | None:
     return [New(kind=operator.kind, inputs=inputs, shape=made.shape, dtype=made.dtype, attrs=operator.attrs)]
 
 
-HEAD_RULES: tuple[Rule, ...] = (_shared, _batch_length_heads, _shared, _same, _loss)
+HEAD_RULES: tuple[Rule, ...] = (_shared, _batch_length_heads, _shared, same_view, _loss)

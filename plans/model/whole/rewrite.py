@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from plans.model.graph import Attr, Graph, Operator, Tensor
+from plans.model.part import Part
 
-__all__ = ["New", "Rule", "View", "rewritten"]
+__all__ = ["New", "Piece", "Rule", "View", "rewritten"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a parameter or constant, as a tensor of the graph."""
+
+    tensor: Tensor
+    part: Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class New:
     """An operator to be made.
 
-    `inputs` are names of tensors, or numbers of operators made before it for the same result. `shape` and `dtype` are
-    those of its output.
+    `inputs` are names of tensors, numbers of operators made before it for the same result, or pieces of weights.
+    `shape` and `dtype` are those of its output, `module` is where it stands: by default that of what it replaces.
     """
 
     kind: str
-    inputs: tuple[str | int, ...]
+    inputs: tuple[str | int | Piece, ...]
     shape: tuple[int, ...]
     dtype: str
     attrs: dict[str, Attr] = field(default_factory=dict)
+    module: str | None = None
 
 
 class View:
-    """The operators of a graph, with who makes and who reads each tensor."""
+    """The operators of a graph, with who makes and who reads each tensor, and which tensors are parts of others."""
 
-    def __init__(self, tensors: dict[str, Tensor], operators: Sequence[Operator]) -> None:
+    def __init__(self, tensors: dict[str, Tensor], operators: Sequence[Operator], parts: Mapping[str, Part]) -> None:
         self.tensors = tensors
+        self.parts = parts
         self.operators = operators
         self.makers = {name: operator for operator in operators for name in operator.outputs}
         self.readers: dict[str, list[Operator]] = {}
@@ -61,14 +72,15 @@ output is equal to; or None."""
 
 
 def rewritten(graph: Graph, rules: Iterable[Rule]) -> Graph:
-    """The graph after every rule was tried at every operator, one rule after the other.
+    """The graph after every rule was tried at every operator, one rule after the other, each until it finds no more.
 
     What nobody reads any more is left out. New operators are in the module of the one that they replace, and are called
     after it and their kind.
     """
     rewriting = _Rewriting(graph)
     for rule in rules:
-        rewriting.apply(rule)
+        while rewriting.apply(rule):
+            pass
     return rewriting.named(graph)
 
 
@@ -79,15 +91,16 @@ class _Rewriting:
         self.tensors = dict(graph.tensors)
         self.operators = list(graph.operators)
         self.loss = graph.loss
+        self.parts = dict(graph.parts)
         self.new: dict[str, str] = {}
         """Provisional name -> what the operator is to be called, if the name is free."""
 
-    def apply(self, rule: Rule) -> None:
-        """Try a rule at every operator."""
-        view = View(self.tensors, self.operators)
+    def apply(self, rule: Rule) -> bool:
+        """Try a rule at every operator; returns whether it found anything."""
+        view = View(self.tensors, self.operators, self.parts)
         found = [(operator, rule(view, operator)) for operator in self.operators]
         if all(news is None for _, news in found):
-            return
+            return False
         equal: dict[str, str] = {}
         made: list[Operator] = []
         for operator, news in found:
@@ -99,19 +112,26 @@ class _Rewriting:
                 for each in ([operator] if news is None else self._made(operator, news))
             )
         self.operators = _read(made, self.loss)
+        return True
 
     def _made(self, operator: Operator, news: Sequence[New]) -> Iterator[Operator]:
         outputs: list[str] = []
         for number, new in enumerate(news):
             name = f"new {len(self.new)}"
-            self.new[name] = f"{operator.module}.{new.kind}" if operator.module else new.kind
+            module = operator.module if new.module is None else new.module
+            self.new[name] = f"{module}.{new.kind}" if module else new.kind
             output = operator.outputs[0] if number == len(news) - 1 else f"{name}.out"
             self.tensors[output] = Tensor(name=output, shape=new.shape, dtype=new.dtype)
-            inputs = tuple(outputs[each] if isinstance(each, int) else each for each in new.inputs)
+            inputs = tuple(outputs[each] if isinstance(each, int) else self._name(each) for each in new.inputs)
             outputs.append(output)
-            yield Operator(
-                name=name, kind=new.kind, inputs=inputs, outputs=(output,), attrs=new.attrs, module=operator.module
-            )
+            yield Operator(name=name, kind=new.kind, inputs=inputs, outputs=(output,), attrs=new.attrs, module=module)
+
+    def _name(self, read: str | Piece) -> str:
+        if isinstance(read, str):
+            return read
+        self.tensors[read.tensor.name] = read.tensor
+        self.parts[read.tensor.name] = read.part
+        return read.tensor.name
 
     def named(self, graph: Graph) -> Graph:
         """The graph, new operators and what they make with names of their own."""
@@ -132,6 +152,7 @@ class _Rewriting:
         return structs.replace(
             graph, tensors={tensor.name: tensor for tensor in tensors}, operators=tuple(operators),
             loss=called.get(self.loss, self.loss),
+            parts={name: part for name, part in self.parts.items() if name in read},
         )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from plans.model.graph import Attr, Operator
 from plans.model.whole.heads import SWAPPED
 from plans.model.whole.rewrite import New, Rule, View
 
-__all__ = ["ROTATION_RULES"]
+__all__ = ["PART_RULES", "ROTATION_RULES"]
 
 
 class _Table(NamedTuple):
@@ -84,21 +85,38 @@ def _angles(view: View, name: str, kind: str, num_dims: int) -> _Table | None:
     shape = (1,) * (num_dims - len(view.shape(name))) + view.shape(name)
     turned = view.made(_unscaled(view, name), kind)
     twice = turned and view.made(turned.inputs[0], "concat")
-    product = twice and view.made(view.behind(twice.inputs[0], "reshape"), "mul")
-    if turned is None or twice is None or product is None or len(product.inputs) != 2:
+    found = _outer(view, view.behind(twice.inputs[0], "reshape")) if twice else None
+    if turned is None or twice is None or found is None:
         return None
     if len(twice.inputs) != 2 or twice.inputs[0] != twice.inputs[1] or num_dims != 4:
         return None
-    for positions, frequencies in (product.inputs, product.inputs[::-1]):
-        length = _counted(view, positions)
-        source = view.tensors[view.behind(frequencies, "reshape", "cast", "expand")]
-        if length is None or source.kind != "constant" or len(source.shape) != 1:
-            continue
-        pairs = source.shape[0]
-        for at in (1, 2):
-            if shape == tuple({at: length, 3: 2 * pairs}.get(each, 1) for each in range(4)):
-                return _Table(source.name, at)
+    length = _counted(view, found[0])
+    source = view.tensors[view.behind(found[1], "reshape", "cast", "expand")]
+    if length is None or source.kind != "constant" or len(source.shape) != 1:
+        return None
+    pairs = source.shape[0]
+    for at in (1, 2):
+        if shape == tuple({at: length, 3: 2 * pairs}.get(each, 1) for each in range(4)):
+            return _Table(source.name, at)
     return None
+
+
+def _outer(view: View, name: str) -> tuple[str, str] | None:
+    """(positions, frequencies), where a tensor [.., length, pairs] holds the product of each with each."""
+    turned = view.made(name, "permute")
+    product = view.makers.get(turned.inputs[0] if turned else name)
+    if product is None or product.kind not in ("mul", "matmul") or len(product.inputs) != 2:
+        return None
+    rank = len(view.shape(name))
+    if turned is not None and turned.attrs["dims"] != (*range(rank - 2), rank - 1, rank - 2):
+        return None
+    rows, columns = product.inputs
+    if product.kind == "mul" and view.shape(columns)[-1:] == (1,):
+        rows, columns = columns, rows
+    is_outer = view.shape(rows)[-1:] == (1,) and math.prod(view.shape(columns)) == view.shape(columns)[-1]
+    if not is_outer or math.prod(view.shape(rows)) != view.shape(rows)[-2]:
+        return None
+    return (rows, columns) if turned is None else (columns, rows)
 
 
 def _unscaled(view: View, name: str) -> str:
@@ -189,16 +207,32 @@ def _rope(view: View, operator: Operator, turn: _Turn, *, interleaved: bool) -> 
             ready,
             New(kind="rope", inputs=(0, *angles), shape=made.shape, dtype=made.dtype, attrs=attrs),
         ]
-    swapped = view.made(view.behind(x, "reshape"), "permute")
-    if swapped is None or swapped.attrs.get("dims") != SWAPPED or view.shape(swapped.outputs[0]) != made.shape:
+    found = _exchanged(view, x)
+    if found is None or view.shape(x) != made.shape:
         return None
-    source = swapped.inputs[0]
+    news, source = found
+    shape = tuple(made.shape[at] for at in SWAPPED)
     return [
-        New(
-            kind="rope", inputs=(source, *angles), shape=view.shape(source), dtype=made.dtype, attrs=attrs
-        ),
-        New(kind="permute", inputs=(0,), shape=made.shape, dtype=made.dtype, attrs={"dims": SWAPPED}),
-    ]  # fmt: skip
+        *news,
+        New(kind="rope", inputs=(source, *angles), shape=shape, dtype=made.dtype, attrs=attrs),
+        New(kind="permute", inputs=(len(news),), shape=made.shape, dtype=made.dtype, attrs={"dims": SWAPPED}),
+    ]
+
+
+def _exchanged(view: View, name: str) -> tuple[list[New], str | int] | None:
+    """What makes a tensor with heads and length exchanged, where it, or what it is a part of, was made by that."""
+    swapped = view.made(view.behind(name, "reshape"), "permute")
+    if swapped is not None:
+        is_swap = swapped.attrs.get("dims") == SWAPPED and view.shape(swapped.outputs[0]) == view.shape(name)
+        return ([], swapped.inputs[0]) if is_swap else None
+    cut = view.made(name, "narrow")
+    found = _exchanged(view, cut.inputs[0]) if cut is not None and cut.attrs["dim"] == 3 else None
+    if cut is None or found is None:
+        return None
+    news, source = found
+    shape, dtype = tuple(view.shape(name)[at] for at in SWAPPED), view.tensors[name].dtype
+    news.append(New(kind="narrow", inputs=(source,), shape=shape, dtype=dtype, attrs=cut.attrs))
+    return news, len(news) - 1
 
 
 def _narrow(view: View, operator: Operator) -> Sequence[New] | None:
@@ -215,4 +249,26 @@ def _narrow(view: View, operator: Operator) -> Sequence[New] | None:
     return [ready, New(kind="rope", inputs=inputs, shape=made.shape, dtype=made.dtype, attrs=rope.attrs)]
 
 
+def _first_part(view: View, operator: Operator) -> Sequence[New] | None:
+    """The first elements of every head turned, and joined with the others as they were."""
+    if operator.kind != "concat" or len(operator.inputs) != 2 or operator.attrs["dim"] != 3:
+        return None
+    made, names = view.tensors[operator.outputs[0]], operator.inputs
+    swaps = [view.made(name, "permute") for name in names]
+    is_swapped = all(each is not None and each.attrs["dims"] == SWAPPED for each in swaps)
+    turned, passed = (each.inputs[0] for each in swaps if each) if is_swapped else names
+    rope = view.made(turned, "rope")
+    parts = [view.made(view.behind(name, "reshape"), "narrow") for name in (rope.inputs[0] if rope else "", passed)]
+    sizes = view.shape(turned)[-1], view.shape(passed)[-1]
+    x = _parts_of(view, parts, step=sizes[0], sizes=sizes)
+    if rope is None or x is None or len(rope.inputs) < 2 or len(made.shape) != 4:
+        return None
+    news = [New(kind="rope", inputs=(x, *rope.inputs[1:]), shape=view.shape(x), dtype=made.dtype, attrs=rope.attrs)]
+    if is_swapped:
+        news.append(New(kind="permute", inputs=(0,), shape=made.shape, dtype=made.dtype, attrs={"dims": SWAPPED}))
+    return news
+
+
 ROTATION_RULES: tuple[Rule, ...] = (_neighbours, _halves, _turned_halves, _narrow)
+PART_RULES: tuple[Rule, ...] = (_first_part,)
+"""Of a head whose first elements alone are turned; after `CUT_RULES`."""

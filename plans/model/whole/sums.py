@@ -1,0 +1,107 @@
+"""What blocks add up and scale, in the order and at the place in which named transformers do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plans.model.graph import Attr, Operator
+from plans.model.whole.rewrite import New, Rule, View
+
+__all__ = ["SUM_RULES"]
+
+
+def _stream_first(view: View, operator: Operator) -> Sequence[New] | None:
+    """(mlp + attention) + x for what both were made from: (x + attention) + mlp."""
+    if operator.kind != "add" or len(operator.inputs) != 2:
+        return None
+    for made, x in (operator.inputs, operator.inputs[::-1]):
+        inner = view.made(made, "add")
+        if inner is None or len(inner.inputs) != 2 or len(view.readers[made]) > 1 or x in inner.inputs:
+            continue
+        attended = [_attends(view, name, x) for name in inner.inputs]
+        if attended.count(True) != 1 or attended.count(False) != 1:
+            continue
+        attention, mlp = inner.inputs if attended[0] else inner.inputs[::-1]
+        tensor = view.tensors[operator.outputs[0]]
+        if view.shape(x) == view.shape(mlp) == view.shape(attention) == tensor.shape:
+            return [
+                New(kind="add", inputs=(x, attention), shape=tensor.shape, dtype=tensor.dtype),
+                New(kind="add", inputs=(0, mlp), shape=tensor.shape, dtype=tensor.dtype),
+            ]
+    return None
+
+
+def _attends(view: View, name: str, x: str) -> bool | None:
+    """Whether there is an attention between `x` and a tensor that is made from it; None where it is not."""
+    waiting, seen, found, reached = [name], {name}, False, False
+    while waiting:
+        each = waiting.pop()
+        if each == x:
+            reached = True
+            continue
+        maker = view.makers.get(each)
+        if maker is None:
+            continue
+        found = found or maker.kind == "attention"
+        if len(seen) > _BRANCH:
+            return None
+        new = [source for source in maker.inputs if source not in seen]
+        seen.update(new)
+        waiting += new
+    return found if reached else None
+
+
+_BRANCH = 100
+"""Tensors that one branch of a block has at most."""
+
+
+def _positions(view: View, operator: Operator) -> Sequence[New] | None:
+    """x + rows [1, length, width] of a table at 0, 1, 2, ...: rows [length, width]."""
+    if operator.kind != "add" or len(operator.inputs) != 2:
+        return None
+    for x, added in (operator.inputs, operator.inputs[::-1]):
+        rows = view.made(added, "embedding")
+        ids = rows and view.made(view.behind(rows.inputs[0], "reshape", "cast"), "arange")
+        if rows is None or ids is None or len(view.shape(added)) != 3 or view.shape(added)[0] != 1:
+            continue
+        made, counted = view.tensors[operator.outputs[0]], ids.outputs[0]
+        shape = view.shape(added)[1:]
+        if len(view.shape(x)) != 3 or view.shape(counted) != shape[:1]:
+            continue
+        return [
+            New(
+                kind="embedding", inputs=(counted, rows.inputs[1]), shape=shape, dtype=made.dtype, attrs=rows.attrs,
+                module=rows.module,
+            ),
+            New(kind="add", inputs=(x, 0), shape=made.shape, dtype=made.dtype),
+        ]  # fmt: skip
+    return None
+
+
+def _scores(view: View, operator: Operator) -> Sequence[New] | None:
+    """Attention of queries that were multiplied by a number: its scores are."""
+    if operator.kind != "attention" or "scale" not in operator.attrs:
+        return None
+    queries, chain, news = operator.inputs[0], list[Operator](), list[New]()
+    while (maker := view.makers.get(queries)) is not None and maker.kind in ("reshape", "permute"):
+        chain.append(maker)
+        queries = maker.inputs[0]
+    if maker is None or maker.kind != "mul" or len(maker.inputs) != 1:
+        return None
+    for each in reversed(chain):
+        before: str | int = len(news) - 1 if news else maker.inputs[0]
+        made = view.tensors[each.outputs[0]]
+        news.append(New(kind=each.kind, inputs=(before,), shape=made.shape, dtype=made.dtype, attrs=each.attrs))
+    scale = float(operator.attrs["scale"]) * float(maker.attrs["number"])  # type: ignore[arg-type]
+    attrs: dict[str, Attr] = operator.attrs | {"scale": scale}
+    made = view.tensors[operator.outputs[0]]
+    first: str | int = len(news) - 1 if news else maker.inputs[0]
+    return [
+        *news,
+        New(
+            kind="attention", inputs=(first, *operator.inputs[1:]), shape=made.shape, dtype=made.dtype, attrs=attrs
+        ),
+    ]  # fmt: skip
+
+
+SUM_RULES: tuple[Rule, ...] = (_stream_first, _positions, _scores)

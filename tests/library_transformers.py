@@ -1,0 +1,530 @@
+"""Transformers as nanoGPT and the models of transformers 5 write them, small: `MODULES` has each with its batch.
+
+Fused products, kernels stored transposed, parts of heads turned, positions with an offset: what differs between
+libraries is kept; branches that these sizes do not take, caches and options are left out.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+VOCAB, LENGTH, WIDTH, HEADS, LAYERS, BATCH = 64, 16, 32, 4, 4, 8
+
+
+# -- nanoGPT (karpathy/nanoGPT, model.py) ------------------------------------------------------------------------------
+
+
+class NanoNorm(nn.Module):
+    def __init__(self, width, bias):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x):
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
+
+
+class NanoAttention(nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(WIDTH, 3 * WIDTH, bias=bias), nn.Linear(WIDTH, WIDTH, bias=bias)
+
+    def forward(self, x):
+        B, T, C = x.size()
+        q, k, v = self.c_attn(x).split(WIDTH, dim=2)
+        k = k.view(B, T, HEADS, C // HEADS).transpose(1, 2)
+        q = q.view(B, T, HEADS, C // HEADS).transpose(1, 2)
+        v = v.view(B, T, HEADS, C // HEADS).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=0, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
+
+
+class NanoMLP(nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.c_fc, self.gelu = nn.Linear(WIDTH, 4 * WIDTH, bias=bias), nn.GELU()
+        self.c_proj = nn.Linear(4 * WIDTH, WIDTH, bias=bias)
+
+    def forward(self, x):
+        return self.c_proj(self.gelu(self.c_fc(x)))
+
+
+class NanoBlock(nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.ln_1, self.ln_2 = NanoNorm(WIDTH, bias), NanoNorm(WIDTH, bias)
+        self.attn, self.mlp = NanoAttention(bias), NanoMLP(bias)
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class NanoGPT(nn.Module):
+    def __init__(self, bias=True, tied=True, rows=LENGTH):
+        super().__init__()
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(VOCAB, WIDTH), "wpe": nn.Embedding(rows, WIDTH),
+                "h": nn.ModuleList(NanoBlock(bias) for _ in range(LAYERS)), "ln_f": NanoNorm(WIDTH, bias),
+            }
+        )  # fmt: skip
+        self.lm_head = nn.Linear(WIDTH, VOCAB, bias=False)
+        if tied:
+            self.transformer.wte.weight = self.lm_head.weight
+
+    def forward(self, idx, targets):
+        t = idx.size(1)
+        pos = torch.arange(0, t, dtype=torch.long, device=idx.device)
+        x = self.transformer.wte(idx) + self.transformer.wpe(pos)
+        for block in self.transformer.h:
+            x = block(x)
+        logits = self.lm_head(self.transformer.ln_f(x))
+        return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+
+
+# -- transformers: what its models share -------------------------------------------------------------------------------
+
+
+class LanguageModel(nn.Module):
+    """A backbone of transformers, its head, and the loss of its logits."""
+
+    def __init__(self, model, bias=False, tied=False):
+        super().__init__()
+        self.model, self.lm_head = model, nn.Linear(WIDTH, VOCAB, bias=bias)
+        if tied:
+            self.lm_head.weight = model.words.weight
+
+    def forward(self, input_ids, labels):
+        logits = self.lm_head(self.model(input_ids))
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def sdpa(q, k, v, causal=True, **settings):
+    """transformers.integrations.sdpa_attention: heads before the length, and back."""
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=causal, **settings)
+    return y.transpose(1, 2).contiguous()
+
+
+class RotaryEmbedding(nn.Module):
+    def __init__(self, size, base=10000.0):
+        super().__init__()
+        rates = 1.0 / (base ** (torch.arange(0, size, 2, dtype=torch.int64).float() / size))
+        self.register_buffer("inv_freq", rates, persistent=False)
+        self.attention_scaling = 1.0
+
+    @torch.no_grad()
+    def forward(self, x, position_ids):
+        expanded = self.inv_freq[None, :, None].float().expand(position_ids.shape[0], -1, 1).to(x.device)
+        positions = position_ids[:, None, :].float()
+        with torch.autocast(device_type="cpu", enabled=False):
+            freqs = (expanded.float() @ positions.float()).transpose(1, 2)
+            emb = torch.cat((freqs, freqs), dim=-1)
+            cos, sin = emb.cos() * self.attention_scaling, emb.sin() * self.attention_scaling
+        return cos.to(dtype=x.dtype), sin.to(dtype=x.dtype)
+
+
+def rotate_half(x):
+    x1, x2 = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return torch.cat((-x2, x1), dim=-1)
+
+
+def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
+    """Of a head the first elements are turned, as many as the tables have, and the others pass."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    turned = cos.shape[-1]
+    q_rot, q_pass = q[..., :turned], q[..., turned:]
+    k_rot, k_pass = k[..., :turned], k[..., turned:]
+    q_embed = (q_rot * cos) + (rotate_half(q_rot) * sin)
+    k_embed = (k_rot * cos) + (rotate_half(k_rot) * sin)
+    return torch.cat([q_embed, q_pass], dim=-1), torch.cat([k_embed, k_pass], dim=-1)
+
+
+def repeat_kv(x, n_rep):
+    batch, heads, length, size = x.shape
+    if n_rep == 1:
+        return x
+    return x[:, :, None, :, :].expand(batch, heads, n_rep, length, size).reshape(batch, heads * n_rep, length, size)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width, eps=1e-6):
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x):
+        dtype = x.dtype
+        x = x.to(torch.float32)
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * x.to(dtype)
+
+
+def counted(ids):
+    return torch.arange(0, ids.shape[1], device=ids.device).unsqueeze(0)
+
+
+# -- GPT-2 -------------------------------------------------------------------------------------------------------------
+
+
+class Conv1D(nn.Module):
+    """A linear layer with its weight transposed."""
+
+    def __init__(self, out, inside):
+        super().__init__()
+        self.nf = out
+        self.weight, self.bias = nn.Parameter(torch.empty(inside, out)), nn.Parameter(torch.zeros(out))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, x):
+        size_out = (*x.size()[:-1], self.nf)
+        x = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+        return x.view(size_out)
+
+
+class NewGELUActivation(nn.Module):
+    def forward(self, x):
+        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+class GPT2Attention(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.c_attn, self.c_proj = Conv1D(3 * WIDTH, WIDTH), Conv1D(WIDTH, WIDTH)
+        self.attn_dropout, self.resid_dropout = nn.Dropout(dropout), nn.Dropout(dropout)
+
+    def forward(self, hidden_states):
+        query_states, key_states, value_states = self.c_attn(hidden_states).split(WIDTH, dim=2)
+        shape_kv = (*key_states.shape[:-1], -1, WIDTH // HEADS)
+        key_states = key_states.view(shape_kv).transpose(1, 2)
+        value_states = value_states.view(shape_kv).transpose(1, 2)
+        query_states = query_states.view((*query_states.shape[:-1], -1, WIDTH // HEADS)).transpose(1, 2)
+        y = sdpa(query_states, key_states, value_states, scale=(WIDTH // HEADS) ** -0.5)
+        y = y.reshape(*y.shape[:-2], -1).contiguous()
+        return self.resid_dropout(self.c_proj(y))
+
+
+class GPT2Block(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.ln_1, self.attn, self.ln_2 = nn.LayerNorm(WIDTH), GPT2Attention(dropout), nn.LayerNorm(WIDTH)
+        self.mlp = nn.ModuleDict({"c_fc": Conv1D(4 * WIDTH, WIDTH), "c_proj": Conv1D(WIDTH, 4 * WIDTH)})
+        self.act, self.dropout = NewGELUActivation(), nn.Dropout(dropout)
+
+    def forward(self, hidden_states):
+        residual = hidden_states
+        hidden_states = self.attn(self.ln_1(hidden_states)) + residual
+        residual = hidden_states
+        made = self.dropout(self.mlp.c_proj(self.act(self.mlp.c_fc(self.ln_2(hidden_states)))))
+        return residual + made
+
+
+class GPT2Model(nn.Module):
+    def __init__(self, dropout=0.0, rows=LENGTH):
+        super().__init__()
+        self.words, self.wpe = nn.Embedding(VOCAB, WIDTH), nn.Embedding(rows, WIDTH)
+        self.drop, self.h = nn.Dropout(dropout), nn.ModuleList(GPT2Block(dropout) for _ in range(LAYERS))
+        self.ln_f = nn.LayerNorm(WIDTH)
+
+    def forward(self, input_ids):
+        x = self.words(input_ids) + self.wpe(counted(input_ids))
+        x = self.drop(x)
+        for block in self.h:
+            x = block(x)
+        return self.ln_f(x)
+
+
+# -- GPT-NeoX ----------------------------------------------------------------------------------------------------------
+
+
+class NeoXAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head_size = WIDTH // HEADS
+        self.query_key_value, self.dense = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden_states, cos, sin):
+        input_shape = hidden_states.shape[:-1]
+        qkv = self.query_key_value(hidden_states).view((*input_shape, -1, 3 * self.head_size)).transpose(1, 2)
+        q, k, v = qkv.chunk(3, dim=-1)
+        q, k = apply_rotary_pos_emb(q, k, cos, sin)
+        y = sdpa(q, k, v, scale=self.head_size**-0.5)
+        return self.dense(y.reshape(*input_shape, -1).contiguous())
+
+
+class NeoXLayer(nn.Module):
+    def __init__(self, parallel):
+        super().__init__()
+        self.parallel = parallel
+        self.input_layernorm, self.post_attention_layernorm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.post_attention_dropout, self.post_mlp_dropout = nn.Dropout(0.0), nn.Dropout(0.0)
+        self.attention = NeoXAttention()
+        self.dense_h_to_4h, self.dense_4h_to_h = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def mlp(self, x):
+        return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x)))
+
+    def forward(self, hidden_states, cos, sin):
+        attn_output = self.post_attention_dropout(self.attention(self.input_layernorm(hidden_states), cos, sin))
+        if self.parallel:
+            mlp_output = self.post_mlp_dropout(self.mlp(self.post_attention_layernorm(hidden_states)))
+            return mlp_output + attn_output + hidden_states
+        attn_output = attn_output + hidden_states
+        mlp_output = self.post_mlp_dropout(self.mlp(self.post_attention_layernorm(attn_output)))
+        return mlp_output + attn_output
+
+
+class NeoXModel(nn.Module):
+    def __init__(self, share=0.25, parallel=True):
+        super().__init__()
+        self.words, self.emb_dropout = nn.Embedding(VOCAB, WIDTH), nn.Dropout(0.0)
+        self.layers = nn.ModuleList(NeoXLayer(parallel) for _ in range(LAYERS))
+        self.final_layer_norm = nn.LayerNorm(WIDTH)
+        self.rotary_emb = RotaryEmbedding(int(WIDTH // HEADS * share))
+
+    def forward(self, input_ids):
+        x = self.emb_dropout(self.words(input_ids))
+        cos, sin = self.rotary_emb(x, counted(input_ids))
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.final_layer_norm(x)
+
+
+# -- Phi-3 -------------------------------------------------------------------------------------------------------------
+
+
+class Phi3Attention(nn.Module):
+    def __init__(self, kv_heads):
+        super().__init__()
+        self.head_dim, self.kv_heads = WIDTH // HEADS, kv_heads
+        self.qkv_proj = nn.Linear(WIDTH, WIDTH + 2 * kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, hidden_states, cos, sin):
+        input_shape = hidden_states.shape[:-1]
+        hidden_shape = (*input_shape, -1, self.head_dim)
+        qkv = self.qkv_proj(hidden_states)
+        query_pos, kv = HEADS * self.head_dim, self.kv_heads * self.head_dim
+        q = qkv[..., :query_pos].view(hidden_shape).transpose(1, 2)
+        k = qkv[..., query_pos : query_pos + kv].view(hidden_shape).transpose(1, 2)
+        v = qkv[..., query_pos + kv :].view(hidden_shape).transpose(1, 2)
+        q, k = apply_rotary_pos_emb(q, k, cos, sin)
+        k, v = (repeat_kv(each, HEADS // self.kv_heads) for each in (k, v))
+        y = sdpa(q, k, v, scale=self.head_dim**-0.5)
+        return self.o_proj(y.reshape(*input_shape, -1).contiguous())
+
+
+class Phi3Layer(nn.Module):
+    def __init__(self, kv_heads):
+        super().__init__()
+        self.self_attn = Phi3Attention(kv_heads)
+        self.gate_up_proj = nn.Linear(WIDTH, 2 * 48, bias=False)
+        self.down_proj, self.activation_fn = nn.Linear(48, WIDTH, bias=False), nn.SiLU()
+        self.input_layernorm, self.post_attention_layernorm = RMSNorm(WIDTH), RMSNorm(WIDTH)
+        self.resid_attn_dropout, self.resid_mlp_dropout = nn.Dropout(0.0), nn.Dropout(0.0)
+
+    def mlp(self, x):
+        gate, up_states = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(up_states * self.activation_fn(gate))
+
+    def forward(self, hidden_states, cos, sin):
+        residual = hidden_states
+        made = self.self_attn(self.input_layernorm(hidden_states), cos, sin)
+        hidden_states = residual + self.resid_attn_dropout(made)
+        residual = hidden_states
+        made = self.mlp(self.post_attention_layernorm(hidden_states))
+        return residual + self.resid_mlp_dropout(made)
+
+
+class Phi3Model(nn.Module):
+    def __init__(self, kv_heads=2, share=1.0):
+        super().__init__()
+        self.words = nn.Embedding(VOCAB, WIDTH)
+        self.layers = nn.ModuleList(Phi3Layer(kv_heads) for _ in range(LAYERS))
+        self.norm, self.rotary_emb = RMSNorm(WIDTH), RotaryEmbedding(int(WIDTH // HEADS * share))
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        cos, sin = self.rotary_emb(x, counted(input_ids))
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.norm(x)
+
+
+# -- OPT ---------------------------------------------------------------------------------------------------------------
+
+
+class OPTAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scaling = (WIDTH // HEADS) ** -0.5
+        self.k_proj, self.v_proj = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.q_proj, self.out_proj = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden_states):
+        batch, length, _ = hidden_states.size()
+        query_states = self.q_proj(hidden_states) * self.scaling
+        query_states = query_states.view(batch, -1, HEADS, WIDTH // HEADS).transpose(1, 2)
+        key_states = self.k_proj(hidden_states).view(batch, -1, HEADS, WIDTH // HEADS).transpose(1, 2)
+        value_states = self.v_proj(hidden_states).view(batch, -1, HEADS, WIDTH // HEADS).transpose(1, 2)
+        y = sdpa(query_states, key_states, value_states, scale=1.0)
+        return self.out_proj(y.reshape(batch, length, -1).contiguous())
+
+
+class OPTLayer(nn.Module):
+    def __init__(self, norm_first):
+        super().__init__()
+        self.norm_first, self.self_attn = norm_first, OPTAttention()
+        self.self_attn_layer_norm, self.final_layer_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.fc1, self.fc2, self.activation_fn = nn.Linear(WIDTH, 48), nn.Linear(48, WIDTH), nn.ReLU()
+
+    def forward(self, hidden_states):
+        residual = hidden_states
+        if self.norm_first:
+            hidden_states = self.self_attn_layer_norm(hidden_states)
+        hidden_states = F.dropout(self.self_attn(hidden_states), p=0.0, training=self.training)
+        hidden_states = residual + hidden_states
+        if not self.norm_first:
+            hidden_states = self.self_attn_layer_norm(hidden_states)
+        shape = hidden_states.shape
+        hidden_states = hidden_states.reshape(-1, hidden_states.size(-1))
+        residual = hidden_states
+        if self.norm_first:
+            hidden_states = self.final_layer_norm(hidden_states)
+        hidden_states = self.fc2(self.activation_fn(self.fc1(hidden_states)))
+        hidden_states = F.dropout(hidden_states, p=0.0, training=self.training)
+        hidden_states = (residual + hidden_states).view(shape)
+        return hidden_states if self.norm_first else self.final_layer_norm(hidden_states)
+
+
+class OPTModel(nn.Module):
+    def __init__(self, norm_first=True, rows=LENGTH):
+        super().__init__()
+        self.words, self.embed_positions = nn.Embedding(VOCAB, WIDTH), nn.Embedding(rows + 2, WIDTH)
+        self.layers = nn.ModuleList(OPTLayer(norm_first) for _ in range(LAYERS))
+        self.final_layer_norm = nn.LayerNorm(WIDTH) if norm_first else None
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        mask = torch.ones(x.shape[0], x.shape[1], device=x.device)
+        positions = (torch.cumsum(mask, dim=1) * mask - 1).long()
+        x = x + self.embed_positions(positions + 2)
+        for layer in self.layers:
+            x = layer(x)
+        return x if self.final_layer_norm is None else self.final_layer_norm(x)
+
+
+# -- BERT --------------------------------------------------------------------------------------------------------------
+
+
+class BertLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.attention_dense, self.attention_norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH, eps=1e-12)
+        self.intermediate, self.output = nn.Linear(WIDTH, 48), nn.Linear(48, WIDTH)
+        self.output_norm, self.dropout = nn.LayerNorm(WIDTH, eps=1e-12), nn.Dropout(0.0)
+
+    def forward(self, x):
+        shape = (*x.shape[:-1], -1, WIDTH // HEADS)
+        q, k, v = (part(x).view(*shape).transpose(1, 2) for part in (self.query, self.key, self.value))
+        y = sdpa(q, k, v, causal=False, scale=(WIDTH // HEADS) ** -0.5)
+        y = self.dropout(self.attention_dense(y.reshape(*x.shape[:-1], -1).contiguous()))
+        x = self.attention_norm(y + x)
+        y = self.dropout(self.output(F.gelu(self.intermediate(x))))
+        return self.output_norm(y + x)
+
+
+class BertForMaskedLM(nn.Module):
+    def __init__(self, rows=LENGTH, types=True):
+        super().__init__()
+        self.word_embeddings, self.position_embeddings = nn.Embedding(VOCAB, WIDTH), nn.Embedding(rows, WIDTH)
+        self.token_type_embeddings, self.norm = nn.Embedding(2, WIDTH), nn.LayerNorm(WIDTH, eps=1e-12)
+        self.register_buffer("position_ids", torch.arange(rows).expand((1, -1)), persistent=False)
+        self.register_buffer("token_type_ids", torch.zeros(1, rows, dtype=torch.long), persistent=False)
+        self.layer, self.dropout = nn.ModuleList(BertLayer() for _ in range(LAYERS)), nn.Dropout(0.0)
+        self.dense, self.transform_norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH, eps=1e-12)
+        self.decoder = nn.Linear(WIDTH, VOCAB, bias=True)
+        self.decoder.weight = self.word_embeddings.weight
+
+    def forward(self, input_ids, labels):
+        batch, length = input_ids.shape
+        position_ids = self.position_ids[:, :length]
+        types = torch.gather(self.token_type_ids.expand(position_ids.shape[0], -1), dim=1, index=position_ids)
+        types = types.expand(batch, length)
+        x = self.word_embeddings(input_ids) + self.token_type_embeddings(types)
+        x = x + self.position_embeddings(position_ids)
+        x = self.dropout(self.norm(x))
+        for layer in self.layer:
+            x = layer(x)
+        x = self.transform_norm(F.gelu(self.dense(x)))
+        return F.cross_entropy(self.decoder(x).view(-1, VOCAB), labels.view(-1))
+
+
+# -- Llama with tables stored doubled ----------------------------------------------------------------------------------
+
+
+class DoubledLlama(nn.Module):
+    """cos and sin [length, size], both halves of a row the same, as many hand-written models keep them."""
+
+    def __init__(self, same=True):
+        super().__init__()
+        self.words, size = nn.Embedding(VOCAB, WIDTH), WIDTH // HEADS
+        self.layers = nn.ModuleList(DoubledLayer() for _ in range(LAYERS))
+        self.norm = RMSNorm(WIDTH)
+        freqs = torch.outer(torch.arange(LENGTH), 1e4 ** (-torch.arange(0, size, 2) / size))
+        emb = torch.cat((freqs, freqs if same else 2 * freqs), dim=-1)
+        self.register_buffer("cos", emb.cos())
+        self.register_buffer("sin", emb.sin())
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        for layer in self.layers:
+            x = layer(x, self.cos[: x.shape[1]], self.sin[: x.shape[1]])
+        return self.norm(x)
+
+
+class DoubledLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.gate, self.up = nn.Linear(WIDTH, 48, bias=False), nn.Linear(WIDTH, 48, bias=False)
+        self.down, self.first, self.second = nn.Linear(48, WIDTH, bias=False), RMSNorm(WIDTH), RMSNorm(WIDTH)
+
+    def forward(self, x, cos, sin):
+        y, shape = self.first(x), (*x.shape[:-1], HEADS, -1)
+        q, k, v = (part(y).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k = (each * cos + rotate_half(each) * sin for each in (q, k))
+        x = x + self.o(sdpa(q, k, v).flatten(2))
+        y = self.second(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+MODULES = {
+    "nanoGPT": NanoGPT,
+    "nanoGPT, untied, no biases": lambda: NanoGPT(bias=False, tied=False),
+    "nanoGPT, more rows": lambda: NanoGPT(rows=2 * LENGTH),
+    "GPT-2": lambda: LanguageModel(GPT2Model(), tied=True),
+    "GPT-2, dropout, more rows": lambda: LanguageModel(GPT2Model(dropout=0.1, rows=2 * LENGTH), tied=True),
+    "GPT-NeoX": lambda: LanguageModel(NeoXModel()),
+    "GPT-NeoX, one after the other": lambda: LanguageModel(NeoXModel(share=1.0, parallel=False)),
+    "Phi-3": lambda: LanguageModel(Phi3Model()),
+    "Phi-4-mini": lambda: LanguageModel(Phi3Model(kv_heads=4, share=0.75), tied=True),
+    "OPT": lambda: LanguageModel(OPTModel(), tied=True),
+    "OPT, norms after the sums": lambda: LanguageModel(OPTModel(norm_first=False), tied=True),
+    "BERT": BertForMaskedLM,
+    "BERT, more rows": lambda: BertForMaskedLM(rows=2 * LENGTH),
+    "doubled tables": lambda: LanguageModel(DoubledLlama()),
+}
+"""Name -> what makes the module, on tokens and labels [BATCH, LENGTH]."""
+
+
+def made(name):
+    torch.manual_seed(3)
+    return MODULES[name]()
+
+
+def batch():
+    generator = torch.Generator().manual_seed(4)
+    return tuple(torch.randint(0, VOCAB, (BATCH, LENGTH), generator=generator) for _ in range(2))

@@ -1,0 +1,273 @@
+"""Transformers as libraries write them are recognised whole, and train on ranks as the module does alone."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from library_transformers import BATCH, HEADS, LAYERS, LENGTH, VOCAB, WIDTH, batch, made
+from on_ranks import run_on_ranks
+
+from costmodels import Machine
+from executor.capture.capture import capture
+from executor.reference.reference import compare_losses, compare_weights, train_reference
+from executor.train.checkpoint_files import written_checkpoints
+from executor.train.models import InitialParameters
+from executor.train.module_weights import as_graph, as_module
+from executor.train.options import Checkpoints, RunOptions
+from executor.train.run import run_rank
+from executor.train.weights_files import check_weights, read_weights
+from executor.train.weights_out import write_weights
+from plans.degrees import Degrees
+from plans.degrees.plan import plan_of
+from plans.errors import TwofoldError
+from plans.lower import lower
+from plans.model.graph import undecayed_parts
+from plans.model.transformer import Rope, TransformerConfig, recognise, transformer
+from plans.model.whole import apart
+from plans.plan import Optimizer, load_plan, save_plan
+from search import search
+from simulator import simulate
+from simulator.forecast import forecast
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NUM_STEPS = 8
+
+PLAIN = TransformerConfig(
+    num_layers=LAYERS, hidden=WIDTH, num_heads=HEADS, vocab=VOCAB, seq=LENGTH, gated=False, norm="layer",
+    activation="gelu", qkv_bias=True, out_bias=True, mlp_bias=True, position="learned", dtype="float32",
+)  # fmt: skip
+GPT2 = replace(PLAIN, name="LanguageModel", tied=True)
+NEOX = replace(PLAIN, name="LanguageModel", position="rope")
+PHI = replace(
+    NEOX, norm="rms", norm_eps=1e-6, gated=True, activation="silu", ffn=48, qkv_bias=False, out_bias=False,
+    mlp_bias=False,
+)  # fmt: skip
+CONFIGS = {
+    "nanoGPT": replace(PLAIN, name="NanoGPT", tied=True, ignore_index=-1),
+    "nanoGPT, untied, no biases": replace(
+        PLAIN, name="NanoGPT", ignore_index=-1, norm="layer_no_bias", qkv_bias=False, out_bias=False, mlp_bias=False
+    ),
+    "nanoGPT, more rows": replace(PLAIN, name="NanoGPT", tied=True, ignore_index=-1, num_positions=2 * LENGTH),
+    "GPT-2": GPT2,
+    "GPT-2, dropout, more rows": replace(GPT2, dropout=0.1, embedding_dropout=0.1, num_positions=2 * LENGTH),
+    "GPT-NeoX": replace(NEOX, parallel_residual=True, rope=Rope(angles="frequencies", fraction=0.25)),
+    "GPT-NeoX, one after the other": replace(NEOX, rope=Rope(angles="frequencies")),
+    "Phi-3": replace(PHI, num_kv_heads=2, rope=Rope(angles="frequencies")),
+    "Phi-4-mini": replace(PHI, tied=True, rope=Rope(angles="frequencies", fraction=0.75)),
+}
+"""What each module is."""
+
+
+def found_in(name):
+    return recognise(capture(made(name), batch()))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_module_of_a_library_is_recognised_whole(name):
+    found = found_in(name)
+    assert found.config == CONFIGS[name]
+    held = {key: tuple(each.shape) for key, each in made(name).named_parameters()}
+    parts = found.graph.parts.values()
+    assert {found.graph.of_module(each) for each in found.graph.parameters} == set(held)
+    assert all(part.shape == held[part.name] for part in parts)
+    assert sum(each.num_elements for each in found.graph.parameters) == sum(map(np.prod, held.values()))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_its_plan_is_the_program_of_the_model_by_name(name):
+    found, degrees = found_in(name), Degrees(dp=2, tp=2, micro_batch=2, global_batch=BATCH, fused=False)
+    by_name = plan_of(degrees, transformer(CONFIGS[name], batch_size=BATCH))
+    assert signature(lower(found.plan(by_name))) == signature(lower(by_name))
+
+
+def test_its_forecast_is_that_of_its_program():
+    config, machine = CONFIGS["GPT-2, dropout, more rows"], Machine.load("h100-sxm-x4")
+    degrees = Degrees(dp=2, tp=2, micro_batch=2, global_batch=BATCH, fused=True)
+    timeline = simulate(plan_of(degrees, transformer(config, batch_size=BATCH)), machine)
+    assert forecast(config, degrees, machine).step_s == pytest.approx(timeline.step_interval_s, rel=1e-6)
+
+
+def signature(program):
+    """All that is executed, but for names."""
+    return [
+        [(block.label, each.kind, each.call, each.part, each.shapes, each.dtype, each.axes)
+         for block, each in group.walk()]
+        for group in program.groups
+    ]  # fmt: skip
+
+
+def test_it_is_searched_over_degrees():
+    said = []
+    machine, graph = Machine.load("h200-x2"), capture(made("GPT-2"), batch())
+    best = search(graph, machine, top_k=1, on_progress=said.append).best
+    assert said[0] == "LanguageModel is a transformer: searched over degrees"
+    assert {best.graph.of_module(each) for each in best.graph.parameters} == set(dict(made("GPT-2").named_parameters()))
+
+
+# -- parts of weights --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parts_of_weights_are_the_weights(name):
+    graph = found_in(name).graph
+    whole = {key: each.detach().numpy() for key, each in made(name).named_parameters()}
+    cut = as_graph(graph, whole)
+    parts = {each.name: cut[each.name][...] for each in graph.parameters}
+    assert {key: each.shape for key, each in parts.items()} == {each.name: each.shape for each in graph.parameters}
+    joined = as_module(graph, parts)
+    assert joined.keys() == whole.keys() and all(np.array_equal(joined[key], whole[key]) for key in whole)
+    with pytest.raises(TwofoldError, match=r"trains parts of '.*' only"):
+        as_module(graph, {key: each for key, each in parts.items() if ".1." not in key or "attn.1" in key})
+
+
+def test_queries_are_the_products_of_their_parts():
+    module = made("GPT-NeoX")
+    graph, attention = found_in("GPT-NeoX").graph, module.model.layers[0].attention
+    x = torch.randn(LENGTH, WIDTH)
+    own = attention.query_key_value(x).view(LENGTH, HEADS, 3, WIDTH // HEADS)
+    held = as_graph(graph, {key: each.detach().numpy() for key, each in module.named_parameters()})
+    for number in range(3):
+        weight, bias = (held[f"model.layers.0.attention.query_key_value.{number}.{part}"][...]
+                        for part in ("weight", "bias"))  # fmt: skip
+        made_apart = torch.nn.functional.linear(x, torch.tensor(weight), torch.tensor(bias))
+        assert torch.allclose(made_apart, own[:, :, number].flatten(1), atol=1e-6)
+
+
+def test_a_product_is_left_together_where_its_parts_are_not_all_of_it():
+    module = made("nanoGPT")
+    module.transformer.h[0].attn.c_attn = torch.nn.Linear(WIDTH, 3 * WIDTH + 2)
+    forward = module.transformer.h[0].attn.c_attn.forward
+    module.transformer.h[0].attn.c_attn.forward = lambda x: forward(x)[..., 1:-1]
+    graph = capture(module, batch())
+    assert not any("h.0" in part.name for part in apart(graph).parts.values())
+    with pytest.raises(TwofoldError, match="NanoGPT is no transformer of known form"):
+        recognise(graph)
+
+
+def test_decay_follows_the_names_of_the_module():
+    graph = found_in("nanoGPT").graph
+    named = "transformer.h.0.attn.c_attn.bias"
+    (found,) = {undecayed_parts(graph, (named, "*ln_1.bias"))}
+    patterns = Optimizer(undecayed=found, settings={"lr": 1.0, "weight_decay": 1.0})
+    spared = {each.name for each in graph.parameters if patterns.settings_of(each.name)["weight_decay"] == 0}
+    norms = {f"transformer.h.{layer}.ln_1.bias" for layer in range(LAYERS)}
+    assert spared == norms | {f"transformer.h.0.attn.c_attn.{number}.bias" for number in range(3)}
+    assert undecayed_parts(graph, ("*bias",)) == ("*bias",)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt"])
+def test_files_of_weights_have_the_tensors_of_the_module(kind, tmp_path):
+    """Begin with a file of the module's weights, write a checkpoint, and export it: the result is that of the run."""
+    if kind == "safetensors":
+        pytest.importorskip("safetensors")
+    module, degrees = made("GPT-2"), Degrees(micro_batch=4, global_batch=BATCH, optimizer=MOMENTUM)
+    found = recognise(capture(module, batch()))
+    plan = found.plan(plan_of(degrees, transformer(found.config, batch_size=BATCH)))
+    torch.save(module.state_dict(), tmp_path / "first.pt")
+    check_weights(str(tmp_path / "first.pt"), plan.graph)
+    rows = dict(zip(names_of(module), (each.numpy() for each in batch()), strict=True))
+    checkpoints = Checkpoints(folder=tmp_path / "checkpoints", every=2, keep=1)
+    result = run_rank(
+        lower(plan), plan, [rows] * 2, read_weights(str(tmp_path / "first.pt")), 2, device="cpu",
+        options=RunOptions(checkpoints=checkpoints),
+    )  # fmt: skip
+    (checkpoint,) = written_checkpoints(tmp_path / "checkpoints")
+    write_weights(checkpoint, tmp_path / f"last.{kind}")
+    read = read_weights(str(tmp_path / f"last.{kind}"))
+    assert set(read) == set(dict(module.named_parameters())) == set(result.weights)
+    assert all(np.array_equal(read[name][...], result.weights[name]) for name in result.weights)
+    missing = {name: each for name, each in module.state_dict().items() if "0.attn.c_attn.weight" not in name}
+    torch.save(missing, tmp_path / "missing.pt")
+    with pytest.raises(TwofoldError, match=r"lack the parameter 'model\.h\.0\.attn\.c_attn\.weight'"):
+        check_weights(str(tmp_path / "missing.pt"), plan.graph)
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-3, "weight_decay": 0.1}, undecayed=("*bias", "*ln*"))
+MOMENTUM = Optimizer(kind="momentum", settings={"lr": 0.1, "weight_decay": 0.01}, clip_norm=1.0)
+"""For modules whose keys have a bias, which has no gradient but for rounding: Adam would train that."""
+
+RUNS = {
+    "nanoGPT, untied, no biases; dp 2 pp 2": Degrees(dp=2, pp=2, micro_batch=2, global_batch=BATCH, optimizer=ADAMW),
+    "nanoGPT; dp 2 tp 2, sequence parallel, level 2": Degrees(
+        dp=2, tp=2, sequence_parallel=True, micro_batch=2, global_batch=BATCH,
+        optimizer=msgspec.structs.replace(MOMENTUM, parallel_level=2, threshold_bytes=1),
+    ),
+    "nanoGPT; cp 2 tp 2, recompute": Degrees(
+        cp=2, tp=2, recompute="full", micro_batch=4, global_batch=BATCH, optimizer=MOMENTUM
+    ),
+    "GPT-2, dropout, more rows; tp 4, sequence parallel": Degrees(
+        tp=4, sequence_parallel=True, micro_batch=4, global_batch=BATCH, optimizer=MOMENTUM
+    ),
+    "GPT-2; dp 2 cp 2, level 1": Degrees(
+        dp=2, cp=2, micro_batch=2, global_batch=BATCH,
+        optimizer=msgspec.structs.replace(MOMENTUM, parallel_level=1, threshold_bytes=1),
+    ),
+    "GPT-NeoX; tp 2 pp 2": Degrees(tp=2, pp=2, micro_batch=2, global_batch=BATCH, optimizer=MOMENTUM),
+    "GPT-NeoX, one after the other; dp 2 tp 2": Degrees(
+        dp=2, tp=2, micro_batch=2, global_batch=BATCH, optimizer=MOMENTUM
+    ),
+    "Phi-3; tp 2 pp 2, interleaved": Degrees(
+        tp=2, pp=2, sequence_parallel=True, schedule="interleaved_1f1b", virtual=2, micro_batch=2, global_batch=BATCH,
+        optimizer=ADAMW,
+    ),
+    "Phi-4-mini; cp 2 tp 2, level 3": Degrees(
+        cp=2, tp=2, micro_batch=4, global_batch=BATCH,
+        optimizer=msgspec.structs.replace(ADAMW, parallel_level=3, threshold_bytes=1),
+    ),
+}  # fmt: skip
+
+
+def module_of(run):
+    return made(run.split("; ")[0])
+
+
+def names_of(module):
+    """The names of the arguments of forward: tokens and labels."""
+    return module.forward.__code__.co_varnames[1:3]
+
+
+def work(rank, folder):
+    for number, run in enumerate(RUNS):
+        module, plan = module_of(run), load_plan(folder / f"{number}.json")
+        rows = dict(zip(names_of(module), (each.numpy() for each in batch()), strict=True))
+        result = run_rank(
+            lower(plan), plan, [rows] * NUM_STEPS, InitialParameters(module, 0), NUM_STEPS, device="cpu",
+            weights_path=folder / f"{number}.weights.npz",
+        )  # fmt: skip
+        assert not result.differences, (run, result.differences)
+        if rank == 0:
+            np.save(folder / f"{number}.losses.npy", np.asarray(result.losses))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("libraries")
+    for number, (run, degrees) in enumerate(RUNS.items()):
+        found = recognise(capture(module_of(run), batch()))
+        plan = found.plan(plan_of(degrees, transformer(found.config, batch_size=degrees.global_batch)))
+        save_plan(msgspec.structs.replace(plan, output_broadcast=True), folder / f"{number}.json")
+    run_on_ranks(work, 4, folder)
+    return folder
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("run", RUNS)
+def test_it_trains_on_ranks_as_the_module_does_alone(folder, run):
+    number, degrees, module = list(RUNS).index(run), RUNS[run], module_of(run)
+    plan = load_plan(folder / f"{number}.json")
+    expected = train_reference(
+        module, [batch()] * NUM_STEPS, optimizer=degrees.optimizer, num_steps=NUM_STEPS,
+        num_micro_batches=plan.num_micro_batches, graph=plan.graph,
+    )  # fmt: skip
+    losses = np.load(folder / f"{number}.losses.npy").tolist()
+    assert losses[-1] < losses[0]
+    assert compare_losses(losses, expected.losses).max_rel_diff < 2e-6
+    trained = {name for name, _ in module.named_parameters()}
+    with np.load(folder / f"{number}.weights.npz") as weights:
+        found = compare_weights(dict(weights), {name: expected.weights[name] for name in trained})
+    assert found.max_rel_diff < 1e-5
