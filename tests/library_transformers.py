@@ -162,7 +162,7 @@ class RMSNorm(nn.Module):
 
 
 def counted(ids):
-    return torch.arange(0, ids.shape[1], device=ids.device).unsqueeze(0)
+    return (torch.arange(ids.shape[1], device=ids.device) + 0).unsqueeze(0)  # after as many tokens as are in a cache
 
 
 # -- GPT-2 -------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import captured_modules
 import msgspec
 import numpy as np
 import pytest
@@ -22,11 +23,12 @@ from executor.train.weights_out import write_weights
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
+from plans.layout import Layout
 from plans.lower import lower
 from plans.model.graph import undecayed_parts
 from plans.model.transformer import Rope, TransformerConfig, recognise, transformer
 from plans.model.whole import apart
-from plans.plan import Optimizer, load_plan, save_plan
+from plans.plan import Optimizer, Plan, Stage, load_plan, save_plan
 from search import search
 from simulator import simulate
 from simulator.forecast import forecast
@@ -105,6 +107,31 @@ def test_it_is_searched_over_degrees():
     best = search(graph, machine, top_k=1, on_progress=said.append).best
     assert said[0] == "LanguageModel is a transformer: searched over degrees"
     assert {best.graph.of_module(each) for each in best.graph.parameters} == set(dict(made("GPT-2").named_parameters()))
+
+
+ORDINARY = dict.fromkeys(captured_modules.MODULES | captured_modules.ONE_RANK, captured_modules.made) | {
+    name: made for name in CONFIGS if "Phi" not in name
+}  # Phi's norms are in single precision
+
+
+@pytest.mark.filterwarnings("ignore:.*every rank computes all of it")
+@pytest.mark.parametrize("name", ORDINARY)
+def test_what_is_taken_apart_computes_the_same(name):
+    """Losses and weights are those of torch, in double precision, whether there is something to take apart or not."""
+    found = ORDINARY[name](name)
+    module, rows = found if isinstance(found, tuple) else (found.double(), batch())
+    graph = apart(capture(module, rows))
+    stage = Stage(mesh=Layout((1,), ("dp",)), operators=tuple(each.name for each in graph.operators))
+    plan = Plan(graph=graph, stages=(stage,), optimizer=Optimizer(settings={"lr": 0.1}))
+    names = [tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"]
+    fed = dict(zip(names, map(torch.Tensor.numpy, rows), strict=True))
+    result = run_rank(
+        lower(plan), plan, [fed] * 2, InitialParameters(module, 0), 2, device="cpu", options=RunOptions(count=False)
+    )
+    expected = train_reference(module, [rows] * 2, optimizer=plan.optimizer, num_steps=2, graph=graph)
+    assert compare_losses(result.losses.tolist(), expected.losses).max_rel_diff < 1e-12
+    weights = {key: expected.weights[key] for key in result.weights}
+    assert compare_weights(result.weights, weights).max_rel_diff < 1e-12
 
 
 # -- parts of weights --------------------------------------------------------------------------------------------------

@@ -55,6 +55,19 @@ _BRANCH = 100
 """Tensors that one branch of a block has at most."""
 
 
+def _counted_from(view: View, operator: Operator) -> Sequence[New] | None:
+    """0, 1, 2, ... plus a number: counted from there."""
+    count = view.made(operator.inputs[0], "arange") if operator.kind == "add" and len(operator.inputs) == 1 else None
+    number = operator.attrs.get("number")
+    if count is None or not isinstance(number, int):
+        return None
+    made, start = view.tensors[operator.outputs[0]], int(count.attrs["start"]) + number  # type: ignore[arg-type]
+    if made.dtype != view.tensors[count.outputs[0]].dtype:
+        return None
+    attrs: dict[str, Attr] = {**count.attrs, "start": start}
+    return [New(kind="arange", inputs=(), shape=made.shape, dtype=made.dtype, attrs=attrs)]
+
+
 def _positions(view: View, operator: Operator) -> Sequence[New] | None:
     """x + rows [1, length, width] of a table at 0, 1, 2, ...: rows [length, width]."""
     if operator.kind != "add" or len(operator.inputs) != 2:
@@ -104,4 +117,4 @@ def _scores(view: View, operator: Operator) -> Sequence[New] | None:
     ]  # fmt: skip
 
 
-SUM_RULES: tuple[Rule, ...] = (_stream_first, _positions, _scores)
+SUM_RULES: tuple[Rule, ...] = (_stream_first, _counted_from, _positions, _scores)

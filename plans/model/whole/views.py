@@ -25,7 +25,7 @@ def _unflattened(view: View, operator: Operator) -> Sequence[New] | None:
     """An operator of rows [batch x length, width]: of [batch, length, width], and its result flattened."""
     if operator.kind not in _BY_ROW or any(len(view.shape(name)) > 2 for name in operator.inputs):
         return None
-    made, leads, news = view.tensors[operator.outputs[0]], set(), list[New]()
+    made, leads, news = view.tensors[operator.outputs[0]], set[tuple[int, ...]](), list[New]()
     inputs: list[str | int] = []
     for name in operator.inputs:
         tensor = view.tensors[name]
@@ -33,13 +33,15 @@ def _unflattened(view: View, operator: Operator) -> Sequence[New] | None:
             inputs.append(name)
             continue
         lead = _lead(view, name)
+        if lead is None:
+            return None
         leads.add(lead)
-        shape = (*(lead or ()), tensor.shape[-1])
+        shape = (*lead, tensor.shape[-1])
         inputs.append(len(news))
         news.append(New(kind="reshape", inputs=(name,), shape=shape, dtype=tensor.dtype))
-    if len(leads) != 1 or None in leads or len(made.shape) != 2:
+    if len(leads) != 1 or len(made.shape) != 2:
         return None
-    shape = (*next(each for each in leads if each), made.shape[-1])
+    shape = (*leads.pop(), made.shape[-1])
     news.append(
         New(kind=operator.kind, inputs=tuple(inputs), shape=shape, dtype=made.dtype, attrs=operator.attrs)
     )  # fmt: skip
