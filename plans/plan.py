@@ -22,6 +22,7 @@ from plans.model.graph import Graph, Operator, itemsize
 from plans.operators import OperatorSpec
 from plans.reading import json_of, read_file
 from plans.shown import Shown
+from plans.step_check import StepCheck
 from plans.stored_redistribution import Redistribution
 
 __all__ = [
@@ -254,6 +255,7 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             reads it on, beside its compute; "needed", as the action begins that reads it. A transfer on a GPU takes
             multiprocessors while it waits for its peer, so the executor starts no receive before it is needed there.
         redistributions: steps chosen under a machine's price, where they are not those of least bytes.
+        step_check: which steps are skipped; None skips none.
         prediction: of the simulator, for information.
 
     Raises:
@@ -278,6 +280,7 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     fused: bool = True
     receives: str = "ahead"
     redistributions: tuple[Redistribution, ...] = ()
+    step_check: StepCheck | None = None
     prediction: Prediction | None = None
 
     def __post_init__(self) -> None:
@@ -308,6 +311,8 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         self._check_names()
         self._check_ranks()
         self._check_strategies(placed)
+        if self.step_check is not None:
+            self.step_check.check(self.graph, self.optimizer.master_dtype)
 
     def _check_batch(self) -> None:
         if self.num_micro_batches < 1 or self.graph.batch_size % self.num_micro_batches:

@@ -21,6 +21,7 @@ from typing import Any
 from plans.layout import Layout, TensorLayout
 from plans.model.graph import itemsize
 from plans.redistribution.pieces import Piece
+from plans.step_check import StepCheck
 
 __all__ = [
     "BEGIN",
@@ -34,6 +35,7 @@ __all__ = [
     "ParameterPlacement",
     "Program",
     "Scope",
+    "StepCheckPlacement",
     "Value",
     "moved_values",
 ]
@@ -225,6 +227,22 @@ class ConstantPlacement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepCheckPlacement:
+    """What every rank keeps of a `StepCheck` between steps.
+
+    Args:
+        check: what is asked for.
+        held: the value of the numbers `plans.step_check.Held`.
+        norms: the value of the last norms of updates, the newest at the end, NaN where there was none; None without a
+            guard against spikes.
+    """
+
+    check: StepCheck
+    held: str
+    norms: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupProgram:
     """What every rank of `mesh` does in one step.
 
@@ -235,6 +253,7 @@ class GroupProgram:
         parameters: where the trained tensors live.
         loss: the value that holds the step's mean loss when the step has ended, or None where it is not known.
         constants: where the tensors live that no optimizer changes, once per layout they are read in.
+        step_check: what decides which steps are skipped; None skips none.
     """
 
     mesh: Layout
@@ -243,6 +262,7 @@ class GroupProgram:
     parameters: tuple[ParameterPlacement, ...] = ()
     loss: str | None = None
     constants: tuple[ConstantPlacement, ...] = ()
+    step_check: StepCheckPlacement | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:

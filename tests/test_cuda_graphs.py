@@ -28,6 +28,7 @@ from plans.degrees.plan import plan_of
 from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer
 from plans.plan import Optimizer
+from plans.step_check import Spike, StepCheck
 
 NUM_GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.ranks, pytest.mark.skipif(not NUM_GPUS, reason="no GPU")]
@@ -53,9 +54,11 @@ CASES = {
         "one, interleaved": degrees(),
         "one, sgd": degrees(Optimizer(kind="sgd", settings={"lr": 1e-2})),
         "one, master weights, clipped": degrees(adamw(gradient_dtype="float64", master_dtype="float64", clip_norm=1.0)),
+        "one, steps skipped": degrees(),
     },
     2: {
         **{f"data, level {level}": degrees(adamw(level), dp=2) for level in range(4)},
+        "data, level 2, steps skipped": degrees(adamw(2), dp=2),
         "data, level 3, reduced once": degrees(adamw(3, reduce_every="step"), dp=2),
         "tensor": degrees(tp=2),
         "tensor, sequence": degrees(tp=2, sequence_parallel=True),
@@ -80,11 +83,16 @@ FUSED = {"one", "one, interleaved", "data, level 2", "tensor, sequence", "pipeli
 """Cases whose runs of instructions are fused: compiling them takes seconds for every layout."""
 
 
+SKIPPING = StepCheck(spike=Spike(factor=1.0001, window=2, then="skip"))
+"""Skips a step whose gradients are larger than those of the last two updates: about every other one."""
+
+
 def plan(count, name, execution):
     made = plan_of(CASES[count][name], transformer(CONFIG, batch_size=BATCH))
     return msgspec.structs.replace(
-        made, execution=execution, interleave=2 if name in SLICED else 1, fused=name in FUSED
-    )
+        made, execution=execution, interleave=2 if name in SLICED else 1, fused=name in FUSED,
+        step_check=SKIPPING if "skipped" in name else None,
+    )  # fmt: skip
 
 
 def learning_rate(step):
@@ -163,7 +171,7 @@ def test_replayed_steps_are_the_eager_ones_bit_for_bit(runs, count, name):
 
 @pytest.mark.parametrize(("count", "name"), NAMES)
 def test_replayed_steps_are_training_on_one_device(runs, count, name):
-    if "sgd" in name or "clipped" in name:
+    if "sgd" in name or "clipped" in name or "skipped" in name:
         pytest.skip("another optimizer than that of the plan on one device")
     one, graph = arrays(runs(1) / "one.eager.npz"), arrays(runs(count) / f"{name}.graph.npz")
     np.testing.assert_allclose(graph["losses"], one["losses"], rtol=2e-5)

@@ -42,6 +42,8 @@ def test_a_run_that_diverges_stops_with_exit_code_1(tmp_path, capsys):
 class Stepper:
     """Steps whose losses are given."""
 
+    held_of_check = None
+
     def __init__(self, losses):
         self.losses = iter(losses)
 

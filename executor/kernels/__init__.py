@@ -2,7 +2,7 @@
 
 A rule is a function `(context, attrs, *inputs) -> tensor` (a tuple of tensors for an update) of one or two torch calls.
 It reads its inputs and returns new memory unless the program says that the value shares an input's memory; only
-`accumulate`, `scale`, `store` and the updates write into their inputs. Rules run without autograd.
+`accumulate`, `scale`, `store`, `step_check` and the updates write into their inputs. Rules run without autograd.
 
 * `context`: what a rule knows about the rank and the value it makes.
 * `operators`: forward and gradients of the operators, collected from `attention`, `elementwise`, `experts`, `images`,
@@ -12,6 +12,7 @@ It reads its inputs and returns new memory unless the program says that the valu
 * `movement`: slices, sums, accumulation, parts of flattened tensors.
 * `flat`: flat buffers of several parameters, clipping by the global norm, master weights.
 * `optimizers`: the updates, with the arithmetic of torch.optim.
+* `step_check`: whether a step is skipped: loss scaling, and the guard against spikes.
 """
 
 from collections.abc import Mapping
@@ -22,11 +23,14 @@ from executor.kernels.losses import LOSS_RULES
 from executor.kernels.movement import MOVEMENT_RULES
 from executor.kernels.operators import OPERATOR_RULES
 from executor.kernels.optimizers import UPDATE_RULES
+from executor.kernels.step_check import STEP_CHECK_RULES
 from plans.errors import TwofoldError
 
 __all__ = ["RULES", "OpContext", "Rule", "StepCounter", "rule_of"]
 
-RULES: Mapping[str, Rule] = {**OPERATOR_RULES, **LOSS_RULES, **MOVEMENT_RULES, **FLAT_RULES, **UPDATE_RULES}
+RULES: Mapping[str, Rule] = {
+    **OPERATOR_RULES, **LOSS_RULES, **MOVEMENT_RULES, **FLAT_RULES, **UPDATE_RULES, **STEP_CHECK_RULES,
+}  # fmt: skip
 
 
 def rule_of(call: str) -> Rule:

@@ -2,7 +2,8 @@
 
 attrs "count" is the number of terms of the whole micro-batch (elements, or labels for the cross entropy): each rank
 divides the sum of its own part by it, so that the parts add up to the mean. The backward begins with the gradient of
-the loss, which takes no incoming gradient; attrs "scale" stands for it (one over the number of micro-batches).
+the loss, which takes no incoming gradient; attrs "scale" stands for it (one over the number of micro-batches). With
+attrs "scaled" the last input holds the scale of the loss (`plans.step_check`), by which it is multiplied.
 
 A cross entropy with attrs "ignore_index" takes the number of labels that count from its third input instead: that
 depends on the data, and is summed over ranks before.
@@ -28,6 +29,7 @@ from executor.kernels.context import OpContext, Rule
 from executor.kernels.lookup import local_ids
 from executor.kernels.place import num_parts
 from plans.errors import TwofoldError
+from plans.step_check import Held
 
 __all__ = ["LOSS_RULES", "gradient_plainly"]
 
@@ -41,7 +43,7 @@ def l1_loss(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
 
 def l1_loss_grad(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
     """Gradient of the L1 loss: sign(x - t) scale / count."""
-    return torch.sgn(x - t).mul_(attrs.get("scale", 1.0) / attrs["count"])
+    return _times(torch.sgn(x - t), attrs.get("scale", 1.0) / attrs["count"])
 
 
 def mse_loss(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
@@ -51,7 +53,7 @@ def mse_loss(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
 
 def mse_loss_grad(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
     """Gradient of the squared error: 2 (x - t) scale / count."""
-    return (x - t).mul_(2.0 * attrs.get("scale", 1.0) / attrs["count"])
+    return _times(x - t, 2.0 * attrs.get("scale", 1.0) / attrs["count"])
 
 
 def mean_loss(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
@@ -62,6 +64,8 @@ def mean_loss(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 def mean_loss_grad(context: OpContext, attrs: Attrs) -> Tensor:
     """Gradient of the mean: scale / count everywhere."""
     value = attrs.get("scale", 1.0) / attrs["count"]
+    if isinstance(value, Tensor):
+        return value.to(context.torch_dtype).expand(context.shape).clone()
     return torch.full(context.shape, value, dtype=context.torch_dtype, device=context.device)
 
 
@@ -155,7 +159,9 @@ def cross_entropy_grad(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor, *
     if has_triton(x):
         from executor.kernels.triton_loss import label_gradient
 
-        factor = scale / count if isinstance(count, Tensor) else _scalar(scale / count, sums.dtype, x.device)
+        factor = scale / count
+        if not isinstance(factor, Tensor):
+            factor = _scalar(factor, sums.dtype, x.device)
         return label_gradient(x, label.masked_fill(~mine, -1), sums, factor.to(sums.dtype), ignored)
     return gradient_plainly(x, label, mine, sums, scale / count, ignored)
 
@@ -214,22 +220,42 @@ def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.full((), value, dtype=dtype, device=device)
 
 
+def _times(x: Tensor, factor: Tensor | float) -> Tensor:
+    """x times a factor, in place where that is a number; one on the device may be more than half precision holds."""
+    if isinstance(factor, Tensor):
+        return x.to(_wide(x)).mul(factor).to(x.dtype)
+    return x.mul_(factor)
+
+
+def _scaled(rule: Rule) -> Rule:
+    """A gradient of a loss that may be scaled: with attrs "scaled" its last input holds the scale."""
+
+    def scaled(context: OpContext, attrs: Attrs, *inputs: Tensor) -> Tensor:
+        if attrs.get("scaled"):
+            *inputs, held = inputs  # type: ignore[assignment]
+            attrs = {**attrs, "scale": held[Held.SCALE] * attrs.get("scale", 1.0)}
+        made: Tensor = rule(context, attrs, *inputs)
+        return made
+
+    return scaled
+
+
 def _wide(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype.itemsize == 2 else x.dtype
 
 
 LOSS_RULES: Mapping[str, Rule] = {
     "l1_loss.forward": l1_loss,
-    "l1_loss.grad0": l1_loss_grad,
+    "l1_loss.grad0": _scaled(l1_loss_grad),
     "mse_loss.forward": mse_loss,
-    "mse_loss.grad0": mse_loss_grad,
+    "mse_loss.grad0": _scaled(mse_loss_grad),
     "mean_loss.forward": mean_loss,
-    "mean_loss.grad0": mean_loss_grad,
+    "mean_loss.grad0": _scaled(mean_loss_grad),
     "batch_mean.forward": batch_mean,
     "pick.forward": pick,
     "pick.grad0": pick_grad,
     "count_labels.forward": count_labels,
     "cross_entropy.statistic": cross_entropy_statistic,
     "cross_entropy.forward": cross_entropy,
-    "cross_entropy.grad0": cross_entropy_grad,
+    "cross_entropy.grad0": _scaled(cross_entropy_grad),
 }

@@ -287,7 +287,7 @@ def adamw(context: OpContext, attrs: Attrs, *tensors: Tensor) -> tuple[Tensor, .
     """
     first = tensors[0]
     alike = all(each.dtype == first.dtype for each in tensors)
-    if not alike or first.dtype not in _KNOWN or context.counter.learning_rate is not None:
+    if attrs.get("checked") or not alike or first.dtype not in _KNOWN or context.counter.learning_rate is not None:
         return adamw_of_many(context, attrs, *tensors)
     weights, gradients, means, squares = (list(tensors[at::4]) for at in range(4))
     step = context.counter.number(step_number, (), torch.float32, first.device)

@@ -8,12 +8,17 @@ kernel, where all are of one dtype.
 The learning rate and what else changes from step to step are scalars on the device (`StepCounter.number`), so that a
 recorded step can be replayed. A scalar of the dtype of a half-precision weight would lose digits: there the last
 product is made in float32.
+
+With attrs "checked" the last two inputs are the decision whether the step is skipped and what is held of the check
+(`plans.step_check`). Skipped, everything stays as it is; the number of the update, for AdamW's correction of its means,
+leaves out the steps that were skipped. A CPU looks at the decision, other devices go on without it: the fused kernel
+takes it, and else what was there before is put back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +26,7 @@ from torch import Tensor
 
 from executor.kernels.chips import is_gpu
 from executor.kernels.context import OpContext, Rule, StepCounter
+from executor.kernels.step_check import updates_before
 
 __all__ = ["DEFAULT_LR", "UPDATE_RULES", "adamw_of_many", "learning_rate", "step_number"]
 
@@ -29,28 +35,32 @@ Attrs = Mapping[str, Any]
 _aten = torch.ops.aten
 
 
-def sgd(context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:
+def sgd(context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor, *_: Tensor) -> Tensor:
     """One update as torch.optim.SGD without momentum makes it."""
     return _moved(weight, _decayed(attrs, weight, gradient), _rate(context, attrs, weight))
 
 
 def momentum(
-    context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor, buffer: Tensor
+    context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor, buffer: Tensor, held: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """torch.optim.SGD with momentum (0.9 unless stated); its buffer begins as the first gradient."""
     gradient = _decayed(attrs, weight, gradient)
     factor, own = attrs.get("momentum", 0.9), buffer.to(weight.dtype)
-    if context.counter.step == 1:
+    number = None if held is None else _number(context, held)
+    if number is None and context.counter.step == 1:
         own.copy_(gradient)
     else:
         own.mul_(factor).add_(gradient, alpha=1 - attrs.get("dampening", 0.0))
+    if number is not None:
+        own.copy_(torch.where(number == 1, gradient, own))
     step = gradient.add(own, alpha=factor) if attrs.get("nesterov", 0.0) else own
     return _moved(weight, step, _rate(context, attrs, weight)), _rounded(buffer, own)
 
 
 def adamw(
-    context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor,
+    held: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """One update as torch.optim.AdamW makes it (Loshchilov and Hutter 2019)."""
     beta1, beta2, eps = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs.get("eps", 1e-8)
     decay, lr, number = attrs.get("weight_decay", 1e-2), attrs.get("lr", DEFAULT_LR), context.counter.number
@@ -63,13 +73,32 @@ def adamw(
     first, second = _in(mean, weight.dtype), _in(square, weight.dtype)
     first.lerp_(gradient, 1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    bias, unbiased = _corrections(context, attrs, scalar, device, held)
     # rounded where torch's single-tensor form rounds: after the root, its division and eps, and with the weight
-    root = _in(second.sqrt(), scalar).div_(number(_root_of_bias, (beta2,), scalar, device))
+    root = _in(second.sqrt(), scalar).div_(bias)
     root = _in(root, weight.dtype).add_(eps)
     # in the order of torch's addcdiv, which takes no tensor for the rate
-    step = _in(first, scalar).mul(number(_unbiased_rate, (lr, beta1), scalar, device)).div_(root)
+    step = _in(first, scalar).mul(unbiased).div_(root)
     weight.sub_(step) if precise else weight.copy_(weight.to(scalar).sub_(step))
     return weight, _rounded(mean, first), _rounded(square, second)
+
+
+def _corrections(
+    context: OpContext, attrs: Attrs, dtype: torch.dtype, device: torch.device, held: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The root of the correction of the mean square, and the rate over that of the mean."""
+    beta1, beta2, lr = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs.get("lr", DEFAULT_LR)
+    number = context.counter.number
+    if held is None:
+        return number(_root_of_bias, (beta2,), dtype, device), number(_unbiased_rate, (lr, beta1), dtype, device)
+    done = _number(context, held).to(dtype)
+    corrections = [-torch.expm1(done * math.log(beta)) if beta else torch.ones_like(done) for beta in (beta1, beta2)]
+    return corrections[1].sqrt(), number(learning_rate, (lr,), dtype, device) / corrections[0]
+
+
+def _number(context: OpContext, held: Tensor) -> Tensor:
+    """The number of this update, where the step is checked."""
+    return updates_before(context.counter.number(step_number, (), torch.float32, held.device), held)
 
 
 def _in(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -134,20 +163,77 @@ def adamw_of_many(context: OpContext, attrs: Attrs, *tensors: Tensor) -> tuple[T
 
     On a GPU, where all are of one dtype, one kernel updates them all.
     """
-    of_each = [tensors[at : at + 4] for at in range(0, len(tensors), 4)]
-    first = tensors[0]
-    if not is_gpu(first) or any(each.dtype != first.dtype for each in tensors):
-        return tuple(made for each in of_each for made in adamw(context, attrs, *each))
-    weights, gradients, means, squares = (list(each) for each in zip(*of_each, strict=True))
-    number, device = context.counter.number, first.device
-    step = number(step_number, (), torch.float32, device)
+    if not attrs.get("checked"):
+        if is_gpu(tensors[0]) and _alike(tensors):
+            return _by_one_kernel(context, attrs, tensors)
+        return tuple(made for each in _by_four(tensors) for made in adamw(context, attrs, *each))
+    *own, skips, held = tensors
+    if is_gpu(own[0]) and _alike(own):
+        return _by_one_kernel(context, attrs, own, skips, held)
+    return tuple(made for each in _by_four(own) for made in _checked(adamw, context, attrs, each, skips, held))
+
+
+def _by_four(tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    return [tensors[at : at + 4] for at in range(0, len(tensors), 4)]
+
+
+def _alike(tensors: Sequence[Tensor]) -> bool:
+    return all(each.dtype == tensors[0].dtype for each in tensors)
+
+
+def _by_one_kernel(
+    context: OpContext, attrs: Attrs, tensors: Sequence[Tensor], skips: Tensor | None = None,
+    held: Tensor | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """torch's fused kernel, which updates nothing where `skips` is 1."""
+    weights, gradients, means, squares = (list(tensors[at::4]) for at in range(4))
+    number, device = context.counter.number, tensors[0].device
+    step = number(step_number, (), torch.float32, device) if held is None else _number(context, held)
     _aten._fused_adamw_.tensor_lr(  # the overload by name: matching a rate against a float would read it to the host
         weights, gradients, means, squares, [], [step] * len(weights),
         lr=number(learning_rate, (attrs.get("lr", DEFAULT_LR),), torch.float32, device),
         beta1=attrs.get("beta1", 0.9), beta2=attrs.get("beta2", 0.999), weight_decay=attrs.get("weight_decay", 1e-2),
-        eps=attrs.get("eps", 1e-8), amsgrad=False, maximize=False,
+        eps=attrs.get("eps", 1e-8), amsgrad=False, maximize=False, found_inf=skips,
     )  # fmt: skip
-    return tuple(each for one in of_each for each in (one[0], *one[2:]))
+    return tuple(each for of_one in zip(weights, means, squares, strict=True) for each in of_one)
 
 
-UPDATE_RULES: Mapping[str, Rule] = {"sgd.update": sgd, "momentum.update": momentum, "adamw.update": adamw_of_many}
+def _checked(
+    rule: Rule, context: OpContext, attrs: Attrs, own: Sequence[Tensor], skips: Tensor, held: Tensor
+) -> tuple[Tensor, ...]:
+    """The update of one parameter, (weight, gradient, states), unless the step is skipped."""
+    changed = (own[0], *own[2:])
+    if _can_look(skips):
+        if not skips:
+            rule(context, attrs, *own, held)
+        return changed
+    before = [each.clone() for each in changed]
+    rule(context, attrs, *own, held)
+    for each, old in zip(changed, before, strict=True):
+        each.copy_(torch.where(skips > 0, old, each))
+    return changed
+
+
+def _can_look(tensor: Tensor) -> bool:
+    """Whether reading a number waits for nothing."""
+    return tensor.device.type == "cpu"
+
+
+def _may_be_checked(rule: Rule) -> Rule:
+    """The update of one parameter as a rule that takes steps that are checked, too."""
+
+    def of_one(context: OpContext, attrs: Attrs, *tensors: Tensor) -> Any:
+        if not attrs.get("checked"):
+            return rule(context, attrs, *tensors)
+        *own, skips, held = tensors
+        made = _checked(rule, context, attrs, own, skips, held)
+        return made if len(made) > 1 else made[0]
+
+    return of_one
+
+
+UPDATE_RULES: Mapping[str, Rule] = {
+    "sgd.update": _may_be_checked(sgd),
+    "momentum.update": _may_be_checked(momentum),
+    "adamw.update": adamw_of_many,
+}

@@ -24,6 +24,7 @@ from executor.train.rates import Rate
 from executor.train.run import run_rank
 from executor.train.same_start import check_same_batch, check_same_start
 from executor.train.sources import Source
+from executor.train.verdict import Verdict
 from executor.train.weights_files import read_weights
 from plans.lower import lower
 from plans.model.graph import Graph
@@ -90,6 +91,12 @@ def _run(task: Task, job: Job) -> None:
     rate = None if task.learning_rate is None else partial(_rate, task.learning_rate, task.steps)
     metrics = _metrics(task, plan, program, rank, pick_device(job.device))
 
+    def on_check(step: int, verdict: Verdict) -> None:
+        if metrics is not None:
+            metrics.checked(verdict)
+        if verdict.is_skipped and rank == program.num_ranks - 1:
+            print(f"step {step + 1} was skipped: {verdict}", flush=True)
+
     def on_step(step: int, loss: float | None) -> None:
         if metrics is not None and loss is not None:
             metrics.add(step, loss, None if rate is None else rate(step))
@@ -104,7 +111,7 @@ def _run(task: Task, job: Job) -> None:
         )  # fmt: skip
     options = RunOptions(
         emulation=emulation, record_steps=min(task.record_steps, task.steps - first), count=task.count, on_step=on_step,
-        timeout_s=job.timeout_s, profile_steps=min(task.profile_steps, task.steps),
+        on_check=on_check, timeout_s=job.timeout_s, profile_steps=min(task.profile_steps, task.steps),
         profile_path=Path(task.out) / f"profile.rank.{rank}.json", learning_rate=rate, replicas=task.replicas,
         after_step=None if evaluations is None else evaluations.after,
         checkpoints=None if asked is None else Checkpoints(

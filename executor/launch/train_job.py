@@ -17,6 +17,7 @@ from plans.errors import TwofoldError, number, whole_number
 from plans.model.graph import undecayed_parts
 from plans.plan import Plan, load_plan, save_plan
 from plans.reading import json_of, read_toml
+from plans.step_check import LossScale, Spike, StepCheck
 
 __all__ = ["CheckpointSettings", "TrainingJob", "load_training_job", "train"]
 
@@ -47,6 +48,8 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         undecayed: patterns of names of parameters that keep their weights without decay, such as "*bias", instead of
             those of the plan's optimizer.
         replicas: how often what ranks hold alike is compared, and what follows where it differs.
+        loss_scale: dynamic loss scaling, for plans in float16; None takes what the plan says.
+        spike: a guard against steps with far too large gradients; None takes what the plan says.
         evaluation: how often loss and, of a classifier, accuracy on other data are measured; they go to
             `evaluations.jsonl`. None never does it.
         max_restarts: how often the ranks are started again from the last checkpoint after one of them failed.
@@ -69,6 +72,8 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     peak_flops_per_s: float | None = None
     undecayed: tuple[str, ...] | None = None
     replicas: Replicas = Replicas()
+    loss_scale: LossScale | None = None
+    spike: Spike | None = None
     evaluation: EvaluationSettings | None = None
     max_restarts: int = 0
     print_every: int = 10
@@ -154,6 +159,10 @@ def _checked(job: TrainingJob) -> tuple[Task, int]:
         undecayed = undecayed_parts(plan.graph, job.undecayed)
         optimizer = msgspec.structs.replace(plan.optimizer, undecayed=undecayed)
         plan = msgspec.structs.replace(plan, optimizer=optimizer)
+    if job.loss_scale is not None or job.spike is not None:
+        given = plan.step_check or StepCheck()
+        check = StepCheck(loss_scale=job.loss_scale or given.loss_scale, spike=job.spike or given.spike)
+        plan = msgspec.structs.replace(plan, step_check=check)
     Source(data=job.data, seed=job.seed).check(plan.graph)
     if job.weights:
         from executor.train.weights_files import check_weights
@@ -201,7 +210,7 @@ def _checkpoints(job: TrainingJob, resume: bool) -> TaskCheckpoints | None:
     newest, first = None, 0
     if written:
         newest = written[-1]
-        first = check_checkpoint(newest, load_plan(job.plan))
+        first = check_checkpoint(newest, load_plan(Path(job.out) / "plan.json"))
         if first >= job.steps:
             raise TwofoldError(f"{newest}: {first} steps are done and the job asks for {job.steps}; ask for more steps")
     return TaskCheckpoints(

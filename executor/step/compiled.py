@@ -25,6 +25,7 @@ from executor.step.feeds import Feeds
 from executor.step.interpreter import Batch, Interpreter
 from executor.step.pieces import Replay, finish_before, issued_by_host, stretches
 from plans.errors import TwofoldError
+from plans.step_check import StepCheck
 from plans.streams import StreamOrder
 
 __all__ = ["CompiledStep", "Stepper"]
@@ -43,6 +44,10 @@ class Stepper(Protocol):
 
     def record(self, batch: Batch, learning_rate: float | None = None) -> tuple[Tensor | None, RecordedStep]:
         """One training step that notes when each instruction begins and ends."""
+
+    @property
+    def held_of_check(self) -> tuple[StepCheck, Tensor] | None:
+        """What is held of the check of steps; the next step changes it."""
 
 
 class CompiledStep:
@@ -123,6 +128,11 @@ class CompiledStep:
             start_ns=start_ns, end_ns=now_ns(), host_ns=[(start_ns, start_ns)] * len(interpreter.codes),
             device_ns=_between(times_ns, interpreter.stream_order),
         )  # fmt: skip
+
+    @property
+    def held_of_check(self) -> tuple[StepCheck, Tensor] | None:
+        """As `Interpreter.held_of_check`; a replay changes it where it lies."""
+        return self._interpreter.held_of_check
 
     @property
     def execution(self) -> str:

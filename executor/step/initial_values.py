@@ -12,6 +12,7 @@ from torch import Tensor
 from executor.device import Device
 from executor.kernels.context import torch_dtype
 from executor.kernels.movement import flat_part
+from executor.kernels.step_check import initial_held
 from plans.errors import TwofoldError
 from plans.layout import TensorLayout
 from plans.program import GroupProgram
@@ -55,6 +56,10 @@ def initial_values(
         for name in each.states:
             state = group.values[name]
             yield name, torch.zeros(state.shape, dtype=torch_dtype(state.dtype), device=where)
+    if (kept := group.step_check) is not None:
+        yield kept.held, initial_held(kept.check, where)
+        if kept.norms is not None:
+            yield kept.norms, torch.full(group.values[kept.norms].shape, torch.nan, device=where)
     for constant in group.constants:
         missing = f"no value is given for {constant.name!r}, a buffer or frozen parameter; run the plan with its model"
         yield constant.value, part(constant.name, constant.layout, constant.shape, constant.value, missing)

@@ -33,6 +33,7 @@ from executor.step.streams import Streams
 from plans.errors import TwofoldError
 from plans.layout import TensorLayout
 from plans.program import Instruction, Kind, ParameterPlacement, Program, Scope, Value
+from plans.step_check import StepCheck
 from plans.streams import StreamOrder, stream_order
 
 __all__ = ["Batch", "Interpreter"]
@@ -247,6 +248,12 @@ class Interpreter:
     def stream_order(self) -> StreamOrder | None:
         """The order between the streams that instructions are issued on; None where that is one stream."""
         return None if self._streams is None else self._streams.order
+
+    @property
+    def held_of_check(self) -> tuple[StepCheck, Tensor] | None:
+        """What is held of the check of steps after the last one; None where steps are not checked."""
+        check = self.group.step_check
+        return None if check is None else (check.check, self.value(check.held))
 
     @property
     def env(self) -> list[Any]:

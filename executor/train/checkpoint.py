@@ -6,7 +6,8 @@ of every file. It is written under another name, brought to the disk (fsync) and
 removed, so that a folder of this name is whole. A part's key says where it lies in the whole tensor: on the plan that
 wrote it every rank reads back its own parts; on another plan it reads the parts that its own ones overlap.
 
-The state of a run has nothing else: dropout follows from seed and step, data from the step.
+The state of a run has nothing else but what is held of a step check (the loss scale, skipped steps, norms of
+gradients): dropout follows from seed and step, data from the step.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from executor.step.interpreter import Interpreter
 from executor.train.checkpoint_files import MANIFEST, checkpoint_name, written_checkpoints
 from executor.train.checkpoint_parts import SavedParts
-from executor.train.parts import WEIGHT, holders, kept
+from executor.train.parts import STEP_CHECK, WEIGHT, holders, kept
 from plans.errors import TrainingStopped
 from plans.files import write_atomically
 from plans.plan import Plan, plan_to_json
 from plans.program import Program
 from plans.reading import read_json
+from plans.step_check import Held
 
 __all__ = ["Saver", "restore"]
 
@@ -63,6 +65,7 @@ class Saver:
         self._mine = [
             (part, value) for _, part, value in kept(interpreter) if keep_it[part.place][0] == interpreter.rank
         ]
+        self._held = next((part.key for part, value in self._mine if value == _held(interpreter)), None)
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
 
@@ -132,6 +135,8 @@ class Saver:
                 "twofold_checkpoint": 1, "step": step, "optimizer": self._plan.optimizer.kind, "parameters": parameters,
                 "files": files,
             }  # fmt: skip
+            if self._held is not None and (skipped := int(state[self._held][Held.SKIPPED])):
+                manifest["skipped"] = skipped
             write_atomically(writing / MANIFEST, json.dumps(manifest, indent=1).encode())
             for path in writing.iterdir():
                 _sync(path)
@@ -157,8 +162,10 @@ def restore(interpreter: Interpreter, checkpoint: Path) -> int:
         TwofoldError: a part that the checkpoint does not have.
     """
     manifest = read_json(checkpoint / MANIFEST, "the checkpoint")
-    mine = list(kept(interpreter))
-    found = SavedParts(checkpoint).read(part for _, part, _ in mine)
+    saved = SavedParts(checkpoint)
+    # a check that the run before did not have, or of another window, begins with this run
+    mine = [each for each in kept(interpreter) if each[1].role != STEP_CHECK or each[1] in saved]
+    found = saved.read(part for _, part, _ in mine)
     with torch.inference_mode():
         for (placement, part, value), read in zip(mine, found, strict=True):
             home = interpreter.value(value)
@@ -168,6 +175,11 @@ def restore(interpreter: Interpreter, checkpoint: Path) -> int:
     step: int = manifest["step"]
     interpreter.resume_at(step)
     return step
+
+
+def _held(interpreter: Interpreter) -> str | None:
+    check = interpreter.group.step_check
+    return None if check is None else check.held
 
 
 def _size_and_hash(path: Path) -> list[Any]:

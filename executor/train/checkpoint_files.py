@@ -24,6 +24,7 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     optimizer: str
     parameters: Mapping[str, tuple[int, ...]]
     files: Mapping[str, tuple[int, str]]
+    skipped: int = 0  # steps
 
 
 def checkpoint_name(step: int) -> str:
@@ -44,7 +45,8 @@ def check_checkpoint(path: Path, plan: Plan) -> int:
     """The steps that were done when a checkpoint was written, which is whole and for the plan's model.
 
     Raises:
-        TwofoldError: no manifest, a file that is missing or was changed, another model or optimizer.
+        TwofoldError: no manifest, a file that is missing or was changed, another model or optimizer, steps that were
+            skipped where the plan checks none.
     """
     manifest = read_json(path / MANIFEST, "the checkpoint", _Manifest, advice="resume from another checkpoint")
     wanted = {tensor.name: tensor.shape for tensor in plan.graph.parameters}
@@ -52,6 +54,11 @@ def check_checkpoint(path: Path, plan: Plan) -> int:
         odd = sorted(set(wanted.items()) ^ set(manifest.parameters.items()))
         what = f"parameter {odd[0][0]!r}" if odd else f"optimizer {manifest.optimizer!r}"
         raise TwofoldError(f"{path}: a checkpoint of another model or optimizer ({what} differs from the plan's)")
+    if manifest.skipped and plan.step_check is None:
+        raise TwofoldError(
+            f"{path}: {manifest.skipped} of its steps were skipped, which AdamW takes into account; go on with "
+            "loss_scale or spike in the job"
+        )
     for name, (size, digest) in manifest.files.items():
         if not _is_as_written(path / name, size, digest):
             raise TwofoldError(f"{path / name}: not as it was written; delete this checkpoint and resume from another")

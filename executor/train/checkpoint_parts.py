@@ -39,6 +39,9 @@ class SavedParts:
             part = Part.of_key(key)
             self._parts.setdefault((part.name, part.role), []).append(part)
 
+    def __contains__(self, part: Part) -> bool:
+        return part.key in self._stored
+
     def whole(self, role: str) -> Iterator[Part]:
         """The whole tensors of a role."""
         for (name, found), parts in self._parts.items():

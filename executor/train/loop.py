@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,9 @@ from executor.step.interpreter import Batch
 from executor.train.heartbeat import Heartbeat
 from executor.train.options import RunOptions
 from executor.train.profile import Profile
+from executor.train.verdict import Verdict
 from plans.errors import TrainingStopped, TwofoldError
+from plans.step_check import StepCheck
 
 __all__ = ["Training", "train"]
 
@@ -74,7 +76,7 @@ def train(
 
     Raises:
         TwofoldError: the data ends early.
-        TrainingStopped: a loss is not finite.
+        TrainingStopped: a loss is not finite, or the check of steps ends training.
     """
     recorded: list[RecordedStep] = []
     watch = _Watch(device, options, steps, first, behind=isinstance(stepper, CompiledStep))
@@ -100,7 +102,7 @@ def train(
             recorded.append(spans)
         else:
             loss = stepper.step(batch, learning_rate)
-        watch.launched(step, loss)
+        watch.launched(step, loss, stepper.held_of_check)
         if after_step is not None:
             heartbeat.ends()  # a disk may be slow
             after_step(first + step + 1, batch, loss)
@@ -115,18 +117,28 @@ def train(
     )  # fmt: skip
 
 
+class _Launched(NamedTuple):
+    """A step: its number in this run, its loss and what is held of its check, and marks of its ends."""
+
+    step: int
+    loss: Any
+    checked: tuple[StepCheck, Tensor] | None
+    begun: Mark
+    ended: Mark
+
+
 class _Watch:
     """Times and losses of steps, taken at once or, with `behind`, one step late."""
 
     def __init__(self, device: Device, options: RunOptions, steps: int, first: int, *, behind: bool) -> None:
         self.times_ns = np.zeros((2, steps), dtype=np.int64)
         self.losses = np.full(steps, math.nan)  # numbers: 10,000 tensors would fill memory
-        self._device, self._on_step = device, options.on_step
+        self._device, self._options = device, options
         self._marks = behind and device.is_async
         self._behind, self._first = behind, first
         self._loss = math.nan
         self._begun: Mark = None
-        self._pending: tuple[int, Any, Mark, Mark] | None = None
+        self._pending: _Launched | None = None
         if self._marks:
             device.synchronize()
         self._last: tuple[Mark, int] = self._mark(), now_ns()
@@ -135,10 +147,17 @@ class _Watch:
         """A step is about to be launched."""
         self._begun = self._mark()
 
-    def launched(self, step: int, loss: Tensor | None) -> None:
-        """A step was launched; look at the one before it, or at this one if it has ended."""
+    def launched(self, step: int, loss: Tensor | None, held: tuple[StepCheck, Tensor] | None) -> None:
+        """A step was launched; look at the one before it, or at this one if it has ended.
+
+        Args:
+            step: its number in this run.
+            loss: of it, where this rank knows it.
+            held: of the check of steps, if there is one.
+        """
         said = None if loss is None else self._on_host(loss)
-        before, self._pending = self._pending, (step, said, self._begun, self._mark())
+        checked = None if held is None else (held[0], self._on_host(held[1].clone()))
+        before, self._pending = self._pending, _Launched(step, said, checked, self._begun, self._mark())
         if self._behind:
             self._look_at(before)
         else:
@@ -149,10 +168,10 @@ class _Watch:
         pending, self._pending = self._pending, None
         self._look_at(pending)
 
-    def _look_at(self, launched: tuple[int, Any, Mark, Mark] | None) -> None:
+    def _look_at(self, launched: _Launched | None) -> None:
         if launched is None:
             return
-        step, loss, begun, ended = launched
+        step, loss, checked, begun, ended = launched
         if self._marks:
             self._device.reached(ended)
             last, last_ns = self._last
@@ -163,11 +182,17 @@ class _Watch:
             start_ns, end_ns = begun, ended
         self.times_ns[:, step] = start_ns, end_ns
         value = None if loss is None else float(loss)
+        verdict = None if checked is None else Verdict.of(*checked)
         if value is not None:
             self.losses[step] = value
-            self._check_finite(step, value)
-        if self._on_step is not None:
-            self._on_step(self._first + step, value)
+            if verdict is None or not verdict.goes_on_without_a_loss:
+                self._check_finite(step, value)
+        if verdict is not None:
+            verdict.stop_where_asked(self._first + step + 1)
+            if self._options.on_check is not None:
+                self._options.on_check(self._first + step, verdict)
+        if self._options.on_step is not None:
+            self._options.on_step(self._first + step, value)
 
     def _check_finite(self, step: int, loss: float) -> None:
         if not math.isfinite(loss):

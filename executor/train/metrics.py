@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
 import resource
 import time
 from collections.abc import Collection, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.device import Device
+from executor.train.verdict import Verdict
 from plans.errors import TrainingStopped
 from plans.model.flops import necessary_flops
 from plans.plan import Plan
@@ -60,7 +62,7 @@ class Figures:
 
     Args:
         step: its number, from 1.
-        loss: of the whole batch.
+        loss: of the whole batch; None where it is not finite and the step was skipped.
         learning_rate: of the schedule; None where the plan's optimizer has its own.
         step_s: from the end of the step before; None in the first step of a process, which compiles and checks.
         samples_per_s: of all ranks.
@@ -69,10 +71,14 @@ class Figures:
             is computed again, over those that the devices could do in its time; None where their peak is not known.
         memory_bytes: the most that this rank held so far: allocated on a device, or resident on a host.
         predicted_step_s: by the simulator, where the plan has a prediction.
+        loss_scale: that the step had; None where losses are not scaled.
+        gradient_norm: of all gradients, before clipping; None where steps are not checked, or it is not finite.
+        skipped: whether the step left weights and states as they were; None where steps are not checked.
+        skipped_steps: in all up to this one.
     """
 
     step: int
-    loss: float
+    loss: float | None
     learning_rate: float | None
     step_s: float | None
     samples_per_s: float | None
@@ -80,6 +86,10 @@ class Figures:
     mfu: float | None
     memory_bytes: int
     predicted_step_s: float | None
+    loss_scale: float | None = None
+    gradient_norm: float | None = None
+    skipped: bool | None = None
+    skipped_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +127,7 @@ class Metrics:
         kept, evaluated = _rows(path, first), _rows(evaluations, first)
         self._facts, self._device = facts, device
         self._seen_s: float | None = None
+        self._checked: dict[str, Any] = {}
         self._file = path.open("w", buffering=1)  # by lines
         self._table: Any = None
         if "csv" in also:
@@ -133,6 +144,13 @@ class Metrics:
 
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first + 1)
 
+    def checked(self, verdict: Verdict) -> None:
+        """What the check of steps decided about the step that is added next."""
+        self._checked = {
+            "loss_scale": None if verdict.check.loss_scale is None else verdict.loss_scale,
+            "gradient_norm": _finite(verdict.norm), "skipped": verdict.is_skipped, "skipped_steps": verdict.skipped,
+        }  # fmt: skip
+
     def add(self, step: int, loss: float, learning_rate: float | None) -> None:
         """A step, counted from 0, was done."""
         now_s, facts = time.perf_counter(), self._facts
@@ -140,11 +158,11 @@ class Metrics:
         self._seen_s = now_s
         peak = facts.peak_flops_per_s
         figures = Figures(
-            step=step + 1, loss=loss, learning_rate=learning_rate, step_s=step_s,
+            step=step + 1, loss=_finite(loss), learning_rate=learning_rate, step_s=step_s,
             samples_per_s=None if step_s is None else facts.samples / step_s,
             tokens_per_s=None if step_s is None or facts.tokens is None else facts.tokens / step_s,
             mfu=None if step_s is None or peak is None else facts.flops / step_s / peak,
-            memory_bytes=_memory_bytes(self._device), predicted_step_s=facts.predicted_step_s,
+            memory_bytes=_memory_bytes(self._device), predicted_step_s=facts.predicted_step_s, **self._checked,
         )  # fmt: skip
         row = asdict(figures)
         self._write(row)
@@ -195,6 +213,11 @@ def _rows(path: Path, first: int) -> list[dict[str, Any]]:
     if first and path.is_file():
         return [row for line in path.read_text().splitlines() if (row := _row(line)) and row["step"] <= first]
     return []
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no other numbers."""
+    return value if math.isfinite(value) else None
 
 
 def _memory_bytes(device: Device) -> int:

@@ -10,8 +10,9 @@ from pathlib import Path
 from executor.step.emulate import Emulation
 from executor.step.interpreter import Interpreter
 from executor.train.settings import Replicas
+from executor.train.verdict import Verdict
 
-__all__ = ["AS_PLANNED", "AfterStep", "Checkpoints", "OnStep", "RunOptions"]
+__all__ = ["AS_PLANNED", "AfterStep", "Checkpoints", "OnCheck", "OnStep", "RunOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,10 @@ OnStep = Callable[[int, float | None], None]
 """Called after step 0, 1, ... with its loss, None where this rank does not know it."""
 
 
+OnCheck = Callable[[int, Verdict], None]
+"""Called on every rank after step 0, 1, ... of a plan whose steps are checked, before `OnStep`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """How `run_rank` trains.
@@ -48,6 +53,7 @@ class RunOptions:
         count: run one more step at the end, whose result is thrown away, to compare executed with planned communication
             (not under emulation).
         on_step: called after every step; for a replayed step when the next one has been launched.
+        on_check: called with what the check of steps decided.
         timeout_s: seconds after which a rank that waits for another one gives up.
         learning_rate: gives the learning rate of step 0, 1, ...; None keeps that of the plan's optimizer.
         profile_steps: of how many steps before the recorded ones torch's profiler writes a trace.
@@ -61,6 +67,7 @@ class RunOptions:
     record_steps: int = 3
     count: bool = True
     on_step: OnStep | None = None
+    on_check: OnCheck | None = None
     timeout_s: float = 60.0
     learning_rate: Callable[[int], float] | None = None
     profile_steps: int = 0

@@ -8,15 +8,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from executor.step.interpreter import Interpreter
-from plans.layout import Region
+from plans.layout import Region, TensorLayout
 from plans.program import GroupProgram, ParameterPlacement, Program
 
-__all__ = ["WEIGHT", "Part", "Place", "common_region", "holders", "kept", "part_of", "within"]
+__all__ = ["STEP_CHECK", "WEIGHT", "Part", "Place", "common_region", "holders", "kept", "part_of", "within"]
 
 Place = tuple[str, Region, int]
 """Parameter, region and number of a part."""
 
 WEIGHT = "weight"
+
+STEP_CHECK = "step_check"
+"""The role of what is held of a step check, which every rank keeps whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Part:
 
     Args:
         name: of the parameter.
-        role: "weight" (the master, where there is one), "state0", "state1".
+        role: "weight" (the master, where there is one), "state0", "state1", "step_check".
         region: of the whole tensor.
         number: of the part.
         size: elements of it.
@@ -62,6 +65,22 @@ def kept(interpreter: Interpreter) -> Iterator[tuple[ParameterPlacement, Part, s
         roles = {WEIGHT: placement.kept} | {f"state{at}": name for at, name in enumerate(placement.states)}
         for role, value in roles.items():
             yield placement, part_of(interpreter.group, placement, interpreter.rank, role, value), value
+    for placement in _of_step_check(interpreter.group):
+        yield (
+            placement,
+            part_of(interpreter.group, placement, interpreter.rank, STEP_CHECK, placement.weight),
+            (placement.weight),
+        )
+
+
+def _of_step_check(group: GroupProgram) -> Iterator[ParameterPlacement]:
+    """What is held of a step check, as a parameter that no model has."""
+    check = group.step_check
+    for value in () if check is None else (check.held, check.norms):
+        if value is not None:
+            of = group.values[value]
+            layout = TensorLayout(mesh=group.mesh, dims=((),))
+            yield ParameterPlacement(name=f"#{value}", shape=of.shape, dtype=of.dtype, layout=layout, weight=value)
 
 
 def part_of(group: GroupProgram, placement: ParameterPlacement, rank: int, role: str, value: str) -> Part:
@@ -73,7 +92,7 @@ def holders(program: Program) -> Mapping[Place, tuple[int, ...]]:
     """The ranks that keep each part, in order."""
     found: dict[Place, set[int]] = defaultdict(set)
     for group in program.groups:
-        for placement in group.changed:
+        for placement in (*group.changed, *_of_step_check(group)):
             for rank in placement.layout.mesh.rank_list:
                 found[_place(placement, rank)].add(rank)
     return {place: tuple(sorted(ranks)) for place, ranks in found.items()}

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.step.interpreter import Batch, Interpreter
-from executor.train.parts import holders, kept
+from executor.train.parts import STEP_CHECK, holders, kept
 from executor.train.settings import Replicas
 from plans.errors import TrainingStopped
 from plans.plan import Plan
@@ -137,7 +137,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def _role(role: str) -> str:
-    return role if role == "weight" else "optimizer state"
+    return {"weight": "weight", STEP_CHECK: "step check"}.get(role, "optimizer state")
 
 
 def _rows_of(plan: Plan, rank: int) -> str:

@@ -337,7 +337,8 @@ class _Backward:
             made.append((name, layout, chunk.table.add(chunk.accumulators[name] if adds else value)))
         attrs = chunk._attrs(operator, spec) | ({"adds": True} if adds else {})
         if operator.kind in LOSSES:
-            attrs["scale"] = 1.0 / chunk.plan.num_slices
+            attrs |= {"scale": 1.0 / chunk.plan.num_slices} | ({"scaled": True} if chunk.table.loss_scale else {})
+            operands += chunk.table.loss_scale
         which = "".join(str(index) for index in group)
         emitter.compute(
             f"{operator.name}.{part}{which}", f"{operator.kind}.grad{which}", part, tuple(operands),

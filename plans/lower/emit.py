@@ -39,12 +39,14 @@ def least_bytes(source: TensorLayout, target: TensorLayout, shape: tuple[int, ..
 class ValueTable:
     """The values of one group, entered once each; `constants` are those that no instruction makes.
 
-    `ways` says by which steps a tensor gets from one layout to another.
+    `ways` says by which steps a tensor gets from one layout to another, `loss_scale` holds the value with the scale of
+    the loss, if it has one.
     """
 
     values: dict[str, Value] = field(default_factory=dict)
     constants: dict[str, ConstantPlacement] = field(default_factory=dict)
     ways: Ways = least_bytes
+    loss_scale: tuple[str, ...] = ()
 
     def add(self, value: Value) -> str:
         """Enter a value; a second entry of the same name must be equal."""

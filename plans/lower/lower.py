@@ -157,7 +157,7 @@ class _Lowering:
         tensors = {tensor.name: tensor for tensor in self.micro.parameters if tensor.name in homes}
         optimizer = OptimizerLowering(
             optimizer=self.plan.optimizer, mesh=mesh, table=table, parameters=tensors, homes=homes, reduced=reduced,
-            num_ranks=self.plan.num_ranks,
+            num_ranks=self.plan.num_ranks, step_check=self.plan.step_check,
         )  # fmt: skip
         places, accumulators = optimizer.allocate_parameters(), optimizer.accumulators()
         chunks = {
@@ -189,7 +189,7 @@ class _Lowering:
         )
         return GroupProgram(
             mesh=mesh, values=dict(slices.values()), blocks=tuple(blocks), parameters=places, loss=loss,
-            constants=tuple(table.constants.values()),
+            constants=tuple(table.constants.values()), step_check=optimizer.checks,
         )  # fmt: skip
 
     # ------------------------------------------------------------------- bodies

@@ -9,7 +9,8 @@
 * Level 3: weights too; they are gathered block by block in every body that reads them (`plans.lower.gathering`).
 
 AdamW updates the parameters of a block together, by one kernel on a GPU. With `master_dtype` the update works on a
-master weight: the shard, or one beside the whole weight, which is then rounded from it.
+master weight: the shard, or one beside the whole weight, which is then rounded from it. A `StepCheck` decides from the
+norm of all gradients whether the step updates anything; every update reads the decision, so nothing waits for a host.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from plans.lower.reduction import Reduced, Reduction
 from plans.model.blocks import block_of
 from plans.model.graph import Operator, Tensor
 from plans.plan import Optimizer
-from plans.program import Instruction, ParameterPlacement, Scope, Value
+from plans.program import Instruction, ParameterPlacement, Scope, StepCheckPlacement, Value
+from plans.step_check import Held, StepCheck
 
 __all__ = ["ChunkParameters", "OptimizerLowering", "padded_shard", "shard_axes"]
 
@@ -53,8 +55,8 @@ class OptimizerLowering:
     """Gathers, reductions and updates of the parameters of one group.
 
     `homes` gives each parameter's layout, `reduced` the layout of its accumulated gradient, `num_ranks` the ranks of
-    the program, over which the norm of all gradients is summed. Call `allocate_parameters` and, for each chunk,
-    `arrange` first.
+    the program, over which the norm of all gradients is summed, `step_check` which steps are skipped. Call
+    `allocate_parameters` and, for each chunk, `arrange` first.
     """
 
     optimizer: Optimizer
@@ -64,6 +66,8 @@ class OptimizerLowering:
     homes: Mapping[str, TensorLayout]
     reduced: Mapping[str, TensorLayout]
     num_ranks: int = 1
+    step_check: StepCheck | None = None
+    checks: StepCheckPlacement | None = None
     local: dict[str, LocalParameter] = field(init=False)
     chunks: dict[int, ChunkParameters] = field(default_factory=dict)
     found: dict[str, Reduced] = field(default_factory=dict)
@@ -81,6 +85,13 @@ class OptimizerLowering:
 
     def allocate_parameters(self) -> tuple[ParameterPlacement, ...]:
         """Enter the weights, shards, master weights and states, and say where they are."""
+        if (check := self.step_check) is not None:
+            held = self._keep("step_check.held", (len(Held),), "float32", "optimizer")
+            norms = None
+            if check.spike is not None:
+                norms = self._keep("step_check.norms", (check.spike.window,), "float32", "optimizer")
+            self.checks = StepCheckPlacement(check=check, held=held, norms=norms)
+            self.table.loss_scale = (held,) if check.loss_scale is not None else ()
         return tuple(self._place(parameter) for parameter in self.local.values())
 
     def _place(self, parameter: LocalParameter) -> ParameterPlacement:
@@ -234,21 +245,26 @@ class OptimizerLowering:
             ordered.sort(key=lambda home: turn.get(home.name, len(turn)))
         gradients = _Gradients(emitter, self.found)
         prepared: dict[str, tuple[str, list[str]]] = {}
-        scale, left = "", len(ordered)
-        if self.optimizer.clip_norm is not None:
+        decided, left = _Decided(), len(ordered)
+        if self.optimizer.clip_norm is not None or self.step_check is not None:
             prepared = {home.name: gradients.of(self.local[home.name], home) for home in ordered}
-            scale = self._norm(emitter, {name: gradient for name, (gradient, _) in prepared.items()})
+            decided = self._norm(emitter, {name: gradient for name, (gradient, _) in prepared.items()})
+        cast_first = bool(self.table.loss_scale)  # divided by the scale in the digits of the update
         for homes_ in self._joined(ordered):
             ready: list[tuple[ParameterPlacement, str, list[str]]] = []
             for home in homes_:
                 gradient, freed = prepared.get(home.name) or gradients.of(self.local[home.name], home)
+                if cast_first:
+                    gradient, freed = self._as_kept(emitter, home, gradient, freed)
                 left -= 1
-                if scale:
+                if scale := decided.scale:
                     emitter.compute(
                         f"{gradient}.clip", "scale", "U", (gradient, scale), (gradient,), frees=() if left else (scale,)
                     )
-                ready.append((home, *self._as_kept(emitter, home, gradient, freed)))
-            self._update(emitter, ready)
+                if not cast_first:
+                    gradient, freed = self._as_kept(emitter, home, gradient, freed)
+                ready.append((home, gradient, freed))
+            self._update(emitter, ready, decided, is_last=not left)
         return emitter.instructions
 
     def _joined(self, homes: Sequence[ParameterPlacement]) -> list[list[ParameterPlacement]]:
@@ -287,24 +303,31 @@ class OptimizerLowering:
             freed = [*freed, home.weight]
         return gradient, freed
 
-    def _update(self, emitter: Emitter, ready: Sequence[tuple[ParameterPlacement, str, list[str]]]) -> None:
-        """One update of several parameters: operands and results of one behind those of the other."""
+    def _update(
+        self, emitter: Emitter, ready: Sequence[tuple[ParameterPlacement, str, list[str]]], decided: _Decided, *,
+        is_last: bool,
+    ) -> None:  # fmt: skip
+        """One update of several parameters: operands and results of one behind those of the other.
+
+        Where steps are checked the decision and what is held follow them.
+        """
         first, more = ready[0][0], f"+{len(ready) - 1}" if len(ready) > 1 else ""
         homes = [home for home, _, _ in ready]
         elements = sum(math.prod(self.table[home.kept].shape) for home in homes)
         emitter.compute(
             f"{first.name}{more}.U", f"{self.optimizer.kind}.update", "U",
-            tuple(name for home, gradient, _ in ready for name in (home.kept, gradient, *home.states)),
+            (*(name for home, gradient, _ in ready for name in (home.kept, gradient, *home.states)), *decided.reads),
             tuple(name for home in homes for name in (home.kept, *home.states)),
-            attrs=self.optimizer.settings_of(first.name), flops=2 * (1 + len(first.states)) * elements,
-            frees=tuple(dict.fromkeys(name for _, _, freed in ready for name in freed)),
+            attrs=self.optimizer.settings_of(first.name) | ({"checked": True} if decided.reads else {}),
+            flops=2 * (1 + len(first.states)) * elements,
+            frees=(*dict.fromkeys(name for _, _, freed in ready for name in freed), *decided.reads[: int(is_last)]),
         )  # fmt: skip
         if first.master is not None:
             masters = tuple(str(home.master) for home in homes)
             emitter.compute(f"{first.name}{more}.store", "store", "U", masters, tuple(home.weight for home in homes))
 
-    def _norm(self, emitter: Emitter, gradients: Mapping[str, str]) -> str:
-        """The factor that clips all gradients of the program; each element is counted on one of its ranks.
+    def _norm(self, emitter: Emitter, gradients: Mapping[str, str]) -> _Decided:
+        """What follows from the norm of all gradients of the program; each element is counted on one of its ranks.
 
         With no parameter of its own a group adds nothing.
         """
@@ -330,12 +353,31 @@ class OptimizerLowering:
             line = collective(emitter, "all_reduce", total, total, (everyone, everyone.alias_name), Scope.STEP)
             emitter.pending.pop(total)
             wait(emitter, total, str(line.token))
-        scale = scalar("gradients.scale")
+        clip, checks, scale = self.optimizer.clip_norm, self.checks, ""
+        if clip is not None or table.loss_scale:
+            scale = scalar("gradients.scale")
+        if checks is None:
+            emitter.compute(
+                f"{scale}.make", "clip_scale", "U", (total,), (scale,), attrs={"clip_norm": clip},
+                frees=(total,) if gradients else (total, scale),
+            )  # fmt: skip
+            return _Decided(scale)
+        skips = table.add(Value(name="step_check.skips", shape=(), scope=Scope.STEP, role="buffer"))
+        held = (checks.held, *filter(None, (checks.norms,)))
+        unread = [] if gradients else [*filter(None, (skips, scale))]
         emitter.compute(
-            f"{scale}.make", "clip_scale", "U", (total,), (scale,), attrs={"clip_norm": self.optimizer.clip_norm},
-            frees=(total,) if gradients else (total, scale),
+            "step_check.make", "step_check", "U", (total, *held), (skips, *held, *filter(None, (scale,))),
+            attrs={"clip_norm": clip, "check": checks.check}, frees=(total, *unread),
         )  # fmt: skip
-        return scale
+        return _Decided(scale, (skips, checks.held))
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """The factor of all gradients, "" for none, and what updates of checked steps read, the decision first."""
+
+    scale: str = ""
+    reads: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -44,5 +44,7 @@ class Train:
             job = msgspec.structs.replace(job, timeout_s=self.timeout)
         with say.doing(f"training {job.steps} steps"):
             figures = train(job, resume=self.resume, on_line=lambda rank, line: say.say(line))
-        say.say(f"{len(figures)} steps, loss {figures[-1]['loss']:.6g}; {job.out} has metrics.jsonl and weights.npz")
+        last = figures[-1]["loss"]
+        loss = "is not finite" if last is None else f"{last:.6g}"
+        say.say(f"{len(figures)} steps, loss {loss}; {job.out} has metrics.jsonl and weights.npz")
         return {"out": job.out, "steps": len(figures), "losses": [each["loss"] for each in figures]}, True
