@@ -69,17 +69,21 @@ class Block(nn.Module):
             q, k, causal = self.turned(q), self.turned(k), True
         if self.way == "cached":
             k = torch.cat([torch.empty(len(x), HEADS, 0, SIZE, device=x.device), k], 2)
-        if self.way == "trained mask":
+        if self.way.startswith("trained mask"):
             mask = self.bias + 0.0
-        made = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal).transpose(1, 2).flatten(2)
-        return F.mse_loss(self.out(made), labels) if self.way == "trained mask" else self.with_bias(made, labels)
+        dropped = 0.25 if self.way == "trained mask, dropped" else 0.0
+        made = F.scaled_dot_product_attention(q, k, v, mask, dropped, is_causal=causal).transpose(1, 2).flatten(2)
+        return (
+            F.mse_loss(self.out(made), labels) if self.way.startswith("trained mask") else self.with_bias(made, labels)
+        )
 
     def with_bias(self, made, labels):
         return F.mse_loss(self.out(made) + self.bias.mean(), labels)
 
 
 WAYS = (
-    "permuted", "selected", "rotated", "cached", "mask", "added mask", "open mask", "trained mask"
+    "permuted", "selected", "rotated", "cached", "mask", "added mask", "open mask", "trained mask",
+    "trained mask, dropped",
 )  # fmt: skip
 
 

@@ -336,7 +336,6 @@ def test_what_a_config_json_says_beside_sizes():
     [
         ({"residual_multiplier": 0.22}, "residual_multiplier of model_type 'llama' are not known and may change"),
         ({"hidden_act": "quick_gelu"}, "llama: hidden_act is 'quick_gelu', which is not modelled; it may be silu or"),
-        ({"sliding_window": 4096}, "llama: sliding_window 4096 is below the 131072 tokens of a sample"),
         ({"model_type": "mamba"}, "model_type 'mamba' is not known; known: bert, bloom, cohere, "),
         ({"layer_types": ["linear_attention"]}, "layer_types has linear_attention, which is not modelled"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder is True, which is not modelled; it may be False"),

@@ -8,11 +8,13 @@ the parts. Numbers are random, drawn twice: between 0 and 1, and of both signs.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from string import ascii_lowercase
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +24,10 @@ from executor.kernels.sources import aten_call
 __all__ = ["Call", "Read", "dims_of", "samples_meet"]
 
 _MOST_TRIED = 2**22
-"""Elements; larger operators are not tried out."""
+"""Elements; larger operators are tried out in smaller sizes, or not at all."""
+
+_SMALL = 8
+"""Sizes that stay as they are in smaller trials; whole numbers among the arguments up to it are taken for no sizes."""
 
 _SAMPLES = 4
 """Samples of the batch that is tried."""
@@ -78,16 +83,43 @@ def samples_meet(call: Call) -> bool:
 
 
 def _shrunk(call: Call) -> Call:
-    """The same call of a small batch, unless its arguments hold sizes of the whole one."""
-    small = Call(
-        target=call.target, arguments=call.arguments,
-        inputs=tuple(
-            Read(shape=(min(each.shape[0], _SAMPLES), *each.shape[1:]), dtype=each.dtype, batched=True)
-            if each.batched else each
-            for each in call.inputs
-        ),
-    )  # fmt: skip
+    """The same call of a small batch, and of small sizes where that is still large; the whole one where it holds sizes
+    among its arguments."""
+    small = _with_shapes(
+        call, [(min(each.shape[0], _SAMPLES), *each.shape[1:]) if each.batched else each.shape for each in call.inputs]
+    )
+    if _is_too_large(each.shape for each in small.inputs):
+        smaller = _in_small_sizes(small)
+        return call if smaller is None or _results(smaller, next(_draws(smaller))) is None else smaller
     return small if small == call or _results(small, next(_draws(small))) is not None else call
+
+
+def _in_small_sizes(call: Call) -> Call | None:
+    """The call with other sizes, equal ones for equal ones; None where an argument may be a size or a position."""
+    if any(abs(number) > _SMALL for number in _whole_numbers(json.loads(call.arguments))):
+        return None
+    sizes = sorted({size for each in call.inputs for size in each.shape})
+    free = (size for size in range(2, 1000, 2) if size not in sizes)
+    instead = {size: size if size <= _SMALL else next(free) for size in sizes}
+    return _with_shapes(call, [tuple(instead[size] for size in each.shape) for each in call.inputs])
+
+
+def _whole_numbers(argument: Any) -> Iterator[int]:
+    if isinstance(argument, int):
+        yield argument
+    elif isinstance(argument, list | dict):
+        for each in argument.values() if isinstance(argument, dict) else argument:
+            yield from _whole_numbers(each)
+
+
+def _with_shapes(call: Call, shapes: Sequence[tuple[int, ...]]) -> Call:
+    return replace(
+        call, inputs=tuple(replace(each, shape=shape) for each, shape in zip(call.inputs, shapes, strict=True))
+    )
+
+
+def _is_too_large(shapes: Iterable[Sequence[int]]) -> bool:
+    return sum(math.prod(shape) for shape in shapes) > _MOST_TRIED
 
 
 def _draws(call: Call) -> Iterator[list[Tensor]]:
@@ -107,7 +139,7 @@ def _draws(call: Call) -> Iterator[list[Tensor]]:
 
 def _results(call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
     """What the call makes, on the CPU; None where it takes other numbers or sizes, or is too large to be tried."""
-    if sum(math.prod(each.shape) for each in inputs) > _MOST_TRIED:
+    if _is_too_large(each.shape for each in inputs):
         return None
     try:
         with torch.no_grad():
@@ -119,7 +151,7 @@ def _results(call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
 
 @lru_cache(maxsize=1024)
 def _samples_meet(call: Call) -> bool:
-    if not any(each.batched for each in call.inputs):
+    if not any(each.batched for each in call.inputs) or _is_too_large(each.shape for each in call.inputs):
         return False
     drawn, other = (list(each) for each in _draws(call))
     before = _results(call, drawn)
@@ -143,6 +175,8 @@ Ends = tuple[tuple[int, int], ...]
 @lru_cache(maxsize=1024)
 def _links(call: Call, which: int) -> tuple[tuple[int, Ends], ...] | None:
     """(dim of the output, dims of the inputs) that can be split, one by one and all at once."""
+    if _is_too_large(each.shape for each in call.inputs):
+        return None
     draws = [(inputs, made) for inputs in _draws(call) if (made := _results(call, inputs)) is not None]
     if not draws or not all(isinstance(each, Tensor) for each in draws[0][1]):
         return None

@@ -272,9 +272,9 @@ def _by_formula(
     """softmax(q k^T scale + mask) v in operators of their own, for a mask that is trained, such as a relative bias."""
     q, k, v = (build.plain(node, each) for each in heads)
     shapes = [build.tensors[each].shape for each in (q, k, v)]
-    if settings.is_causal or settings.dropout_p or shapes[0][:-2] != shapes[1][:-2]:
+    if settings.is_causal or shapes[0][:-2] != shapes[1][:-2]:
         raise build.refused(
-            node, "its mask depends on parameters; such an attention has no is_causal, dropout or heads that are shared"
+            node, "its mask depends on parameters; such an attention has no is_causal and no heads that are shared"
         )
     dtype, rank = build.tensors[q].dtype, len(shapes[1])
     order = (*range(rank - 2), rank - 1, rank - 2)
@@ -287,6 +287,9 @@ def _by_formula(
         made = build.make(node, "mul", (made,), shape=scores, dtype=dtype, number=scale)
     made = build.make(node, "add", (made, mask), shape=scores, dtype=dtype)
     made = build.make(node, "softmax", (made,), shape=scores, dtype=dtype, dim=rank - 1)
+    if settings.dropout_p:
+        drop = {"p": settings.dropout_p, "seed": build.next_seed()}
+        made = build.make(node, "dropout", (made,), shape=scores, dtype=dtype, **drop)
     return build.make(node, "matmul", (made, v))
 
 

@@ -9,6 +9,7 @@ import math
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from executor.train.initial import initial_parameter
+from executor.train.published import published_model
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 
@@ -85,17 +87,19 @@ def load_shapes(spec: str) -> tuple[nn.Module, tuple[Any, ...], str | None]:
 
 
 def load_model(spec: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The module and example inputs returned by a function "package.module:function" or "file.py:function".
+    """The module and example inputs that a function "package.module:function" or "file.py:function" returns.
 
-    What the function draws with torch's generator on the CPU follows from `seed`; the generator is then as before.
+    Of a config.json, those of transformers (`executor.train.published`). What is drawn with torch's generator on the
+    CPU follows from `seed`; the generator is then as before.
 
     Raises:
-        TwofoldError: no such file, module or function, or a function that gives something else.
+        TwofoldError: no such file, module or function, a function that gives something else, or a config.json from
+            which no module can be built.
     """
-    function = load_named(spec, "model")
+    made: Any = partial(published_model, spec) if spec.endswith(".json") else load_named(spec, "model")
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        made = function() if callable(function) else function
+        made = made() if callable(made) else made
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise TwofoldError(f"model {spec!r} must return (module with its loss, example inputs), it returned {made!r}")
     return made

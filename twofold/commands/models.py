@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from plans.model.graph import Graph
     from plans.model.transformer import Recognised, TransformerConfig
 
@@ -61,14 +63,15 @@ def given_model(word: str, seq: int | None, layers: int | None) -> GivenModel:
     Raises:
         TwofoldError: an unknown name, a module that cannot be loaded or captured, seq or layers of a module.
     """
-    from plans.model.transformer import recognise, transformer_config
+    from plans.model.transformer import NotModelled, transformer_config
 
     if ":" not in word:
-        return GivenModel(word=word, transformer=transformer_config(word, seq=seq, num_layers=layers))
+        try:
+            return GivenModel(word=word, transformer=transformer_config(word, seq=seq, num_layers=layers))
+        except NotModelled as error:
+            return _published(word, seq, layers, error)
     if seq is not None or layers is not None:
         raise TwofoldError(f"--seq and --layers are for transformers by name or config.json, not for {word!r}")
-    from executor.capture.capture import capture
-    from executor.recompute import marked_operators
     from executor.train.models import load_shapes
 
     module, examples, real = load_shapes(word)
@@ -76,6 +79,30 @@ def given_model(word: str, seq: int | None, layers: int | None) -> GivenModel:
         f"{word} was built with its weights in memory: it cannot be built on the meta device, where they take none "
         f"({real})"
     )  # fmt: skip
+    return _captured(word, module, examples, remark)
+
+
+def _published(word: str, seq: int | None, layers: int | None, error: TwofoldError) -> GivenModel:
+    """The module that transformers builds from a config.json which no `TransformerConfig` can say.
+
+    Raises:
+        TwofoldError: transformers is not installed, or the module cannot be built or captured.
+    """
+    from executor.train.published import has_transformers, shapes_of_published
+
+    if not has_transformers():
+        raise TwofoldError(f"{error}; with transformers installed, the module that it builds is planned") from None
+    module, shapes = shapes_of_published(word, seq=seq, layers=layers)
+    inputs = " and ".join(f"{dtype} {list(shape)}" for shape, dtype in shapes)
+    why = str(error).split("; ")[0]
+    return _captured(word, module, shapes, f"{why}. The module that transformers builds is planned, with {inputs}")
+
+
+def _captured(word: str, module: nn.Module, examples: tuple[Any, ...], remark: str | None) -> GivenModel:
+    from executor.capture.capture import capture
+    from executor.recompute import marked_operators
+    from plans.model.transformer import recognise
+
     graph = capture(module, examples)
     marked = tuple(marked_operators(graph, module))
     if marked:

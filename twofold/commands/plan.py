@@ -41,6 +41,15 @@ _TO_SIMULATE = 0.25
 _SHOWN = 5
 """Plans that are listed unless a number is given."""
 
+_USUAL_LIMIT_S = 60.0
+"""Time limit of a search by operators where none is given and the graph is large."""
+
+_FEW_OPERATORS = 100
+"""Operators of a graph that is searched without a time limit; strategies of larger ones can take hours to prove."""
+
+_MOST_ROWS = 80
+"""Lines of a table of operators that is shown unasked."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorOptions:
@@ -105,7 +114,8 @@ class PlanCommand:
         execution: of the plan: graph (a step is one launch, where the device can; the default) or eager.
         fused: joins memory-bound instructions where the device gains by it; --no-fused leaves them apart.
         memory: limit per device, such as 25GB.
-        time_limit: seconds after which the best so far is taken.
+        time_limit: seconds after which the best so far is taken; searches by operators of over 100 of them take at
+            most 60 unless told otherwise.
     """
 
     model: Word
@@ -192,7 +202,7 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
             check_writable(file)
     problem, shown = _problem(options, model, machine), result.top_k or _SHOWN
     if model.graph is None:
-        for remark in config_remarks(options.model):
+        for remark in config_remarks(options.model, seq=options.seq):
             say.say(remark)
     deadline_s = None if options.time_limit is None else time.monotonic() + options.time_limit
     count = _num_simulated(problem, options)
@@ -356,12 +366,14 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
     graph, recompute = model.at_batch(batch)
     widths, pins = _widths(operators.widths), options.degrees.pins
     unless = None if widths == "any" else 1
+    is_usual_limit = options.time_limit is None and len(graph.operators) > _FEW_OPERATORS
+    limit_s = _USUAL_LIMIT_S if is_usual_limit else options.time_limit
     with say.doing("searching"):
         plans = search(
             graph, executing(machine, execution), num_devices=options.devices, method="operators",
             num_stages=unless if operators.stages is None else operators.stages,
             num_micro_batches=unless if operators.micro_batches is None else operators.micro_batches, widths=widths,
-            time_limit_s=options.time_limit, on_progress=say.note,
+            time_limit_s=limit_s, on_progress=say.note,
             schedule=schedule_text(pins["schedule"]) if "schedule" in pins else None, recompute=recompute or None,
             any_level="zero" not in pins, interleave=unless,
             global_batch=options.global_batch, top_k=result.top_k or _SHOWN, fused=options.fused,
@@ -371,9 +383,15 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
     path = save_plan(msgspec.structs.replace(plans.best, execution=execution), result.out)
     say.say(plans.table())
     say.say("")
-    say.say(plan_text(plans.best))
+    table = plan_text(plans.best)
+    if result.explain or table.count("\n") <= _MOST_ROWS:
+        say.say(table)
+    else:
+        say.say(f"{len(plans.best.graph.operators)} operators; --explain lists how each of them is split")
     if result.explain:
         say.say(plans.explain())
+    if is_usual_limit and not plans.complete:
+        say.say(f"stopped after {_USUAL_LIMIT_S:.0f} s; --time-limit sets how many seconds a search may take")
     say.say(f"saved {path}; {plans.summary()}")
     found = [_prediction(plan) for plan in plans.plans]
     return {"best": {"file": str(path), **found[0]}, "plans": found, **plans.to_json()}

@@ -56,7 +56,7 @@ class Predict:
         from twofold.commands.forecasts import show_forecast
 
         what, what_if = configured(self._settings())
-        for remark in config_remarks(self.model):
+        for remark in config_remarks(self.model, seq=self.seq):
             say.say(remark)
         return show_forecast(what.config, what.degrees, what_if.machine(what.machine), what.stack, say), True
 

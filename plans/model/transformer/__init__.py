@@ -12,6 +12,7 @@
 
 from plans.model.transformer.catalogue import model_names, named_config
 from plans.model.transformer.config import Experts, Latent, Rope, Scales, TransformerConfig
+from plans.model.transformer.huggingface import NotModelled
 from plans.model.transformer.model import config_remarks, transformer, transformer_config
 from plans.model.transformer.parts import Parts, is_transformer, parts_of
 from plans.model.transformer.recognise import Recognised, recognise
@@ -22,6 +23,7 @@ from plans.model.transformer.strategies import block_strategies
 __all__ = [
     "Experts",
     "Latent",
+    "NotModelled",
     "Parts",
     "Recognised",
     "Rope",

@@ -47,6 +47,7 @@ class Family:
         rope: keys of the base and of the part of a head that is rotated.
         only: key -> the values that are modelled beside null.
         approximated: key -> in what the model that is planned differs, where the key is there and not null.
+        stored: form in which weights are published (`quant_method`); the model trains without it.
         unused: keys of published files that the class of transformers does not read.
     """
 
@@ -59,6 +60,7 @@ class Family:
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     approximated: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    stored: str = ""
 
 
 _SIZES: dict[str, str | tuple[str, ...]] = {
@@ -159,9 +161,6 @@ def _llama4(keys: Keys, fields: Fields) -> None:
 
 def _deepseek(keys: Keys, fields: Fields) -> None:
     """DeepSeek-V2 and V3: latent attention and a mixture of experts."""
-    stored = keys.get("quantization_config", {})
-    if stored and stored.get("quant_method") != "fp8":  # the published weights are stored so; the model is not
-        raise keys.refuse("quantization_config", f"is {stored!r}", "null and fp8 are read")
     fields["latent"] = Latent(
         kv_rank=keys.need("kv_lora_rank"), q_rank=keys.get("q_lora_rank"), nope_dim=keys.need("qk_nope_head_dim"),
         rope_dim=keys.need("qk_rope_head_dim"), value_dim=keys.need("v_head_dim"),
@@ -176,6 +175,11 @@ def _deepseek(keys: Keys, fields: Fields) -> None:
     if given.get("rope_type", given.get("type")) == "yarn":
         # YaRN was put on after pre-training (arXiv 2412.19437, section 4.3): the model as it was pre-trained
         fields["seq"] = int(given.get("original_max_position_embeddings", fields["seq"]))
+
+
+def _gpt_oss(keys: Keys, fields: Fields) -> None:
+    _attention_biases(keys, fields)
+    _mixtral(keys, fields)
 
 
 def _gemma(keys: Keys, fields: Fields) -> None:
@@ -286,7 +290,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family(
         keys=_DEEPSEEK, defaults=_UNTIED | {"norm_topk_prob": True}, finish=_deepseek,
         unused=("head_dim", "rope_interleave"),
-        only={"attention_bias": (False,), "moe_layer_freq": (1,)},
+        only={"attention_bias": (False,), "moe_layer_freq": (1,)}, stored="fp8",
     ),
     "falcon": Family(
         keys={
@@ -339,6 +343,21 @@ FAMILIES: dict[str, Family] = {
         },
         fixed=_NEOX_LAYER | {"mlp_bias": True}, finish=_attention_biases, rope=("rotary_emb_base", "rotary_pct"),
         unused=("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    ),
+    "gpt_oss": Family(
+        keys=_LLAMA,
+        defaults=_UNTIED | {
+            "rms_norm_eps": 1e-5, "head_dim": 64, "attention_bias": True, "rope_theta": 150_000.0,
+            "num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128, "swiglu_limit": 7.0,
+        },
+        finish=_gpt_oss,
+        approximated={
+            "num_local_experts": "experts and router have no biases, and heads no sinks (logits that no key has); they "
+            "are about one parameter in a thousand",
+            "swiglu_limit": "experts have the plain activation, without its limit and its factor",
+            "swiglu_alpha": "experts have the plain activation, without its limit and its factor",
+        },
+        unused=("experts_per_token", "initial_context_length"), stored="mxfp4",
     ),
     "gptj": Family(
         keys=_OPENAI,
@@ -450,8 +469,6 @@ NESTED = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 _MODULE = "plan the module itself, as package.module:function"
 
 REFUSED = {
-    "gpt_oss": "attention with sinks (a logit per head that no key has) and experts with biases are not modelled; "
-    f"{_MODULE}",
     "t5": f"an encoder beside a decoder (is_encoder_decoder) is not modelled; {_MODULE}",
     "vit": f"patches of images (patch_size) in place of tokens are not modelled; {_MODULE}",
 }  # fmt: skip

@@ -21,7 +21,12 @@ from plans.model.transformer.config import Rope, Scales, TransformerConfig
 from plans.model.transformer.families import FAMILIES, NESTED, REFUSED, Family
 from plans.reading import read_json
 
-__all__ = ["Reading", "read_config", "reading_of"]
+__all__ = ["NotModelled", "Reading", "read_config", "reading_of"]
+
+
+class NotModelled(TwofoldError):
+    """A model that is stated in full, but that no `TransformerConfig` can say."""
+
 
 _GENERATION = "concerns the generation of text"
 _LIBRARY = "concerns the library, not the model"
@@ -140,7 +145,8 @@ def read_config(path: str | os.PathLike[str], *, seq: int | None = None) -> Read
             of them changes nothing.
 
     Raises:
-        TwofoldError: no such file, no JSON object, a family that is not known, a key or value that is not modelled.
+        NotModelled: a family that is not known, a key or value that is not modelled.
+        TwofoldError: no such file, no JSON object, a value that a key cannot have.
     """
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
@@ -151,7 +157,7 @@ def read_config(path: str | os.PathLike[str], *, seq: int | None = None) -> Read
     try:
         return reading_of(keys, str(name) or "transformer", seq=seq)
     except TwofoldError as error:
-        raise TwofoldError(f"{file}: {error}") from None
+        raise type(error)(f"{file}: {error}") from None
 
 
 def reading_of(keys: Mapping[str, Any], name: str = "transformer", *, seq: int | None = None) -> Reading:
@@ -170,7 +176,7 @@ def reading_of(keys: Mapping[str, Any], name: str = "transformer", *, seq: int |
     if not isinstance(model_type, str | None):
         raise TwofoldError(f"model_type is {str(model_type)[:80]}; it is a name such as 'llama'")
     if model_type in REFUSED:
-        raise TwofoldError(f"{model_type}: {REFUSED[model_type]}")
+        raise NotModelled(f"{model_type}: {REFUSED[model_type]}")
     if model_type in NESTED:
         inner = keys.get("text_config")
         if not isinstance(inner, dict):
@@ -178,7 +184,7 @@ def reading_of(keys: Mapping[str, Any], name: str = "transformer", *, seq: int |
         keys = {key: value for key, value in keys.items() if key != "text_config"} | inner
         model_type = NESTED[model_type]
     if model_type not in FAMILIES:
-        raise TwofoldError(f"model_type {model_type!r} is not known; known: {', '.join(sorted((*FAMILIES, *NESTED)))}")
+        raise NotModelled(f"model_type {model_type!r} is not known; known: {', '.join(sorted((*FAMILIES, *NESTED)))}")
     family = FAMILIES[model_type]
     reader = _Reader(model_type, family, keys)
     reader.check_values()
@@ -222,7 +228,7 @@ class _Reader:
 
     def refuse(self, key: str, why: str, way: str) -> TwofoldError:
         """See `families.Keys`."""
-        return TwofoldError(f"{self.model_type}: {key} {why}, which is not modelled; {way}")
+        return NotModelled(f"{self.model_type}: {key} {why}, which is not modelled; {way}")
 
     def check_values(self) -> None:
         """Refuse values of keys that must have another one."""
@@ -233,8 +239,10 @@ class _Reader:
             self.used.add(key)
 
     def _judged(self, key: str) -> bool:
-        """Whether the family's own function says what the key may be."""
-        return key == "quantization_config" and self.model_type == "deepseek_v3"
+        """Whether the key says how published weights are stored, which changes nothing in training."""
+        stored = self.keys[key]
+        is_stored = key == "quantization_config" and isinstance(stored, dict) and bool(self.family.stored)
+        return is_stored and stored.get("quant_method") == self.family.stored
 
     def config(self, name: str, seq: int | None) -> TransformerConfig:
         """All fields together."""
@@ -249,7 +257,7 @@ class _Reader:
             self.family.finish(self, fields)
         if seq is not None and fields.get("position") != "learned":
             fields["seq"] = seq
-        self._check_window(fields)
+        self._note_windows(fields)
         self.used |= {"rope_parameters", "rope_scaling", "rope_theta"}
         if fields.get("position", "rope") == "rope":
             fields["rope"] = self._rope(fields)
@@ -298,31 +306,35 @@ class _Reader:
             original_seq=int(given.get("original_max_position_embeddings", fields["seq"])),
         )  # fmt: skip
 
-    def _check_window(self, fields: Mapping[str, Any]) -> None:
-        """Windows of attention: none, or one that hides no token of a sample."""
+    def _note_windows(self, fields: Mapping[str, Any]) -> None:
+        """Windows of attention, where they hide tokens of a sample: here every block attends to all of them."""
         used = self.get("use_sliding_window", True)
-        kinds = set(self.get("layer_types") or ())
-        if unknown := kinds - {"full_attention", "sliding_attention", "chunked_attention"}:
+        kinds = list(self.get("layer_types") or ())
+        if unknown := set(kinds) - {"full_attention", "sliding_attention", "chunked_attention"}:
             raise self.refuse(
                 "layer_types", f"has {', '.join(sorted(unknown))}", "attention may be full or have a window"
             )
         everywhere = self.get("max_window_layers", 0) if "use_sliding_window" in self.keys else 0
+        pattern = self.get("sliding_window_pattern", self.get("_sliding_window_pattern"))
         self.used |= {"sliding_window_pattern", "_sliding_window_pattern"}
+        pattern = pattern or self.get("no_rope_layer_interval")
+        num_layers = fields["num_layers"]
+        if kinds:
+            narrow = sum(kind != "full_attention" for kind in kinds)
+        else:  # every `pattern`-th block attends to all tokens
+            narrow = num_layers - everywhere - (num_layers // pattern if pattern else 0)
         for key in _WINDOWS:
             window = self.get(key)
-            if not window or not used or kinds == {"full_attention"} or everywhere >= fields["num_layers"]:
-                continue
-            if window < fields["seq"]:
-                raise TwofoldError(
-                    f"{self.model_type}: {key} {window} is below the {fields['seq']} tokens of a sample, and attention "
-                    f"through a window is not modelled; plan with --seq {window} or less, where it hides nothing, or "
-                    f"set {key} to null in the file for full attention, which costs more"
+            if window and used and narrow > 0 and window < fields["seq"]:
+                self.notes[key] = (
+                    f"{narrow} of {num_layers} blocks attend to {window} tokens; here they attend to all "
+                    f"{fields['seq']} of a sample, which takes longer"
                 )
 
     def _check_all_read(self) -> None:
         known = {*self.used, *_IGNORED, *_LEFT_OUT, *self.family.approximated, *self.family.unused}
         if unknown := sorted(set(self.given) - known):
-            raise TwofoldError(
+            raise NotModelled(
                 f"the keys {', '.join(unknown)} of model_type {self.model_type!r} are not known and may change the "
                 "architecture; take them out of the file if they do not"
             )

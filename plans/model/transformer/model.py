@@ -50,17 +50,21 @@ def transformer_config(
     return config
 
 
-def config_remarks(source: Source) -> tuple[str, ...]:
+def config_remarks(source: Source, *, seq: int | None = None) -> tuple[str, ...]:
     """What is to be said about a config.json: what the planned model leaves out of it, and keys that change nothing.
 
     Nothing is to be said about a name or a `TransformerConfig`.
+
+    Args:
+        source: see `transformer`.
+        seq: tokens of a sample; windows of attention that hide none of them are not mentioned.
 
     Raises:
         TwofoldError: as `transformer_config`.
     """
     if isinstance(source, TransformerConfig) or not (isinstance(source, os.PathLike) or _is_path(source)):
         return ()
-    return read_config(source, seq=1).remarks()
+    return read_config(source, seq=seq).remarks()
 
 
 def transformer(
