@@ -468,12 +468,12 @@ class BertForMaskedLM(nn.Module):
 class DoubledLlama(nn.Module):
     """cos and sin [length, size], both halves of a row the same, as many hand-written models keep them."""
 
-    def __init__(self, same=True):
+    def __init__(self, same=True, rows=LENGTH):
         super().__init__()
         self.words, size = nn.Embedding(VOCAB, WIDTH), WIDTH // HEADS
         self.layers = nn.ModuleList(DoubledLayer() for _ in range(LAYERS))
         self.norm = RMSNorm(WIDTH)
-        freqs = torch.outer(torch.arange(LENGTH), 1e4 ** (-torch.arange(0, size, 2) / size))
+        freqs = torch.outer(torch.arange(rows), 1e4 ** (-torch.arange(0, size, 2) / size))
         emb = torch.cat((freqs, freqs if same else 2 * freqs), dim=-1)
         self.register_buffer("cos", emb.cos())
         self.register_buffer("sin", emb.sin())
@@ -516,6 +516,7 @@ MODULES = {
     "BERT": BertForMaskedLM,
     "BERT, more rows": lambda: BertForMaskedLM(rows=2 * LENGTH),
     "doubled tables": lambda: LanguageModel(DoubledLlama()),
+    "doubled tables, more rows": lambda: LanguageModel(DoubledLlama(rows=2 * LENGTH)),
 }
 """Name -> what makes the module, on tokens and labels [BATCH, LENGTH]."""
 

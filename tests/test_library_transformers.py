@@ -1,5 +1,6 @@
 """Transformers as libraries write them are recognised whole, and train on ranks as the module does alone."""
 
+import functools
 from dataclasses import replace
 
 import captured_modules
@@ -7,13 +8,25 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from library_transformers import BATCH, HEADS, LAYERS, LENGTH, VOCAB, WIDTH, batch, made
+from library_transformers import (
+    BATCH,
+    HEADS,
+    LAYERS,
+    LENGTH,
+    VOCAB,
+    WIDTH,
+    DoubledLlama,
+    LanguageModel,
+    batch,
+    made,
+)  # fmt: skip
 from on_ranks import run_on_ranks
 
 from costmodels import Machine
 from executor.capture.capture import capture
 from executor.reference.reference import compare_losses, compare_weights, train_reference
 from executor.train.checkpoint_files import written_checkpoints
+from executor.train.initial import no_init_parameters
 from executor.train.models import InitialParameters
 from executor.train.module_weights import as_graph, as_module
 from executor.train.options import Checkpoints, RunOptions
@@ -59,10 +72,13 @@ CONFIGS = {
     "GPT-NeoX, one after the other": replace(NEOX, rope=Rope(angles="frequencies")),
     "Phi-3": replace(PHI, num_kv_heads=2, rope=Rope(angles="frequencies")),
     "Phi-4-mini": replace(PHI, tied=True, rope=Rope(angles="frequencies", fraction=0.75)),
+    "doubled tables": replace(PHI, rope=Rope(angles="tables")),
+    "doubled tables, more rows": replace(PHI, rope=Rope(angles="tables")),
 }
 """What each module is."""
 
 
+@functools.cache
 def found_in(name):
     return recognise(capture(made(name), batch()))
 
@@ -72,7 +88,8 @@ def test_a_module_of_a_library_is_recognised_whole(name):
     found = found_in(name)
     assert found.config == CONFIGS[name]
     held = {key: tuple(each.shape) for key, each in made(name).named_parameters()}
-    parts = found.graph.parts.values()
+    trained = {each.name for each in found.graph.parameters}
+    parts = [part for name, part in found.graph.parts.items() if name in trained]
     assert {found.graph.of_module(each) for each in found.graph.parameters} == set(held)
     assert all(part.shape == held[part.name] for part in parts)
     assert sum(each.num_elements for each in found.graph.parameters) == sum(map(np.prod, held.values()))
@@ -146,6 +163,8 @@ def test_parts_of_weights_are_the_weights(name):
     assert {key: each.shape for key, each in parts.items()} == {each.name: each.shape for each in graph.parameters}
     joined = as_module(graph, parts)
     assert joined.keys() == whole.keys() and all(np.array_equal(joined[key], whole[key]) for key in whole)
+    if name.startswith("doubled"):  # parts of tables alone
+        return
     with pytest.raises(TwofoldError, match=r"trains parts of '.*' only"):
         as_module(graph, {key: each for key, each in parts.items() if ".1." not in key or "attn.1" in key})
 
@@ -183,6 +202,29 @@ def test_decay_follows_the_names_of_the_module():
     norms = {f"transformer.h.{layer}.ln_1.bias" for layer in range(LAYERS)}
     assert spared == norms | {f"transformer.h.0.attn.c_attn.{number}.bias" for number in range(3)}
     assert undecayed_parts(graph, ("*bias",)) == ("*bias",)
+
+
+def test_one_half_of_a_doubled_table_is_enough_only_where_it_is_known_to_be():
+    with no_init_parameters():
+        recorded = made("doubled tables, more rows")
+    assert recognise(capture(recorded, batch())).config == CONFIGS["doubled tables"]
+    with torch.device("meta"):
+        unknown = made("doubled tables")
+    for module in (unknown, LanguageModel(DoubledLlama(same=False))):
+        graph = capture(module, batch())
+        assert not graph.parts and any(each.kind == "neg" for each in graph.operators)
+        with pytest.raises(TwofoldError, match="LanguageModel is no transformer of known form"):
+            recognise(graph)
+
+
+def test_a_table_that_has_changed_is_refused():
+    module = made("doubled tables, more rows")
+    graph = capture(module, batch())
+    module.model.cos[3, -1] += 0.5
+    values = as_graph(graph, InitialParameters(module, 0))
+    assert values["model.half_0_16.sin"].shape == (LENGTH, WIDTH // HEADS // 2)
+    with pytest.raises(TwofoldError, match=r"'model\.cos' holds other values than when the module was captured"):
+        values["model.half_0_16.cos"]
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt"])
@@ -242,6 +284,9 @@ RUNS = {
         tp=2, pp=2, sequence_parallel=True, schedule="interleaved_1f1b", virtual=2, micro_batch=2, global_batch=BATCH,
         optimizer=ADAMW,
     ),
+    "doubled tables, more rows; cp 2 tp 2": Degrees(
+        cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=ADAMW
+    ),
     "Phi-4-mini; cp 2 tp 2, level 3": Degrees(
         cp=2, tp=2, micro_batch=4, global_batch=BATCH,
         optimizer=msgspec.structs.replace(ADAMW, parallel_level=3, threshold_bytes=1),
@@ -275,7 +320,7 @@ def work(rank, folder):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("libraries")
     for number, (run, degrees) in enumerate(RUNS.items()):
-        found = recognise(capture(module_of(run), batch()))
+        found = found_in(run.split("; ")[0])
         plan = found.plan(plan_of(degrees, transformer(found.config, batch_size=degrees.global_batch)))
         save_plan(msgspec.structs.replace(plan, output_broadcast=True), folder / f"{number}.json")
     run_on_ranks(work, 4, folder)

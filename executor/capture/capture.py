@@ -33,6 +33,7 @@ from executor.capture.opaque import computed, opaque
 from executor.capture.repeats import Stack, shortened, stacks_of_equal_blocks, with_all_blocks
 from executor.capture.rules import RULES
 from executor.capture.straight import drop_empty, inline_nested, keep_batch_first, take_stacked
+from executor.capture.tables import doubled_tables
 from executor.capture.translation import Translation
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
@@ -87,7 +88,7 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     read = {parameter.name for parameter in graph.parameters}
     if unread := [path for path, each in module.named_parameters() if each.requires_grad and path not in read]:
         warnings.warn(f"the loss does not depend on {', '.join(unread)}; they stay as they are", stacklevel=2)
-    return whole_operators(graph)
+    return whole_operators(graph, doubled_tables(module, graph))
 
 
 def _graph(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int, name: str) -> Graph:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from executor.train.initial import initial_parameter
+from executor.train.initial import initial_parameter, no_init_parameters
 from executor.train.published import published_model
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
@@ -77,7 +77,7 @@ def load_shapes(spec: str) -> tuple[nn.Module, tuple[Any, ...], str | None]:
         TwofoldError: see `load_model`.
     """
     try:
-        with torch.device("meta"):
+        with no_init_parameters():
             return *load_model(spec), None
     except TwofoldError:
         raise

@@ -77,10 +77,18 @@ class _Cut:
                 f"the initial value of {part.name!r} has the shape {tuple(whole.shape)}, the plan {part.shape}"
             )
         self.shape, self._part, self._whole = tensor.shape, part, whole
+        if part.repeats is not None and not part.is_repeated(_all(whole)):
+            raise TwofoldError(
+                f"{part.name!r} holds other values than when the module was captured, where its halves were equal; "
+                "plan the module again"
+            )
 
     def __getitem__(self, index: Any) -> Any:
         part = self._part
         if part.view == part.shape and not part.transposed:  # whose elements alone are read
-            cut = tuple(slice(0, size) for size in part.shape[: part.dim])
-            return self._whole[(*cut, slice(part.start, part.start + part.size))][index]
-        return part.take(self._whole[tuple(slice(0, size) for size in part.shape)], self.shape)[index]
+            return self._whole[tuple(slice(start, stop) for start, stop in part.region)][index]
+        return part.take(_all(self._whole), self.shape)[index]
+
+
+def _all(array: Any) -> Any:
+    return array[tuple(slice(0, size) for size in array.shape)]

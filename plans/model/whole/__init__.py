@@ -11,6 +11,8 @@ each a product of its own, with parts of the module's weights, as models by name
 * `fused`, `views`, `sums`: what `apart` takes apart and puts in order.
 """
 
+from collections.abc import Collection
+
 from plans.model.graph import Graph
 from plans.model.whole.activations import ACTIVATION_RULES
 from plans.model.whole.fused import FUSED_RULES, KERNEL_RULES
@@ -24,12 +26,13 @@ from plans.model.whole.views import CUT_RULES, ROW_RULES
 __all__ = ["apart", "whole_operators"]
 
 
-def whole_operators(graph: Graph) -> Graph:
+def whole_operators(graph: Graph, doubled: Collection[str] = ()) -> Graph:
     """The graph with norms, activations, rotary positions, attention and losses as one operator each.
 
     It computes the same function; in half precision a merged operator rounds once where its parts rounded each.
+    `doubled` are constants whose last dim has two equal halves: tables of cosines and sines.
     """
-    return rewritten(graph, (*NORM_RULES, *ACTIVATION_RULES, *ROTATION_RULES, *HEAD_RULES))
+    return rewritten(graph, (*NORM_RULES, *ACTIVATION_RULES, *ROTATION_RULES, *HEAD_RULES), doubled)
 
 
 def apart(graph: Graph) -> Graph:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from plans.model.graph import Operator, Tensor
+from plans.model.graph import Operator
 from plans.model.part import Part
-from plans.model.whole.rewrite import New, Piece, Rule, View
+from plans.model.whole.rewrite import New, Piece, Rule, View, part_as_tensor
 
 __all__ = ["FUSED_RULES", "KERNEL_RULES"]
 
@@ -45,10 +45,8 @@ def _linear(view: View, operator: Operator, product: Operator, bias: tuple[str, 
         return None
     if len(view.readers[kernel]) > 1 or len(view.shape(x)) < 2:
         return None
-    part = Part(
-        name=kernel, shape=tensor.shape, view=tensor.shape, dim=1, start=0, size=tensor.shape[1], transposed=True
-    )  # fmt: skip
-    piece = _piece(tensor, "transposed", tensor.shape[::-1], part)
+    part = Part(name=kernel, shape=tensor.shape, view=tensor.shape, region=_all(tensor.shape), transposed=True)
+    piece = part_as_tensor(tensor, "transposed", tensor.shape[::-1], part)
     made = view.tensors[operator.outputs[0]]
     if piece.tensor.name in view.tensors:
         return None
@@ -112,25 +110,22 @@ def _part_of(view: View, weight: str, factors: tuple[int, ...], at: int, cut: Op
     start, size = int(cut.attrs["start"]), view.shape(cut.outputs[0])[int(cut.attrs["dim"])]  # type: ignore[arg-type]
     rows = math.prod(factors) // factors[at] * size
     shape = (rows, *tensor.shape[1:])
+    cut_out = (*_all(factors[:at]), (start, start + size), *_all(factors[at + 1 :]))
     if before is None:
-        part = Part(name=weight, shape=tensor.shape, view=(*factors, *tensor.shape[1:]), dim=at, start=start, size=size)
-        return _piece(tensor, str(number), shape, part)
-    if not before.transposed or before.num_elements != math.prod(before.shape):
+        inside = tensor.shape[1:]
+        part = Part(name=weight, shape=tensor.shape, view=(*factors, *inside), region=(*cut_out, *_all(inside)))
+        return part_as_tensor(tensor, str(number), shape, part)
+    if not before.transposed or not before.is_whole:
         return None
-    inside = tensor.shape[1]
     part = Part(
-        name=before.name, shape=before.shape, view=(inside, *factors), dim=1 + at, start=start, size=size,
-        transposed=True,
+        name=before.name, shape=before.shape, view=(tensor.shape[1], *factors),
+        region=((0, tensor.shape[1]), *cut_out), transposed=True,
     )  # fmt: skip
-    return _piece(structs.replace(tensor, name=before.name), str(number), shape, part)
+    return part_as_tensor(structs.replace(tensor, name=before.name), str(number), shape, part)
 
 
-def _piece(tensor: Tensor, word: str, shape: tuple[int, ...], part: Part) -> Piece:
-    """A part of a weight, called after it: "attn.c_attn.weight" -> "attn.c_attn.0.weight"."""
-    path, dot, leaf = tensor.name.rpartition(".")
-    return Piece(
-        tensor=Tensor(name=f"{path}{dot}{word}.{leaf}", shape=shape, dtype=tensor.dtype, kind=tensor.kind), part=part
-    )  # fmt: skip
+def _all(sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    return tuple((0, size) for size in sizes)
 
 
 KERNEL_RULES: tuple[Rule, ...] = (_kernel_and_bias, _kernel)

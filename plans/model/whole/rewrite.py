@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -10,7 +10,7 @@ from msgspec import structs
 from plans.model.graph import Attr, Graph, Operator, Tensor
 from plans.model.part import Part
 
-__all__ = ["New", "Piece", "Rule", "View", "rewritten"]
+__all__ = ["New", "Piece", "Rule", "View", "part_as_tensor", "rewritten"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,13 @@ class Piece:
 
     tensor: Tensor
     part: Part
+
+
+def part_as_tensor(tensor: Tensor, word: str, shape: tuple[int, ...], part: Part) -> Piece:
+    """A part of a tensor, called after it and a word: "attn.c_attn.weight" and "0" are "attn.c_attn.0.weight"."""
+    path, dot, leaf = tensor.name.rpartition(".")
+    name = f"{path}{dot}{word}.{leaf}"
+    return Piece(tensor=Tensor(name=name, shape=shape, dtype=tensor.dtype, kind=tensor.kind), part=part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +45,14 @@ class New:
 
 
 class View:
-    """The operators of a graph, with who makes and who reads each tensor, and which tensors are parts of others."""
+    """The operators of a graph, who makes and who reads each tensor, which are parts of others, which are doubled."""
 
-    def __init__(self, tensors: dict[str, Tensor], operators: Sequence[Operator], parts: Mapping[str, Part]) -> None:
+    def __init__(
+        self, tensors: dict[str, Tensor], operators: Sequence[Operator], parts: Mapping[str, Part],
+        doubled: Collection[str],
+    ) -> None:  # fmt: skip
         self.tensors = tensors
+        self.doubled = doubled
         self.parts = parts
         self.operators = operators
         self.makers = {name: operator for operator in operators for name in operator.outputs}
@@ -71,13 +82,15 @@ Rule = Callable[[View, Operator], Sequence[New] | str | None]
 output is equal to; or None."""
 
 
-def rewritten(graph: Graph, rules: Iterable[Rule]) -> Graph:
+def rewritten(graph: Graph, rules: Iterable[Rule], doubled: Collection[str] = ()) -> Graph:
     """The graph after every rule was tried at every operator, one rule after the other, each until it finds no more.
+
+    `doubled` are constants whose last dim has two equal halves.
 
     What nobody reads any more is left out. New operators are in the module of the one that they replace, and are called
     after it and their kind.
     """
-    rewriting = _Rewriting(graph)
+    rewriting = _Rewriting(graph, doubled)
     for rule in rules:
         while rewriting.apply(rule):
             pass
@@ -87,7 +100,8 @@ def rewritten(graph: Graph, rules: Iterable[Rule]) -> Graph:
 class _Rewriting:
     """A graph that is being rewritten; new operators have provisional names, which no operator of a model can have."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, doubled: Collection[str]) -> None:
+        self.doubled = doubled
         self.tensors = dict(graph.tensors)
         self.operators = list(graph.operators)
         self.loss = graph.loss
@@ -97,7 +111,7 @@ class _Rewriting:
 
     def apply(self, rule: Rule) -> bool:
         """Try a rule at every operator; returns whether it found anything."""
-        view = View(self.tensors, self.operators, self.parts)
+        view = View(self.tensors, self.operators, self.parts, self.doubled)
         found = [(operator, rule(view, operator)) for operator in self.operators]
         if all(news is None for _, news in found):
             return False

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plans.model.graph import Attr, Operator
+from plans.model.part import Part
 from plans.model.whole.heads import SWAPPED
-from plans.model.whole.rewrite import New, Rule, View
+from plans.model.whole.rewrite import New, Piece, Rule, View, part_as_tensor
 
 __all__ = ["PART_RULES", "ROTATION_RULES"]
 
@@ -19,7 +20,8 @@ class _Table(NamedTuple):
     `length_at` is the dim of four at which the length stands where they are multiplied with.
     """
 
-    name: str
+    source: str | Piece
+    shape: tuple[int, ...]
     length_at: int
 
 
@@ -68,8 +70,12 @@ def _turned_halves(view: View, operator: Operator) -> Sequence[New] | None:
     if straight is None or crossed is None or len(straight.inputs) != 2 or len(crossed.inputs) != 2:
         return None
     x, swapped = straight.inputs[0], view.made(crossed.inputs[0], "concat")
-    cos = _angles(view, straight.inputs[1], "cos", len(view.shape(x)))
-    sin = _angles(view, crossed.inputs[1], "sin", len(view.shape(x)))
+    tables = straight.inputs[1], crossed.inputs[1]
+    cos, sin = (_doubled_table(view, name, len(view.shape(x))) for name in tables)
+    if cos is None or sin is None:
+        cos, sin = (
+            _angles(view, name, kind, len(view.shape(x))) for name, kind in zip(tables, ("cos", "sin"), strict=True)
+        )
     negative = swapped and view.made(swapped.inputs[0], "neg")
     if swapped is None or negative is None or cos is None or sin is None or len(swapped.inputs) != 2:
         return None
@@ -97,7 +103,7 @@ def _angles(view: View, name: str, kind: str, num_dims: int) -> _Table | None:
     pairs = source.shape[0]
     for at in (1, 2):
         if shape == tuple({at: length, 3: 2 * pairs}.get(each, 1) for each in range(4)):
-            return _Table(source.name, at)
+            return _Table(source.name, source.shape, at)
     return None
 
 
@@ -167,13 +173,39 @@ def _operands(view: View, product: Operator) -> tuple[str, _Table] | None:
 
 def _table(view: View, name: str, num_dims: int) -> _Table | None:
     """A table of the model that is repeated over samples and heads."""
-    source = view.tensors[view.behind(name, "reshape", "cast", "expand")]
-    if source.kind != "constant" or len(source.shape) != 2 or num_dims != 4:
+    return _rows_of(view, name, num_dims, doubled=False)
+
+
+def _doubled_table(view: View, name: str, num_dims: int) -> _Table | None:
+    """A table whose two halves are equal, of which one is enough."""
+    return _rows_of(view, name, num_dims, doubled=True)
+
+
+def _rows_of(view: View, name: str, num_dims: int, *, doubled: bool) -> _Table | None:
+    rows = view.behind(name, "reshape", "cast", "expand")
+    cut = view.made(rows, "narrow")
+    source = view.tensors[rows if cut is None else view.behind(cut.inputs[0], "reshape", "cast")]
+    if source.kind != "constant" or len(source.shape) != 2 or num_dims != 4 or source.name in view.parts:
         return None
+    first, length = 0, source.shape[0]
+    if cut is not None:
+        if cut.attrs["dim"] != 0 or cut.attrs.get("step", 1) != 1 or len(view.shape(rows)) != 2:
+            return None
+        first, length = int(cut.attrs["start"]), view.shape(rows)[0]  # type: ignore[arg-type]
+    width = source.shape[1]
     shape = (1,) * (num_dims - len(view.shape(name))) + view.shape(name)
-    length, pairs = source.shape
-    places = [at for at in (1, 2) if shape == tuple({at: length, 3: pairs}.get(each, 1) for each in range(4))]
-    return _Table(source.name, places[0]) if places else None
+    places = [at for at in (1, 2) if shape == tuple({at: length, 3: width}.get(each, 1) for each in range(4))]
+    if not places or (doubled and (source.name not in view.doubled or width % 2)):
+        return None
+    own = (length, width // 2 if doubled else width)
+    if own == source.shape:
+        return _Table(source.name, own, places[0])
+    part = Part(
+        name=source.name, shape=source.shape, view=source.shape, region=((first, first + length), (0, own[1])),
+        repeats=1 if doubled else None,
+    )  # fmt: skip
+    word = f"half_{first}_{length}" if doubled else f"rows_{first}_{length}"
+    return _Table(part_as_tensor(source, word, own, part), own, places[0])
 
 
 def _parts_of(view: View, parts: Sequence[Operator | None], *, step: int, sizes: tuple[int, int]) -> str | None:
@@ -194,8 +226,8 @@ def _parts_of(view: View, parts: Sequence[Operator | None], *, step: int, sizes:
 def _rope(view: View, operator: Operator, turn: _Turn, *, interleaved: bool) -> Sequence[New] | None:
     """The rotation as one operator, before heads and length change places."""
     made, cos, sin = view.tensors[operator.outputs[0]], turn.cos, turn.sin
-    angles = (cos.name,) if cos == sin else (cos.name, sin.name)
-    if len(made.shape) != 4 or cos.length_at != sin.length_at or view.shape(cos.name) != view.shape(sin.name):
+    angles = (cos.source,) if cos == sin else (cos.source, sin.source)
+    if len(made.shape) != 4 or cos.length_at != sin.length_at or cos.shape != sin.shape:
         return None
     attrs: dict[str, Attr] = {"interleaved": True} if interleaved else {}
     x = turn.x
