@@ -5,6 +5,7 @@
     python -m benchmarks.peers --gpus 2 --sides graph apart --out FOLDER   fused runs against single instructions
     python -m benchmarks.peers --gpus 2 --resume --out FOLDER              what an earlier call did not reach
     python -m benchmarks.peers --set second --gpus 1 2 --sides torch graph --out FOLDER      shapes of no earlier step
+    python -m benchmarks.peers --set third --gpus 1 2 --sides torch graph --out FOLDER       others again
     python -m benchmarks.peers --list                                      the cases, in their order
     python -m benchmarks.peers --smoke --gpus 2 --out FOLDER               tiny sizes on CPU ranks
 
@@ -23,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.cases import CASES, SECOND_CASES, SMOKE_CASES, Case
+from benchmarks.peers.cases import CASES, SECOND_CASES, SMOKE_CASES, THIRD_CASES, Case
 from benchmarks.peers.launches import taken
 from benchmarks.peers.predictions import predictions
 from benchmarks.peers.scores import scores, scores_text
@@ -35,7 +36,7 @@ __all__ = ["main"]
 
 BUDGET_S = 420.0
 
-SETS = {"first": CASES, "second": SECOND_CASES}
+SETS = {"first": CASES, "second": SECOND_CASES, "third": THIRD_CASES}
 """Name -> the cases that `--set` chooses."""
 
 

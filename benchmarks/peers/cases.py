@@ -14,7 +14,7 @@ from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import Optimizer, Plan
 from search import uniform_plan
 
-__all__ = ["CASES", "MODELS", "SECOND_CASES", "SMOKE_CASES", "Case", "case_named", "model_flops"]
+__all__ = ["CASES", "MODELS", "SECOND_CASES", "SMOKE_CASES", "THIRD_CASES", "Case", "case_named", "model_flops"]
 
 MODELS: Mapping[str, TransformerConfig] = {
     config.name: config
@@ -43,6 +43,19 @@ MODELS: Mapping[str, TransformerConfig] = {
         TransformerConfig(
             name="moe-16", num_layers=4, hidden=1536, num_heads=12, ffn=2816, vocab=32000, seq=2048,
             experts=Experts(num_experts=16, top_k=2, ffn=2816),
+        ),
+        # of the third set: other shapes again
+        TransformerConfig(name="5x5120", num_layers=5, hidden=5120, num_heads=40, ffn=13824, vocab=32000, seq=2048),
+        TransformerConfig(name="12x2048", num_layers=12, hidden=2048, num_heads=16, ffn=8192, vocab=128256, seq=1024),
+        TransformerConfig(name="20x1280", num_layers=20, hidden=1280, num_heads=20, ffn=3456, vocab=50304, seq=2048),
+        TransformerConfig(name="2x7168", num_layers=2, hidden=7168, num_heads=56, ffn=18432, vocab=32000, seq=4096),
+        TransformerConfig(
+            name="gpt-1792", num_layers=10, hidden=1792, num_heads=14, vocab=50304, seq=2048, gated=False, norm="layer",
+            position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
+        ),
+        TransformerConfig(
+            name="moe-4", num_layers=5, hidden=2560, num_heads=20, ffn=6912, vocab=32000, seq=1024,
+            experts=Experts(num_experts=4, top_k=2, ffn=6912),
         ),
         # for CPU ranks, in single precision, so that losses show every difference
         TransformerConfig(
@@ -273,6 +286,55 @@ _SECOND_ON_2 = (
 SECOND_CASES: Mapping[int, tuple[Case, ...]] = {1: _SECOND_ON_1, 2: _SECOND_ON_2}
 """More of them, in shapes that no step had before, chosen and predicted before any ran."""
 
+_THIRD_ON_1 = (
+    _case("5x5120", 2, micro_batch=2),
+    _case("5x5120", 4, micro_batch=1),
+    _case("12x2048", 8, micro_batch=8),
+    _case("12x2048", 8, micro_batch=2),
+    _case("20x1280", 8, micro_batch=8),
+    _case("20x1280", 4, micro_batch=1),
+    _case("2x7168", 2, micro_batch=2),
+    _case("2x7168", 3, micro_batch=1),
+    _case("gpt-1792", 8, micro_batch=8),
+    _case("gpt-1792", 8, micro_batch=2),
+    _case("moe-4", 8, micro_batch=8),
+    _case("moe-4", 8, micro_batch=4),
+    _case("5x5120", 3, micro_batch=3),
+    _case("12x2048", 16, micro_batch=16),
+    _case("20x1280", 16, micro_batch=4),
+)
+_THIRD_ON_2 = (
+    _case("5x5120", 4, dp=2, micro_batch=2),
+    _case("5x5120", 8, pp=2, micro_batch=1),
+    _case("5x5120", 4, tp=2, micro_batch=4),
+    _case("5x5120", 4, dp=2, micro_batch=2, zero=2),
+    _case("5x5120", 4, dp=2, micro_batch=1, zero=3),
+    _case("5x5120", 4, tp=2, micro_batch=2, sequence_parallel=True),
+    _case("5x5120", 8, pp=2, micro_batch=1, schedule="zb_h1"),
+    _case("12x2048", 16, dp=2, micro_batch=8),
+    _case("12x2048", 16, dp=2, micro_batch=4, zero=3),
+    _case("12x2048", 16, pp=2, micro_batch=2),
+    _case("12x2048", 16, tp=2, micro_batch=8),
+    _case("12x2048", 16, dp=2, micro_batch=8, zero=2),
+    _case("12x2048", 16, pp=2, micro_batch=4, schedule="interleaved_1f1b", virtual=2),
+    _case("20x1280", 16, dp=2, micro_batch=8),
+    _case("20x1280", 16, dp=2, micro_batch=8, zero=3),
+    _case("20x1280", 16, pp=2, micro_batch=4),
+    _case("20x1280", 8, tp=2, micro_batch=8, sequence_parallel=True),
+    _case("2x7168", 4, dp=2, micro_batch=1, zero=2),
+    _case("2x7168", 2, tp=2, micro_batch=1),
+    _case("2x7168", 4, dp=2, micro_batch=2),
+    _case("2x7168", 4, tp=2, micro_batch=2, sequence_parallel=True),
+    _case("gpt-1792", 16, dp=2, micro_batch=8),
+    _case("gpt-1792", 16, pp=2, micro_batch=2),
+    _case("gpt-1792", 16, dp=2, micro_batch=4, zero=3),
+    _case("gpt-1792", 8, tp=2, micro_batch=8),
+    _case("moe-4", 16, dp=2, micro_batch=8),
+)
+
+THIRD_CASES: Mapping[int, tuple[Case, ...]] = {1: _THIRD_ON_1, 2: _THIRD_ON_2}
+"""Likewise, after prices of kernels had been corrected by what the second set showed."""
+
 SMOKE_CASES: Mapping[int, tuple[Case, ...]] = {
     1: (
         _case("tiny", 4, micro_batch=2, compiles=True),
@@ -310,5 +372,8 @@ def case_named(name: str) -> Case:
         KeyError: there is none.
     """
     return {
-        case.name: case for table in (CASES, SECOND_CASES, SMOKE_CASES) for cases in table.values() for case in cases
+        case.name: case
+        for table in (CASES, SECOND_CASES, THIRD_CASES, SMOKE_CASES)
+        for cases in table.values()
+        for case in cases
     }[name]
