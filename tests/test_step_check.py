@@ -103,21 +103,21 @@ ON_RANKS = {
 SPIKE_AT, NAN_AT = 6, 10
 
 
-def feed_of(each):
+def feed_of(each, steps=STEPS):
     """Batches; where spikes are guarded against one is far off, and a row of another is no number."""
-    feed = batches(each.graph, STEPS)
+    feed = batches(each.graph, steps)
     if each.step_check.spike is not None:
         feed[SPIKE_AT]["y"] = feed[SPIKE_AT]["y"] * 1e3
         feed[NAN_AT]["x"][3, 2] = np.nan
     return feed
 
 
-def reference(each, num_micro_batches):
+def reference(each, num_micro_batches, steps=STEPS):
     """Plain torch on one process: losses, masters, scales before each step, steps without an update.
 
     Loss scaling is torch's GradScaler; steps that a guard is to skip are named by hand.
     """
-    optimizer, feed = each.optimizer, feed_of(each)
+    optimizer, feed = each.optimizer, feed_of(each, steps)
     scale = each.step_check.loss_scale
     omitted = () if scale is not None else (SPIKE_AT, NAN_AT)
     dtypes = {tensor.name: getattr(torch, tensor.dtype) for tensor in each.graph.parameters}
@@ -176,7 +176,7 @@ def trained(each, folder, *, first=0, resume=None, save=False, steps=STEPS):
     options = RunOptions(
         checkpoints=asked, record_steps=0, count=save, on_check=lambda step, verdict: found.append((step, verdict))
     )
-    feed = iter(feed_of(each)[first:steps])
+    feed = iter(feed_of(each, max(steps, STEPS))[first:steps])
     result = run_rank(lower(each), each, feed, parameters(each.graph), steps - first, device="cpu", options=options)
     assert [step for step, _ in found] == list(range(first, steps))
     assert not save or result.differences == ()
@@ -199,6 +199,19 @@ def test_one_process_scales_and_skips_as_the_scaler_of_torch(name, tmp_path):
     assert [verdict.loss_scale for verdict in verdicts] == scales
     assert [verdict.is_skipped for verdict in verdicts] == skipped
     assert 3 < sum(skipped) < 10 and any(later > earlier for earlier, later in itertools.pairwise(scales))
+    np.testing.assert_allclose(result.losses, losses, rtol=1e-6)
+    for parameter, expected in masters.items():
+        np.testing.assert_allclose(result.weights[parameter], expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["adamw", "momentum, clipped"])
+def test_a_thousand_steps_are_those_of_torch(name, tmp_path):
+    """The scale grows and falls many times; one other decision, and nothing after it would be the same."""
+    each = replace(ALONE[name], step_check=StepCheck(loss_scale=LossScale(growth_every=50)))
+    result, verdicts = trained(each, tmp_path, steps=1000)
+    losses, masters, scales, skipped = reference(each, 1, steps=1000)
+    assert [verdict.loss_scale for verdict in verdicts] == scales and len(scales) == 1000
+    assert [verdict.is_skipped for verdict in verdicts] == skipped and sum(skipped) > 9
     np.testing.assert_allclose(result.losses, losses, rtol=1e-6)
     for parameter, expected in masters.items():
         np.testing.assert_allclose(result.weights[parameter], expected, rtol=1e-6, atol=1e-6)
@@ -297,6 +310,41 @@ def held_of(**numbers):
     for name, value in numbers.items():
         held[Held[name]] = value
     return held
+
+
+LOSSES = {
+    "l1_loss": ((6, 5), ()),
+    "mse_loss": ((6, 5), ()),
+    "mean_loss": ((6, 5), ()),
+    "cross_entropy": ((6, 5), ("sums",)),
+    "cross_entropy, some ignored": ((6, 5), ("count", "sums")),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_gradient_of_a_scaled_loss_is_multiplied_before_it_is_rounded(name, dtype):
+    """Each element is by far too small for float16 without its scale."""
+    kind, (shape, more) = name.partition(",")[0], LOSSES[name]
+    attrs = {"scale": 0.25, "count": 2**24} | ({"ignore_index": 3} if "count" in more else {})
+    random = torch.Generator().manual_seed(1)
+    x = torch.randn(shape, generator=random).to(getattr(torch, dtype))
+    of = torch.randint(0, 5, shape[:1], generator=random) if kind == "cross_entropy" else torch.zeros_like(x)
+    known = {"count": torch.tensor(2.0**24), "sums": torch.logsumexp(x.double(), -1)}
+    inputs = [] if kind == "mean_loss" else [x, of, *(known[each] for each in more)]
+    held = held_of(SCALE=2.0**22)
+
+    def gradient(wide, *scaled):
+        context = OpContext(rank=0, mesh=ONE, shape=shape, dtype=wide)
+        given = [each.to(getattr(torch, wide)) if each.dtype == x.dtype else each for each in inputs]
+        return rule_of(f"{kind}.grad0")(context, attrs | ({"scaled": True} if scaled else {}), *given, *scaled)
+
+    exact = gradient("float64") * 2.0**22
+    made = gradient(dtype, held)
+    assert made.dtype == getattr(torch, dtype) and made.shape == shape and (exact.abs() > 1e-3).any()
+    torch.testing.assert_close(made.double(), exact, rtol=2 * torch.finfo(made.dtype).eps, atol=1e-6)
+    if dtype == "float16":
+        assert not gradient(dtype).abs().gt(1e-7).any()
 
 
 def test_the_scale_is_that_of_torch_for_any_row_of_finite_and_other_steps():

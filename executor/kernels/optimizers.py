@@ -18,7 +18,7 @@ takes it, and else what was there before is put back.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,9 +59,9 @@ def momentum(
 
 def adamw(
     context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor,
-    held: Tensor | None = None,
+    corrections: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """One update as torch.optim.AdamW makes it (Loshchilov and Hutter 2019)."""
+    """One update as torch.optim.AdamW makes it (Loshchilov and Hutter 2019); its corrections may be known already."""
     beta1, beta2, eps = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs.get("eps", 1e-8)
     decay, lr, number = attrs.get("weight_decay", 1e-2), attrs.get("lr", DEFAULT_LR), context.counter.number
     device = weight.device
@@ -73,7 +73,7 @@ def adamw(
     first, second = _in(mean, weight.dtype), _in(square, weight.dtype)
     first.lerp_(gradient, 1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    bias, unbiased = _corrections(context, attrs, scalar, device, held)
+    bias, unbiased = corrections or _corrections(context, attrs, scalar, device)
     # rounded where torch's single-tensor form rounds: after the root, its division and eps, and with the weight
     root = _in(second.sqrt(), scalar).div_(bias)
     root = _in(root, weight.dtype).add_(eps)
@@ -84,16 +84,18 @@ def adamw(
 
 
 def _corrections(
-    context: OpContext, attrs: Attrs, dtype: torch.dtype, device: torch.device, held: Tensor | None
+    context: OpContext, attrs: Attrs, dtype: torch.dtype, device: torch.device, held: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The root of the correction of the mean square, and the rate over that of the mean."""
     beta1, beta2, lr = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs.get("lr", DEFAULT_LR)
     number = context.counter.number
     if held is None:
         return number(_root_of_bias, (beta2,), dtype, device), number(_unbiased_rate, (lr, beta1), dtype, device)
-    done = _number(context, held).to(dtype)
+    wide = dtype if device.type == "npu" else torch.float64  # in which torch.optim computes them
+    done = _number(context, held).to(wide)
     corrections = [-torch.expm1(done * math.log(beta)) if beta else torch.ones_like(done) for beta in (beta1, beta2)]
-    return corrections[1].sqrt(), number(learning_rate, (lr,), dtype, device) / corrections[0]
+    rate = number(learning_rate, (lr,), wide, device)
+    return corrections[1].sqrt().to(dtype), (rate / corrections[0]).to(dtype)
 
 
 def _number(context: OpContext, held: Tensor) -> Tensor:
@@ -170,11 +172,19 @@ def adamw_of_many(context: OpContext, attrs: Attrs, *tensors: Tensor) -> tuple[T
     *own, skips, held = tensors
     if is_gpu(own[0]) and _alike(own):
         return _by_one_kernel(context, attrs, own, skips, held)
-    return tuple(made for each in _by_four(own) for made in _checked(adamw, context, attrs, each, skips, held))
+    scalar = _scalar_dtype(own[0])
+    corrections = _corrections(context, attrs, scalar, own[0].device, held)  # once for all
+
+    def of_one(weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor) -> tuple[Tensor, ...]:
+        return _unless(
+            skips, (weight, mean, square), lambda: adamw(context, attrs, weight, gradient, mean, square, corrections)
+        )
+
+    return tuple(made for each in _by_four(own) for made in of_one(*each))
 
 
-def _by_four(tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-    return [tensors[at : at + 4] for at in range(0, len(tensors), 4)]
+def _by_four(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    return zip(*(tensors[at::4] for at in range(4)), strict=True)
 
 
 def _alike(tensors: Sequence[Tensor]) -> bool:
@@ -198,17 +208,14 @@ def _by_one_kernel(
     return tuple(each for of_one in zip(weights, means, squares, strict=True) for each in of_one)
 
 
-def _checked(
-    rule: Rule, context: OpContext, attrs: Attrs, own: Sequence[Tensor], skips: Tensor, held: Tensor
-) -> tuple[Tensor, ...]:
-    """The update of one parameter, (weight, gradient, states), unless the step is skipped."""
-    changed = (own[0], *own[2:])
+def _unless(skips: Tensor, changed: tuple[Tensor, ...], update: Callable[[], object]) -> tuple[Tensor, ...]:
+    """What an update changes, unless the step is skipped."""
     if _can_look(skips):
         if not skips:
-            rule(context, attrs, *own, held)
+            update()
         return changed
     before = [each.clone() for each in changed]
-    rule(context, attrs, *own, held)
+    update()
     for each, old in zip(changed, before, strict=True):
         each.copy_(torch.where(skips > 0, old, each))
     return changed
@@ -226,7 +233,7 @@ def _may_be_checked(rule: Rule) -> Rule:
         if not attrs.get("checked"):
             return rule(context, attrs, *tensors)
         *own, skips, held = tensors
-        made = _checked(rule, context, attrs, own, skips, held)
+        made = _unless(skips, (own[0], *own[2:]), lambda: rule(context, attrs, *own, held))
         return made if len(made) > 1 else made[0]
 
     return of_one
