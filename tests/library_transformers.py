@@ -89,16 +89,25 @@ class NanoGPT(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """A backbone of transformers, its head, and the loss of its logits."""
+    """A backbone of transformers, its head, and the loss of its logits; or that of models that shift their labels.
 
-    def __init__(self, model, bias=False, tied=False):
+    `shifts` is "padded" as in transformers 5, or "cut" as in transformers 4 and most code written by hand.
+    """
+
+    def __init__(self, model, bias=False, tied=False, shifts=""):
         super().__init__()
+        self.shifts = shifts
         self.model, self.lm_head = model, nn.Linear(WIDTH, VOCAB, bias=bias)
         if tied:
             self.lm_head.weight = model.words.weight
 
     def forward(self, input_ids, labels):
         logits = self.lm_head(self.model(input_ids))
+        if self.shifts == "padded":
+            labels = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
+            return F.cross_entropy(logits.float().view(-1, VOCAB), labels.view(-1), ignore_index=-100, reduction="mean")
+        if self.shifts == "cut":
+            logits, labels = logits[..., :-1, :].contiguous(), labels[..., 1:].contiguous()
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
@@ -511,7 +520,10 @@ MODULES = {
     "GPT-NeoX, one after the other": lambda: LanguageModel(NeoXModel(share=1.0, parallel=False)),
     "Phi-3": lambda: LanguageModel(Phi3Model()),
     "Phi-4-mini": lambda: LanguageModel(Phi3Model(kv_heads=4, share=0.75), tied=True),
+    "Phi-3, padded labels": lambda: LanguageModel(Phi3Model(), shifts="padded"),
+    "GPT-NeoX, cut labels": lambda: LanguageModel(NeoXModel(), shifts="cut"),
     "OPT": lambda: LanguageModel(OPTModel(), tied=True),
+    "OPT, more rows": lambda: LanguageModel(OPTModel(rows=2 * LENGTH), tied=True),
     "OPT, norms after the sums": lambda: LanguageModel(OPTModel(norm_first=False), tied=True),
     "BERT": BertForMaskedLM,
     "BERT, more rows": lambda: BertForMaskedLM(rows=2 * LENGTH),
@@ -526,6 +538,10 @@ def made(name):
     return MODULES[name]()
 
 
-def batch():
+def batch(name=""):
+    """Tokens and labels, of which one in eight is ignored where the model shifts them."""
     generator = torch.Generator().manual_seed(4)
-    return tuple(torch.randint(0, VOCAB, (BATCH, LENGTH), generator=generator) for _ in range(2))
+    tokens, labels = (torch.randint(0, VOCAB, (BATCH, LENGTH), generator=generator) for _ in range(2))
+    if "labels" in name:
+        labels[torch.rand(labels.shape, generator=generator) < 1 / 8] = -100
+    return tokens, labels

@@ -24,8 +24,11 @@ from on_ranks import run_on_ranks
 
 from costmodels import Machine
 from executor.capture.capture import capture
+from executor.device import Device
 from executor.reference.reference import compare_losses, compare_weights, train_reference
+from executor.train.batches import as_read
 from executor.train.checkpoint_files import written_checkpoints
+from executor.train.evaluate import evaluate
 from executor.train.initial import no_init_parameters
 from executor.train.models import InitialParameters
 from executor.train.module_weights import as_graph, as_module
@@ -60,6 +63,7 @@ PHI = replace(
     NEOX, norm="rms", norm_eps=1e-6, gated=True, activation="silu", ffn=48, qkv_bias=False, out_bias=False,
     mlp_bias=False,
 )  # fmt: skip
+OPT = replace(GPT2, activation="relu", ffn=48, first_position=2)
 CONFIGS = {
     "nanoGPT": replace(PLAIN, name="NanoGPT", tied=True, ignore_index=-1),
     "nanoGPT, untied, no biases": replace(
@@ -72,6 +76,13 @@ CONFIGS = {
     "GPT-NeoX, one after the other": replace(NEOX, rope=Rope(angles="frequencies")),
     "Phi-3": replace(PHI, num_kv_heads=2, rope=Rope(angles="frequencies")),
     "Phi-4-mini": replace(PHI, tied=True, rope=Rope(angles="frequencies", fraction=0.75)),
+    "Phi-3, padded labels": replace(PHI, num_kv_heads=2, rope=Rope(angles="frequencies"), ignore_index=-100),
+    "GPT-NeoX, cut labels": replace(
+        NEOX, parallel_residual=True, rope=Rope(angles="frequencies", fraction=0.25), ignore_index=-100
+    ),
+    "OPT": OPT,
+    "OPT, norms after the sums": replace(OPT, norm_place="sum"),
+    "OPT, more rows": replace(OPT, num_positions=2 * LENGTH + 2),
     "doubled tables": replace(PHI, rope=Rope(angles="tables")),
     "doubled tables, more rows": replace(PHI, rope=Rope(angles="tables")),
 }
@@ -163,7 +174,7 @@ def test_parts_of_weights_are_the_weights(name):
     assert {key: each.shape for key, each in parts.items()} == {each.name: each.shape for each in graph.parameters}
     joined = as_module(graph, parts)
     assert joined.keys() == whole.keys() and all(np.array_equal(joined[key], whole[key]) for key in whole)
-    if name.startswith("doubled"):  # parts of tables alone
+    if not set(graph.parts) & set(parts):
         return
     with pytest.raises(TwofoldError, match=r"trains parts of '.*' only"):
         as_module(graph, {key: each for key, each in parts.items() if ".1." not in key or "attn.1" in key})
@@ -254,6 +265,27 @@ def test_files_of_weights_have_the_tensors_of_the_module(kind, tmp_path):
         check_weights(str(tmp_path / "missing.pt"), plan.graph)
 
 
+def test_labels_that_the_model_shifts_are_fed_one_place_later():
+    found = found_in("GPT-NeoX, cut labels")
+    assert found.graph.later == {"labels": -100} and not found_in("GPT-NeoX").graph.later
+    fed = {"input_ids": np.ones((2, 3)), "labels": np.array([[1, 2, 3], [4, 5, 6]])}
+    (read,) = as_read(found.graph, [fed])
+    assert read["labels"].tolist() == [[2, 3, -100], [5, 6, -100]] and read["input_ids"] is fed["input_ids"]
+    assert fed["labels"].tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("name", ["Phi-3, padded labels", "GPT-NeoX, cut labels", "GPT-2"])
+def test_an_evaluation_is_the_loss_of_the_module(name):
+    module, rows = made(name), batch(name)
+    config = CONFIGS[name]
+    plan = found_in(name).plan(
+        plan_of(Degrees(micro_batch=BATCH, global_batch=BATCH), transformer(config, batch_size=BATCH))
+    )
+    fed = dict(zip(names_of(module), (each.numpy() for each in rows), strict=True))
+    found = evaluate(plan, [fed], InitialParameters(module, 0), device=Device(kind="cpu"))
+    assert found.loss == pytest.approx(module(*rows).item(), rel=1e-6)
+
+
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
 ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-3, "weight_decay": 0.1}, undecayed=("*bias", "*ln*"))
@@ -284,6 +316,9 @@ RUNS = {
         tp=2, pp=2, sequence_parallel=True, schedule="interleaved_1f1b", virtual=2, micro_batch=2, global_batch=BATCH,
         optimizer=ADAMW,
     ),
+    "Phi-3, padded labels; tp 2 pp 2": Degrees(tp=2, pp=2, micro_batch=2, global_batch=BATCH, optimizer=ADAMW),
+    "GPT-NeoX, cut labels; cp 2 tp 2": Degrees(cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=MOMENTUM),
+    "OPT, more rows; dp 2 tp 2": Degrees(dp=2, tp=2, micro_batch=2, global_batch=BATCH, optimizer=MOMENTUM),
     "doubled tables, more rows; cp 2 tp 2": Degrees(
         cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=ADAMW
     ),
@@ -306,7 +341,7 @@ def names_of(module):
 def work(rank, folder):
     for number, run in enumerate(RUNS):
         module, plan = module_of(run), load_plan(folder / f"{number}.json")
-        rows = dict(zip(names_of(module), (each.numpy() for each in batch()), strict=True))
+        rows = dict(zip(names_of(module), (each.numpy() for each in batch(run)), strict=True))
         result = run_rank(
             lower(plan), plan, [rows] * NUM_STEPS, InitialParameters(module, 0), NUM_STEPS, device="cpu",
             weights_path=folder / f"{number}.weights.npz",
@@ -333,7 +368,7 @@ def test_it_trains_on_ranks_as_the_module_does_alone(folder, run):
     number, degrees, module = list(RUNS).index(run), RUNS[run], module_of(run)
     plan = load_plan(folder / f"{number}.json")
     expected = train_reference(
-        module, [batch()] * NUM_STEPS, optimizer=degrees.optimizer, num_steps=NUM_STEPS,
+        module, [batch(run)] * NUM_STEPS, optimizer=degrees.optimizer, num_steps=NUM_STEPS,
         num_micro_batches=plan.num_micro_batches, graph=plan.graph,
     )  # fmt: skip
     losses = np.load(folder / f"{number}.losses.npy").tolist()

@@ -112,11 +112,25 @@ def computed(build: Translation, node: fx.Node) -> Value:
     whole, one = value_of(node), computed_value(attrs["calls"], torch.device("cpu"))
     if whole is None or not torch.equal(one.expand(whole.shape), whole):
         raise build.refused(node, "it follows from shapes alone but differs between samples of the batch")
+    shared = _counted(build, node, one, dtype)
+    if shared is None:
+        shared = build.make(node, "computed", (), shape=tuple(one.shape), dtype=dtype, **attrs)
     if one.shape == whole.shape:
-        return build.make(node, "computed", (), shape=shape, dtype=dtype, **attrs)
-    shared = build.make(node, "computed", (), shape=tuple(one.shape), dtype=dtype, **attrs)
+        return shared
     zeros = build.like_batch(node, (shape[0], *(1,) * (len(shape) - 1)), dtype, False if dtype == "bool" else 0)
     return build.make(node, "logical_or" if dtype == "bool" else "add", (zeros, shared))
+
+
+def _counted(build: Translation, node: fx.Node, value: torch.Tensor, dtype: str) -> str | None:
+    """Positions, as the operator that counts them, where a value is start, start + step, start + 2 step, ..."""
+    flat = value.flatten()
+    if dtype != "int64" or flat.numel() < 2 or value.shape[-1] != flat.numel():
+        return None
+    start, step = int(flat[0]), int(flat[1] - flat[0])
+    if step < 1 or not torch.equal(flat, torch.arange(flat.numel()) * step + start):
+        return None
+    count = build.make(node, "arange", (), shape=tuple(flat.shape), dtype=dtype, start=start, step=step)
+    return build.reshaped(node, count, tuple(value.shape))
 
 
 def _written(build: Translation, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[str], str]:

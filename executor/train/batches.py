@@ -14,7 +14,7 @@ from plans.errors import TwofoldError
 from plans.model.graph import Graph, Tensor
 from plans.plan import Plan
 
-__all__ = ["Batch", "BatchCheck", "batches_of", "input_limits", "placed", "random_batches", "rows_of_rank"]
+__all__ = ["Batch", "BatchCheck", "as_read", "batches_of", "input_limits", "placed", "random_batches", "rows_of_rank"]
 
 Batch = dict[str, Any]
 """Name of an input -> array, or tensor where numpy lacks the dtype."""
@@ -151,6 +151,23 @@ def placed(batches: Iterable[Batch], device: Device) -> Iterator[dict[str, torch
     """Move batches to the device one at a time; a `Prefetcher` around it does so ahead of the step."""
     for batch in batches:
         yield {name: torch.as_tensor(array).to(device.torch_device) for name, array in batch.items()}
+
+
+def as_read(graph: Graph | None, batches: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    """Batches of a model as its graph reads them: some inputs one place later (`Graph.later`)."""
+    if graph is None or not graph.later:
+        return batches
+    return ({name: _later(array, graph.later.get(name)) for name, array in batch.items()} for batch in batches)
+
+
+def _later(array: Any, last: int | None) -> Any:
+    """[batch, length] without its first column, and `last` behind the others."""
+    if last is None:
+        return array
+    moved = array.clone() if isinstance(array, torch.Tensor) else np.array(array)
+    moved[:, :-1] = array[:, 1:]
+    moved[:, -1] = last
+    return moved
 
 
 def rows_of_rank(plan: Plan, rank: int, batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -23,6 +23,7 @@ from executor.kernels.context import torch_dtype
 from executor.step.code import Code
 from executor.step.groups import Groups
 from executor.step.interpreter import Batch, Interpreter
+from executor.train.batches import as_read
 from executor.train.copied import copy_weights
 from executor.train.module_weights import as_graph
 from plans.errors import TwofoldError
@@ -155,7 +156,7 @@ class Evaluator:
         program = lower(forward)
         alone = program.num_ranks == 1
         self._groups = None if alone else Groups(program, device, timeout_s)
-        self._loss = loss_operator(forward.graph)
+        self._graph, self._loss = forward.graph, loss_operator(forward.graph)
         rank = 0 if alone else dist.get_rank()
         self._forward = _Forward(program, rank, device, self._groups, self._loss.name)
         self._forward.set_parameters(as_graph(plan.graph, parameters))
@@ -173,7 +174,7 @@ class Evaluator:
             TwofoldError: no batch.
         """
         losses, found, right = [], [], torch.zeros(2, dtype=torch.int64)  # of how many
-        for batch in feed:
+        for batch in as_read(self._graph, feed):
             loss, parts = self._forward.evaluate(batch)
             losses.append(loss)
             if not outputs and self._labels is None:

@@ -24,6 +24,7 @@ from executor.step.count import Communication, compare, counted, planned_collect
 from executor.step.emulate import EmulatedInterpreter, Emulation
 from executor.step.groups import Groups, connect
 from executor.step.interpreter import Batch, Interpreter
+from executor.train.batches import as_read
 from executor.train.checkpoint import Saver, restore
 from executor.train.clocks import ahead_ns
 from executor.train.heartbeat import beating
@@ -88,7 +89,9 @@ def run_rank(
     check = None
     if not alone and options.replicas is not None and options.emulation is None:
         check = ReplicaCheck(program, plan, interpreter, options.replicas, first + steps)
-    done = _trained(interpreter, compiled, plan, iter(feed), (first, steps), options, (check, saver))
+    done = _trained(
+        interpreter, compiled, plan, iter(as_read(_graph(plan), feed)), (first, steps), options, (check, saver)
+    )
     peak_bytes, reserved_bytes = device.max_memory_allocated(), device.memory_reserved()
     ran = _execution(compiled)
     if compiled is not None:

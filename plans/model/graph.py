@@ -95,7 +95,8 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     Shapes are those of one whole batch of `batch_size` samples on one device; `with_batch` gives the same graph for
     another batch size, which is how micro-batches are made. `parts` says which parameters and constants are parts of
-    larger tensors of the module that the graph was captured from.
+    larger tensors of the module that the graph was captured from. `later` has inputs [batch, length] of which every
+    sample is fed without its first element, and with this number behind its last one.
 
     Raises:
         TwofoldError: a tensor read before it is made, made twice, unknown, or a loss that is no scalar.
@@ -107,6 +108,7 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     operators: tuple[Operator, ...]
     loss: str
     parts: dict[str, Part] = {}
+    later: dict[str, int] = {}
 
     def __post_init__(self) -> None:
         made = {tensor.name for tensor in self.tensors.values() if tensor.kind != "activation"}
@@ -318,4 +320,5 @@ def _resized(graph: Graph, batch_size: int) -> Graph:
         operators=graph.operators,
         loss=graph.loss,
         parts=graph.parts,
+        later=graph.later,
     )

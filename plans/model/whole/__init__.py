@@ -8,7 +8,7 @@ A module may also make in one product what is split apart afterwards, such as qu
 each a product of its own, with parts of the module's weights, as models by name have them.
 
 * `rewrite`: rules applied to a graph. `norms`, `activations`, `rotations`, `heads`: operators in parts.
-* `fused`, `views`, `sums`: what `apart` takes apart and puts in order.
+* `fused`, `views`, `sums`, `labels`: what `apart` takes apart and puts in order.
 """
 
 from collections.abc import Collection
@@ -17,6 +17,7 @@ from plans.model.graph import Graph
 from plans.model.whole.activations import ACTIVATION_RULES
 from plans.model.whole.fused import FUSED_RULES, KERNEL_RULES
 from plans.model.whole.heads import HEAD_RULES
+from plans.model.whole.labels import with_later_labels
 from plans.model.whole.norms import NORM_RULES
 from plans.model.whole.rewrite import rewritten
 from plans.model.whole.rotations import PART_RULES, ROTATION_RULES
@@ -38,7 +39,8 @@ def whole_operators(graph: Graph, doubled: Collection[str] = ()) -> Graph:
 def apart(graph: Graph) -> Graph:
     """The graph with a product for each thing that one product makes, as `Graph.parts` of its weights.
 
-    It computes the same function; sums of three are taken in the order of models by name.
+    Labels that the model shifts itself are fed one place later. It computes the same function; sums of three are taken
+    in the order of models by name.
     """
     order = (*KERNEL_RULES, *ROW_RULES, *ROTATION_RULES, *CUT_RULES, *FUSED_RULES, *PART_RULES, *HEAD_RULES, *SUM_RULES)
-    return rewritten(graph, order)
+    return with_later_labels(rewritten(graph, order))

@@ -69,17 +69,16 @@ def _counted_from(view: View, operator: Operator) -> Sequence[New] | None:
 
 
 def _positions(view: View, operator: Operator) -> Sequence[New] | None:
-    """x + rows [1, length, width] of a table at 0, 1, 2, ...: rows [length, width]."""
+    """x + rows [1 or batch, length, width] of a table at 0, 1, 2, ...: rows [length, width]."""
     if operator.kind != "add" or len(operator.inputs) != 2:
         return None
     for x, added in (operator.inputs, operator.inputs[::-1]):
         rows = view.made(added, "embedding")
-        ids = rows and view.made(view.behind(rows.inputs[0], "reshape", "cast"), "arange")
-        if rows is None or ids is None or len(view.shape(added)) != 3 or view.shape(added)[0] != 1:
+        counted = _count(view, rows.inputs[0]) if rows is not None else None
+        if rows is None or counted is None or len(view.shape(added)) != 3 or len(view.shape(x)) != 3:
             continue
-        made, counted = view.tensors[operator.outputs[0]], ids.outputs[0]
-        shape = view.shape(added)[1:]
-        if len(view.shape(x)) != 3 or view.shape(counted) != shape[:1]:
+        made, shape = view.tensors[operator.outputs[0]], view.shape(added)[1:]
+        if view.shape(counted) != shape[:1]:
             continue
         return [
             New(
@@ -89,6 +88,18 @@ def _positions(view: View, operator: Operator) -> Sequence[New] | None:
             New(kind="add", inputs=(x, 0), shape=made.shape, dtype=made.dtype),
         ]  # fmt: skip
     return None
+
+
+def _count(view: View, name: str) -> str | None:
+    """The positions that ids are, of every sample the same: counted, or added to zeros of the batch's size."""
+    name = view.behind(name, "reshape", "cast")
+    summed = view.made(name, "add")
+    if summed is not None and len(summed.inputs) == 2:
+        zeros = [view.made(each, "fill") for each in summed.inputs]
+        if zeros[0] is None or zeros[0].attrs.get("value") != 0:
+            return None
+        name = view.behind(summed.inputs[1], "reshape", "cast")
+    return name if view.made(name, "arange") else None
 
 
 def _scores(view: View, operator: Operator) -> Sequence[New] | None:
