@@ -15,6 +15,7 @@ from recording_device import RecordingDevice
 
 from executor.device import Device
 from executor.kernels import OpContext, StepCounter, optimizers, rule_of
+from executor.reference.verification import verify
 from executor.step.compiled import CompiledStep
 from executor.step.interpreter import Interpreter
 from executor.train.checkpoint_files import written_checkpoints
@@ -454,6 +455,11 @@ def test_a_file_keeps_the_check_and_its_program_is_sound():
 def test_a_check_that_cannot_be_is_refused(check, of, optimizer, says):
     with pytest.raises(TwofoldError, match=says):
         scaled(ONE, optimizer, of=of, check=check)
+
+
+def test_a_plan_that_skips_steps_is_not_compared_with_training_that_does_not():
+    with pytest.raises(TwofoldError, match="verifying compares with training that skips no step"):
+        verify(ALONE["sgd"], model="module:net", steps=3)
 
 
 def test_what_a_verdict_says():

@@ -237,6 +237,11 @@ def verify(
         TwofoldError: as `run`, and when no model is given.
     """
     _check_model(model)
+    if plan.step_check is not None:
+        raise TwofoldError(
+            "verifying compares with training that skips no step, and this plan checks its steps (loss_scale or spike); "
+            "verify the plan that `twofold plan` wrote, without step_check"
+        )
     if not isinstance(data, str):  # read once, for the ranks and for the one process
         data = list(itertools.islice(data, steps))
     result = run(plan, steps=steps, data=data, model=model, seed=seed, **options)
