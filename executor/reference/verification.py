@@ -239,7 +239,7 @@ def verify(
     _check_model(model)
     if plan.step_check is not None:
         raise TwofoldError(
-            "verifying compares with training that skips no step, and this plan checks its steps (loss_scale or spike); "
+            "verifying compares with training that skips no step, and this plan has loss_scale or spike; "
             "verify the plan that `twofold plan` wrote, without step_check"
         )
     if not isinstance(data, str):  # read once, for the ranks and for the one process
