@@ -19,6 +19,7 @@ from executor.train.data import Prefetcher
 from executor.train.evaluations import Evaluations
 from executor.train.metrics import EvaluationRow, Metrics, StepFacts
 from executor.train.models import InitialParameters, load_model, random_parameters
+from executor.train.module_weights import as_graph
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.rates import Rate
 from executor.train.run import run_rank
@@ -139,7 +140,9 @@ def _parameters(task: Task, graph: Graph, device: Device) -> Mapping[str, Any]:
         module = load_model(task.model, task.seed)[0]
         check_same_start(module, device)
         parameters = InitialParameters(module, task.seed)
-    return ChainMap(read_weights(task.weights), parameters) if task.weights else parameters  # type: ignore[arg-type]
+    if not task.weights:
+        return parameters
+    return ChainMap(as_graph(graph, read_weights(task.weights)), parameters)  # type: ignore[arg-type]
 
 
 def _metrics(task: Task, plan: Plan, program: Program, rank: int, device: Device) -> Metrics | None:

@@ -165,8 +165,10 @@ def _checked(job: TrainingJob) -> tuple[Task, int]:
         plan = msgspec.structs.replace(plan, step_check=check)
     Source(data=job.data, seed=job.seed).check(plan.graph)
     if job.weights:
+        from executor.train.library_names import with_names_of_files
         from executor.train.weights_files import check_weights
 
+        plan = msgspec.structs.replace(plan, graph=with_names_of_files(plan.graph, job.weights))
         check_weights(job.weights, plan.graph)
     path = save_plan(plan, Path(job.out) / "plan.json")
     task = Task(

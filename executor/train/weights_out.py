@@ -1,8 +1,9 @@
-"""Writes the weights of a checkpoint as one file that other programs read: safetensors, or a state_dict of torch.
+"""Writes the weights of a checkpoint as files that other programs read: safetensors, or a state_dict of torch.
 
 Weights have the names, shapes and dtypes of the module that was planned: masters are rounded as a step rounds them.
 safetensors are written by their description (https://huggingface.co/docs/safetensors): the length of a header, the
-header in JSON, the bytes of all tensors. A few tensors are in memory at a time. torch.save takes all at once.
+header in JSON, the bytes of all tensors. A few tensors are in memory at a time. torch.save takes all at once. A folder
+gets safetensors of limited size with an index, as transformers saves a model.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
 from executor.kernels.context import torch_dtype
 from executor.train.checkpoint_files import check_checkpoint
 from executor.train.checkpoint_parts import SavedParts
+from executor.train.library_names import library_parts
 from executor.train.parts import WEIGHT, Part
 from plans.errors import TwofoldError
 from plans.files import atomic_file, check_writable
 from plans.model.graph import Graph, itemsize
 from plans.model.part import Part as WeightPart
 from plans.plan import load_plan
+from plans.reading import read_file
 
 __all__ = ["write_weights"]
 
@@ -40,37 +44,92 @@ _NAMES = {
 }  # fmt: skip
 
 
-def write_weights(checkpoint: str | os.PathLike[str], path: str | os.PathLike[str]) -> tuple[str, ...]:
+_FILE_BYTES = 5 * 10**9
+"""Weights of one file of a folder, as in transformers."""
+
+
+def write_weights(
+    checkpoint: str | os.PathLike[str], path: str | os.PathLike[str], *, config: str | os.PathLike[str] | None = None
+) -> tuple[str, ...]:
     """Write the weights of a checkpoint, whatever the layout of its plan; returns their names.
 
     Statistics that steps change, such as those of a batch norm, are among them; what no step changes is not.
 
     Args:
         checkpoint: a folder such as "out/checkpoints/step-00000100".
-        path: FILE.safetensors; FILE.pt, .pth or .bin for a state_dict.
+        path: FILE.safetensors; FILE.pt, .pth or .bin for a state_dict; a name without an ending for a folder, new or
+            empty, with files of at most 5 GB and their index.
+        config: config.json of transformers, whose names the weights of a plan by configuration get
+            (`executor.train.library_names`); a folder gets a copy of it.
 
     Raises:
-        TwofoldError: no checkpoint or one that was changed, another kind of file, one that cannot be written.
+        TwofoldError: no checkpoint or one that was changed, another kind of file, one that cannot be written, a
+            configuration of another model.
     """
     source, target = Path(checkpoint), Path(path)
-    if target.suffix not in (".safetensors", ".pt", ".pth", ".bin"):
-        raise TwofoldError(f"{str(target)!r}: weights are written to FILE.safetensors, .pt, .pth or .bin")
+    if target.suffix not in (".safetensors", ".pt", ".pth", ".bin", ""):
+        raise TwofoldError(f"{str(target)!r}: weights are written to FILE.safetensors, .pt, .pth, .bin, or a folder")
     plan = load_plan(source / "plan.json")
     check_checkpoint(source, plan)
-    check_writable(target)
+    if target.suffix:
+        check_writable(target)
+    elif target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise TwofoldError(f"{str(target)!r} is a file, or a folder that is not empty; name a new folder")
+    else:
+        check_writable(target / _INDEX)
+    graph = plan.graph
+    if config is not None:
+        graph = msgspec.structs.replace(graph, parts=library_parts(graph, config))
     saved = SavedParts(source)
-    weights = _weights(plan.graph, saved)
+    weights = _weights(graph, saved)
     try:
-        with atomic_file(target) as file:
-            if target.suffix == ".safetensors":
-                file.write(_header(weights))
-                for _, tensor in _read(saved, weights):
-                    file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-            else:
+        if not target.suffix:
+            _write_folder(target, saved, weights)
+            if config is not None:
+                with atomic_file(target / "config.json") as file:
+                    file.write(read_file(config, "the config.json"))
+        elif target.suffix == ".safetensors":
+            _write_safetensors(target, saved, weights)
+        else:
+            with atomic_file(target) as file:
                 torch.save({weight.name: tensor for weight, tensor in _read(saved, weights)}, file)
     except OSError as error:
         raise TwofoldError(f"{str(target)!r} cannot be written: {error.strerror or error}") from None
     return tuple(weight.name for weight in weights)
+
+
+_INDEX = "model.safetensors.index.json"
+
+
+def _write_safetensors(path: Path, saved: SavedParts, weights: Sequence[_Weight]) -> None:
+    with atomic_file(path) as file:
+        file.write(_header(weights))
+        for _, tensor in _read(saved, weights):
+            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _write_folder(folder: Path, saved: SavedParts, weights: Sequence[_Weight]) -> None:
+    """As transformers: model.safetensors, or numbered files and, last, the index that says what is where."""
+    files: list[list[_Weight]] = []
+    room = 0
+    for weight in weights:
+        if not files or weight.size_bytes > room:
+            files.append([])
+            room = _FILE_BYTES
+        files[-1].append(weight)
+        room -= weight.size_bytes
+    if len(files) <= 1:
+        return _write_safetensors(folder / "model.safetensors", saved, weights)
+    where: dict[str, str] = {}
+    for number, own in enumerate(files, 1):
+        name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        _write_safetensors(folder / name, saved, own)
+        where |= {weight.name: name for weight in own}
+    total = sum(weight.size_bytes for weight in weights)
+    index = json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2)
+    with atomic_file(folder / _INDEX) as file:
+        file.write(index.encode())
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

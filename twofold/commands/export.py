@@ -21,11 +21,15 @@ class Export:
 
     Args:
         checkpoint: folder of a checkpoint, such as runs/gpt/checkpoints/step-00000100.
-        file: what to write: FILE.safetensors; FILE.pt, .pth or .bin for a state_dict.
+        file: what to write: FILE.safetensors; FILE.pt, .pth or .bin for a state_dict; a name without an ending for a
+            folder, as transformers saves a model.
+        config: config.json of transformers, for weights of a plan by name or config.json: they get the names of the
+            library.
     """
 
     checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
     file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    config: str | None = None
     output: FileOutput = field(default_factory=FileOutput)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
@@ -33,6 +37,6 @@ class Export:
         from executor.train.weights_out import write_weights
 
         with say.doing(f"writing {self.file}"):
-            names = write_weights(self.checkpoint, self.file)
+            names = write_weights(self.checkpoint, self.file, config=self.config)
         say.say(f"saved {self.file}: {len(names)} tensors")
         return {"file": self.file, "tensors": list(names)}, True

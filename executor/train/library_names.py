@@ -1,0 +1,132 @@
+"""Names of transformers (Hugging Face) for the weights of a transformer that was planned by its configuration.
+
+Such a graph has names of its own. What the library keeps in one tensor is cut into parts (`plans.model.part`): with
+these parts a graph reads the library's files, and its weights are written under the library's names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from plans.errors import TwofoldError
+from plans.model.graph import Graph, Tensor
+from plans.model.part import Part
+from plans.model.transformer import transformer
+from plans.model.transformer.parts import is_transformer
+from plans.reading import read_json
+
+__all__ = ["KNOWN_TYPES", "library_parts", "with_names_of_files"]
+
+_BLOCK = "model.layers.{}"
+_OUTER = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
+_LLAMA = {
+    "attention_norm": "input_layernorm", "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj", "attention.wo": "self_attn.o_proj",
+    "attention.q_head_norm": "self_attn.q_norm", "attention.k_head_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w3": "mlp.up_proj",
+    "feed_forward.w2": "mlp.down_proj",
+}  # fmt: skip
+_PHI3 = _LLAMA | {
+    "attention.wq": "self_attn.qkv_proj", "attention.wk": "self_attn.qkv_proj", "attention.wv": "self_attn.qkv_proj",
+    "feed_forward.w1": "mlp.gate_up_proj", "feed_forward.w3": "mlp.gate_up_proj",
+}  # fmt: skip
+_IN_BLOCKS = {"llama": _LLAMA, "mistral": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA, "phi3": _PHI3}
+
+KNOWN_TYPES = tuple(sorted(_IN_BLOCKS))
+"""The model types of the library whose names are known."""
+
+_SAME = ("attention", "layer_norm", "rms_norm", "rope")
+"""Operators whose settings tell models with equal weights apart."""
+
+
+def library_parts(graph: Graph, config: str | os.PathLike[str]) -> dict[str, Part]:
+    """For every parameter of a graph what it is a part of in the library: tensors beside each other along their rows.
+
+    Args:
+        graph: of a transformer by its name or configuration, maybe with fewer blocks than the configuration says.
+        config: config.json of the library.
+
+    Raises:
+        TwofoldError: another graph, a model type whose names are not known, a configuration of another model.
+    """
+    config = Path(config)
+    keys = read_json(config, "the config.json", dict[str, Any])
+    model_type = keys.get("model_type")
+    if model_type not in _IN_BLOCKS:
+        raise TwofoldError(
+            f"{str(config)!r}: the names of model_type {str(model_type)[:80]!r} are not known; known: "
+            f"{', '.join(KNOWN_TYPES)}; plan the module itself, and its weights keep their names"
+        )
+    if not is_transformer(graph):
+        raise TwofoldError(f"{str(config)!r}: the plan is of another module, whose weights have its own names")
+    _check_alike(graph, config)
+    parameters = {tensor.name: tensor for tensor in graph.parameters}
+    of_library = {name: _name(name, _IN_BLOCKS[model_type]) for name in parameters}
+    beside: dict[str, list[Tensor]] = {}
+    for name in sorted(parameters, key=_place):
+        beside.setdefault(of_library[name], []).append(parameters[name])
+    return {each.name: part for name, tensors in beside.items() for each, part in _cut(name, tensors)}
+
+
+def with_names_of_files(graph: Graph, weights: str) -> Graph:
+    """The graph that reads a folder as the library saves a model; another file or graph leaves it as it is."""
+    config = Path(weights) / "config.json"
+    if graph.parts or not is_transformer(graph) or not config.is_file():
+        return graph
+    return msgspec.structs.replace(graph, parts=library_parts(graph, config))
+
+
+def _name(name: str, in_blocks: Mapping[str, str]) -> str:
+    module, _, kind = name.rpartition(".")
+    found = re.fullmatch(r"layers\.(\d+)\.(.+)", module)
+    known = _OUTER.get(module) if found is None else in_blocks.get(found[2])
+    if known is None:
+        raise TwofoldError(f"the plan has the weight {name!r}, which the library's model does not have")
+    return f"{known}.{kind}" if found is None else f"{_BLOCK.format(found[1])}.{known}.{kind}"
+
+
+_ORDER = ("wq", "wk", "wv", "w1", "w3")
+
+
+def _place(name: str) -> int:
+    """In which order tensors stand beside each other."""
+    last = name.rpartition(".")[0].rpartition(".")[2]
+    return _ORDER.index(last) if last in _ORDER else len(_ORDER)
+
+
+def _cut(name: str, tensors: list[Tensor]) -> list[tuple[Tensor, Part]]:
+    rows = sum(tensor.shape[0] for tensor in tensors)
+    shape, first, found = (rows, *tensors[0].shape[1:]), 0, list[tuple[Tensor, Part]]()
+    for tensor in tensors:
+        region = ((first, first + tensor.shape[0]), *((0, size) for size in tensor.shape[1:]))
+        first += tensor.shape[0]
+        found.append((tensor, Part(name=name, shape=shape, view=shape, region=region)))
+    return found
+
+
+def _check_alike(graph: Graph, config: Path) -> None:
+    """Refuse a configuration under which equal weights are another model."""
+    rows = next(tensor.shape for tensor in graph.inputs if len(tensor.shape) == 2)
+    theirs = transformer(config, batch_size=1, seq=rows[1])
+    mine, said = _settings(graph), _settings(theirs)
+    if odd := sorted(mine ^ said):
+        kind = odd[0][0]
+        here, there = ([text for each, text in found if each == kind] for found in (mine, said))
+        raise TwofoldError(
+            f"{str(config)!r} is of another model than the plan: {kind} with {', '.join(sorted(there)) or 'nothing'} "
+            f"there, {', '.join(sorted(here)) or 'nothing'} in the plan; plan this config.json"
+        )
+
+
+def _settings(graph: Graph) -> set[tuple[str, str]]:
+    return {
+        (operator.kind, str({key: value for key, value in sorted(operator.attrs.items()) if key not in ("seed", "p")}))
+        for operator in graph.operators
+        if operator.kind in _SAME
+    }

@@ -1,0 +1,183 @@
+"""Weights of plans by config.json under the names of transformers, read and written, as one tensor or in parts."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from plain_llama import PlainLlama
+from test_weights_files import write_safetensors
+
+from executor.train import weights_out
+from executor.train.library_names import library_parts, with_names_of_files
+from executor.train.sources import Source
+from executor.train.weights_files import check_weights
+from executor.train.weights_out import write_weights
+from plans.degrees import Degrees
+from plans.degrees.plan import plan_of
+from plans.errors import TwofoldError
+from plans.model.transformer import transformer, transformer_config
+from plans.plan import Optimizer, load_plan, save_plan
+from tests.small_training import graph as other_graph
+from twofold.cli import main
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 16, "torch_dtype": "float32",
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "rope_theta": 10000.0, "hidden_act": "silu",
+}  # fmt: skip
+STEPS, LR = 4, 0.01
+
+NAMES = {
+    "first": "input_layernorm", "wq": "self_attn.q_proj", "wk": "self_attn.k_proj", "wv": "self_attn.v_proj",
+    "wo": "self_attn.o_proj", "second": "post_attention_layernorm", "w1": "mlp.gate_proj", "w3": "mlp.up_proj",
+    "w2": "mlp.down_proj",
+}  # fmt: skip
+"""As LlamaForCausalLM of transformers 5.23 saves a block."""
+
+JOINED = {"self_attn.qkv_proj": ("wq", "wk", "wv"), "mlp.gate_up_proj": ("w1", "w3")}
+"""What Phi3ForCausalLM keeps in one tensor, rows beside rows."""
+
+
+def saved(module, model_type):
+    """The weights of a module by the names of the library."""
+    state = {name: each.detach().numpy() for name, each in module.named_parameters()}
+    found = {"model.embed_tokens.weight": state["table.weight"], "model.norm.weight": state["norm.weight"]}
+    found["lm_head.weight"] = state["head.weight"]
+    for layer in range(CONFIG["num_hidden_layers"]):
+        joined = JOINED if model_type == "phi3" else {}
+        for name, parts in joined.items():
+            rows = [state[f"layers.{layer}.{part}.weight"] for part in parts]
+            found[f"model.layers.{layer}.{name}.weight"] = np.concatenate(rows)
+        for name, theirs in NAMES.items():
+            if not any(name in parts for parts in joined.values()):
+                found[f"model.layers.{layer}.{theirs}.weight"] = state[f"layers.{layer}.{name}.weight"]
+    return found
+
+
+def read_safetensors(path):
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header.pop("__metadata__")
+    return {
+        name: np.frombuffer(content[start:], np.float32)[slice(*(at // 4 for at in said["data_offsets"]))].reshape(
+            said["shape"]
+        )
+        for name, said in header.items()
+    }
+
+
+def write_config(path, **changed):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(CONFIG | changed))
+    return path
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("model_type", ["llama", "phi3"])
+def test_a_saved_model_is_trained_as_plain_torch_and_saved_again(model_type, tmp_path, monkeypatch):
+    pytest.importorskip("safetensors")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    more = {"pad_token_id": 1, "original_max_position_embeddings": 16} if model_type == "phi3" else {}
+    config = write_config(tmp_path / "start" / "config.json", model_type=model_type, **more)
+    optimizer = Optimizer(kind="adamw", settings={"lr": LR}, parallel_level=1, threshold_bytes=0)
+    of = transformer(config, batch_size=4)
+    save_plan(plan_of(Degrees(global_batch=4, tp=2, optimizer=optimizer), of), tmp_path / "plan.json")
+    torch.manual_seed(0)
+    sizes = transformer_config(config)
+    module = PlainLlama(replace_rope(sizes))
+    for each in module.parameters():
+        torch.nn.init.normal_(each, mean=float(each.dim() == 1), std=0.1)
+    arrays = saved(module, model_type)
+    for number in range(2):
+        half = {name: arrays[name] for name in sorted(arrays)[number::2]}
+        write_safetensors(tmp_path / "start" / f"model-{number}.safetensors", half)
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 64, 16 * 40 + 1).astype(np.uint16))
+    (tmp_path / "job.toml").write_text(
+        f'plan = "{tmp_path}/plan.json"\nsteps = {STEPS}\nout = "{tmp_path}/out"\ndata = "{tmp_path}/tokens.npy"\n'
+        f'weights = "{tmp_path}/start"\nlog_dir = "{tmp_path}/logs"\n[checkpoints]\nevery = {STEPS}\n'
+    )
+    assert main(["train", str(tmp_path / "job.toml")]) == 0
+
+    update, losses = torch.optim.AdamW(module.parameters(), lr=LR, foreach=False), []
+    for batch in Source(data=str(tmp_path / "tokens.npy"), seed=1).batches(of, STEPS):
+        update.zero_grad()
+        loss = module(torch.tensor(batch["tokens"]), torch.tensor(batch["labels"]))
+        loss.backward()
+        update.step()
+        losses.append(loss.item())
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose([row["loss"] for row in rows], losses, rtol=2e-6)
+
+    checkpoint, expected = tmp_path / "out" / "checkpoints" / f"step-{STEPS:08d}", saved(module, model_type)
+    assert (
+        main(["export", str(checkpoint), str(tmp_path / "one.safetensors")]) == 0
+    )  # the plan of the run has the names
+    monkeypatch.setattr(weights_out, "_FILE_BYTES", 20_000)
+    assert main(["export", str(checkpoint), str(tmp_path / "end"), "--config", str(config)]) == 0
+    assert json.loads((tmp_path / "end" / "config.json").read_text()) == json.loads(config.read_text())
+    index = json.loads((tmp_path / "end" / "model.safetensors.index.json").read_text())
+    files = sorted((tmp_path / "end").glob("*.safetensors"))
+    assert [path.name for path in files] == [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, 6)]
+    assert all(path.stat().st_size < 22_000 for path in files)
+    parts = {path.name: read_safetensors(path) for path in files}
+    assert index["weight_map"] == {name: file for file, own in parts.items() for name in own}
+    assert index["metadata"]["total_size"] == sum(array.nbytes for array in expected.values())
+    for found in ({name: each for own in parts.values() for name, each in own.items()},
+                  read_safetensors(tmp_path / "one.safetensors")):  # fmt: skip
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            assert np.linalg.norm(found[name] - array) <= 1e-5 * np.linalg.norm(array), name
+    with pytest.raises(TwofoldError, match="is a file, or a folder that is not empty; name a new folder"):
+        write_weights(checkpoint, tmp_path / "end")
+    again = replace(load_plan(tmp_path / "plan.json").graph, parts={})
+    assert with_names_of_files(again, str(tmp_path / "start")).parts == load_plan(checkpoint / "plan.json").graph.parts
+
+
+def replace_rope(sizes):
+    """The module's tables turn halves, as the library's models do."""
+    import dataclasses
+
+    return dataclasses.replace(sizes, rope=dataclasses.replace(sizes.rope, angles="tables"))
+
+
+def test_heads_with_norms_and_biases_have_names_too(tmp_path):
+    for model_type, names in {
+        "qwen2": {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"},
+        "qwen3": {"self_attn.q_norm.weight", "self_attn.k_norm.weight"},
+        "mistral": set(),
+    }.items():
+        config = write_config(tmp_path / f"{model_type}.json", model_type=model_type, head_dim=8)
+        of = transformer(config, batch_size=2)
+        found = {part.name.removeprefix("model.layers.1.") for part in library_parts(of, config).values()}
+        assert {f"{name}.weight" for name in NAMES.values() if name} | names == {
+            name for name in found if not name.startswith(("model.", "lm_head"))
+        }
+        assert all(part.is_whole for part in library_parts(of, config).values())
+
+
+def test_other_models_are_refused(tmp_path):
+    config = write_config(tmp_path / "config.json")
+    of = transformer(config, batch_size=2)
+
+    def refused(says, graph=of, **changed):
+        other = write_config(tmp_path / "other.json", **changed)
+        with pytest.raises(TwofoldError, match=says) as error:
+            library_parts(graph, other)
+        assert "\n" not in str(error.value)
+
+    refused(
+        "the names of model_type 'olmo2' are not known; known: llama, mistral, phi3, qwen2, qwen3", model_type="olmo2"
+    )
+    refused(r"is of another model than the plan: rope with .*5e\+05|500000", rope_theta=500000.0)
+    refused("is of another model than the plan: rms_norm", rms_norm_eps=1e-6)
+    refused("the plan is of another module, whose weights have its own names", graph=other_graph())
+    biased = transformer(write_config(tmp_path / "b.json", model_type="qwen3", head_dim=8), batch_size=2)
+    assert library_parts(biased, tmp_path / "b.json").keys() == {each.name for each in biased.parameters}
+    (tmp_path / "weights").mkdir()
+    assert with_names_of_files(of, str(tmp_path / "weights")) is of  # no config.json
+    with pytest.raises(TwofoldError, match=r"the folder has no .safetensors file"):
+        check_weights(str(tmp_path / "weights"), of)
