@@ -26,7 +26,7 @@ FLAGS = {
     "study": "axes results csv top backend jobs scheduler json force",
     "run": f"devices model machine {_LAUNCH} json",
     "train": "resume max-restarts timeout json",
-    "export": "json force",
+    "export": "config json force",
     "verify": f"model machine {_LAUNCH} json",
     "calibrate": "devices out name device points base minutes quick report host json force",
     "predict": f"model machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "
