@@ -8,6 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from costmodels import Machine
 from plans.degrees import Degrees
@@ -18,6 +21,7 @@ from search.devices import Pins, Problem
 from search.devices.space import recomputes
 from simulator.forecast import forecast, forecast_grid, stack_named, stack_names
 from simulator.stacks import Stack
+from simulator.stacks.dtensor_steps import SPLIT_PASSES
 from simulator.stacks.steps import Kernel, Message
 
 CONFIG = transformer_config("llama-3-8b", seq=8192)
@@ -244,3 +248,47 @@ def test_pieces_are_copied_before_a_product_and_summed_behind_one():
         ("add.forward", 2 * 2048), ("all_gather", 0), ("linear.forward", 1), ("wait", 0),
         ("reduce_scatter", 0), ("linear.grad0", 1), ("wait", 0), ("add.forward", 5 * 2048),
     ]  # fmt: skip
+
+
+class _Passes(TorchDispatchMode):
+    """Counts tensors of all logits that operators read and write."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.reads, self.writes = shape, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if func is not torch.ops.aten.index_put_.default:  # writes one element a row
+            self.reads += sum(
+                isinstance(each, torch.Tensor) and each.shape == self.shape
+                for each in args if func not in (torch.ops.aten.zeros_like.default, torch.ops.aten._to_copy.default)
+            )  # fmt: skip
+            self.writes += made.shape == self.shape
+        return made
+
+
+def test_the_loss_on_split_logits_makes_the_passes_of_torch(monkeypatch):
+    from torch.distributed.tensor.parallel import loss
+
+    monkeypatch.setattr(loss.funcol, "all_reduce", lambda x, **_: x)
+    monkeypatch.setattr(loss._MaskPartial, "_partition_value", _all_mine)
+    x, labels = torch.randn(6, 32), torch.randint(32, (6,))
+    with _Passes(x.shape) as forward:
+        kept = loss._log_softmax(x, 1, False, None, 0)
+    with _Passes(x.shape) as backward:
+        gradient = loss._nll_loss_and_log_softmax_backward(
+            torch.ones(()), kept, labels, None, 1, -100, torch.tensor(6.0), x.shape, 1, None, 0
+        )
+    wide = x.clone().requires_grad_()
+    F.cross_entropy(wide, labels).backward()
+    assert torch.allclose(gradient, wide.grad, atol=1e-6)
+    one_device = {"cross_entropy.forward": (1, 1), "cross_entropy.grad0": (2, 2)}
+    for counted, call in ((forward, "cross_entropy.forward"), (backward, "cross_entropy.grad0")):
+        more = tuple(each - one for each, one in zip((counted.reads, counted.writes), one_device[call], strict=True))
+        assert more == SPLIT_PASSES[call]
+
+
+def _all_mine(self, target, mesh, mesh_dim):
+    self.mask_buffer.materialize_mask(torch.zeros_like(target, dtype=torch.bool))
+    return target

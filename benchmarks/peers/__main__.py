@@ -6,6 +6,7 @@
     python -m benchmarks.peers --gpus 2 --resume --out FOLDER              what an earlier call did not reach
     python -m benchmarks.peers --set second --gpus 1 2 --sides torch graph --out FOLDER      shapes of no earlier step
     python -m benchmarks.peers --set third --gpus 1 2 --sides torch graph --out FOLDER       others again
+    python -m benchmarks.peers --again benchmarks/results/peers_h200_third.json      today's scores on kept rows
     python -m benchmarks.peers --list                                      the cases, in their order
     python -m benchmarks.peers --smoke --gpus 2 --out FOLDER               tiny sizes on CPU ranks
 
@@ -24,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.cases import CASES, SECOND_CASES, SMOKE_CASES, THIRD_CASES, Case
+from benchmarks.peers.cases import CASES, SECOND_CASES, SMOKE_CASES, THIRD_CASES, Case, case_named
 from benchmarks.peers.launches import taken
 from benchmarks.peers.predictions import predictions
 from benchmarks.peers.scores import scores, scores_text
@@ -52,6 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for ranks, cases in chosen.items():
             for number, case in enumerate(cases):
                 print(f"{ranks} devices {number:3d} {case.name}{' (compiled too)' if case.compiles else ''}")
+        return 0
+    if options.again is not None:
+        rows = json.loads(options.again.read_bytes())["rows"]
+        told = predictions(case_named(row["case"]) for row in rows)
+        print(scores_text(scores([{**row, "predicted": told[row["case"]]} for row in rows])))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     every = [case for cases in chosen.values() for case in cases]
@@ -90,6 +96,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="skip this many cases for each number of devices")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on CPU ranks; compiles only where asked to")
     parser.add_argument("--predict", action="store_true", help="write predictions only")
+    parser.add_argument(
+        "--again", type=Path, help="forecast the rows of such a file anew and score them: no prediction"
+    )
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args(arguments)
     options.compile = options.compile or ("none" if options.smoke else "chosen")

@@ -11,11 +11,19 @@ from costmodels.price.replay import executing
 from plans.errors import TwofoldError
 from simulator import simulate
 from simulator.forecast.predict import forecast
-from simulator.stacks import stack_named
+from simulator.stacks.base import Stack
+from simulator.stacks.torch_native import TorchNative
 
 __all__ = ["PEER_STACKS", "predictions"]
 
-PEER_STACKS = {"torch": "torch", "compiled": "torch-compile"}
+
+def _as_written(**settings: Any) -> Stack:
+    """torch's parts as the peer has them: logits are dropped before the backward (`single`), the loss is made of split
+    ones and products share an input (`tensor`), a pipeline does not join outputs (`pipeline`)."""
+    return TorchNative(holds_logits=False, loss_parallel=True, one_input=True, keeps_outputs=False, **settings)
+
+
+PEER_STACKS = {"torch": _as_written(), "compiled": _as_written(name="torch-compile", compiled=True, narrows=True)}
 """Side of the peer -> the software stack that forecasts it."""
 
 
@@ -38,9 +46,9 @@ def _of(case: Case) -> dict[str, Any]:
             "step_s": timeline.step_interval_s, "low_s": timeline.low_s, "high_s": timeline.high_s,
             "peak_bytes": timeline.peak_bytes,
         }  # fmt: skip
-    for side, name in PEER_STACKS.items():
+    for side, stack in PEER_STACKS.items():
         try:
-            told = forecast(case.config, case.degrees_value(), machine, stack=stack_named(name))
+            told = forecast(case.config, case.degrees_value(), machine, stack=stack)
         except TwofoldError as error:
             found[side] = {"none": str(error)}
             continue

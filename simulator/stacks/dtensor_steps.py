@@ -10,7 +10,15 @@ from plans.model.graph import itemsize
 from simulator.stacks.kernels import elementwise
 from simulator.stacks.steps import Kernel, Message, Step
 
-__all__ = ["along_sequence", "beside_products", "loss_as_logits", "own_reductions", "whole_loss"]
+__all__ = [
+    "SPLIT_PASSES",
+    "along_sequence",
+    "beside_products",
+    "loss_as_logits",
+    "own_reductions",
+    "split_loss",
+    "whole_loss",
+]
 
 
 def beside_products(steps: Sequence[Step], ways: int) -> list[Step]:
@@ -126,6 +134,24 @@ def whole_loss(steps: list[Step], ways: int) -> list[Step]:
         elif step.call.startswith("cross_entropy."):
             step = replace(step, touched_bytes=step.touched_bytes * ways)
         result.append(step)
+    return result
+
+
+SPLIT_PASSES = {"cross_entropy.forward": (4, 2), "cross_entropy.grad0": (2, 2)}
+"""Float tensors of logits that the loss on split ones reads and writes beyond the loss of one device, forward and
+backward: the largest, the difference to it, exponentials, their sum and one more difference in place of one kernel;
+zeros, exponentials, a sum and a product in place of zeros and one kernel (torch/distributed/tensor/parallel/loss.py,
+_log_softmax and _nll_loss_and_log_softmax_backward)."""
+
+
+def split_loss(steps: Sequence[Step]) -> list[Step]:
+    """The loss on logits that stay split, written out in passes over a rank's part."""
+    result: list[Step] = []
+    for step in steps:
+        result.append(step)
+        if isinstance(step, Kernel) and step.call in SPLIT_PASSES:
+            reads, writes = SPLIT_PASSES[step.call]
+            result.append(elementwise("add.forward", math.prod(step.shapes[0]), "float32", reads, writes))
     return result
 
 

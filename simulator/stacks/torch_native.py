@@ -33,6 +33,7 @@ from simulator.stacks.dtensor_steps import (
     beside_products,
     loss_as_logits,
     own_reductions,
+    split_loss,
     whole_loss,
 )
 from simulator.stacks.footprint import Footprint
@@ -77,6 +78,8 @@ class TorchNative(Stack):
         loss_parallel: whether the loss is computed on logits split over tensor-parallel ranks; else they are gathered.
         float_loss: whether the loss makes float copies of the logits, or stays in what they are.
         holds_logits: whether the logits stay alive during the backward, as they do where the caller's variable does.
+        keeps_outputs: whether a pipeline keeps the outputs of all micro-batches for the caller (`return_outputs` of a
+            schedule's step, torch's default).
         one_input: whether the products that share an input get it as one distributed tensor, so that its gradient is
             reduced once; else every product reduces its own (ColwiseParallel without PrepareModuleInput).
         clips: whether gradients are clipped by their global norm.
@@ -96,6 +99,7 @@ class TorchNative(Stack):
     loss_parallel: bool = False
     float_loss: bool = True
     holds_logits: bool = True
+    keeps_outputs: bool = True
     one_input: bool = False
     async_tp: bool = False
     host: str = "least"
@@ -313,8 +317,7 @@ class TorchNative(Stack):
         steps = loss_as_logits(steps)
         if ways > 1:
             steps = along_sequence(beside_products(steps, ways) if self.async_tp else steps)
-            if not self.loss_parallel:
-                steps = whole_loss(steps, ways)
+            steps = split_loss(steps) if self.loss_parallel else whole_loss(list(steps), ways)
             steps = steps if self.one_input else own_reductions(steps)
         return steps
 
@@ -342,8 +345,9 @@ class TorchNative(Stack):
         """Autograd keeps what it saved until the node's backward has run.
 
         The loss: logits in float, their log-softmax (kept), its gradient and the logits' gradient, all in float or all
-        in half precision, and the half-precision logits where the caller holds them. Selection by operator keeps the
-        output of a block's last product, although nothing needs it again.
+        in half precision, and the half-precision logits where the caller holds them. On split logits it is written out
+        (`dtensor_steps.split_loss`), with one more float tensor alive at the peak of either way. Selection by operator
+        keeps the output of a block's last product, although nothing needs it again.
         """
         if piece == "block" and sizes.recompute == "selective_op":
             return replace(found, kept=found.kept + sizes.arrival_bytes, forward=found.forward + sizes.arrival_bytes)
@@ -358,9 +362,10 @@ class TorchNative(Stack):
             return replace(
                 found, kept=kept + held, forward=kept + low, backward=low + max(low, 2 * sizes.arrival_bytes)
             )
+        written_out = 4 * elements if self.loss_parallel and sizes.ways > 1 else 0
         return replace(
-            found, kept=kept + held, forward=kept + low + 4 * elements,
-            backward=max(found.backward, 8 * elements), weights=found.weights,
+            found, kept=kept + held, forward=kept + low + 4 * elements + written_out,
+            backward=max(found.backward, 8 * elements + written_out), weights=found.weights,
         )  # fmt: skip
 
     def memory(
@@ -370,7 +375,8 @@ class TorchNative(Stack):
 
         DistributedDataParallel's buckets hold every gradient once more, since gradient_as_bucket_view is off; steps of
         small decoders show one copy more (kind step in benchmarks/data: 12.9 GB against 10.7 GB with FSDP2). A
-        pipeline keeps the outputs of all micro-batches, to give them to the caller (PipelineStage.output_chunks).
+        pipeline keeps the outputs of all micro-batches where it gives them to the caller (PipelineStage.output_chunks),
+        else those whose backward has not ended (PipelineStage.fwd_cache, backward_one_chunk).
         cuBLAS's workspace is 32 MiB (kind allocation). A stage has a buffer for what it receives in every micro-batch
         (PipelineStage, _setup_forward_recv_info and _setup_backward_recv_info); those of micro-batches under way are
         among its activations.
@@ -379,8 +385,9 @@ class TorchNative(Stack):
         if degrees.dp > 1 and not degrees.optimizer.parallel_level:
             extra += 2 * roles["gradient"]
         if degrees.pp > 1:
-            alive = degrees.num_micro_batches if degrees.schedule == "gpipe" else 1  # counted where they are held
-            extra += (degrees.num_micro_batches - alive * self.holds_logits) * outputs_bytes
+            alive = degrees.num_micro_batches if degrees.schedule == "gpipe" else 1
+            outputs = degrees.num_micro_batches if self.keeps_outputs else alive
+            extra += (outputs - alive * self.holds_logits) * outputs_bytes  # held ones are among the activations
             extra += (degrees.num_micro_batches - alive) * received_bytes
         if self.reserved:
             # where no micro-batch follows, gradients come while activations go
