@@ -97,7 +97,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on CPU ranks; compiles only where asked to")
     parser.add_argument("--predict", action="store_true", help="write predictions only")
     parser.add_argument(
-        "--again", type=Path, help="forecast the rows of such a file anew and score them: no prediction"
+        "--again", type=Path, help="score forecasts made today of the rows of such a file"
     )
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args(arguments)
