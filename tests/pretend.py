@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from pretend_flat import clip_factor, pack, unpack
+from pretend_flat import SCALE, SKIPPED, checked_step, clip_factor, first_held, pack, unpack
 from pretend_rules import RULES, UPDATES
 
 from plans.layout import TensorLayout
@@ -111,6 +111,10 @@ class Pretend:
                 rank.env[kept.name, None] = part
                 for state in placement.states:
                     rank.env[state, None] = np.zeros(rank.group.values[state].shape)
+            if (check := rank.group.step_check) is not None:
+                rank.env[check.held, None] = first_held(check.check)
+                if check.norms is not None:
+                    rank.env[check.norms, None] = np.full(rank.group.values[check.norms].shape, np.nan)
             for constant in rank.group.constants:
                 rank.env[constant.value, None] = _box(
                     parameters[constant.name], constant.layout.region(rank.number, constant.shape)
@@ -304,18 +308,24 @@ class Pretend:
             outputs = [np.array(sum((float((array**2).sum()) for array in inputs), 0.0) if counted else 0.0)]
         elif instruction.call == "clip_scale":
             outputs = [clip_factor(inputs[0], attrs["clip_norm"])]
+        elif instruction.call == "step_check":
+            outputs = checked_step(attrs, *inputs)
         elif instruction.call == "scale":
             outputs = [inputs[0] * inputs[1]]
         elif instruction.call in UPDATES:
             count = {"sgd.update": 2, "momentum.update": 3, "adamw.update": 4}[instruction.call]
-            outputs = []
+            outputs, number, skips = [], self.steps, False
+            if attrs.get("checked"):
+                *inputs, skips, held = inputs
+                number = self.steps - int(held[SKIPPED])
             for first in range(0, len(inputs), count):  # of one parameter after the other
                 given = instruction.inputs[first : first + count]
                 made = instruction.outputs[len(outputs) : len(outputs) + count - 1]
                 assert made == (given[0], *given[2:]), instruction
                 weight, gradient = (values[name].dtype for name in given[:2])
                 assert weight == gradient, f"{rank.place}: the gradient is {gradient}, the weight {weight}"
-                outputs += UPDATES[instruction.call](attrs, self.steps, *inputs[first : first + count])
+                own = inputs[first : first + count]
+                outputs += (own[0], *own[2:]) if skips else UPDATES[instruction.call](attrs, number, *own)
         else:
             outputs = _made(rank, instruction, inputs, values)
             if instruction.attrs.get("adds"):
@@ -472,6 +482,9 @@ def _made(rank: Rank, instruction: Instruction, inputs: Sequence[Array], values:
     attrs = dict(instruction.attrs, shape=first.shape, dtype=first.dtype)
     attrs["first"] = mesh.index(rank.number, attrs.get("bias_axes", ())) == 0
     attrs["part"] = {dim: mesh.index(rank.number, axes) for dim, axes in attrs.get("split", {}).items()}
+    if attrs.get("scaled"):
+        *inputs, held = inputs
+        attrs["scale"] *= held[SCALE]
     made = RULES[instruction.call](attrs, *inputs)
     return list(made) if isinstance(made, tuple) else [made]
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,7 @@ from plans.model.graph import Graph
 from plans.model.mlp import mlp_graph
 from plans.plan import Optimizer, Plan, Stage, Strategy
 from plans.program import GroupProgram, Instruction, Kind, Program
+from plans.step_check import LossScale, Spike, StepCheck
 
 TOLERANCE = 1e-10
 ELEMENTWISE = {
@@ -119,6 +121,52 @@ def check_training(plan: Plan, steps: int = 2) -> Pretend:
 @pytest.mark.parametrize("seed", [*range(34), 3649])  # the last: a sum over 3 ranks of 8 columns
 def test_random_plans_train_as_one_device_does(seed):
     check_training(random_plan(seed))
+
+
+class OneCheckedDevice(OneDevice):
+    """It scales nothing, and leaves out updates whose gradients are far larger than those of the last two."""
+
+    def __init__(self, plan: Plan, parameters: dict[str, np.ndarray]) -> None:
+        super().__init__(plan.graph, plan.optimizer, parameters)
+        self.factor, self.norms, self.skipped = plan.step_check.spike.factor, list[float](), list[bool]()
+
+    def step(self, batch: dict[str, np.ndarray]) -> float:
+        leaves = {name: torch.tensor(value, requires_grad=True) for name, value in self.weights.items()}
+        loss = torch_loss(self.graph, leaves | {name: torch.tensor(value) for name, value in batch.items()})
+        loss.backward()
+        norm = float(torch.cat([leaf.grad.flatten() for leaf in leaves.values()]).norm())
+        usual = sum(self.norms[-2:]) / 2
+        self.skipped.append(not np.isfinite(norm) or (len(self.norms) > 1 and norm > self.factor * usual))
+        if self.skipped[-1]:
+            return loss.item()
+        self.norms.append(norm)
+        return super().step(batch)
+
+
+@pytest.mark.parametrize("seed", [*range(19), *range(20, 36)])  # 19: its gradients do not grow with the inputs
+def test_random_plans_skip_the_steps_that_one_device_skips(seed, monkeypatch):
+    """With scaled losses, too: a scale that is undone before the update changes nothing."""
+    monkeypatch.setattr(StepCheck, "check", lambda *_: None)  # of float16, which numpy's float64 stands for here
+    plan = random_plan(seed)
+    scale = LossScale(initial=8.0, growth_every=2) if seed % 3 else None
+    check = StepCheck(loss_scale=scale, spike=Spike(factor=1.5, window=2, then="skip"))
+    plan = msgspec.structs.replace(plan, step_check=check)
+    parameters, batches = random_values(plan.graph, 0, 6)
+    for name, array in batches[3].items():
+        if array.dtype == np.float64:
+            batches[3][name] = array * 1e3
+    one_device, pretend = OneCheckedDevice(plan, parameters), Pretend(lower(plan), parameters)
+    for batch in batches:
+        losses = pretend.step(lambda rank, batch=batch: feed(plan, rank, batch))
+        loss = one_device.step(batch)
+        for rank, value in losses.items():
+            held = pretend.ranks[rank].env["step_check.held", None]
+            assert bool(held[4]) is one_device.skipped[-1] and held[2] == sum(one_device.skipped)
+            assert value is None or value == pytest.approx(loss, abs=TOLERANCE, rel=TOLERANCE), rank
+    assert any(one_device.skipped) and not all(one_device.skipped)
+    found = pretend.parameters()
+    for name, weight in one_device.weights.items():
+        np.testing.assert_allclose(found[name], weight, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
 
 
 # ------------------------------------------------------------------ structure
