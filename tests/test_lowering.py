@@ -143,7 +143,7 @@ class OneCheckedDevice(OneDevice):
         return super().step(batch)
 
 
-@pytest.mark.parametrize("seed", [*range(19), *range(20, 36)])  # 19: its gradients do not grow with the inputs
+@pytest.mark.parametrize("seed", [*range(19), *range(20, 29)])  # 19: its gradients do not grow with the inputs
 def test_random_plans_skip_the_steps_that_one_device_skips(seed, monkeypatch):
     """With scaled losses, too: a scale that is undone before the update changes nothing."""
     monkeypatch.setattr(StepCheck, "check", lambda *_: None)  # of float16, which numpy's float64 stands for here
