@@ -96,9 +96,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="skip this many cases for each number of devices")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on CPU ranks; compiles only where asked to")
     parser.add_argument("--predict", action="store_true", help="write predictions only")
-    parser.add_argument(
-        "--again", type=Path, help="score forecasts made today of the rows of such a file"
-    )
+    parser.add_argument("--again", type=Path, help="score forecasts made today of the rows of such a file")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args(arguments)
     options.compile = options.compile or ("none" if options.smoke else "chosen")
