@@ -27,8 +27,13 @@ class NanoNorm(nn.Module):
 
 
 class NanoAttention(nn.Module):
-    def __init__(self, bias):
+    """By torch's own call, or written out with a mask that is made as `mask` says."""
+
+    def __init__(self, bias, mask="", dropout=0.0):
         super().__init__()
+        self.mask, self.dropout = mask, nn.Dropout(dropout)
+        if mask == "buffer":
+            self.register_buffer("bias", torch.tril(torch.ones(2 * LENGTH, 2 * LENGTH)).view(1, 1, 32, 32))
         self.c_attn, self.c_proj = nn.Linear(WIDTH, 3 * WIDTH, bias=bias), nn.Linear(WIDTH, WIDTH, bias=bias)
 
     def forward(self, x):
@@ -37,8 +42,41 @@ class NanoAttention(nn.Module):
         k = k.view(B, T, HEADS, C // HEADS).transpose(1, 2)
         q = q.view(B, T, HEADS, C // HEADS).transpose(1, 2)
         v = v.view(B, T, HEADS, C // HEADS).transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=0, is_causal=True)
+        y = self.attend(q, k, v) if self.mask else (
+            F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=0, is_causal=True)
+        )  # fmt: skip
         return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
+
+    def attend(self, q, k, v):
+        """nanoGPT's slow attention, minGPT's, and those of transformers."""
+        T = q.size(2)
+        att = q @ k.transpose(-2, -1)
+        if self.mask == "buffer":
+            att = (att * (1.0 / math.sqrt(k.size(-1)))).masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))
+        elif self.mask == "tril":
+            att = (
+                att.masked_fill(~torch.tril(torch.ones(T, T, device=q.device)).bool(), -torch.inf) * k.size(-1) ** -0.5
+            )
+        elif self.mask == "where":
+            causal = torch.ones(T, T, dtype=torch.bool, device=q.device).tril()
+            least = torch.full([], torch.finfo(att.dtype).min, dtype=att.dtype, device=att.device)
+            att = torch.where(causal, att / torch.full([], k.size(-1) ** 0.5, device=q.device), least)
+        elif self.mask == "added":
+            att = att / math.sqrt(k.size(-1)) + torch.full((T, T), float("-inf"), device=q.device).triu(1)
+        elif self.mask == "all":
+            att = torch.matmul(q * k.size(-1) ** -0.5, k.permute(0, 1, 3, 2))
+        elif self.mask == "window":
+            near = torch.ones(T, T, dtype=torch.bool, device=q.device).tril().triu(-4)
+            att = (att * k.size(-1) ** -0.5).masked_fill(~near, float("-inf"))
+        elif self.mask == "small":
+            later = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+            att = (att * k.size(-1) ** -0.5).masked_fill(later, -5.0)
+        elif self.mask == "read":
+            weights = (att * k.size(-1) ** -0.5).softmax(-1)
+            return weights @ v + weights.sum(-1, keepdim=True)
+        if self.mask == "where":
+            return torch.matmul(F.softmax(att, dim=-1, dtype=torch.float32).to(q.dtype), v)
+        return self.dropout(F.softmax(att, dim=-1)) @ v
 
 
 class NanoMLP(nn.Module):
@@ -52,10 +90,10 @@ class NanoMLP(nn.Module):
 
 
 class NanoBlock(nn.Module):
-    def __init__(self, bias):
+    def __init__(self, bias, **attention):
         super().__init__()
         self.ln_1, self.ln_2 = NanoNorm(WIDTH, bias), NanoNorm(WIDTH, bias)
-        self.attn, self.mlp = NanoAttention(bias), NanoMLP(bias)
+        self.attn, self.mlp = NanoAttention(bias, **attention), NanoMLP(bias)
 
     def forward(self, x):
         x = x + self.attn(self.ln_1(x))
@@ -63,12 +101,12 @@ class NanoBlock(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    def __init__(self, bias=True, tied=True, rows=LENGTH):
+    def __init__(self, bias=True, tied=True, rows=LENGTH, **attention):
         super().__init__()
         self.transformer = nn.ModuleDict(
             {
                 "wte": nn.Embedding(VOCAB, WIDTH), "wpe": nn.Embedding(rows, WIDTH),
-                "h": nn.ModuleList(NanoBlock(bias) for _ in range(LAYERS)), "ln_f": NanoNorm(WIDTH, bias),
+                "h": nn.ModuleList(NanoBlock(bias, **attention) for _ in range(LAYERS)), "ln_f": NanoNorm(WIDTH, bias),
             }
         )  # fmt: skip
         self.lm_head = nn.Linear(WIDTH, VOCAB, bias=False)
@@ -514,6 +552,11 @@ MODULES = {
     "nanoGPT": NanoGPT,
     "nanoGPT, untied, no biases": lambda: NanoGPT(bias=False, tied=False),
     "nanoGPT, more rows": lambda: NanoGPT(rows=2 * LENGTH),
+    "nanoGPT, mask in a buffer, dropout": lambda: NanoGPT(mask="buffer", dropout=0.1),
+    "nanoGPT, mask by tril": lambda: NanoGPT(mask="tril"),
+    "nanoGPT, mask by where": lambda: NanoGPT(mask="where"),
+    "nanoGPT, added mask": lambda: NanoGPT(mask="added"),
+    "nanoGPT, no mask": lambda: NanoGPT(mask="all"),
     "GPT-2": lambda: LanguageModel(GPT2Model(), tied=True),
     "GPT-2, dropout, more rows": lambda: LanguageModel(GPT2Model(dropout=0.1, rows=2 * LENGTH), tied=True),
     "GPT-NeoX": lambda: LanguageModel(NeoXModel()),

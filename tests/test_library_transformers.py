@@ -17,6 +17,7 @@ from library_transformers import (
     WIDTH,
     DoubledLlama,
     LanguageModel,
+    NanoGPT,
     batch,
     made,
 )  # fmt: skip
@@ -57,6 +58,7 @@ PLAIN = TransformerConfig(
     num_layers=LAYERS, hidden=WIDTH, num_heads=HEADS, vocab=VOCAB, seq=LENGTH, gated=False, norm="layer",
     activation="gelu", qkv_bias=True, out_bias=True, mlp_bias=True, position="learned", dtype="float32",
 )  # fmt: skip
+NANO = replace(PLAIN, name="NanoGPT", tied=True, ignore_index=-1)
 GPT2 = replace(PLAIN, name="LanguageModel", tied=True)
 NEOX = replace(PLAIN, name="LanguageModel", position="rope")
 PHI = replace(
@@ -65,11 +67,16 @@ PHI = replace(
 )  # fmt: skip
 OPT = replace(GPT2, activation="relu", ffn=48, first_position=2)
 CONFIGS = {
-    "nanoGPT": replace(PLAIN, name="NanoGPT", tied=True, ignore_index=-1),
+    "nanoGPT": NANO,
     "nanoGPT, untied, no biases": replace(
         PLAIN, name="NanoGPT", ignore_index=-1, norm="layer_no_bias", qkv_bias=False, out_bias=False, mlp_bias=False
     ),
-    "nanoGPT, more rows": replace(PLAIN, name="NanoGPT", tied=True, ignore_index=-1, num_positions=2 * LENGTH),
+    "nanoGPT, more rows": replace(NANO, num_positions=2 * LENGTH),
+    "nanoGPT, mask in a buffer, dropout": replace(NANO, attention_dropout=0.1),
+    "nanoGPT, mask by tril": NANO,
+    "nanoGPT, mask by where": NANO,
+    "nanoGPT, added mask": NANO,
+    "nanoGPT, no mask": replace(NANO, causal=False),
     "GPT-2": GPT2,
     "GPT-2, dropout, more rows": replace(GPT2, dropout=0.1, embedding_dropout=0.1, num_positions=2 * LENGTH),
     "GPT-NeoX": replace(NEOX, parallel_residual=True, rope=Rope(angles="frequencies", fraction=0.25)),
@@ -138,8 +145,8 @@ def test_it_is_searched_over_degrees():
 
 
 ORDINARY = dict.fromkeys(captured_modules.MODULES, captured_modules.made) | {
-    name: made for name in CONFIGS if "GPT-2" in name or "nanoGPT" in name
-}  # the others compute norms or angles in single precision
+    name: made for name in CONFIGS if "GPT-2" in name or ("nanoGPT" in name and "where" not in name)
+}  # the others compute norms, angles or a softmax in single precision
 
 
 @pytest.mark.filterwarnings("ignore:.*every rank computes all of it")
@@ -160,6 +167,24 @@ def test_what_is_taken_apart_computes_the_same(name):
     assert compare_losses(result.losses.tolist(), expected.losses).max_rel_diff < 1e-12
     weights = {key: expected.weights[key] for key in result.weights}
     assert compare_weights(result.weights, weights).max_rel_diff < 1e-12
+
+
+@pytest.mark.parametrize("mask", ["window", "small", "read"])
+def test_an_attention_that_is_not_torchs_own_stays_as_it_is_written(mask):
+    """A window, scores that are made small but not hidden, weights that are read elsewhere."""
+    module = NanoGPT(mask=mask).double()
+    kinds = [each.kind for each in capture(module, batch()).operators]
+    assert "attention" not in kinds and kinds.count("softmax") == LAYERS
+
+
+def test_a_mask_in_a_buffer_is_known_where_its_value_is():
+    with torch.device("meta"):
+        unknown = NanoGPT(mask="buffer")
+    other = NanoGPT(mask="buffer")
+    other.transformer.h[1].attn.bias.fill_(1.0)
+    assert not any(each.kind == "attention" for each in capture(unknown, batch()).operators)
+    attentions = [each for each in capture(other, batch()).operators if each.kind == "attention"]
+    assert [each.attrs["causal"] for each in attentions] == [True, False, True, True]
 
 
 # -- parts of weights --------------------------------------------------------------------------------------------------
@@ -301,6 +326,10 @@ RUNS = {
     "nanoGPT; cp 2 tp 2, recompute": Degrees(
         cp=2, tp=2, recompute="full", micro_batch=4, global_batch=BATCH, optimizer=MOMENTUM
     ),
+    "nanoGPT, mask in a buffer, dropout; dp 2 tp 2": Degrees(
+        dp=2, tp=2, micro_batch=2, global_batch=BATCH, optimizer=MOMENTUM
+    ),
+    "nanoGPT, added mask; cp 2 tp 2": Degrees(cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=MOMENTUM),
     "GPT-2, dropout, more rows; tp 4, sequence parallel": Degrees(
         tp=4, sequence_parallel=True, micro_batch=4, global_batch=BATCH, optimizer=MOMENTUM
     ),

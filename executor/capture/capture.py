@@ -35,6 +35,7 @@ from executor.capture.rules import RULES
 from executor.capture.straight import drop_empty, inline_nested, keep_batch_first, take_stacked
 from executor.capture.tables import doubled_tables
 from executor.capture.translation import Translation
+from executor.capture.written_attention import join_attention, known_masks
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.model.whole import whole_operators
@@ -203,6 +204,7 @@ def _with_batch(examples: Mapping[str, torch.Tensor], batch_size: int) -> dict[s
 
 
 def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int) -> ExportedProgram:
+    masks = known_masks(module)
     with _parameters_on_meta(module), _no_new_buffers(module), _silent(), batch_first_attention():
         try:
             with in_other_forms(module) as left_out, torch.device("meta"), refusing_own_gradients():
@@ -219,6 +221,7 @@ def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_siz
         drop_empty(exported)
         keep_batch_first(exported)
         take_stacked(exported)
+        join_attention(exported, masks)
         state_masks(exported.graph)
     for text in left_out:
         warnings.warn(text, LeftOut, stacklevel=4)

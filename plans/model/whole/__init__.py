@@ -42,5 +42,5 @@ def apart(graph: Graph) -> Graph:
     Labels that the model shifts itself are fed one place later. It computes the same function; sums of three are taken
     in the order of models by name.
     """
-    order = (*KERNEL_RULES, *ROW_RULES, *ROTATION_RULES, *CUT_RULES, *FUSED_RULES, *PART_RULES, *HEAD_RULES, *SUM_RULES)
+    order = (*KERNEL_RULES, *ROW_RULES, *ROTATION_RULES, *CUT_RULES, *PART_RULES, *FUSED_RULES, *SUM_RULES, *HEAD_RULES)
     return with_later_labels(rewritten(graph, order))
