@@ -1,6 +1,7 @@
 """Weights of plans by config.json under the names of transformers, read and written, as one tensor or in parts."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,56 @@ def replace_rope(sizes):
     import dataclasses
 
     return dataclasses.replace(sizes, rope=dataclasses.replace(sizes.rope, angles="tables"))
+
+
+FAMILIES = {
+    "Llama": {}, "Mistral": {"sliding_window": None}, "Qwen2": {}, "Qwen3": {"head_dim": 16},
+    "Phi3": {"pad_token_id": 0, "original_max_position_embeddings": 16},  # it does not train the row of token 0
+}  # fmt: skip
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_reads_what_was_trained_from_what_it_wrote(family, tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    )
+    torch.manual_seed(0)
+    sizes = {key: each for key, each in CONFIG.items() if key not in ("model_type", "torch_dtype", "rope_theta")}
+    config = getattr(transformers, f"{family}Config")(**sizes | FAMILIES[family])
+    kind = getattr(transformers, f"{family}ForCausalLM")
+    module = kind(config).float()
+    with torch.no_grad():
+        for each in module.parameters():  # norms that are not 1, biases that are not 0
+            each.add_(0.02 * torch.randn_like(each))
+    module.save_pretrained(tmp_path / "start")
+    optimizer = Optimizer(kind="adamw", settings={"lr": LR}, parallel_level=2, threshold_bytes=0)
+    of = transformer(tmp_path / "start" / "config.json", batch_size=4)
+    save_plan(plan_of(Degrees(global_batch=4, tp=2, dp=2, optimizer=optimizer), of), tmp_path / "plan.json")
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(1, 64, 16 * 40 + 1).astype(np.uint16))
+    (tmp_path / "job.toml").write_text(
+        f'plan = "{tmp_path}/plan.json"\nsteps = {STEPS}\nout = "{tmp_path}/out"\ndata = "{tmp_path}/tokens.npy"\n'
+        f'weights = "{tmp_path}/start"\nlog_dir = "{tmp_path}/logs"\n[checkpoints]\nevery = {STEPS}\n'
+    )
+    assert main(["train", str(tmp_path / "job.toml")]) == 0
+    checkpoint, path = tmp_path / "out" / "checkpoints" / f"step-{STEPS:08d}", tmp_path / "start" / "config.json"
+    assert main(["export", str(checkpoint), str(tmp_path / "end"), "--config", str(path)]) == 0
+    trained = dict(kind.from_pretrained(tmp_path / "end", dtype=torch.float32).named_parameters())
+
+    update, losses = torch.optim.AdamW(module.parameters(), lr=LR, foreach=False), []
+    for batch in Source(data=str(tmp_path / "tokens.npy"), seed=1).batches(of, STEPS):
+        update.zero_grad()
+        logits = module(torch.tensor(batch["tokens"])).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(batch["labels"]).flatten())
+        loss.backward()
+        update.step()
+        losses.append(loss.item())
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose([row["loss"] for row in rows], losses, rtol=2e-6)
+    assert trained.keys() == dict(module.named_parameters()).keys()
+    for name, each in module.named_parameters():  # Adam takes gradients that are zero but for rounding to the full rate
+        assert (trained[name] - each).norm() <= 1e-4 * each.norm(), name
 
 
 def test_heads_with_norms_and_biases_have_names_too(tmp_path):
