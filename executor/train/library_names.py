@@ -23,9 +23,8 @@ from plans.reading import read_json
 
 __all__ = ["KNOWN_TYPES", "library_parts", "with_names_of_files"]
 
-_BLOCK = "model.layers.{}"
-_OUTER = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
 _LLAMA = {
+    "tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head", "layers": "model.layers",
     "attention_norm": "input_layernorm", "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj",
     "attention.wv": "self_attn.v_proj", "attention.wo": "self_attn.o_proj",
     "attention.q_head_norm": "self_attn.q_norm", "attention.k_head_norm": "self_attn.k_norm",
@@ -36,17 +35,34 @@ _PHI3 = _LLAMA | {
     "attention.wq": "self_attn.qkv_proj", "attention.wk": "self_attn.qkv_proj", "attention.wv": "self_attn.qkv_proj",
     "feed_forward.w1": "mlp.gate_up_proj", "feed_forward.w3": "mlp.gate_up_proj",
 }  # fmt: skip
-_IN_BLOCKS = {"llama": _LLAMA, "mistral": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA, "phi3": _PHI3}
+_OLMO2 = _LLAMA | {
+    "attention.q_row_norm": "self_attn.q_norm", "attention.k_row_norm": "self_attn.k_norm",
+    "attention_norm": "post_attention_layernorm", "ffn_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+_NEOX = {
+    "tok_embeddings": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "output": "embed_out",
+    "layers": "gpt_neox.layers", "attention_norm": "input_layernorm", "attention.wq": "attention.query_key_value",
+    "attention.wk": "attention.query_key_value", "attention.wv": "attention.query_key_value",
+    "attention.wo": "attention.dense", "ffn_norm": "post_attention_layernorm", "feed_forward.w1": "mlp.dense_h_to_4h",
+    "feed_forward.w2": "mlp.dense_4h_to_h",
+}  # fmt: skip
+_NAMES = {
+    "gpt_neox": _NEOX, "granite": _LLAMA, "llama": _LLAMA, "mistral": _LLAMA, "olmo": _LLAMA, "olmo2": _OLMO2,
+    "phi3": _PHI3, "qwen2": _LLAMA, "qwen3": _LLAMA,
+}  # fmt: skip
 
-KNOWN_TYPES = tuple(sorted(_IN_BLOCKS))
+_BY_HEADS = ("gpt_neox",)
+"""Model types that keep queries, keys and values of one head beside each other, then those of the next."""
+
+KNOWN_TYPES = tuple(sorted(_NAMES))
 """The model types of the library whose names are known."""
 
-_SAME = ("attention", "layer_norm", "rms_norm", "rope")
+_SAME = ("attention", "layer_norm", "mul", "rms_norm", "rope")
 """Operators whose settings tell models with equal weights apart."""
 
 
 def library_parts(graph: Graph, config: str | os.PathLike[str]) -> dict[str, Part]:
-    """For every parameter of a graph what it is a part of in the library: tensors beside each other along their rows.
+    """For every parameter of a graph what it is a part of in the library; those of one tensor stand beside each other.
 
     Args:
         graph: of a transformer by its name or configuration, maybe with fewer blocks than the configuration says.
@@ -58,7 +74,7 @@ def library_parts(graph: Graph, config: str | os.PathLike[str]) -> dict[str, Par
     config = Path(config)
     keys = read_json(config, "the config.json", dict[str, Any])
     model_type = keys.get("model_type")
-    if model_type not in _IN_BLOCKS:
+    if model_type not in _NAMES:
         raise TwofoldError(
             f"{str(config)!r}: the names of model_type {str(model_type)[:80]!r} are not known; known: "
             f"{', '.join(KNOWN_TYPES)}; plan the module itself, and its weights keep their names"
@@ -67,11 +83,12 @@ def library_parts(graph: Graph, config: str | os.PathLike[str]) -> dict[str, Par
         raise TwofoldError(f"{str(config)!r}: the plan is of another module, whose weights have its own names")
     _check_alike(graph, config)
     parameters = {tensor.name: tensor for tensor in graph.parameters}
-    of_library = {name: _name(name, _IN_BLOCKS[model_type]) for name in parameters}
+    of_library = {name: _name(name, _NAMES[model_type]) for name in parameters}
+    heads = keys["num_attention_heads"] if model_type in _BY_HEADS else 1
     beside: dict[str, list[Tensor]] = {}
     for name in sorted(parameters, key=_place):
         beside.setdefault(of_library[name], []).append(parameters[name])
-    return {each.name: part for name, tensors in beside.items() for each, part in _cut(name, tensors)}
+    return {each.name: part for name, tensors in beside.items() for each, part in _cut(name, tensors, heads)}
 
 
 def with_names_of_files(graph: Graph, weights: str) -> Graph:
@@ -82,13 +99,13 @@ def with_names_of_files(graph: Graph, weights: str) -> Graph:
     return msgspec.structs.replace(graph, parts=library_parts(graph, config))
 
 
-def _name(name: str, in_blocks: Mapping[str, str]) -> str:
+def _name(name: str, known: Mapping[str, str]) -> str:
     module, _, kind = name.rpartition(".")
     found = re.fullmatch(r"layers\.(\d+)\.(.+)", module)
-    known = _OUTER.get(module) if found is None else in_blocks.get(found[2])
-    if known is None:
+    theirs = known.get(module if found is None else found[2])
+    if theirs is None:
         raise TwofoldError(f"the plan has the weight {name!r}, which the library's model does not have")
-    return f"{known}.{kind}" if found is None else f"{_BLOCK.format(found[1])}.{known}.{kind}"
+    return f"{theirs}.{kind}" if found is None else f"{known['layers']}.{found[1]}.{theirs}.{kind}"
 
 
 _ORDER = ("wq", "wk", "wv", "w1", "w3")
@@ -100,13 +117,18 @@ def _place(name: str) -> int:
     return _ORDER.index(last) if last in _ORDER else len(_ORDER)
 
 
-def _cut(name: str, tensors: list[Tensor]) -> list[tuple[Tensor, Part]]:
-    rows = sum(tensor.shape[0] for tensor in tensors)
-    shape, first, found = (rows, *tensors[0].shape[1:]), 0, list[tuple[Tensor, Part]]()
+def _cut(name: str, tensors: list[Tensor], heads: int) -> list[tuple[Tensor, Part]]:
+    """Tensors as parts of one: rows beside rows, or, of several, some rows of each for every head."""
+    rows, rest = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1:]
+    shape, first, found = (rows, *rest), 0, list[tuple[Tensor, Part]]()
+    heads = heads if len(tensors) > 1 else 1
+    view = shape if heads == 1 else (heads, rows // heads, *rest)
+    outer = () if heads == 1 else ((0, heads),)
     for tensor in tensors:
-        region = ((first, first + tensor.shape[0]), *((0, size) for size in tensor.shape[1:]))
-        first += tensor.shape[0]
-        found.append((tensor, Part(name=name, shape=shape, view=shape, region=region)))
+        last = first + tensor.shape[0] // heads
+        region = (*outer, (first, last), *((0, size) for size in rest))
+        found.append((tensor, Part(name=name, shape=shape, view=view, region=region)))
+        first = last
     return found
 
 
