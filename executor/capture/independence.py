@@ -8,7 +8,6 @@ the parts. Numbers are random, drawn twice: between 0 and 1, and of both signs.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from executor.kernels.sources import aten_call
+from plans.reading import json_of
 
 __all__ = ["Call", "Read", "dims_of", "samples_meet"]
 
@@ -96,7 +96,7 @@ def _shrunk(call: Call) -> Call:
 
 def _in_small_sizes(call: Call) -> Call | None:
     """The call with other sizes, equal ones for equal ones; None where an argument may be a size or a position."""
-    if any(abs(number) > _SMALL for number in _whole_numbers(json.loads(call.arguments))):
+    if any(abs(number) > _SMALL for number in _whole_numbers(json_of(call.arguments.encode(), "arguments"))):
         return None
     sizes = sorted({size for each in call.inputs for size in each.shape})
     free = (size for size in range(2, 1000, 2) if size not in sizes)

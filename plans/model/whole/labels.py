@@ -6,11 +6,10 @@ loss of all logits and of labels that are fed one place later, of which the last
 
 from __future__ import annotations
 
-import json
-
 from msgspec import structs
 
 from plans.model.graph import Graph, Operator, Tensor
+from plans.reading import json_of
 
 __all__ = ["with_later_labels"]
 
@@ -56,7 +55,7 @@ def _is_padded(operator: Operator) -> bool:
     """Whether an operator adds one ignored label behind the last."""
     if operator.kind != "opaque" or operator.attrs.get("target") != "aten.pad.default":
         return False
-    read, named = json.loads(str(operator.attrs["arguments"]))
+    read, named = json_of(str(operator.attrs["arguments"]).encode(), f"the arguments of {operator.name!r}")
     return read == [{"tensor": 0}, [0, 1], "constant", _IGNORED] and not named
 
 
