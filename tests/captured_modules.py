@@ -306,6 +306,13 @@ MODULES = {
         lambda: Net(lambda m, x: m.fc(x)[:, m.order] + m.table[m.row], fc=linear(), table=parameter(5, WIDTH),
                     order=torch.arange(WIDTH).flip(0), row=torch.tensor([3])), vectors
     ),
+    "numbers in the forward": (
+        lambda: Net(
+            lambda m, x: m.fc(x) * torch.tensor(0.5, dtype=x.dtype)
+            + torch.tensor([0.1 * number for number in range(WIDTH)], dtype=x.dtype, device=x.device)
+            + x.masked_fill(x > torch.tensor(1, device=x.device), 0), fc=linear(),
+        ), vectors
+    ),
     "choice by the data": (
         lambda: Net(lambda m, x: torch.where(x > 0, m.one(x), 0.1 * m.two(x)).clamp(-1, 1), one=linear(), two=linear()),
         vectors,

@@ -576,9 +576,40 @@ MODULES = {
 """Name -> what makes the module, on tokens and labels [BATCH, LENGTH]."""
 
 
+OF_TRANSFORMERS = {
+    "llama": {}, "mistral": {"sliding_window": 4096}, "qwen3": {"head_dim": 8}, "olmo2": {}, "phi": {}, "phi3": {},
+    "gpt_neox": {}, "stablelm": {}, "starcoder2": {"residual_dropout": 0.0, "embedding_dropout": 0.0},
+    "gpt2": {"n_positions": LENGTH + 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "gpt_neo": {"num_layers": 2, "num_heads": HEADS, "attention_types": [[["global"], 2]], "resid_dropout": 0.0},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": WIDTH, "dropout": 0.0},
+}  # fmt: skip
+"""Models of transformers that are recognised with their own loss, and what their configurations need beside sizes."""
+
+
+class OwnLoss(nn.Module):
+    """A model of transformers with the loss that it makes of its labels."""
+
+    def __init__(self, model_type):
+        super().__init__()
+        import transformers
+
+        config = transformers.AutoConfig.for_model(
+            model_type, **{
+                "vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS,
+                "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": LENGTH + 4,
+                "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **OF_TRANSFORMERS[model_type],
+            }
+        )  # fmt: skip
+        self.net = transformers.AutoModelForCausalLM.from_config(config)
+
+    def forward(self, ids, labels):
+        return self.net(input_ids=ids, labels=labels).loss
+
+
 def made(name):
     torch.manual_seed(3)
-    return MODULES[name]()
+    library, _, model_type = name.partition("transformers: ")
+    return MODULES[library]() if library else OwnLoss(model_type)
 
 
 def batch(name=""):

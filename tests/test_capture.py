@@ -373,7 +373,7 @@ REFUSED = {
     ),
     "buffer set anew": (mean_to(sets_a_buffer), r"BatchNorm1d 'norm' sets its buffer 'running_mean' in"),
     "tensor of its own": (mean_to(lambda m, x: m.fc(x) * OWN), r"must be a parameter, a buffer"),
-    "tensor made in the forward": (mean_to(lambda m, x: m.fc(x) * torch.tensor([2.0])), r"self\.register_buffer"),
+    "tensor made in the forward": (mean_to(lambda m, x: m.fc(x) * torch.tensor([[2.0]])), r"self\.register_buffer"),
     "product of means": (
         lambda m, x, label: m.fc(x).mean() * functional.mse_loss(m.fc(x), label), "each times a number"
     ),

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from importlib.util import find_spec
 
 import captured_modules
 import msgspec
@@ -13,6 +14,7 @@ from library_transformers import (
     HEADS,
     LAYERS,
     LENGTH,
+    OF_TRANSFORMERS,
     VOCAB,
     WIDTH,
     DoubledLlama,
@@ -358,6 +360,17 @@ RUNS = {
 }  # fmt: skip
 
 
+DEGREES = (
+    Degrees(dp=2, tp=2, micro_batch=2, global_batch=BATCH, optimizer=MOMENTUM),
+    Degrees(cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=MOMENTUM),
+)
+if find_spec("transformers") is not None:  # the models themselves, with the losses that they make
+    RUNS |= {
+        f"transformers: {name}; {'cp' if number % 2 else 'dp'} 2 tp 2": DEGREES[number % 2]
+        for number, name in enumerate(OF_TRANSFORMERS)
+    }
+
+
 def module_of(run):
     return made(run.split("; ")[0])
 
@@ -403,7 +416,10 @@ def test_it_trains_on_ranks_as_the_module_does_alone(folder, run):
     losses = np.load(folder / f"{number}.losses.npy").tolist()
     assert losses[-1] < losses[0]
     assert compare_losses(losses, expected.losses).max_rel_diff < 2e-6
-    trained = {name for name, _ in module.named_parameters()}
-    with np.load(folder / f"{number}.weights.npz") as weights:
-        found = compare_weights(dict(weights), {name: expected.weights[name] for name in trained})
-    assert found.max_rel_diff < 1e-5
+    trained = {name: expected.weights[name] for name, _ in module.named_parameters()}
+    with np.load(folder / f"{number}.weights.npz") as found:
+        weights = dict(found)
+    for name in [name for name in trained if name.endswith("k_proj.bias") and "opt" in run]:
+        # begins at zero and has no gradient but for rounding
+        assert max(np.abs(weights.pop(name)).max(), trained.pop(name).abs().max()) < 1e-7
+    assert compare_weights(weights, trained).max_rel_diff < 1e-5

@@ -2,6 +2,7 @@
 
 torch's recurrent layers keep their states behind the layers, and its embedding bags flatten the batch; experts of
 transformers sort the tokens of all samples. The same is computed layer by layer, sample by sample, token by token.
+Numbers that a forward makes a tensor of are filled in.
 """
 
 from __future__ import annotations
@@ -74,9 +75,27 @@ def in_other_forms(module: nn.Module) -> Iterator[set[str]]:
         stack.enter_context(mock.patch.object(nn.EmbeddingBag, "forward", _bag))
         stack.enter_context(mock.patch.object(checkpointing.CheckpointFunction, "apply", run))
         stack.enter_context(mock.patch.object(checkpointing, "_checkpoint_without_reentrant_generator", around))
+        stack.enter_context(mock.patch.object(torch, "tensor", _filled))
         for config in configs.values():
             stack.enter_context(mock.patch.object(config, _EXPERTS, "batched_mm"))
         yield left_out
+
+
+_TENSOR = torch.tensor
+_MOST_NUMBERS = 64
+
+
+def _filled(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **more: Any) -> Tensor:
+    """Numbers that the forward writes down, as calls that say them: the value of a tensor made so is lost on meta."""
+    if any(more.values()):
+        return _TENSOR(data, dtype=dtype, device=device, **more)
+    if isinstance(data, bool | int | float):
+        kind = torch.bool if isinstance(data, bool) else torch.int64 if isinstance(data, int) else None
+        return torch.full((), data, dtype=dtype or kind or torch.get_default_dtype(), device=device)
+    is_row = isinstance(data, list | tuple) and 0 < len(data) <= _MOST_NUMBERS
+    if is_row and len({type(each) for each in data}) == 1 and isinstance(data[0], bool | int | float):
+        return torch.stack([_filled(each, dtype=dtype, device=device) for each in data])
+    return _TENSOR(data, dtype=dtype, device=device)
 
 
 def _recurrent(self: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Tensor, Any]:

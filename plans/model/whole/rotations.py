@@ -116,13 +116,12 @@ def _outer(view: View, name: str) -> tuple[str, str] | None:
     rank = len(view.shape(name))
     if turned is not None and turned.attrs["dims"] != (*range(rank - 2), rank - 1, rank - 2):
         return None
-    rows, columns = product.inputs
-    if product.kind == "mul" and view.shape(columns)[-1:] == (1,):
-        rows, columns = columns, rows
-    is_outer = view.shape(rows)[-1:] == (1,) and math.prod(view.shape(columns)) == view.shape(columns)[-1]
-    if not is_outer or math.prod(view.shape(rows)) != view.shape(rows)[-2]:
-        return None
-    return (rows, columns) if turned is None else (columns, rows)
+    orders = (product.inputs, product.inputs[::-1]) if product.kind == "mul" else (product.inputs,)
+    for rows, columns in orders:
+        left, right = view.shape(rows), view.shape(columns)
+        if left[-1:] == (1,) and math.prod(right) == right[-1] and math.prod(left) == left[-2]:
+            return (rows, columns) if turned is None else (columns, rows)
+    return None
 
 
 def _unscaled(view: View, name: str) -> str:
