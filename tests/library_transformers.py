@@ -420,8 +420,9 @@ class OPTAttention(nn.Module):
 
 
 class OPTLayer(nn.Module):
-    def __init__(self, norm_first):
+    def __init__(self, norm_first, dropout):
         super().__init__()
+        self.dropout = dropout
         self.norm_first, self.self_attn = norm_first, OPTAttention()
         self.self_attn_layer_norm, self.final_layer_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.fc1, self.fc2, self.activation_fn = nn.Linear(WIDTH, 48), nn.Linear(48, WIDTH), nn.ReLU()
@@ -430,7 +431,7 @@ class OPTLayer(nn.Module):
         residual = hidden_states
         if self.norm_first:
             hidden_states = self.self_attn_layer_norm(hidden_states)
-        hidden_states = F.dropout(self.self_attn(hidden_states), p=0.0, training=self.training)
+        hidden_states = F.dropout(self.self_attn(hidden_states), p=self.dropout, training=self.training)
         hidden_states = residual + hidden_states
         if not self.norm_first:
             hidden_states = self.self_attn_layer_norm(hidden_states)
@@ -440,16 +441,16 @@ class OPTLayer(nn.Module):
         if self.norm_first:
             hidden_states = self.final_layer_norm(hidden_states)
         hidden_states = self.fc2(self.activation_fn(self.fc1(hidden_states)))
-        hidden_states = F.dropout(hidden_states, p=0.0, training=self.training)
+        hidden_states = F.dropout(hidden_states, p=self.dropout, training=self.training)
         hidden_states = (residual + hidden_states).view(shape)
         return hidden_states if self.norm_first else self.final_layer_norm(hidden_states)
 
 
 class OPTModel(nn.Module):
-    def __init__(self, norm_first=True, rows=LENGTH):
+    def __init__(self, norm_first=True, rows=LENGTH, dropout=0.0):
         super().__init__()
         self.words, self.embed_positions = nn.Embedding(VOCAB, WIDTH), nn.Embedding(rows + 2, WIDTH)
-        self.layers = nn.ModuleList(OPTLayer(norm_first) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(OPTLayer(norm_first, dropout) for _ in range(LAYERS))
         self.final_layer_norm = nn.LayerNorm(WIDTH) if norm_first else None
 
     def forward(self, input_ids):
@@ -567,6 +568,7 @@ MODULES = {
     "GPT-NeoX, cut labels": lambda: LanguageModel(NeoXModel(), shifts="cut"),
     "OPT": lambda: LanguageModel(OPTModel(), tied=True),
     "OPT, more rows": lambda: LanguageModel(OPTModel(rows=2 * LENGTH), tied=True),
+    "OPT, dropout": lambda: LanguageModel(OPTModel(dropout=0.1), tied=True),
     "OPT, norms after the sums": lambda: LanguageModel(OPTModel(norm_first=False), tied=True),
     "BERT": BertForMaskedLM,
     "BERT, more rows": lambda: BertForMaskedLM(rows=2 * LENGTH),

@@ -349,7 +349,7 @@ RUNS = {
     ),
     "Phi-3, padded labels; tp 2 pp 2": Degrees(tp=2, pp=2, micro_batch=2, global_batch=BATCH, optimizer=ADAMW),
     "GPT-NeoX, cut labels; cp 2 tp 2": Degrees(cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=MOMENTUM),
-    "OPT, more rows; dp 2 tp 2": Degrees(dp=2, tp=2, micro_batch=2, global_batch=BATCH, optimizer=MOMENTUM),
+    "OPT, dropout; dp 2 tp 2": Degrees(dp=2, tp=2, micro_batch=2, global_batch=BATCH, optimizer=MOMENTUM),
     "doubled tables, more rows; cp 2 tp 2": Degrees(
         cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=ADAMW
     ),

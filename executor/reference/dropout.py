@@ -103,7 +103,8 @@ class Dropping:
         found = {seed_of(number): each for number, each in enumerate(self._found, start=1)}
         for seed, (name, p, shape) in self._expected.items():
             mine = found.get(seed)
-            if mine is None or mine[0] != p or mine[1][1:] != shape[1:]:
+            # a module may drop of flattened rows what its graph drops of [batch, length, width]
+            if mine is None or mine[0] != p or mine[1][1:] != shape[-len(mine[1]) :][1:]:
                 raise TwofoldError(
                     f"operator {name!r} drops {p:g} of a tensor {shape} where the module drops "
                     f"{'nothing' if mine is None else f'{mine[0]:g} of {mine[1]}'}: the dropouts of a forward must be "
