@@ -132,15 +132,15 @@ class LanguageModel(nn.Module):
     `shifts` is "padded" as in transformers 5, or "cut" as in transformers 4 and most code written by hand.
     """
 
-    def __init__(self, model, bias=False, tied=False, shifts=""):
+    def __init__(self, model, bias=False, tied=False, shifts="", logits_scaling=1.0):
         super().__init__()
-        self.shifts = shifts
+        self.shifts, self.logits_scaling = shifts, logits_scaling
         self.model, self.lm_head = model, nn.Linear(WIDTH, VOCAB, bias=bias)
         if tied:
             self.lm_head.weight = model.words.weight
 
     def forward(self, input_ids, labels):
-        logits = self.lm_head(self.model(input_ids))
+        logits = self.lm_head(self.model(input_ids)) / self.logits_scaling
         if self.shifts == "padded":
             labels = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
             return F.cross_entropy(logits.float().view(-1, VOCAB), labels.view(-1), ignore_index=-100, reduction="mean")
@@ -342,8 +342,10 @@ class NeoXModel(nn.Module):
 
 
 class Phi3Attention(nn.Module):
-    def __init__(self, kv_heads):
+    def __init__(self, kv_heads, like_granite=False):
         super().__init__()
+        if like_granite:
+            self.q_norm, self.k_norm = RMSNorm(WIDTH // HEADS), RMSNorm(WIDTH // HEADS)
         self.head_dim, self.kv_heads = WIDTH // HEADS, kv_heads
         self.qkv_proj = nn.Linear(WIDTH, WIDTH + 2 * kv_heads * self.head_dim, bias=False)
         self.o_proj = nn.Linear(WIDTH, WIDTH, bias=False)
@@ -356,6 +358,8 @@ class Phi3Attention(nn.Module):
         q = qkv[..., :query_pos].view(hidden_shape).transpose(1, 2)
         k = qkv[..., query_pos : query_pos + kv].view(hidden_shape).transpose(1, 2)
         v = qkv[..., query_pos + kv :].view(hidden_shape).transpose(1, 2)
+        if hasattr(self, "q_norm"):  # of heads that stand before the length, as in EXAONE 4 and Apertus
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k = apply_rotary_pos_emb(q, k, cos, sin)
         k, v = (repeat_kv(each, HEADS // self.kv_heads) for each in (k, v))
         y = sdpa(q, k, v, scale=self.head_dim**-0.5)
@@ -363,9 +367,10 @@ class Phi3Attention(nn.Module):
 
 
 class Phi3Layer(nn.Module):
-    def __init__(self, kv_heads):
+    def __init__(self, kv_heads, like_granite=False):
         super().__init__()
-        self.self_attn = Phi3Attention(kv_heads)
+        self.residual_multiplier = 0.22 if like_granite else 1.0
+        self.self_attn = Phi3Attention(kv_heads, like_granite)
         self.gate_up_proj = nn.Linear(WIDTH, 2 * 48, bias=False)
         self.down_proj, self.activation_fn = nn.Linear(48, WIDTH, bias=False), nn.SiLU()
         self.input_layernorm, self.post_attention_layernorm = RMSNorm(WIDTH), RMSNorm(WIDTH)
@@ -378,21 +383,21 @@ class Phi3Layer(nn.Module):
     def forward(self, hidden_states, cos, sin):
         residual = hidden_states
         made = self.self_attn(self.input_layernorm(hidden_states), cos, sin)
-        hidden_states = residual + self.resid_attn_dropout(made)
+        hidden_states = residual + self.resid_attn_dropout(made) * self.residual_multiplier
         residual = hidden_states
         made = self.mlp(self.post_attention_layernorm(hidden_states))
-        return residual + self.resid_mlp_dropout(made)
+        return residual + self.resid_mlp_dropout(made) * self.residual_multiplier
 
 
 class Phi3Model(nn.Module):
-    def __init__(self, kv_heads=2, share=1.0):
+    def __init__(self, kv_heads=2, share=1.0, like_granite=False):
         super().__init__()
-        self.words = nn.Embedding(VOCAB, WIDTH)
-        self.layers = nn.ModuleList(Phi3Layer(kv_heads) for _ in range(LAYERS))
+        self.words, self.embedding_multiplier = nn.Embedding(VOCAB, WIDTH), 12.0 if like_granite else 1.0
+        self.layers = nn.ModuleList(Phi3Layer(kv_heads, like_granite) for _ in range(LAYERS))
         self.norm, self.rotary_emb = RMSNorm(WIDTH), RotaryEmbedding(int(WIDTH // HEADS * share))
 
     def forward(self, input_ids):
-        x = self.words(input_ids)
+        x = self.words(input_ids) * self.embedding_multiplier
         cos, sin = self.rotary_emb(x, counted(input_ids))
         for layer in self.layers:
             x = layer(x, cos, sin)
@@ -564,6 +569,7 @@ MODULES = {
     "GPT-NeoX, one after the other": lambda: LanguageModel(NeoXModel(share=1.0, parallel=False)),
     "Phi-3": lambda: LanguageModel(Phi3Model()),
     "Phi-4-mini": lambda: LanguageModel(Phi3Model(kv_heads=4, share=0.75), tied=True),
+    "Granite": lambda: LanguageModel(Phi3Model(like_granite=True), logits_scaling=8.0),
     "Phi-3, padded labels": lambda: LanguageModel(Phi3Model(), shifts="padded"),
     "GPT-NeoX, cut labels": lambda: LanguageModel(NeoXModel(), shifts="cut"),
     "OPT": lambda: LanguageModel(OPTModel(), tied=True),
@@ -581,6 +587,10 @@ MODULES = {
 OF_TRANSFORMERS = {
     "llama": {}, "mistral": {"sliding_window": 4096}, "qwen3": {"head_dim": 8}, "olmo2": {}, "phi": {}, "phi3": {},
     "gpt_neox": {}, "stablelm": {}, "starcoder2": {"residual_dropout": 0.0, "embedding_dropout": 0.0},
+    "exaone4": {"layer_types": ["full_attention"] * 2},
+    "granite": {
+        "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0, "attention_multiplier": 0.25
+    },
     "gpt2": {"n_positions": LENGTH + 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "gpt_neo": {"num_layers": 2, "num_heads": HEADS, "attention_types": [[["global"], 2]], "resid_dropout": 0.0},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": WIDTH, "dropout": 0.0},

@@ -45,7 +45,7 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.model.graph import undecayed_parts
-from plans.model.transformer import Rope, TransformerConfig, recognise, transformer
+from plans.model.transformer import Rope, Scales, TransformerConfig, recognise, transformer
 from plans.model.whole import apart
 from plans.plan import Optimizer, Plan, Stage, load_plan, save_plan
 from search import search
@@ -85,6 +85,13 @@ CONFIGS = {
     "GPT-NeoX, one after the other": replace(NEOX, rope=Rope(angles="frequencies")),
     "Phi-3": replace(PHI, num_kv_heads=2, rope=Rope(angles="frequencies")),
     "Phi-4-mini": replace(PHI, tied=True, rope=Rope(angles="frequencies", fraction=0.75)),
+    "Granite": replace(
+        PHI,
+        num_kv_heads=2,
+        rope=Rope(angles="frequencies"),
+        qk_norm="head",
+        scales=Scales(embedding=12.0, residual=0.22, logits=1 / 8),
+    ),
     "Phi-3, padded labels": replace(PHI, num_kv_heads=2, rope=Rope(angles="frequencies"), ignore_index=-100),
     "GPT-NeoX, cut labels": replace(
         NEOX, parallel_residual=True, rope=Rope(angles="frequencies", fraction=0.25), ignore_index=-100
@@ -347,6 +354,7 @@ RUNS = {
         tp=2, pp=2, sequence_parallel=True, schedule="interleaved_1f1b", virtual=2, micro_batch=2, global_batch=BATCH,
         optimizer=ADAMW,
     ),
+    "Granite; dp 2 pp 2": Degrees(dp=2, pp=2, micro_batch=2, global_batch=BATCH, optimizer=ADAMW),
     "Phi-3, padded labels; tp 2 pp 2": Degrees(tp=2, pp=2, micro_batch=2, global_batch=BATCH, optimizer=ADAMW),
     "GPT-NeoX, cut labels; cp 2 tp 2": Degrees(cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=MOMENTUM),
     "OPT, dropout; dp 2 tp 2": Degrees(dp=2, tp=2, micro_batch=2, global_batch=BATCH, optimizer=MOMENTUM),

@@ -250,7 +250,10 @@ class _Features:
             head_bias=len(head.inputs) > 2, tied=head.inputs[1] == table.inputs[1], dtype=weight.dtype,
             attention_dropout=float(core.attrs.get("p", 0.0)),  # type: ignore[arg-type]
             ignore_index=loss.attrs.get("ignore_index"),  # type: ignore[arg-type]
-            scales=self._scales(core, q[3]), **self._norms(core), **self._mlp(), **self._positions(q[3]),
+            scales=replace(
+                self._scales(core, q[3]), embedding=self._factor(table), logits=self._factor(head),
+                residual=1.0 if out is None else self._factor(out),
+            ), **self._norms(core), **self._mlp(), **self._positions(q[3]),
         )  # fmt: skip
 
     def _behind(self, name: str, *kinds: str) -> Operator | None:
@@ -276,6 +279,14 @@ class _Features:
         scale = core.attrs.get("scale")
         is_usual = scale is None or math.isclose(scale, 1 / math.sqrt(size), rel_tol=1e-6)  # type: ignore[arg-type]
         return Scales() if is_usual else Scales(attention=float(scale))  # type: ignore[arg-type]
+
+    def _factor(self, made_by: Operator) -> float:
+        """The number that what an operator makes is multiplied with before it is read; 1 where it is not."""
+        readers = self.graph.consumers()[made_by.outputs[0]]
+        while len(readers) == 1 and readers[0].kind == "dropout":
+            readers = self.graph.consumers()[readers[0].outputs[0]]
+        is_scaled = len(readers) == 1 and readers[0].kind == "mul" and len(readers[0].inputs) == 1
+        return float(readers[0].attrs["number"]) if is_scaled else 1.0  # type: ignore[arg-type]
 
     def _norms(self, core: Operator) -> dict[str, Any]:
         wide = [each for kind in ("rms_norm", "layer_norm") for each in self.kinds.get(kind, ())]

@@ -31,6 +31,24 @@ def _stream_first(view: View, operator: Operator) -> Sequence[New] | None:
     return None
 
 
+def _times_one(view: View, operator: Operator) -> str | None:
+    """A tensor times 1, or divided by it, is the tensor."""
+    is_plain = operator.kind in ("mul", "div") and len(operator.inputs) == 1 and set(operator.attrs) == {"number"}
+    return operator.inputs[0] if is_plain and operator.attrs["number"] == 1 else None
+
+
+def _multiplied(view: View, operator: Operator) -> Sequence[New] | None:
+    """A tensor divided by a number: times one over it."""
+    number = operator.attrs.get("number")
+    if operator.kind != "div" or set(operator.attrs) != {"number"} or not isinstance(number, int | float) or not number:
+        return None
+    made = view.tensors[operator.outputs[0]]
+    if len(operator.inputs) != 1 or not made.differentiable:
+        return None
+    attrs: dict[str, Attr] = {"number": 1 / number}
+    return [New(kind="mul", inputs=operator.inputs, shape=made.shape, dtype=made.dtype, attrs=attrs)]
+
+
 def _attends(view: View, name: str, x: str) -> bool | None:
     """Whether there is an attention between `x` and a tensor that is made from it; None where it is not."""
     waiting, seen, found, reached = [name], {name}, False, False
@@ -128,4 +146,4 @@ def _scores(view: View, operator: Operator) -> Sequence[New] | None:
     ]  # fmt: skip
 
 
-SUM_RULES: tuple[Rule, ...] = (_stream_first, _counted_from, _positions, _scores)
+SUM_RULES: tuple[Rule, ...] = (_times_one, _multiplied, _stream_first, _counted_from, _positions, _scores)

@@ -86,6 +86,22 @@ def _cut_first(view: View, operator: Operator) -> Sequence[New] | None:
     ]
 
 
+def _normalised_first(view: View, operator: Operator) -> Sequence[New] | None:
+    """The norm of rows of a permuted tensor: the norm, permuted."""
+    turned = view.made(operator.inputs[0], "permute") if operator.kind in ("rms_norm", "layer_norm") else None
+    if turned is None or operator.attrs.get("num_dims", 1) != 1:
+        return None
+    order: tuple[int, ...] = tuple(turned.attrs["dims"])  # type: ignore[arg-type]
+    made, source = view.tensors[operator.outputs[0]], turned.inputs[0]
+    if order[-1] != len(order) - 1:
+        return None
+    inputs, shape = (source, *operator.inputs[1:]), view.shape(source)
+    return [
+        New(kind=operator.kind, inputs=inputs, shape=shape, dtype=made.dtype, attrs=operator.attrs),
+        New(kind="permute", inputs=(0,), shape=made.shape, dtype=made.dtype, attrs=turned.attrs),
+    ]
+
+
 def _made_before(view: View, operator: Operator) -> str | None:
     """The same view of the same tensor once more."""
     if operator.kind not in ("narrow", "permute", "reshape"):
@@ -99,5 +115,5 @@ def _made_before(view: View, operator: Operator) -> str | None:
     return None
 
 
-ROW_RULES: tuple[Rule, ...] = (_everything, _unflattened, same_view)
+ROW_RULES: tuple[Rule, ...] = (_everything, _unflattened, same_view, _normalised_first)
 CUT_RULES: tuple[Rule, ...] = (_cut_first, _made_before)
