@@ -206,8 +206,11 @@ def fit_collective(
         return np.concatenate([*fit, TYPICAL_WEIGHT * np.log(q / typical)])
 
     solved = typical * np.exp(
-        solve(lambda q: misfit(typical * np.exp(q)), np.zeros(5), np.full(5, -12.0), np.full(5, 5.0))
-    )
+        solve(
+            lambda q: misfit(typical * np.exp(q)), np.zeros(5), np.full(5, -12.0), np.full(5, 5.0),
+            tolerance=_FLAT,
+        )
+    )  # fmt: skip
     model = Collective(
         start_s=_or_zero(solved[3]),
         hop_s=_or_zero(solved[4]),
@@ -289,6 +292,11 @@ def _fit_link(
 def log_ratio(predicted: Floats, measured: Floats) -> Floats:
     """log(predicted / measured), what all fits minimise."""
     return np.asarray(np.log(np.maximum(predicted, TINY_S) / np.maximum(measured, TINY_S)))
+
+
+_FLAT = 1e-12
+"""Where one kind of group was measured, the times of a start and of a hop are known as a sum alone: the minimum is so
+flat that with the usual tolerance other linear algebra libraries end up to 1e-3 away."""
 
 
 def solve(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -211,18 +212,33 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 def check_figure(name: str, value: Any) -> None:
     """Refuse a negative or infinite figure, and 0 where it divides; looks into dicts."""
+    if _is_believed(value, *_limits(name.partition(".")[0])):
+        return
     if isinstance(value, dict):
         for key, entry in value.items():
             check_figure(f"{name}.{key}", entry)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value) or value < 0:
-            raise TwofoldError(f"{name} is {value}; it must be a finite figure of at least 0")
-        if value == 0 and name.partition(".")[0].endswith(_POSITIVE):
-            raise TwofoldError(f"{name} is 0; it must be above 0")
-        stem = name.partition(".")[0]
-        least, most = next((each for ending, each in _PLAUSIBLE.items() if stem.endswith(ending)), (0.0, 1e30))
-        if value and not least <= value <= most:
-            raise TwofoldError(f"{name} is {value:g}; no machine has that: it is between {least:g} and {most:g}")
+        return
+    if not math.isfinite(value) or value < 0:
+        raise TwofoldError(f"{name} is {value}; it must be a finite figure of at least 0")
+    if value == 0:
+        raise TwofoldError(f"{name} is 0; it must be above 0")
+    least, most, _ = _limits(name.partition(".")[0])
+    raise TwofoldError(f"{name} is {value:g}; no machine has that: it is between {least:g} and {most:g}")
+
+
+def _is_believed(value: Any, least: float, most: float, divides: bool) -> bool:
+    if isinstance(value, dict):
+        return all(_is_believed(entry, least, most, divides) for entry in value.values())
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return not divides if value == 0 else least <= value <= most
+    return True
+
+
+@lru_cache(maxsize=256)
+def _limits(stem: str) -> tuple[float, float, bool]:
+    """The least and most that are believed of a figure of this name beside 0, and whether it divides."""
+    least, most = next((each for ending, each in _PLAUSIBLE.items() if stem.endswith(ending)), (0.0, 1e30))
+    return least, most, stem.endswith(_POSITIVE)
 
 
 def check_share(name: str, value: float) -> None:
