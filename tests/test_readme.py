@@ -41,6 +41,20 @@ def test_links_of_the_documents_lead_somewhere() -> None:
             assert target.startswith("http") or (document.parent / target).exists(), (document.name, target)
 
 
+def anchors(page: Path) -> set[str]:
+    """What `#` of a link may name: the headings outside blocks of code, as Markdown writes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+def test_links_between_pages_name_headings_and_stay_in_the_site() -> None:
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for target, heading in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+            assert not target.startswith(".."), (page.name, target)
+            assert not heading or heading in anchors(page.parent / target if target else page), (page.name, heading)
+
+
 def test_every_page_is_in_the_site() -> None:
     named = re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text())
     assert sorted(named) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
