@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from test_capture_blocks import seeded, trained
 from torch import nn
+from torch.utils._device import _device_constructors
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.field.ordinary import BATCH_MIXING
@@ -240,3 +241,21 @@ def test_a_pair_whose_samples_meet_is_refused():
     kind, examples = BATCH_MIXING
     with pytest.raises(TwofoldError, match=r"mixes the batch into other dims.*each sample must be computed by itself"):
         capture(kind(), examples)
+
+
+class Numbered(nn.Module):
+    """Makes a tensor of a number in its forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x, labels):
+        return F.mse_loss(self.out(x) * torch.tensor(2.0), labels)
+
+
+def test_torchs_devices_apply_to_tensors_of_numbers_after_a_capture():
+    _device_constructors.cache_clear()  # as in a process that has used no device yet
+    capture(Numbered(), batches(1)[0])
+    with torch.device("meta"):
+        assert torch.tensor([1.0, 2.0]).is_meta

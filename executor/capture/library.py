@@ -75,6 +75,8 @@ def in_other_forms(module: nn.Module) -> Iterator[set[str]]:
         stack.enter_context(mock.patch.object(nn.EmbeddingBag, "forward", _bag))
         stack.enter_context(mock.patch.object(checkpointing.CheckpointFunction, "apply", run))
         stack.enter_context(mock.patch.object(checkpointing, "_checkpoint_without_reentrant_generator", around))
+        with torch.device("meta"):
+            torch.empty(0)  # torch then looks up, once, which functions a device is given to: torch's own torch.tensor
         stack.enter_context(mock.patch.object(torch, "tensor", _filled))
         for config in configs.values():
             stack.enter_context(mock.patch.object(config, _EXPERTS, "batched_mm"))
