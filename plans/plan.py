@@ -6,7 +6,6 @@ atomically; unknown keys are refused with their path.
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import os
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ import msgspec
 from plans.errors import TwofoldError
 from plans.files import write_atomically
 from plans.layout import DimAxes, Layout, TensorLayout
-from plans.model.graph import Graph, Operator, itemsize
+from plans.model.graph import Graph, Operator, itemsize, matches_any
 from plans.operators import OperatorSpec
 from plans.reading import json_of, read_file
 from plans.shown import Shown
@@ -172,7 +171,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         >>> Optimizer(kind="adamw", undecayed=("*bias",)).settings_of("head.bias")
         {'lr': 0.01, 'weight_decay': 0.0}
         """
-        spared = any(fnmatch.fnmatchcase(parameter, pattern) for pattern in self.undecayed)
+        spared = matches_any(parameter, self.undecayed)
         return self.settings | ({"weight_decay": 0.0} if spared else {})
 
     @property

@@ -91,22 +91,7 @@ def trained(
     update = make(list(masters.values()), **optimizer.settings, foreach=False)
     losses = []
     for batch in batches(of, num_steps):
-        sums = {
-            name: torch.zeros_like(weight, dtype=getattr(torch, optimizer.accumulates_in(str(dtypes[name])[6:])))
-            for name, weight in weights.items()
-        }
-        total = 0.0
-        parts = {name: torch.tensor(value).chunk(num_micro_batches) for name, value in batch.items()}
-        for x, y in zip(parts["x"], parts["y"], strict=True):
-            value = x.to(next(iter(dtypes.values())))
-            for number in range(len(weights) // 2):
-                value = F.gelu(F.linear(value, weights[f"layers.{number}.weight"], weights[f"layers.{number}.bias"]))
-            loss = F.mse_loss(value.float(), y) / num_micro_batches
-            loss.backward()
-            total += loss.item()
-            for name, weight in weights.items():
-                sums[name] += weight.grad
-                weight.grad = None
+        total, sums = accumulated(of, optimizer, weights, batch, num_micro_batches)
         for name, master in masters.items():
             master.grad = sums[name].to(master.dtype)
         if optimizer.clip_norm is not None:
@@ -117,3 +102,29 @@ def trained(
                 weights[name].copy_(master)
         losses.append(total)
     return losses, *({name: each.detach().float().numpy() for name, each in of.items()} for of in (masters, weights))
+
+
+def accumulated(
+    of, optimizer, weights, batch, num_micro_batches, *, scaled=lambda loss: loss, between=lambda value: value
+):
+    """The loss of a batch, and its gradients, summed over micro-batches as the optimizer accumulates them.
+
+    `scaled` gives what is differentiated in place of the loss, `between` what the second layer reads of the first.
+    """
+    sums = {
+        name: torch.zeros_like(weight, dtype=getattr(torch, optimizer.accumulates_in(str(weight.dtype)[6:])))
+        for name, weight in weights.items()
+    }
+    total, dtype = 0.0, getattr(torch, of.parameters[0].dtype)
+    for x, y in zip(*(torch.tensor(batch[name]).chunk(num_micro_batches) for name in "xy"), strict=True):
+        value = x.to(dtype)
+        for number in range(len(weights) // 2):
+            value = F.gelu(F.linear(value, weights[f"layers.{number}.weight"], weights[f"layers.{number}.bias"]))
+            value = between(value) if number == 0 else value
+        loss = F.mse_loss(value.float(), y) / num_micro_batches
+        scaled(loss).backward()
+        total += loss.item()
+        for name, weight in weights.items():
+            sums[name] += weight.grad
+            weight.grad = None
+    return total, sums

@@ -24,6 +24,7 @@ from library_transformers import (
     made,
 )  # fmt: skip
 from on_ranks import run_on_ranks
+from recognised_training import save_plans, train_plans
 
 from costmodels import Machine
 from executor.capture.capture import capture
@@ -47,7 +48,7 @@ from plans.lower import lower
 from plans.model.graph import undecayed_parts
 from plans.model.transformer import Rope, Scales, TransformerConfig, recognise, transformer
 from plans.model.whole import apart
-from plans.plan import Optimizer, Plan, Stage, load_plan, save_plan
+from plans.plan import Optimizer, Plan, Stage, load_plan
 from search import search
 from simulator import simulate
 from simulator.forecast import forecast
@@ -389,25 +390,18 @@ def names_of(module):
 
 
 def work(rank, folder):
-    for number, run in enumerate(RUNS):
-        module, plan = module_of(run), load_plan(folder / f"{number}.json")
+    def case(run):
+        module = module_of(run)
         rows = dict(zip(names_of(module), (each.numpy() for each in batch(run)), strict=True))
-        result = run_rank(
-            lower(plan), plan, [rows] * NUM_STEPS, InitialParameters(module, 0), NUM_STEPS, device="cpu",
-            weights_path=folder / f"{number}.weights.npz",
-        )  # fmt: skip
-        assert not result.differences, (run, result.differences)
-        if rank == 0:
-            np.save(folder / f"{number}.losses.npy", np.asarray(result.losses))
+        return run, rows, InitialParameters(module, 0)
+
+    train_plans(rank, folder, map(case, RUNS), NUM_STEPS)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("libraries")
-    for number, (run, degrees) in enumerate(RUNS.items()):
-        found = found_in(run.split("; ")[0])
-        plan = found.plan(plan_of(degrees, transformer(found.config, batch_size=degrees.global_batch)))
-        save_plan(msgspec.structs.replace(plan, output_broadcast=True), folder / f"{number}.json")
+    save_plans(folder, ((found_in(run.split("; ")[0]), degrees) for run, degrees in RUNS.items()))
     run_on_ranks(work, 4, folder)
     return folder
 

@@ -4,25 +4,24 @@ import contextlib
 import re
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from on_ranks import run_on_ranks
 from plain_llama import SMALL, PlainLlama, examples, plain
+from recognised_training import save_plans, train_plans
 from torch import nn
 
 from benchmarks.field.models import MODELS
 from costmodels import Machine
 from executor.capture.capture import capture
 from executor.reference.reference import compare_losses, compare_weights, train_reference
-from executor.train.run import run_rank
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import Rope, recognise, transformer, transformer_config
-from plans.plan import Optimizer, load_plan, save_plan
+from plans.plan import Optimizer, load_plan
 from search import search
 from search.devices import Pins, Problem, solve
 from search.devices.confirm import plan_of as plan_of_found
@@ -214,27 +213,18 @@ def stated(name):
 
 
 def work(rank, folder):
+    def held(module):
+        return {key: each.detach().numpy() for key, each in (*module.named_parameters(), *module.named_buffers())}
+
     ids, labels = batch()
-    for number, name in enumerate(RANKS):
-        module = small(name)
-        held = {key: each.detach().numpy() for key, each in (*module.named_parameters(), *module.named_buffers())}
-        plan = load_plan(folder / f"{number}.json")
-        batches = [{"ids": ids.numpy(), "labels": labels.numpy()}] * NUM_STEPS
-        result = run_rank(
-            lower(plan), plan, batches, held, NUM_STEPS, device="cpu", weights_path=folder / f"{number}.weights.npz"
-        )
-        assert not result.differences, (name, result.differences)
-        if rank == 0:
-            np.save(folder / f"{number}.losses.npy", np.asarray(result.losses))
+    rows = {"ids": ids.numpy(), "labels": labels.numpy()}
+    train_plans(rank, folder, [(name, rows, held(small(name))) for name in RANKS], NUM_STEPS)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recognised")
-    for number, name in enumerate(RANKS):
-        degrees, found = stated(name), recognise(capture(small(name), batch()))
-        plan = found.plan(plan_of(degrees, transformer(found.config, batch_size=degrees.global_batch)))
-        save_plan(msgspec.structs.replace(plan, output_broadcast=True), folder / f"{number}.json")
+    save_plans(folder, [(recognise(capture(small(name), batch())), stated(name)) for name in RANKS])
     run_on_ranks(work, 4, folder)
     return folder
 

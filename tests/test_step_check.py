@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from layered_training import ADAMW, MOMENTUM, batches, graph, parameters, plan
+from layered_training import ADAMW, MOMENTUM, accumulated, batches, graph, parameters, plan
 from msgspec.structs import replace
 from on_ranks import run_on_ranks
 from recording_device import RecordingDevice
@@ -135,25 +134,16 @@ def reference(each, num_micro_batches, steps=STEPS):
             growth_interval=scale.growth_every,
         )  # fmt: skip
     losses, scales, skipped = [], [], []
+
+    def between(value):
+        return value.half().float() if each.graph.name == "narrowed" else value
+
     for step, batch in enumerate(feed):
-        sums = {
-            name: torch.zeros_like(weight, dtype=getattr(torch, optimizer.accumulates_in(str(weight.dtype)[6:])))
-            for name, weight in weights.items()
-        }
-        total, before = 0.0, scaler.get_scale()
+        before = scaler.get_scale()
         scales.append(before)
-        for x, y in zip(*(torch.tensor(batch[name]).chunk(num_micro_batches) for name in "xy"), strict=True):
-            value = x.to(next(iter(dtypes.values())))
-            for number in range(len(weights) // 2):
-                value = F.gelu(F.linear(value, weights[f"layers.{number}.weight"], weights[f"layers.{number}.bias"]))
-                if number == 0 and each.graph.name == "narrowed":
-                    value = value.half().float()
-            loss = F.mse_loss(value.float(), y) / num_micro_batches
-            scaler.scale(loss).backward()
-            total += loss.item()
-            for name, weight in weights.items():
-                sums[name] += weight.grad
-                weight.grad = None
+        total, sums = accumulated(
+            each.graph, optimizer, weights, batch, num_micro_batches, scaled=scaler.scale, between=between
+        )
         for name, master in masters.items():
             master.grad = sums[name].to(master.dtype)
         losses.append(total)

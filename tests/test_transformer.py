@@ -335,6 +335,7 @@ def test_what_a_config_json_says_beside_sizes():
     ("change", "message"),
     [
         ({"residual_multiplier": 0.22}, "residual_multiplier of model_type 'llama' are not known and may change"),
+        ({"no_rope_layer_interval": 4}, "no_rope_layer_interval of model_type 'llama' are not known and may change"),
         ({"hidden_act": "quick_gelu"}, "llama: hidden_act is 'quick_gelu', which is not modelled; it may be silu or"),
         ({"model_type": "mamba"}, "model_type 'mamba' is not known; known: bert, bloom, cohere, "),
         ({"layer_types": ["linear_attention"]}, "layer_types has linear_attention, which is not modelled"),

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.cases import CASES, SECOND_CASES, SMOKE_CASES, THIRD_CASES, Case, case_named
+from benchmarks.peers.cases import CASES, SETS, SMOKE_CASES, Case, case_named
 from benchmarks.peers.launches import taken
 from benchmarks.peers.predictions import predictions
 from benchmarks.peers.scores import scores, scores_text
@@ -36,9 +36,6 @@ from plans.files import write_atomically
 __all__ = ["main"]
 
 BUDGET_S = 420.0
-
-SETS = {"first": CASES, "second": SECOND_CASES, "third": THIRD_CASES}
-"""Name -> the cases that `--set` chooses."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import Optimizer, Plan
 from search import uniform_plan
 
-__all__ = ["CASES", "MODELS", "SECOND_CASES", "SMOKE_CASES", "THIRD_CASES", "Case", "case_named", "model_flops"]
+__all__ = ["CASES", "MODELS", "SECOND_CASES", "SETS", "SMOKE_CASES", "Case", "case_named", "model_flops"]
 
 MODELS: Mapping[str, TransformerConfig] = {
     config.name: config
@@ -332,8 +332,13 @@ _THIRD_ON_2 = (
     _case("moe-4", 16, dp=2, micro_batch=8),
 )
 
-THIRD_CASES: Mapping[int, tuple[Case, ...]] = {1: _THIRD_ON_1, 2: _THIRD_ON_2}
-"""Likewise, after prices of kernels had been corrected by what the second set showed."""
+SETS: Mapping[str, Mapping[int, tuple[Case, ...]]] = {
+    "first": CASES,
+    "second": SECOND_CASES,
+    "third": {1: _THIRD_ON_1, 2: _THIRD_ON_2},
+}
+"""Name -> the cases of a set. The third was chosen after the second had corrected prices of kernels, and predicted
+before any of it ran."""
 
 SMOKE_CASES: Mapping[int, tuple[Case, ...]] = {
     1: (
@@ -371,9 +376,6 @@ def case_named(name: str) -> Case:
     Raises:
         KeyError: there is none.
     """
-    return {
-        case.name: case
-        for table in (CASES, SECOND_CASES, THIRD_CASES, SMOKE_CASES)
-        for cases in table.values()
-        for case in cases
-    }[name]
+    return {case.name: case for table in (*SETS.values(), SMOKE_CASES) for cases in table.values() for case in cases}[
+        name
+    ]

@@ -25,6 +25,7 @@ from torch.export import ExportedProgram
 from torch.nn.modules import module as torch_module
 
 from executor.capture.attention import batch_first_attention
+from executor.capture.buffers import doubled_tables, known_masks
 from executor.capture.functional import without_in_place
 from executor.capture.gradients import check_hooks, refusing_own_gradients
 from executor.capture.library import LeftOut, in_other_forms
@@ -33,9 +34,8 @@ from executor.capture.opaque import computed, opaque
 from executor.capture.repeats import Stack, shortened, stacks_of_equal_blocks, with_all_blocks
 from executor.capture.rules import RULES
 from executor.capture.straight import drop_empty, inline_nested, keep_batch_first, take_stacked
-from executor.capture.tables import doubled_tables
 from executor.capture.translation import Translation
-from executor.capture.written_attention import join_attention, known_masks
+from executor.capture.written_attention import join_attention
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.model.whole import whole_operators

@@ -9,9 +9,10 @@ the parts. Numbers are random, drawn twice: between 0 and 1, and of both signs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from string import ascii_lowercase
 from typing import Any
 
@@ -88,10 +89,10 @@ def _shrunk(call: Call) -> Call:
     small = _with_shapes(
         call, [(min(each.shape[0], _SAMPLES), *each.shape[1:]) if each.batched else each.shape for each in call.inputs]
     )
-    if _is_too_large(each.shape for each in small.inputs):
+    if _is_too_large(small):
         smaller = _in_small_sizes(small)
-        return call if smaller is None or _results(smaller, next(_draws(smaller))) is None else smaller
-    return small if small == call or _results(small, next(_draws(small))) is not None else call
+        return smaller if smaller is not None and _can_be_tried(smaller) else call
+    return small if small == call or _can_be_tried(small) else call
 
 
 def _in_small_sizes(call: Call) -> Call | None:
@@ -118,12 +119,19 @@ def _with_shapes(call: Call, shapes: Sequence[tuple[int, ...]]) -> Call:
     )
 
 
-def _is_too_large(shapes: Iterable[Sequence[int]]) -> bool:
-    return sum(math.prod(shape) for shape in shapes) > _MOST_TRIED
+def _is_too_large(call: Call) -> bool:
+    return sum(math.prod(each.shape) for each in call.inputs) > _MOST_TRIED
+
+
+def _can_be_tried(call: Call) -> bool:
+    return any(_results(call, inputs) is not None for inputs in islice(_draws(call), 1))
 
 
 def _draws(call: Call) -> Iterator[list[Tensor]]:
-    """Inputs of random numbers: floating-point ones in double precision, whole ones 0 or 1."""
+    """Inputs of random numbers: floating-point ones in double precision, whole ones 0 or 1; none of a call that is too
+    large to be tried."""
+    if _is_too_large(call):
+        return
     for seed in (0, 1):
         generator = torch.Generator().manual_seed(seed)
 
@@ -138,9 +146,7 @@ def _draws(call: Call) -> Iterator[list[Tensor]]:
 
 
 def _results(call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
-    """What the call makes, on the CPU; None where it takes other numbers or sizes, or is too large to be tried."""
-    if _is_too_large(each.shape for each in inputs):
-        return None
+    """What the call makes, on the CPU; None where it takes other numbers or sizes."""
     try:
         with torch.no_grad():
             made = aten_call(call.target, call.arguments)(torch.device("cpu"), *inputs)
@@ -151,9 +157,10 @@ def _results(call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
 
 @lru_cache(maxsize=1024)
 def _samples_meet(call: Call) -> bool:
-    if not any(each.batched for each in call.inputs) or _is_too_large(each.shape for each in call.inputs):
+    draws = list(_draws(call)) if any(each.batched for each in call.inputs) else []
+    if not draws:
         return False
-    drawn, other = (list(each) for each in _draws(call))
+    drawn, other = draws
     before = _results(call, drawn)
     for changed, others in ((0, slice(1, None)), (-1, slice(None, -1))):
         altered = [each.clone() for each in drawn]
@@ -175,8 +182,6 @@ Ends = tuple[tuple[int, int], ...]
 @lru_cache(maxsize=1024)
 def _links(call: Call, which: int) -> tuple[tuple[int, Ends], ...] | None:
     """(dim of the output, dims of the inputs) that can be split, one by one and all at once."""
-    if _is_too_large(each.shape for each in call.inputs):
-        return None
     draws = [(inputs, made) for inputs in _draws(call) if (made := _results(call, inputs)) is not None]
     if not draws or not all(isinstance(each, Tensor) for each in draws[0][1]):
         return None

@@ -288,8 +288,8 @@ def _by_formula(
     made = build.make(node, "add", (made, mask), shape=scores, dtype=dtype)
     made = build.make(node, "softmax", (made,), shape=scores, dtype=dtype, dim=rank - 1)
     if settings.dropout_p:
-        drop = {"p": settings.dropout_p, "seed": build.next_seed()}
-        made = build.make(node, "dropout", (made,), shape=scores, dtype=dtype, **drop)
+        p, seed = settings.dropout_p, build.next_seed()
+        made = build.make(node, "dropout", (made,), shape=scores, dtype=dtype, p=p, seed=seed)
     return build.make(node, "matmul", (made, v))
 
 

@@ -8,6 +8,8 @@ nothing, or all that comes later. Any other such value is one operator that hold
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,9 +32,9 @@ _ONLY_LIKE = {
 _MOST_ELEMENTS = 2**29
 
 
-def shape_only(graph: fx.Graph) -> frozenset[fx.Node]:
-    """The calls that read no input, parameter or buffer, and draw no random numbers."""
-    found: set[fx.Node] = set()
+def shape_only(graph: fx.Graph, held: Collection[fx.Node] = ()) -> frozenset[fx.Node]:
+    """The calls that read no input, parameter or buffer but those `held`, and draw no random numbers; and `held`."""
+    found = set(held)
     for node in graph.nodes:
         if node.op != "call_function" or not all(each in found for each in node.all_input_nodes):
             continue
@@ -123,21 +125,32 @@ def state_masks(graph: fx.Graph) -> None:
             node.update_kwarg("is_causal", True)
 
 
-def value_of(node: fx.Node) -> torch.Tensor | None:
-    """The value of a call of `shape_only`, on the CPU; None where it would be large."""
+def value_of(
+    node: fx.Node, held: Mapping[fx.Node, torch.Tensor] = MappingProxyType({}), most_elements: int = _MOST_ELEMENTS
+) -> torch.Tensor | None:
+    """The value of a call of `shape_only`, on the CPU; None where it would be large.
+
+    Args:
+        node: of the call.
+        held: the values that were said to be held.
+        most_elements: of anything that is computed on the way.
+    """
     waiting, needed = [node], {node: 1}  # node -> how many still read it
     while waiting:
         each = waiting.pop()
         shape = getattr(each.meta.get("val"), "shape", ())
-        if torch.Size(shape).numel() > _MOST_ELEMENTS:
+        if each not in held and torch.Size(shape).numel() > most_elements:
             return None
         waiting += [before for before in each.all_input_nodes if before not in needed]
         for before in each.all_input_nodes:
             needed[before] = needed.get(before, 0) + 1
     made: dict[fx.Node, Any] = {}
     for each in [each for each in node.graph.nodes if each in needed]:
-        held = fx.map_arg((each.args, each.kwargs), lambda read: made[read])
-        args, kwargs = pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), held)
+        if each in held:
+            made[each] = held[each]
+            continue
+        read = fx.map_arg((each.args, each.kwargs), lambda one: made[one])
+        args, kwargs = pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), read)
         made[each] = each.target(*args, **kwargs)
         for before in each.all_input_nodes:
             needed[before] -= 1

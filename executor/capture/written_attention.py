@@ -9,45 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
+from executor.capture.buffers import MOST_ELEMENTS
 from executor.capture.functional import called_as
-from executor.capture.masks import hides_later
-from executor.train.initial import initial_parameter
-from plans.errors import TwofoldError
+from executor.capture.masks import calls_of, hides_later, shape_only, value_of
 
-__all__ = ["join_attention", "known_masks"]
+__all__ = ["join_attention"]
 
 aten = torch.ops.aten
 
 _HIDDEN = -1e4
 """A score of at most this is hidden: its share of the softmax is zero in single precision."""
 
-_MOST_ELEMENTS = 2**26
-
 _ASSERTED = aten._assert_tensor_metadata.default
-"""A call beside casts that nobody reads."""
-
-
-def known_masks(module: nn.Module) -> dict[str, Tensor]:
-    """The values of buffers that could be masks [.., length, length], as far as they are known.
-
-    They are known of buffers that hold values, and of those that `no_init_parameters` recorded.
-    """
-    found = {}
-    for name, buffer in module.named_buffers():
-        if buffer.dim() < 2 or buffer.shape[-1] != buffer.shape[-2] or buffer.numel() > _MOST_ELEMENTS:
-            continue
-        try:
-            found[name] = initial_parameter(module, name)
-        except TwofoldError:  # without a value, and nothing says how it is made
-            continue
-    return found
+"""A call beside casts, whose result is not read."""
 
 
 def join_attention(exported: ExportedProgram, masks: Mapping[str, Tensor]) -> None:
@@ -62,8 +42,9 @@ def join_attention(exported: ExportedProgram, masks: Mapping[str, Tensor]) -> No
         node: masks[named[node.name]]
         for node in graph.find_nodes(op="placeholder") if named.get(node.name) in masks
     }  # fmt: skip
+    known = _Known(held, shape_only(graph, held))
     for node in graph.find_nodes(op="call_function", target=aten.matmul.default):
-        found = _written(node, held)
+        found = _written(node, known)
         if found is None:
             continue
         with graph.inserting_before(node):
@@ -79,6 +60,13 @@ def join_attention(exported: ExportedProgram, masks: Mapping[str, Tensor]) -> No
                 graph.erase_node(each)
 
 
+class _Known(NamedTuple):
+    """Buffers whose values are known, and the calls that follow from these and from shapes."""
+
+    buffers: Mapping[fx.Node, Tensor]
+    nodes: frozenset[fx.Node]
+
+
 @dataclass(slots=True, eq=False)
 class _Attention:
     """What a written attention reads, and its calls, the last one first."""
@@ -92,7 +80,7 @@ class _Attention:
     calls: list[fx.Node] = field(default_factory=list)
 
 
-def _written(product: fx.Node, held: Mapping[fx.Node, Tensor]) -> _Attention | None:
+def _written(product: fx.Node, known: _Known) -> _Attention | None:
     arguments: Any = product.args
     weights, values = arguments[:2]
     if len(product.meta["val"].shape) != 4 or not isinstance(values, fx.Node):
@@ -110,7 +98,7 @@ def _written(product: fx.Node, held: Mapping[fx.Node, Tensor]) -> _Attention | N
     takes_part = torch.ones((), dtype=torch.bool)
     node = _before_casts(node.args[0], found)
     while node is not None and node.target is not aten.matmul.default:
-        step = _step(node, held)
+        step = _step(node, known)
         if step is None:
             return None
         source, factor, part = step
@@ -145,23 +133,23 @@ _CASTS = {
 }  # fmt: skip
 
 
-def _step(node: fx.Node, held: Mapping[fx.Node, Tensor]) -> tuple[Any, float, Tensor] | None:
+def _step(node: fx.Node, known: _Known) -> tuple[Any, float, Tensor] | None:
     """Scores before a call, the number that it multiplies them with, and which of them it leaves."""
     everything = torch.ones((), dtype=torch.bool)
     target, args = node.target, node.args
     if target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
-        number = _number(args[1], held)
+        number = _number(args[1], known)
         if number is None or number <= 0:
             return None
         return args[0], 1 / number if target in (aten.div.Tensor, aten.div.Scalar) else number, everything
     if target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
-        hidden, number = _value(args[1], held), _number(args[2], held)
+        hidden, number = _value(args[1], known), _number(args[2], known)
         return None if hidden is None or number is None or number > _HIDDEN else (args[0], 1.0, ~hidden.bool())
     if target in (aten.where.self, aten.where.ScalarOther):
-        part, other = _value(args[0], held), _value(args[2], held)
+        part, other = _value(args[0], known), _value(args[2], known)
         return None if part is None or other is None or (other > _HIDDEN).any() else (args[1], 1.0, part.bool())
     if target is aten.add.Tensor and not node.kwargs:
-        added = _value(args[1], held)
+        added = _value(args[1], known)
         if added is None or not ((added == 0) | (added <= _HIDDEN)).all():
             return None
         return args[0], 1.0, added == 0
@@ -189,52 +177,21 @@ def _reads_heads(scores: fx.Node, found: _Attention) -> bool:
     return all(len(shape) == 4 for shape in shapes) and shapes[0][:2] == shapes[1][:2] == shapes[2][:2]
 
 
-def _number(value: Any, held: Mapping[fx.Node, Tensor]) -> float | None:
+def _number(value: Any, known: _Known) -> float | None:
     if isinstance(value, int | float):
         return float(value)
-    tensor = _value(value, held)
+    tensor = _value(value, known)
     return float(tensor) if tensor is not None and tensor.numel() == 1 and not math.isnan(float(tensor)) else None
 
 
-def _value(value: Any, held: Mapping[fx.Node, Tensor]) -> Tensor | None:
-    """A value that follows from shapes and known buffers, on the CPU; None for any other."""
+def _value(value: Any, known: _Known) -> Tensor | None:
+    """A number, or a value that follows from shapes and known buffers, on the CPU; None for any other."""
     if isinstance(value, int | float):
         return torch.tensor(value)
-    if not isinstance(value, fx.Node):
+    if not isinstance(value, fx.Node) or value not in known.nodes or len(calls_of(value)[0]) > _MOST_CALLS:
         return None
-    needed: dict[fx.Node, None] = {}
-    waiting = [value]
-    while waiting:
-        node = waiting.pop()
-        if node in needed:
-            continue
-        needed[node] = None
-        if node in held:
-            continue
-        shape = getattr(node.meta.get("val"), "shape", ())
-        if node.op != "call_function" or torch.Size(shape).numel() > _MOST_ELEMENTS or len(needed) > _MOST_CALLS:
-            return None
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags or getattr(node.target, "_schema", _PURE).is_mutable:
-            return None
-        waiting += node.all_input_nodes
-    made: dict[fx.Node, Any] = {}
-    for node in value.graph.nodes:
-        if node in held and node in needed:
-            made[node] = held[node]
-        elif node in needed:
-            read = fx.map_arg((node.args, node.kwargs), lambda each: made[each])
-            args, kwargs = pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), read)
-            made[node] = node.target(*args, **kwargs)
-    found = made[value]
-    return found if isinstance(found, Tensor) else None
+    return value_of(value, known.buffers, MOST_ELEMENTS)
 
 
 _MOST_CALLS = 200
 """Calls that make a mask at most."""
-
-
-class _PURE:
-    """Stands for the schema of what has none, such as a Python operator."""
-
-    is_mutable = False

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from executor.kernels.chips import is_gpu
 from executor.kernels.context import OpContext, Rule, StepCounter
-from executor.kernels.step_check import updates_before
+from executor.kernels.step_check import number_of_update
 
 __all__ = ["DEFAULT_LR", "UPDATE_RULES", "adamw_of_many", "learning_rate", "step_number"]
 
@@ -100,7 +100,7 @@ def _corrections(
 
 def _number(context: OpContext, held: Tensor) -> Tensor:
     """The number of this update, where the step is checked."""
-    return updates_before(context.counter.number(step_number, (), torch.float32, held.device), held)
+    return number_of_update(context.counter.number(step_number, (), torch.float32, held.device), held)
 
 
 def _in(tensor: Tensor, dtype: torch.dtype) -> Tensor:

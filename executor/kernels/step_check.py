@@ -11,7 +11,7 @@ from torch import Tensor
 from executor.kernels.context import OpContext, Rule
 from plans.step_check import Held, LossScale, Reason, StepCheck
 
-__all__ = ["STEP_CHECK_RULES", "initial_held", "updates_before"]
+__all__ = ["STEP_CHECK_RULES", "initial_held", "number_of_update"]
 
 Attrs = Mapping[str, Any]
 
@@ -69,7 +69,7 @@ def _rescaled(asked: LossScale, scale: Tensor, good: Tensor, finite: Tensor) -> 
     return torch.where(finite, after, scale * asked.backoff), good * ~grows
 
 
-def updates_before(step: int | Tensor, held: Tensor) -> Tensor:
+def number_of_update(step: int | Tensor, held: Tensor) -> Tensor:
     """The number of this update, from 1, in a step that is not skipped: steps less those that were."""
     return step - held[Held.SKIPPED]
 

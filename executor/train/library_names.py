@@ -81,7 +81,7 @@ def library_parts(graph: Graph, config: str | os.PathLike[str]) -> dict[str, Par
         )
     if not is_transformer(graph):
         raise TwofoldError(f"{str(config)!r}: the plan is of another module, whose weights have its own names")
-    _check_alike(graph, config)
+    _check_same_model(graph, config)
     parameters = {tensor.name: tensor for tensor in graph.parameters}
     of_library = {name: _name(name, _NAMES[model_type]) for name in parameters}
     heads = keys["num_attention_heads"] if model_type in _BY_HEADS else 1
@@ -132,7 +132,7 @@ def _cut(name: str, tensors: list[Tensor], heads: int) -> list[tuple[Tensor, Par
     return found
 
 
-def _check_alike(graph: Graph, config: Path) -> None:
+def _check_same_model(graph: Graph, config: Path) -> None:
     """Refuse a configuration under which equal weights are another model."""
     rows = next(tensor.shape for tensor in graph.inputs if len(tensor.shape) == 2)
     theirs = transformer(config, batch_size=1, seq=rows[1])

@@ -66,11 +66,8 @@ def kept(interpreter: Interpreter) -> Iterator[tuple[ParameterPlacement, Part, s
         for role, value in roles.items():
             yield placement, part_of(interpreter.group, placement, interpreter.rank, role, value), value
     for placement in _of_step_check(interpreter.group):
-        yield (
-            placement,
-            part_of(interpreter.group, placement, interpreter.rank, STEP_CHECK, placement.weight),
-            (placement.weight),
-        )
+        value = placement.weight
+        yield placement, part_of(interpreter.group, placement, interpreter.rank, STEP_CHECK, value), value
 
 
 def _of_step_check(group: GroupProgram) -> Iterator[ParameterPlacement]:

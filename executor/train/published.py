@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from plans.errors import TwofoldError
-from plans.reading import read_json
+from plans.model.transformer import read_keys
 
 __all__ = ["has_transformers", "published_model", "shapes_of_published"]
 
@@ -63,11 +63,9 @@ def published_model(
     Raises:
         TwofoldError: transformers is not installed, does not know the model, or makes no loss of labels for it.
     """
-    file = Path(path)
-    file = file / "config.json" if file.is_dir() else file
-    keys = read_json(file, "the model configuration")
-    if not isinstance(keys, dict) or not isinstance(keys.get("model_type"), str):
-        raise TwofoldError(f"{file}: a model configuration is a JSON object with the key 'model_type'")
+    file, keys = read_keys(path)
+    if not isinstance(keys.get("model_type"), str):
+        raise TwofoldError(f"{file}: a model configuration has the key 'model_type', such as \"t5\"")
     if not has_transformers():
         raise TwofoldError(f"{file}: the module is built by transformers, which is not installed")
     import transformers

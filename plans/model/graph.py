@@ -19,7 +19,7 @@ from plans.errors import TwofoldError
 from plans.model.part import Part
 from plans.operators import OperatorSpec, declare, factors
 
-__all__ = ["Attr", "Graph", "Operator", "Tensor", "TensorKind", "itemsize", "undecayed_parts"]
+__all__ = ["Attr", "Graph", "Operator", "Tensor", "TensorKind", "itemsize", "matches_any", "undecayed_parts"]
 
 Attr = bool | int | float | str | tuple[int, ...]
 """A setting of an operator, such as the axis of a softmax."""
@@ -246,17 +246,23 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return _resized(self, batch_size)
 
 
+def matches_any(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name of a parameter is of one of some patterns, as of fnmatch.
+
+    >>> matches_any("head.bias", ("*norm*", "*bias"))
+    True
+    """
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def undecayed_parts(graph: Graph, patterns: Sequence[str]) -> tuple[str, ...]:
     """Patterns for parameters that match a part where the given ones match the module's tensor that it is a part of.
 
     These are the given ones, where they do that already.
     """
 
-    def matches(name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-    wanted = {tensor.name for tensor in graph.parameters if matches(graph.of_module(tensor))}
-    if wanted == {tensor.name for tensor in graph.parameters if matches(tensor.name)}:
+    wanted = {tensor.name for tensor in graph.parameters if matches_any(graph.of_module(tensor), patterns)}
+    if wanted == {tensor.name for tensor in graph.parameters if matches_any(tensor.name, patterns)}:
         return tuple(patterns)
     return tuple(glob.escape(name) for name in sorted(wanted))
 

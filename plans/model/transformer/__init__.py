@@ -12,7 +12,7 @@
 
 from plans.model.transformer.catalogue import model_names, named_config
 from plans.model.transformer.config import Experts, Latent, Rope, Scales, TransformerConfig
-from plans.model.transformer.huggingface import NotModelled
+from plans.model.transformer.huggingface import NotModelled, read_keys
 from plans.model.transformer.model import config_remarks, transformer, transformer_config
 from plans.model.transformer.parts import Parts, is_transformer, parts_of
 from plans.model.transformer.recognise import Recognised, recognise
@@ -35,6 +35,7 @@ __all__ = [
     "model_names",
     "named_config",
     "parts_of",
+    "read_keys",
     "recognise",
     "recompute_set",
     "sizes_of",

@@ -353,7 +353,7 @@ FAMILIES: dict[str, Family] = {
         finish=_gpt_oss,
         approximated={
             "num_local_experts": "experts and router have no biases, and heads no sinks (logits that no key has); they "
-            "are about one parameter in a thousand",
+            "are about three parameters in ten thousand",
             "swiglu_limit": "experts have the plain activation, without its limit and its factor",
             "swiglu_alpha": "experts have the plain activation, without its limit and its factor",
         },

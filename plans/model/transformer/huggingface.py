@@ -21,7 +21,7 @@ from plans.model.transformer.config import Rope, Scales, TransformerConfig
 from plans.model.transformer.families import FAMILIES, NESTED, REFUSED, Family
 from plans.reading import read_json
 
-__all__ = ["NotModelled", "Reading", "read_config", "reading_of"]
+__all__ = ["NotModelled", "Reading", "read_config", "read_keys", "reading_of"]
 
 
 class NotModelled(TwofoldError):
@@ -104,6 +104,9 @@ _ROPE_SCALINGS = ("linear", "llama3")
 
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 
+_PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern", "no_rope_layer_interval")
+"""Keys that say how many blocks follow each other of which the last one has no window."""
+
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "relu": "relu",
     # the tanh form of gelu costs what gelu costs; its values differ by less than 5e-4
@@ -148,16 +151,26 @@ def read_config(path: str | os.PathLike[str], *, seq: int | None = None) -> Read
         NotModelled: a family that is not known, a key or value that is not modelled.
         TwofoldError: no such file, no JSON object, a value that a key cannot have.
     """
-    file = Path(path)
-    file = file / "config.json" if file.is_dir() else file
-    keys = read_json(file, "the model configuration")
-    if not isinstance(keys, dict):
-        raise TwofoldError(f"{file}: a model configuration is a JSON object, not {type(keys).__name__}")
+    file, keys = read_keys(path)
     name = keys.get("_name_or_path") or (file.parent.name if file.name == "config.json" else file.stem)
     try:
         return reading_of(keys, str(name) or "transformer", seq=seq)
     except TwofoldError as error:
         raise type(error)(f"{file}: {error}") from None
+
+
+def read_keys(path: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
+    """The file and the keys of a config.json, or of the one in a folder.
+
+    Raises:
+        TwofoldError: no such file, no JSON object.
+    """
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    keys = read_json(file, "the model configuration")
+    if not isinstance(keys, dict):
+        raise TwofoldError(f"{file}: a model configuration is a JSON object, not {type(keys).__name__}")
+    return file, keys
 
 
 def reading_of(keys: Mapping[str, Any], name: str = "transformer", *, seq: int | None = None) -> Reading:
@@ -233,16 +246,16 @@ class _Reader:
     def check_values(self) -> None:
         """Refuse values of keys that must have another one."""
         for key, allowed in (_ONE_VALUE | dict(self.family.only)).items():
-            if key in self.keys and self.keys[key] not in allowed and not self._judged(key):
+            if key in self.keys and self.keys[key] not in allowed and not self._says_how_stored(key):
                 way = f"it may be {' or '.join(map(repr, allowed))}" if allowed else "it may be null"
                 raise self.refuse(key, f"is {self.keys[key]!r}", way)
             self.used.add(key)
 
-    def _judged(self, key: str) -> bool:
+    def _says_how_stored(self, key: str) -> bool:
         """Whether the key says how published weights are stored, which changes nothing in training."""
-        stored = self.keys[key]
-        is_stored = key == "quantization_config" and isinstance(stored, dict) and bool(self.family.stored)
-        return is_stored and stored.get("quant_method") == self.family.stored
+        value, stored = self.keys[key], self.family.stored
+        is_stated = key == "quantization_config" and isinstance(value, dict) and bool(stored)
+        return is_stated and value.get("quant_method") == stored
 
     def config(self, name: str, seq: int | None) -> TransformerConfig:
         """All fields together."""
@@ -315,9 +328,8 @@ class _Reader:
                 "layer_types", f"has {', '.join(sorted(unknown))}", "attention may be full or have a window"
             )
         everywhere = self.get("max_window_layers", 0) if "use_sliding_window" in self.keys else 0
-        pattern = self.get("sliding_window_pattern", self.get("_sliding_window_pattern"))
         self.used |= {"sliding_window_pattern", "_sliding_window_pattern"}
-        pattern = pattern or self.get("no_rope_layer_interval")
+        pattern = next((each for name in _PATTERNS if (each := self.keys.get(name))), None)
         num_layers = fields["num_layers"]
         if kinds:
             narrow = sum(kind != "full_attention" for kind in kinds)

@@ -71,7 +71,7 @@ def _turned_halves(view: View, operator: Operator) -> Sequence[New] | None:
         return None
     x, swapped = straight.inputs[0], view.made(crossed.inputs[0], "concat")
     tables = straight.inputs[1], crossed.inputs[1]
-    cos, sin = (_doubled_table(view, name, len(view.shape(x))) for name in tables)
+    cos, sin = (_table(view, name, len(view.shape(x)), doubled=True) for name in tables)
     if cos is None or sin is None:
         cos, sin = (
             _angles(view, name, kind, len(view.shape(x))) for name, kind in zip(tables, ("cos", "sin"), strict=True)
@@ -170,17 +170,9 @@ def _operands(view: View, product: Operator) -> tuple[str, _Table] | None:
     return None
 
 
-def _table(view: View, name: str, num_dims: int) -> _Table | None:
-    """A table of the model that is repeated over samples and heads."""
-    return _rows_of(view, name, num_dims, doubled=False)
-
-
-def _doubled_table(view: View, name: str, num_dims: int) -> _Table | None:
-    """A table whose two halves are equal, of which one is enough."""
-    return _rows_of(view, name, num_dims, doubled=True)
-
-
-def _rows_of(view: View, name: str, num_dims: int, *, doubled: bool) -> _Table | None:
+def _table(view: View, name: str, num_dims: int, *, doubled: bool = False) -> _Table | None:
+    """A table of the model that is repeated over samples and heads; `doubled`: its two halves are equal, and one is
+    enough."""
     rows = view.behind(name, "reshape", "cast", "expand")
     cut = view.made(rows, "narrow")
     source = view.tensors[rows if cut is None else view.behind(cut.inputs[0], "reshape", "cast")]

@@ -109,8 +109,8 @@ def _made_before(view: View, operator: Operator) -> str | None:
     for other in view.readers[operator.inputs[0]]:
         if other is operator:
             return None
-        issame_view = (other.kind, other.inputs, other.attrs) == (operator.kind, operator.inputs, operator.attrs)
-        if issame_view and view.shape(other.outputs[0]) == view.shape(operator.outputs[0]):
+        is_same = (other.kind, other.inputs, other.attrs) == (operator.kind, operator.inputs, operator.attrs)
+        if is_same and view.shape(other.outputs[0]) == view.shape(operator.outputs[0]):
             return other.outputs[0]
     return None
 

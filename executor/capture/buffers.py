@@ -1,0 +1,48 @@
+"""What the values of a module's buffers say that its calls do not: masks, and tables of which one half is enough."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from executor.train.initial import initial_parameter
+from plans.errors import TwofoldError
+from plans.model.graph import Graph
+
+__all__ = ["MOST_ELEMENTS", "doubled_tables", "known_masks"]
+
+MOST_ELEMENTS = 2**26
+"""Larger buffers are not looked at."""
+
+
+def doubled_tables(module: nn.Module, graph: Graph) -> frozenset[str]:
+    """The constants [length, features] whose rows have two equal halves, as far as their values are known."""
+    found, buffers = set(), {name for name, _ in module.named_buffers()}
+    for tensor in graph.constants:
+        if tensor.name not in buffers or len(tensor.shape) != 2 or tensor.shape[1] % 2 or not tensor.differentiable:
+            continue
+        value = _known_value(module, tensor.name)
+        if value is not None and torch.equal(*value.chunk(2, -1)):
+            found.add(tensor.name)
+    return frozenset(found)
+
+
+def known_masks(module: nn.Module) -> dict[str, Tensor]:
+    """The values of buffers that could be masks [.., length, length], as far as they are known."""
+    found = {}
+    for name, buffer in module.named_buffers():
+        if buffer.dim() >= 2 and buffer.shape[-1] == buffer.shape[-2]:
+            value = _known_value(module, name)
+            if value is not None:
+                found[name] = value
+    return found
+
+
+def _known_value(module: nn.Module, name: str) -> Tensor | None:
+    """The value of a buffer, where it holds one or `no_init_parameters` recorded how it is made."""
+    if module.get_buffer(name).numel() > MOST_ELEMENTS:
+        return None
+    try:
+        return initial_parameter(module, name)
+    except TwofoldError:
+        return None
