@@ -46,6 +46,9 @@ _STYLE: Any = {
 _WIDE, _NARROW = 10.6, 4.0
 """Inches; matplotlib counts 72 points to an inch, and a point becomes a pixel and a third."""
 
+_LONG = 10_000
+"""Numbers from here on are written with commas."""
+
 _ALONE = (
     "<style>svg { color: #1b1f24; --faint: #d5d9de; color-scheme: light dark } @media (prefers-color-scheme: dark) "
     "{ svg { color: #e6e8eb; --faint: #3a4048 } }</style>"
@@ -130,6 +133,7 @@ class Scale:
         relative: y is a relative error, shown in per cent around 0.
         diagonal: draw the line y = x.
         band: (low, high, name) of y, drawn behind.
+        ticks: the values of x that are named; chosen by matplotlib where there are none.
     """
 
     x: str
@@ -139,6 +143,7 @@ class Scale:
     relative: bool = False
     diagonal: bool = False
     band: tuple[float, float, str] | None = None
+    ticks: Sequence[float] = ()
 
 
 def series_chart(series: Sequence[Series], scale: Scale, *, title: str, caption: str = "") -> Chart:
@@ -153,6 +158,9 @@ def series_chart(series: Sequence[Series], scale: Scale, *, title: str, caption:
                 axes.set_xscale("log")
             if scale.log_y:
                 axes.set_yscale("log")
+            if scale.ticks:
+                axes.set_xticks(scale.ticks, [f"{each:g}" for each in scale.ticks])
+                axes.minorticks_off()
             if scale.relative:
                 from matplotlib.ticker import PercentFormatter
 
@@ -222,7 +230,7 @@ def bars(
         wide = 46 if _is_narrow(figure) else 130
         texts = [textwrap.fill(name, wide) for name in names]
         places = list(itertools.accumulate(0.34 + 0.15 * (1 + text.count("\n")) for text in texts))  # inches down
-        figure.set_figheight(1.5 + (places[-1] if places else 0.0))
+        figure.set_figheight(1.1 + 0.2 * -(-len(parts) // _legend_columns(figure)) + (places[-1] if places else 0.0))
         with _axes(figure, title) as axes:
             rights, lefts = [0.0] * len(names), [0.0] * len(names)
             for name, colour, lengths in parts:
@@ -271,12 +279,23 @@ def _with_texts(svg: str) -> str:
 @contextmanager
 def _axes(figure: Figure, title: str) -> Iterator[Axes]:
     """Axes with a title, and a legend below the picture where there are names."""
+    from matplotlib.ticker import AutoLocator, MaxNLocator, StrMethodFormatter
+
     axes = figure.add_subplot()
     yield axes
+    for axis in (axes.xaxis, axes.yaxis):
+        if isinstance(axis.get_major_locator(), AutoLocator):
+            axis.set_major_locator(MaxNLocator(4 if _is_narrow(figure) else 9))
+            if max(map(abs, axis.get_view_interval())) >= _LONG:
+                axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_title(textwrap.fill(title, 46) if _is_narrow(figure) else title)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=1 if _is_narrow(figure) else 4)
+        figure.legend(handles, labels, loc="outside lower center", ncols=_legend_columns(figure))
+
+
+def _legend_columns(figure: Figure) -> int:
+    return 1 if _is_narrow(figure) else 4
 
 
 def _is_narrow(figure: Figure) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from plans.errors import TwofoldError
 from reports.charts import Chart, Scale, Series, bars, roofline_chart, series_chart
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from search.devices.operators import OperatorCost
 
 __all__ = ["Configuration", "pareto_front", "roofline_parts", "shares_picture", "trade_picture"]
+
+T = TypeVar("T")
 
 _PART_COLOURS = ("sky", "purple", "grey", "orange", "green", "yellow")
 _GB = 10**9
@@ -46,16 +48,20 @@ def shares_picture(found: Sequence[Configuration], *, title: str) -> Chart:
         (name, colour, [each.parts.get(name, 0.0) / unit_s for each in found])
         for name, colour in zip(names, _PART_COLOURS, strict=False)
     ]
-    labels = [f"{number}. {each.name}" for number, each in enumerate(found, 1)]
+    labels = [f"{number}. {each.name}" if len(found) > 1 else each.name for number, each in enumerate(found, 1)]
     ends = [str(Seconds(each.step_s)) for each in found]
     return bars(labels, parts, title=title, x=f"forecast step ({unit})", ends=ends, said=f"{{:.4g}} {unit}".format)
 
 
-def pareto_front(found: Sequence[Configuration]) -> list[Configuration]:
-    """Those that none beats in both time and memory, the fastest first."""
-    front: list[Configuration] = []
-    for each in sorted(found, key=lambda each: (each.step_s, each.peak_bytes)):
-        if not front or each.peak_bytes < front[-1].peak_bytes:
+def pareto_front(found: Sequence[T], of: Callable[[T], tuple[float, float]]) -> list[T]:
+    """Those that none beats in both of two quantities of which less is better, the least of the first one first.
+
+    >>> pareto_front([(3, 1), (2, 2), (2, 3), (4, 1)], lambda each: each)
+    [(2, 2), (3, 1)]
+    """
+    front: list[T] = []
+    for each in sorted(found, key=of):
+        if not front or of(each)[1] < of(front[-1])[1]:
             front.append(each)
     return front
 
@@ -76,7 +82,7 @@ def trade_picture(found: Sequence[Configuration], *, title: str, limit_bytes: in
     fastest = min(each.step_s for each in found)
     near = [each for each in found if each.step_s <= _FARTHEST * fastest]
     unit_s, unit = time_unit(max(each.step_s for each in near))
-    front = pareto_front(near)
+    front = pareto_front(near, lambda each: (each.step_s, each.peak_bytes))
 
     def points(some: Sequence[Configuration]) -> list[tuple[float, float, str]]:
         return [

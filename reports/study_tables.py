@@ -9,9 +9,10 @@ from reports.figures import FIGURES
 from reports.tables import Cell, Table
 from reports.units import Change, Count, Seconds, Share
 
-__all__ = ["change_table", "study_table"]
+__all__ = ["Row", "change_table", "setting_text", "study_table"]
 
 Row = Mapping[str, Any]
+"""Settings and figures of a point by name."""
 Cells = dict[str, Callable[[Row], Cell]]
 
 _MOST_REFUSALS = 5
@@ -28,7 +29,7 @@ def study_table(axes: Sequence[str], rows: Sequence[Row], most: int | None = Non
     """
     told = [row for row in rows if "refused" not in row]
     shown = told if most is None else sorted(told, key=lambda row: (not row["fits"], -row["tokens_per_s"]))[:most]
-    cells: Cells = {name: lambda row, name=name: _text(row.get(name)) for name in axes}  # type: ignore[misc]
+    cells: Cells = {name: lambda row, name=name: setting_text(row.get(name)) for name in axes}  # type: ignore[misc]
     cells |= _figures(told, searched)
     body = tuple(tuple(cell(row) for cell in cells.values()) for row in shown)
     notes = [f"{len(told) - len(shown):,} more points are in the results."] if len(shown) < len(told) else []
@@ -53,7 +54,7 @@ def change_table(axes: Sequence[str], rows: Sequence[Row], *, searched: bool = F
     cells = {**_figures(told, searched), **cells}
     names: dict[tuple[Cell, ...], list[str]] = {}
     for row in told:
-        changed = [f"{name} = {_text(row[name])}" for name in axes if row.get(name) != base.get(name)]
+        changed = [f"{name} = {setting_text(row[name])}" for name in axes if row.get(name) != base.get(name)]
         names.setdefault(tuple(cell(row) for cell in cells.values()), []).append(", ".join(changed) or "unchanged")
     return Table(
         title="One change at a time", columns=("what if", *cells),
@@ -95,5 +96,6 @@ def _points(count: int) -> str:
     return "1 point" if count == 1 else f"{count:,} points"
 
 
-def _text(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """A setting as people write it."""
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

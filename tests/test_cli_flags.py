@@ -23,14 +23,14 @@ FLAGS = {
     "global-batch seq stack json force",
     "whatif": f"machine {_FACTORS} slow jitter seed link device beside on checkpoint-every checkpoint-GBps "
     "checkpoint-async device-mtbf-hours restart-s schedule sensitivity by picture report steps simulate json force",
-    "study": "axes results csv top backend jobs scheduler json force",
+    "study": "axes results csv report top backend jobs scheduler json force",
     "run": f"devices model machine {_LAUNCH} json",
     "train": "resume max-restarts timeout json",
     "export": "config json force",
     "verify": f"model machine {_LAUNCH} json",
     "calibrate": "devices out name device points base minutes quick report host json force",
     "predict": f"model machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "
-    "host execution fused json",
+    "host execution fused report json force",
     "validate": "stack machine host report json force",
     "compare": "machine steps report json",
     "serve": "port open json",

@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 from reports_example import measured, predicted, small_plan, small_program
 
+import twofold as tf
 from plans.timeline import Span, Timeline
 from reports import Check, Report
 from reports.html import report_html
 from reports.live import LiveTimeline
 from reports.page import Page, Section
 from reports.validation import validation_html
+from simulator.study.sweep import Workers
+from twofold.cli import main
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -52,8 +55,20 @@ def validation_document() -> dict:
     return {"rows": rows, "sources": [score], "skipped": []}
 
 
+def prediction_page(file: Path) -> str:
+    words = "predict --model llama-3-8b --layers 2 --machine h200-x8 --tp 2 --pp 2 --dp 2 --global-batch 8"
+    assert main([*words.split(), "--report", str(file)]) == 0
+    return file.read_text()
+
+
+def study_page(file: Path) -> str:
+    base = {"model": "llama-3-8b", "layers": 2, "machine": "h200-x8", "global_batch": 16, "dp": 2}
+    axes = {"tp": [1, 2, 4], "pp": [1, 2], "micro_batch": [1, 2, 4, 8], "recompute": ["none", "full"]}
+    return tf.study(base, axes, workers=Workers(backend="sequential")).write_report(file).read_text()
+
+
 @pytest.fixture(scope="module")
-def pages() -> dict[str, str]:
+def pages(tmp_path_factory) -> dict[str, str]:
     verified = Report(
         title="step", plan=small_plan(), program=small_program(), predicted=predicted(3), measured=measured(),
         checks=[Check(name="loss", value=3e-7, high=2e-6)], losses={"8 ranks": [2.0, 1.0], "one": [2.0, 1.0]},
@@ -64,6 +79,8 @@ def pages() -> dict[str, str]:
         "step": report_html(verified),
         "large": Page(kind="prediction", title="large", sections=[Section(id="a", title="A", parts=[live])]).html(),
         "validation": validation_html("a.csv", validation_document()),
+        "prediction": prediction_page(tmp_path_factory.mktemp("pages") / "prediction.html"),
+        "study": study_page(tmp_path_factory.mktemp("pages") / "study.html"),
     }
 
 
@@ -88,7 +105,7 @@ def found(pages, tmp_path_factory) -> dict:
 
 def test_no_page_has_a_problem_or_is_wider_than_a_telephone(found):
     assert {name: (each["problems"], each["wide"] <= 0) for name, each in found.items()} == dict.fromkeys(
-        ("step", "large", "validation"), ([], True)
+        ("step", "large", "validation", "prediction", "study"), ([], True)
     )
 
 
@@ -107,6 +124,10 @@ def test_a_click_opens_the_span_with_its_cost_and_what_it_waited_for(found):
     assert facts["waited for"].startswith(step["causeShown"])  # the link leads there
 
 
+def test_the_pipeline_of_a_prediction_lives(found):
+    assert found["prediction"]["spans"] > 100
+
+
 def test_search_finds_spans_and_ranks_fold(found):
     count = int(found["step"]["hits"].split()[0].replace(",", ""))
     assert count > 50 and "layer2.linear" in found["step"]["foundOne"]
@@ -116,6 +137,8 @@ def test_search_finds_spans_and_ranks_fold(found):
 def test_sorting_sorts(found):
     up, down = ([float(cell.removesuffix(" %")) for cell in found["validation"][way]] for way in ("up", "down"))
     assert up == sorted(up) and down == sorted(down, reverse=True) and len(up) == 4
+    steps = [float(time.split()[0]) for time in found["study"]["down"]]
+    assert len(steps) == 20 and steps == sorted(steps, reverse=True)
     assert found["validation"]["words"] == ["a100", "b200", "h100", "h200"]
 
 

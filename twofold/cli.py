@@ -10,6 +10,7 @@ import contextlib
 import io
 import itertools
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if visible(word) != word:
                 raise TwofoldError(f"argument {word[:80]!r} has control characters, which no name here has")
         _tell(given)
-        return _run(_read(given))
+        return _run(_read(given), shlex.join(["twofold", *given]))
     except TwofoldError as error:
         return _refused(str(error))
     except _Done:
@@ -144,7 +145,7 @@ def _parsed(arguments: list[str]) -> Command:
     return command
 
 
-def _run(command: Command) -> int:
+def _run(command: Command, line: str) -> int:
     """Run a command and turn errors into messages and exit codes."""
     from twofold.console import Console
 
@@ -152,7 +153,7 @@ def _run(command: Command) -> int:
     force = replacing_all() if getattr(command.output, "force", False) else contextlib.nullcontext()
     try:
         with force:
-            result, passed = command.run(Console(json=as_json))
+            result, passed = command.run(Console(json=as_json, command=line))
     except TwofoldError as error:
         return _refused(str(error), error.exit_code)
     except ModuleNotFoundError as error:

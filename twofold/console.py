@@ -33,9 +33,11 @@ class Console:
 
     Args:
         json: whether the command ends in one JSON object.
+        command: the command line, which reports repeat.
     """
 
-    def __init__(self, *, json: bool = False) -> None:
+    def __init__(self, *, json: bool = False, command: str = "") -> None:
+        self.command = command
         self._out: TextIO = sys.stderr if json else sys.stdout
         self._num_steps = self._step = 0
         self._start_s = self._said_s = time.perf_counter()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -100,6 +101,20 @@ class Study(Shown):
         if not fitting:
             raise TwofoldError("no point of the study fits the memory of its devices; try more devices or recompute")
         return max(fitting, key=lambda row: row["tokens_per_s"])
+
+    def write_report(self, path: str | os.PathLike[str], *, name: str = "", command: str = "") -> Path:
+        """Write a page with what was found, what each axis does and every point.
+
+        Raises:
+            TwofoldError, OSError: the file cannot be written.
+        """
+        from reports.study_page import StudyResult, write_study
+
+        shown = StudyResult(
+            name=name or ", ".join(self.axes), base=_flat(self.asked.base), axes=self.axes, rows=self.rows,
+            alone=self.asked.points != "grid", searched=self.asked.search,
+        )  # fmt: skip
+        return write_study(path, shown, command=command)
 
     def table(self, most: int | None = None) -> Table:
         """The points in their order, or a number of the fastest of a grid."""

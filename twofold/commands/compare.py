@@ -54,9 +54,8 @@ class Compare:
         found = [self._predicted(path, plan, machine, say) for path, plan in zip(self.plans, plans, strict=True)]
         say.say(plans_table(found).text(width=100))
         if self.report is not None:
-            command = f"twofold compare {' '.join(self.plans)} --machine {self.target.machine}"
             with say.doing("writing the report"):
-                report = write_comparison(self.report, found, machine=machine.name, command=command)
+                report = write_comparison(self.report, found, machine=machine.name, command=say.command)
             say.say(f"saved {report}")
         return {"plans": [{"plan": path, **figures_of(each.timeline)} for path, each in
                           zip(self.plans, found, strict=True)]}, True  # fmt: skip

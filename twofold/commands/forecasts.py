@@ -15,9 +15,14 @@ __all__ = ["show_forecast"]
 
 
 def show_forecast(
-    config: TransformerConfig, degrees: Degrees, machine: Machine, stack: Stack, say: Console
+    config: TransformerConfig,
+    degrees: Degrees,
+    machine: Machine,
+    stack: Stack,
+    say: Console,
+    report: str | None = None,
 ) -> dict[str, Any]:
-    """Forecast, print, and return the JSON object."""
+    """Forecast, print, write the page that is asked for, and return the JSON object."""
     from costmodels.utilization import mfu
     from reports.figures import figures_of, figures_text
     from reports.units import Share, format_bytes
@@ -40,7 +45,7 @@ def show_forecast(
     say.say(f"memory: {parts}; a device has {format_bytes(machine.room_bytes)}")
     if not fits:
         say.say("It does not fit.")
-    return {
+    result = {
         **degrees_json(degrees),
         **figures,
         "step_low_s": seen.low_s,
@@ -54,3 +59,17 @@ def show_forecast(
         "machine": machine.name,
         "stack": stack.name,
     }
+    if report is not None:
+        from reports.prediction import write_prediction
+        from search.devices import Candidate, Problem
+
+        problem = Problem(
+            config=config, machine=machine, num_devices=degrees.num_ranks, global_batch=degrees.global_batch,
+            stack=stack, optimizer=degrees.optimizer, fused=degrees.fused,
+        )  # fmt: skip
+        with say.doing("writing the report"):
+            saved = write_prediction(
+                report, problem, Candidate(degrees=degrees, forecast=seen), data=result, command=say.command
+            )
+        say.say(f"saved {saved}")
+    return result

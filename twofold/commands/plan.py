@@ -222,7 +222,7 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
     files = _save(answer, options.execution or "graph", result.out, say)
     if result.report is not None and reasons is not None:
         report = write_search_report(
-            result.report, answer, top_k=shown, reasons=reasons, certificate=certificate, model=options.model
+            result.report, answer, top_k=shown, reasons=reasons, certificate=certificate, command=say.command
         )
         say.say(f"saved {report}")
     launch = software.launch(problem.config, answer.best.degrees, problem.machine.links[0].ranks)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from plans.degrees import DEGREES
 from plans.errors import TwofoldError
-from twofold.commands.options import DegreeOptions, MachineFactors, MachineOption, Output, flag, given
+from twofold.commands.options import DegreeOptions, FileOutput, MachineFactors, MachineOption, flag, given
 
 if TYPE_CHECKING:
     from twofold.console import Console
@@ -33,6 +33,7 @@ class Predict:
         execution: of twofold's own steps: graph (one launch a step, the default) or eager.
         fused: twofold's own steps join memory-bound instructions where the device gains by it; --no-fused leaves them
             apart.
+        report: write a page with the figures, where step and memory go and what limits them to this HTML file.
     """
 
     model: str
@@ -45,20 +46,26 @@ class Predict:
     host: str | None = None
     execution: str | None = None
     fused: bool = True
+    report: str | None = None
     degrees: DegreeOptions = field(default_factory=DegreeOptions)
     factors: MachineFactors = field(default_factory=MachineFactors)
-    output: Output = field(default_factory=Output)
+    output: FileOutput = field(default_factory=FileOutput)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Forecast the configuration."""
+        from plans.files import check_writable
         from plans.model.transformer import config_remarks
         from simulator.study.point import configured
         from twofold.commands.forecasts import show_forecast
 
+        if self.report is not None:
+            check_writable(self.report)
         what, what_if = configured(self._settings())
         for remark in config_remarks(self.model, seq=self.seq):
             say.say(remark)
-        return show_forecast(what.config, what.degrees, what_if.machine(what.machine), what.stack, say), True
+        return show_forecast(
+            what.config, what.degrees, what_if.machine(what.machine), what.stack, say, self.report
+        ), True
 
     def _settings(self) -> dict[str, Any]:
         """What is given, by the names of settings."""

@@ -92,8 +92,9 @@ class Simulate:
         from costmodels import Machine, executing
 
         if self.recost:
-            if unused := list(given(self.files)):
+            if unused := [name for name in given(self.files) if name != "report"]:
                 raise TwofoldError(f"{flag(unused[0])} is not for --recost, which forecasts degrees")
+            self._check_files()
             return _recost(self, Machine.load(self.target.machine), say), True
         asked = [name for name in given(self.recosting) if name != "stack"]
         self._check_files()
@@ -154,7 +155,7 @@ class Simulate:
             report = write_report(files.report, Report(
                 title=f"{plan.graph.name} on {machine.name}", plan=plan, program=program,
                 predicted=timeline, measured=measured, memory_limit_bytes=plan.memory_limit_bytes or machine.room_bytes,
-                command=f"twofold simulate {self.plan} --machine {self.target.machine}",
+                command=say.command,
             ))  # fmt: skip
             say.say(f"saved {report}")
 
@@ -259,4 +260,4 @@ def _recost(asked: Simulate, machine: Machine, say: Console) -> dict[str, Any]:
         say.say(f"ignored: {', '.join(statement.unread)}")
     stack = stack_named(options.stack or statement.stack or "twofold")
     degrees = replace(degrees, fused=asked.fused and machine.fuses)
-    return show_forecast(config, degrees, executed(machine, stack, asked.execution), stack, say)
+    return show_forecast(config, degrees, executed(machine, stack, asked.execution), stack, say, asked.files.report)

@@ -45,6 +45,7 @@ class StudyCommand:
         axes: list every setting by name, and end.
         results: file that keeps every result; by default the study's name with the ending .results.jsonl.
         csv: write a row for every point there.
+        report: write a page with the best points, what each axis does and every point to this HTML file.
         top: rows to show; those that fit first, those with the most tokens a second before others.
     """
 
@@ -52,6 +53,7 @@ class StudyCommand:
     axes: bool = False
     results: str | None = None
     csv: str | None = None
+    report: str | None = None
     top: int = _SHOWN
     workers: WorkerOptions = field(default_factory=WorkerOptions)
     output: FileOutput = field(default_factory=FileOutput)
@@ -68,9 +70,10 @@ class StudyCommand:
             raise TwofoldError("name a study file: twofold study STUDY.toml; `twofold study --axes` lists the settings")
         asked = load_study(self.study)
         results = self.results or asked.results or str(Path(self.study).with_suffix(".results.jsonl"))
-        for file in (results, self.csv):
+        check_writable(results, replaces=False)
+        for file in (self.csv, self.report):
             if file is not None:
-                check_writable(file, replaces=file is self.csv)
+                check_writable(file)
         workers = Workers(backend=self.workers.backend, jobs=self.workers.jobs, scheduler=self.workers.scheduler)
         progress = _Progress()
         with say.doing(progress.text):
@@ -88,6 +91,10 @@ class StudyCommand:
         if self.csv is not None:
             frame(found.rows).to_csv(self.csv, index=False)
             say.say(f"saved {self.csv}")
+        if self.report is not None:
+            with say.doing("writing the report"):
+                saved = found.write_report(self.report, name=Path(self.study).stem, command=say.command)
+            say.say(f"saved {saved}")
 
     def _list_axes(self, say: Console) -> dict[str, Any]:
         from reports.tables import Table

@@ -196,7 +196,7 @@ class WhatIfCommand:
             title=f"What if: {subject.name} on {subject.machine.name}", plan=subject.plan,
             program=scenarios.program, predicted=scenarios.timeline(row.what_if, alone=not row.beside), what_if=shown,
             notes=[f"The pictures and the tables below them show: {row.title}."],
-            command=f"twofold whatif {self.plan} --machine {self.target.machine} ...",
+            command=say.command,
         ))  # fmt: skip
         say.say(f"saved {report}")
 

@@ -1,0 +1,128 @@
+"""The page of a configuration that was forecast: its figures, where its step and its memory go, what limits it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reports.charts import Chart, bars
+from reports.figures import FIGURES, figures_table
+from reports.forecast_parts import (
+    MFU,
+    composition_table,
+    critical_table,
+    figure_cells,
+    interval_text,
+    operators_table,
+    reasons_for,
+    simulated,
+)
+from reports.live import LiveTimeline
+from reports.memory import ROLE_COLOURS
+from reports.page import Page, Part, Section, Text
+from reports.search_pictures import Configuration, roofline_parts, shares_picture
+from reports.units import Bytes, Seconds, Share, time_unit
+
+if TYPE_CHECKING:
+    from search.devices import Candidate, Problem
+    from simulator.forecast import Forecast
+
+__all__ = ["write_prediction"]
+
+_MOST_STAGES = 64
+"""Pipeline ranks with a bar."""
+
+_CALL_COLOURS = ("purple", "orange", "green", "yellow", "blue", "vermillion")
+
+
+def write_prediction(
+    path: str | os.PathLike[str], problem: Problem, candidate: Candidate, *, data: Mapping[str, Any], command: str
+) -> Path:
+    """Write the page to a file atomically.
+
+    Args:
+        path: of the HTML file.
+        problem: the model, its machine and the software.
+        candidate: the configuration with its forecast.
+        data: the JSON object of the command, which the page holds too.
+        command: that made the page.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from costmodels.utilization import peak_flops_per_s
+    from search.devices import describe
+    from search.devices.explain import composition
+
+    seen, machine, name = candidate.forecast, problem.machine, describe(candidate.degrees)
+    reasons = reasons_for(problem, candidate)
+    roofline, rates = roofline_parts(
+        reasons.operators, peak_flops_per_s(problem.config, machine), machine.compute.memory_Bps
+    )
+    mean = Configuration(name=name, step_s=seen.step_s, peak_bytes=seen.peak_bytes, parts=composition(candidate))
+    program, timeline = simulated(problem, candidate)
+    goes: list[Part] = [shares_picture([mean], title="Where the forecast step of the mean rank goes")]
+    goes += [_stages(seen)] if 1 < len(seen.rank_s) <= _MOST_STAGES else []
+    fits = seen.peak_bytes <= problem.limit_bytes
+    verdict = Text(
+        f"It fits: {Bytes(seen.peak_bytes)} of {Bytes(problem.limit_bytes)}." if fits else
+        f"It does not fit: {Bytes(seen.peak_bytes)}, and a device has {Bytes(problem.limit_bytes)}.",
+        "pass" if fits else "fail",
+    )  # fmt: skip
+    live = [] if timeline is None else [
+        LiveTimeline(timelines=[timeline], programs=[program], limit_bytes=problem.limit_bytes)
+    ]  # fmt: skip
+    sections = [
+        Section(id="step", title="The step", parts=goes),
+        Section(id="memory", title="Memory", parts=[verdict, _memory(seen, problem.limit_bytes)]),
+        Section(id="limits", title="What limits it", parts=[critical_table(candidate, reasons.critical_s), roofline]),
+        Section(id="pipeline", title="The step in the event engine", parts=live),
+        Section(id="further", title="Further tables", folded=True, parts=[
+            composition_table(candidate), operators_table(reasons.operators, candidate.degrees, {}), rates,
+            figures_table(),
+        ]),
+    ]  # fmt: skip
+    rate = problem.global_batch * problem.config.seq / seen.step_s / problem.num_devices
+    titles = [figure.title for figure in FIGURES.values()]
+    return Page(
+        kind="prediction", sections=sections, command=command, data=data,
+        title=f"{problem.config.name} on {problem.num_devices} devices of {machine.name}",
+        subtitle=f"{name}, as {problem.stack.name} runs it.",
+        figures=dict(zip(titles, figure_cells(candidate), strict=True)) | {
+            "90 % interval": interval_text(candidate), "tokens/s per device": f"{rate:,.0f}",
+            "MFU": Share(problem.mfu(seen.step_s)),
+        },
+        notes=["Every time is a forecast; nothing was run.", MFU],
+    ).write(path)  # fmt: skip
+
+
+def _stages(seen: Forecast) -> Chart:
+    """A bar for every pipeline rank: what it computes, what of its communication nothing hides, and the rest."""
+    unit_s, unit = time_unit(seen.step_s)
+    calls = dict.fromkeys(call for rank in seen.rank_s for call in rank if call != "compute")
+    colours = {"compute": "sky"} | {call: _CALL_COLOURS[at % len(_CALL_COLOURS)] for at, call in enumerate(calls)}
+    parts = [
+        (call if call == "compute" else f"exposed {call}", colour, [rank.get(call, 0) / unit_s for rank in seen.rank_s])
+        for call, colour in colours.items()
+    ]
+    parts.append(("waits", "grey", [max(0.0, seen.step_s - sum(rank.values())) / unit_s for rank in seen.rank_s]))
+    names = [f"pipeline rank {rank}" for rank in range(len(seen.rank_s))]
+    return bars(
+        [*names], parts, title="Where the step of every pipeline rank goes", x=f"time ({unit})",
+        ends=[f"{Seconds(rank.get('compute', 0.0))} of compute" for rank in seen.rank_s],
+        said=f"{{:.4g}} {unit}".format,
+    )  # fmt: skip
+
+
+def _memory(seen: Forecast, limit_bytes: int) -> Chart:
+    """The memory of the fullest rank by role, above what a device has."""
+    parts = [
+        (role, ROLE_COLOURS.get(role, "grey"), [size / 1e9, 0.0]) for role, size in seen.memory.items() if size
+    ]  # fmt: skip
+    parts.append(("room", "grey", [0.0, limit_bytes / 1e9]))
+    return bars(
+        ["the fullest rank", "a device"], parts, title="Memory", x="GB", ends=[str(Bytes(seen.peak_bytes)),
+        str(Bytes(limit_bytes))], said="{:.4g} GB".format,
+    )  # fmt: skip

@@ -1,0 +1,230 @@
+"""The page of a study: what was found, what each axis does, and every point."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from reports.charts import Chart, Scale, Series, bars, series_chart
+from reports.figures import figures_table
+from reports.page import Page, Part, Section
+from reports.search_pictures import pareto_front
+from reports.study_tables import Row, change_table, setting_text, study_table
+from reports.tables import Table
+from reports.units import Bytes, Change, Count, Seconds
+
+__all__ = ["StudyResult", "write_study"]
+
+_MOST_POINTS = 500
+"""Of a chart."""
+
+_MOST_AXES = 6
+"""Axes with a chart, those that matter most first."""
+
+_MOST_TICKS = 8
+"""Values of an axis that are all named below it."""
+
+_SHOWN = 20
+
+_WIDE = 16.0
+"""Values that span more than this factor stand on a logarithmic axis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    """The points of a study.
+
+    Args:
+        name: of the study.
+        base: settings of every point.
+        axes: names of what was varied.
+        rows: settings and figures of every point, in order.
+        alone: one change at a time, after the base itself; else every combination.
+        searched: the degrees of every point were searched.
+    """
+
+    name: str
+    base: Mapping[str, Any]
+    axes: Sequence[str]
+    rows: Sequence[Row]
+    alone: bool = False
+    searched: bool = False
+
+    @cached_property
+    def predicted(self) -> list[Row]:
+        """Rows that have figures."""
+        return [row for row in self.rows if "refused" not in row]
+
+    @cached_property
+    def best_first(self) -> list[Row]:
+        """Rows that fit the memory of their devices, those with the most tokens a second first."""
+        return sorted((row for row in self.predicted if row["fits"]), key=lambda row: -row["tokens_per_s"])
+
+    def point(self, row: Row) -> str:
+        """What a point is, in words."""
+        base = self.rows[0] if self.alone else {}
+        changed = [name for name in self.axes if name in row and row[name] != base.get(name)]
+        return ", ".join(f"{name} = {setting_text(row[name])}" for name in changed) or "unchanged"
+
+
+def write_study(path: str | os.PathLike[str], study: StudyResult, *, command: str = "") -> Path:
+    """Write the page to a file atomically.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    found, every = _tables(study)
+    points = [every] if len(every.rows) > len(found.rows) else []
+    settings = tuple((name, setting_text(value)) for name, value in study.base.items())
+    sections = [
+        Section(id="found", title="Found", parts=[found, *_changes(study)]),
+        Section(id="axes", title="What each axis does", parts=list(_axes(study))),
+        Section(id="trade", title="What speed costs", parts=list(_trade(study))),
+        Section(id="points", title="All points", parts=points, folded=True),
+        Section(id="base", title="The base case", folded=True, parts=[
+            Table(title="Settings of every point", columns=("setting", "value"), rows=settings), figures_table(),
+        ]),
+    ]  # fmt: skip
+    return Page(
+        kind="study", title=f"Study: {study.name}", sections=sections, command=command, figures=_figures(study),
+        notes=["Every time is a forecast; nothing was run."],
+        data={"base": dict(study.base), "axes": list(study.axes), "points": list(study.rows)},
+    ).write(path)  # fmt: skip
+
+
+def _tables(study: StudyResult) -> tuple[Table, Table]:
+    """What is shown first, and all points."""
+    if study.alone:
+        table = change_table(study.axes, study.rows, searched=study.searched)
+        return table, table
+    first, every = (
+        study_table(study.axes, study.rows, most, searched=study.searched) for most in (_SHOWN, None)
+    )  # fmt: skip
+    return first, every
+
+
+def _figures(study: StudyResult) -> dict[str, Any]:
+    refused = len(study.rows) - len(study.predicted)
+    figures: dict[str, Any] = {"points": Count(len(study.rows))} | ({"cannot be": Count(refused)} if refused else {})
+    if not study.best_first:
+        return figures | {"fit": "none"}
+    best = study.best_first[0]
+    figures |= {
+        "best": study.point(best), "its tokens/s": Count(best["tokens_per_s"]), "its step": Seconds(best["step_s"]),
+        "its peak memory": Bytes(best["peak_bytes"]),
+    }  # fmt: skip
+    priced = [row for row in study.best_first if "price_per_1e9_tokens" in row]
+    if priced:
+        least = min(priced, key=lambda row: row["price_per_1e9_tokens"])
+        figures |= {"cheapest": study.point(least), "its price of 10^9 tokens": Count(least["price_per_1e9_tokens"])}
+    return figures
+
+
+def _changes(study: StudyResult) -> Iterator[Chart]:
+    """One change at a time: a bar for each, the largest gain first."""
+    if not study.alone or "refused" in study.rows[0]:
+        return
+    base = study.rows[0]
+    changed = [
+        (f"{name} = {setting_text(row[name])}", row["tokens_per_s"] / base["tokens_per_s"] - 1)
+        for row in study.predicted for name in study.axes if row.get(name) != base.get(name)
+    ]  # fmt: skip
+    changed.sort(key=lambda each: -each[1])
+    if changed:
+        yield bars(
+            [name for name, _ in changed], [("tokens/s", "sky", [100 * change for _, change in changed])],
+            title="What each change does alone", x="change of tokens/s (%)", said="{:+.2f} %".format,
+            ends=[str(Change(change)) for _, change in changed],
+        )  # fmt: skip
+
+
+def _best_by_value(study: StudyResult, name: str) -> dict[Any, Row]:
+    """Value of an axis -> the best row that has it, in the order of the axis."""
+    found: dict[Any, Row] = {}
+    for row in study.best_first:
+        found.setdefault(_hashable(row.get(name)), row)
+    order = dict.fromkeys(_hashable(row.get(name)) for row in study.rows)
+    return {value: found[value] for value in order if value in found}
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _axes(study: StudyResult) -> Iterator[Part]:
+    """Of a grid: how much the best of each value differs, and tokens/s over the values of the axes that matter most."""
+    if study.alone:
+        return
+    bests = {name: best for name in study.axes if len(best := _best_by_value(study, name)) > 1}
+    rows = []
+    for name, best in bests.items():
+        rates = {value: row["tokens_per_s"] for value, row in best.items()}
+        high, low = max(rates, key=lambda value: rates[value]), min(rates, key=lambda value: rates[value])
+        rows.append(
+            (name, setting_text(high), Count(rates[high]), setting_text(low), Count(rates[low]),
+             Change(rates[low] / rates[high] - 1))
+        )  # fmt: skip
+    rows.sort(key=lambda row: row[-1])
+    if rows:
+        yield Table(
+            title="The best point of every value of an axis: the most and the fewest tokens/s",
+            columns=("axis", "best value", "tokens/s", "worst value", "tokens/s there", "change"), rows=tuple(rows),
+        )  # fmt: skip
+    for name, *_ in rows[:_MOST_AXES]:
+        yield _axis_chart(study, name, bests[name])
+
+
+def _axis_chart(study: StudyResult, name: str, best: Mapping[Any, Row]) -> Chart:
+    title = f"Tokens/s over {name}"
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in best):
+        rates = [row["tokens_per_s"] for row in best.values()]
+        return bars(
+            [setting_text(value) for value in best], [("tokens/s of its best point", "sky", rates)], title=title,
+            x="tokens/s", said="{:,.0f}".format, ends=[f"{rate:,.0f}" for rate in rates],
+        )  # fmt: skip
+    told = [(float(row[name]), row["tokens_per_s"], _said(study, row)) for row in _spread(study.best_first)]
+    curve = sorted((float(value), row["tokens_per_s"]) for value, row in best.items())
+    low, high = curve[0][0], curve[-1][0]
+    ticks = [value for value, _ in curve] if len(curve) <= _MOST_TICKS else []
+    scale = Scale(x=name, y="tokens/s", log_x=low > 0 and high / low > _WIDE, ticks=ticks)
+    series = [Series(name="points", points=told), Series(name="the best of each value", curve=curve)]
+    return series_chart(series, scale, title=title)
+
+
+def _trade(study: StudyResult) -> Iterator[Chart]:
+    """Tokens a second against their price, or against memory where no price is given."""
+    if study.alone or len(study.best_first) < 2:
+        return
+    is_priced = all("price_per_1e9_tokens" in row for row in study.best_first)
+    key, size, what = ("price_per_1e9_tokens", 1.0, "price of 10^9 tokens") if is_priced else (
+        "peak_bytes", 1e9, "peak memory (GB)")  # fmt: skip
+    front = pareto_front(study.best_first, lambda row: (-row["tokens_per_s"], row[key]))
+
+    def points(rows: Sequence[Row]) -> list[tuple[float, float, str]]:
+        return [(row["tokens_per_s"], row[key] / size, _said(study, row)) for row in rows]
+
+    others = [row for row in study.best_first if not any(row is each for each in front)]
+    series = [
+        Series(name="points", points=points(_spread(others))),
+        Series(name="none is better in both", points=points(front), curve=[each[:2] for each in points(front)]),
+    ]
+    title = f"Tokens/s against {what.partition(' (')[0]}"
+    yield series_chart(series, Scale(x="tokens/s", y=what), title=title, caption=_left_out(len(others)))
+
+
+def _spread(rows: Sequence[Row]) -> Sequence[Row]:
+    """The first row and evenly spaced others, as many as a chart holds."""
+    return rows[:: -(-len(rows) // _MOST_POINTS) or 1]
+
+
+def _left_out(count: int) -> str:
+    return f"{_MOST_POINTS} or fewer of {count:,} points are drawn." if count > _MOST_POINTS else ""
+
+
+def _said(study: StudyResult, row: Row) -> str:
+    price = f", {row['price_per_1e9_tokens']:,.0f} for 10^9 tokens" if "price_per_1e9_tokens" in row else ""
+    return f"{study.point(row)}: {row['tokens_per_s']:,.0f} tokens/s, {Bytes(row['peak_bytes'])}{price}"
