@@ -16,7 +16,6 @@ from reports.live import LiveTimeline
 from reports.memory import live_by_role, memory_table
 from reports.pipeline_picture import pipeline_picture
 from reports.plan_tables import parameter_table, plan_table, plan_text
-from reports.profiler_trace import read_rank_traces
 from reports.search_pictures import Configuration, shares_picture, trade_picture
 from reports.tables import Check, Table, verification_table
 from reports.time_tables import comparison_table, composition_table, timeline_table
@@ -39,7 +38,6 @@ __all__ = [
     "pipeline_picture",
     "plan_table",
     "plan_text",
-    "read_rank_traces",
     "read_trace",
     "save_graph",
     "sensitivity_table",

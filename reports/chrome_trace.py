@@ -3,7 +3,7 @@
 `write_trace` puts several timelines side by side in one file: a process per timeline and rank, a track per stream, live
 memory as a counter, arrows for transfers. `write_rank_traces` writes one file per rank as torch's profiler does, for
 tools that analyse across ranks (HolisticTraceAnalysis). `read_trace` reads back what `write_trace` wrote; traces per
-rank, torch's own included, are read by `reports.profiler_trace`.
+rank, torch's own included, are read by `interop.profiler_trace`.
 
 Format: "Trace Event Format" (Google, 2016): complete events (ph X) with ts and dur in microseconds. Viewers count whole
 nanoseconds and need slices on a track not to overlap, so both ends are rounded to nanoseconds, and overlapping spans of
@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from plans.errors import TwofoldError
 from plans.files import write_atomically
+from plans.model.graph import itemsize
 from plans.program import Kind, Program
 from plans.reading import read_json
 from plans.timeline import STREAMS, MemoryPeak, Span, Timeline
@@ -125,7 +126,7 @@ def write_rank_traces(
         "step_start_ps": list(timeline.step_start_ps), "step_end_ps": list(timeline.step_end_ps),
         "low_s": timeline.low_s, "high_s": timeline.high_s,
     }  # fmt: skip
-    paths = []
+    paths, facts = [], _collectives(program)
     for rank in timeline.represents:
         document = {
             "schemaVersion": 1,
@@ -133,7 +134,7 @@ def write_rank_traces(
             "displayTimeUnit": "ms",
             "otherData": {"kind": timeline.kind, "note": note, "twofold_rank_trace": own, **timeline.meta},
         }
-        events = chain(_rank_events(rank, shown, rank, exact=timeline), _launches(rank, shown))
+        events = chain(_rank_events(rank, shown, rank, exact=timeline, facts=facts), _launches(rank, shown))
         paths.append(write_atomically(Path(folder) / f"rank{rank}_trace.json.gz", _packed(document, events)))
     return paths
 
@@ -253,10 +254,11 @@ def _rank_events(
     *,
     places: dict[int, tuple[int, int]] | None = None,
     exact: Timeline | None = None,
+    facts: Mapping[tuple[int, str], Mapping[str, Any]] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Steps, spans and memory of one rank; `places` collects row -> (process, track) for the arrows.
 
-    With `exact` communication has the names of kernels, and args hold the times of that timeline.
+    With `exact` communication has the names of kernels, and args hold the times of that timeline and its `facts`.
     """
     rows = np.flatnonzero(timeline.rank == rank)
     origin = _origin(timeline)
@@ -281,6 +283,7 @@ def _rank_events(
             args["correlation"] = int(row) + 1
         if exact is not None and stream == "comm":
             name = f"ncclKernel_{_NCCL.get(call, call)}"
+            args |= (facts or {}).get((rank, id_), {})
         truly = start if exact is None else int(exact.start_ps[row])
         if truly != start or (start - origin) % 1000 or (end - origin) % 1000:
             args["ps"] = [truly, end]
@@ -295,6 +298,27 @@ def _rank_events(
             event = {"ph": "C", "name": "live memory", "pid": pid, "tid": 0, "args": {"bytes": int(size)}}
             event["ts"] = _times(int(time), int(time), origin)["ts"]
             yield event if (int(time) - origin) % 1000 == 0 else event | {"id_ps": int(time)}
+
+
+def _collectives(program: Program | None) -> dict[tuple[int, str], dict[str, Any]]:
+    """(rank, id) of every collective -> what torch's profiler writes of one: its name, sizes and group."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for group in program.groups if program is not None else ():
+        for block, each in group.walk():
+            if each.kind is not Kind.COLLECTIVE:
+                continue
+            mesh = each.mesh or group.mesh
+            for ranks in mesh.groups(each.axes):
+                count = each.message_bytes // itemsize(each.dtype)
+                parts = {"all_gather": (count // len(ranks), count), "reduce_scatter": (count, count // len(ranks))}
+                own, made = parts.get(each.call.removesuffix("_flat"), (count, count))
+                facts = {
+                    "Collective name": _NCCL.get(each.call, each.call).lower(), "In msg nelems": own,
+                    "Out msg nelems": made, "dtype": each.dtype, "Group size": len(ranks),
+                    "Process Group Ranks": str(list(ranks)),
+                }  # fmt: skip
+                found |= {(rank, f"{block.label}/{each.name}"): facts for rank in ranks}
+    return found
 
 
 def _from_arrival(timeline: Timeline, program: Program) -> Timeline:

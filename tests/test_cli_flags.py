@@ -33,12 +33,13 @@ FLAGS = {
     "host execution fused report json force",
     "validate": "stack machine host report json force",
     "compare": "machine steps report json",
+    "links": "machine top json",
     "serve": "port open json",
 }
 POSITIONAL = {
     "plan": {"model"}, "simulate": {"plan"}, "whatif": {"plan"}, "study": {"study"}, "run": {"target", "script-args"},
     "train": {"job"}, "export": {"checkpoint", "file"}, "verify": {"plan"}, "validate": {"table"},
-    "compare": {"plans"}, "serve": {"folder"},
+    "links": {"traces"}, "compare": {"plans"}, "serve": {"folder"},
 }  # fmt: skip
 
 
@@ -60,6 +61,6 @@ def test_flags_are_spelled_as_they_were(command: str) -> None:
 def test_every_command_has_its_flags_listed() -> None:
     assert list(commands()) == [
         "demo", "plan", "simulate", "whatif", "study", "run", "train", "export", "verify", "calibrate",
-        "predict", "validate", "compare", "serve",
+        "predict", "validate", "compare", "links", "serve",
     ]  # fmt: skip
     assert set(FLAGS) == set(commands())

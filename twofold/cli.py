@@ -34,6 +34,7 @@ def commands() -> Mapping[str, type[Command]]:
     from twofold.commands.compare import Compare
     from twofold.commands.demo import Demo
     from twofold.commands.export import Export
+    from twofold.commands.links import Links
     from twofold.commands.plan import PlanCommand
     from twofold.commands.predict import Predict
     from twofold.commands.run import Run
@@ -48,7 +49,7 @@ def commands() -> Mapping[str, type[Command]]:
     return {
         "demo": Demo, "plan": PlanCommand, "simulate": Simulate, "whatif": WhatIfCommand, "study": StudyCommand,
         "run": Run, "train": Train, "export": Export, "verify": Verify, "calibrate": Calibrate, "predict": Predict,
-        "validate": Validate, "compare": Compare, "serve": Serve,
+        "validate": Validate, "compare": Compare, "links": Links, "serve": Serve,
     }  # fmt: skip
 
 

@@ -219,7 +219,8 @@ def _measured(path: str, program: Program) -> Timeline:
     Raises:
         TwofoldError: no such file, no run in it, a run on another number of ranks.
     """
-    from reports import read_rank_traces, read_trace
+    from interop.profiler_trace import read_rank_traces
+    from reports import read_trace
 
     if Path(path).is_dir():
         run = read_rank_traces(sorted(file for file in Path(path).iterdir() if ".json" in file.suffixes))

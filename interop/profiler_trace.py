@@ -24,14 +24,15 @@ from plans.errors import TwofoldError
 from plans.reading import read_json
 from plans.timeline import STREAMS, Span, Timeline
 
-__all__ = ["kernel_call", "read_rank_traces"]
+__all__ = ["RankTrace", "collective_of", "kernel_call", "load_trace", "read_rank_traces"]
 
 _COLLECTIVES = (
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
     ("reducescatter", "reduce_scatter"),
     ("alltoall", "all_to_all"),
-    ("sendrecv", "transfer"),
+    ("send", "transfer"),
+    ("recv", "transfer"),
     ("broadcast", "broadcast"),
     ("reduce", "reduce"),
 )
@@ -57,9 +58,18 @@ def kernel_call(name: str) -> tuple[str, str]:
     ('compute', 'kernel')
     """
     if _COMMUNICATES.match(name):
-        plain = name.lower().replace("_", "")
-        return "comm", next((call for word, call in _COLLECTIVES if word in plain), "communication")
+        return "comm", collective_of(name) or "communication"
     return "compute", next((call for call, words in _COMPUTE if words.search(name)), "kernel")
+
+
+def collective_of(name: str) -> str | None:
+    """The collective that a name of NCCL, gloo or torch says; None where it says none.
+
+    >>> collective_of("_allgather_base"), collective_of("barrier")
+    ('all_gather', None)
+    """
+    plain = name.lower().replace("_", "")
+    return next((call for word, call in _COLLECTIVES if word in plain), None)
 
 
 def read_rank_traces(paths: Sequence[str | os.PathLike[str]], *, align: str = "clock") -> Timeline:
@@ -78,9 +88,9 @@ def read_rank_traces(paths: Sequence[str | os.PathLike[str]], *, align: str = "c
         raise TwofoldError(f"align is {align!r}; it is 'clock' or 'step'")
     if not paths:
         raise TwofoldError("no trace files to read; torch's profiler writes one per rank")
-    ranks: dict[int, _Trace] = {}
+    ranks: dict[int, RankTrace] = {}
     for path in paths:
-        trace = _load(Path(path))
+        trace = load_trace(Path(path))
         if trace.rank in ranks:
             raise TwofoldError(f"{ranks[trace.rank].path} and {trace.path} are both of rank {trace.rank}")
         ranks[trace.rank] = trace
@@ -109,8 +119,18 @@ def read_rank_traces(paths: Sequence[str | os.PathLike[str]], *, align: str = "c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Trace:
-    """One file: its complete events with times in picoseconds, and its steps as (start, end)."""
+class RankTrace:
+    """One file: its complete events with times in picoseconds, and its steps as (start, end).
+
+    Args:
+        path: of the file.
+        rank: that it is of.
+        events: each with `start_ps` and `end_ps`.
+        steps: (start, end) of each.
+        own: what `write_rank_traces` adds.
+        meta: other data of the file.
+        groups: name of a process group -> its ranks.
+    """
 
     path: Path
     rank: int
@@ -118,6 +138,7 @@ class _Trace:
     steps: tuple[tuple[int, int], ...]
     own: Mapping[str, Any] | None
     meta: Mapping[str, Any]
+    groups: Mapping[str, tuple[int, ...]]
 
     @property
     def begin_ps(self) -> int:
@@ -132,7 +153,12 @@ class _Trace:
         return at if at >= 0 and time_ps <= self.steps[at][1] else None
 
 
-def _load(path: Path) -> _Trace:
+def load_trace(path: Path) -> RankTrace:
+    """One trace file.
+
+    Raises:
+        TwofoldError: a file that is missing, truncated, no trace, or does not say its rank.
+    """
     try:
         # times are microseconds since 1970 in some versions: more digits than a float has
         document = read_json(path, "the trace file", float_hook=Decimal)
@@ -141,7 +167,8 @@ def _load(path: Path) -> _Trace:
         raise
     except (ValueError, KeyError, TypeError, AttributeError):
         raise TwofoldError(f"{path}: not a trace of torch's profiler (JSON with traceEvents)") from None
-    found = document.get("distributedInfo", {}).get("rank")
+    distributed = document.get("distributedInfo", {})
+    found = distributed.get("rank")
     named = re.search(r"rank[-_]?(\d+)", path.name)
     if found is None and named is None:
         raise TwofoldError(f"{path}: neither the file (distributedInfo.rank) nor its name says of which rank it is")
@@ -151,12 +178,17 @@ def _load(path: Path) -> _Trace:
         if match and event.get("cat") == "user_annotation":
             steps[int(match[1])] = (event["start_ps"], event["end_ps"])
     other = document.get("otherData", {})
-    return _Trace(
+    return RankTrace(
         path=path,
         rank=int(found if found is not None else named[1]),  # type: ignore[index]
         events=events,
         steps=tuple(sorted(steps.values())),
         own=other.get("twofold_rank_trace"),
+        groups={
+            str(each["pg_name"]): tuple(each["ranks"])
+            for each in distributed.get("pg_config", [])
+            if each.get("ranks") and "pg_name" in each
+        },
         meta={name: value for name, value in other.items() if name not in ("twofold_rank_trace", "kind", "note")},
     )
 
@@ -167,7 +199,7 @@ def _timed(event: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, A
     return {**event, "start_ps": start, "end_ps": start + round(event.get("dur", 0) * _PS_PER_US)}
 
 
-def _spans(trace: _Trace) -> Iterator[Span]:
+def _spans(trace: RankTrace) -> Iterator[Span]:
     launched = {
         event["args"]["correlation"]: event["start_ps"]
         for event in trace.events
@@ -202,7 +234,7 @@ def _outermost(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _written_by_twofold(traces: Sequence[_Trace]) -> Timeline:
+def _written_by_twofold(traces: Sequence[RankTrace]) -> Timeline:
     """The timeline that `write_rank_traces` wrote: every event carries its instruction."""
     own = traces[0].own
     assert own is not None

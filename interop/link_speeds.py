@@ -1,0 +1,187 @@
+"""What recorded communication says about links: each kind of call beside its price on a machine, and what would explain
+the difference.
+
+A call whose price hangs on the bandwidth of its slowest tier of links is explained by a factor on that bandwidth: the
+one with which the price is what was measured. A short message is not; its difference is given in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from costmodels import Machine, price_collective, price_transfer, ranks_group
+from costmodels.price.group import Group
+from interop.link_traces import SeenCall
+from plans.errors import TwofoldError
+from simulator.engine.link_change import LinkChange, machine_with
+
+__all__ = ["LinkCall", "Tier", "link_calls", "tiers_of_calls"]
+
+_PS_PER_S = 1e12
+
+_MOST = 64.0
+"""Factors on the bandwidth are looked for up to this one, and down to its inverse."""
+
+_BOUND = 1.5
+"""A call hangs on the bandwidth if half of it makes the price this many times as long."""
+
+_EXACT = 1e-6
+
+_ALONE = 0.05
+"""Calls beside which other kernels ran for a larger share of their time are slowed by them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCall:
+    """All calls of one kind: the same collective, size and place of the group on the links.
+
+    Args:
+        call: such as "all_reduce".
+        size_bytes: of the larger of a member's input and output.
+        num_ranks: of a group.
+        tier: number of the slowest tier of links that it needs.
+        times: how often it was seen.
+        seconds: measured, the median of those that ran alone, else of all; the shortest where ranks have no trace; None
+            without times.
+        waited_s: that the first rank waited for the last, the median.
+        beside: share of their time in which other kernels ran, the median.
+        predicted_s: on the machine, alone.
+        bandwidth_factor: on the tier's bandwidth that explains the difference; None where none does.
+        is_short: whether it hangs on fixed times, not on bandwidth.
+        is_alone: whether `seconds` are of calls without other kernels beside them.
+        is_whole: whether all of its ranks have a trace.
+    """
+
+    call: str
+    size_bytes: int
+    num_ranks: int
+    tier: int
+    times: int
+    seconds: float | None
+    waited_s: float
+    beside: float
+    predicted_s: float
+    bandwidth_factor: float | None
+    is_short: bool
+    is_alone: bool
+    is_whole: bool
+
+    @property
+    def bus_Bps(self) -> float | None:
+        """Bytes a second that every rank sends in a ring, as nccl-tests defines it."""
+        n = self.num_ranks
+        share = {"all_reduce": 2 * (n - 1) / n, "broadcast": 1.0, "reduce": 1.0, "transfer": 1.0}
+        return None if not self.seconds else share.get(self.call, (n - 1) / n) * self.size_bytes / self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """What all calls over one tier of links say.
+
+    Args:
+        number, name: of the tier.
+        times: calls with a time.
+        measured_s, predicted_s: of all of them.
+        bandwidth_factor: the median of the calls that hang on bandwidth; None without such calls.
+        low, high: the smallest and the largest factor of a kind of call.
+        short_extra_s: how much longer than predicted short messages took, the median; None without such calls.
+        is_alone: False where other kernels ran beside all calls that the factor is of, so that links may be faster.
+        is_whole: False where some ranks of all calls that the factor is of have no trace.
+    """
+
+    number: int
+    name: str
+    times: int
+    measured_s: float
+    predicted_s: float
+    bandwidth_factor: float | None
+    low: float | None
+    high: float | None
+    short_extra_s: float | None
+    is_alone: bool
+    is_whole: bool
+
+
+def link_calls(calls: Sequence[SeenCall], machine: Machine) -> list[LinkCall]:
+    """The kinds of calls, those that took longest in all first.
+
+    Raises:
+        TwofoldError: a machine whose links are a graph, ranks that it does not have.
+    """
+    if machine.graph is not None:
+        raise TwofoldError(f"the links of machine {machine.name!r} are a graph; name a machine with tiers of links")
+    kinds: dict[tuple[str, int, int, Group], list[SeenCall]] = {}
+    for each in calls:
+        key = each.call, each.size_bytes, each.item_bytes, ranks_group(machine, each.ranks)
+        kinds.setdefault(key, []).append(each)
+    found = [_judged(own, machine) for own in kinds.values()]
+    return sorted(found, key=lambda each: -each.times * (each.seconds or each.predicted_s))
+
+
+def tiers_of_calls(found: Sequence[LinkCall], machine: Machine) -> list[Tier]:
+    """The tiers of links that were used with times, the fastest first."""
+    tiers = []
+    for number in sorted({each.tier for each in found if each.seconds is not None}):
+        own = [each for each in found if each.tier == number and each.seconds is not None]
+        is_whole, is_alone = max((each.is_whole, each.is_alone) for each in own)
+        judged = [each for each in own if (each.is_whole, each.is_alone) == (is_whole, is_alone)]
+        factors = [each.bandwidth_factor for each in judged for _ in range(each.times) if each.bandwidth_factor]
+        extra_s = [
+            each.seconds - each.predicted_s
+            for each in judged for _ in range(each.times) if each.is_short and each.seconds is not None
+        ]  # fmt: skip
+        tiers.append(Tier(
+            number=number, name=machine.links[number].name, times=sum(each.times for each in own),
+            measured_s=sum(each.times * (each.seconds or 0.0) for each in own),
+            predicted_s=sum(each.times * each.predicted_s for each in own),
+            bandwidth_factor=median(factors) if factors else None,
+            low=min(factors, default=None), high=max(factors, default=None),
+            short_extra_s=median(extra_s) if extra_s else None, is_whole=is_whole, is_alone=is_alone,
+        ))  # fmt: skip
+    return tiers
+
+
+def _judged(own: Sequence[SeenCall], machine: Machine) -> LinkCall:
+    first, tier = own[0], machine.tier(own[0].ranks)
+    timed = [each for each in own if each.seconds is not None]
+    is_whole = not any(each.num_unseen for each in own)
+    alone = [each for each in timed if each.beside <= _ALONE]
+    lengths = [each.seconds for each in alone or timed if each.seconds is not None]
+    seconds = (median(lengths) if is_whole else min(lengths)) if lengths else None
+    predicted_s = _price_s(first, machine)
+    is_short = _price_s(first, _scaled(machine, tier, 0.5)) < _BOUND * predicted_s
+    return LinkCall(
+        call=first.call, size_bytes=first.size_bytes, num_ranks=len(first.ranks), tier=tier, times=len(own),
+        seconds=seconds, waited_s=median([each.waited_s for each in timed]) if timed else 0.0,
+        beside=median([each.beside for each in timed]) if timed else 0.0, is_alone=bool(alone) or not timed,
+        predicted_s=predicted_s, is_short=is_short, is_whole=is_whole,
+        bandwidth_factor=None if is_short or seconds is None else _factor(first, machine, tier, seconds),
+    )  # fmt: skip
+
+
+def _scaled(machine: Machine, tier: int, factor: float) -> Machine:
+    return machine if factor == 1 else machine_with(machine, [LinkChange(tier=tier, bandwidth=factor)])
+
+
+def _price_s(call: SeenCall, machine: Machine) -> float:
+    if call.call == "transfer":
+        sender, receiver = call.ranks
+        return price_transfer(machine, sender, receiver, call.size_bytes).work_ps / _PS_PER_S
+    group = ranks_group(machine, call.ranks)
+    return price_collective(machine, call.call, group, call.size_bytes, call.item_bytes).work_ps / _PS_PER_S
+
+
+def _factor(call: SeenCall, machine: Machine, tier: int, seconds: float) -> float | None:
+    """The factor on the bandwidth of a tier with which a call takes so long, by bisection; None beyond `_MOST`."""
+    low, high = 1 / _MOST, _MOST
+    if not _price_s(call, _scaled(machine, tier, high)) <= seconds <= _price_s(call, _scaled(machine, tier, low)):
+        return None
+    while high / low > 1 + _EXACT:
+        middle = (low * high) ** 0.5
+        if _price_s(call, _scaled(machine, tier, middle)) > seconds:
+            low = middle
+        else:
+            high = middle
+    return (low * high) ** 0.5

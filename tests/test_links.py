@@ -1,0 +1,257 @@
+"""`twofold links`: recorded communication against numbers worked out by hand, in every format that is read."""
+
+import gzip
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from costmodels import Machine
+from costmodels.machine.links import Link
+from costmodels.machine.sections import Collective
+from interop.link_traces import read_links
+from plans.errors import TwofoldError
+from twofold.cli import main
+
+GB = 10**9
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> str:
+    """Nodes of 4 ranks at 100 GB/s, 10 GB/s between them, and nothing else that costs.
+
+    n ranks pass S bytes round a ring in 2 (n-1)/n S / 100 GB/s (all-reduce) or half of it (all-gather, reduce-scatter);
+    a transfer takes S / 100 GB/s.
+    """
+    plain = Collective(start_s=0.0, link_fraction=1.0, gap=0.0)
+    calls = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
+    links = (
+        Link(name="near", ranks=4, latency_s=0.0, bandwidth_Bps=100.0 * GB),
+        Link(name="far", ranks=8, latency_s=0.0, bandwidth_Bps=10.0 * GB),
+    )
+    made = msgspec.structs.replace(
+        Machine.load("h200-x16"), name="simple", num_devices=8, devices_per_node=4, links=links,
+        collectives=dict.fromkeys(calls, plain),
+    )  # fmt: skip
+    file = tmp_path / "machine.json"
+    made.save(file)
+    return str(file)
+
+
+def kernel(name: str, start_us: float, dur_us: float, **args) -> dict:
+    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": start_us, "dur": dur_us, "args": args}
+
+
+def reduced(start_us: float, dur_us: float, count: int, ranks: str = "[0, 1, 2, 3]", **args) -> dict:
+    said = {"Collective name": "allreduce", "In msg nelems": count, "Out msg nelems": count, "dtype": "BFloat16",
+            "Process Group Ranks": ranks}  # fmt: skip
+    return kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", start_us, dur_us, **said, **args)
+
+
+def trace(folder: Path, rank: int, events: list, groups: list | None = None) -> Path:
+    info = {"backend": "nccl", "rank": rank, "world_size": 8, "pg_config": groups or []}
+    file = folder / f"rank{rank}.json.gz"
+    file.write_bytes(gzip.compress(json.dumps({"distributedInfo": info, "traceEvents": events}).encode()))
+    return file
+
+
+def said(arguments: list[str], capsys) -> dict:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_shortest_time_of_a_rank_counts_and_a_factor_explains_it(machine, tmp_path, capsys):
+    """400 MB among 4: 2 x 3/4 x 400 MB / 100 GB/s = 6 ms; it took 8 ms, so the links gave 75 of 100 GB/s."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank, early_us in enumerate((0, 500, 2000, 1500)):  # rank 2 came last
+        trace(folder, rank, [reduced(10_000 + early_us, 10_000 - early_us, 200_000_000)])
+    found = said(["links", str(folder), "--machine", machine], capsys)
+    (call,), (tier,) = found["calls"], found["tiers"]
+    assert (call["call"], call["size_bytes"], call["num_ranks"], call["times"]) == ("all_reduce", 400_000_000, 4, 1)
+    assert (call["seconds"], call["waited_s"]) == (pytest.approx(8e-3), pytest.approx(2e-3))
+    assert call["predicted_s"] == pytest.approx(6e-3)
+    assert call["bandwidth_factor"] == pytest.approx(0.75, rel=1e-5)
+    assert call["bus_Bps"] == pytest.approx(75 * GB)
+    assert (tier["name"], tier["number"], tier["bandwidth_factor"]) == ("near", 0, call["bandwidth_factor"])
+    assert tier["is_whole"] and tier["is_alone"] and tier["short_extra_s"] is None
+
+
+def test_tiers_are_told_apart_and_the_median_counts(machine, tmp_path, capsys):
+    """Pairs 0 and 4: 100 MB, 2 x 1/2 x 100 MB / 10 GB/s = 10 ms. Three times 10, 20 and 12.5 ms: factor 0.8."""
+    groups = [{"pg_name": "3", "ranks": [0, 4]}]
+    files = []
+    for rank in (0, 4):
+        far = [reduced(1e5 * at, 1e3 * ms, 50_000_000, "[0, ..., 4]") for at, ms in enumerate((10, 20, 12.5))]
+        for event in far:
+            event["args"]["Process Group Name"] = "3"
+        files.append(str(trace(tmp_path, rank, far, groups)))
+    found = said(["links", *files, "--machine", machine], capsys)
+    (call,), (tier,) = found["calls"], found["tiers"]
+    assert (call["tier"], call["times"], tier["name"]) == (1, 3, "far")
+    assert (call["seconds"], call["predicted_s"]) == (pytest.approx(12.5e-3), pytest.approx(10e-3))
+    assert call["bandwidth_factor"] == pytest.approx(0.8, rel=1e-5)
+    assert (tier["measured_s"], tier["predicted_s"]) == (pytest.approx(37.5e-3), pytest.approx(30e-3))
+
+
+def test_calls_beside_kernels_do_not_count_where_others_ran_alone(machine, tmp_path, capsys):
+    """Alone 6 ms as predicted; 9 ms with a product beside it for two thirds of the time."""
+    for rank in range(4):
+        product = kernel("sm90_xmma_gemm_bf16", 20_000, 6_000)
+        events = [reduced(0, 6_000, 200_000_000), reduced(17_000, 9_000, 200_000_000), product]
+        trace(tmp_path, rank, events)
+    files = [str(tmp_path / f"rank{rank}.json.gz") for rank in range(4)]
+    first = said(["links", *files, "--machine", machine], capsys)["calls"][0]
+    assert (first["times"], first["seconds"], first["is_alone"]) == (2, pytest.approx(6e-3), True)
+    assert first["beside"] == pytest.approx(1 / 3)  # the median of 0 and 2/3
+    assert first["bandwidth_factor"] == pytest.approx(1, rel=1e-5)
+    for rank in range(4):
+        trace(tmp_path, rank, [reduced(17_000, 9_000, 200_000_000), kernel("sm90_xmma_gemm_bf16", 20_000, 6_000)])
+    (tier,) = said(["links", *files, "--machine", machine], capsys)["tiers"]
+    assert not tier["is_alone"] and tier["bandwidth_factor"] == pytest.approx(2 / 3, rel=1e-5)
+    assert main(["links", *files, "--machine", machine]) == 0
+    shown = capsys.readouterr().out
+    assert "Other kernels ran beside all calls and slowed them" in shown
+    assert f"twofold whatif plan.json --machine {machine} --link 0:bandwidth=0.67" in shown
+
+
+def test_every_collective_has_its_size_and_transfers_their_ends(machine, tmp_path, capsys):
+    """All-gather of 4 x 25 MB and reduce-scatter of 100 MB: 3/4 x 100 MB / 100 GB/s; 100 MB to a neighbour: 1 ms."""
+
+    def other(name: str, own: int, made: int, rank: int, **args) -> dict:
+        group = {"Global rank start": 0, "Global rank stride": 1, "Group size": 4}
+        return kernel("ncclDevKernel_x", 1e5 * len(name), 750, **{"Collective name": name, "In msg nelems": own,
+                      "Out msg nelems": made, "dtype": "Float"}, **group, **args)  # fmt: skip
+
+    files = []
+    for rank in range(4):
+        events = [other("_allgather_base", 6_250_000, 25_000_000, rank),
+                  other("_reduce_scatter_base", 25_000_000, 6_250_000, rank), other("barrier", 1, 1, rank)]  # fmt: skip
+        if rank < 2:
+            ends = {"Dst Rank": 1} if rank == 0 else {"Src Rank": 0}
+            events.append(other("send" if rank == 0 else "recv", 25_000_000, 25_000_000, rank, **ends))
+        files.append(str(trace(tmp_path, rank, events)))
+    found = said(["links", *files, "--machine", machine], capsys)
+    calls = {each["call"]: each for each in found["calls"]}
+    assert {name: each["size_bytes"] for name, each in calls.items()} == dict.fromkeys(
+        ("all_gather", "reduce_scatter", "transfer"), 100_000_000
+    )
+    assert calls["all_gather"]["predicted_s"] == calls["reduce_scatter"]["predicted_s"] == pytest.approx(0.75e-3)
+    assert calls["transfer"]["predicted_s"] == pytest.approx(1e-3)
+    assert calls["transfer"]["bandwidth_factor"] == pytest.approx(4 / 3, rel=1e-5)
+    assert found["left_out"] == {"barrier, which is no collective with a price": 4}
+
+
+def test_sizes_may_stand_at_the_operator_that_issued_the_kernel(machine, tmp_path):
+    issued = {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "ts": 0, "dur": 5, "pid": 1, "tid": 1,
+              "args": {**reduced(0, 1, 1000)["args"], "External id": 12}}  # fmt: skip
+    bare = kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", 10, 20, **{"External id": 12})
+    (call,) = read_links([trace(tmp_path, 0, [issued, bare])]).calls
+    assert (call.size_bytes, call.ranks, call.num_unseen, call.seconds) == (2000, (0, 1, 2, 3), 3, pytest.approx(2e-5))
+
+
+def test_a_rank_without_a_trace_makes_times_a_bound(machine, tmp_path, capsys):
+    """Of three calls of a single rank the shortest has waited least."""
+    events = [reduced(1e5 * at, 1e3 * ms, 200_000_000) for at, ms in enumerate((9, 7.5, 30))]
+    found = said(["links", str(trace(tmp_path, 0, events)), "--machine", machine], capsys)
+    assert (found["calls"][0]["seconds"], found["tiers"][0]["is_whole"]) == (pytest.approx(7.5e-3), False)
+
+
+def test_short_messages_tell_seconds(machine, tmp_path, capsys):
+    """With 50 us to start, 2 kB hang on no bandwidth: 62 us are 12 us more, but for the 0.03 us of its bytes."""
+    made = msgspec.json.decode(Path(machine).read_bytes())
+    made["collectives"]["all_reduce"]["start_s"] = 5e-5
+    Path(machine).write_text(json.dumps(made))
+    files = [str(trace(tmp_path, rank, [reduced(0, 62, 1000)])) for rank in range(4)]
+    (tier,) = said(["links", *files, "--machine", machine], capsys)["tiers"]
+    assert tier["bandwidth_factor"] is None
+    assert tier["short_extra_s"] == pytest.approx(12e-6 - 2 * 3 / 4 * 2000 / (100 * GB), abs=1e-11)
+
+
+TABLE = """# Collective test starting: all_gather_perf
+# nThread 1 nGpus 4 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20
+#  Rank  0 Group  0 Pid  1 on  node device  0 [0000:07:00] NVIDIA H100
+#  Rank  1 Group  0 Pid  1 on  node device  1 [0000:0a:00] NVIDIA H100
+#  Rank  2 Group  0 Pid  1 on  node device  2 [0000:47:00] NVIDIA H100
+#  Rank  3 Group  0 Pid  1 on  node device  3 [0000:4d:00] NVIDIA H100
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+   100000000       6250000     float    none      -1   1000.0  100.00   75.00      0    990.0  101.01   75.76      0
+   200000000      12500000     float    none      -1   1500.0  133.33  100.00      0   1500.0  133.33  100.00      0
+# Avg bus bandwidth    : 87.9
+"""
+
+
+def test_a_table_of_nccl_tests(machine, tmp_path, capsys):
+    """3/4 x 100 MB / 100 GB/s = 0.75 ms, and 1.5 ms for twice as much; the table's busbw is ours."""
+    file = tmp_path / "out.txt"
+    file.write_text(TABLE)
+    found = said(["links", str(file), "--machine", machine], capsys)
+    by_size = {each["size_bytes"]: each for each in found["calls"]}
+    assert [by_size[size]["bandwidth_factor"] for size in (10**8, 2 * 10**8)] == pytest.approx([0.75, 1.0], rel=1e-5)
+    assert [by_size[size]["bus_Bps"] / GB for size in (10**8, 2 * 10**8)] == pytest.approx([75, 100])
+    (tier,) = found["tiers"]
+    assert (tier["low"], tier["high"]) == (pytest.approx(0.75, rel=1e-5), pytest.approx(1.0, rel=1e-5))
+
+
+LOG = "".join(
+    f"node:1:2 [0] NCCL INFO {call} sendbuff 0x7 recvbuff 0x7 {what} op 0 root 0 comm 0x5 [nranks=4] stream 0x5\n"
+    for call, what in (
+        ("AllReduce: opCount a", "count 1000 datatype 9"), ("ReduceScatter: opCount b", "count 250 datatype 7"),
+        ("Send: opCount c", "count 5 datatype 7"),
+    )
+)  # fmt: skip
+"""Lines as NVIDIA/nccl issue 1238 shows them: bfloat16 is type 9, float32 type 7."""
+
+
+def test_a_log_of_nccl_has_sizes_and_no_times(machine, tmp_path, capsys):
+    file = tmp_path / "nccl.log"
+    file.write_text(LOG + LOG)  # what is said twice happened once
+    found = said(["links", str(file), "--machine", machine], capsys)
+    assert {(each["call"], each["size_bytes"], each["times"], each["seconds"]) for each in found["calls"]} == {
+        ("all_reduce", 2000, 1, None), ("reduce_scatter", 4000, 1, None),
+    }  # fmt: skip
+    assert found["tiers"] == [] and found["left_out"] == {"Send of 4 ranks": 2} and found["assumed"]
+
+
+def test_traces_that_simulate_writes_give_the_links_that_it_simulated(tmp_path, capsys):
+    """A machine whose NVLink is half as fast, read beside the one that it was made of."""
+    fast, slow = Machine.load("h100-sxm-x8"), tmp_path / "slow.json"
+    msgspec.structs.replace(fast, name="slow", links=(fast.links[0].scaled(0.5, 1.0), *fast.links[1:])).save(slow)
+    plan = ["plan", "llama-3-8b", "--layers", "1", "--machine", str(slow), "--global-batch", "2", "--tp", "8", "--dp",
+            "1", "--pp", "1", "--micro-batch", "1", "--schedule", "1f1b"]  # fmt: skip
+    assert main([*plan, "--out", str(tmp_path / "plan.json")]) == 0
+    traces = str(tmp_path / "traces")
+    asked = ["simulate", str(tmp_path / "plan.json"), "--machine", str(slow), "--no-fold", "--rank-traces", traces]
+    assert main(asked) == 0
+    capsys.readouterr()
+    (tier,) = said(["links", traces, "--machine", "h100-sxm-x8"], capsys)["tiers"]
+    assert tier["bandwidth_factor"] == pytest.approx(0.5, rel=1e-3)
+    assert tier["is_whole"] and tier["is_alone"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "hello", "no table of nccl-tests with its lines of ranks, and no log"),
+        ("a.txt", TABLE.replace("Collective test starting: all_gather_perf", ""), "it does not say which test ran"),
+        ("rank0.json", '{"traceEvents": []}', "no communication of a known size"),
+        ("rank0.json", "{}", "not a trace of torch's profiler"),
+    ],
+)
+def test_what_holds_no_communication_is_refused_in_a_line(name, text, message, machine, tmp_path, capsys):
+    file = tmp_path / name
+    file.write_text(text)
+    assert main(["links", str(file), "--machine", machine]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_ranks_and_links_that_the_machine_has_not(machine, tmp_path, capsys):
+    file = trace(tmp_path, 0, [reduced(0, 9, 1000, "[0, 9]")])
+    assert main(["links", str(file), "--machine", machine]) == 2
+    assert "rank 9 takes part" in capsys.readouterr().err
+    assert main(["links", str(file), "--machine", "torus-4x4x4"]) == 2
+    assert "are a graph" in capsys.readouterr().err
+    with pytest.raises(TwofoldError, match="are both of rank 0"):
+        read_links([file, file])
