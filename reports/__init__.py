@@ -11,7 +11,6 @@ It may import every package but `twofold`.
 from reports.chrome_trace import read_trace, write_rank_traces, write_trace
 from reports.graph_picture import graph_data, graph_picture, save_graph
 from reports.html import Report, write_report
-from reports.layout_table import layout_table
 from reports.live import LiveTimeline
 from reports.memory import live_by_role, memory_table
 from reports.pipeline_picture import pipeline_picture
@@ -31,7 +30,6 @@ __all__ = [
     "composition_table",
     "graph_data",
     "graph_picture",
-    "layout_table",
     "live_by_role",
     "memory_table",
     "parameter_table",

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,11 +23,20 @@ from plans.model.graph import Graph, Operator, itemsize
 from plans.plan import Plan
 from plans.redistribution import redistribute
 from reports.layered import place
-from reports.svg import Picture, text_width
+from reports.page import Markup, render
 from reports.tables import format_axes
 from reports.units import format_bytes
 
-__all__ = ["MAX_NODES", "GraphData", "GraphEdge", "GraphNode", "graph_data", "graph_picture", "save_graph"]
+__all__ = [
+    "MAX_NODES",
+    "GraphData",
+    "GraphEdge",
+    "GraphNode",
+    "GraphPicture",
+    "graph_data",
+    "graph_picture",
+    "save_graph",
+]
 
 MAX_NODES = 60
 
@@ -122,63 +132,76 @@ def save_graph(folder: str | os.PathLike[str], graph: Graph, plan: Plan | None =
     ]
 
 
-def graph_picture(data: GraphData) -> Picture:
-    """Draw the graph in layers from top to bottom."""
-    lines = {node.name: _lines(node) for node in data.nodes}
-    sizes = {name: _size(each) for name, each in lines.items()}
-    labels = [_edge_lines(edge) for edge in data.edges]
-    gap = 30.0 + 13 * max((len(each) for each in labels), default=0)
-    placed = place(sizes, [(edge.source, edge.target) for edge in data.edges], layer_gap=gap)
-    top = 66.0 if data.note else 50.0
-    title = f"Graph {data.name!r} {data.state}, {data.batch_size} samples"
-    width = max(placed.width + 40, text_width(title, 15) + 20, 11 * 0.58 * len(data.note) + 20)
-    picture = Picture(title=title, width=width, height=placed.height + top + 20)
-    picture.text(8, 20, title, "title")
-    stages = sorted({node.stage for node in data.nodes if node.stage is not None})
-    picture.legend(8, 40, [(f"{_STAGE_FILLS[stage % len(_STAGE_FILLS)]} faint", f"stage {stage}") for stage in stages])
-    if data.note:
-        picture.text(8, 58, data.note, "small muted")
-    shift = (width - placed.width) / 2
-    num_in = Counter(edge.target for edge in data.edges)
-    for edge, label, route in zip(data.edges, labels, placed.routes, strict=True):
-        points = [(x + shift, y + top) for x, y in route]
-        commands = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
-        for (x0, y0), (x1, y1) in pairwise(points):
-            middle = (y0 + y1) / 2
-            commands += f"C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
-        hover = f"{edge.tensor} {_shape(edge.shape)}, {format_bytes(edge.size_bytes)}"
-        hover += f": made as {edge.made_as}, read as {edge.read_as}" if edge.read_as else ""
-        picture.path(commands, "moved" if edge.steps else "edge", hover)
-        x, y = points[-1]
-        picture.path(
-            f"M{x - 4:.1f} {y - 7:.1f}L{x:.1f} {y:.1f}L{x + 4:.1f} {y - 7:.1f}", "moved" if edge.steps else "edge"
-        )
-        (x0, y0), (x1, y1) = points[-2], points[-1]
-        for at, text in enumerate(label):
-            y = (y0 + y1) / 2 + 4 + 13 * (at - (len(label) - 1) / 2)
-            left = x0 < x1 - 4 if num_in[edge.target] > 1 else x1 < x0 - 4  # on the outer side of a bent edge
-            picture.text((x0 + x1) / 2 + (-7 if left else 7), y, text, "tiny end" if left else "tiny")
-    for node in data.nodes:
-        x, y = placed.corners[node.name]
-        _draw_node(picture, node, lines[node.name], x + shift, y + top, *sizes[node.name])
-    return picture
+@dataclass(frozen=True, slots=True)
+class GraphPicture:
+    """The graph in layers from top to bottom, drawn by `templates/graph.html`."""
+
+    data: GraphData
+
+    def __html__(self) -> Markup:
+        return Markup('<figure class="scroll">{}</figure>').format(Markup(self._svg(alone=False)))
+
+    def alone(self) -> str:
+        """The picture as the text of a standalone SVG file."""
+        return '<?xml version="1.0" encoding="UTF-8"?>\n' + self._svg(alone=True)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the SVG file atomically."""
+        return write_atomically(path, self.alone().encode())
+
+    def _svg(self, *, alone: bool) -> str:
+        data = self.data
+        lines = {node.name: _lines(node) for node in data.nodes}
+        sizes = {name: _size(each) for name, each in lines.items()}
+        labels = [_edge_lines(edge) for edge in data.edges]
+        gap = 30.0 + 13 * max((len(each) for each in labels), default=0)
+        placed = place(sizes, [(edge.source, edge.target) for edge in data.edges], layer_gap=gap)
+        title = f"Graph {data.name!r} {data.state}, {data.batch_size} samples"
+        width, top = max(placed.width + 40, 9 * len(title) + 20, 7 * len(data.note) + 20), 66 if data.note else 50
+        num_in = Counter(edge.target for edge in data.edges)
+        return render(
+            "graph.html", title=title, note=data.note, alone=alone, width=round(width), top=top,
+            shift=(width - placed.width) / 2, height=round(placed.height + top + 20),
+            legend=[(stage, _fill(stage)) for stage in sorted({n.stage for n in data.nodes if n.stage is not None})],
+            edges=[
+                _drawn(edge, label, route, num_in[edge.target] > 1)
+                for edge, label, route in zip(data.edges, labels, placed.routes, strict=True)
+            ],
+            nodes=[
+                {"x": placed.corners[node.name][0], "y": placed.corners[node.name][1], "width": sizes[node.name][0],
+                 "height": sizes[node.name][1], "lines": lines[node.name], "fill": _fill(node.stage),
+                 "said": ", ".join(node.operators) or f"input {node.name}"}
+                for node in data.nodes
+            ],
+        )  # fmt: skip
 
 
-def _draw_node(
-    picture: Picture, node: GraphNode, lines: Sequence[str], x: float, y: float, width: float, height: float
-) -> None:
-    hover = ", ".join(node.operators) or f"input {node.name}"
-    fill = "card" if node.stage is None else f"{_STAGE_FILLS[node.stage % len(_STAGE_FILLS)]} faint"
-    picture.rect(x, y, width, height, fill, hover)
-    if node.stage is not None:
-        picture.rect(x, y, width, height, "frame")
-    for at, text in enumerate(lines):
-        picture.text(x + width / 2, y + 18 + 16 * at, text, "middle" if not at else "middle small")
+def graph_picture(data: GraphData) -> GraphPicture:
+    """Draw the graph."""
+    return GraphPicture(data)
+
+
+def _fill(stage: int | None) -> str:
+    return "" if stage is None else _STAGE_FILLS[stage % len(_STAGE_FILLS)]
+
+
+def _drawn(edge: GraphEdge, label: list[str], route: Sequence[tuple[float, float]], joins: bool) -> dict[str, Any]:
+    """What the template draws of an edge; `joins`: others lead to its target too."""
+    path = f"M{route[0][0]:.1f} {route[0][1]:.1f}"
+    for (x0, y0), (x1, y1) in pairwise(route):
+        middle = (y0 + y1) / 2
+        path += f"C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
+    (x0, y0), (x1, y1) = route[-2:]
+    left = x0 < x1 - 4 if joins else x1 < x0 - 4  # on the outer side of a bent edge
+    said = f"{edge.tensor} {_shape(edge.shape)}, {format_bytes(edge.size_bytes)}"
+    said += f": made as {edge.made_as}, read as {edge.read_as}" if edge.read_as else ""
+    return {"path": path, "style": "moved" if edge.steps else "edge", "said": said, "x": x1, "y": y1, "label": label,
+            "left": left, "at": ((x0 + x1) / 2 + (-7 if left else 7), (y0 + y1) / 2 + 4)}  # fmt: skip
 
 
 def _size(lines: Sequence[str]) -> tuple[float, float]:
     """Width and height of a node with these lines."""
-    widths = [text_width(line, 10.5 if at else 12) for at, line in enumerate(lines)]
+    widths = [0.58 * (10.5 if at else 12) * len(line) for at, line in enumerate(lines)]  # about, of any font
     return max(120.0, 20 + max(widths)), 16.0 * len(lines) + 12
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from plans.program import Kind, Program, Scope, Value
-from plans.timeline import PS_PER_S, STREAMS, MemoryPeak, Timeline
-from reports.spans import groups_of, representative_step, rows_of_step
+from plans.errors import TwofoldError
+from plans.program import Program
+from plans.timeline import PS_PER_S, MemoryPeak, Timeline
+from reports.spans import groups_of, representative_step
 from reports.tables import Table
 from reports.units import Bytes, Seconds
 from simulator import memory_peak
+from simulator.timeline.memory import Changes, times_of_instructions
 
 __all__ = ["ROLE_COLOURS", "LiveBytes", "live_by_role", "live_of_groups", "memory_table", "worst_ranks"]
 
@@ -69,12 +71,8 @@ class LiveBytes:
 
 
 def live_by_role(program: Program, timeline: Timeline, rank: int, *, step: int | None = None) -> LiveBytes:
-    """Live bytes of a rank over time, from the program's values and the times of its instructions.
-
-    As `simulator.timeline.memory` counts it: a value lives from the start of the instruction that makes it until the
-    one that frees it has run, asynchronous communication until it is over; a value that shares another's memory keeps
-    it alive;
-    "kept" values live on. The largest total is the rank's `MemoryPeak` when the timeline is of that program and step.
+    """Live bytes of a rank over time, from the program's values and the times of its instructions, as
+    `simulator.timeline.memory` counts them.
 
     Args:
         program: that the timeline is of.
@@ -83,86 +81,31 @@ def live_by_role(program: Program, timeline: Timeline, rank: int, *, step: int |
         step: by default the one that pictures show.
     """
     step = representative_step(timeline) if step is None else step
-    begin = timeline.step_start_ps[step]
-    spans: dict[str, tuple[int, int]] = {}
-    rows = rows_of_step(timeline, step, rank=rank)
-    for row in rows:
-        if timeline.stream[row] != STREAMS.index("host"):
-            id_ = timeline.names[timeline.name_index[row]][0]
-            start, end = int(timeline.start_ps[row]) - begin, int(timeline.end_ps[row]) - begin
-            known = spans.get(id_, (start, end))
-            spans[id_] = min(known[0], start), max(known[1], end)
-    values = program.group_of(rank).values
-    lives = _Lives(values)
-    arrives: dict[tuple[str, int], int] = {}
-    now = int(timeline.start_ps[rows].min()) - begin if len(rows) else 0  # others may have begun long before
-    for block, instruction in program.walk(rank):
-        own = spans.get(f"{block.label}/{instruction.name}")
-        micro_batch, start, end = block.micro_batch, now, max(now, own[1]) if own else now
-        if instruction.kind is Kind.COMPUTE and own:
-            start = max(now, own[0])
-        elif instruction.kind is Kind.WAIT:
-            micro_batch = instruction.attrs.get("micro_batch", micro_batch)
-            token = str(instruction.waits)
-            end = max(end, arrives.get(_key(values[token].scope, token, micro_batch), 0))
-        if instruction.token is not None:
-            arrives[_key(values[instruction.token].scope, instruction.token, micro_batch)] = end
-        else:
-            now = end
-        for name in instruction.outputs:
-            lives.make(name, micro_batch, start)
-        for name in instruction.frees:
-            lives.free(name, micro_batch, end)
-    return lives.curves(rank)
+    for group, of_ranks in times_of_instructions(program, timeline, step=step, ranks={rank}):
+        for _, (start, end) in of_ranks:
+            changes = Changes(group)
+            times = np.where(changes.is_release, end[changes.position], start[changes.position])
+            order = np.lexsort((changes.key, times))
+            present = [
+                role for number, role in enumerate(changes.roles)
+                if role in changes.by_role or (changes.role == number).any()
+            ]  # fmt: skip
+            by_role = {
+                role: changes.by_role.get(role, 0)
+                + np.cumsum(np.append(0, np.where(changes.role[order] == changes.roles.index(role),
+                                                  changes.size[order], 0)))
+                for role in _in_order(present)
+            }  # fmt: skip
+            return LiveBytes(
+                rank=rank, times_ps=np.append(0, times[order] - timeline.step_start_ps[step]), by_role=by_role
+            )
+    raise TwofoldError(f"rank {rank} has no spans in step {step}")
 
 
-class _Lives:
-    """The changes of live bytes, in program order: (time, bytes, role)."""
-
-    def __init__(self, values: Mapping[str, Value]) -> None:
-        self.values = values
-        kept = [value for value in values.values() if value.scope is Scope.KEPT]
-        self.changes = [(0, value.size_bytes, value.role) for value in kept]
-        self.alive: set[tuple[str, int]] = set()
-        self.num_sharers: dict[tuple[str, int], int] = {}
-
-    def make(self, name: str, micro_batch: int, when: int) -> None:
-        """Write a value; memory is allocated unless it was live."""
-        key = _key(self.values[name].scope, name, micro_batch)
-        if self.values[name].scope is not Scope.KEPT and key not in self.alive:
-            self.alive.add(key)
-            self._share(name, micro_batch, 1, when)
-
-    def free(self, name: str, micro_batch: int, when: int) -> None:
-        """Free a value; its memory is released with the last value that shares it."""
-        key = _key(self.values[name].scope, name, micro_batch)
-        if key in self.alive:
-            self.alive.remove(key)
-            self._share(name, micro_batch, -1, when)
-
-    def _share(self, name: str, micro_batch: int, change: int, when: int) -> None:
-        root = self.values[name]
-        while root.shares is not None:
-            root = self.values[root.shares]
-        if root.scope is Scope.KEPT:
-            return
-        key = _key(root.scope, root.name, micro_batch)
-        before = self.num_sharers.get(key, 0)
-        self.num_sharers[key] = before + change
-        if before == 0 or before + change == 0:
-            self.changes.append((when, change * root.size_bytes, root.role))
-
-    def curves(self, rank: int) -> LiveBytes:
-        """The sums of the changes by role; changes at one moment keep the program's order."""
-        changes = sorted((change for change in self.changes if change[1]), key=lambda change: change[0])
-        times = np.array([0, *(time for time, _, _ in changes)], dtype=np.int64)
-        present = {role for _, _, role in changes} or {"live"}
-        roles = [role for role in ROLE_COLOURS if role in present] + sorted(present - set(ROLE_COLOURS))
-        by_role = {
-            role: np.cumsum([0, *(size if each == role else 0 for _, size, each in changes)], dtype=np.int64)
-            for role in roles
-        }
-        return LiveBytes(rank=rank, times_ps=times, by_role=by_role)
+def _in_order(roles: Iterable[str]) -> list[str]:
+    """Roles from the bottom of the stack to its top."""
+    known = set(roles)
+    return [role for role in ROLE_COLOURS if role in known] + sorted(known - set(ROLE_COLOURS))
 
 
 def worst_ranks(timeline: Timeline) -> tuple[MemoryPeak, ...]:
@@ -198,8 +141,7 @@ def memory_table(timeline: Timeline, program: Program | None = None) -> Table:
     them. What communication adds is the difference to the peak of the values, which may be at another time.
     """
     peaks = worst_ranks(timeline)
-    present = {role for peak in peaks for role, size in peak.by_role.items() if size}
-    roles = [role for role in ROLE_COLOURS if role in present] + sorted(present - set(ROLE_COLOURS))
+    roles = _in_order(role for peak in peaks for role, size in peak.by_role.items() if size)
     rows = tuple(
         (str(peak.rank), *(Bytes(peak.by_role.get(role, 0)) for role in roles), Bytes(peak.peak_bytes))
         for peak in peaks
@@ -217,7 +159,3 @@ def memory_table(timeline: Timeline, program: Program | None = None) -> Table:
         title=f"Peak memory of the fullest rank of every group ({timeline.kind})",
         columns=("rank", *roles, "peak"), rows=rows, notes=tuple(notes),
     )  # fmt: skip
-
-
-def _key(scope: Scope, name: str, micro_batch: int) -> tuple[str, int]:
-    return (name, micro_batch if scope is Scope.MICRO else 0)

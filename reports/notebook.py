@@ -11,11 +11,9 @@ from plans.plan import Plan
 from plans.timeline import PS_PER_S, STREAMS, Timeline
 from reports.charts import Chart
 from reports.figures import figures_of, figures_text
-from reports.frames import frame
 from reports.pipeline_picture import pipeline_picture
 from reports.plan_tables import plan_table
 from reports.search_pictures import Configuration, shares_picture
-from reports.svg import Picture
 from reports.tables import Table
 from simulator.forecast import Forecast
 
@@ -36,14 +34,15 @@ def frame_of(result: Any) -> pandas.DataFrame:
     >>> frame_of(SimpleNamespace(rows=[{"tp": 1}, {"tp": 2}])).shape
     (2, 1)
     """
-    return frame(result.rows)
+    import pandas
+
+    return pandas.DataFrame(list(result.rows))
 
 
 @frame_of.register(Plan)
 def _(plan: Plan) -> pandas.DataFrame:
     """A row for every operator."""
-    table = plan_table(plan)
-    return frame([dict(zip(table.columns, row, strict=True)) for row in table.rows])
+    return plan_table(plan).to_pandas()
 
 
 @frame_of.register(Timeline)
@@ -66,8 +65,11 @@ def _(timeline: Timeline) -> pandas.DataFrame:
 @frame_of.register(Forecast)
 def _(forecast: Forecast) -> pandas.DataFrame:
     """One row: the figures, the interval, and the memory of the fullest rank by role."""
+    import pandas
+
     memory = {f"{role}_bytes": size for role, size in forecast.memory.items()}
-    return frame([{**figures_of(forecast), "step_low_s": forecast.low_s, "step_high_s": forecast.high_s, **memory}])
+    row = {**figures_of(forecast), "step_low_s": forecast.low_s, "step_high_s": forecast.high_s, **memory}
+    return pandas.DataFrame([row])
 
 
 @singledispatch
@@ -102,7 +104,7 @@ def _(forecast: Forecast) -> str:
     return f"<p>{escape(said)}</p>{_image(shares_picture(bars, title='Where the time of pipeline ranks goes'))}"
 
 
-def _image(picture: Picture | Chart) -> str:
+def _image(picture: Chart) -> str:
     """A picture whose styles are its own."""
     data = base64.b64encode(picture.alone().encode()).decode()
     return f'<img alt="{escape(picture.title)}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'

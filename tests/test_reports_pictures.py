@@ -11,23 +11,21 @@ from hypothesis import strategies as st
 from reports_example import measured, predicted, small_graph, small_plan, small_program
 
 from plans.errors import TwofoldError
-from plans.layout import Layout
 from plans.model.mlp import mlp_graph
 from plans.timeline import Span, Timeline
-from reports import graph_data, graph_picture, layout_table, pipeline_picture, save_graph
+from reports import graph_data, graph_picture, pipeline_picture, save_graph
 from reports.charts import Chart
+from reports.graph_picture import GraphPicture
 from reports.layered import place
-from reports.layout_table import layout_parts
 from reports.live import pack
 from reports.memory import LiveBytes, live_by_role, worst_ranks
 from reports.spans import groups_of, representative_step
-from reports.svg import Picture
 from simulator import critical_path
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def parsed(picture: Picture | Chart) -> ET.Element:
+def parsed(picture: GraphPicture | Chart) -> ET.Element:
     root = ET.fromstring(picture.alone())
     assert root.tag == f"{SVG}svg"
     assert float(root.get("width").removesuffix("pt")) > 100
@@ -178,42 +176,6 @@ def test_layered_nodes_do_not_overlap_and_edges_lead_down(data):
             (xb, yb), (wb, hb) = placed.corners[b], sizes[b]
             apart = xa + wa <= xb + 1e-6 or xb + wb <= xa + 1e-6 or ya + ha <= yb + 1e-6 or yb + hb <= ya + 1e-6
             assert apart
-
-
-# --------------------------------------------------------------------------- layouts, lines
-
-
-def test_the_figure_of_the_layout_guide():
-    """layout("mp", ("sp", "dp")) puts the first row of a 2 x 4 tensor on ranks 0, 4, 2, 6."""
-    layout = Layout((2, 2, 2), ("dp", "sp", "mp"))("mp", ("sp", "dp"))
-    assert [part.ranks for part in layout_parts(layout, (2, 4))] == [(0,), (4,), (2,), (6,), (1,), (5,), (3,), (7,)]
-    assert layout_table(layout, (2, 4), name="a").rows[1] == ("0:1", "1:2", "4")
-
-
-def test_parts_tile_the_tensor_and_hold_each_rank_once():
-    layout = replace(Layout((2, 2, 2), ("dp", "sp", "mp"))("mp", "dp"), partial=("sp",))
-    parts = layout_parts(layout, (5, 6))
-    count = np.zeros((5, 6), dtype=int)
-    for part in parts:
-        count[tuple(slice(*ends) for ends in part.region)] += 1
-        assert len(part.terms) == 2
-    assert (count == 1).all()
-    assert sorted(rank for part in parts for rank in part.ranks) == list(range(8))
-
-
-@pytest.mark.parametrize(
-    ("dims", "shape"), [((), ()), (("dp",), (4,)), (("dp", "None", "mp"), (4, 3, 4)), (("dp", "sp", "mp"), (2, 2, 2))]
-)
-def test_layouts_of_any_number_of_dims_have_a_row_for_every_part(dims, shape):
-    layout = Layout((2, 2, 2), ("dp", "sp", "mp"))(*dims)
-    rows = layout_table(layout, shape).rows
-    assert len(rows) == len(layout_parts(layout, shape)) == np.prod(layout.split_counts, dtype=int)
-    assert all(len(row) == len(shape) + 1 for row in rows)
-
-
-def test_a_shape_with_other_dims_is_refused():
-    with pytest.raises(TwofoldError, match="has 2 dims"):
-        layout_table(Layout((2,), ("dp",))("dp"), (4, 4))
 
 
 def test_a_memory_curve_of_many_changes_is_thinned_without_losing_its_peak():

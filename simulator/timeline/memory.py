@@ -85,16 +85,27 @@ def memory_timeline(
 
 
 def times_of_instructions(
-    program: Program, timeline: Timeline, orders: Sequence[Order] | None = None
-) -> Iterator[tuple[GroupProgram, Iterator[tuple[int, _Curve]]]]:
-    """Group by group and rank by rank when every instruction of the last step started and had run, by position."""
+    program: Program, timeline: Timeline, orders: Sequence[Order] | None = None, *, step: int | None = None,
+    ranks: Container[int] | None = None,
+) -> Iterator[tuple[GroupProgram, Iterator[tuple[int, _Curve]]]]:  # fmt: skip
+    """Group by group and rank by rank when every instruction of a step started and had run, by position.
+
+    Args:
+        program: that ran.
+        timeline: of it.
+        orders: of its groups, whose names have the timeline's numbers; made again where they are not known.
+        step: by default the last.
+        ranks: whose times are wanted; by default all that have spans.
+    """
     number_of = {} if orders is not None else {triple: number for number, triple in enumerate(timeline.names)}
-    last = timeline.num_steps - 1
-    rows = np.flatnonzero(timeline.step == last)
+    step = timeline.num_steps - 1 if step is None else step
+    rows = np.flatnonzero(timeline.step == step)
     rows = rows[np.argsort(timeline.rank[rows], kind="stable")]
     bounds = np.searchsorted(timeline.rank[rows], np.arange(timeline.num_ranks + 1))
-    here = timeline.represents
+    here = [rank for rank in timeline.represents if ranks is None or rank in ranks]
     for number, group in enumerate(program.groups):
+        if ranks is not None and not set(here) & set(group.ranks):
+            continue
         if orders is not None:
             order, name = orders[number], orders[number].name
         else:
@@ -103,7 +114,7 @@ def times_of_instructions(
             name = [number_of.get((id_, instruction.call, instruction.part), -1) for id_, instruction in triples]
         when = _When(order, np.array(name, dtype=np.int64))
         own = {rank: rows[bounds[rank] : bounds[rank + 1]] for rank in group.ranks if rank in here}
-        begin = timeline.step_start_ps[last]
+        begin = timeline.step_start_ps[step]
         yield group, ((rank, when.of(timeline, of_rank, begin)) for rank, of_rank in own.items())
 
 

@@ -83,13 +83,11 @@ class StudyCommand:
         return {"points": found.rows, "computed": progress.count, "results": results, "best": best}, True
 
     def _show(self, found: Study, progress: _Progress, results: str, say: Console) -> None:
-        from reports.frames import frame
-
         say.say(found.table(self.top).text(width=100))
         kept = len(found) - progress.count
         say.say(f"{progress.count:,} points computed, {kept:,} taken from earlier; all are in {results}")
         if self.csv is not None:
-            frame(found.rows).to_csv(self.csv, index=False)
+            found.to_pandas().to_csv(self.csv, index=False)
             say.say(f"saved {self.csv}")
         if self.report is not None:
             with say.doing("writing the report"):
