@@ -37,6 +37,7 @@ from costmodels.fit.points import load_points
 from executor.launch.train_job import load_training_job
 from executor.train.data import IMAGES_NAME, LABELS_NAME, load_digits
 from executor.train.sources import Source
+from interop.chrome_trace import read_trace, write_trace
 from interop.profiler_trace import read_rank_traces
 from interop.statement import write_statement
 from plans.degrees import Degrees
@@ -45,7 +46,6 @@ from plans.model.mlp import mlp_graph
 from plans.model.transformer import transformer, transformer_config
 from plans.plan import load_plan, save_plan
 from plans.schedules import make_schedule
-from reports.chrome_trace import read_trace, write_trace
 from search.uniform import uniform_plan
 from simulator import simulate
 from twofold.cli import main

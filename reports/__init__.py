@@ -1,14 +1,13 @@
-"""Tables, charts, trace files and HTML reports (floor 6).
+"""Tables, charts and HTML reports (floor 6).
 
 A report is a `Page` of sections (`page.py`, the templates in `templates/`). What stands in a section is a `Table`
 (rich in a terminal, a template in a page, pandas and CSV to take away), a `Chart` that matplotlib draws, or a
 `LiveTimeline`, whose spans `live.py` packs and `templates/timeline.js` draws. `write_report` writes the report of a
-step, `write_trace` a file for Perfetto. matplotlib and pandas are imported here only, in functions.
+step. matplotlib and pandas are imported here only, in functions.
 
 It may import every package but `twofold`.
 """
 
-from reports.chrome_trace import read_trace, write_rank_traces, write_trace
 from reports.graph_picture import graph_data, graph_picture, save_graph
 from reports.html import Report, write_report
 from reports.live import LiveTimeline
@@ -36,7 +35,6 @@ __all__ = [
     "pipeline_picture",
     "plan_table",
     "plan_text",
-    "read_trace",
     "save_graph",
     "sensitivity_table",
     "shares_picture",
@@ -45,7 +43,5 @@ __all__ = [
     "trade_picture",
     "verification_table",
     "what_if_table",
-    "write_rank_traces",
     "write_report",
-    "write_trace",
 ]

@@ -23,10 +23,11 @@ from plans.timeline import PS_PER_S, STREAMS, Timeline
 from reports.charts import COLOURS
 from reports.memory import ROLE_COLOURS, live_of_groups
 from reports.page import Markup, render
-from reports.spans import KIND_COLOURS, groups_of, kind_of, representative_step
+from reports.spans import KIND_COLOURS, joined, kind_of
 from reports.units import Seconds
 from simulator import critical_path
 from simulator.timeline.causes import Causes
+from simulator.timeline.labels import groups_of, representative_step
 
 __all__ = ["MAX_SPANS", "LiveTimeline", "Packed", "pack"]
 
@@ -217,7 +218,7 @@ def _causes(timeline: Timeline, causes: Causes, spans: Column, row_of: Mapping[i
 def _exposed(lane: Column, starts: Column, ends: Column) -> Iterator[tuple[int, int, int]]:
     """(lane, start, end) of the stretches in which a row communicates and does not compute."""
     for row in range(int(lane[-1]) // 3 + 1 if len(lane) else 0):
-        compute, comm = (_joined(starts[lane == 3 * row + at], ends[lane == 3 * row + at]) for at in (1, 2))
+        compute, comm = (joined(starts[lane == 3 * row + at], ends[lane == 3 * row + at]) for at in (1, 2))
         number = 0
         for low, high in comm:
             while number < len(compute) and compute[number][1] <= low:
@@ -230,17 +231,6 @@ def _exposed(lane: Column, starts: Column, ends: Column) -> Iterator[tuple[int, 
                 at += 1
             if low < high:
                 yield 3 * row + 2, low, high
-
-
-def _joined(starts: Column, ends: Column) -> list[tuple[int, int]]:
-    """Intervals by start, with those that touch joined."""
-    found: list[tuple[int, int]] = []
-    for low, high in zip(starts.tolist(), ends.tolist(), strict=True):
-        if found and low <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], high)
-        else:
-            found.append((low, high))
-    return found
 
 
 def _names(timeline: Timeline, used: npt.NDArray[Any], program: Program | None) -> dict[str, list[Any]]:

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from plans.errors import TwofoldError
 from plans.program import Program
 from plans.timeline import PS_PER_S, MemoryPeak, Timeline
-from reports.spans import groups_of, representative_step
 from reports.tables import Table
 from reports.units import Bytes, Seconds
 from simulator import memory_peak
+from simulator.timeline.labels import groups_of, representative_step
 from simulator.timeline.memory import Changes, times_of_instructions
 
 __all__ = ["ROLE_COLOURS", "LiveBytes", "live_by_role", "live_of_groups", "memory_table", "worst_ranks"]

@@ -13,8 +13,9 @@ import numpy as np
 from plans.errors import TwofoldError
 from plans.timeline import PS_PER_S, STREAMS, Timeline
 from reports.charts import COLOURS, Chart
-from reports.spans import KIND_COLOURS, groups_of, kind_of, read_label, representative_step, rows_of_step
+from reports.spans import KIND_COLOURS, joined, kind_of
 from reports.units import Seconds, time_unit
+from simulator.timeline.labels import groups_of, read_label, representative_step, rows_of_step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +93,7 @@ def _draw(axes: Axes, timeline: Timeline, rows: Sequence[tuple[int, str]], unit_
                 own = spans[[kinds[name] == kind for name in timeline.name_index[spans]]] if len(spans) else spans
                 if kind == "waiting" or not len(own):
                     continue
-                places = _joined(timeline.start_ps[own] - begin, timeline.end_ps[own] - begin, length // 2000)
+                places = joined(timeline.start_ps[own] - begin, timeline.end_ps[own] - begin, length // 2000)
                 axes.broken_barh(
                     [(low * scale, (high - low) * scale) for low, high in places], (number + top, height),
                     facecolors=COLOURS[KIND_COLOURS[kind]], linewidth=0, label=None if kind in said else kind,
@@ -122,14 +123,3 @@ def _actions(timeline: Timeline, step: int, rank: int) -> list[tuple[int, int, s
         elif label.micro_batch is not None:
             found.append((low, high, str(label.micro_batch), label.text))
     return [each[:3] for each in found]
-
-
-def _joined(starts: np.ndarray, ends: np.ndarray, near: int) -> list[tuple[int, int]]:
-    """Intervals by start, with those joined that are no further apart than can be seen."""
-    found: list[tuple[int, int]] = []
-    for low, high in zip(starts.tolist(), ends.tolist(), strict=True):
-        if found and low <= found[-1][1] + near:
-            found[-1] = found[-1][0], max(found[-1][1], high)
-        else:
-            found.append((low, high))
-    return found

@@ -10,9 +10,9 @@ from plans.plan import Plan
 from plans.program import GroupProgram, Instruction, Kind, Program, Scope
 from plans.ranks import format_ranks
 from plans.schedules.registry import is_written
-from reports.spans import read_label
 from reports.tables import Table, format_axes
 from reports.units import Bytes, format_bytes
+from simulator.timeline.labels import read_label
 
 __all__ = ["parameter_table", "plan_table", "plan_text"]
 

@@ -9,10 +9,10 @@ import numpy as np
 from plans.program import Program
 from plans.timeline import PS_PER_S, Timeline
 from reports.figures import FIGURES, figures_of
-from reports.spans import read_label, representative_step, rows_of_step
 from reports.tables import Cell, Table
 from reports.units import Change, Quantity, Seconds, Share, format_seconds
 from simulator import CriticalPath, composition
+from simulator.timeline.labels import read_label, representative_step, rows_of_step
 
 __all__ = ["actions_table", "comparison_table", "composition_table", "critical_path_table", "timeline_table"]
 

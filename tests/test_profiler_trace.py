@@ -9,9 +9,9 @@ import pytest
 from reports_example import measured, predicted, small_program
 from test_reports_trace import same
 
+from interop.chrome_trace import write_rank_traces
 from interop.profiler_trace import kernel_call, read_rank_traces
 from plans.errors import TwofoldError
-from reports import write_rank_traces
 from simulator import composition, critical_path
 
 

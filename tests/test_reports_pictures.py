@@ -19,8 +19,8 @@ from reports.graph_picture import GraphPicture
 from reports.layered import place
 from reports.live import pack
 from reports.memory import LiveBytes, live_by_role, worst_ranks
-from reports.spans import groups_of, representative_step
 from simulator import critical_path
+from simulator.timeline.labels import groups_of, representative_step
 
 SVG = "{http://www.w3.org/2000/svg}"
 

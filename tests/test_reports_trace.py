@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from reports_example import US, measured, predicted, small_program
 
 from costmodels import Machine
+from interop.chrome_trace import read_trace, write_rank_traces, write_trace
 from interop.profiler_trace import read_rank_traces
 from plans.errors import TwofoldError
 from plans.timeline import Span, Timeline
-from reports import read_trace, write_rank_traces, write_trace
 from simulator import run_program, simulate
 
 

@@ -167,7 +167,7 @@ from pathlib import Path
 from reports_example import small_program
 from small_machine import small_machine
 from costmodels.machine.sections import Overlap
-from reports import write_trace
+from interop.chrome_trace import write_trace
 from simulator import LinkChange, WhatIf, composition, critical_path, simulate
 overlap = (Overlap(compute="matrix", collective="all_reduce", compute_rate=0.8, comm_rate=0.6),)
 machine = small_machine(8, uplink_Bps=11e9, overlap=overlap)

@@ -8,7 +8,7 @@ import pytest
 from handmade import Script, program_of, written_price
 from reports_example import predicted, small_program
 
-from reports import write_rank_traces
+from interop.chrome_trace import write_rank_traces
 from simulator import run_program
 
 MS = 10**9

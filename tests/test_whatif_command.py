@@ -8,6 +8,7 @@ import pytest
 from reports_example import measured, predicted, small_plan, small_program
 from small_machine import small_machine
 
+from interop.chrome_trace import write_rank_traces, write_trace
 from interop.statement import write_statement
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
@@ -16,7 +17,7 @@ from plans.model.transformer import transformer_config
 from plans.plan import save_plan
 from plans.schedules import make_schedule
 from plans.timeline import ALLOWANCES
-from reports import sensitivity_table, tornado_picture, what_if_table, write_rank_traces, write_trace
+from reports import sensitivity_table, tornado_picture, what_if_table
 from simulator import Checkpoints, Failures, WhatIf, outcome
 from simulator.study.scenarios import Scenarios
 from simulator.study.sensitivity import sensitivity

@@ -295,7 +295,8 @@ def _report(
     notes: list[str],
     tables: list[Table],
 ) -> dict[str, Path]:
-    from reports import Report, pipeline_picture, write_report, write_trace
+    from interop.chrome_trace import write_trace
+    from reports import Report, pipeline_picture, write_report
 
     folder, result = Path(options.out) / options.case, verification.run
     measured, program = result.timeline, lower(result.plan)

@@ -1,1 +1,1 @@
-"""What a timeline says: where time goes, the critical path, memory over time."""
+"""What a timeline says: actions and groups of ranks, where time goes, the critical path, memory over time."""

@@ -51,7 +51,7 @@ class SimulationFiles:
         rank_traces: write a trace per rank into this folder, as torch's profiler does, for tools that compare ranks.
         report: write an HTML report there.
         measured: a run of the plan to lay beside it: a trace file that holds one (the demo's, or of
-            reports.write_trace), or a folder with a trace per rank, of torch's profiler too.
+            interop.chrome_trace), or a folder with a trace per rank, of torch's profiler too.
     """
 
     schedule: str | None = None
@@ -143,7 +143,8 @@ class Simulate:
         self, plan: Plan, program: Program, machine: Machine, timeline: Timeline, measured: Timeline | None,
         say: Console,
     ) -> None:  # fmt: skip
-        from reports import Report, write_rank_traces, write_report, write_trace
+        from interop.chrome_trace import write_rank_traces, write_trace
+        from reports import Report, write_report
 
         files = self.files
         if files.trace is not None:
@@ -219,8 +220,8 @@ def _measured(path: str, program: Program) -> Timeline:
     Raises:
         TwofoldError: no such file, no run in it, a run on another number of ranks.
     """
+    from interop.chrome_trace import read_trace
     from interop.profiler_trace import read_rank_traces
-    from reports import read_trace
 
     if Path(path).is_dir():
         run = read_rank_traces(sorted(file for file in Path(path).iterdir() if ".json" in file.suffixes))

@@ -31,8 +31,8 @@ from plans.model.graph import itemsize
 from plans.program import Kind, Program
 from plans.reading import read_json
 from plans.timeline import STREAMS, MemoryPeak, Span, Timeline
-from reports.spans import groups_of
 from simulator.timeline.causes import Causes
+from simulator.timeline.labels import groups_of
 
 __all__ = ["MAX_SPANS", "TRACE_VERSION", "read_trace", "write_rank_traces", "write_trace"]
 
