@@ -14,7 +14,7 @@ from reports.live import LiveTimeline
 from reports.memory import live_by_role, memory_table
 from reports.pipeline_picture import pipeline_picture
 from reports.plan_tables import parameter_table, plan_table, plan_text
-from reports.search_pictures import Configuration, shares_picture, trade_picture
+from reports.search_pictures import Configuration, trade_picture
 from reports.tables import Check, Table, verification_table
 from reports.time_tables import comparison_table, composition_table, timeline_table
 from reports.whatif_tables import sensitivity_table, tornado_picture, what_if_table
@@ -37,7 +37,6 @@ __all__ = [
     "plan_text",
     "save_graph",
     "sensitivity_table",
-    "shares_picture",
     "timeline_table",
     "tornado_picture",
     "trade_picture",

@@ -6,7 +6,7 @@ One HTML file without anything fetched; pictures are SVG for light and dark page
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +26,6 @@ from reports.calibration_charts import (
     residual_picture,
     roofline_picture,
 )
-from reports.charts import Chart
 from reports.page import Page, Part, Section, Text
 from reports.tables import Cell, Table
 from reports.units import Change, Count, Seconds, Share
@@ -91,9 +90,24 @@ def calibration_html(report: CalibrationReport) -> str:
 
 
 def _page(report: CalibrationReport) -> Page:
+    fit = report.fit
+    if fit is None:
+        parts: dict[str, Iterable[Part]] = {
+            "errors": map(Text, report.residuals), "probes": _probes(report), "links": message_pictures(report.points)
+        }  # fmt: skip
+    else:
+        parts = {
+            "errors": [_error_table(fit), *residual_picture(fit)],
+            "roofline": [*roofline_picture(fit), *rate_picture(fit)],
+            "memory": bandwidth_picture(fit),
+            "links": collective_pictures(fit),
+            "contention": contention_table(fit.device),
+            "extrapolated": [_extrapolated(fit)],
+        }
+    parts["provenance"] = [_provenance(report)]
     sections = [
-        Section(id=id_, title=title, parts=list(parts(report)), folded=id_ == "provenance")
-        for id_, title, parts in _SECTIONS
+        Section(id=id_, title=title, parts=list(parts.get(id_, ())), folded=id_ == "provenance")
+        for id_, title in _SECTIONS.items()
     ]
     return Page(
         kind="calibration", title=f"Calibration of {report.machine.name}", sections=sections,
@@ -141,13 +155,6 @@ def _data(report: CalibrationReport) -> dict[str, Any]:
 # -- sections ----------------------------------------------------------------------------------------------------------
 
 
-def _errors(report: CalibrationReport) -> Iterator[Part]:
-    yield from map(Text, report.residuals)
-    if report.fit is not None:
-        yield _error_table(report.fit)
-        yield from residual_picture(report.fit)
-
-
 def _error_table(fit: DeviceFit) -> Table:
     rows: list[tuple[Cell, ...]] = []
     judged = {
@@ -180,33 +187,14 @@ def _probes(report: CalibrationReport) -> Iterator[Table]:
                     rows=rows, notes=notes)  # fmt: skip
 
 
-def _of_device(
-    *pictures: Callable[[DeviceFit], Iterable[Part]],
-) -> Callable[[CalibrationReport], Iterator[Part]]:
-    """The pictures of a device's fit; none of a CPU."""
-
-    def drawn(report: CalibrationReport) -> Iterator[Part]:
-        for picture in pictures if report.fit is not None else ():
-            assert report.fit is not None
-            yield from picture(report.fit)
-
-    return drawn
-
-
-def _messages(report: CalibrationReport) -> Iterator[Chart]:
-    yield from message_pictures(report.points) if report.fit is None else collective_pictures(report.fit)
-
-
-def _extrapolated(report: CalibrationReport) -> Iterator[Table]:
-    if report.fit is None:
-        return
+def _extrapolated(fit: DeviceFit) -> Table:
     rows = []
     for name in TARGETS:
-        points = [entry.point for entry in predictions_of(report.fit, name)]
+        points = [entry.point for entry in predictions_of(fit, name)]
         measured, beyond = (_measured_range(name, points), "beyond these") if points else ("nothing", "everything")
         rows.append((_NAMES[name], measured, beyond))
     columns = ("kernels", "measured", "extrapolated by the form")
-    yield Table(title="Sizes that were measured", columns=columns, rows=tuple(rows))
+    return Table(title="Sizes that were measured", columns=columns, rows=tuple(rows))
 
 
 def _measured_range(name: str, points: Sequence[Point]) -> str:
@@ -224,20 +212,15 @@ def _measured_range(name: str, points: Sequence[Point]) -> str:
     return f"{min(sizes):,} to {max(sizes):,} bytes{ranks}"
 
 
-def _provenance(report: CalibrationReport) -> Iterator[Table]:
+def _provenance(report: CalibrationReport) -> Table:
     known = sorted(report.machine.provenance.items())
     rows = tuple((name, entry.status, entry.source, entry.date) for name, entry in known)
-    yield Table(title="Sources", columns=("entry", "status", "source", "date"), rows=rows)
+    return Table(title="Sources", columns=("entry", "status", "source", "date"), rows=rows)
 
 
-_SECTIONS: tuple[tuple[str, str, Callable[[CalibrationReport], Iterable[Part]]], ...] = (
-    ("errors", "How well the forms predict", _errors),
-    ("probes", "Probe programs", _probes),
-    ("roofline", "Matrix products and attention", _of_device(roofline_picture, rate_picture)),
-    ("memory", "Memory-bound kernels", _of_device(bandwidth_picture)),
-    ("links", "Collectives and transfers", _messages),
-    ("contention", "Contention", _of_device(lambda fit: contention_table(fit.device))),
-    ("extrapolated", "What is extrapolated", _extrapolated),
-    ("provenance", "Where every figure comes from", _provenance),
-)
-"""The anchor of a section, its heading, and what stands in it."""
+_SECTIONS = {
+    "errors": "How well the forms predict", "probes": "Probe programs", "roofline": "Matrix products and attention",
+    "memory": "Memory-bound kernels", "links": "Collectives and transfers", "contention": "Contention",
+    "extrapolated": "What is extrapolated", "provenance": "Where every figure comes from",
+}  # fmt: skip
+"""The anchor of a section and its heading."""

@@ -12,27 +12,35 @@ import itertools
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plans.errors import TwofoldError
 from plans.files import write_atomically
 from reports.page import Markup, render
+from reports.units import Seconds, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "Chart", "Scale", "Series", "bars", "roofline_chart", "series_chart"]
+__all__ = ["COLOURS", "Chart", "Scale", "Series", "bars", "roofline_chart", "seconds_bars", "series_chart"]
 
 COLOURS = {
     "sky": "#56b4e9", "orange": "#e69f00", "green": "#009e73", "purple": "#cc79a7", "yellow": "#f0e442",
     "vermillion": "#d55e00", "blue": "#0072b2", "grey": "#99a1ab",
 }  # fmt: skip
 """Name -> colour, in the order in which series take them."""
+
+_PARTS = {
+    "compute": "sky", "exposed communication": "purple", "exposed all_reduce": "purple", "host wait": "yellow",
+    "bubble": "grey", "waits": "grey",
+}  # fmt: skip
+"""Part of a step -> its colour."""
 
 _INK, _FAINT = "#010203", "#040506"
 _STYLE: Any = {
@@ -250,6 +258,34 @@ def bars(
             axes.margins(x=0.2 if ends else 0.04)
 
     return Chart(title=title, draw=draw, caption=caption)
+
+
+def seconds_bars(
+    rows: Mapping[str, Mapping[str, float]], *, title: str, x: str = "time", ends: Sequence[str] = ()
+) -> Chart:  # fmt: skip
+    """A bar of seconds for every name, from its parts; the same part has the same colour on every page.
+
+    Args:
+        rows: name -> part -> seconds, from top to bottom.
+        title: of the chart.
+        x: what the axis shows.
+        ends: texts at the ends of the bars; by default the sum of each.
+
+    Raises:
+        TwofoldError: nothing to draw.
+    """
+    if not rows:
+        raise TwofoldError(f"nothing to draw for {title!r}")
+    unit_s, unit = time_unit(max(sum(own.values()) for own in rows.values()))
+    others = itertools.cycle(("orange", "green", "vermillion", "blue"))
+    parts = [
+        (part, _PARTS.get(part) or next(others), [own.get(part, 0.0) / unit_s for own in rows.values()])
+        for part in dict.fromkeys(part for own in rows.values() for part in own)
+    ]
+    return bars(
+        list(rows), parts, title=title, x=f"{x} ({unit})", said=f"{{:.4g}} {unit}".format,
+        ends=ends or [str(Seconds(sum(own.values()))) for own in rows.values()],
+    )  # fmt: skip
 
 
 def _say_points(drawn: Any, texts: Sequence[str]) -> None:

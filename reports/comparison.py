@@ -10,19 +10,17 @@ from pathlib import Path
 from plans.errors import TwofoldError
 from plans.program import Program
 from plans.timeline import Timeline
-from reports.charts import Chart, bars
-from reports.figures import FIGURES, figures_of, figures_table
+from reports.charts import Chart, seconds_bars
+from reports.figures import CHANGED, changed_rows, figures_of, figures_table
 from reports.live import LiveTimeline
 from reports.page import Page, Section
-from reports.tables import Cell, Table
-from reports.units import Change, Seconds, Share, time_unit
+from reports.tables import Table
+from reports.units import Seconds, Share
 from simulator import CriticalPath
 
 __all__ = ["MOST_PLANS", "Compared", "plans_table", "write_comparison"]
 
 MOST_PLANS = 6
-
-_PARTS = (("compute", "sky"), ("exposed communication", "purple"), ("host wait", "yellow"), ("bubble", "grey"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,29 +70,21 @@ def write_comparison(path: str | os.PathLike[str], plans: Sequence[Compared], *,
 
 def plans_table(plans: Sequence[Compared]) -> Table:
     """The figures of a step of each plan; the step's change is against the first one."""
-    columns = ["plan", *(figure.title for figure in FIGURES.values())]
-    columns.insert(2, "change")
-    base_s, rows = plans[0].timeline.step_interval_s, []
-    for each in plans:
-        cells: list[Cell] = [each.name, *(FIGURES[key].form(value) for key, value in figures_of(each.timeline).items())]
-        cells.insert(2, None if each is plans[0] else Change(each.timeline.step_interval_s / base_s - 1))
-        rows.append(cells)
-    return Table(title=f"The step of {len(plans)} plans", columns=tuple(columns), rows=rows)
+    rows = changed_rows([(each.name, each.timeline) for each in plans])
+    return Table(title=f"The step of {len(plans)} plans", columns=("plan", *CHANGED), rows=rows)
 
 
 def _parts(plans: Sequence[Compared]) -> Chart:
     """A bar for every plan: the parts of the last step of the mean rank."""
-    lengths = []
+    rows = {}
     for each in plans:
-        timeline = each.timeline
-        begin, end = timeline.window_ps
-        bubble_s = timeline.bubble_fraction * (end - begin) / 1e12
-        known_s = [timeline.exposed_comm_s, timeline.host_wait_s, bubble_s]
-        lengths.append([(end - begin) / 1e12 - sum(known_s), *known_s])
-    unit_s, unit = time_unit(max(map(sum, lengths)))
-    parts = [(name, colour, [own[at] / unit_s for own in lengths]) for at, (name, colour) in enumerate(_PARTS)]
-    return bars([each.name for each in plans], parts, title="The last step of the mean rank", x=f"time ({unit})",
-                ends=[str(Seconds(sum(own))) for own in lengths], said=f"{{:.4g}} {unit}".format)  # fmt: skip
+        begin, end = each.timeline.window_ps
+        waited = {
+            "exposed communication": each.timeline.exposed_comm_s, "host wait": each.timeline.host_wait_s,
+            "bubble": each.timeline.bubble_fraction * (end - begin) / 1e12,
+        }  # fmt: skip
+        rows[each.name] = {"compute": (end - begin) / 1e12 - sum(waited.values()), **waited}
+    return seconds_bars(rows, title="The last step of the mean rank")
 
 
 def _paths(plans: Sequence[Compared]) -> Table:

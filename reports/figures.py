@@ -6,18 +6,28 @@ show them with `figures_text`, under the titles of `FIGURES`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from plans.timeline import Timeline
-from reports.tables import Table
-from reports.units import Bytes, Quantity, Seconds, Share
+from reports.tables import Cell, Table
+from reports.units import Bytes, Change, Quantity, Seconds, Share
 
 if TYPE_CHECKING:
     from executor.launch.run_plan import RunResult
 
-__all__ = ["FIGURES", "Figure", "Step", "figures_of", "figures_of_run", "figures_table", "figures_text"]
+__all__ = [
+    "CHANGED",
+    "FIGURES",
+    "Figure",
+    "Step",
+    "changed_rows",
+    "figures_of",
+    "figures_of_run",
+    "figures_table",
+    "figures_text",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +128,21 @@ def figures_text(values: Mapping[str, Any], *, low_s: float | None = None, high_
             part += f" (90 %: {figure.form(low_s)} to {figure.form(high_s)})"
         parts.append(part)
     return ", ".join(parts)
+
+
+_STEP, *_OTHERS = (figure.title for figure in FIGURES.values())
+CHANGED = (_STEP, "change", *_OTHERS)
+"""Columns of the cells of `changed_rows` after the name."""
+
+
+def changed_rows(steps: Sequence[tuple[str, Timeline | Step]]) -> list[list[Cell]]:
+    """A row for each named step: its figures, behind the step its change against the first one."""
+    found = [(name, figures_of(each)) for name, each in steps]
+    base_s, rows = found[0][1]["step_s"], list[list[Cell]]()
+    for at, (name, values) in enumerate(found):
+        step, *others = (FIGURES[key].form(value) for key, value in values.items())
+        rows.append([name, step, Change(values["step_s"] / base_s - 1) if at and base_s else None, *others])
+    return rows
 
 
 def figures_table() -> Table:

@@ -25,7 +25,7 @@ from plans.redistribution import redistribute
 from reports.layered import place
 from reports.page import Markup, render
 from reports.tables import format_axes
-from reports.units import format_bytes
+from reports.units import Bytes
 
 __all__ = [
     "MAX_NODES",
@@ -193,7 +193,7 @@ def _drawn(edge: GraphEdge, label: list[str], route: Sequence[tuple[float, float
         path += f"C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
     (x0, y0), (x1, y1) = route[-2:]
     left = x0 < x1 - 4 if joins else x1 < x0 - 4  # on the outer side of a bent edge
-    said = f"{edge.tensor} {_shape(edge.shape)}, {format_bytes(edge.size_bytes)}"
+    said = f"{edge.tensor} {_shape(edge.shape)}, {Bytes(edge.size_bytes)}"
     said += f": made as {edge.made_as}, read as {edge.read_as}" if edge.read_as else ""
     return {"path": path, "style": "moved" if edge.steps else "edge", "said": said, "x": x1, "y": y1, "label": label,
             "left": left, "at": ((x0 + x1) / 2 + (-7 if left else 7), (y0 + y1) / 2 + 4)}  # fmt: skip

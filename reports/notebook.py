@@ -13,7 +13,7 @@ from reports.charts import Chart
 from reports.figures import figures_of, figures_text
 from reports.pipeline_picture import pipeline_picture
 from reports.plan_tables import plan_table
-from reports.search_pictures import Configuration, shares_picture
+from reports.prediction import stages_chart
 from reports.tables import Table
 from simulator.forecast import Forecast
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["frame_of", "html_of"]
 
 _MOST_ROWS = 50
-_MOST_BARS = 16
 
 
 @singledispatch
@@ -94,14 +93,7 @@ def _(timeline: Timeline) -> str:
 @html_of.register(Forecast)
 def _(forecast: Forecast) -> str:
     said = figures_text(figures_of(forecast), low_s=forecast.low_s, high_s=forecast.high_s)
-    bars = []
-    for number, own in enumerate(forecast.rank_s[:_MOST_BARS]):
-        exposed_s = sum(own.values()) - own["compute"]
-        parts = {"compute": own["compute"], "exposed communication": exposed_s}
-        parts["waiting"] = max(0.0, forecast.step_s - sum(parts.values()))
-        name = f"pipeline rank {number}"
-        bars.append(Configuration(name=name, step_s=forecast.step_s, peak_bytes=forecast.peak_bytes, parts=parts))
-    return f"<p>{escape(said)}</p>{_image(shares_picture(bars, title='Where the time of pipeline ranks goes'))}"
+    return f"<p>{escape(said)}</p>{_image(stages_chart(forecast))}"
 
 
 def _image(picture: Chart) -> str:

@@ -11,7 +11,7 @@ from plans.program import GroupProgram, Instruction, Kind, Program, Scope
 from plans.ranks import format_ranks
 from plans.schedules.registry import is_written
 from reports.tables import Table, format_axes
-from reports.units import Bytes, format_bytes
+from reports.units import Bytes
 from simulator.timeline.labels import read_label
 
 __all__ = ["parameter_table", "plan_table", "plan_text"]
@@ -110,7 +110,7 @@ def _mesh(mesh: Layout) -> str:
 def _describe(instruction: Instruction) -> str:
     call = {Kind.SEND: "send", Kind.RECV: "receive"}.get(instruction.kind, instruction.call.removesuffix("_flat"))
     over = f" over {format_axes(instruction.axes)}" if instruction.axes else ""
-    return f"{call}{over} {format_bytes(instruction.message_bytes)}"
+    return f"{call}{over} {Bytes(instruction.message_bytes)}"
 
 
 def _communication(program: Program) -> Mapping[str, list[str]]:

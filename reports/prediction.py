@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.charts import Chart, bars
+from reports.charts import Chart, bars, seconds_bars
 from reports.figures import FIGURES, figures_table
 from reports.forecast_parts import (
     MFU,
@@ -22,19 +22,17 @@ from reports.forecast_parts import (
 from reports.live import LiveTimeline
 from reports.memory import ROLE_COLOURS
 from reports.page import Page, Part, Section, Text
-from reports.search_pictures import Configuration, roofline_parts, shares_picture
-from reports.units import Bytes, Seconds, Share, time_unit
+from reports.search_pictures import roofline_parts
+from reports.units import Bytes, Seconds, Share
 
 if TYPE_CHECKING:
     from search.devices import Candidate, Problem
     from simulator.forecast import Forecast
 
-__all__ = ["write_prediction"]
+__all__ = ["stages_chart", "write_prediction"]
 
 _MOST_STAGES = 64
 """Pipeline ranks with a bar."""
-
-_CALL_COLOURS = ("purple", "orange", "green", "yellow", "blue", "vermillion")
 
 
 def write_prediction(
@@ -61,10 +59,9 @@ def write_prediction(
     roofline, rates = roofline_parts(
         reasons.operators, peak_flops_per_s(problem.config, machine), machine.compute.memory_Bps
     )
-    mean = Configuration(name=name, step_s=seen.step_s, peak_bytes=seen.peak_bytes, parts=composition(candidate))
     program, timeline = simulated(problem, candidate)
-    goes: list[Part] = [shares_picture([mean], title="Where the forecast step of the mean rank goes")]
-    goes += [_stages(seen)] if 1 < len(seen.rank_s) <= _MOST_STAGES else []
+    goes: list[Part] = [seconds_bars({"mean rank": composition(candidate)}, title="Where the forecast step goes")]
+    goes += [stages_chart(seen)] if 1 < len(seen.rank_s) <= _MOST_STAGES else []
     fits = seen.peak_bytes <= problem.limit_bytes
     verdict = Text(
         f"It fits: {Bytes(seen.peak_bytes)} of {Bytes(problem.limit_bytes)}." if fits else
@@ -98,22 +95,15 @@ def write_prediction(
     ).write(path)  # fmt: skip
 
 
-def _stages(seen: Forecast) -> Chart:
+def stages_chart(seen: Forecast) -> Chart:
     """A bar for every pipeline rank: what it computes, what of its communication nothing hides, and the rest."""
-    unit_s, unit = time_unit(seen.step_s)
-    calls = dict.fromkeys(call for rank in seen.rank_s for call in rank if call != "compute")
-    colours = {"compute": "sky"} | {call: _CALL_COLOURS[at % len(_CALL_COLOURS)] for at, call in enumerate(calls)}
-    parts = [
-        (call if call == "compute" else f"exposed {call}", colour, [rank.get(call, 0) / unit_s for rank in seen.rank_s])
-        for call, colour in colours.items()
-    ]
-    parts.append(("waits", "grey", [max(0.0, seen.step_s - sum(rank.values())) / unit_s for rank in seen.rank_s]))
-    names = [f"pipeline rank {rank}" for rank in range(len(seen.rank_s))]
-    return bars(
-        [*names], parts, title="Where the step of every pipeline rank goes", x=f"time ({unit})",
-        ends=[f"{Seconds(rank.get('compute', 0.0))} of compute" for rank in seen.rank_s],
-        said=f"{{:.4g}} {unit}".format,
-    )  # fmt: skip
+    rows = {
+        f"pipeline rank {at}": {call if call == "compute" else f"exposed {call}": time for call, time in own.items()}
+        | {"waits": max(0.0, seen.step_s - sum(own.values()))}
+        for at, own in enumerate(seen.rank_s[:_MOST_STAGES])
+    }
+    ends = [f"{Seconds(own.get('compute', 0.0))} of compute" for own in seen.rank_s[:_MOST_STAGES]]
+    return seconds_bars(rows, title="Where the step of every pipeline rank goes", ends=ends)
 
 
 def _memory(seen: Forecast, limit_bytes: int) -> Chart:

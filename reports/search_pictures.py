@@ -1,24 +1,23 @@
-"""Charts of search results: where the step time goes, and time against memory of all forecasts."""
+"""Charts of search results: time against memory of all forecasts, and operators under the roofline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from plans.errors import TwofoldError
-from reports.charts import Chart, Scale, Series, bars, roofline_chart, series_chart
+from reports.charts import Chart, Scale, Series, roofline_chart, series_chart
 from reports.tables import Table
 from reports.units import Bytes, Quantity, Seconds, Share, time_unit
 
 if TYPE_CHECKING:
     from search.devices.operators import OperatorCost
 
-__all__ = ["Configuration", "pareto_front", "roofline_parts", "shares_picture", "trade_picture"]
+__all__ = ["Configuration", "pareto_front", "roofline_parts", "trade_picture"]
 
 T = TypeVar("T")
 
-_PART_COLOURS = ("sky", "purple", "grey", "orange", "green", "yellow")
 _GB = 10**9
 _FARTHEST = 1.25
 """Configurations slower than the fastest by more than this factor are described in words."""
@@ -26,31 +25,11 @@ _FARTHEST = 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A configuration with its forecast; `parts` are seconds that add up to the step."""
+    """A configuration with its forecast."""
 
     name: str
     step_s: float
     peak_bytes: int
-    parts: Mapping[str, float]
-
-
-def shares_picture(found: Sequence[Configuration], *, title: str) -> Chart:
-    """A bar for every configuration, from its parts.
-
-    Raises:
-        TwofoldError: nothing to draw.
-    """
-    if not found:
-        raise TwofoldError(f"no configurations to draw for {title!r}")
-    unit_s, unit = time_unit(max(each.step_s for each in found))
-    names = dict.fromkeys(part for each in found for part in each.parts)
-    parts = [
-        (name, colour, [each.parts.get(name, 0.0) / unit_s for each in found])
-        for name, colour in zip(names, _PART_COLOURS, strict=False)
-    ]
-    labels = [f"{number}. {each.name}" if len(found) > 1 else each.name for number, each in enumerate(found, 1)]
-    ends = [str(Seconds(each.step_s)) for each in found]
-    return bars(labels, parts, title=title, x=f"forecast step ({unit})", ends=ends, said=f"{{:.4g}} {unit}".format)
 
 
 def pareto_front(found: Sequence[T], of: Callable[[T], tuple[float, float]]) -> list[T]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reports.charts import seconds_bars
 from reports.figures import FIGURES, figures_table
 from reports.forecast_parts import (
     MFU,
@@ -18,7 +19,7 @@ from reports.forecast_parts import (
     simulated,
 )
 from reports.html import Report, write_report
-from reports.search_pictures import Configuration, roofline_parts, shares_picture, trade_picture
+from reports.search_pictures import Configuration, roofline_parts, trade_picture
 from reports.tables import Table
 from reports.units import Bytes, Change, Seconds, Share
 
@@ -154,15 +155,18 @@ def write_search_report(
     program, timeline = simulated(problem, found.best)
     seen = [
         Configuration(
-            name=describe(each.degrees), step_s=each.forecast.step_s, peak_bytes=each.forecast.peak_bytes,
-            parts=composition(each),
+            name=describe(each.degrees), step_s=each.forecast.step_s, peak_bytes=each.forecast.peak_bytes
         )
         for each in found.plans
     ]  # fmt: skip
     peaks = peak_flops_per_s(problem.config, problem.machine), problem.machine.compute.memory_Bps
     roofline, rates = roofline_parts(reasons.operators, *peaks)
     pictures = [
-        shares_picture(seen[:_DRAWN], title="Where the forecast step of the mean rank goes"),
+        seconds_bars(
+            {f"{at}. {describe(each.degrees)}": composition(each) for at, each in enumerate(found.plans[:_DRAWN], 1)},
+            title="Where the forecast step of the mean rank goes",
+            x="forecast step",
+        ),
         trade_picture(seen, title="Time against memory", limit_bytes=problem.limit_bytes),
         roofline,
     ]

@@ -10,7 +10,7 @@ from plans.program import Program
 from plans.timeline import PS_PER_S, Timeline
 from reports.figures import FIGURES, figures_of
 from reports.tables import Cell, Table
-from reports.units import Change, Quantity, Seconds, Share, format_seconds
+from reports.units import Change, Quantity, Seconds, Share
 from simulator import CriticalPath, composition
 from simulator.timeline.labels import read_label, representative_step, rows_of_step
 
@@ -37,9 +37,7 @@ def timeline_table(timelines: Sequence[Timeline]) -> Table:
         rows.append((name, *cells, *([_difference(values[0], values[1], form)] if compared else [])))
     if any(each.low_s is not None for each in timelines):
         spans = [
-            ""
-            if each.low_s is None or each.high_s is None
-            else f"{format_seconds(each.low_s)} to {format_seconds(each.high_s)}"
+            "" if each.low_s is None or each.high_s is None else f"{Seconds(each.low_s)} to {Seconds(each.high_s)}"
             for each in timelines
         ]
         rows.insert(1, ("its 90 % interval", *spans, *([""] if compared else [])))
@@ -66,34 +64,27 @@ def composition_table(timeline: Timeline, program: Program | None = None) -> Tab
     With the program of the timeline, waits in collectives for a late member are kept apart from the bubble.
     """
     parts = composition(timeline, program)
-    waits = [sum(part.straggler_ps.values()) for part in parts]
     calls = sorted({call for part in parts for call in part.exposed_ps})
-    rows = []
-    for part in parts:
-        cells = [
-            part.step_ps,
-            part.compute_ps,
-            *(part.exposed_ps.get(call, 0) for call in calls),
-            part.host_wait_ps,
-            part.bubble_ps,
-        ]
-        shown: list[Cell] = [Seconds(cell / PS_PER_S) for cell in cells]
-        if any(waits):
-            longest = max(part.straggler_ps, key=lambda last: part.straggler_ps[last], default=None)
-            waited = format_seconds(sum(part.straggler_ps.values()) / PS_PER_S)
-            shown.append(waited if longest is None else f"{waited}, most for {longest}")
-        rows.append((str(part.rank), *shown))
+    columns = ["rank", "step", "compute", *(f"exposed {call}" for call in calls), "host wait", "bubble"]
+    spent = [
+        [part.step_ps, part.compute_ps, *(part.exposed_ps.get(call, 0) for call in calls), part.host_wait_ps,
+         part.bubble_ps]
+        for part in parts
+    ]  # fmt: skip
+    waits = [sum(part.straggler_ps.values()) for part in parts]
+    rows: list[list[Cell]] = [
+        [str(part.rank), *(Seconds(each / PS_PER_S) for each in own)] for part, own in zip(parts, spent, strict=True)
+    ]
+    step_ps = max(1, sum(part.step_ps for part in parts))
     if parts:
-        step = max(1, sum(part.step_ps for part in parts))
-        sums = [sum(part.compute_ps for part in parts)]
-        sums += [sum(part.exposed_ps.get(call, 0) for part in parts) for call in calls]
-        sums += [sum(part.host_wait_ps for part in parts), sum(part.bubble_ps for part in parts)]
-        sums += [sum(waits)] if any(waits) else []
-        rows.append(("share", Share(1), *(Share(total / step) for total in sums)))
-    columns = ("rank", "step", "compute", *(f"exposed {call}" for call in calls), "host wait", "bubble")
-    columns += ("wait for stragglers",) if any(waits) else ()
-    title = f"Where the last step goes ({timeline.kind})"
-    return Table(title=title, columns=columns, rows=tuple(rows))
+        rows.append(["share", *(Share(sum(each) / step_ps) for each in zip(*spent, strict=True))])
+    if any(waits):
+        columns.append("wait for stragglers")
+        for row, part, waited in zip(rows, parts, waits, strict=False):
+            longest = max(part.straggler_ps, key=lambda last: part.straggler_ps[last], default=None)
+            row.append(f"{Seconds(waited / PS_PER_S)}" + ("" if longest is None else f", most for {longest}"))
+        rows[-1].append(Share(sum(waits) / step_ps))
+    return Table(title=f"Where the last step goes ({timeline.kind})", columns=tuple(columns), rows=rows)
 
 
 def critical_path_table(path: CriticalPath, kind: str = "predicted") -> Table:
@@ -104,7 +95,7 @@ def critical_path_table(path: CriticalPath, kind: str = "predicted") -> Table:
     rows.append(("step", Seconds(path.step_ps / PS_PER_S), Share(1)))
     longest = sorted(path.stragglers, key=lambda each: -each.waited_ps)[:3]
     notes = [
-        f"In {each.id} rank {each.rank} waits {format_seconds(each.waited_ps / PS_PER_S)} for rank {each.last}."
+        f"In {each.id} rank {each.rank} waits {Seconds(each.waited_ps / PS_PER_S)} for rank {each.last}."
         for each in longest
     ]
     by_rank = [f"{rank}: {Share(part / max(1, path.step_ps))}" for rank, part in path.by_rank_ps.items()]

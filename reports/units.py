@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Bytes", "Change", "Count", "Quantity", "Seconds", "Share", "format_bytes", "format_seconds", "time_unit"]
+__all__ = ["Bytes", "Change", "Count", "Quantity", "Seconds", "Share", "time_unit"]
 
 _TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
@@ -89,16 +89,6 @@ def time_unit(length_s: float) -> tuple[float, str]:
     (0.001, 'ms')
     """
     return next(((size, name) for size, name in _TIME if abs(length_s) >= size), _TIME[-1])
-
-
-def format_seconds(length_s: float) -> str:
-    """Seconds with three digits and a unit."""
-    return str(Seconds(length_s))
-
-
-def format_bytes(size_bytes: float) -> str:
-    """Bytes with three digits and a decimal unit."""
-    return str(Bytes(size_bytes))
 
 
 def _scaled(value: float, size: float, name: str) -> str:

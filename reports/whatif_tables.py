@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reports.charts import Chart, bars
-from reports.figures import FIGURES, figures_of
-from reports.tables import Cell, Table
+from reports.figures import CHANGED, changed_rows
+from reports.tables import Table
 from reports.units import Change, Seconds, Share
 from simulator import Outcome
 from simulator.study.sensitivity import Effect
@@ -18,21 +18,16 @@ def what_if_table(base: Outcome, changed: Sequence[tuple[str, Outcome]], note: s
     """The base in the first row, every change below it; goodput only where checkpoints or failures are among them."""
     rows = [("unchanged", base), *changed]
     with_goodput = any(each.goodput.fraction != 1.0 for _, each in rows)
-    columns = ["what if", *(figure.title for figure in FIGURES.values())]
-    columns.insert(2, "change")
-    columns += ["goodput", "effective step"] if with_goodput else []
-    body = []
-    for name, each in rows:
-        cells: list[Cell] = [name, *(FIGURES[key].form(value) for key, value in figures_of(each).items())]
-        cells.insert(2, None if each is base or not base.step_s else Change(each.step_s / base.step_s - 1))
-        if with_goodput:
+    columns, body = ("what if", *CHANGED), changed_rows(rows)
+    if with_goodput:
+        columns = (*columns, "goodput", "effective step")
+        for cells, (_, each) in zip(body, rows, strict=True):
             cells += [Share(each.goodput.fraction), Seconds(each.goodput.effective_step_s)]
-        body.append(tuple(cells))
     best = {each.goodput.best_every_steps for _, each in rows} - {None}
     notes = [note] if note else []
     if len(best) == 1:
         notes.append(f"Least is wasted with a checkpoint every {best.pop()} steps (Daly 2006).")
-    return Table(title="What if", columns=tuple(columns), rows=tuple(body), notes=tuple(notes))
+    return Table(title="What if", columns=columns, rows=body, notes=tuple(notes))
 
 
 def sensitivity_table(effects: Sequence[Effect]) -> Table:

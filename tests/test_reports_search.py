@@ -6,17 +6,21 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from plans.errors import TwofoldError
-from reports import Configuration, shares_picture, trade_picture
+from reports import Configuration, trade_picture
+from reports.charts import seconds_bars
 from reports.search_pictures import pareto_front
 
 
 def configuration(name: str, step_s: float, peak_gib: float) -> Configuration:
-    parts = {"compute": 0.8 * step_s, "exposed communication": 0.05 * step_s, "bubble": 0.15 * step_s}
-    return Configuration(name=name, step_s=step_s, peak_bytes=int(peak_gib * 2**30), parts=parts)
+    return Configuration(name=name, step_s=step_s, peak_bytes=int(peak_gib * 2**30))
 
 
 def test_bars_say_their_parts():
-    svg = shares_picture([configuration("a", 4.0, 10), configuration("b", 5.0, 10)], title="t").svg()
+    shares = {"compute": 0.8, "exposed communication": 0.05, "bubble": 0.15}
+    rows = {
+        name: {part: share * step_s for part, share in shares.items()} for name, step_s in (("1. a", 4), ("2. b", 5))
+    }
+    svg = seconds_bars(rows, title="t", x="forecast step").svg()
     ET.fromstring(svg)
     assert "<title>1. a: compute 3.2 s</title>" in svg and "<title>2. b: bubble 0.75 s</title>" in svg
     assert "forecast step (s)" in svg and "4.00 s" in svg
@@ -38,6 +42,7 @@ def test_points_lie_by_time_and_memory_and_the_front_is_marked():
 
 def test_one_configuration_can_be_drawn_and_none_cannot():
     assert "<title>a: 1.00 s" in trade_picture([configuration("a", 1.0, 1)], title="t").svg()
-    for draw in (shares_picture, trade_picture):
-        with pytest.raises(TwofoldError, match="no configurations"):
-            draw([], title="t")
+    with pytest.raises(TwofoldError, match="no configurations"):
+        trade_picture([], title="t")
+    with pytest.raises(TwofoldError, match="nothing to draw"):
+        seconds_bars({}, title="t")

@@ -25,7 +25,7 @@ def show_forecast(
     """Forecast, print, write the page that is asked for, and return the JSON object."""
     from costmodels.utilization import mfu
     from reports.figures import figures_of, figures_text
-    from reports.units import Share, format_bytes
+    from reports.units import Bytes, Share
     from search.devices import describe
     from search.devices.result_json import degrees_json
     from simulator.forecast import forecast
@@ -41,8 +41,8 @@ def show_forecast(
     )
     told = figures_text(figures, low_s=seen.low_s, high_s=seen.high_s)
     say.say(f"{told}, {tokens:,.0f} tokens/s per device, MFU {Share(reached)}")
-    parts = ", ".join(f"{role} {format_bytes(size)}" for role, size in seen.memory.items() if size)
-    say.say(f"memory: {parts}; a device has {format_bytes(machine.room_bytes)}")
+    parts = ", ".join(f"{role} {Bytes(size)}" for role, size in seen.memory.items() if size)
+    say.say(f"memory: {parts}; a device has {Bytes(machine.room_bytes)}")
     if not fits:
         say.say("It does not fit.")
     result = {

@@ -91,12 +91,9 @@ class Links:
 
 def _tell(tier: Tier, machine: str, say: Console) -> None:
     """What a tier of links comes to, in words."""
-    from reports.units import format_seconds
+    from reports.units import Seconds
 
-    say.say(
-        f"{tier.name}: {tier.times:,} calls took {format_seconds(tier.measured_s)}, predicted "
-        f"{format_seconds(tier.predicted_s)}"
-    )
+    say.say(f"{tier.name}: {tier.times:,} calls took {Seconds(tier.measured_s)}, predicted {Seconds(tier.predicted_s)}")
     if not tier.is_whole:
         say.say("  Not all ranks have a trace, so these times may hold waiting for other ranks.")
     if not tier.is_alone:
@@ -112,4 +109,4 @@ def _tell(tier: Tier, machine: str, say: Console) -> None:
             say.say(f"  What that means for a plan: twofold whatif plan.json {asked}")
     if tier.short_extra_s is not None:
         more = "more" if tier.short_extra_s >= 0 else "less"
-        say.say(f"  Short messages took {format_seconds(abs(tier.short_extra_s))} {more} than predicted.")
+        say.say(f"  Short messages took {Seconds(abs(tier.short_extra_s))} {more} than predicted.")

@@ -255,7 +255,7 @@ def _problem(options: PlanCommand, model: GivenModel, machine: Machine) -> Probl
 
 
 def _search(problem: Problem, options: PlanCommand, say: Console) -> SearchResult[Candidate]:
-    from reports.units import format_seconds
+    from reports.units import Seconds
     from search.devices import baseline, describe, solve
 
     if options.method != "search":
@@ -266,7 +266,7 @@ def _search(problem: Problem, options: PlanCommand, say: Console) -> SearchResul
     return solve(
         problem, time_limit_s=limit_s, keep=result.top_k or 1,
         explain=result.explain or result.report is not None,
-        on_better=lambda each: say.note(f"{format_seconds(each.forecast.step_s)}  {describe(each.degrees)}"),
+        on_better=lambda each: say.note(f"{Seconds(each.forecast.step_s)}  {describe(each.degrees)}"),
     )  # fmt: skip
 
 
@@ -287,7 +287,7 @@ def _confirm(
     """
     if not count:
         return answer, []
-    from reports.units import format_seconds
+    from reports.units import Seconds
     from search.devices import describe
     from search.devices.confirm import confirmed
 
@@ -296,7 +296,7 @@ def _confirm(
     for each in checked:
         forecast_s = each.candidate.forecast.step_s
         if each.simulated_s is None:
-            say.say(f"{format_seconds(forecast_s)} forecast, {each.reason}: {describe(each.candidate.degrees)}")
+            say.say(f"{Seconds(forecast_s)} forecast, {each.reason}: {describe(each.candidate.degrees)}")
         place = next(number for number, found in enumerate(answer.plans) if found is each.candidate)
         simulated.append({"forecast_s": forecast_s, "simulated_s": each.simulated_s, "rank_of_forecast": place})
     first = [replace(each.candidate, simulated_s=each.simulated_s) for each in checked]

@@ -66,7 +66,7 @@ class Run:
         from executor.train.sources import usual_data
         from plans.plan import load_plan
         from reports.figures import figures_of_run, figures_text
-        from reports.units import format_bytes
+        from reports.units import Bytes
 
         launch = self.launch
         plan = load_plan(self.target)
@@ -83,8 +83,8 @@ class Run:
         figures = figures_of_run(result)
         say.say(f"{kind} (median step of {launch.steps}): {figures_text(figures)}, loss {result.losses[-1]:.6g}")
         if device_bytes:
-            reserved = format_bytes(max(result.device_reserved_bytes))
-            say.say(f"the device's allocator: {format_bytes(device_bytes)} per rank at most, {reserved} reserved")
+            reserved = Bytes(max(result.device_reserved_bytes))
+            say.say(f"the device's allocator: {Bytes(device_bytes)} per rank at most, {reserved} reserved")
         if said := launch.ran(result.execution, result.fallback):
             say.say(said)
         return {

@@ -165,11 +165,11 @@ def _show(timeline: Timeline, path: CriticalPath, measured: Timeline | None, pro
     from reports import comparison_table, composition_table, memory_table, timeline_table
     from reports.figures import figures_of, figures_text
     from reports.time_tables import critical_path_table
-    from reports.units import format_seconds
+    from reports.units import Seconds
 
     say.say(f"predicted: {figures_text(figures_of(timeline), low_s=timeline.low_s, high_s=timeline.high_s)}")
     if timeline.step_s > timeline.step_interval_s:
-        span = format_seconds(timeline.step_s)
+        span = Seconds(timeline.step_s)
         say.say(f"From its own first to its last instruction a step takes {span}: consecutive steps overlap.")
     say.say(composition_table(timeline, program).text())
     say.say(critical_path_table(path).text())
