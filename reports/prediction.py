@@ -97,8 +97,9 @@ def write_prediction(
 
 def stages_chart(seen: Forecast) -> Chart:
     """A bar for every pipeline rank: what it computes, what of its communication nothing hides, and the rest."""
+    calls = dict.fromkeys(call for own in seen.rank_s for call in own)
     rows = {
-        f"pipeline rank {at}": {call if call == "compute" else f"exposed {call}": time for call, time in own.items()}
+        f"pipeline rank {at}": {call if call == "compute" else f"exposed {call}": own.get(call, 0.0) for call in calls}
         | {"waits": max(0.0, seen.step_s - sum(own.values()))}
         for at, own in enumerate(seen.rank_s[:_MOST_STAGES])
     }

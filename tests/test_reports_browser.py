@@ -11,8 +11,11 @@ import pytest
 from reports_example import measured, predicted, small_plan, small_program
 
 import twofold as tf
+from costmodels import Machine
+from costmodels.fit.points import Point
 from plans.timeline import Span, Timeline
 from reports import Check, Report
+from reports.calibration import CalibrationReport, calibration_html
 from reports.html import report_html
 from reports.live import LiveTimeline
 from reports.page import Page, Section
@@ -21,6 +24,8 @@ from simulator.study.sweep import Workers
 from twofold.cli import main
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; install it with: apt-get install chromium")
 
 WATCH = """<script>
 window.problems = [];
@@ -61,6 +66,28 @@ def prediction_page(file: Path) -> str:
     return file.read_text()
 
 
+def plan_pages(folder: Path) -> dict[str, str]:
+    """The reports of a search, of a comparison and of a what-if, as the commands write them."""
+    machine, plan = ["--machine", "h200-x8"], str(folder / "plan.json")
+    small = ["--layers", "2", "--global-batch", "8", "--tp", "2", "--pp", "2", "--dp", "2", "--micro-batch", "1"]
+    asked = {
+        "plan": ["plan", "llama-3-8b", *machine, *small, "--out", plan],
+        "comparison": ["compare", plan, plan.replace(".json", ".degrees.json"), *machine],
+        "what-if": ["whatif", plan, *machine, "--bandwidth", "0.5", "2", "--sensitivity"],
+    }
+    for name, command in asked.items():
+        assert main([*command, "--report", str(folder / f"{name}.html")]) == 0
+    return {name: (folder / f"{name}.html").read_text() for name in asked}
+
+
+def cpu_calibration() -> str:
+    points = [
+        Point(kind="collective", call="all_reduce", size_bytes=size, ranks=2, active_ranks=4, seconds=1e-4 + size / 1e9)
+        for size in (4, 4096, 524_288)
+    ]
+    return calibration_html(CalibrationReport(machine=Machine.load("cpu-2core-x8"), points=points))
+
+
 def study_page(file: Path) -> str:
     base = {"model": "llama-3-8b", "layers": 2, "machine": "h200-x8", "global_batch": 16, "dp": 2}
     axes = {"tp": [1, 2, 4], "pp": [1, 2], "micro_batch": [1, 2, 4, 8], "recompute": ["none", "full"]}
@@ -80,6 +107,8 @@ def pages(tmp_path_factory) -> dict[str, str]:
         "large": Page(kind="prediction", title="large", sections=[Section(id="a", title="A", parts=[live])]).html(),
         "validation": validation_html("a.csv", validation_document()),
         "prediction": prediction_page(tmp_path_factory.mktemp("pages") / "prediction.html"),
+        **plan_pages(tmp_path_factory.mktemp("plans")),
+        "calibration": cpu_calibration(),
         "study": study_page(tmp_path_factory.mktemp("pages") / "study.html"),
     }
 
@@ -87,26 +116,23 @@ def pages(tmp_path_factory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def found(pages, tmp_path_factory) -> dict:
     """What one browser process saw of all pages, each in a frame of a telephone's width."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium; install it with: apt-get install chromium")
     frames = ""
     for name, page in pages.items():
         watched = escape(page.replace("<head>", "<head>" + WATCH, 1))
         frames += f'<iframe id="{name}" width="390" height="800" srcdoc="{watched}"></iframe>'
     folder = tmp_path_factory.mktemp("browser")
     (folder / "driver.html").write_text(DRIVER.replace("FRAMES", frames))
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
-               "--virtual-time-budget=20000", "--dump-dom", f"file://{folder / 'driver.html'}"]  # fmt: skip
+    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu",
+               f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=20000", "--dump-dom", f"file://{folder / 'driver.html'}"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     said = re.findall(r'<pre id="found">(.+?)</pre>', done.stdout, re.DOTALL)
     assert said, done.stderr[-2000:]
     return json.loads(unescape(said[-1]))
 
 
-def test_no_page_has_a_problem_or_is_wider_than_a_telephone(found):
-    assert {name: (each["problems"], each["wide"] <= 0) for name, each in found.items()} == dict.fromkeys(
-        ("step", "large", "validation", "prediction", "study"), ([], True)
-    )
+def test_no_page_has_a_problem_or_is_wider_than_a_telephone(pages, found):
+    seen = {name: (each["problems"], each["wide"] <= 0) for name, each in found.items()}
+    assert seen == dict.fromkeys(pages, ([], True)) and len(seen) == 9
 
 
 def test_zoom_changes_the_axis(found):
