@@ -123,7 +123,8 @@ def found(pages, tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("browser")
     (folder / "driver.html").write_text(DRIVER.replace("FRAMES", frames))
     command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu",
-               f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=20000", "--dump-dom", f"file://{folder / 'driver.html'}"]  # fmt: skip
+               f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=20000",
+               "--dump-dom", f"file://{folder / 'driver.html'}"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     said = re.findall(r'<pre id="found">(.+?)</pre>', done.stdout, re.DOTALL)
     assert said, done.stderr[-2000:]
