@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from costmodels import Machine, executing
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
+from plans.plan import Optimizer
 from search.devices import Pins, Problem, solve
 from search.devices.confirm import plan_of
 from search.devices.critical import critical_path_s
 from search.devices.turns import turns
 from simulator import WhatIf, simulate
 from simulator.forecast import forecast, stack_named
+from simulator.forecast.predict import step_forecast
+from simulator.forecast.turns import program_of
 
 CONFIG = TransformerConfig(
     name="wide", num_layers=4, hidden=4096, num_heads=32, num_kv_heads=8, ffn=14336, vocab=32_000, seq=2048,
@@ -74,6 +79,33 @@ def test_slices_are_left_where_nothing_is_exposed_or_hosts_take_longer() -> None
     tried = [each for each in found.rejected if "2 slices" in each.what]
     assert tried
     assert all(each.reason == "a step with few blocks and micro-batches gains too little" for each in tried)
+
+
+@pytest.mark.parametrize("level", [0, 1, 3])
+@pytest.mark.parametrize("turned", [{"interleave": 2}, {"schedule": "dualpipe_v", "overlap_pairs": True}])
+def test_a_step_with_slices_or_pairs_has_no_fewer_instructions_than_the_kernels_counted_without(turned, level) -> None:
+    optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=level)
+    degrees = Degrees(
+        dp=2, tp=2, pp=2, micro_batch=2, global_batch=32, optimizer=optimizer, recompute="selective", **turned
+    )
+    plain = replace(degrees, interleave=1, overlap_pairs=False)
+    counted = step_forecast(CONFIG, plain, Machine.load("h200-x8")).num_kernels
+    program, usual = program_of(CONFIG, degrees), program_of(CONFIG, plain)
+    written, without = (
+        sum(len(block.body.instructions) for group in each.groups for block in group.blocks)
+        for each in (program, usual)
+    )  # fmt: skip
+    assert 0.7 * without < counted <= without
+    assert counted <= written
+
+
+def test_long_steps_are_not_lowered_to_find_that_they_are_too_long() -> None:
+    wide = Problem(
+        config=replace(CONFIG, num_layers=64), machine=Machine.load("h100-sxm-x64"), num_devices=64, global_batch=2048,
+        pins=Pins(tp=4, pp=8, cp=1, micro_batch=2, recompute="none", zero=1, schedule="dualpipe_v"),
+    )  # fmt: skip
+    tried = [each for each in solve(wide).rejected if "forecast only where slices or pairs are pinned" in each.reason]
+    assert {each.reason.split(" instructions")[0] for each in tried} == {"its step of more than 100,000"}
 
 
 def test_pinned_slices_and_pairs_are_what_is_returned() -> None:

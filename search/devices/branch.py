@@ -64,14 +64,14 @@ class Branching:
         keep: how many of the fastest are searched for; the search ends when no other can be among them.
         deadline_s: `time.monotonic()` at which it ends with the best so far.
         on_better: called with every new best.
-        midway: called once, when half of the time that was given is gone.
+        midway: called with this, once, when half of the time that was given is gone.
     """
 
     problem: Problem
     keep: int = 1
     deadline_s: float | None = None
     on_better: Callable[[Candidate], None] | None = None
-    midway: Callable[[], None] | None = None
+    midway: Callable[[Branching], None] | None = None
     candidates: list[Candidate] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     relaxed_s: float = float("inf")
@@ -120,7 +120,7 @@ class Branching:
                     break
                 if self.midway is not None and time.monotonic() > half_s:
                     half_s = float("inf")
-                    self.midway()
+                    self.midway(self)
                 if self._is_late or self.num_opened == most:
                     self.interrupted = True
                     break

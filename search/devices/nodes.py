@@ -82,14 +82,14 @@ class Nodes:
         self.problem, self.costs, self.peak_memory = known.problem, known.costs, known.peak_memory
         self.spaces, self.axis_orders = known.spaces, known.axis_orders
         self._fit: dict[tuple[StageConfig, int, int, int], Mask] = {}
-        self._open: dict[Kind, Callable[..., Iterator[Child]]] = {
-            Kind.MESH: self._open_mesh, Kind.INNER: self._open_inner, Kind.LEVEL: self._open_level,
-            Kind.MEMORY: self._open_memory, Kind.SHAPE: self._open_shape, Kind.SPREADS: self._open_spreads,
-        }  # fmt: skip
 
     def open(self, kind: Kind, bound: float, node: tuple[Any, ...], enough_s: float) -> Iterator[Child]:
         """The parts of a node; some of those whose bound is not below `enough_s` may be missing."""
-        return self._open[kind](bound, enough_s, *node)
+        opened: dict[Kind, Callable[..., Iterator[Child]]] = {
+            Kind.MESH: self._open_mesh, Kind.INNER: self._open_inner, Kind.LEVEL: self._open_level,
+            Kind.MEMORY: self._open_memory, Kind.SHAPE: self._open_shape, Kind.SPREADS: self._open_spreads,
+        }  # fmt: skip
+        return opened[kind](bound, enough_s, *node)
 
     def roots(self, mesh: Mesh) -> Iterator[Child]:
         """A mesh with the samples of a micro-batch."""

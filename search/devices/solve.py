@@ -64,7 +64,7 @@ def solve(
     branching = Branching(problem=problem, keep=keep, on_better=better, deadline_s=deadline_s)
     if not problem.pins.given:  # a search that ends early is no worse than what one would do without it
 
-        def usual() -> None:
+        def usual(branching: Branching) -> None:
             for degrees in usual_candidates(problem, deadline_s):
                 branching.consider(degrees)
 

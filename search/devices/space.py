@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -73,6 +73,13 @@ class Mesh:
     pp: int
     ep: int = 1
     order: tuple[str, ...] = ORDER
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Its degrees by name."""
+        return {
+            "dp": self.dp, "cp": self.cp, "tp": self.tp, "pp": self.pp, "ep": self.ep, "order": self.order,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -138,7 +145,7 @@ def meshes(problem: Problem) -> tuple[list[Mesh], dict[str, int]]:
                 else:
                     for ep in _expert_degrees(problem, dp):
                         mesh = Mesh(dp, cp, tp, pp, ep, pins.order or ORDER)
-                        if reason := problem.refused(**asdict(mesh)):
+                        if reason := problem.refused(**mesh.values):
                             no(reason)
                         else:
                             found.append(mesh)
@@ -209,7 +216,7 @@ def orders(problem: Problem, mesh: Mesh) -> list[tuple[tuple[str, ...], Placemen
         rest = tuple(axis for axis in ORDER if axis not in used)
         for first in itertools.permutations(used):
             order = (*first, *rest)
-            if problem.refused(**asdict(replace(mesh, order=order))) is None:
+            if problem.refused(**replace(mesh, order=order).values) is None:
                 found.setdefault(placement(problem, replace(mesh, order=order)), order)
     return [(order, where) for where, order in found.items()]
 
@@ -273,7 +280,7 @@ def levels(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
     if problem.pins.zero is not None:
         return (problem.pins.zero,)
     every = (0, 1, 2, 3) if mesh.dp * mesh.cp > 1 else (0,)
-    return tuple(zero for zero in every if problem.refused(**asdict(mesh), zero=zero) is None)
+    return tuple(zero for zero in every if problem.refused(**mesh.values, zero=zero) is None)
 
 
 @lru_cache(maxsize=4096)

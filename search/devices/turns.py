@@ -23,6 +23,7 @@ from search.candidate import Candidate
 from search.devices.problem import Pins, Problem
 from search.result import Rejected
 from simulator.forecast import forecast
+from simulator.forecast.predict import step_forecast
 from simulator.forecast.turns import program_of, simulated
 
 __all__ = ["Tried", "turns"]
@@ -94,7 +95,9 @@ def _trials(
             if deadline_s is not None and time.monotonic() > deadline_s:
                 return trials
             degrees, expected_s, reason = replace(own.degrees, **change), own.forecast.step_s, ""
-            if not problem.pins.takes_turns:
+            if not problem.pins.takes_turns and _least_instructions(problem, own.degrees) > _MOST_INSTRUCTIONS:
+                reason = _too_long(f"more than {_MOST_INSTRUCTIONS:,}")
+            elif not problem.pins.takes_turns:
                 try:
                     share, reason = tried(*_short(problem.config, degrees), problem.machine)
                 except TwofoldError as error:
@@ -156,7 +159,7 @@ def _tried(config: TransformerConfig, short: Degrees, longer: float, machine: Ma
     program = program_of(config, short)
     count = round(_num_instructions(program) * longer)
     if count > _MOST_INSTRUCTIONS:
-        return 1.0, f"its step of about {count:,} instructions is forecast only where slices or pairs are pinned"
+        return 1.0, _too_long(f"about {count:,}")
     plain = replace(short, interleave=1, overlap_pairs=False)
     return simulated(program, machine).step_interval_s / forecast(config, plain, machine).step_s, ""
 
@@ -172,6 +175,15 @@ def _short(config: TransformerConfig, degrees: Degrees) -> tuple[TransformerConf
     num_layers = blocks * degrees.num_chunks
     longer = config.num_layers * degrees.num_micro_batches / (num_layers * count)
     return replace(config, num_layers=num_layers), short, longer
+
+
+def _least_instructions(problem: Problem, degrees: Degrees) -> int:
+    """What a step has without slices and pairs, and no less with them: counted without lowering it."""
+    return step_forecast(problem.config, degrees, problem.machine).num_kernels
+
+
+def _too_long(count: str) -> str:
+    return f"its step of {count} instructions is forecast only where slices or pairs are pinned"
 
 
 def _num_instructions(program: Program) -> int:

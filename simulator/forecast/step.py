@@ -163,8 +163,9 @@ class StepForecast:
             self.degrees, self.config.kv_heads, self.machine, [rank.undisturbed for rank in self.ranks],
             self._transfers, self.costs.sizes.arrival_bytes, posts_ahead=self.degrees.posts_ahead,
         )  # fmt: skip
-        is_much = found.most_ps > _MUCH * int(self._first_step.step_ps)
-        return found if is_much and found.num_messages <= _MOST_MESSAGES else None
+        if found.num_messages > _MOST_MESSAGES:
+            return None
+        return found if found.most_ps > _MUCH * int(self._first_step.step_ps) else None
 
     def end_ps(self) -> int:
         """Picoseconds from the start of the first step, which all ranks begin together, to its last end."""
@@ -232,6 +233,14 @@ class StepForecast:
     def kept_bytes(self) -> int:
         """Weights and optimizer states that the rank with most of them keeps from step to step."""
         return max(rank.kept_bytes for rank in self.ranks)
+
+    @property
+    def num_kernels(self) -> int:
+        """Kernels and collectives of a step, of one rank for each pipeline rank."""
+        return sum(
+            rank.num_kernels(counts)
+            for rank, counts in zip(self.ranks, counts_of_variants(self.schedule), strict=True)
+        )  # fmt: skip
 
     def forecast(self) -> Forecast:
         """The whole prediction; its step is the pace of training (`pace_ps`).
@@ -366,6 +375,12 @@ class _Rank:
     def kept_bytes(self) -> int:
         """Weights and optimizer states from step to step."""
         return sum(size for role, size in self._memory.kept.items() if role in ("weight", "optimizer"))
+
+    def num_kernels(self, counts: Mapping[tuple[int, str], int]) -> int:
+        """Kernels and collectives of a step; `counts` as of `counts_of_variants`."""
+        own = self.undisturbed
+        every = ((own.begin, 1), (own.end, 1), *((own.action(*key), count) for key, count in counts.items()))
+        return sum(count * sum(op.kind in (COMPUTE, ISSUE) for op in ops) for ops, count in every)
 
     def figures(self, counts: Mapping[tuple[int, str], int]) -> _Figures:
         """Of a step; `counts` as of `counts_of_variants`."""
