@@ -19,9 +19,9 @@ import msgspec
 
 from plans.files import write_atomically
 from plans.layout import TensorLayout
-from plans.model.graph import Graph, Operator, itemsize
+from plans.lower.redistribution_policy import stored_ways
+from plans.model.graph import Graph, Operator
 from plans.plan import Plan
-from plans.redistribution import redistribute
 from reports.layered import place
 from reports.page import Markup, render
 from reports.tables import format_axes
@@ -279,7 +279,7 @@ def _moves(
     source = graph.spec(maker).output_layout(maker.outputs.index(tensor.name), mesh, strategy.dims)
     across = stage_of[maker.name] != stage_of[operator.name]
     goal = source.without_partial() if across else target
-    steps = [] if source == goal else redistribute(source, goal, tensor.shape, itemsize=itemsize(tensor.dtype))
+    steps = () if source == goal else stored_ways(plan)(source, goal, tensor.shape, tensor.dtype)
     words = [str(step.kind) + (f" over {format_axes(step.axes)}" if step.axes else "") for step in steps]
     if across:
         words.append(f"send to stage {stage_of[operator.name]}")

@@ -17,6 +17,9 @@ from plans.layout import Layout
 from plans.lower import lower, lower_by
 from plans.model.mlp import mlp_graph
 from plans.plan import Plan, load_plan, plan_from_json, plan_to_json, save_plan
+from plans.program import Kind
+from reports import graph_data
+from reports.tables import format_axes
 from search.attach_prediction import predicted
 from search.operators.pricing import redistribution_choice
 from search.result import SearchResult
@@ -77,6 +80,17 @@ def test_they_are_explained(plan: Plan) -> None:
         source, target = each.key[:2]
         line = next(line for line in text.splitlines() if line.startswith(f"{source} to {target} of "))
         assert all(str(step.kind) in line.partition("instead of")[0] for step in each.sequence)
+
+
+def test_the_graph_shows_what_the_program_moves(plan: Plan) -> None:
+    for each in (plan, msgspec.structs.replace(plan, redistributions=())):
+        shown = [word for edge in graph_data(each.graph, each).edges for word in edge.steps]
+        moved = [
+            f"{one.call} over {format_axes(one.axes)}" if one.axes else one.call
+            for block, one in lower(each).groups[0].walk()
+            if block.label == "0F0" and one.kind in (Kind.COLLECTIVE, Kind.RECV)
+        ]
+        assert [word for word in shown if word.startswith(("all_", "reduce_", "transfer"))] == moved
 
 
 def test_a_saved_plan_keeps_them(plan: Plan, tmp_path) -> None:
