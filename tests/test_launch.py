@@ -84,14 +84,40 @@ def processes_with(token: str) -> list[str]:
 # One rank under its guard, without torchrun: what it leaves behind.
 
 
-def start_rank(job: JobFolder, path: Path, env: dict[str, str], rank: int = 0) -> subprocess.Popen[bytes]:
+def start_rank(
+    job: JobFolder, path: Path, env: dict[str, str], rank: int = 0, local_ranks: range | None = None
+) -> subprocess.Popen[bytes]:
+    local_ranks = local_ranks or range(rank, rank + 1)
     command = [sys.executable, str(WORKER_MAIN), "rank", str(job.path), "script", str(path)]
-    stated = {"RANK": str(rank), AGENT_PID: str(os.getpid())}
+    numbers = {"RANK": rank, "LOCAL_RANK": rank - local_ranks.start, "LOCAL_WORLD_SIZE": len(local_ranks)}
+    stated = {AGENT_PID: str(os.getpid())} | {name: str(number) for name, number in numbers.items()}
     return subprocess.Popen(command, env=os.environ | env | stated, start_new_session=True)
 
 
 def run_rank(job: JobFolder, path: Path, env: dict[str, str]) -> int:
     return start_rank(job, path, env).wait(PATIENCE_S)
+
+
+def test_a_rank_begins_when_all_of_its_machine_have_started(script, job, env):
+    """One that connects while the agent still forks can make the next one hang for ever."""
+    look = script("""
+        from pathlib import Path
+        folder = Path(os.environ["TWOFOLD_RANK_FOLDER"]).parent
+        print(*sorted(path.parent.name for path in folder.glob("*/pids.json")))
+        """)
+    first = start_rank(job, look, env, rank=2, local_ranks=range(2, 4))
+    wait_until(lambda: job.read(2, "pids.json") is not None)
+    second = start_rank(job, look, env, rank=3, local_ranks=range(2, 4))
+    assert first.wait(PATIENCE_S) == second.wait(PATIENCE_S) == 0
+    assert job.stdout(2).read_text() == job.stdout(3).read_text() == "rank.2 rank.3\n"
+
+
+def test_a_rank_that_waits_for_another_to_start_can_be_ended(script, job, env):
+    guard = start_rank(job, script("print('begun')"), env, local_ranks=range(2))
+    wait_until(lambda: job.read(0, "pids.json") is not None)
+    guard.terminate()
+    assert guard.wait(PATIENCE_S) == 128 + signal.SIGKILL
+    assert job.read(0, "end.json")["told_to_end"] and job.stdout(0).read_text() == ""
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(0)", "os._exit(0)"])

@@ -14,6 +14,10 @@ On a machine without an accelerator the agent forks the guards, so that torch an
 once and not by every rank: eight ranks on two cores start in 3 s instead of 11. The driver of an accelerator does not
 survive a fork; there torchrun starts every guard as a new process.
 
+A rank begins when the guards of all ranks of its machine have started. The agent has the store through which the ranks
+meet, and the thread of that store takes a lock of glibc's resolver for every rank that connects. A rank that is forked
+at that moment inherits the lock as taken and hangs in its own connection for ever.
+
 What a rank leaves in its folder `rank.N`, next to `stdout` and `stderr`:
 
 | file | written by | says |
@@ -36,6 +40,8 @@ from typing import Any, NoReturn
 AGENT_PID = "TWOFOLD_AGENT_PID"
 RANK_FOLDER = "TWOFOLD_RANK_FOLDER"
 LOST_PEER_WAIT_S = 1.0  # a rank whose peer went away lets that peer tell its own story before torchrun ends them all
+START_POLL_S = 0.005
+PIDS = "pids.json"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # What gloo, NCCL, the TCP store and the kernel say to the ranks that were only talking to the one that failed.
@@ -156,7 +162,10 @@ def watch(folder: str, rank_pid: int, watching: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end_rank)
-    write_json(os.path.join(folder, "pids.json"), {"guard": os.getpid(), "rank": rank_pid})
+    write_json(os.path.join(folder, PIDS), {"guard": os.getpid(), "rank": rank_pid})
+    others = [os.path.join(other, PIDS) for other in folders_of_this_machine(folder)]
+    while not told_to_end and not all(map(os.path.exists, others)):
+        time.sleep(START_POLL_S)
     os.close(watching)
     code = os.waitstatus_to_exitcode(os.waitpid(rank_pid, 0)[1])
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -168,6 +177,13 @@ def watch(folder: str, rank_pid: int, watching: int) -> None:
     if code != 0:
         os._exit(code if code > 0 else 128 - code)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun may let a guard wait for those of the other ranks
+
+
+def folders_of_this_machine(folder: str) -> list[str]:
+    """The folders of the ranks on this machine, of which `folder` is one."""
+    first = int(os.environ["RANK"]) - int(os.environ["LOCAL_RANK"])
+    ranks = range(first, first + int(os.environ["LOCAL_WORLD_SIZE"]))
+    return [os.path.join(os.path.dirname(folder), f"rank.{rank}") for rank in ranks]
 
 
 def be_rank(folder: str, kind: str, target: str, args: list[str]) -> NoReturn:
