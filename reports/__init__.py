@@ -11,7 +11,7 @@ It may import every package but `twofold`.
 from reports.graph_picture import graph_data, graph_picture, save_graph
 from reports.html import Report, write_report
 from reports.live import LiveTimeline
-from reports.memory import live_by_role, memory_table
+from reports.memory import memory_table
 from reports.pipeline_picture import pipeline_picture
 from reports.plan_tables import parameter_table, plan_table, plan_text
 from reports.search_pictures import Configuration, trade_picture
@@ -29,7 +29,6 @@ __all__ = [
     "composition_table",
     "graph_data",
     "graph_picture",
-    "live_by_role",
     "memory_table",
     "parameter_table",
     "pipeline_picture",

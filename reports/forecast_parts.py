@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from plans.errors import TwofoldError
 from reports.figures import FIGURES, figures_of
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from search.devices.operators import OperatorCost
 
 __all__ = [
-    "MFU", "Reasons", "composition_table", "critical_table", "figure_cells", "interval_text", "operators_table",
-    "reasons_for", "simulated",
+    "MFU", "composition_table", "critical_table", "figure_cells", "interval_text", "operators_table", "simulated",
 ]  # fmt: skip
 
 MFU = (
@@ -33,41 +31,6 @@ _MOST_SIMULATED = 16
 
 _LAYOUTS = 5
 """Layouts of the operators that are laid side by side; the JSON has all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reasons:
-    """What explains a configuration.
-
-    Args:
-        operators: costs of the operators of a block, in its layout and in others.
-        critical_s: kind of work -> seconds of the critical path.
-    """
-
-    operators: Sequence[OperatorCost]
-    critical_s: Mapping[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "critical_path_s": dict(self.critical_s),
-            "operators": [
-                {"operator": each.operator, "layout": each.layout, "compute_s": each.compute_s,
-                 "redistribution_s": each.redistribution_s, "exposed_s": each.exposed_s, "flops": each.flops,
-                 "moved_bytes": each.moved_bytes, "chosen": each.chosen}
-                for each in self.operators
-            ],
-        }  # fmt: skip
-
-
-def reasons_for(problem: Problem, candidate: Candidate, beside: Iterable[Degrees] = ()) -> Reasons:
-    """The costs of its operators, also in the layouts of configurations beside it, and its critical path."""
-    from search.devices.critical import critical_path_s
-    from search.devices.operators import operator_costs
-
-    return Reasons(
-        operators=operator_costs(problem, candidate.degrees, beside), critical_s=critical_path_s(problem, candidate)
-    )
 
 
 def figure_cells(candidate: Candidate) -> list[Cell]:

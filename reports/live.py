@@ -21,13 +21,14 @@ from plans.program import Instruction, Program
 from plans.ranks import format_ranks
 from plans.timeline import PS_PER_S, STREAMS, Timeline
 from reports.charts import COLOURS
-from reports.memory import ROLE_COLOURS, live_of_groups
+from reports.memory import ROLE_COLOURS, role_order
 from reports.page import Markup, render
 from reports.spans import KIND_COLOURS, joined, kind_of
 from reports.units import Seconds
 from simulator import critical_path
 from simulator.timeline.causes import Causes
 from simulator.timeline.labels import groups_of, representative_step
+from simulator.timeline.live import live_of_groups
 
 __all__ = ["MAX_SPANS", "LiveTimeline", "Packed", "pack"]
 
@@ -123,7 +124,7 @@ def pack(timeline: Timeline, program: Program | None = None, called: str | None 
     byte_unit = 1 + max((int(each.peak[1]) for each in lives), default=0) // 2**30
     for live in lives:
         columns += [np.diff(np.clip(live.times_ps, 0, length) // unit, prepend=0)]
-        columns += [np.diff(sizes // byte_unit, prepend=0) for sizes in live.by_role.values()]
+        columns += [np.diff(live.by_role[role] // byte_unit, prepend=0) for role in role_order(live.by_role)]
     numbers = f"step {step + 1} of {timeline.num_steps}, " if timeline.num_steps > 1 else ""
     header = {
         "kind": called or timeline.kind,
@@ -131,7 +132,9 @@ def pack(timeline: Timeline, program: Program | None = None, called: str | None 
         "length": length // unit, "unit_s": unit / PS_PER_S, "notes": notes,
         "rows": [{"rank": rank, "ranks": ranks, "stages": list(stages)} for rank, ranks, stages in rows],
         "names": _names(timeline, used, program), "byte_unit": byte_unit,
-        "memory": [{"row": row_of[live.rank], "roles": list(live.by_role), "peak": live.peak[1]} for live in lives],
+        "memory": [
+            {"row": row_of[live.rank], "roles": role_order(live.by_role), "peak": live.peak[1]} for live in lives
+        ],
     }  # fmt: skip
     return Packed(header=header, columns=columns)
 

@@ -16,7 +16,6 @@ from reports.forecast_parts import (
     figure_cells,
     interval_text,
     operators_table,
-    reasons_for,
     simulated,
 )
 from reports.live import LiveTimeline
@@ -53,6 +52,7 @@ def write_prediction(
     from costmodels.utilization import peak_flops_per_s
     from search.devices import describe
     from search.devices.explain import composition
+    from search.devices.reasons import reasons_for
 
     seen, machine, name = candidate.forecast, problem.machine, describe(candidate.degrees)
     reasons = reasons_for(problem, candidate)

@@ -9,13 +9,11 @@ from reports.charts import seconds_bars
 from reports.figures import FIGURES, figures_table
 from reports.forecast_parts import (
     MFU,
-    Reasons,
     composition_table,
     critical_table,
     figure_cells,
     interval_text,
     operators_table,
-    reasons_for,
     simulated,
 )
 from reports.html import Report, write_report
@@ -25,8 +23,9 @@ from reports.units import Bytes, Change, Seconds, Share
 
 if TYPE_CHECKING:
     from search.devices import Candidate, SearchResult
+    from search.devices.reasons import Reasons
 
-__all__ = ["explained", "search_tables", "write_search_report"]
+__all__ = ["search_tables", "write_search_report"]
 
 _DRAWN = 5
 """Configurations with a bar in the report."""
@@ -35,12 +34,6 @@ _DRAWN = 5
 def search_tables(found: SearchResult[Candidate], top_k: int, reasons: Reasons | None = None) -> list[Table]:
     """Ranking, composition of the best, why it is the best, memory and time against each other, what was refused."""
     return [_ranking(found, top_k), _composition(found), *_why(found, reasons), _pareto(found), *_refused(found)]
-
-
-def explained(found: SearchResult[Candidate]) -> Reasons:
-    """The costs of operators, in the layouts of the neighbours too, and the critical path."""
-    beside = [each.candidate.degrees for each in found.alternatives if each.candidate is not None]
-    return reasons_for(found.problem, found.best, beside + [each.degrees for each in found.plans[1:]])
 
 
 def _composition(found: SearchResult[Candidate]) -> Table:

@@ -18,9 +18,9 @@ from reports.charts import Chart
 from reports.graph_picture import GraphPicture
 from reports.layered import place
 from reports.live import pack
-from reports.memory import LiveBytes, live_by_role, worst_ranks
 from simulator import critical_path
 from simulator.timeline.labels import groups_of, representative_step
+from simulator.timeline.live import LiveBytes, live_by_role, worst_ranks
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -14,12 +14,12 @@ from costmodels.utilization import forward_products
 from plans.degrees.words import layout_words
 from plans.model.transformer import Experts, TransformerConfig
 from reports.search_pictures import roofline_parts
-from reports.search_report import explained
 from reports.search_report import search_tables as tables
 from search.devices import Candidate, Pins, Problem, SearchResult, solve
 from search.devices.critical import critical_path_s
 from search.devices.explain import composition
 from search.devices.operators import OperatorCost, operator_costs
+from search.devices.reasons import explained
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.estimate import rates_of
 

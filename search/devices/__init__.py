@@ -6,6 +6,7 @@
 * `peak_memory`: peak bytes of many layer splits at once. `schedule_space`, `axis_orders`: schedules and orders of axes.
 * `branch`, `nodes`, `estimates`, `seeds`: branch and bound. `solve`: all of it as one call.
 * `explain`: alternatives to the best; what would have to change where nothing fits. `baselines`: rules of thumb.
+* `reasons`: what operators cost in several layouts (`operators`), and the critical path (`critical`).
 * `result_json`: results as plain values. `confirm`: the best in the event engine. `of_graph`: plans of a graph.
 """
 

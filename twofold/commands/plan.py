@@ -190,7 +190,8 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
     from interop.software import software_named
     from plans.files import check_writable, write_atomically
     from plans.model.transformer import config_remarks
-    from reports.search_report import explained, search_tables, write_search_report
+    from reports.search_report import search_tables, write_search_report
+    from search.devices.reasons import explained
     from search.devices.result_json import result_json
 
     result = options.result

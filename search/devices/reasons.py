@@ -1,0 +1,54 @@
+"""What explains a configuration: the costs of its operators in several layouts, and its critical path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plans.degrees import Degrees
+from search.candidate import Candidate
+from search.devices.critical import critical_path_s
+from search.devices.operators import OperatorCost, operator_costs
+from search.devices.problem import Problem
+from search.result import SearchResult
+
+__all__ = ["Reasons", "explained", "reasons_for"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reasons:
+    """What explains a configuration.
+
+    Args:
+        operators: costs of the operators of a block, in its layout and in others.
+        critical_s: kind of work -> seconds of the critical path.
+    """
+
+    operators: Sequence[OperatorCost]
+    critical_s: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "critical_path_s": dict(self.critical_s),
+            "operators": [
+                {"operator": each.operator, "layout": each.layout, "compute_s": each.compute_s,
+                 "redistribution_s": each.redistribution_s, "exposed_s": each.exposed_s, "flops": each.flops,
+                 "moved_bytes": each.moved_bytes, "chosen": each.chosen}
+                for each in self.operators
+            ],
+        }  # fmt: skip
+
+
+def reasons_for(problem: Problem, candidate: Candidate, beside: Iterable[Degrees] = ()) -> Reasons:
+    """The costs of its operators, also in the layouts of configurations beside it, and its critical path."""
+    return Reasons(
+        operators=operator_costs(problem, candidate.degrees, beside), critical_s=critical_path_s(problem, candidate)
+    )
+
+
+def explained(found: SearchResult[Candidate]) -> Reasons:
+    """The reasons of the best of a search, with the layouts of its neighbours."""
+    beside = [each.candidate.degrees for each in found.alternatives if each.candidate is not None]
+    return reasons_for(found.problem, found.best, beside + [each.degrees for each in found.plans[1:]])
