@@ -13,8 +13,11 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
-# Tensors of tests are tiny: threads would only wait for each other. Libraries read this when they are imported.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tensors of tests are tiny: threads would only wait for each other. Libraries read the first when they are imported.
+# The executor gives every rank of a host its share of the cores: a test that trains in its own process would otherwise
+# take all of them, and all tests behind it up to 25 times as long.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["LOCAL_WORLD_SIZE"] = str(os.cpu_count())
 
 # No deadline and no random start: no test may depend on how fast or how often it is run.
 settings.register_profile("twofold", deadline=None, derandomize=True, database=None)
@@ -23,6 +26,14 @@ settings.load_profile("twofold")
 
 def pytest_collection_finish() -> None:
     """Modules and collected tests live until the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_behind() -> Generator[None, None, None]:
+    """Nor at what a file's tests leave in caches: what is recorded collects garbage, again and again."""
+    yield
     gc.collect()
     gc.freeze()
 
@@ -44,6 +55,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
             fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough if a child process still holds the file
 
 
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A test that leaves torch with several threads would slow all behind it."""
+    threads = getattr(sys.modules.get("torch"), "get_num_threads", lambda: 1)()
+    assert threads == 1, f"{item.nodeid} leaves torch with {threads} threads"
+
+
 @pytest.fixture(scope="module")
 def torch_npu() -> Generator[ModuleType, None, None]:
     """The stand-in for torch-npu, where `import torch_npu` finds it; gone behind the tests of a module."""
@@ -52,14 +69,3 @@ def torch_npu() -> Generator[ModuleType, None, None]:
         yield importlib.import_module("torch_npu")
         for name in ("torch_npu", "executor.kernels.npu"):
             sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def one_thread() -> Generator[None, None, None]:
-    """For tiny tensors: threads would only wait for each other."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

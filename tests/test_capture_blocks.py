@@ -21,8 +21,6 @@ from plans.lower import lower
 from plans.plan import Optimizer, Plan, Stage, Strategy
 from plans.program import Kind
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BATCH, LENGTH, WIDTH, HEADS, WORDS = 4, 6, 16, 4, 24
 SGD = Optimizer(settings={"lr": 0.1}, parallel_level=0)
 

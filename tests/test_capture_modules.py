@@ -22,10 +22,7 @@ from plans.lower import lower
 from plans.plan import Optimizer, Plan, Stage, load_plan, save_plan
 
 NUM_STEPS, NUM_RANKS = 2, 4
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:.*every rank computes all of it"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*every rank computes all of it")
 
 
 def plan_of(graph, mesh=None, level=0, draw=None, num_micro_batches=1):

@@ -16,7 +16,6 @@ from plans.errors import TwofoldError
 from plans.plan import Optimizer
 
 BATCH, LENGTH, HEADS, SIZE = 4, 6, 2, 8
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def mask_of_positions(x):

@@ -22,8 +22,6 @@ from plans.plan import Optimizer
 from plans.program import Kind
 from search.uniform import uniform_plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CONFIG = TransformerConfig(
     num_layers=4, hidden=16, num_heads=4, ffn=24, vocab=32, seq=8, dtype="float64", dropout=0.3, attention_dropout=0.2
 )

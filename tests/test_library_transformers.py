@@ -53,8 +53,6 @@ from search import search
 from simulator import simulate
 from simulator.forecast import forecast
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NUM_STEPS = 8
 
 PLAIN = TransformerConfig(

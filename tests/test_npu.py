@@ -30,7 +30,7 @@ from plans.model.transformer import Experts, Rope, TransformerConfig, transforme
 from plans.plan import Optimizer, Plan, Stage
 from search import uniform_plan
 
-pytestmark = pytest.mark.usefixtures("one_thread", "torch_npu")
+pytestmark = pytest.mark.usefixtures("torch_npu")
 
 SMALL = {"num_layers": 2, "hidden": 32, "num_heads": 4, "ffn": 48, "vocab": 64, "seq": 16, "dtype": "float32"}
 # no bias of keys: it changes no softmax, and AdamW would scale the rounding errors that its gradient consists of

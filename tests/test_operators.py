@@ -21,8 +21,6 @@ from plans.layout import Layout, TensorLayout
 from plans.model.graph import Graph, Operator, Tensor
 from plans.operators import declare, factors, kinds
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TOLERANCE = 1e-10
 MESHES = (
     Layout((2,), ("a",)),

@@ -28,8 +28,6 @@ from search.devices.confirm import plan_of as plan_of_found
 from simulator import simulate
 from simulator.forecast import forecast
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NUM_STEPS = 8
 
 

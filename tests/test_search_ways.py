@@ -20,8 +20,6 @@ from search import search
 from search.operators.ways import Ways, recomputable
 from simulator import simulate
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ALL = Ways(levels=True, schedules=True, slices=True, recompute=True)
 ANYTHING = {
     "num_stages": None, "num_micro_batches": None, "interleave": None, "schedule": None, "recompute": None,

@@ -27,8 +27,6 @@ from plans.model.transformer import (
 from plans.model.transformer.huggingface import reading_of
 from plans.plan import Optimizer, Plan, Stage
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SMALL = {"num_layers": 2, "hidden": 64, "num_heads": 4, "ffn": 96, "vocab": 128, "seq": 16}
 GPT = {"gated": False, "norm": "layer", "qkv_bias": True, "out_bias": True, "mlp_bias": True, "position": "learned"}
 CONFIGS = {

@@ -19,8 +19,6 @@ from plans.plan import Optimizer, Plan, plan_from_json, plan_to_json
 from plans.program import Kind
 from search import uniform_plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 LLAMA = TransformerConfig(
     num_layers=2, hidden=32, num_heads=4, num_kv_heads=2, ffn=48, vocab=32, seq=8, rope=Rope(base=50.0), dtype="float64"
 )
