@@ -321,7 +321,7 @@ def _axes(figure: Figure, title: str) -> Iterator[Axes]:
     yield axes
     for axis in (axes.xaxis, axes.yaxis):
         if isinstance(axis.get_major_locator(), AutoLocator):
-            axis.set_major_locator(MaxNLocator(4 if _is_narrow(figure) else 9))
+            axis.set_major_locator(MaxNLocator(4 if _is_narrow(figure) else 9, steps=[1, 2, 2.5, 5, 10]))
             if max(map(abs, axis.get_view_interval())) >= _LONG:
                 axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_title(textwrap.fill(title, 46) if _is_narrow(figure) else title)

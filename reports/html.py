@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from plans.lower import lower
 from plans.plan import Plan, plan_to_json
 from plans.program import Program
@@ -30,7 +28,6 @@ from reports.time_tables import (
     critical_path_table,
     timeline_table,
 )
-from reports.units import Seconds
 from simulator import composition, critical_path
 
 __all__ = ["Report", "report_html", "write_report"]
@@ -52,6 +49,7 @@ class Report:
         checks: the verification.
         losses: name -> loss by step; the second and later ones are drawn dashed.
         step_times_s: seconds of every step of the run.
+        run_step_s: the step of the run by all of them; by default that of the steps that were recorded.
         memory_limit_bytes: per rank; by default the plan's.
         machine: what the prediction was computed for, name -> value.
         environment: where and with what the report was made: versions, date, variables such as
@@ -72,6 +70,7 @@ class Report:
     checks: Sequence[Check] = ()
     losses: Mapping[str, Sequence[float]] = field(default_factory=dict)
     step_times_s: Sequence[float] = ()
+    run_step_s: float | None = None
     memory_limit_bytes: int | None = None
     machine: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -132,7 +131,7 @@ def _sections(report: Report) -> Iterator[Section]:
     yield Section(id="found", title="Found", parts=report.results)
     yield Section(id="what-if", title="What if", parts=report.what_if)
     title = f"The step, {' and '.join(each.kind for each in report.timelines)}"
-    yield Section(id="results", title=title, parts=_results(report.timelines, report.step_times_s))
+    yield Section(id="results", title=title, parts=_results(report))
     actions = [actions_table(each) for each in drawn]
     yield Section(id="pipeline", title="Pipeline and memory", parts=[live] if drawn else [])
     yield Section(id="actions", title="The pipeline as a table", parts=actions, folded=True)
@@ -158,7 +157,11 @@ def _data(report: Report) -> dict[str, Any]:
     return {
         "title": report.title,
         "summary": {name: str(value) for name, value in report.summary.items()},
-        "timelines": [_timeline_data(each) for each in report.timelines],
+        "timelines": [
+            _timeline_data(each)
+            | ({"step_s": report.run_step_s} if each is report.measured and report.run_step_s else {})
+            for each in report.timelines
+        ],
         "checks": [{**asdict(each), "passed": each.passed} for each in report.checks],
         "losses": {name: [float(value) for value in values] for name, values in report.losses.items()},
         "step_times_s": [float(value) for value in report.step_times_s],
@@ -181,14 +184,15 @@ def _verification(checks: Sequence[Check]) -> list[Part]:
     return [*verdicts, verification_table(checks)]
 
 
-def _results(timelines: Sequence[Timeline], times_s: Sequence[float]) -> list[Part]:
-    if not timelines:
+def _results(report: Report) -> list[Part]:
+    if not report.timelines:
         return []
-    table, run = timeline_table(timelines), timelines[-1]
-    if len(times_s) > run.num_steps and run.kind != "predicted":
-        every = f"The {run.kind} figures are of the last {run.num_steps} steps, which were recorded; all "
-        every += f"{len(times_s)} steps took {Seconds(float(np.median(times_s)))} in the median."
-        table = replace(table, notes=(*table.notes, every))
+    run = report.measured
+    table = timeline_table(report.timelines, run_step_s=None if run is None else report.run_step_s)
+    if run is not None and report.run_step_s is not None:
+        said = f"The {run.kind} step is the median of all {len(report.step_times_s)} steps without those of the "
+        said += f"warm-up; the other {run.kind} figures are of the last {run.num_steps}, which were recorded."
+        table = replace(table, notes=(*table.notes, said))
     return [table, figures_table()]
 
 

@@ -17,13 +17,19 @@ from simulator.timeline.labels import read_label, representative_step, rows_of_s
 __all__ = ["actions_table", "comparison_table", "composition_table", "critical_path_table", "timeline_table"]
 
 
-def timeline_table(timelines: Sequence[Timeline]) -> Table:
+def timeline_table(timelines: Sequence[Timeline], *, run_step_s: float | None = None) -> Table:
     """The figures of a step (`reports.figures`) and the span of the last step, a column per timeline.
 
-    The step time of a run is the median from one step's end to the next. With a prediction first, the difference of
-    the second timeline is given in per cent, of shares in percentage points.
+    With a prediction first, the difference of the second timeline is given in per cent, of shares in percentage points.
+
+    Args:
+        timelines: such as the prediction and the run.
+        run_step_s: the step of the last one, which is a run, over more steps than were recorded; by default the median
+            from one recorded step's end to the next.
     """
     found = [figures_of(each) for each in timelines]
+    if run_step_s is not None:
+        found[-1]["step_s"] = run_step_s
     quantities = [
         (figure.title, [each[key] or (None if key == "peak_bytes" else 0) for each in found], figure.form)
         for key, figure in FIGURES.items()

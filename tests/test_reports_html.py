@@ -98,6 +98,18 @@ def test_the_report_is_one_well_formed_file_with_every_section(tmp_path):
     assert "digits &lt;8 ranks&gt;" in text
 
 
+def test_a_run_has_one_step_time_on_its_page():
+    """What the run says of all its steps, not what its recorded ones say beside it."""
+    given = everything() | {"step_times_s": [0.09, 0.0412, 0.0412, 0.0412], "run_step_s": 0.0412}
+    text = report_html(Report(**given))
+    step = re.search(r"<tr><td>step</td>.*?</tr>", text)[0]
+    assert str(Seconds(0.0412)) in step and f"{Seconds(measured().step_interval_s)}" not in step
+    change = 100 * (0.0412 / predicted(3).step_interval_s - 1)
+    assert f"{change:+.1f} %" in step
+    assert "The measured step is the median of all 4 steps without those of the warm-up" in text
+    assert json.loads(Page(text).json)["timelines"][1]["step_s"] == 0.0412
+
+
 def test_the_data_inside_is_json_of_what_is_shown():
     data = json.loads(Page(report_html(Report(**everything()))).json)
     assert data["losses"]["8 ranks"] == [2.0, 1.0, None]

@@ -311,7 +311,7 @@ def _report(
         },
         plan=result.plan, program=program, predicted=predicted, measured=measured, checks=verification.checks(),
         losses={"8 ranks": list(map(float, result.losses)), "one process": list(verification.reference_losses)},
-        step_times_s=list(map(float, result.interval_s)), machine=_facts(machine),
+        step_times_s=list(map(float, result.interval_s)), run_step_s=result.step_s, machine=_facts(machine),
         environment={key: str(value) for key, value in measured.meta.items()}, tables=tables,
         notes=notes, command=_command(options, steps),
     ))  # fmt: skip
