@@ -82,8 +82,16 @@ def test_files_of_degrees_are_forecast_at_any_number_of_devices(capsys, tmp_path
         tmp_path / "large.degrees.json", transformer_config("llama-3.1-405b"),
         Degrees(dp=391, tp=8, pp=32, global_batch=391 * 64), stack="twofold",
     )  # fmt: skip
-    found = answer(["whatif", str(large), "--machine", "h100-sxm-x100096", "--slow", "1/1000=1.1"], capsys)
+    page = tmp_path / "large.html"
+    asked = ["whatif", str(large), "--machine", "h100-sxm-x100096", "--slow", "1/1000=1.1", "--report", str(page)]
+    found = answer(asked, capsys)
     assert 0 < found["changed"][0]["change"] < 0.1 and "100 ranks (" in found["changed"][0]["what_if"]
+    assert found["predicted_by"] == "forecast"  # a page of so many ranks has the tables without a pipeline
+    text = page.read_text()
+    assert 'id="what-if"' in text and 'id="pipeline"' not in text and "every time is a forecast" in text.lower()
+    arguments += ["--report", str(tmp_path / "small.html")]
+    assert answer(arguments, capsys)["changed"] == simulated["changed"]
+    assert 'id="pipeline"' in (tmp_path / "small.html").read_text()
 
 
 def test_settings_come_together(files, capsys):

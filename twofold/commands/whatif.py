@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from twofold.console import Console
 
 __all__ = ["WhatIfCommand"]
+
+_MOST_DRAWN = 1024
+"""Ranks of a file of degrees whose report shows the pipeline, which the event engine makes."""
 
 _BY = 0.2
 """The share by which `--sensitivity` turns knobs, unless --by is given."""
@@ -120,10 +123,12 @@ class WhatIfCommand:
         from simulator.study.configured import Configured
         from simulator.study.stragglers import Ranks
 
-        needs_engine = self.simulate or self.schedule or self.jobs.beside or self.jobs.on or self.study.report
+        needs_engine = self.simulate or self.schedule or self.jobs.beside or self.jobs.on
         if needs_engine or not machine.host_async or not states_degrees(self.plan):
             return None
         config, degrees, notes = read_degrees(self.plan, machine)
+        if self.study.report is not None and degrees.num_ranks <= _MOST_DRAWN:
+            return None
         ranks = Ranks.of(degrees)
         subject = Configured(config=config, degrees=degrees, machine=executing(machine, "graph"))
         changes = changes_of(self.factors, self.ranks, self.failures, (), ranks)
@@ -164,8 +169,6 @@ class WhatIfCommand:
 
     def _sensitivity(self, changes: Changes, subject: _Subject, shown: list[Any], say: Console) -> list[dict[str, Any]]:
         """Turn every knob, show the effects, and append their picture and table to `shown`."""
-        from dataclasses import replace
-
         from reports import sensitivity_table, tornado_picture
         from simulator.study.sensitivity import sensitivity
 
@@ -191,14 +194,16 @@ class WhatIfCommand:
         from reports import Report, write_report
 
         scenarios = subject.scenarios
-        assert scenarios is not None
-        report = write_report(self.study.report or "", Report(
-            title=f"What if: {subject.name} on {subject.machine.name}", plan=subject.plan,
-            program=scenarios.program, predicted=scenarios.timeline(row.what_if, alone=not row.beside), what_if=shown,
-            notes=[f"The pictures and the tables below them show: {row.title}."],
-            command=say.command,
-        ))  # fmt: skip
-        say.say(f"saved {report}")
+        report = Report(
+            title=f"What if: {subject.name} on {subject.machine.name}", plan=subject.plan, what_if=shown,
+            command=say.command, notes=["Every time is a forecast; the pipeline of so large a plan is not drawn."],
+        )  # fmt: skip
+        if scenarios is not None:
+            report = replace(
+                report, program=scenarios.program, predicted=scenarios.timeline(row.what_if, alone=not row.beside),
+                notes=[f"The pictures and the tables below them show: {row.title}."],
+            )  # fmt: skip
+        say.say(f"saved {write_report(self.study.report or '', report)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
