@@ -144,8 +144,8 @@ class Nodes:
             if not may_fit.any():
                 continue
             table = self.estimates.quick_floor(mesh, stage, level)
-            bounds = self._quick_bounds_s(mesh, stage, group, table, may_fit, max(enough_s, own))
-            own = max(own, float(bounds.min()))
+            known = group.linear.bounds_s(table, self._transfers(mesh, stage)) + self.problem.stack.step_s
+            own = max(own, float(known.min(where=may_fit, initial=np.inf)))
             if own < enough_s:
                 yield own, Kind.LEVEL, (mesh, size, stage, level)
 

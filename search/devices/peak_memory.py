@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ class PeakMemory:
     _activations: dict[tuple[StageConfig, ScheduleSpace, int], Floats] = field(default_factory=dict)
     _prints: dict[StageConfig, tuple[Footprint, ...]] = field(default_factory=dict)
     _static: dict[tuple[int, ...], Ints] = field(default_factory=dict)
+    _least_static: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
 
     def peaks_bytes(
         self,
@@ -74,20 +76,31 @@ class PeakMemory:
         than the mean.
         """
         rest, gradient = self._least(stage, dp, level)
-        counts = self.costs.all_counts[list(self.costs.blocks)]
-        return (rest + max(float(counts @ np.array(self.kept_bytes(stage))), gradient)) / pp
+        return (rest + max(self.kept_of_model(stage), gradient)) / pp
 
     def excess_bytes(self, stage: StageConfig, *, pp: int, dp: int, level: int, limit: int) -> float:
         """How many bytes recomputing must at least save, in the whole model, for any schedule and spread to fit."""
         rest, _ = self._least(stage, dp, level)
-        counts = self.costs.all_counts[list(self.costs.blocks)]
-        return max(0.0, float(counts @ np.array(self.kept_bytes(without_recompute(stage)))) + rest - pp * limit)
+        return max(0.0, self.kept_of_model(without_recompute(stage)) + rest - pp * limit)
 
-    def _least(self, stage: StageConfig, dp: int, level: int) -> tuple[float, float]:
+    def _least(self, stage: StageConfig, dp: int, level: int) -> tuple[int, int]:
         """Static bytes of all blocks without their gradients, and the gradients."""
-        numbers = list(self.costs.blocks)
-        held = self.costs.all_counts[numbers] @ self.static_bytes(stage, dp, level)[numbers]
-        return float(held.sum() - held[_GRADIENT]), float(held[_GRADIENT])
+        key = stage.tp, stage.cp, stage.ep, dp, level
+        if key not in self._least_static:
+            numbers = list(self.costs.blocks)
+            held = (self.costs.all_counts[numbers] @ self.static_bytes(stage, dp, level)[numbers]).tolist()
+            self._least_static[key] = sum(held) - held[_GRADIENT], held[_GRADIENT]
+        return self._least_static[key]
+
+    def kept_of_model(self, stage: StageConfig) -> int:
+        """What one micro-batch leaves behind in all blocks of the model."""
+        prints = self._footprints(stage)
+        return sum(count * prints[number].kept for number, count in self._block_counts)
+
+    @cached_property
+    def _block_counts(self) -> list[tuple[int, int]]:
+        """(number of a piece, how often the model has it) of all kinds of blocks."""
+        return [(number, int(self.costs.all_counts[number])) for number in self.costs.blocks]
 
     def kept_bytes(self, stage: StageConfig) -> tuple[int, ...]:
         """What one micro-batch leaves behind in one block, for each kind of block."""
@@ -222,7 +235,6 @@ def _alive(schedule: Schedule) -> _Alive:
     for rank, own in enumerate(of_rank):
         place[own] = np.arange(len(own))
         chunks[rank, : len(own)] = own
-    num_rows = len(table.stage)
     rank_of = np.repeat(np.arange(num_ranks), np.diff(table.rank_start))
     mine = place[table.stage][:, None] == np.arange(most)
     kind = table.kind[:, None]
@@ -230,9 +242,9 @@ def _alive(schedule: Schedule) -> _Alive:
     part = _before(mine * np.where(kind == 2, 1, np.where(kind == 3, -1, 0)), table.rank_start)
     whole += mine & (kind == 0)  # a forward's own count while it runs
     group = (rank_of * _KINDS + table.kind) * most + place[table.stage]
-    left = np.arange(num_rows)
-    chosen: list[Ints] = []
     state = np.concatenate([whole, part], axis=1)
+    left = _first_of_equal(np.column_stack([group, state]))
+    chosen: list[Ints] = []
     for _ in range(_CHAMPIONS):  # one that has no less than another in all is enough
         if not len(left):
             break
@@ -255,6 +267,15 @@ def _alive(schedule: Schedule) -> _Alive:
 
 
 _CHAMPIONS = 8
+
+
+def _first_of_equal(rows: Ints) -> Ints:
+    """The first of all equal rows of small numbers, ascending; a steady schedule repeats its states."""
+    numbers = rows.max(axis=0, initial=0).astype(np.int64) + 1
+    if math.prod(numbers.tolist()) >= 2**63:  # no code for each
+        return np.arange(len(rows))
+    scale = np.cumprod(np.append(1, numbers[:-1]))
+    return np.sort(np.unique(rows @ scale, return_index=True)[1])
 
 
 def _before(change: Ints, starts: Ints) -> Ints:

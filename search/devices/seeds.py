@@ -80,9 +80,8 @@ class _Rough:
             return None
         stage = StageConfig(mesh.tp, mesh.cp, sps[0], sizes[0], mode, False, mesh.ep)
         count = problem.global_batch // (mesh.dp * sizes[0])
-        counts = self._costs.all_counts[list(self._costs.blocks)]
         # the first rank keeps a micro-batch for every stage
-        more = float(counts @ np.array(self._peak_memory.kept_bytes(stage))) * (min(mesh.pp, count) - 1) / mesh.pp
+        more = self._peak_memory.kept_of_model(stage) * (min(mesh.pp, count) - 1) / mesh.pp
         for level in levels(problem, mesh):
             if level > most:
                 return None

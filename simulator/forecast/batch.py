@@ -110,9 +110,10 @@ def pipeline_ends_ps(
     send_ps: Floats,
     *,
     blocking: bool = False,
+    together: bool = True,
     overlap_penalty_ps: Floats | None = None,
 ) -> Floats:
-    """(batch) when the last rank has ended its step, as `pipeline_end_ps` says of each.
+    """(batch) when the last rank has ended its step, or the longest time of a rank, as `pipeline_end_ps` says of each.
 
     Args:
         schedule: of all of them.
@@ -120,7 +121,7 @@ def pipeline_ends_ps(
         updates: (2, ranks, batch) work and lead of what follows each rank's last action.
         transfer_ps: (stages, batch) between each stage and the next one; of no account within a rank.
         send_ps: (batch) host time of a send or a receive.
-        blocking: as of `pipeline_end_ps`.
+        blocking, together: as of `pipeline_end_ps`.
         overlap_penalty_ps: (stages, batch) as there.
 
     Raises:
@@ -195,7 +196,16 @@ def pipeline_ends_ps(
         # a channel takes the collectives of its rank's chunks one after the other: end = max(still, end before + busy)
         behind = busy[last_rows] + np.maximum.reduceat(still - busy, starts[:-1][has_rows])
         begun[has_rows] = np.maximum(begun[has_rows], behind)
-    return np.asarray(np.maximum(begun + updates[0], issued + updates[1]).max(0))
+    ends = np.maximum(begun + updates[0], issued + updates[1])
+    if not together:  # from when the tensor of a rank's first action is there
+        first_rows = starts[:-1][has_rows]
+        needed = levels.needed[first_rows]
+        arrived = values[np.where(needed >= 0, place[needed], 0)]
+        if not blocking:
+            arrived = np.maximum(arrived, host[needed])
+        arrived += hop[first_rows] - work[first_rows]
+        ends[has_rows] -= np.where(needed[:, None] >= 0, np.maximum(arrived, 0.0), 0.0)
+    return np.asarray(ends.max(0))
 
 
 def peak_bytes(schedule: Schedule, kept: Ints, kept_for_weights: Ints, during: Ints) -> Ints:

@@ -238,8 +238,8 @@ class LayoutCosts:
         return {"update": update_s} | {name: num_micro_batches * seconds for name, seconds in each.items()}
 
 
-_MANY_ACTIONS = 4096
-"""Number of actions from which on columns are faster, even for one configuration."""
+_MANY_RANKS = 8
+"""Pipeline ranks from which on columns are faster, even for one configuration."""
 
 
 @lru_cache(maxsize=16_384)
@@ -341,20 +341,20 @@ class PipelineForecast:
         transfer_ps, send_ps = self.transfers()
         column = np.array([transfer_ps.get((stage, stage + 1), 0.0) for stage in range(self.schedule.num_stages)])
         overlap_penalty_ps = transfer_overlap_penalty_ps(column, self.layout.overlap_penalty_share)
-        alone = stack.synchronises(degrees) or stack.fetch_s or not stack.steps_together(degrees)
-        if not alone and len(self.schedule.table.stage) >= _MANY_ACTIONS:
+        alone, together = stack.synchronises(degrees) or stack.fetch_s, stack.steps_together(degrees)
+        if not alone and self.schedule.num_ranks >= _MANY_RANKS:
             kinds = dict.fromkeys(self.chunks)
             columns = {chunk: action_columns(self.layout.actions(chunk)) for chunk in kinds}
             ends = pipeline_ends_ps(
                 self.schedule, np.stack([columns[chunk] for chunk in self.chunks], axis=-1)[..., None],
                 np.array([(each.work_ps, each.cold_start_ps) for each in self.updates()]).T[..., None],
                 column[:, None], np.array([float(send_ps)]), blocking=stack.waits_for_sends(degrees),
-                overlap_penalty_ps=overlap_penalty_ps[:, None] if self.schedule.num_ranks > 1 else None,
+                together=together, overlap_penalty_ps=overlap_penalty_ps[:, None],
             )  # fmt: skip
             return float(ends[0])
         runtime = Runtime(
             blocking=stack.waits_for_sends(degrees),
-            synchronises=stack.synchronises(degrees), together=stack.steps_together(degrees),
+            synchronises=stack.synchronises(degrees), together=together,
             fetch_ps=stack.fetch_s * PS_PER_S, overlap_penalty_ps=overlap_penalty_ps.tolist(),
         )  # fmt: skip
         return pipeline_end_ps(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from plans.lower.symbolic import KEPT
 
 __all__ = ["Chunk"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class Chunk(NamedTuple):
     """What one virtual stage consists of: the number of blocks, and whether the embedding and the head are there.
 
     `num_dense` of the blocks, the first ones, have a plain MLP in a model whose other blocks have experts. `num_kept`

@@ -125,9 +125,7 @@ class _Grid:
         stage_kind = [kinds.index(chunk) for chunk in chunks]
         rank_kinds, rank_kind = cases[0].ranks
         stack, degrees = self._stack, cases[0].degrees
-        if (
-            stack.synchronises(degrees) or stack.fetch_s or not stack.steps_together(degrees)
-        ):  # what the batch knows nothing of
+        if stack.synchronises(degrees) or stack.fetch_s:  # what the batch knows nothing of
             return [
                 case.forecast(case.end_ps(), peak_activations(schedule, *zip(
                     *(case.layout.activations(chunk) for chunk in chunks), strict=True
@@ -144,7 +142,7 @@ class _Grid:
             schedule, actions[:, :, stage_kind], updates[:, list(rank_kind)],
             np.stack([times for times, _ in transfers], -1),
             np.array([send for _, send in transfers], dtype=np.float64), blocking=stack.waits_for_sends(degrees),
-            overlap_penalty_ps=np.stack([
+            together=stack.steps_together(degrees), overlap_penalty_ps=np.stack([
                 transfer_overlap_penalty_ps(times, case.layout.overlap_penalty_share)
                 for (times, _), case in zip(transfers, cases, strict=True)
             ], -1) if schedule.num_ranks > 1 else None,
