@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from costmodels import Machine
 from interop.statement import write_statement
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.files import check_writable, replacing_all
+from plans.model.mlp import mlp_graph
 from plans.model.transformer import transformer_config
+from plans.plan import save_plan
+from search import search
 from twofold.cli import _read, commands, main
 from twofold.commands.examples import EXAMPLES
 
@@ -22,6 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mistakes")
     config = transformer_config("llama-3-8b", num_layers=2)
     write_statement(folder / "a.degrees.json", config, Degrees(dp=2, global_batch=2), stack="twofold")
+    machine = Machine.load("h200-x2")
+    save_plan(search(mlp_graph([8, 8], 8), machine, num_devices=2).best, folder / "made.json")
     for name, text in {
         "notes.txt": "buy milk\n", "empty.json": "", "list.json": "[1, 2]", "table.csv": "a,b\n1,2\n",
         "mine.html": "<p>",
@@ -95,6 +101,23 @@ PREDICT = "predict --model llama-3-8b --machine h200-x8"
         ("run plan.txt", "plan.txt"),
         ("verify a.degrees.json", "twofold verify needs --model, such as --model my_model.py:build"),
         ("train", "needs a job, such as job.toml"),
+        ("links", "twofold links needs traces, such as traces and --machine, such as --machine h100-sxm-x16"),
+        ("links notes.txt --machine h200-x8", "no trace of torch's profiler (.json), no table of nccl-tests"),
+        ("links nowhere --machine h200-x8", "cannot read the trace 'nowhere'"),
+        ("links nowhere --machine h200-x8 --top -1", "--top -1: it is at least 1"),
+        ("study study.toml --top 0", "--top 0: it is at least 1"),
+        ("study study.toml --report mine.html", "was not written by twofold"),
+        (f"{PREDICT} --report mine.html", "was not written by twofold"),
+        (f"{PREDICT} --layers 0", "num_layers is a whole number of at least 1, not 0"),
+        (f"{PREDICT} --dp 8 --global-batch 7", "the next that does is 8"),
+        (f"{PREDICT} --compute -1", "the factor compute is -1.0; it is a finite number above 0"),
+        ("simulate a.degrees.json --recost --machine h200-x8 --trace t.json", "--trace is not for --recost"),
+        ("compare a.degrees.json --machine h200-x8", "a comparison is of 2 to 6 plan files, not 1"),
+        ("serve .", "no report in '.'; commands write one with --report FOLDER/NAME.html"),
+        ("run made.json --devices 3", "--devices is for scripts; a plan runs on its own ranks: leave it out"),
+        ("run made.json --model notes.txt", "'notes.txt' must be package.module:function or file.py:function"),
+        ("verify made.json --model gone.py:build", "there is no file 'gone.py'"),
+        ("export notes.txt weights.bin", "'notes.txt' is no checkpoint; give its folder"),
         ("--completion fish", "--completion needs a shell, bash, zsh or tcsh"),
     ],
 )

@@ -154,7 +154,8 @@ def _said(name: str, option: Option) -> str:
     """An option with an example value, where there is one."""
     example = example_of(name, "" if option.is_word else option.name)
     if option.is_word:
-        return f"a {option.name}{f', such as {example}' if example else ''}"
+        named = option.name if option.name.endswith("s") else f"a {option.name}"
+        return f"{named}{f', such as {example}' if example else ''}"
     return f"{option.name}{f', such as {option.name} {example}' if example else ''}"
 
 

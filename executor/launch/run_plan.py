@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from costmodels import Machine, price
 from executor.launch.temporary import temporary_folder
+from executor.train.named import check_named
 from plans.errors import TwofoldError, whole_number
 from plans.lower import lower
 from plans.plan import Plan, plan_digest, save_plan
@@ -128,6 +129,8 @@ def run(
     from executor.launch.job import Emulate, Job, Task, save_job
     from executor.launch.launch import Follow, Nodes, launch
 
+    if model and not model.endswith(".json"):
+        check_named(model, "model")
     whole_number("steps", steps)
     whole_number("record_steps", record_steps)
     whole_number("profile_steps", profile_steps, least=0)

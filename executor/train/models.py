@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import importlib.util
 import math
-import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,52 +14,12 @@ import torch
 from torch import nn
 
 from executor.train.initial import initial_parameter, no_init_parameters
+from executor.train.named import load_named
 from executor.train.published import published_model
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 
-__all__ = ["InitialParameters", "load_model", "load_named", "load_shapes", "random_parameters"]
-
-
-def load_named(spec: str, what: str) -> Any:
-    """The object that "package.module:name" or "file.py:name" names.
-
-    Args:
-        spec: see above.
-        what: it is for, for messages: "model" or "data".
-
-    Raises:
-        TwofoldError: no such file, module or name.
-    """
-    place, separator, name = spec.rpartition(":")
-    if not separator or not place or not name:
-        raise TwofoldError(f"{what} {spec!r} must be package.module:function or file.py:function")
-    try:
-        if place.endswith(".py"):
-            found = importlib.util.spec_from_file_location(Path(place).stem, place)
-            if found is None or found.loader is None or not Path(place).is_file():
-                raise TwofoldError(f"{what} {spec!r}: there is no file {place!r}")
-            module = importlib.util.module_from_spec(found)
-            sys.modules[found.name] = module
-            found.loader.exec_module(module)
-        else:
-            module = importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is not None and place.split(".")[0] == error.name.split(".")[0]:
-            raise TwofoldError(
-                f"{what} {spec!r}: there is no module {error.name!r}; name an installed one, or a file as in "
-                "file.py:function"
-            ) from None
-        raise TwofoldError(f"{what} {spec!r} needs {error.name!r}, which is not installed") from None
-    except ImportError as error:
-        raise TwofoldError(f"{what} {spec!r} cannot be imported: {error}") from None
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        known = [each for each in vars(module) if not each.startswith("_")]
-        close = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise TwofoldError(f"{what} {spec!r}: {place} has no {name!r}{hint}") from None
+__all__ = ["InitialParameters", "load_model", "load_shapes", "random_parameters"]
 
 
 def load_shapes(spec: str) -> tuple[nn.Module, tuple[Any, ...], str | None]:

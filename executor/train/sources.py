@@ -14,7 +14,7 @@ import numpy as np
 
 from executor.train.batches import Batch, BatchCheck, random_batches
 from executor.train.data import ArrayDataset, load_digits
-from executor.train.models import load_named
+from executor.train.named import load_named
 from executor.train.result import write_npz
 from plans.errors import TwofoldError
 from plans.model.graph import Graph

@@ -69,6 +69,8 @@ def write_weights(
     source, target = Path(checkpoint), Path(path)
     if target.suffix not in (".safetensors", ".pt", ".pth", ".bin", ""):
         raise TwofoldError(f"{str(target)!r}: weights are written to FILE.safetensors, .pt, .pth, .bin, or a folder")
+    if not source.is_dir():
+        raise TwofoldError(f"{str(source)!r} is no checkpoint; give its folder, such as checkpoints/step-00000100")
     plan = load_plan(source / "plan.json")
     check_checkpoint(source, plan)
     if target.suffix:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from twofold.commands.options import MachineOption, Output
+from twofold.commands.options import MachineOption, Output, check_at_least
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +45,7 @@ class Links:
         from interop.link_speeds import link_calls, tiers_of_calls
         from interop.link_traces import read_links
 
+        check_at_least("top", self.top, 1)
         machine = Machine.load(self.target.machine)
         with say.doing("reading the traces"):
             seen = read_links(self.traces)

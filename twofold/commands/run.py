@@ -33,7 +33,7 @@ class Run:
 
     target: PlanOrScript
     script_args: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    devices: int = 8
+    devices: int | None = None
     model: str = ""
     machine: str | None = None
     launch: LaunchOptions = field(default_factory=LaunchOptions)
@@ -50,16 +50,16 @@ class Run:
             raise TwofoldError(
                 "--execution, --profile and --no-fused are for plans; a script's Model has execution='eager'"
             )
-        log_dir = self.launch.log_dir
+        log_dir, devices = self.launch.log_dir, 8 if self.devices is None else self.devices
         with say.doing(f"running {self.target}"):
             ended = launch(
-                self.target, num_ranks=self.devices, args=self.script_args, log_dir=log_dir,
+                self.target, num_ranks=devices, args=self.script_args, log_dir=log_dir,
                 timeout_s=self.launch.timeout, nodes=Nodes(port=self.launch.port),
                 env={"TWOFOLD_MACHINE": self.machine} if self.machine else {},
                 follow=Follow(lambda rank, line: say.say(line)),
             )  # fmt: skip
-        say.say(f"{self.devices} ranks finished after {ended.elapsed_s:.1f} s, logs in {log_dir}/1/rank.N/stdout")
-        return {"elapsed_s": ended.elapsed_s, "devices": self.devices}, True
+        say.say(f"{devices} ranks finished after {ended.elapsed_s:.1f} s, logs in {log_dir}/1/rank.N/stdout")
+        return {"elapsed_s": ended.elapsed_s, "devices": devices}, True
 
     def _plan(self, say: Console) -> tuple[dict[str, Any], bool]:
         from executor.launch.run_plan import run
@@ -69,6 +69,9 @@ class Run:
         from reports.units import Bytes
 
         launch = self.launch
+        for name, value in (("devices", self.devices), ("machine", self.machine)):
+            if value is not None:
+                raise TwofoldError(f"--{name} is for scripts; a plan runs on its own ranks: leave it out")
         plan = load_plan(self.target)
         plan = msgspec.structs.replace(plan, fused=plan.fused and launch.fused)
         with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks"):

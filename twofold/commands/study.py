@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from plans.errors import TwofoldError
-from twofold.commands.options import FileOutput
+from twofold.commands.options import FileOutput, check_at_least
 
 if TYPE_CHECKING:
     from twofold.console import Console
@@ -68,6 +68,7 @@ class StudyCommand:
             return self._list_axes(say), True
         if not self.study:
             raise TwofoldError("name a study file: twofold study STUDY.toml; `twofold study --axes` lists the settings")
+        check_at_least("top", self.top, 1)
         asked = load_study(self.study)
         results = self.results or asked.results or str(Path(self.study).with_suffix(".results.jsonl"))
         check_writable(results, replaces=False)
