@@ -17,7 +17,7 @@ from interop.link_traces import SeenCall
 from plans.errors import TwofoldError
 from simulator.engine.link_change import LinkChange, machine_with
 
-__all__ = ["LinkCall", "Tier", "link_calls", "tiers_of_calls"]
+__all__ = ["LinkCall", "Spent", "Tier", "link_calls", "spent", "tiers_of_calls"]
 
 _PS_PER_S = 1e12
 
@@ -50,6 +50,9 @@ class LinkCall:
         predicted_s: on the machine, alone.
         bandwidth_factor: on the tier's bandwidth that explains the difference; None where none does.
         is_short: whether it hangs on fixed times, not on bandwidth.
+        total_s: of all of them and all of their ranks.
+        exposed_s: the part of it beside which no other kernel ran.
+        changed: what a change of links makes of the predicted time, as a factor; 1 without a change.
         is_alone: whether `seconds` are of calls without other kernels beside them.
         is_whole: whether all of its ranks have a trace.
     """
@@ -65,6 +68,9 @@ class LinkCall:
     predicted_s: float
     bandwidth_factor: float | None
     is_short: bool
+    total_s: float
+    exposed_s: float
+    changed: float
     is_alone: bool
     is_whole: bool
 
@@ -104,11 +110,47 @@ class Tier:
     is_whole: bool
 
 
-def link_calls(calls: Sequence[SeenCall], machine: Machine) -> list[LinkCall]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Seconds of the mean rank in communication.
+
+    Args:
+        communication_s: in all of it.
+        exposed_s: while no other kernel ran.
+    """
+
+    communication_s: float
+    exposed_s: float
+
+
+def spent(calls: Sequence[SeenCall], found: Sequence[LinkCall]) -> tuple[Spent, Spent]:
+    """What the mean rank spends in communication, as it was seen and with the change of links.
+
+    Every call takes as many times as long as its price does.
+    """
+    num_ranks = len({rank for each in calls for rank in each.ranks})
+    before, after = (
+        Spent(
+            communication_s=sum(each.total_s * factor for each, factor in zip(found, factors, strict=True)) / num_ranks,
+            exposed_s=sum(each.exposed_s * factor for each, factor in zip(found, factors, strict=True)) / num_ranks,
+        )
+        for factors in ([1.0] * len(found), [each.changed for each in found])
+    )
+    return before, after
+
+
+def link_calls(
+    calls: Sequence[SeenCall], machine: Machine, changes: Sequence[LinkChange] = ()
+) -> list[LinkCall]:  # fmt: skip
     """The kinds of calls, those that took longest in all first.
 
+    Args:
+        calls: that were seen.
+        machine: whose prices they are compared with.
+        changes: of whole tiers of links, whose effect is asked.
+
     Raises:
-        TwofoldError: a machine whose links are a graph, ranks that it does not have.
+        TwofoldError: a machine whose links are a graph, ranks that it does not have, a change that is not of its tiers.
     """
     if machine.graph is not None:
         raise TwofoldError(f"the links of machine {machine.name!r} are a graph; name a machine with tiers of links")
@@ -116,7 +158,8 @@ def link_calls(calls: Sequence[SeenCall], machine: Machine) -> list[LinkCall]:
     for each in calls:
         key = each.call, each.size_bytes, each.item_bytes, ranks_group(machine, each.ranks)
         kinds.setdefault(key, []).append(each)
-    found = [_judged(own, machine) for own in kinds.values()]
+    changed = machine_with(machine, changes)
+    found = [_judged(own, machine, changed) for own in kinds.values()]
     return sorted(found, key=lambda each: -each.times * (each.seconds or each.predicted_s))
 
 
@@ -143,7 +186,7 @@ def tiers_of_calls(found: Sequence[LinkCall], machine: Machine) -> list[Tier]:
     return tiers
 
 
-def _judged(own: Sequence[SeenCall], machine: Machine) -> LinkCall:
+def _judged(own: Sequence[SeenCall], machine: Machine, changed: Machine) -> LinkCall:
     first, tier = own[0], machine.tier(own[0].ranks)
     timed = [each for each in own if each.seconds is not None]
     is_whole = not any(each.num_unseen for each in own)
@@ -151,11 +194,15 @@ def _judged(own: Sequence[SeenCall], machine: Machine) -> LinkCall:
     lengths = [each.seconds for each in alone or timed if each.seconds is not None]
     seconds = (median(lengths) if is_whole else min(lengths)) if lengths else None
     predicted_s = _price_s(first, machine)
+    members = len(first.ranks)
     is_short = _price_s(first, _scaled(machine, tier, 0.5)) < _BOUND * predicted_s
     return LinkCall(
-        call=first.call, size_bytes=first.size_bytes, num_ranks=len(first.ranks), tier=tier, times=len(own),
+        call=first.call, size_bytes=first.size_bytes, num_ranks=members, tier=tier, times=len(own),
         seconds=seconds, waited_s=median([each.waited_s for each in timed]) if timed else 0.0,
         beside=median([each.beside for each in timed]) if timed else 0.0, is_alone=bool(alone) or not timed,
+        total_s=sum(each.seconds * members for each in timed if each.seconds is not None),
+        exposed_s=sum(each.seconds * (1 - each.beside) * members for each in timed if each.seconds is not None),
+        changed=_price_s(first, changed) / predicted_s if predicted_s else 1.0,
         predicted_s=predicted_s, is_short=is_short, is_whole=is_whole,
         bandwidth_factor=None if is_short or seconds is None else _factor(first, machine, tier, seconds),
     )  # fmt: skip

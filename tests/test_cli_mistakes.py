@@ -104,6 +104,8 @@ PREDICT = "predict --model llama-3-8b --machine h200-x8"
         ("links", "twofold links needs traces, such as traces and --machine, such as --machine h100-sxm-x16"),
         ("links notes.txt --machine h200-x8", "no trace of torch's profiler (.json), no table of nccl-tests"),
         ("links nowhere --machine h200-x8", "cannot read the trace 'nowhere'"),
+        ("links nowhere --machine h200-x8 --link IB:bandwidth=2", "has the tiers NVLink (0)"),
+        ("links nowhere --machine h200-x8 --link 0:0-3:failed", "changes single links"),
         ("links nowhere --machine h200-x8 --top -1", "--top -1: it is at least 1"),
         ("study study.toml --top 0", "--top 0: it is at least 1"),
         ("study study.toml --report mine.html", "was not written by twofold"),

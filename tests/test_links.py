@@ -116,6 +116,24 @@ def test_calls_beside_kernels_do_not_count_where_others_ran_alone(machine, tmp_p
     assert f"twofold whatif plan.json --machine {machine} --link 0:bandwidth=0.67" in shown
 
 
+def test_a_change_of_links_makes_calls_as_much_shorter_as_their_prices(machine, tmp_path, capsys):
+    """8 ms alone and 9 ms beside a product for 6 of them: 17 ms in communication, 8 + 3 ms of it alone. Links twice as
+    fast halve the price, so 8.5 and 5.5 ms; the slower tier changes nothing."""
+    product = kernel("sm90_xmma_gemm_bf16", 20_000, 6_000)
+    files = [
+        str(trace(tmp_path, rank, [reduced(0, 8_000, 200_000_000), reduced(17_000, 9_000, 200_000_000), product]))
+        for rank in range(4)
+    ]
+    asked = ["links", *files, "--machine", machine]
+    found = said([*asked, "--link", "near:bandwidth=2"], capsys)["mean_rank"]
+    assert found["seen"] == pytest.approx({"communication_s": 17e-3, "exposed_s": 11e-3})
+    assert found["changed"] == pytest.approx({"communication_s": 8.5e-3, "exposed_s": 5.5e-3})
+    assert said([*asked, "--link", "1:bandwidth=2"], capsys)["mean_rank"]["changed"] == found["seen"]
+    assert said(asked, capsys)["mean_rank"]["changed"] is None
+    assert main([*asked, "--link", "near:bandwidth=2"]) == 0
+    assert "With near:bandwidth=2: 8.50 ms in communication, 5.50 ms of it without" in capsys.readouterr().out
+
+
 def test_every_collective_has_its_size_and_transfers_their_ends(machine, tmp_path, capsys):
     """All-gather of 4 x 25 MB and reduce-scatter of 100 MB: 3/4 x 100 MB / 100 GB/s; 100 MB to a neighbour: 1 ms."""
 

@@ -13,12 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from costmodels import Machine
-    from interop.link_speeds import LinkCall, Tier
+    from interop.link_speeds import LinkCall, Spent, Tier
+    from simulator.engine.link_change import LinkChange
     from twofold.console import Console
 
 __all__ = ["Links"]
 
 _SHOWN = 20
+
+_LEAST_S = 1e-7
+"""Differences that are shorter are not worth a line."""
 
 _EQUAL = 0.02
 """Factors that are no farther from 1 need no question."""
@@ -31,25 +35,31 @@ class Links:
     Args:
         traces: a trace of torch's profiler for each rank, or a folder with them; a table that nccl-tests printed; or a
             log of NCCL (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=COLL), which has no times.
+        link: ask what a change of links would make of this communication, as TIER:bandwidth=2 or TIER:latency=0.5,
+            several; TIER is a name or a number.
         top: kinds of calls to show, those that took longest first.
     """
 
     traces: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TRACE ...")]
     target: MachineOption
+    link: tuple[str, ...] = ()
     top: int = _SHOWN
     output: Output = field(default_factory=Output)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Read, price and compare."""
         from costmodels import Machine
-        from interop.link_speeds import link_calls, tiers_of_calls
+        from interop.link_speeds import link_calls, spent, tiers_of_calls
         from interop.link_traces import read_links
+        from simulator.engine.link_change import LinkChange, machine_with
 
         check_at_least("top", self.top, 1)
         machine = Machine.load(self.target.machine)
+        changes = [LinkChange.parse(text) for text in self.link]
+        machine_with(machine, changes)  # refuses what is not there, before files are read
         with say.doing("reading the traces"):
             seen = read_links(self.traces)
-        found = link_calls(seen.calls, machine)
+        found = link_calls(seen.calls, machine, changes)
         tiers = tiers_of_calls(found, machine)
         self._show(found, machine, say)
         for each in seen.assumed:
@@ -58,7 +68,11 @@ class Links:
             say.say(f"left out {count}: {reason}")
         for tier in tiers:
             _tell(tier, self.target.machine, say)
+        before, after = spent(seen.calls, found)
+        if tiers:
+            _tell_spent(before, after, changes, say)
         return {
+            "mean_rank": {"seen": asdict(before), "changed": asdict(after) if changes else None},
             "source": seen.source, "machine": machine.name, "tiers": [asdict(each) for each in tiers],
             "calls": [{**asdict(each), "bus_Bps": each.bus_Bps} for each in found],
             "assumed": list(seen.assumed), "left_out": dict(seen.skipped),
@@ -90,6 +104,18 @@ class Links:
             say.say(f"And {left} more kinds of calls (--top shows more).")
 
 
+def _tell_spent(before: Spent, after: Spent, changes: Sequence[LinkChange], say: Console) -> None:
+    """What the mean rank spends in communication, in words."""
+    from reports.units import Seconds
+
+    told = [("The mean rank", before), *([(f"With {', '.join(map(str, changes))}", after)] if changes else [])]
+    for name, each in told:
+        say.say(
+            f"{name}: {Seconds(each.communication_s)} in communication, {Seconds(each.exposed_s)} of it without other "
+            "kernels beside it"
+        )
+
+
 def _tell(tier: Tier, machine: str, say: Console) -> None:
     """What a tier of links comes to, in words."""
     from reports.units import Seconds
@@ -108,6 +134,6 @@ def _tell(tier: Tier, machine: str, say: Console) -> None:
         if abs(tier.bandwidth_factor - 1) > _EQUAL:
             asked = f"--machine {machine} --link {tier.number}:bandwidth={factor}"
             say.say(f"  What that means for a plan: twofold whatif plan.json {asked}")
-    if tier.short_extra_s is not None:
+    if tier.short_extra_s is not None and abs(tier.short_extra_s) >= _LEAST_S:
         more = "more" if tier.short_extra_s >= 0 else "less"
         say.say(f"  Short messages took {Seconds(abs(tier.short_extra_s))} {more} than predicted.")
