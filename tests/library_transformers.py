@@ -515,6 +515,87 @@ class BertForMaskedLM(nn.Module):
         return F.cross_entropy(self.decoder(x).view(-1, VOCAB), labels.view(-1))
 
 
+# -- Cohere and GLM ----------------------------------------------------------------------------------------------------
+
+
+class NeighbourRotary(nn.Module):
+    """Angles of pairs (2i, 2i + 1): each cosine and sine stands twice, side by side."""
+
+    def __init__(self, size, twice):
+        super().__init__()
+        rates = 1.0 / (10000.0 ** (torch.arange(0, size, 2, dtype=torch.int64).float() / size))
+        self.register_buffer("inv_freq", rates, persistent=False)
+        self.twice = twice
+
+    @torch.no_grad()
+    def forward(self, x, position_ids):
+        expanded = self.inv_freq[None, :, None].float().expand(position_ids.shape[0], -1, 1)
+        freqs = (expanded @ position_ids[:, None, :].float()).transpose(1, 2)
+        emb = torch.repeat_interleave(freqs, 2, dim=-1) if self.twice == "angles" else torch.cat((freqs, freqs), dim=-1)
+        return emb.cos().to(x.dtype), emb.sin().to(x.dtype)
+
+
+def rotate_neighbours(x):
+    return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+
+
+def turned_neighbours(x, cos, sin, twice):
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    if twice == "cosines":  # as GLM: of two equal halves the first, each of it twice
+        cos, sin = (each[..., : each.shape[-1] // 2].repeat_interleave(2, dim=-1) for each in (cos, sin))
+    rotated, passed = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    return torch.cat([rotated * cos + rotate_neighbours(rotated) * sin, passed], dim=-1)
+
+
+class CohereNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(WIDTH)), 1e-5
+
+    def forward(self, x):
+        dtype = x.dtype
+        x = x.to(torch.float32)
+        variance = (x - x.mean(-1, keepdim=True)).pow(2).mean(-1, keepdim=True)
+        x = (x - x.mean(-1, keepdim=True)) * torch.rsqrt(variance + self.variance_epsilon)
+        return (self.weight.to(torch.float32) * x).to(dtype)
+
+
+class CohereLayer(nn.Module):
+    def __init__(self, twice):
+        super().__init__()
+        self.twice, narrow = twice, WIDTH // 2
+        self.q, self.o = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.k, self.v = nn.Linear(WIDTH, narrow, bias=False), nn.Linear(WIDTH, narrow, bias=False)
+        self.gate, self.up = nn.Linear(WIDTH, 48, bias=False), nn.Linear(WIDTH, 48, bias=False)
+        self.down, self.norm = nn.Linear(48, WIDTH, bias=False), CohereNorm()
+
+    def forward(self, x, cos, sin):
+        y = self.norm(x)
+        shape = (*x.shape[:-1], -1, WIDTH // HEADS)
+        q, k, v = (part(y).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k = (turned_neighbours(each, cos, sin, self.twice) for each in (q, k))
+        k, v = (repeat_kv(each, 2) for each in (k, v))
+        made = self.o(sdpa(q, k, v, scale=(WIDTH // HEADS) ** -0.5).reshape(*x.shape[:-1], -1))
+        return x + made + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class CohereModel(nn.Module):
+    """Cohere; with `twice="cosines"` positions as GLM has them."""
+
+    def __init__(self, twice="angles", share=1.0):
+        super().__init__()
+        self.words, self.norm = nn.Embedding(VOCAB, WIDTH), CohereNorm()
+        self.layers = nn.ModuleList(CohereLayer(twice) for _ in range(LAYERS))
+        self.rotary_emb = NeighbourRotary(int(WIDTH // HEADS * share), twice)
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        cos, sin = self.rotary_emb(x, counted(input_ids))
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.norm(x)
+
+
 # -- Llama with tables stored doubled ----------------------------------------------------------------------------------
 
 
@@ -578,6 +659,8 @@ MODULES = {
     "OPT, norms after the sums": lambda: LanguageModel(OPTModel(norm_first=False), tied=True),
     "BERT": BertForMaskedLM,
     "BERT, more rows": lambda: BertForMaskedLM(rows=2 * LENGTH),
+    "Cohere": lambda: LanguageModel(CohereModel(), tied=True, logits_scaling=16.0),
+    "Cohere, positions of GLM": lambda: LanguageModel(CohereModel("cosines", 0.5), tied=True, logits_scaling=16.0),
     "doubled tables": lambda: LanguageModel(DoubledLlama()),
     "doubled tables, more rows": lambda: LanguageModel(DoubledLlama(rows=2 * LENGTH)),
 }
@@ -586,8 +669,8 @@ MODULES = {
 
 OF_TRANSFORMERS = {
     "llama": {}, "mistral": {"sliding_window": 4096}, "qwen3": {"head_dim": 8}, "olmo2": {}, "phi": {}, "phi3": {},
-    "gpt_neox": {}, "stablelm": {}, "starcoder2": {"residual_dropout": 0.0, "embedding_dropout": 0.0},
-    "exaone4": {"layer_types": ["full_attention"] * 2},
+    "gpt_neox": {}, "stablelm": {},  "starcoder2": {"residual_dropout": 0.0, "embedding_dropout": 0.0},
+    "cohere": {"logit_scale": 0.0625}, "glm": {"head_dim": 8}, "exaone4": {"layer_types": ["full_attention"] * 2},
     "granite": {
         "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0, "attention_multiplier": 0.25
     },

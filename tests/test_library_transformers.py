@@ -67,6 +67,14 @@ PHI = replace(
     mlp_bias=False,
 )  # fmt: skip
 OPT = replace(GPT2, activation="relu", ffn=48, first_position=2)
+BERT = replace(
+    PLAIN, name="BertForMaskedLM", ffn=48, norm_eps=1e-12, norm_place="sum", embedding_norm=True, causal=False,
+    tied=True, token_types=2, segment=0, head_bias=True, head_transform=True,
+)  # fmt: skip
+COHERE = replace(
+    PHI, norm="layer_no_bias", norm_eps=1e-5, num_kv_heads=2, tied=True, parallel_residual=True, shared_norm=True,
+    rope=Rope(angles="frequencies", interleaved=True), scales=Scales(logits=1 / 16),
+)  # fmt: skip
 CONFIGS = {
     "nanoGPT": NANO,
     "nanoGPT, untied, no biases": replace(
@@ -98,6 +106,10 @@ CONFIGS = {
     "OPT": OPT,
     "OPT, norms after the sums": replace(OPT, norm_place="sum"),
     "OPT, more rows": replace(OPT, num_positions=2 * LENGTH + 2),
+    "BERT": BERT,
+    "BERT, more rows": replace(BERT, num_positions=2 * LENGTH),
+    "Cohere": COHERE,
+    "Cohere, positions of GLM": replace(COHERE, rope=Rope(angles="frequencies", interleaved=True, fraction=0.5)),
     "doubled tables": replace(PHI, rope=Rope(angles="tables")),
     "doubled tables, more rows": replace(PHI, rope=Rope(angles="tables")),
 }
@@ -175,6 +187,23 @@ def test_what_is_taken_apart_computes_the_same(name):
     assert compare_losses(result.losses.tolist(), expected.losses).max_rel_diff < 1e-12
     weights = {key: expected.weights[key] for key in result.weights}
     assert compare_weights(result.weights, weights).max_rel_diff < 1e-12
+
+
+def test_a_norm_in_parts_is_one_operator_in_half_precision_too():
+    kinds = [each.kind for each in capture(made("Cohere").bfloat16(), batch()).operators]
+    assert kinds.count("layer_norm") == LAYERS + 1 and kinds.count("rope") == 2 * LAYERS
+    assert not {"reduce_mean", "rsqrt", "concat"} & set(kinds)
+
+
+@pytest.mark.parametrize("change", ["position_ids", "token_type_ids"])
+def test_numbers_in_a_buffer_are_said_only_where_they_are_counted_or_all_the_same(change):
+    """Positions in another order and segments that differ are read from the buffer, and train as in the module."""
+    module = made("BERT")
+    getattr(module, change).copy_(torch.arange(LENGTH).flip(0)[None] % (2 if change == "token_type_ids" else LENGTH))
+    graph = capture(module, batch())
+    assert any(change in each.name for each in graph.constants)
+    with pytest.raises(TwofoldError, match="BertForMaskedLM is no transformer of known form"):
+        recognise(graph)
 
 
 @pytest.mark.parametrize("mask", ["window", "small", "read"])
@@ -357,6 +386,14 @@ RUNS = {
     "Phi-3, padded labels; tp 2 pp 2": Degrees(tp=2, pp=2, micro_batch=2, global_batch=BATCH, optimizer=ADAMW),
     "GPT-NeoX, cut labels; cp 2 tp 2": Degrees(cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=MOMENTUM),
     "OPT, dropout; dp 2 tp 2": Degrees(dp=2, tp=2, micro_batch=2, global_batch=BATCH, optimizer=MOMENTUM),
+    "BERT; dp 2 tp 2, sequence parallel": Degrees(
+        dp=2, tp=2, sequence_parallel=True, micro_batch=2, global_batch=BATCH, optimizer=MOMENTUM
+    ),
+    "BERT, more rows; cp 2 tp 2": Degrees(cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=MOMENTUM),
+    "Cohere; dp 2 tp 2": Degrees(dp=2, tp=2, micro_batch=2, global_batch=BATCH, optimizer=ADAMW),
+    "Cohere, positions of GLM; cp 2 tp 2": Degrees(
+        cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=ADAMW
+    ),
     "doubled tables, more rows; cp 2 tp 2": Degrees(
         cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=ADAMW
     ),

@@ -1,4 +1,4 @@
-"""What the values of a module's buffers say that its calls do not: masks, and tables of which one half is enough."""
+"""What the values of a module's buffers say that its calls do not: masks, whole numbers, tables with equal halves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from executor.train.initial import initial_parameter
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 
-__all__ = ["MOST_ELEMENTS", "doubled_tables", "known_masks"]
+__all__ = ["MOST_ELEMENTS", "doubled_tables", "known_masks", "known_numbers"]
 
 MOST_ELEMENTS = 2**26
 """Larger buffers are not looked at."""
@@ -36,6 +36,15 @@ def known_masks(module: nn.Module) -> dict[str, Tensor]:
             if value is not None:
                 found[name] = value
     return found
+
+
+def known_numbers(module: nn.Module) -> dict[str, Tensor]:
+    """The values of buffers of whole numbers, such as positions, as far as they are known."""
+    values = {
+        name: _known_value(module, name)
+        for name, buffer in module.named_buffers() if buffer.dtype == torch.int64 and buffer.dim()
+    }  # fmt: skip
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _known_value(module: nn.Module, name: str) -> Tensor | None:

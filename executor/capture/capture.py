@@ -25,7 +25,8 @@ from torch.export import ExportedProgram
 from torch.nn.modules import module as torch_module
 
 from executor.capture.attention import batch_first_attention
-from executor.capture.buffers import doubled_tables, known_masks
+from executor.capture.buffers import doubled_tables, known_masks, known_numbers
+from executor.capture.counts import state_counts
 from executor.capture.functional import without_in_place
 from executor.capture.gradients import check_hooks, refusing_own_gradients
 from executor.capture.library import LeftOut, in_other_forms
@@ -204,7 +205,7 @@ def _with_batch(examples: Mapping[str, torch.Tensor], batch_size: int) -> dict[s
 
 
 def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int) -> ExportedProgram:
-    masks = known_masks(module)
+    masks, numbers = known_masks(module), known_numbers(module)
     with _parameters_on_meta(module), _no_new_buffers(module), _silent(), batch_first_attention():
         try:
             with in_other_forms(module) as left_out, torch.device("meta"), refusing_own_gradients():
@@ -223,6 +224,7 @@ def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_siz
         take_stacked(exported)
         join_attention(exported, masks)
         state_masks(exported.graph)
+        state_counts(exported, numbers)
     for text in left_out:
         warnings.warn(text, LeftOut, stacklevel=4)
     return exported

@@ -21,9 +21,9 @@ _ANGLES: dict[str, tuple[str, ...]] = {
 def build_graph(config: TransformerConfig, batch_size: int, seq: int) -> Graph:
     """The training step of `config` on `batch_size` samples of `seq` tokens: inputs "tokens" and "labels" [b, s].
 
-    With a table of segments there is a third input, "token_types" [b, s]; with alibi a constant [heads, 1, s], what is
-    added to the scores of a head for a key at a position (the same for every query, since a softmax does not change
-    where all its scores change alike).
+    With a table of segments there is a third input, "token_types" [b, s], unless all tokens are of one segment; with
+    alibi a constant [heads, 1, s], what is added to the scores of a head for a key at a position (the same for every
+    query, since a softmax does not change where all its scores change alike).
 
     Modules are named as in Meta's Llama code: tok_embeddings, layers.3.attention.wq, layers.3.feed_forward.w1, norm,
     output; an operator is called like its module, or like the module and what it does there.
@@ -85,7 +85,7 @@ class _Builder:
         x = self._scaled("tok_embeddings.scale", x, config.scales.embedding)
         if config.token_types:
             module = "type_embeddings"
-            ids = self._tensor("token_types", (self.batch, self.seq), "int64", "input")
+            ids = self._segments(module)
             rows = self._parameter(f"{module}.weight", (config.token_types, config.hidden))
             types = self._add(module, "embedding", shape, (ids, rows))
             x = self._add(f"{module}.add", "add", shape, (x, types), module)
@@ -108,6 +108,13 @@ class _Builder:
         if config.embedding_norm:
             x = self._norm("embeddings.norm", x)
         return self._dropout("embeddings.dropout", x, p=config.embedding_dropout)
+
+    def _segments(self, module: str) -> str:
+        """The segment of every token: an input, or the same for all."""
+        shape, segment = (self.batch, self.seq), self.config.segment
+        if segment is None:
+            return self._tensor("token_types", shape, "int64", "input")
+        return self._add(f"{module}.ids", "fill", shape, ("tokens",), module, {"value": segment}, dtype="int64")
 
     def _block(self, x: str, layer: int) -> str:
         config, module = self.config, f"layers.{layer}"

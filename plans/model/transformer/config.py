@@ -171,6 +171,7 @@ class TransformerConfig:
         first_position: row of the learned table that the first token takes (OPT: 2); rows before it are there, too.
         num_positions: rows of the learned table; seq + first_position when None.
         token_types: rows of a table of segments, whose input is "token_types"; 0: none.
+        segment: of all tokens, so that there is no input "token_types"; None: the input tells it.
         rope: its angles.
         causal: whether a token sees itself and the tokens before it only.
         parallel_residual: x + attention(norm(x)) + mlp(norm(x)), as in GPT-NeoX; else one after the other.
@@ -218,6 +219,7 @@ class TransformerConfig:
     first_position: int = 0
     num_positions: int | None = None
     token_types: int = 0
+    segment: int | None = None
     rope: Rope = Rope()
     causal: bool = True
     parallel_residual: bool = False
@@ -260,6 +262,8 @@ class TransformerConfig:
                 raise TwofoldError(f"{self.name}: {field} {getattr(self, field)!r} is not known; known: {words}")
         if min(self.first_position, self.token_types) < 0:
             raise TwofoldError(f"{self.name}: first_position and token_types are at least 0")
+        if self.segment is not None and not 0 <= self.segment < self.token_types:
+            raise TwofoldError(f"{self.name}: segment {self.segment} is not among {self.token_types} token_types")
         if self.num_positions is not None and self.num_positions < self.seq + self.first_position:
             raise TwofoldError(
                 f"{self.name}: {self.seq} tokens from row {self.first_position} on do not fit into a table of "

@@ -92,13 +92,14 @@ def recognise(graph: Graph) -> Recognised:
 
 
 def _recognised(graph: Graph) -> Recognised:
-    reasons: list[str] = []
+    reasons: list[tuple[int, str]] = []
     for config in _candidates(graph):
         model = build_graph(config, graph.batch_size, config.seq)
+        matching = _Matching(model, graph)
         try:
-            matched = _Matching(model, graph).run()
+            matched = matching.run()
         except _Different as difference:
-            reasons.append(str(difference))
+            reasons.append((len(matching.operators), str(difference)))
             continue
         own = graph.by_name
         names = {operator.name: matched[operator.outputs[0]].name for operator in model.operators}
@@ -106,7 +107,8 @@ def _recognised(graph: Graph) -> Recognised:
             config=config, names=names,
             graph=structs.replace(graph, operators=tuple(own[names[each.name]] for each in model.operators)),
         )  # fmt: skip
-    raise TwofoldError(f"{graph.name} is no transformer of known form: {reasons[0]}")
+    _, nearest = max(reasons, key=lambda reason: reason[0])
+    raise TwofoldError(f"{graph.name} is no transformer of known form: {nearest}")
 
 
 class _Different(Exception):
@@ -247,7 +249,8 @@ class _Features:
             name=graph.name, num_layers=len(attentions), hidden=weight.shape[1], num_heads=q[2], num_kv_heads=k[2],
             head_dim=q[3], vocab=weight.shape[0], seq=q[1], causal=bool(core.attrs.get("causal", False)),
             qkv_bias=query is not None and len(query.inputs) > 2, out_bias=out is not None and len(out.inputs) > 2,
-            head_bias=len(head.inputs) > 2, tied=head.inputs[1] == table.inputs[1], dtype=weight.dtype,
+            head_bias=len(head.inputs) > 2, head_transform=self._is_transformed(head),
+            tied=head.inputs[1] == table.inputs[1], dtype=weight.dtype,
             attention_dropout=float(core.attrs.get("p", 0.0)),  # type: ignore[arg-type]
             ignore_index=loss.attrs.get("ignore_index"),  # type: ignore[arg-type]
             scales=replace(
@@ -274,6 +277,12 @@ class _Features:
         return None if flat is None else next(
             (each for each in self.kinds.get("linear", ()) if each.inputs[0] == flat.outputs[0]), None
         )  # fmt: skip
+
+    def _is_transformed(self, head: Operator) -> bool:
+        """Whether the head begins with a product, an activation and a norm (BERT)."""
+        norm = self.makers.get(head.inputs[0])
+        act = self.makers.get(norm.inputs[0]) if norm is not None and norm.inputs else None
+        return act is not None and act.kind in _ACTIVATIONS
 
     def _scales(self, core: Operator, size: int) -> Scales:
         scale = core.attrs.get("scale")
@@ -360,6 +369,8 @@ class _Features:
                 rows = tensors[each.inputs[1]].shape[0]
                 if rows > first + tensors[ids.outputs[0]].shape[0]:
                     found["num_positions"] = rows
+            elif ids is not None and ids.kind == "fill":
+                found |= {"token_types": tensors[each.inputs[1]].shape[0], "segment": ids.attrs["value"]}
             elif each is not self.kinds["embedding"][0] and tensors[each.inputs[0]].kind == "input":
                 found["token_types"] = tensors[each.inputs[1]].shape[0]
         if ropes := self.kinds.get("rope"):

@@ -91,6 +91,7 @@ def _dims_by_role(role: str, axes: MeshAxes, between: DimAxes) -> dict[str, DimA
         "tok_embeddings": {"b0": dp, "b1": cp, "v": tp},
         "pos_embeddings.positions": {"d0": between},
         "pos_embeddings": {"b0": between},
+        "type_embeddings.ids": {"d0": dp, "d1": between},
         "type_embeddings": {"b0": dp, "b1": between},
         "head.dense": {"b0": dp, "b1": between},
         "head.act": {"d0": dp, "d1": between},

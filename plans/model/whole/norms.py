@@ -1,4 +1,4 @@
-"""RMS norms in parts: x / sqrt(mean x^2 + eps), times a weight, in single precision or not."""
+"""Norms in parts: x / sqrt(mean x^2 + eps), or x - mean x so, times a weight, in single precision or not."""
 
 from __future__ import annotations
 
@@ -13,49 +13,76 @@ _WIDER = {"bfloat16": ("float32",), "float16": ("float32",), "float32": ("float3
 """dtype -> those in which a norm of it may be computed."""
 
 
+_NORMS = ("rms_norm", "layer_norm")
+
+
 def _bare(view: View, operator: Operator) -> Sequence[New] | None:
-    """x * rsqrt(mean(x^2) + eps), or x / sqrt(mean(x^2) + eps)."""
+    """x * rsqrt(mean(x^2) + eps), or x / sqrt(mean(x^2) + eps); a layer norm where x is y - mean(y)."""
     if operator.kind not in ("mul", "div") or len(operator.inputs) != 2:
         return None
     x, scale = operator.inputs
     orders = ((x, scale), (scale, x)) if operator.kind == "mul" else ((x, scale),)
     for x, scale in orders:
-        eps = _inverse_root(view, x, scale, "rsqrt" if operator.kind == "mul" else "sqrt")
-        if eps is not None:
-            attrs: dict[str, Attr] = {"eps": eps}
-            tensor = view.tensors[x]
-            return [New(kind="rms_norm", inputs=(x,), shape=tensor.shape, dtype=tensor.dtype, attrs=attrs)]
+        found = _inverse_root(view, scale, "rsqrt" if operator.kind == "mul" else "sqrt")
+        if found is None:
+            continue
+        squared, attrs = found
+        y = _centred(view, x)
+        if y is not None and y == _centred(view, squared):
+            kind, source = "layer_norm", view.tensors[y]
+        elif squared == x:
+            kind, source = "rms_norm", view.tensors[x]
+        else:
+            continue
+        return [New(kind=kind, inputs=(source.name,), shape=source.shape, dtype=source.dtype, attrs=attrs)]
     return None
 
 
-def _inverse_root(view: View, x: str, scale: str, kind: str) -> float | None:
-    """eps, where `scale` is the (inverse) root of mean(x^2) + eps over the last dim."""
+def _inverse_root(view: View, scale: str, kind: str) -> tuple[str, dict[str, Attr]] | None:
+    """(x, eps as a setting), where `scale` is the (inverse) root of mean(x^2) + eps over the last dim."""
     root = view.made(scale, kind)
     added = root and view.made(root.inputs[0], "add")
-    mean = added and view.made(added.inputs[0], "reduce_mean")
-    if root is None or added is None or mean is None or len(added.inputs) != 1:
+    if root is None or added is None or len(added.inputs) != 1:
         return None
-    last = len(view.shape(x)) - 1
-    if tuple(mean.attrs.get("dims", ())) != (last,) or not mean.attrs.get("keepdim"):  # type: ignore[arg-type]
-        return None
-    square = view.makers.get(mean.inputs[0])
-    if square is None or set(square.inputs) != {x}:
+    square = view.makers.get(_averaged(view, added.inputs[0]) or "")
+    if square is None or len(set(square.inputs)) != 1:
         return None
     is_square = square.kind == "pow" and square.attrs.get("exponent") == 2
     is_product = square.kind == "mul" and len(square.inputs) == 2
-    return float(added.attrs["number"]) if is_square or is_product else None  # type: ignore[arg-type]
+    return (square.inputs[0], {"eps": float(added.attrs["number"])}) if is_square or is_product else None  # type: ignore[arg-type]
+
+
+def _averaged(view: View, name: str) -> str | None:
+    """What a tensor is the mean of over the last dim, which is kept."""
+    mean = view.made(name, "reduce_mean")
+    if mean is None or not mean.attrs.get("keepdim"):
+        return None
+    last = len(view.shape(mean.inputs[0])) - 1
+    return mean.inputs[0] if tuple(mean.attrs.get("dims", ())) == (last,) else None  # type: ignore[arg-type]
+
+
+def _centred(view: View, name: str) -> str | None:
+    """y, where a tensor is y - mean(y) over the last dim."""
+    difference = view.made(name, "sub")
+    if difference is None or len(difference.inputs) != 2:
+        return None
+    y, mean = difference.inputs
+    return y if _averaged(view, mean) == y else None
 
 
 def _narrow(view: View, operator: Operator) -> Sequence[New] | None:
-    """cast(norm(cast(x))) back to the dtype of x: a norm of half precision is computed in single anyway."""
-    norm = view.made(operator.inputs[0], "rms_norm") if operator.kind == "cast" else None
-    before = norm and view.made(norm.inputs[0], "cast")
-    if norm is None or before is None or len(norm.inputs) != 1:
+    """cast(norm(cast(x))) back to the dtype of x, and of its weight: half precision is normalised in single anyway."""
+    norm = view.makers.get(operator.inputs[0]) if operator.kind == "cast" else None
+    if norm is None or norm.kind not in _NORMS:
         return None
-    x, made = view.tensors[before.inputs[0]], view.tensors[operator.outputs[0]]
-    if x.dtype != made.dtype or view.tensors[norm.inputs[0]].dtype not in _WIDER.get(x.dtype, ()):
+    before = [view.made(name, "cast") for name in norm.inputs]
+    if any(each is None for each in before):
         return None
-    return [New(kind="rms_norm", inputs=(x.name,), shape=x.shape, dtype=x.dtype, attrs=norm.attrs)]
+    names = tuple(each.inputs[0] for each in before if each)
+    made, wide = view.tensors[operator.outputs[0]], view.tensors[norm.inputs[0]]
+    if any(view.tensors[name].dtype != made.dtype for name in names) or wide.dtype not in _WIDER.get(made.dtype, ()):
+        return None
+    return [New(kind=norm.kind, inputs=names, shape=made.shape, dtype=made.dtype, attrs=norm.attrs)]
 
 
 def _weighted(view: View, operator: Operator) -> Sequence[New] | None:
@@ -63,13 +90,16 @@ def _weighted(view: View, operator: Operator) -> Sequence[New] | None:
     if operator.kind != "mul" or len(operator.inputs) != 2:
         return None
     for made, weight in (operator.inputs, operator.inputs[::-1]):
-        norm, tensor = view.made(made, "rms_norm"), view.tensors[weight]
-        if norm is None or len(norm.inputs) != 1 or tensor.kind not in ("parameter", "constant"):
+        norm, source = view.makers.get(made), view.tensors[view.behind(weight, "cast")]
+        if norm is None or norm.kind not in _NORMS or len(norm.inputs) != 1:
+            continue
+        if source.kind not in ("parameter", "constant") or len(view.readers[made]) > 1:
             continue
         x = view.tensors[norm.inputs[0]]
-        if tensor.shape == x.shape[-1:] and tensor.dtype == x.dtype and len(view.readers[made]) == 1:
-            return [New(kind="rms_norm", inputs=(x.name, weight), shape=x.shape, dtype=x.dtype, attrs=norm.attrs)]
+        if source.shape == x.shape[-1:] and view.tensors[weight].dtype == x.dtype:
+            return [New(kind=norm.kind, inputs=(x.name, weight), shape=x.shape, dtype=x.dtype, attrs=norm.attrs)]
     return None
 
 
-NORM_RULES: tuple[Rule, ...] = (_bare, _narrow, _weighted)
+NORM_RULES: tuple[Rule, ...] = (_bare, _narrow, _weighted, _narrow)
+"""The cast back stands before the weight, or behind it."""

@@ -63,38 +63,77 @@ def _halves(view: View, operator: Operator) -> Sequence[New] | None:
 
 
 def _turned_halves(view: View, operator: Operator) -> Sequence[New] | None:
-    """x cos + (-b, a) sin for the halves a and b of x, as Hugging Face's models write it."""
+    """x cos + (-b, a) sin for the halves a and b of x, as Hugging Face's Llama writes it."""
+    return _turned(view, operator, interleaved=False)
+
+
+def _turned_neighbours(view: View, operator: Operator) -> Sequence[New] | None:
+    """x cos + (-x1, x0, -x3, x2, ..) sin, as Hugging Face's Cohere and GLM write it."""
+    return _turned(view, operator, interleaved=True)
+
+
+def _turned(view: View, operator: Operator, *, interleaved: bool) -> Sequence[New] | None:
+    """x cos + (every pair (a, b) of x as (-b, a)) sin."""
     if operator.kind != "add" or len(operator.inputs) != 2:
         return None
     straight, crossed = (view.made(name, "mul") for name in operator.inputs)
     if straight is None or crossed is None or len(straight.inputs) != 2 or len(crossed.inputs) != 2:
         return None
-    x, swapped = straight.inputs[0], view.made(crossed.inputs[0], "concat")
-    tables = straight.inputs[1], crossed.inputs[1]
-    cos, sin = (_table(view, name, len(view.shape(x)), doubled=True) for name in tables)
+    x, tables = straight.inputs[0], (straight.inputs[1], crossed.inputs[1])
+    if (_unpaired if interleaved else _unhalved)(view, crossed.inputs[0]) != x:
+        return None
+    cos, sin = None, None
+    if not interleaved:
+        cos, sin = (_table(view, name, len(view.shape(x)), doubled=True) for name in tables)
     if cos is None or sin is None:
         cos, sin = (
-            _angles(view, name, kind, len(view.shape(x))) for name, kind in zip(tables, ("cos", "sin"), strict=True)
+            _angles(view, name, kind, len(view.shape(x)), interleaved=interleaved)
+            for name, kind in zip(tables, ("cos", "sin"), strict=True)
         )
-    negative = swapped and view.made(swapped.inputs[0], "neg")
-    if swapped is None or negative is None or cos is None or sin is None or len(swapped.inputs) != 2:
+    if cos is None or sin is None:
         return None
-    half = view.shape(x)[-1] // 2
-    parts = [view.made(name, "narrow") for name in (swapped.inputs[1], negative.inputs[0])]
-    if _parts_of(view, parts, step=half, sizes=(half, half)) != x:
-        return None
-    return _rope(view, operator, _Turn(x, cos, sin), interleaved=False)
+    return _rope(view, operator, _Turn(x, cos, sin), interleaved=interleaved)
 
 
-def _angles(view: View, name: str, kind: str, num_dims: int) -> _Table | None:
-    """Frequencies of which `name` is the cosine (or sine) of their products with positions, twice side by side."""
+def _unhalved(view: View, name: str) -> str | None:
+    """x, where a tensor is (-b, a) for its halves a and b."""
+    joined = view.made(name, "concat")
+    negative = joined and view.made(joined.inputs[0], "neg")
+    if joined is None or negative is None or len(joined.inputs) != 2:
+        return None
+    half = view.shape(joined.inputs[0])[-1]
+    parts = [view.made(each, "narrow") for each in (joined.inputs[1], negative.inputs[0])]
+    return _parts_of(view, parts, step=half, sizes=(half, half))
+
+
+def _unpaired(view: View, name: str) -> str | None:
+    """x, where a tensor is (-x1, x0, -x3, x2, ..)."""
+    flat = view.made(name, "reshape")
+    joined = flat and view.made(flat.inputs[0], "concat")
+    if joined is None or tuple(joined.attrs["sizes"]) != (1, 1):  # type: ignore[arg-type]
+        return None
+    columns = [view.behind(each, "reshape") for each in joined.inputs]
+    negative = view.made(columns[0], "neg")
+    parts = [view.made(each, "narrow") for each in (columns[1], negative.inputs[0] if negative else "")]
+    first, second = parts
+    if first is None or second is None or first.inputs != second.inputs:
+        return None
+    x = first.inputs[0]
+    shape, half = view.shape(x), view.shape(x)[-1] // 2
+    for start, part in enumerate((first, second)):
+        cut = part.attrs["dim"], part.attrs["start"], part.attrs.get("step", 1)
+        if cut != (len(shape) - 1, start, 2) or view.shape(part.outputs[0])[-1] != half:
+            return None
+    in_pairs = (*shape[:-1], half, 2)
+    return x if view.shape(joined.outputs[0]) == in_pairs and view.shape(name) == shape else None
+
+
+def _angles(view: View, name: str, kind: str, num_dims: int, *, interleaved: bool) -> _Table | None:
+    """Frequencies of which `name` is the cosine (or sine) of their products with positions, each product twice."""
     shape = (1,) * (num_dims - len(view.shape(name))) + view.shape(name)
-    turned = view.made(_unscaled(view, name), kind)
-    twice = turned and view.made(turned.inputs[0], "concat")
-    found = _outer(view, view.behind(twice.inputs[0], "reshape")) if twice else None
-    if turned is None or twice is None or found is None:
-        return None
-    if len(twice.inputs) != 2 or twice.inputs[0] != twice.inputs[1] or num_dims != 4:
+    products = _once(view, name, kind, interleaved=interleaved)
+    found = _outer(view, view.behind(products, "reshape")) if products else None
+    if found is None or num_dims != 4:
         return None
     length = _counted(view, found[0])
     source = view.tensors[view.behind(found[1], "reshape", "cast", "expand")]
@@ -105,6 +144,39 @@ def _angles(view: View, name: str, kind: str, num_dims: int) -> _Table | None:
         if shape == tuple({at: length, 3: 2 * pairs}.get(each, 1) for each in range(4)):
             return _Table(source.name, source.shape, at)
     return None
+
+
+def _once(view: View, name: str, kind: str, *, interleaved: bool) -> str | None:
+    """What `name` is the cosine (or sine) of, every one twice: side by side (interleaved), or all after all."""
+    if interleaved and (single := _each_twice(view, name)) is not None:
+        cut = view.made(single, "narrow")
+        if cut is None or (cut.attrs["dim"], cut.attrs["start"]) != (len(view.shape(single)) - 1, 0):
+            return None
+        is_half = 2 * view.shape(single)[-1] == view.shape(cut.inputs[0])[-1] and cut.attrs.get("step", 1) == 1
+        return _once(view, cut.inputs[0], kind, interleaved=False) if is_half else None
+    turned = view.made(_unscaled(view, name), kind)
+    if turned is None:
+        return None
+    if interleaved:
+        return _each_twice(view, turned.inputs[0])
+    twice = view.made(turned.inputs[0], "concat")
+    if twice is None or len(twice.inputs) != 2 or twice.inputs[0] != twice.inputs[1]:
+        return None
+    return twice.inputs[0]
+
+
+def _each_twice(view: View, name: str) -> str | None:
+    """What `name` is with every element of its last dim repeated once."""
+    flat = view.made(name, "reshape")
+    wide = flat and view.made(flat.inputs[0], "expand")
+    if wide is None:
+        return None
+    *rest, size, count = view.shape(wide.outputs[0])
+    column = view.made(wide.inputs[0], "reshape")
+    if column is None or count != 2 or view.shape(name) != (*rest, 2 * size):
+        return None
+    single = column.inputs[0]
+    return single if view.shape(wide.inputs[0]) == (*rest, size, 1) and view.shape(single)[-1] == size else None
 
 
 def _outer(view: View, name: str) -> tuple[str, str] | None:
@@ -292,6 +364,6 @@ def _first_part(view: View, operator: Operator) -> Sequence[New] | None:
     return news
 
 
-ROTATION_RULES: tuple[Rule, ...] = (_neighbours, _halves, _turned_halves, _narrow)
+ROTATION_RULES: tuple[Rule, ...] = (_neighbours, _halves, _turned_halves, _turned_neighbours, _narrow)
 PART_RULES: tuple[Rule, ...] = (_first_part,)
 """Of a head whose first elements alone are turned; after `CUT_RULES`."""

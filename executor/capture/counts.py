@@ -1,0 +1,62 @@
+"""Whole numbers that a module keeps in buffers, such as the positions and segments of BERT, said as what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+
+from executor.capture.functional import called_as
+from executor.capture.masks import shape_only, value_of
+
+__all__ = ["state_counts"]
+
+aten = torch.ops.aten
+
+
+def state_counts(exported: ExportedProgram, numbers: Mapping[str, Tensor]) -> None:
+    """Let positions that are counted, and one number for all, be made by `arange` and `full`, in place.
+
+    Args:
+        exported: of a module.
+        numbers: values of its buffers by name. Those that the forward writes in are not looked at.
+    """
+    graph, signature = exported.graph, exported.graph_signature
+    changed = set(signature.buffers_to_mutate.values())
+    named = {place: name for place, name in signature.inputs_to_buffers.items() if name not in changed}
+    held = {
+        node: numbers[named[node.name]]
+        for node in graph.find_nodes(op="placeholder") if named.get(node.name) in numbers
+    }  # fmt: skip
+    if not held:
+        return
+    known = shape_only(graph, held)
+    for node in _last_known(graph, known - shape_only(graph) - held.keys(), known):
+        value = value_of(node, held)
+        if value is None or value.dtype != torch.int64 or not value.numel():
+            continue
+        with graph.inserting_before(node):
+            made = _made(graph, node, value)
+        if made is not None:
+            node.replace_all_uses_with(made)
+    graph.eliminate_dead_code()
+
+
+def _last_known(graph: fx.Graph, nodes: Collection[fx.Node], known: Collection[fx.Node]) -> list[fx.Node]:
+    """Those that are read by a call whose value is not known."""
+    return [node for node in graph.nodes if node in nodes and any(user not in known for user in node.users)]
+
+
+def _made(graph: fx.Graph, node: fx.Node, value: Tensor) -> fx.Node | None:
+    """A call that makes a value: one number everywhere, or the same start, start + 1, ... in every row."""
+    settings = {"dtype": value.dtype, "device": torch.device("cpu")}
+    first, shape = int(value.flatten()[0]), list(value.shape)
+    if bool((value == first).all()):
+        return called_as(graph, node, aten.full.default, (shape, first), settings)
+    if not torch.equal(value, (torch.arange(shape[-1]) + first).expand(shape)):
+        return None
+    counted = called_as(graph, node, aten.arange.start, (first, first + shape[-1]), settings)
+    row = called_as(graph, node, aten.view.default, (counted, [1] * (len(shape) - 1) + shape[-1:]))
+    return row if list(row.meta["val"].shape) == shape else called_as(graph, node, aten.expand.default, (row, shape))
