@@ -19,7 +19,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 TIMEOUT_S = 150  # ranks may wait long where two cores are busy otherwise
-IMPORTED_ONCE = ["torch.distributed", "executor.train.run", "executor.capture", "search", "scipy.sparse", "pytest"]
+IMPORTED_ONCE = [
+    "torch.distributed", "torch._dynamo", "executor.train.run", "executor.capture", "search", "scipy.sparse", "pytest",
+]  # fmt: skip
+"""torch imports its compiler in the first call that must not be compiled: a second of every rank."""
 
 forkserver.set_forkserver_preload(IMPORTED_ONCE)
 
