@@ -237,13 +237,15 @@ def predicted_s(point: Point, compute: Compute, *, at_clock: bool = False) -> fl
     Raises:
         TwofoldError: another kind of point.
     """
+    changed: dict[str, float | None] = {}
     if at_clock and point.kind != "memory":
-        clock = compute.sustained_clock * relative_clock(point, compute)
         drop = 0.0 if point.clock_MHz else compute.clock_drop
-        compute = msgspec.structs.replace(compute, sustained_clock=clock, clock_drop=drop)
+        changed = {"sustained_clock": compute.sustained_clock * relative_clock(point, compute), "clock_drop": drop}
+    if point.kind == "matrix" and compute.step_clock_MHz is not None:  # measured with no other kernels around it
+        changed |= {"step_clock_MHz": None, "step_clock_drop": None}
+    if changed:
+        compute = msgspec.structs.replace(compute, **changed)
     if point.kind == "matrix":
-        if compute.step_clock_MHz is not None:  # measured with no other kernels around it
-            compute = msgspec.structs.replace(compute, step_clock_MHz=None, step_clock_drop=None)
         m, n, k = point.shape
         size = itemsize("float32" if point.dtype == "tf32" else point.dtype)
         made = itemsize("bfloat16") if point.dtype.startswith("float8") else size

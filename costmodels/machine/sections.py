@@ -50,7 +50,9 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            check_figure(name, getattr(self, name))
+            value = getattr(self, name)
+            if value is not None:
+                check_figure(name, value)
 
 
 class Replay(Section, frozen=True, kw_only=True):
