@@ -1,28 +1,28 @@
 """Small changes of the core that tests must find: `python -m benchmarks.mutants --count 60 --seed 1 --out FILE`.
 
 A mutant changes one operator, comparison or number of one file in a copy of this tree; then the tests of its room run
-until one fails. A mutant that none of them finds survives, and its line is printed. `NAMED` are mutants that survived a
-review once; `--named` runs them alone.
+until one fails. A mutant that none of them finds survives, and its line is printed. Rooms that need a device or another
+host to be tested (kernels, calibration, launching) are not drawn from. `NAMED` are mutants that survived a review once;
+`--named` runs them alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import os
 import random
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.kept import keep
+from benchmarks.mutant_trees import ROOMS, Trees
 
 __all__ = ["NAMED", "Mutant", "mutants_of"]
 
@@ -32,25 +32,6 @@ _OPERATORS = {
     ast.Mod: ("%", "//"), ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
     ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.And: ("and", "or"), ast.Or: ("or", "and"),
 }  # fmt: skip
-_TESTS = {  # of the parts of the core, the quick ones first
-    "costmodels/price": "price clocks power network machine_file load price_forms search_bounds software",
-    "executor/step": "executor_comm executor_interpreter streams in_place executor_run operators_ranks "
-    "optimizer_parallel_ranks compiled_step",
-    "executor/train": "data initial sources training_job replicas checkpoint executor_run",
-    "plans/lower": "lowering lowering_alone in_place receives interleave optimizer_parallel operator_bodies fuse "
-    "executor_run optimizer_parallel_ranks latent experts sharding",
-    "plans/schedules": "schedules schedule_orders schedule_torch simulator_pipeline_oracle",
-    "search/devices": "search_bounds scale scale_grid scale_levels scale_stacks scale_recompute",
-    "search/operators": "search search_moves search_bounds search_linear search_placements search_exact search_shapes",
-    "simulator/engine": "simulator_engine simulator_streams simulator_memory simulator_network simulator_overlap "
-    "simulator_fluid simulator_folding simulator_check simulator_deadlock simulator_contention simulator_properties",
-    "simulator/forecast": "forecast_maxplus forecast_columns forecast_blocks scale_grid degrees",
-    "simulator/study": "goodput whatif study",
-}
-_COPIED = (
-    "plans", "costmodels", "simulator", "search", "executor", "interop", "reports", "twofold", "tests", "benchmarks",
-    "examples", "docs", "pyproject.toml",
-)  # fmt: skip
 NAMED = (
     ("costmodels/price/instruction.py", "0.75 * 2 * heads", "0.75 * 2 / heads"),
     ("costmodels/price/instruction.py", "else 2.5 if part", "else 3.5 if part"),
@@ -122,7 +103,7 @@ def mutants_of(path: str, source: str) -> list[Mutant]:
 
 def _drawn(count: int, seed: int) -> list[Mutant]:
     draw, every = random.Random(seed), []
-    for room in _TESTS:
+    for room in ROOMS:
         for path in sorted((_ROOT / room).rglob("*.py")):
             every += mutants_of(str(path.relative_to(_ROOT)), path.read_text())
     return draw.sample(every, min(count, len(every)))
@@ -140,91 +121,72 @@ def _named() -> list[Mutant]:
     return found
 
 
-class _Copy:
-    """A copy of the tree, in which the tests of a room run.
-
-    Args:
-        tree: an empty folder.
-    """
-
-    def __init__(self, tree: Path) -> None:
-        self._tree, self._changes, self._takes_s = tree, 0, dict[str, float]()
-        for part in _COPIED:
-            copy = shutil.copytree if (_ROOT / part).is_dir() else shutil.copy
-            copy(_ROOT / part, tree / part)
-        (tree / "tmp").mkdir()
-
-    def outcome(self, mutant: Mutant) -> str:
-        """ "killed", "survived", or "too slow", which is as good as killed.
-
-        Raises:
-            SystemExit: the tests of its room fail without it.
-        """
-        room = next(room for room in _TESTS if mutant.path.startswith(room))
-        if room not in self._takes_s:
-            begin_s = time.monotonic()
-            if self._run(room, None) != 0:
-                raise SystemExit(f"the tests of {room} fail without a mutant")
-            self._takes_s[room] = time.monotonic() - begin_s
-        source = (_ROOT / mutant.path).read_text()
-        self._write(mutant.path, mutant.applied(source))
-        try:
-            return "killed" if self._run(room, 60 + 5 * self._takes_s[room]) else "survived"
-        except subprocess.TimeoutExpired:
-            return "too slow"
-        finally:
-            self._write(mutant.path, source)
-
-    def _write(self, path: str, source: str) -> None:
-        (self._tree / path).write_text(source)
-        self._changes += 1
-        os.utime(self._tree / path, (self._changes, self._changes))  # else a compiled file may be taken for its own
-
-    def _run(self, room: str, limit_s: float | None) -> int:
-        tests = [f"tests/test_{name}.py" for name in _TESTS[room].split()]
-        env = os.environ | {"PYTHONPATH": str(self._tree), "TMPDIR": str(self._tree / "tmp"), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-        quiet = subprocess.DEVNULL
-        with subprocess.Popen(
-            command, cwd=self._tree, env=env, stdout=quiet, stderr=quiet, start_new_session=True
-        ) as run:
-            try:
-                return run.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                os.killpg(run.pid, signal.SIGKILL)
-                raise
-
-
 def _main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=60, help="drawn mutants; at most all that there are")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--begin", type=int, default=0, help="drawn mutants to leave out, which an earlier run tried")
     parser.add_argument("--named", action="store_true")
+    parser.add_argument("--workers", type=int, default=1, help="copies of the tree that are tried side by side")
     parser.add_argument("--until", type=float, default=float("inf"), help="seconds; no mutant begins after it")
+    parser.add_argument("--stop", type=float, default=float("inf"), help="seconds; what runs then is not counted")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    if options.count < 1:
-        parser.error(f"--count is {options.count}; it must be at least 1")
-    begin_s, outcomes, survivors = time.monotonic(), Counter[str](), []
-    with tempfile.TemporaryDirectory(prefix="twofold-mutants-") as name:
-        copy = _Copy(Path(name))
-        chosen = _named() if options.named else _drawn(options.count, options.seed)
-        for mutant in chosen:
+    for name, least in (("count", 1), ("workers", 1), ("begin", 0)):
+        if getattr(options, name) < least:
+            parser.error(f"--{name} is {getattr(options, name)}; it must be at least {least}")
+    begin_s = time.monotonic()
+    chosen = _named() if options.named else _drawn(options.count, options.seed)[options.begin :]
+    part = "named" if options.named else f"seed {options.seed}, from {options.begin}"
+    found: list[dict[str, Any]] = []
+    writing = threading.Lock()
+    with tempfile.TemporaryDirectory(prefix="twofold-mutants-", ignore_cleanup_errors=True) as folder:
+        trees = Trees(Path(folder), options.workers, begin_s + options.stop)
+        trees.measure({mutant.path for mutant in chosen})
+        print(f"without a mutant {len(trees.failing)} tests fail: {trees.failing}", flush=True)
+
+        def try_one(mutant: Mutant) -> None:
             if time.monotonic() - begin_s > options.until:
-                break
-            outcome = copy.outcome(mutant)
-            outcomes[outcome] += 1
+                return
             source = (_ROOT / mutant.path).read_text()
+            outcome, by = trees.outcome(mutant.path, mutant.applied(source))
             what = f"{mutant.path}:{mutant.line}: {source[mutant.begin : mutant.end]!r} becomes {mutant.text!r}"
-            if outcome == "survived":
-                survivors.append(asdict(mutant) | {"says": f"{what}: {source.splitlines()[mutant.line - 1].strip()}"})
-            print(f"{outcome:9} {what}", flush=True)
-    done = sum(outcomes.values())
-    print(f"{done} mutants in {time.monotonic() - begin_s:.0f} s: {done - len(survivors)} killed")
-    if options.out is not None:
-        figures = {"mutants": done, "killed": done - len(survivors), "survivors": survivors}
-        keep(options.out, "named" if options.named else "drawn", figures)
-    return 1 if survivors else 0
+            line = source.splitlines()[mutant.line - 1].strip()
+            with writing:
+                found.append(asdict(mutant) | {"outcome": outcome, "by": by, "says": f"{what}: {line}"})
+                print(f"{time.monotonic() - begin_s:5.0f} s {outcome:10} {what} {by}", flush=True)
+                if options.out is not None:
+                    keep(options.out, part, _figures(found, len(chosen), trees.failing))
+
+        with ThreadPoolExecutor(options.workers) as pool:
+            list(pool.map(try_one, chosen))
+    figures = _figures(found, len(chosen), trees.failing)
+    takes = f"{figures['tried']} of {len(chosen)} mutants in {time.monotonic() - begin_s:.0f} s"
+    print(f"{takes}: {figures['killed']} killed, {len(figures['unfinished'])} unfinished")
+    for package, (killed, tried) in figures["packages"].items():
+        print(f"{package:10} {killed} of {tried} killed")
+    for each in figures["survivors"]:
+        print(f"survived: {each['says']}")
+    return 1 if figures["survivors"] else 0
+
+
+def _figures(found: list[dict[str, Any]], asked: int, failing: list[str]) -> dict[str, Any]:
+    tried = [each for each in found if each["outcome"] != "unfinished"]
+    killed = [each for each in tried if each["outcome"] != "survived"]
+    packages = {}
+    for name in sorted({each["path"].partition("/")[0] for each in tried}):
+        counts = [sum(each["path"].startswith(name + "/") for each in group) for group in (killed, tried)]
+        packages[name] = counts
+    return {
+        "asked": asked,
+        "tried": len(tried),
+        "killed": len(killed),
+        "packages": packages,
+        "failing_without_a_mutant": failing,
+        "survivors": [each for each in tried if each["outcome"] == "survived"],
+        "unfinished": [each["says"] for each in found if each["outcome"] == "unfinished"],
+        "killers": {each["says"]: f"{each['outcome']} {each['by']}".strip() for each in killed},
+    }
 
 
 if __name__ == "__main__":
