@@ -18,53 +18,63 @@ __all__ = ["ROOMS", "Trees"]
 
 _ROOT = Path(__file__).parents[1]
 ROOMS = {  # the tests of a part of the core, and of what is built on it
-    "costmodels/fit": "fit rules_fit power calibrate_sections refit machine_catalogue host_file price_forms network_benchmark",
-    "costmodels/machine": "machine_file machine_catalogue network host_file load price fit network_benchmark simulator_network links "
-    "power pairs leave_one_out price_forms critical_path cli_mistakes",
-    "costmodels/price": "price clocks power network machine_file load price_forms search_bounds software simulator_fluid "
-    "simulator_streams scale fuse operators simulator_folding receives simulator_predict simulator_contention "
-    "pairs search_explain",
-    "executor/capture": "capture capture_straight capture_blocks capture_repeats recognise capture_modules sharding sources "
-    "compiled_step models_on_meta",
-    "executor/reference": "reference executor_run mixed_precision evaluate sharding capture_straight capture_blocks operators_ranks "
-    "compiled_step",
-    "executor/step": "executor_comm executor_interpreter streams in_place executor_run operators_ranks optimizer_parallel_ranks "
-    "compiled_step mixed_precision interleave replicas fuse capture_blocks step_check",
-    "executor/train": "data initial sources training_job replicas checkpoint executor_run evaluate weights_files clocks "
-    "reference interleave alike latent experts_ranks sharding operators_ranks training_watch",
-    "plans/degrees": "degrees families cli_flags scale float8 experts latent lowering_alone scale_grid scale_recompute "
-    "scale_levels scale_experts scale_stacks search_statement forecast_blocks cli_mistakes study turns "
-    "experts_ranks search_turns uniform",
-    "plans/lower": "lowering lowering_alone in_place receives interleave optimizer_parallel operator_bodies fuse executor_run "
-    "optimizer_parallel_ranks latent experts sharding plan_file simulator_memory mixed_precision streams "
-    "simulator_properties replicas transformer scale search forecast_blocks simulator_folding price_forms "
+    "costmodels/fit": "fit rules_fit power calibrate_sections refit machine_catalogue host_file price_forms "
+    "network_benchmark",
+    "costmodels/machine": "machine_file machine_catalogue network host_file load price fit network_benchmark "
+    "simulator_network links power pairs leave_one_out price_forms critical_path "
+    "cli_mistakes",
+    "costmodels/price": "price clocks power network machine_file load price_forms search_bounds software "
+    "simulator_fluid simulator_streams scale fuse operators simulator_folding receives "
+    "simulator_predict simulator_contention pairs search_explain",
+    "executor/capture": "capture capture_straight capture_blocks capture_repeats recognise capture_modules "
+    "sharding sources compiled_step models_on_meta",
+    "executor/reference": "reference executor_run mixed_precision evaluate sharding capture_straight "
+    "capture_blocks operators_ranks compiled_step",
+    "executor/step": "executor_comm executor_interpreter streams in_place executor_run operators_ranks "
+    "optimizer_parallel_ranks compiled_step mixed_precision interleave replicas fuse "
+    "capture_blocks step_check",
+    "executor/train": "data initial sources training_job replicas checkpoint executor_run evaluate "
+    "weights_files clocks reference interleave alike latent experts_ranks sharding "
+    "operators_ranks training_watch",
+    "plans/degrees": "degrees families cli_flags scale float8 experts latent lowering_alone scale_grid "
+    "scale_recompute scale_levels scale_experts scale_stacks search_statement "
+    "forecast_blocks cli_mistakes study turns experts_ranks search_turns uniform",
+    "plans/lower": "lowering lowering_alone in_place receives interleave optimizer_parallel "
+    "operator_bodies fuse executor_run optimizer_parallel_ranks latent experts sharding "
+    "plan_file simulator_memory mixed_precision streams simulator_properties replicas "
+    "transformer scale search forecast_blocks simulator_folding price_forms "
     "operators_ranks turns uniform compiled_step",
-    "plans/model": "transformer families tables lowering scale latent experts search published_tables operator_bodies "
-    "optimizer_parallel scale_experts scale_stacks fuse operators sharding forecast_blocks models_on_meta "
-    "turns experts_ranks recognise",
-    "plans/operators": "operators executor_rules tables kernel_numerics redistribution lowering search experts extensions latent "
-    "operators_ranks capture sharding",
-    "plans/redistribution": "redistribution redistribution_exact redistribution_reshape redistribution_stored redistribution_fastest "
-    "redistribution_ranks executor_rules executor_comm redistribution_dtensor simulator_folding search "
-    "sharding",
+    "plans/model": "transformer families tables lowering scale latent experts search published_tables "
+    "operator_bodies optimizer_parallel scale_experts scale_stacks fuse operators sharding "
+    "forecast_blocks models_on_meta turns experts_ranks recognise",
+    "plans/operators": "operators executor_rules tables kernel_numerics redistribution lowering search "
+    "experts extensions latent operators_ranks capture sharding",
+    "plans/redistribution": "redistribution redistribution_exact redistribution_reshape redistribution_stored "
+    "redistribution_fastest redistribution_ranks executor_rules executor_comm "
+    "redistribution_dtensor simulator_folding search sharding",
     "plans/schedules": "schedules schedule_orders schedule_torch simulator_pipeline_oracle simulator_memory "
-    "simulator_closed_forms simulator_properties forecast_columns simulator_contention search_bounds scale "
-    "executor_run",
-    "search/devices": "search_bounds scale scale_grid scale_levels scale_stacks scale_recompute search_statement degrees "
-    "software scale_order search_turns search_explain search_weaknesses search_scale",
-    "search/operators": "search search_moves search_bounds search_linear search_placements search_exact search_shapes "
-    "search_blocks search_statement redistribution_stored operators_ranks search_ways search_dual",
-    "simulator/engine": "simulator_engine simulator_streams simulator_memory simulator_network simulator_overlap simulator_fluid "
-    "simulator_folding simulator_check simulator_deadlock simulator_contention simulator_properties "
-    "simulator_closed_forms simulator_longest_path simulator_pipeline_oracle simulator_predict "
-    "simulator_buffers clocks receives",
-    "simulator/forecast": "forecast_maxplus forecast_columns forecast_blocks scale_grid degrees simulator_pipeline_oracle scale "
-    "scale_recompute scale_levels scale_experts scale_stacks latent float8 study software turns scale_order "
-    "search_turns search_explain one_world",
+    "simulator_closed_forms simulator_properties forecast_columns simulator_contention "
+    "search_bounds scale executor_run",
+    "search/devices": "search_bounds scale scale_grid scale_levels scale_stacks scale_recompute "
+    "search_statement degrees software scale_order search_turns search_explain "
+    "search_weaknesses search_scale",
+    "search/operators": "search search_moves search_bounds search_linear search_placements search_exact "
+    "search_shapes search_blocks search_statement redistribution_stored operators_ranks "
+    "search_ways search_dual",
+    "simulator/engine": "simulator_engine simulator_streams simulator_memory simulator_network "
+    "simulator_overlap simulator_fluid simulator_folding simulator_check "
+    "simulator_deadlock simulator_contention simulator_properties simulator_closed_forms "
+    "simulator_longest_path simulator_pipeline_oracle simulator_predict simulator_buffers "
+    "clocks receives",
+    "simulator/forecast": "forecast_maxplus forecast_columns forecast_blocks scale_grid degrees "
+    "simulator_pipeline_oracle scale scale_recompute scale_levels scale_experts "
+    "scale_stacks latent float8 study software turns scale_order search_turns "
+    "search_explain one_world",
     "simulator/stacks": "scale_stacks software validation float8 scale tables published_tables leave_one_out",
     "simulator/study": "goodput whatif study simulator_jobs cli_mistakes reports_pages whatif_command",
-    "simulator/timeline": "simulator_longest_path critical_path simulator_memory simulator_closed_forms profiler_trace "
-    "simulator_analysis simulator_buffers simulator_streams reports_pictures reports_trace links",
+    "simulator/timeline": "simulator_longest_path critical_path simulator_memory simulator_closed_forms "
+    "profiler_trace simulator_analysis simulator_buffers simulator_streams "
+    "reports_pictures reports_trace links",
 }
 _COPIED = (
     "plans", "costmodels", "simulator", "search", "executor", "interop", "reports", "twofold", "tests", "benchmarks",
