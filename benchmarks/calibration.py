@@ -360,10 +360,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fits[name] = fit
         say(name, fit)
     if options.report:
-        from reports.calibration import CalibrationReport, write_calibration_report
+        from reports.calibration import CalibrationReport, calibration_page
 
         report = CalibrationReport.of_device(fits[names[0]])
-        print("report:", write_calibration_report(options.report, report))
+        print("report:", calibration_page(report).write(options.report))
     return 0
 
 

@@ -185,6 +185,16 @@ class Timeline(Shown):
         intervals = np.diff(np.array(self.step_end_ps, dtype=np.int64))
         return float(np.median(intervals[:-1] if len(intervals) > 1 else intervals)) / PS_PER_S
 
+    def until(self, step: int) -> Timeline:
+        """The timeline without the steps after one."""
+        if step == self.num_steps - 1:
+            return self
+        kept = self.step <= step
+        names = ("rank", "stream", "step", "name_index", "start_ps", "end_ps")
+        columns = {name: getattr(self, name)[kept] for name in names}
+        ends = {name: getattr(self, name)[: step + 1] for name in ("step_start_ps", "step_end_ps")}
+        return replace(self, **columns, **ends)
+
     @cached_property
     def represents(self) -> Mapping[int, int]:
         """rank -> how many equal ranks its spans stand for, itself included; the others have no spans."""

@@ -2,14 +2,14 @@
 
 A report is a `Page` of sections (`page.py`, the templates in `templates/`). What stands in a section is a `Table`
 (rich in a terminal, a template in a page, pandas and CSV to take away), a `Chart` that matplotlib draws, or a
-`LiveTimeline`, whose spans `live.py` packs and `templates/timeline.js` draws. `write_report` writes the report of a
+`LiveTimeline`, whose spans `live.py` packs and `templates/timeline.js` draws. `step_page` is the report of a
 step. matplotlib and pandas are imported here only, in functions.
 
 It may import every package but `twofold`.
 """
 
-from reports.graph_picture import graph_data, graph_picture, save_graph
-from reports.html import Report, write_report
+from reports.graph_picture import save_graph
+from reports.html import Report, step_page
 from reports.live import LiveTimeline
 from reports.memory import memory_table
 from reports.pipeline_picture import pipeline_picture
@@ -27,8 +27,6 @@ __all__ = [
     "Table",
     "comparison_table",
     "composition_table",
-    "graph_data",
-    "graph_picture",
     "memory_table",
     "parameter_table",
     "pipeline_picture",
@@ -36,10 +34,10 @@ __all__ = [
     "plan_text",
     "save_graph",
     "sensitivity_table",
+    "step_page",
     "timeline_table",
     "tornado_picture",
     "trade_picture",
     "verification_table",
     "what_if_table",
-    "write_report",
 ]

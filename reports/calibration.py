@@ -5,10 +5,8 @@ One HTML file without anything fetched; pictures are SVG for light and dark page
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from costmodels import Machine
@@ -30,7 +28,7 @@ from reports.page import Page, Part, Section, Text
 from reports.tables import Cell, Table
 from reports.units import Change, Count, Seconds, Share
 
-__all__ = ["CalibrationReport", "Probe", "calibration_html", "write_calibration_report"]
+__all__ = ["CalibrationReport", "Probe", "calibration_page"]
 
 _NAMES = {
     "matrix": "matrix products", "attention": "attention", "memory": "memory-bound kernels",
@@ -79,17 +77,8 @@ class CalibrationReport:
         return cls(machine=fit.device, fit=fit)
 
 
-def write_calibration_report(path: str | os.PathLike[str], report: CalibrationReport) -> Path:
-    """Write `calibration_html(report)` to a file atomically."""
-    return _page(report).write(path)
-
-
-def calibration_html(report: CalibrationReport) -> str:
-    """The report as text; sections about which nothing was measured are left out."""
-    return _page(report).html()
-
-
-def _page(report: CalibrationReport) -> Page:
+def calibration_page(report: CalibrationReport) -> Page:
+    """The page; sections about which nothing was measured are left out."""
     fit = report.fit
     if fit is None:
         parts: dict[str, Iterable[Part]] = {

@@ -57,11 +57,6 @@ _WIDE, _NARROW = 10.6, 4.0
 _LONG = 10_000
 """Numbers from here on are written with commas."""
 
-_ALONE = (
-    "<style>svg { color: #1b1f24; --faint: #d5d9de; color-scheme: light dark } @media (prefers-color-scheme: dark) "
-    "{ svg { color: #e6e8eb; --faint: #3a4048 } }</style>"
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
@@ -103,7 +98,8 @@ class Chart:
         """The chart as the text of a standalone SVG file."""
         text = self.svg()
         at = text.index(">") + 1
-        return f'<?xml version="1.0" encoding="UTF-8"?>\n{text[:at]}{_ALONE}{text[at:]}'
+        style = f"<style>\n{render('picture_alone.css')}</style>"
+        return f'<?xml version="1.0" encoding="UTF-8"?>\n{text[:at]}{style}{text[at:]}'
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a standalone SVG file atomically."""

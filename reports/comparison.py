@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from plans.errors import TwofoldError
 from plans.program import Program
@@ -18,7 +16,7 @@ from reports.tables import Table
 from reports.units import Seconds, Share
 from simulator import CriticalPath
 
-__all__ = ["MOST_PLANS", "Compared", "plans_table", "write_comparison"]
+__all__ = ["MOST_PLANS", "Compared", "comparison_page", "plans_table"]
 
 MOST_PLANS = 6
 
@@ -34,18 +32,11 @@ class Compared:
     limit_bytes: int | None = None
 
 
-def write_comparison(path: str | os.PathLike[str], plans: Sequence[Compared], *, machine: str, command: str) -> Path:
-    """Write the page to a file atomically.
-
-    Args:
-        path: of the HTML file.
-        plans: from 2 to 6, the one that the others are compared with first.
-        machine: which they were predicted for.
-        command: that made the page.
+def comparison_page(plans: Sequence[Compared], *, machine: str, command: str) -> Page:
+    """The page of 2 to 6 plans, the one that the others are compared with first.
 
     Raises:
         TwofoldError: fewer or more plans.
-        OSError: the file cannot be written.
     """
     if not 2 <= len(plans) <= MOST_PLANS:
         raise TwofoldError(f"{len(plans)} plans: a comparison is of 2 to {MOST_PLANS}")
@@ -65,7 +56,7 @@ def write_comparison(path: str | os.PathLike[str], plans: Sequence[Compared], *,
         figures={"fastest": best.name, "its step": Seconds(best.timeline.step_interval_s)},
         notes=["Every time is a prediction; nothing was run."],
         data={"plans": [{"name": each.name, **figures_of(each.timeline)} for each in plans]},
-    ).write(path)  # fmt: skip
+    )  # fmt: skip
 
 
 def plans_table(plans: Sequence[Compared]) -> Table:

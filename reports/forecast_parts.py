@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from search.devices.operators import OperatorCost
 
 __all__ = [
-    "MFU", "composition_table", "critical_table", "figure_cells", "interval_text", "operators_table", "simulated",
+    "MFU", "composition_table", "critical_table", "figure_cells", "headline", "operators_table", "simulated", "subject",
 ]  # fmt: skip
 
 MFU = (
@@ -38,9 +38,19 @@ def figure_cells(candidate: Candidate) -> list[Cell]:
     return [FIGURES[key].form(value) for key, value in figures_of(candidate.forecast).items()]
 
 
-def interval_text(candidate: Candidate) -> str:
-    """The 90 % interval of its step."""
-    return f"{Seconds(candidate.forecast.low_s)} to {Seconds(candidate.forecast.high_s)}"
+def headline(problem: Problem, candidate: Candidate) -> dict[str, Cell]:
+    """What stands large at the top of a page: the figures of a forecast, its interval and its rates."""
+    seen, titles = candidate.forecast, [figure.title for figure in FIGURES.values()]
+    rate = problem.global_batch * problem.config.seq / seen.step_s / problem.num_devices
+    return dict(zip(titles, figure_cells(candidate), strict=True)) | {
+        "90 % interval": f"{Seconds(seen.low_s)} to {Seconds(seen.high_s)}", "tokens/s per device": f"{rate:,.0f}",
+        "MFU": Share(problem.mfu(seen.step_s)),
+    }  # fmt: skip
+
+
+def subject(problem: Problem) -> str:
+    """What is trained on what, in words."""
+    return f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
 
 
 def composition_table(candidate: Candidate, of: str = "") -> Table:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
+from plans.graph_data import graph_data
 from plans.lower import lower
 from plans.plan import Plan, plan_to_json
 from plans.program import Program
 from plans.timeline import Timeline
 from reports.charts import Chart, Scale, Series, series_chart
 from reports.figures import figures_of, figures_table
-from reports.graph_picture import graph_data, graph_picture
+from reports.graph_picture import GraphPicture
 from reports.live import LiveTimeline
 from reports.memory import memory_table
 from reports.page import Page, Part, Section, Text
@@ -30,7 +29,7 @@ from reports.time_tables import (
 )
 from simulator import composition, critical_path
 
-__all__ = ["Report", "report_html", "write_report"]
+__all__ = ["Report", "step_page"]
 
 _MAX_OPEN_ROWS = 40
 
@@ -95,25 +94,12 @@ class Report:
         return next((kind for kind, given in kinds if given), "prediction")
 
 
-def write_report(path: str | os.PathLike[str], report: Report) -> Path:
-    """Write `report_html(report)` to a file atomically.
+def step_page(report: Report) -> Page:
+    """The page.
 
-    Raises:
-        OSError: the file cannot be written.
-    """
-    return _page(report).write(path)
-
-
-def report_html(report: Report) -> str:
-    """The report as text.
-
-    >>> "<title>Step time</title>" in report_html(Report(title="Step time"))
+    >>> "<title>Step time</title>" in step_page(Report(title="Step time")).html()
     True
     """
-    return _page(report).html()
-
-
-def _page(report: Report) -> Page:
     if report.plan is not None:
         limit = report.plan.memory_limit_bytes if report.memory_limit_bytes is None else report.memory_limit_bytes
         report = replace(report, program=report.program or lower(report.plan), memory_limit_bytes=limit)
@@ -237,7 +223,7 @@ def _plan(plan: Plan | None) -> Iterator[Section]:
     table = plan_table(plan).joined("operator")
     title = f"Plan: {len(table.rows)} operators, layouts and communication"
     yield Section(id="plan", title=title, parts=[table], folded=len(table.rows) > _MAX_OPEN_ROWS)
-    graph = graph_picture(graph_data(plan.graph, plan))
+    graph = GraphPicture(graph_data(plan.graph, plan))
     yield Section(
         id="graph", title="Parameters and graph", parts=[parameter_table(plan).joined("parameter"), graph], folded=True
     )

@@ -10,25 +10,26 @@ import base64
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from plans.program import Instruction, Program
-from plans.ranks import format_ranks
+from plans.ranks import format_ranks, format_shape
 from plans.timeline import PS_PER_S, STREAMS, Timeline
 from reports.charts import COLOURS
 from reports.memory import ROLE_COLOURS, role_order
 from reports.page import Markup, render
-from reports.spans import KIND_COLOURS, joined, kind_of
+from reports.spans import KIND_COLOURS, kind_of
 from reports.units import Seconds
 from simulator import critical_path
 from simulator.timeline.causes import Causes
 from simulator.timeline.labels import groups_of, representative_step
 from simulator.timeline.live import live_of_groups
+from simulator.timeline.stretches import exposed, joined
 
 __all__ = ["MAX_SPANS", "LiveTimeline", "Packed", "pack"]
 
@@ -107,7 +108,7 @@ def pack(timeline: Timeline, program: Program | None = None, called: str | None 
     causes = np.zeros(len(spans), dtype=np.int64)
     critical: list[tuple[int, int, int]] = []
     if program is not None:
-        upto = _until(timeline, step)
+        upto = timeline.until(step)
         if len(spans) <= _MAX_CAUSED:
             causes = _causes(timeline, Causes(program, upto), spans, row_of, step)
         of = timeline.representatives
@@ -115,9 +116,12 @@ def pack(timeline: Timeline, program: Program | None = None, called: str | None 
             if each.kind != "gap" and of[each.rank] in row_of:
                 place = 3 * row_of[of[each.rank]] + STREAMS.index(each.stream)
                 critical.append((place, each.start_ps - begin, each.end_ps - begin))
-    exposed = list(_exposed(lane, starts, ends))
+    bare = []
+    for row in range(len(rows)):
+        compute, comm = (joined(starts[lane == 3 * row + at], ends[lane == 3 * row + at]) for at in (1, 2))
+        bare += [(3 * row + 2, low, high) for low, high in exposed(compute, comm)]
     columns = [np.diff(lane, prepend=0), _starts(lane, starts, unit), (ends - starts) // unit, name, causes]
-    for stretches in (exposed, critical):
+    for stretches in (bare, critical):
         lanes, low, high = np.array(stretches, dtype=np.int64).reshape(-1, 3).T
         columns += [lanes, low // unit, (high - low) // unit]
     lives = [each.thinned(length) for each in live_of_groups(timeline, program) if each.rank in row_of]
@@ -184,17 +188,6 @@ def _starts(lane: Column, starts: Column, unit: int) -> Column:
     return scaled - np.where(np.diff(lane, prepend=-1) == 0, before, 0)
 
 
-def _until(timeline: Timeline, step: int) -> Timeline:
-    """The timeline without the steps after one."""
-    if step == timeline.num_steps - 1:
-        return timeline
-    kept = timeline.step <= step
-    names = ("rank", "stream", "step", "name_index", "start_ps", "end_ps")
-    columns = {name: getattr(timeline, name)[kept] for name in names}
-    ends = {name: getattr(timeline, name)[: step + 1] for name in ("step_start_ps", "step_end_ps")}
-    return replace(timeline, **columns, **ends)
-
-
 def _causes(timeline: Timeline, causes: Causes, spans: Column, row_of: Mapping[int, int], step: int) -> Column:
     """For each span how many spans before it the one stands that it waited for last; 0 where none is shown."""
     of = timeline.representatives
@@ -218,24 +211,6 @@ def _causes(timeline: Timeline, causes: Causes, spans: Column, row_of: Mapping[i
     return found
 
 
-def _exposed(lane: Column, starts: Column, ends: Column) -> Iterator[tuple[int, int, int]]:
-    """(lane, start, end) of the stretches in which a row communicates and does not compute."""
-    for row in range(int(lane[-1]) // 3 + 1 if len(lane) else 0):
-        compute, comm = (joined(starts[lane == 3 * row + at], ends[lane == 3 * row + at]) for at in (1, 2))
-        number = 0
-        for low, high in comm:
-            while number < len(compute) and compute[number][1] <= low:
-                number += 1
-            at = number
-            while low < high and at < len(compute) and compute[at][0] < high:
-                if low < compute[at][0]:
-                    yield 3 * row + 2, low, compute[at][0]
-                low = compute[at][1]
-                at += 1
-            if low < high:
-                yield 3 * row + 2, low, high
-
-
 def _names(timeline: Timeline, used: npt.NDArray[Any], program: Program | None) -> dict[str, list[Any]]:
     """Of every name its id, call, kind, and with the program its operator and what it costs."""
     known: dict[str, Instruction] = {}
@@ -253,6 +228,6 @@ def _names(timeline: Timeline, used: npt.NDArray[Any], program: Program | None) 
         found["operator"] = [each.operator if each else "" for each in own]
         found["flops"] = [each.flops if each else 0 for each in own]
         found["bytes"] = [each.message_bytes if each else 0 for each in own]
-        found["shapes"] = [" ".join("×".join(map(str, s)) for s in each.shapes) if each else "" for each in own]
+        found["shapes"] = [" ".join(map(format_shape, each.shapes)) if each else "" for each in own]
         found["axes"] = [", ".join(each.axes) if each else "" for each in own]
     return found

@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.charts import Chart, bars, seconds_bars
-from reports.figures import FIGURES, figures_table
+from reports.figures import figures_table
 from reports.forecast_parts import (
     MFU,
     composition_table,
     critical_table,
-    figure_cells,
-    interval_text,
+    headline,
     operators_table,
     simulated,
+    subject,
 )
 from reports.live import LiveTimeline
 from reports.memory import ROLE_COLOURS
 from reports.page import Page, Part, Section, Text
 from reports.search_pictures import roofline_parts
-from reports.units import Bytes, Seconds, Share
+from reports.units import Bytes, Seconds
 
 if TYPE_CHECKING:
     from search.devices import Candidate, Problem
     from simulator.forecast import Forecast
 
-__all__ = ["stages_chart", "write_prediction"]
+__all__ = ["prediction_page", "stages_chart"]
 
 _MOST_STAGES = 64
 """Pipeline ranks with a bar."""
 
 
-def write_prediction(
-    path: str | os.PathLike[str], problem: Problem, candidate: Candidate, *, data: Mapping[str, Any], command: str
-) -> Path:
-    """Write the page to a file atomically.
+def prediction_page(problem: Problem, candidate: Candidate, *, data: Mapping[str, Any], command: str) -> Page:
+    """The page.
 
     Args:
-        path: of the HTML file.
         problem: the model, its machine and the software.
         candidate: the configuration with its forecast.
         data: the JSON object of the command, which the page holds too.
         command: that made the page.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     from costmodels.utilization import peak_flops_per_s
     from search.devices import describe
@@ -81,18 +73,11 @@ def write_prediction(
             figures_table(),
         ]),
     ]  # fmt: skip
-    rate = problem.global_batch * problem.config.seq / seen.step_s / problem.num_devices
-    titles = [figure.title for figure in FIGURES.values()]
     return Page(
-        kind="prediction", sections=sections, command=command, data=data,
-        title=f"{problem.config.name} on {problem.num_devices} devices of {machine.name}",
-        subtitle=f"{name}, as {problem.stack.name} runs it.",
-        figures=dict(zip(titles, figure_cells(candidate), strict=True)) | {
-            "90 % interval": interval_text(candidate), "tokens/s per device": f"{rate:,.0f}",
-            "MFU": Share(problem.mfu(seen.step_s)),
-        },
+        kind="prediction", sections=sections, command=command, data=data, title=subject(problem),
+        subtitle=f"{name}, as {problem.stack.name} runs it.", figures=headline(problem, candidate),
         notes=["Every time is a forecast; nothing was run.", MFU],
-    ).write(path)  # fmt: skip
+    )  # fmt: skip
 
 
 def stages_chart(seen: Forecast) -> Chart:

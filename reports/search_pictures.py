@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from plans.errors import TwofoldError
 from reports.charts import Chart, Scale, Series, roofline_chart, series_chart
 from reports.tables import Table
 from reports.units import Bytes, Quantity, Seconds, Share, time_unit
+from search.result import pareto_front
 
 if TYPE_CHECKING:
     from search.devices.operators import OperatorCost
 
-__all__ = ["Configuration", "pareto_front", "roofline_parts", "trade_picture"]
-
-T = TypeVar("T")
+__all__ = ["Configuration", "roofline_parts", "trade_picture"]
 
 _GB = 10**9
 _FARTHEST = 1.25
@@ -30,19 +29,6 @@ class Configuration:
     name: str
     step_s: float
     peak_bytes: int
-
-
-def pareto_front(found: Sequence[T], of: Callable[[T], tuple[float, float]]) -> list[T]:
-    """Those that none beats in both of two quantities of which less is better, the least of the first one first.
-
-    >>> pareto_front([(3, 1), (2, 2), (2, 3), (4, 1)], lambda each: each)
-    [(2, 2), (3, 1)]
-    """
-    front: list[T] = []
-    for each in sorted(found, key=of):
-        if not front or of(each)[1] < of(front[-1])[1]:
-            front.append(each)
-    return front
 
 
 def trade_picture(found: Sequence[Configuration], *, title: str, limit_bytes: int | None = None) -> Chart:
@@ -65,13 +51,10 @@ def trade_picture(found: Sequence[Configuration], *, title: str, limit_bytes: in
 
     def points(some: Sequence[Configuration]) -> list[tuple[float, float, str]]:
         return [
-            (
-                each.step_s / unit_s,
-                each.peak_bytes / _GB,
-                f"{each.name}: {Seconds(each.step_s)}, {Bytes(each.peak_bytes)}",
-            )
+            (each.step_s / unit_s, each.peak_bytes / _GB,
+             f"{each.name}: {Seconds(each.step_s)}, {Bytes(each.peak_bytes)}")
             for each in some
-        ]
+        ]  # fmt: skip
 
     series = [
         Series(name="others forecast", points=points([each for each in near if each not in front])),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.charts import seconds_bars
@@ -12,20 +11,22 @@ from reports.forecast_parts import (
     composition_table,
     critical_table,
     figure_cells,
-    interval_text,
+    headline,
     operators_table,
     simulated,
+    subject,
 )
-from reports.html import Report, write_report
+from reports.html import Report, step_page
+from reports.page import Page
 from reports.search_pictures import Configuration, roofline_parts, trade_picture
 from reports.tables import Table
-from reports.units import Bytes, Change, Seconds, Share
+from reports.units import Bytes, Change, Seconds
 
 if TYPE_CHECKING:
     from search.devices import Candidate, SearchResult
     from search.devices.reasons import Reasons
 
-__all__ = ["search_tables", "write_search_report"]
+__all__ = ["search_page", "search_tables"]
 
 _DRAWN = 5
 """Configurations with a bar in the report."""
@@ -66,17 +67,15 @@ def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
         rows.append((number, first, *engine, *cells, describe(each.degrees)))
     step, *titles = (figure.title for figure in FIGURES.values())
     columns = ("", step, *(["in the event engine"] if in_engine else []), *titles, "configuration")
-    problem, best = found.problem, found.best.forecast
-    rate = problem.global_batch * problem.config.seq / best.step_s / problem.num_devices
-    reached = Share(problem.mfu(best.step_s))
-    notes = [f"The best: {rate:,.0f} tokens/s per device, MFU {reached}, 90 % interval {interval_text(found.best)}."]
+    said = headline(found.problem, found.best)
+    rates = f"{said['tokens/s per device']} tokens/s per device, MFU {said['MFU']}"
+    notes = [f"The best: {rates}, 90 % interval {said['90 % interval']}."]
     if found.method == "search" and len(rows) > max(1, found.num_proven):
         first = f"The first {found.num_proven} are" if found.num_proven > 1 else "The first is"
         if found.num_proven:
             notes.append(f"{first} proven to have the shortest forecast step of the search space.")
         notes.append("The others are the fastest plans that the search found. They are not proven to be the next best.")
-    title = f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
-    return Table(title=title, columns=columns, rows=rows, notes=tuple(notes))
+    return Table(title=subject(found.problem), columns=columns, rows=rows, notes=tuple(notes))
 
 
 _NEIGHBOURS = 20
@@ -134,17 +133,17 @@ def _refused(found: SearchResult[Candidate]) -> list[Table]:
     ]  # fmt: skip
 
 
-def write_search_report(
-    path: str, found: SearchResult[Candidate], *, top_k: int, reasons: Reasons, certificate: str, command: str
-) -> Path:
-    """The report as HTML: the result, in pictures, and its reasons; the rest folded."""
+def search_page(
+    found: SearchResult[Candidate], *, top_k: int, reasons: Reasons, certificate: str, command: str
+) -> Page:  # fmt: skip
+    """The page: the result, in pictures, and its reasons; the rest folded."""
     from datetime import UTC, datetime
 
     from costmodels.utilization import peak_flops_per_s
     from search.devices import describe
     from search.devices.explain import composition
 
-    problem, best = found.problem, found.best.forecast
+    problem = found.problem
     program, timeline = simulated(problem, found.best)
     seen = [
         Configuration(
@@ -163,16 +162,12 @@ def write_search_report(
         trade_picture(seen, title="Time against memory", limit_bytes=problem.limit_bytes),
         roofline,
     ]
-    rate = problem.global_batch * problem.config.seq / best.step_s / problem.num_devices
-    figures = dict(zip((figure.title for figure in FIGURES.values()), figure_cells(found.best), strict=True))
-    return write_report(path, Report(
-        title=f"Search: {problem.config.name} on {problem.num_devices} devices of {problem.machine.name}",
+    return step_page(Report(
+        title=f"Search: {subject(problem)}",
         results=[_ranking(found, top_k), *pictures, *_why(found, reasons)],
         tables=[_composition(found), rates, _pareto(found), *_refused(found), figures_table()],
         summary={
-            **figures, "90 % interval": interval_text(found.best), "tokens/s per device": f"{rate:,.0f}",
-            "MFU": Share(problem.mfu(best.step_s)),
-            "at most above the fastest of the space": f"{100 * found.gap:.1f} %",
+            **headline(problem, found.best), "at most above the fastest of the space": f"{100 * found.gap:.1f} %",
         },
         notes=[certificate, "Every time is a forecast; nothing was run.", MFU,
                *(["The pipeline is the best plan in the event engine."] if timeline is not None else [])],

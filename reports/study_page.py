@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from reports.charts import Chart, Scale, Series, bars, series_chart
 from reports.figures import figures_table
 from reports.page import Page, Part, Section
-from reports.search_pictures import pareto_front
 from reports.study_tables import Row, change_table, setting_text, study_table
 from reports.tables import Table
 from reports.units import Bytes, Change, Count, Seconds
+from search.result import pareto_front
 
-__all__ = ["StudyResult", "write_study"]
+__all__ = ["StudyResult", "study_page"]
 
 _MOST_POINTS = 500
 """Of a chart."""
@@ -71,12 +69,8 @@ class StudyResult:
         return ", ".join(f"{name} = {setting_text(row[name])}" for name in changed) or "unchanged"
 
 
-def write_study(path: str | os.PathLike[str], study: StudyResult, *, command: str = "") -> Path:
-    """Write the page to a file atomically.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+def study_page(study: StudyResult, *, command: str = "") -> Page:
+    """The page."""
     found, every = _tables(study)
     points = [every] if len(every.rows) > len(found.rows) else []
     settings = tuple((name, setting_text(value)) for name, value in study.base.items())
@@ -93,7 +87,7 @@ def write_study(path: str | os.PathLike[str], study: StudyResult, *, command: st
         kind="study", title=f"Study: {study.name}", sections=sections, command=command, figures=_figures(study),
         notes=["Every time is a forecast; nothing was run."],
         data={"base": dict(study.base), "axes": list(study.axes), "points": list(study.rows)},
-    ).write(path)  # fmt: skip
+    )  # fmt: skip
 
 
 def _tables(study: StudyResult) -> tuple[Table, Table]:

@@ -71,7 +71,9 @@ def _figures(rows: Sequence[Row], searched: bool) -> Cells:
     if any(row["goodput"] != 1.0 for row in rows):
         found["goodput"] = lambda row: Share(row["goodput"])
     if any("price_per_1e9_tokens" in row for row in rows):
-        found["price of 10^9 tokens"] = lambda row: Count(row["price_per_1e9_tokens"])
+        found["price of 10^9 tokens"] = lambda row: (
+            Count(row["price_per_1e9_tokens"]) if "price_per_1e9_tokens" in row else None
+        )
     found[FIGURES["peak_bytes"].title] = lambda row: FIGURES["peak_bytes"].form(row["peak_bytes"])
     if not all(row["fits"] for row in rows):
         found["fits"] = lambda row: "yes" if row["fits"] else "no"

@@ -15,7 +15,7 @@ from reports.units import Bytes, Quantity, Seconds
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Cell", "Check", "Table", "format_axes", "verification_table"]
+__all__ = ["Cell", "Check", "Table", "verification_table"]
 
 Cell = str | float | Link | None
 """A text, a number (a `Quantity` says its unit), a link, or nothing."""
@@ -138,11 +138,6 @@ def verification_table(checks: Iterable[Check]) -> Table:
         words = ("inside", "OUTSIDE") if check.informs else ("pass", "FAIL")
         rows.append((check.name, value, limit, words[0] if check.passed else words[1], check.detail))
     return Table(title="Verification", columns=("check", "value", "limit", "result", "detail"), rows=tuple(rows))
-
-
-def format_axes(axes: Sequence[str]) -> str:
-    """Axes as one word: "tp" or "(dp, tp)"."""
-    return axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
 
 
 def _number(value: float | None, unit: str) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from plans.program import Program
 from plans.timeline import PS_PER_S, Timeline
 from reports.figures import FIGURES, figures_of
 from reports.tables import Cell, Table
 from reports.units import Change, Quantity, Seconds, Share
 from simulator import CriticalPath, composition
+from simulator.timeline.analysis import time_by_call_s
 from simulator.timeline.labels import read_label, representative_step, rows_of_step
 
 __all__ = ["actions_table", "comparison_table", "composition_table", "critical_path_table", "timeline_table"]
@@ -47,12 +46,15 @@ def timeline_table(timelines: Sequence[Timeline], *, run_step_s: float | None = 
             for each in timelines
         ]
         rows.insert(1, ("its 90 % interval", *spans, *([""] if compared else [])))
-    columns = ("quantity", *(each.kind for each in timelines), *(["difference"] if compared else []))
-    if len(set(columns)) < len(columns):  # two timelines of one kind
-        numbered = (f"{each.kind} {number}" for number, each in enumerate(timelines, 1))
-        columns = ("quantity", *numbered, *columns[1 + len(timelines) :])
+    columns = ("quantity", *_titles(timelines), *(["difference"] if compared else []))
     notes = (f"difference: {columns[2]} against {columns[1]}.",) if compared else ()
     return Table(title="Step", columns=columns, rows=tuple(rows), notes=notes)
+
+
+def _titles(timelines: Sequence[Timeline]) -> list[str]:
+    """Their kinds, numbered where two are of one kind."""
+    kinds = [each.kind for each in timelines]
+    return kinds if len({*kinds}) == len(kinds) else [f"{kind} {number}" for number, kind in enumerate(kinds, 1)]
 
 
 def _difference(first: float | None, second: float | None, form: type[Quantity]) -> Cell:
@@ -99,19 +101,14 @@ def critical_path_table(path: CriticalPath, kind: str = "predicted") -> Table:
         (name, Seconds(part / PS_PER_S), Share(part / max(1, path.step_ps))) for name, part in path.by_kind_ps.items()
     ]
     rows.append(("step", Seconds(path.step_ps / PS_PER_S), Share(1)))
-    longest = sorted(path.stragglers, key=lambda each: -each.waited_ps)[:3]
     notes = [
         f"In {each.id} rank {each.rank} waits {Seconds(each.waited_ps / PS_PER_S)} for rank {each.last}."
-        for each in longest
+        for each in sorted(path.stragglers, key=lambda each: -each.waited_ps)[:3]
     ]
     by_rank = [f"{rank}: {Share(part / max(1, path.step_ps))}" for rank, part in path.by_rank_ps.items()]
     notes.append(f"By rank: {', '.join(by_rank[:8])}{', ...' if len(by_rank) > 8 else ''}.")
-    return Table(
-        title=f"Critical path from step end to step end ({kind}), ending on rank {path.rank}",
-        columns=("part", "time", "share"),
-        rows=tuple(rows),
-        notes=tuple(notes),
-    )
+    title = f"Critical path from step end to step end ({kind}), ending on rank {path.rank}"
+    return Table(title=title, columns=("part", "time", "share"), rows=tuple(rows), notes=tuple(notes))
 
 
 def comparison_table(predicted: Timeline, measured: Timeline) -> Table:
@@ -120,44 +117,19 @@ def comparison_table(predicted: Timeline, measured: Timeline) -> Table:
     Communication counts from its start on a rank to its end there, waiting for others included, so on a run it may be
     longer than its price although the step is not.
     """
-    first, second = _time_by_call(predicted), _time_by_call(measured)
+    first, second = time_by_call_s(predicted), time_by_call_s(measured)
     rows = []
-    for call in sorted({*first, *second}, key=lambda call: -max(first.get(call, 0.0), second.get(call, 0.0))):
+    for call in sorted(first | second, key=lambda call: -max(first.get(call, 0.0), second.get(call, 0.0))):
         a, b = first.get(call), second.get(call)
         cells = ["none" if value is None else Seconds(value) for value in (a, b)]
         rows.append((call, *cells, "" if a is None or b is None or not a else Change(b / a - 1)))
-    columns = (
-        "call",
-        predicted.kind,
-        measured.kind if measured.kind != predicted.kind else f"{measured.kind} 2",
-        "difference",
-    )
+    titles = _titles([predicted, measured])
     note = (
         "Communication counts from its start on a rank (on a run: from its issue) to its end there, waiting included."
     )
     return Table(
-        title="Time per call, rank and step",
-        columns=columns,
-        rows=tuple(rows),
-        notes=(note,),
+        title="Time per call, rank and step", columns=("call", *titles, "difference"), rows=tuple(rows), notes=(note,)
     )
-
-
-def _time_by_call(timeline: Timeline) -> dict[str, float]:
-    """call -> seconds per rank and step on its streams, waits and issuing left out; the first of several steps too."""
-    steps = np.unique(timeline.step)
-    steps = steps[1:] if len(steps) > 2 else steps
-    used = np.isin(timeline.step, steps) & (timeline.stream != 0)
-    total = np.bincount(
-        timeline.name_index[used],
-        weights=(timeline.end_ps[used] - timeline.start_ps[used]).astype(float),
-        minlength=len(timeline.names),
-    )
-    result: dict[str, float] = {}
-    for (_, call, _), time_ps in zip(timeline.names, total, strict=True):
-        if call != "wait" and time_ps:
-            result[call] = result.get(call, 0.0) + time_ps / PS_PER_S / timeline.num_ranks / max(1, len(steps))
-    return result
 
 
 def actions_table(timeline: Timeline) -> Table:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from reports.charts import Chart, Scale, Series, series_chart
@@ -13,7 +11,7 @@ from reports.page import Page, Section
 from reports.tables import Table
 from reports.units import Change, Count, Quantity, Share
 
-__all__ = ["validation_html", "write_validation_report"]
+__all__ = ["validation_page"]
 
 _MOST_POINTS = 2_000
 _MOST_SERIES = 8
@@ -24,22 +22,13 @@ _OTHERS = "others"
 Row = Mapping[str, Any]
 
 
-def write_validation_report(path: str | os.PathLike[str], name: str, document: Mapping[str, Any]) -> Path:
-    """Write `validation_html(name, document)` to a file atomically."""
-    return _page(name, document).write(path)
-
-
-def validation_html(name: str, document: Mapping[str, Any]) -> str:
-    """The page as text.
+def validation_page(name: str, document: Mapping[str, Any]) -> Page:
+    """The page.
 
     Args:
         name: of the table.
         document: the JSON object of `twofold validate`: sources, rows, skipped.
     """
-    return _page(name, document).html()
-
-
-def _page(name: str, document: Mapping[str, Any]) -> Page:
     rows, skipped = document["rows"], document["skipped"]
     figures: dict[str, Any] = {"rows predicted": Count(len(rows)), "rows skipped": Count(len(skipped))}
     if rows:

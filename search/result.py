@@ -15,15 +15,29 @@ from plans.redistribution import Step, redistribute
 from plans.shown import Shown
 from search.candidate import Candidate, describe
 
-__all__ = ["Alternative", "LazyAlternatives", "NothingFits", "Rejected", "SearchResult"]
+__all__ = ["Alternative", "LazyAlternatives", "NothingFits", "Rejected", "SearchResult", "pareto_front"]
 
 PlanT = TypeVar("PlanT", Plan, Candidate)
+T = TypeVar("T")
 
 _NEAREST = 3
 """Alternatives that `SearchResult.explain` shows of one subject."""
 
 _LISTED = 200
 """Rejected parts of the space in the JSON."""
+
+
+def pareto_front(found: Sequence[T], of: Callable[[T], tuple[float, float]]) -> list[T]:
+    """Those that none beats in both of two quantities of which less is better, the least of the first one first.
+
+    >>> pareto_front([(3, 1), (2, 2), (2, 3), (4, 1)], lambda each: each)
+    [(2, 2), (3, 1)]
+    """
+    front: list[T] = []
+    for each in sorted(found, key=of):
+        if not front or of(each)[1] < of(front[-1])[1]:
+            front.append(each)
+    return front
 
 
 class NothingFits(TwofoldError):
@@ -170,11 +184,7 @@ class SearchResult(Shown, Generic[PlanT]):
     @property
     def pareto(self) -> list[PlanT]:
         """Of `plans` those that no other one beats in both time and memory."""
-        leanest: list[PlanT] = []
-        for plan in self.plans:
-            if not leanest or _predicted(plan)[1] < _predicted(leanest[-1])[1]:
-                leanest.append(plan)
-        return leanest
+        return pareto_front(self.plans, _predicted)
 
     def _above(self, bound_s: float) -> float:
         return _predicted(self.best)[0] / bound_s - 1.0 if bound_s else float("inf")

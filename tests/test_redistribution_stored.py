@@ -13,13 +13,13 @@ from executor.train.options import RunOptions
 from executor.train.result import RankResult
 from executor.train.run import run_rank
 from plans.errors import TwofoldError
+from plans.graph_data import graph_data
 from plans.layout import Layout
 from plans.lower import lower, lower_by
 from plans.model.mlp import mlp_graph
 from plans.plan import Plan, load_plan, plan_from_json, plan_to_json, save_plan
 from plans.program import Kind
-from reports import graph_data
-from reports.tables import format_axes
+from plans.ranks import format_axes
 from search.attach_prediction import predicted
 from search.operators.pricing import redistribution_choice
 from search.result import SearchResult

@@ -15,11 +15,11 @@ from costmodels import Machine
 from costmodels.fit.points import Point
 from plans.timeline import Span, Timeline
 from reports import Check, Report
-from reports.calibration import CalibrationReport, calibration_html
-from reports.html import report_html
+from reports.calibration import CalibrationReport, calibration_page
+from reports.html import step_page
 from reports.live import LiveTimeline
 from reports.page import Page, Section
-from reports.validation import validation_html
+from reports.validation import validation_page
 from simulator.study.sweep import Workers
 from twofold.cli import main
 
@@ -85,7 +85,7 @@ def cpu_calibration() -> str:
         Point(kind="collective", call="all_reduce", size_bytes=size, ranks=2, active_ranks=4, seconds=1e-4 + size / 1e9)
         for size in (4, 4096, 524_288)
     ]
-    return calibration_html(CalibrationReport(machine=Machine.load("cpu-2core-x8"), points=points))
+    return calibration_page(CalibrationReport(machine=Machine.load("cpu-2core-x8"), points=points)).html()
 
 
 def study_page(file: Path) -> str:
@@ -103,9 +103,9 @@ def pages(tmp_path_factory) -> dict[str, str]:
     )  # fmt: skip
     live = LiveTimeline(timelines=[large_timeline()])
     return {
-        "step": report_html(verified),
+        "step": step_page(verified).html(),
         "large": Page(kind="prediction", title="large", sections=[Section(id="a", title="A", parts=[live])]).html(),
-        "validation": validation_html("a.csv", validation_document()),
+        "validation": validation_page("a.csv", validation_document()).html(),
         "prediction": prediction_page(tmp_path_factory.mktemp("pages") / "prediction.html"),
         **plan_pages(tmp_path_factory.mktemp("plans")),
         "calibration": cpu_calibration(),

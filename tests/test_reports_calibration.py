@@ -9,7 +9,7 @@ from markupsafe import escape
 from benchmarks.calibration import DATA, fitted
 from costmodels import Machine
 from costmodels.fit.points import Point
-from reports.calibration import CalibrationReport, calibration_html, write_calibration_report
+from reports.calibration import CalibrationReport, calibration_page
 from reports.charts import Scale, Series, series_chart
 
 
@@ -21,7 +21,7 @@ def fit():
 
 
 def test_the_report_holds_every_point_and_names_its_axes(fit, tmp_path):
-    path = write_calibration_report(tmp_path / "calibration.html", CalibrationReport.of_device(fit))
+    path = calibration_page(CalibrationReport.of_device(fit)).write(tmp_path / "calibration.html")
     html = path.read_text()
     data = json.loads(re.search(r'id="twofold-data">\s*(.*?)\s*</script>', html, re.DOTALL)[1])
     assert len(data["points"]) == len(fit.predicted)
@@ -31,7 +31,7 @@ def test_the_report_holds_every_point_and_names_its_axes(fit, tmp_path):
 
 
 def test_every_source_is_listed(fit):
-    html = calibration_html(CalibrationReport.of_device(fit))
+    html = calibration_page(CalibrationReport.of_device(fit)).html()
     assert all(entry in html for entry in fit.device.provenance)
     assert "extrapolated" in html
 
@@ -54,7 +54,7 @@ def test_positions_are_logarithmic():
 
 
 def test_captions_say_what_pictures_share(fit):
-    html = calibration_html(CalibrationReport.of_device(fit))
+    html = calibration_page(CalibrationReport.of_device(fit)).html()
     cells = {(entry.compute_rate, entry.comm_rate) for entry in fit.device.overlap}
     told = re.search(r"The fit found (\d+) pairs of rates for these (\d+) cells", html)
     assert told is not None if len(cells) < len(fit.device.overlap) else told is None
@@ -76,10 +76,10 @@ def test_a_cpu_is_reported_with_its_points_its_probes_and_its_sources():
         for size in (4, 4096, 524_288)
     ]
     machine = Machine.load("cpu-2core-x8")
-    html = calibration_html(CalibrationReport(
+    html = calibration_page(CalibrationReport(
         machine=machine, points=points, residuals=["all_reduce: 3 points <fitted>"],
         probes=[Ran("probe-dp2", 0.02, 0.025)],
-    ))  # fmt: skip
+    )).html()  # fmt: skip
     assert "all_reduce: 3 points &lt;fitted&gt;" in html
     assert "-20.0 %" in html
     assert all(str(escape(says.source)) in html for says in machine.provenance.values())

@@ -9,8 +9,8 @@ import pytest
 from reports_example import measured, predicted, small_graph, small_plan
 
 from plans.timeline import Span, Timeline
-from reports import Check, Table, composition_table, plan_table, verification_table, write_report
-from reports.html import Report, report_html
+from reports import Check, Table, composition_table, plan_table, step_page, verification_table
+from reports.html import Report
 from reports.plan_tables import parameter_table
 from reports.time_tables import comparison_table, timeline_table
 from reports.units import Seconds
@@ -73,7 +73,7 @@ def everything() -> dict:
 
 
 def test_the_report_is_one_well_formed_file_with_every_section(tmp_path):
-    path = write_report(tmp_path / "report.html", Report(**everything()))
+    path = step_page(Report(**everything())).write(tmp_path / "report.html")
     text = path.read_text()
     page = Page(text)
     assert [link for link in page.links if link[0] != "#"] == ["data:,"]  # nothing is fetched
@@ -101,7 +101,7 @@ def test_the_report_is_one_well_formed_file_with_every_section(tmp_path):
 def test_a_run_has_one_step_time_on_its_page():
     """What the run says of all its steps, not what its recorded ones say beside it."""
     given = everything() | {"step_times_s": [0.09, 0.0412, 0.0412, 0.0412], "run_step_s": 0.0412}
-    text = report_html(Report(**given))
+    text = step_page(Report(**given)).html()
     step = re.search(r"<tr><td>step</td>.*?</tr>", text)[0]
     assert str(Seconds(0.0412)) in step and f"{Seconds(measured().step_interval_s)}" not in step
     change = 100 * (0.0412 / predicted(3).step_interval_s - 1)
@@ -111,7 +111,7 @@ def test_a_run_has_one_step_time_on_its_page():
 
 
 def test_the_data_inside_is_json_of_what_is_shown():
-    data = json.loads(Page(report_html(Report(**everything()))).json)
+    data = json.loads(Page(step_page(Report(**everything())).html()).json)
     assert data["losses"]["8 ranks"] == [2.0, 1.0, None]
     assert [check["passed"] for check in data["checks"]] == [True, False]
     assert [each["kind"] for each in data["timelines"]] == ["predicted", "measured"]
@@ -121,9 +121,9 @@ def test_the_data_inside_is_json_of_what_is_shown():
 
 
 def test_sections_appear_only_with_their_data():
-    page = Page(report_html(Report(title="empty")))
+    page = Page(step_page(Report(title="empty")).html())
     assert page.ids == ["twofold-data"]
-    page = Page(report_html(Report(title="predicted only", predicted=predicted())))
+    page = Page(step_page(Report(title="predicted only", predicted=predicted())).html())
     assert page.headings == [
         "The step, predicted",
         "Pipeline and memory",
@@ -131,7 +131,7 @@ def test_sections_appear_only_with_their_data():
         "Peak memory",
         "Where the time goes, rank by rank and call by call",
     ]
-    text = report_html(Report(title="emulated", measured=replace(measured(), kind="emulated")))
+    text = step_page(Report(title="emulated", measured=replace(measured(), kind="emulated"))).html()
     assert "EMULATED" in text and "MEASURED" not in text and "PREDICTED" not in text
 
 
@@ -143,7 +143,7 @@ def test_a_failing_report_leaves_the_old_file(tmp_path):
     path = tmp_path / "report.html"
     path.write_text("old")
     with pytest.raises(TypeError):
-        write_report(path, Report(title="new", no_such_part=1))
+        step_page(Report(title="new", no_such_part=1)).write(path)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

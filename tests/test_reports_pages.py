@@ -119,3 +119,12 @@ def test_a_study_of_which_nothing_fits_has_a_page(tmp_path: Path) -> None:
     assert "<dt>fit</dt><dd>none</dd>" in page and sections_of(page) == ["found", "base"]
     with pytest.raises(TwofoldError, match="no point of the study fits"):
         _ = found.best
+
+
+def test_a_price_that_the_base_does_not_have_is_a_change_like_others(tmp_path):
+    base = {"model": "llama-3-8b", "layers": 2, "machine": "h200-x8", "global_batch": 8, "tp": 8}
+    found = tf.study(base, {"price_per_device_hour": [2.5]}, points="one-at-a-time", workers=ALONE)
+    table = found.table()
+    unpriced, priced = (row[table.columns.index("price of 10^9 tokens")] for row in table.rows)
+    assert unpriced is None and priced == found.rows[1]["price_per_1e9_tokens"]
+    assert "cheapest" in found.write_report(tmp_path / "price.html").read_text()

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from reports_example import measured, predicted, small_graph, small_plan, small_program
 
 from plans.errors import TwofoldError
+from plans.graph_data import graph_data
 from plans.model.mlp import mlp_graph
 from plans.timeline import Span, Timeline
-from reports import graph_data, graph_picture, pipeline_picture, save_graph
+from reports import pipeline_picture, save_graph
 from reports.charts import Chart
 from reports.graph_picture import GraphPicture
 from reports.layered import place
@@ -145,7 +146,7 @@ def test_a_large_graph_is_folded_into_few_nodes_that_hold_every_operator_once(nu
     assert len(operators) <= 60
     assert [name for node in operators for name in node.operators] == [operator.name for operator in graph.operators]
     assert bool(data.note) == (len(graph.operators) > 60)
-    parsed(graph_picture(data))
+    parsed(GraphPicture(data))
 
 
 def test_graph_files_hold_every_operator_even_where_the_picture_folds(tmp_path):

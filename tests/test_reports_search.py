@@ -8,7 +8,7 @@ import pytest
 from plans.errors import TwofoldError
 from reports import Configuration, trade_picture
 from reports.charts import seconds_bars
-from reports.search_pictures import pareto_front
+from search.result import pareto_front
 
 
 def configuration(name: str, step_s: float, peak_gib: float) -> Configuration:

@@ -217,17 +217,17 @@ def write_report(result: CalibrationResult, path: str | os.PathLike[str]) -> Pat
         TwofoldError: a CPU's points were temporary.
     """
     from costmodels.fit.points import load_points
-    from reports.calibration import CalibrationReport, write_calibration_report
+    from reports.calibration import CalibrationReport, calibration_page
 
     if result.fit is not None:
-        return write_calibration_report(path, CalibrationReport.of_device(result.fit))
+        return calibration_page(CalibrationReport.of_device(result.fit)).write(path)
     if result.points is None:
         raise TwofoldError("the points were not kept; name a file of points to have them reported")
     points, _ = load_points(result.points)
     report = CalibrationReport(
         machine=result.machine, points=points, residuals=result.residuals, probes=result.probes
     )  # fmt: skip
-    return write_calibration_report(path, report)
+    return calibration_page(report).write(path)
 
 
 @contextlib.contextmanager

@@ -296,12 +296,12 @@ def _report(
     tables: list[Table],
 ) -> dict[str, Path]:
     from interop.chrome_trace import write_trace
-    from reports import Report, pipeline_picture, write_report
+    from reports import Report, pipeline_picture, step_page
 
     folder, result = Path(options.out) / options.case, verification.run
     measured, program = result.timeline, lower(result.plan)
     step = f"{predicted.step_interval_s * 1e3:.1f} ms predicted, {result.step_s * 1e3:.1f} ms {measured.kind}"
-    report = write_report(folder / "report.html", Report(
+    page = step_page(Report(
         title=f"twofold demo: {options.case}",
         summary={
             "loss against one process": f"{verification.loss_max_rel_diff:.1e} relative",
@@ -315,6 +315,7 @@ def _report(
         environment={key: str(value) for key, value in measured.meta.items()}, tables=tables,
         notes=notes, command=_command(options, steps),
     ))  # fmt: skip
+    report = page.write(folder / "report.html")
     trace = write_trace(folder / "trace.json.gz", [predicted, measured], program=program)
     picture = pipeline_picture([predicted, measured]).save(folder / "pipeline.svg")
     return {"report": report, "trace": trace, "picture": picture}

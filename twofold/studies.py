@@ -108,13 +108,13 @@ class Study(Shown):
         Raises:
             TwofoldError, OSError: the file cannot be written.
         """
-        from reports.study_page import StudyResult, write_study
+        from reports.study_page import StudyResult, study_page
 
         shown = StudyResult(
             name=name or ", ".join(self.axes), base=_flat(self.asked.base), axes=self.axes, rows=self.rows,
             alone=self.asked.points != "grid", searched=self.asked.search,
         )  # fmt: skip
-        return write_study(path, shown, command=command)
+        return study_page(shown, command=command).write(path)
 
     def table(self, most: int | None = None) -> Table:
         """The points in their order, or a number of the fastest of a grid."""

@@ -16,7 +16,7 @@ from plans.program import Program
 from plans.timeline import PS_PER_S, STREAMS, Timeline
 from simulator.timeline.causes import Causes
 
-__all__ = ["Composition", "composition"]
+__all__ = ["Composition", "composition", "time_by_call_s"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,3 +155,20 @@ def _take(
         if where < stop:
             left.append((where, stop))
     return taken, left
+
+
+def time_by_call_s(timeline: Timeline) -> dict[str, float]:
+    """Call -> seconds per rank and step on its streams, waits and issuing left out; the first of several steps too."""
+    steps = np.unique(timeline.step)
+    steps = steps[1:] if len(steps) > 2 else steps
+    used = np.isin(timeline.step, steps) & (timeline.stream != 0)
+    total = np.bincount(
+        timeline.name_index[used],
+        weights=(timeline.end_ps[used] - timeline.start_ps[used]).astype(float),
+        minlength=len(timeline.names),
+    )
+    result: dict[str, float] = {}
+    for (_, call, _), time_ps in zip(timeline.names, total, strict=True):
+        if call != "wait" and time_ps:
+            result[call] = result.get(call, 0.0) + time_ps / PS_PER_S / timeline.num_ranks / max(1, len(steps))
+    return result

@@ -41,7 +41,7 @@ class Compare:
         """Simulate every plan and show them in a table."""
         from costmodels import Machine
         from plans.files import check_writable
-        from reports.comparison import MOST_PLANS, plans_table, write_comparison
+        from reports.comparison import MOST_PLANS, comparison_page, plans_table
         from reports.figures import figures_of
 
         check_steps(self.steps)
@@ -55,7 +55,7 @@ class Compare:
         say.say(plans_table(found).text(width=100))
         if self.report is not None:
             with say.doing("writing the report"):
-                report = write_comparison(self.report, found, machine=machine.name, command=say.command)
+                report = comparison_page(found, machine=machine.name, command=say.command).write(self.report)
             say.say(f"saved {report}")
         return {"plans": [{"plan": path, **figures_of(each.timeline)} for path, each in
                           zip(self.plans, found, strict=True)]}, True  # fmt: skip

@@ -60,7 +60,7 @@ def show_forecast(
         "stack": stack.name,
     }
     if report is not None:
-        from reports.prediction import write_prediction
+        from reports.prediction import prediction_page
         from search.devices import Candidate, Problem
 
         problem = Problem(
@@ -68,8 +68,7 @@ def show_forecast(
             stack=stack, optimizer=degrees.optimizer, fused=degrees.fused,
         )  # fmt: skip
         with say.doing("writing the report"):
-            saved = write_prediction(
-                report, problem, Candidate(degrees=degrees, forecast=seen), data=result, command=say.command
-            )
+            page = prediction_page(problem, Candidate(degrees=degrees, forecast=seen), data=result, command=say.command)
+            saved = page.write(report)
         say.say(f"saved {saved}")
     return result

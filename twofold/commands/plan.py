@@ -190,7 +190,7 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
     from interop.software import software_named
     from plans.files import check_writable, write_atomically
     from plans.model.transformer import config_remarks
-    from reports.search_report import search_tables, write_search_report
+    from reports.search_report import search_page, search_tables
     from search.devices.reasons import explained
     from search.devices.result_json import result_json
 
@@ -222,10 +222,8 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
     say.say(certificate)
     files = _save(answer, options.execution or "graph", result.out, say)
     if result.report is not None and reasons is not None:
-        report = write_search_report(
-            result.report, answer, top_k=shown, reasons=reasons, certificate=certificate, command=say.command
-        )
-        say.say(f"saved {report}")
+        page = search_page(answer, top_k=shown, reasons=reasons, certificate=certificate, command=say.command)
+        say.say(f"saved {page.write(result.report)}")
     launch = software.launch(problem.config, answer.best.degrees, problem.machine.links[0].ranks)
     if launch is not None:
         script = write_atomically(_beside(result.out, f".{software.name}{software.ending}"), launch.encode())

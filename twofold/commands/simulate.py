@@ -144,7 +144,7 @@ class Simulate:
         say: Console,
     ) -> None:  # fmt: skip
         from interop.chrome_trace import write_rank_traces, write_trace
-        from reports import Report, write_report
+        from reports import Report, step_page
 
         files = self.files
         if files.trace is not None:
@@ -153,12 +153,12 @@ class Simulate:
             traces = write_rank_traces(files.rank_traces, timeline, backend=machine.library, program=program)
             say.say(f"saved {len(traces)} in {files.rank_traces}")
         if files.report is not None:
-            report = write_report(files.report, Report(
+            page = step_page(Report(
                 title=f"{plan.graph.name} on {machine.name}", plan=plan, program=program,
                 predicted=timeline, measured=measured, memory_limit_bytes=plan.memory_limit_bytes or machine.room_bytes,
                 command=say.command,
             ))  # fmt: skip
-            say.say(f"saved {report}")
+            say.say(f"saved {page.write(files.report)}")
 
 
 def _show(timeline: Timeline, path: CriticalPath, measured: Timeline | None, program: Program, say: Console) -> None:

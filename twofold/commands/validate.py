@@ -50,9 +50,9 @@ class Validate:
         with say.doing("predicting the rows"):
             result = validate(self.table, stack=self.stack, machine=self.machine, host=self.host, on_progress=say.say)
         if self.report is not None:
-            from reports.validation import write_validation_report
+            from reports.validation import validation_page
 
-            saved = write_validation_report(self.report, Path(self.table).name, result.to_json())
+            saved = validation_page(Path(self.table).name, result.to_json()).write(self.report)
             say.say(f"saved {saved}")
         skipped = Counter(each["reason"] for each in result.skipped).most_common()
         if not result.rows:

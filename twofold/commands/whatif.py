@@ -191,7 +191,7 @@ class WhatIfCommand:
         ]  # fmt: skip
 
     def _report(self, subject: _Subject, row: Row, shown: list[Any], say: Console) -> None:
-        from reports import Report, write_report
+        from reports import Report, step_page
 
         scenarios = subject.scenarios
         report = Report(
@@ -203,7 +203,7 @@ class WhatIfCommand:
                 report, program=scenarios.program, predicted=scenarios.timeline(row.what_if, alone=not row.beside),
                 notes=[f"The pictures and the tables below them show: {row.title}."],
             )  # fmt: skip
-        say.say(f"saved {write_report(self.study.report or '', report)}")
+        say.say(f"saved {step_page(report).write(self.study.report or '')}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
