@@ -13,11 +13,11 @@ from statistics import median
 
 from costmodels import Machine, price_collective, price_transfer, ranks_group
 from costmodels.price.group import Group
-from interop.link_traces import SeenCall
+from interop.seen_calls import SeenCall
 from plans.errors import TwofoldError
 from simulator.engine.link_change import LinkChange, machine_with
 
-__all__ = ["LinkCall", "Spent", "Tier", "link_calls", "spent", "tiers_of_calls"]
+__all__ = ["LinkCall", "Spent", "Tier", "link_calls", "machine_as_seen", "spent", "tiers_of_calls"]
 
 _PS_PER_S = 1e12
 
@@ -28,6 +28,9 @@ _BOUND = 1.5
 """A call hangs on the bandwidth if half of it makes the price this many times as long."""
 
 _EXACT = 1e-6
+
+_EQUAL = 0.02
+"""Factors on the bandwidth that are no farther from 1 are taken for none."""
 
 _ALONE = 0.05
 """Calls beside which other kernels ran for a larger share of their time are slowed by them."""
@@ -184,6 +187,16 @@ def tiers_of_calls(found: Sequence[LinkCall], machine: Machine) -> list[Tier]:
             short_extra_s=median(extra_s) if extra_s else None, is_whole=is_whole, is_alone=is_alone,
         ))  # fmt: skip
     return tiers
+
+
+def machine_as_seen(machine: Machine, tiers: Sequence[Tier]) -> Machine:
+    """A machine whose links have the bandwidth that calls reached; of tiers of which they do not tell it, its own."""
+    return machine_with(machine, [
+        LinkChange(tier=each.number, bandwidth=each.bandwidth_factor)
+        for each in tiers
+        if each.bandwidth_factor is not None and each.is_whole and each.is_alone
+        and abs(each.bandwidth_factor - 1) > _EQUAL
+    ])  # fmt: skip
 
 
 def _judged(own: Sequence[SeenCall], machine: Machine, changed: Machine) -> LinkCall:

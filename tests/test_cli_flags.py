@@ -33,7 +33,7 @@ FLAGS = {
     "host execution fused report json force",
     "validate": "stack machine host report json force",
     "compare": "machine steps report json",
-    "links": "machine link top json",
+    "links": "machine link plan top json",
     "serve": "port open json",
 }
 POSITIONAL = {

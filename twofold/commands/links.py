@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from twofold.commands.options import MachineOption, Output, check_at_least
+from twofold.commands.plan_file import open_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from costmodels import Machine
     from interop.link_speeds import LinkCall, Spent, Tier
+    from interop.seen_calls import SeenCall
     from simulator.engine.link_change import LinkChange
     from twofold.console import Console
 
@@ -33,23 +35,25 @@ class Links:
     """Say what recorded communication tells about links: every kind of call beside its predicted time on a machine.
 
     Args:
-        traces: a trace of torch's profiler for each rank, or a folder with them; a table that nccl-tests printed; or a
-            log of NCCL (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=COLL), which has no times.
+        traces: for each rank a trace of torch's profiler or a Chakra execution trace (JSON), or a folder with them; a
+            table that nccl-tests printed; or logs of NCCL (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,COLL; no times).
         link: ask what a change of links would make of this communication, as TIER:bandwidth=2 or TIER:latency=0.5,
             several; TIER is a name or a number.
+        plan: plan file of the run: its step is simulated on the links as they were seen, and with the change.
         top: kinds of calls to show, those that took longest first.
     """
 
     traces: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TRACE ...")]
     target: MachineOption
     link: tuple[str, ...] = ()
+    plan: str | None = None
     top: int = _SHOWN
     output: Output = field(default_factory=Output)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Read, price and compare."""
         from costmodels import Machine
-        from interop.link_speeds import link_calls, spent, tiers_of_calls
+        from interop.link_speeds import link_calls, machine_as_seen, spent, tiers_of_calls
         from interop.link_traces import read_links
         from simulator.engine.link_change import LinkChange, machine_with
 
@@ -71,12 +75,42 @@ class Links:
         before, after = spent(seen.calls, found)
         if tiers:
             _tell_spent(before, after, changes, say)
+        simulated = None
+        if self.plan is not None:
+            simulated = self._simulated(seen.calls, machine_as_seen(machine, tiers), changes, say)
+        elif changes and tiers:
+            say.say("What a step gains differs, as other work moves too: --plan PLAN simulates it.")
         return {
+            "simulated": simulated,
             "mean_rank": {"seen": asdict(before), "changed": asdict(after) if changes else None},
             "source": seen.source, "machine": machine.name, "tiers": [asdict(each) for each in tiers],
             "calls": [{**asdict(each), "bus_Bps": each.bus_Bps} for each in found],
             "assumed": list(seen.assumed), "left_out": dict(seen.skipped),
         }, True  # fmt: skip
+
+    def _simulated(
+        self, calls: Sequence[SeenCall], machine: Machine, changes: Sequence[LinkChange], say: Console
+    ) -> dict[str, Any]:
+        """The step of the plan on the links as they were seen, and with their change."""
+        from costmodels import executing
+        from plans.errors import TwofoldError
+        from plans.lower import lower
+        from reports.figures import figures_of, figures_text
+        from simulator import WhatIf, simulate
+
+        plan = open_plan(self.plan or "", machine, None, say)
+        most = max(rank for each in calls for rank in each.ranks)
+        if most >= plan.num_ranks:
+            raise TwofoldError(f"rank {most} communicates in the traces, but {self.plan} has {plan.num_ranks} ranks")
+        program, machine = lower(plan), executing(machine, plan.execution)
+        asked = {"seen": WhatIf()} | ({"changed": WhatIf(links=tuple(changes))} if changes else {})
+        found: dict[str, Any] = {"seen": None, "changed": None}
+        for name, what_if in asked.items():
+            with say.doing(f"simulating {self.plan}"):
+                found[name] = figures_of(simulate(program, machine, what_if=what_if))
+            where = "on the links as they were seen" if name == "seen" else f"with {', '.join(map(str, changes))}"
+            say.say(f"Simulated {where}: {figures_text(found[name])}")
+        return found
 
     def _show(self, found: Sequence[LinkCall], machine: Machine, say: Console) -> None:
         from reports.tables import Table

@@ -1,0 +1,182 @@
+"""Texts that NCCL and its tests print: tables of nccl-tests, and logs of a run.
+
+A log has no times. With NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,COLL it says which rank of which communicator a
+process is; then the calls of several logs (NCCL_DEBUG_FILE=nccl.%h.%p.log) are put together, and groups are known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from interop.profiler_trace import collective_of
+from interop.seen_calls import ITEM_BYTES, SeenCall, SeenCalls
+from plans.errors import TwofoldError
+
+__all__ = ["calls_of_logs", "calls_of_table", "is_log"]
+
+_NCCL_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
+"""Bytes of an element by ncclDataType_t: int8, uint8, int32, uint32, int64, uint64, float16, float32, float64,
+bfloat16, and both float8."""
+
+_WHO = r"^(\S+:\d+):\d+ \[(\d+)\] NCCL INFO .*?"
+"""Host and process, and the device of a line."""
+
+_CALLED = re.compile(
+    _WHO + r"(\w+): opCount (\w+) (.*?) count (\d+) datatype (\d+) op \d+ root (\d+) comm (\w+) \[nranks=(\d+)\]",
+    re.MULTILINE,
+)
+_JOINED = re.compile(
+    _WHO + r"comm (0x\w+) rank (\d+) nranks (\d+) .*?"
+    r"(?:parent (0x\w+) (?:splitCount (\d+) )?color (-?\d+) key -?\d+ ?)?(?:commId (0x\w+) )?- Init",
+    re.MULTILINE | re.IGNORECASE,
+)
+_TESTED = re.compile(r"(all_reduce|all_gather|reduce_scatter|alltoall|broadcast|sendrecv|reduce)(?:_perf)?")
+
+Key = tuple[str, str, str]
+"""Host and process, device, address of a communicator."""
+
+
+def is_log(text: str) -> bool:
+    """Whether calls of NCCL are logged in it."""
+    return "NCCL INFO" in text and "opCount" in text
+
+
+def calls_of_table(text: str, path: Path) -> SeenCalls:
+    """A table of nccl-tests: size, count, type, redop, root, and the time out of place in microseconds."""
+    started = re.search(r"Collective test starting: (\w+)", text)
+    named = _TESTED.search(started[1] if started else path.name)
+    num_ranks = len(re.findall(r"^#\s+Rank\s+\d+\s", text, re.MULTILINE))
+    rows = [line.split() for line in text.splitlines() if re.match(r"\s*\d+\s+\d+\s+[a-z]\w*\s", line)]
+    if not rows or num_ranks < 2:
+        raise TwofoldError(
+            f"{path}: no trace of torch's profiler (.json), no table of nccl-tests with its lines of ranks, and no log "
+            "of NCCL (NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL)"
+        )
+    call = collective_of(named[1]) if named else None
+    if call is None:
+        raise TwofoldError(f"{path}: it does not say which test ran; name the file after it, as all_reduce_perf.txt")
+    ranks = (0, 1) if call == "transfer" else tuple(range(num_ranks))
+    calls, skipped = [], dict[str, int]()
+    for row in rows:
+        try:
+            calls.append(SeenCall(
+                call=call, size_bytes=int(row[0]), item_bytes=ITEM_BYTES[row[2]], ranks=ranks,
+                seconds=float(row[5]) * 1e-6,
+            ))  # fmt: skip
+        except (KeyError, ValueError, IndexError):
+            skipped[f"the row of {row[1]} elements of {row[2]}"] = 1
+    return SeenCalls(
+        calls=[each for each in calls if each.size_bytes], source=f"a table of nccl-tests ({call})", skipped=skipped,
+        assumed=["the ranks of the test are the first of the machine, node by node"],
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Communicator:
+    """A communicator as one of its ranks sees it.
+
+    Args:
+        identity: the same for all of its ranks; its own where the log does not say it.
+        size: how many ranks it has.
+        rank: which of them this is; None where the log does not say it.
+        calls: name, count, dtype and root of each.
+    """
+
+    identity: tuple[str, ...]
+    size: int
+    rank: int | None = None
+    calls: list[tuple[str, int, int, int]] = field(default_factory=list)
+
+
+def calls_of_logs(texts: Sequence[str]) -> SeenCalls:
+    """The calls of logs of one run, each once; those of communicators that no line introduces stand once a rank.
+
+    Raises:
+        TwofoldError: two lines say of one process that it is different ranks.
+    """
+    known: dict[Key, _Communicator] = {}
+    for text in texts:
+        _read(text, known)
+    place = _places(known)
+    members: dict[tuple[str, ...], dict[int, int]] = {}
+    for (who, device, _), each in known.items():
+        if each.rank is not None and (who, device) in place:
+            members.setdefault(each.identity, {})[each.rank] = place[who, device]
+    calls, skipped, assumed = [], dict[str, int](), dict[str, None]()
+    seen: dict[tuple[str, ...], int] = {}
+    for (who, device, _), each in known.items():
+        ranks = members.get(each.identity, {})
+        is_placed = len(ranks) == each.size
+        if not is_placed:
+            group = tuple(range(each.size))
+            said = "each rank logs one of its own" if each.rank is None else "some of their ranks have no log"
+            assumed[f"communicators join the first ranks of the machine where the log does not say which: {said}"] = (
+                None
+            )
+        else:
+            group = tuple(ranks[number] for number in range(each.size))
+        done = seen.get(each.identity, 0)
+        collectives = [call for call in each.calls if call[0] not in ("Send", "Recv")]
+        for number, (name, count, dtype, _) in enumerate(collectives):
+            if (call := _collective(name, count, dtype, group)) is None:
+                reason = f"{name} of {each.size} ranks"
+                skipped[reason] = skipped.get(reason, 0) + 1
+            elif number >= done:
+                calls.append(call)
+        if each.rank is not None:
+            seen[each.identity] = max(done, len(collectives))
+        for name, count, dtype, peer in each.calls:
+            if name in ("Send", "Recv") and not is_placed:
+                reason = f"{name} of {each.size} ranks"
+                skipped[reason] = skipped.get(reason, 0) + 1
+            elif name == "Send":  # its receiver logs the same
+                size = _NCCL_BYTES[dtype]
+                ends = (place[who, device], group[peer])
+                calls.append(SeenCall(call="transfer", size_bytes=count * size, item_bytes=size, ranks=ends))
+    source = f"{len(texts)} logs of NCCL, which have no times" if len(texts) > 1 else (
+        "a log of NCCL, which has no times"
+    )  # fmt: skip
+    return SeenCalls(calls=calls, source=source, skipped=skipped, assumed=list(assumed))
+
+
+def _read(text: str, known: dict[Key, _Communicator]) -> None:
+    """Add the communicators and calls of a log to those that are known."""
+    for who, device, address, rank, size, parent, split, colour, unique in _JOINED.findall(text):
+        above = known.get((who, device, parent))
+        identity = (unique,) if unique else (*above.identity, split, colour) if above else (who, device, address)
+        own = known.setdefault((who, device, address), _Communicator(identity, int(size), int(rank)))
+        if own.rank != int(rank):
+            raise TwofoldError(
+                f"{who} is rank {own.rank} and rank {rank} of one communicator; give the logs of one run"
+            )
+    repeated = set()
+    for who, device, name, number, buffers, count, dtype, root, address, size in _CALLED.findall(text):
+        if number != "0":  # on a single node it stays 0 from NCCL 2.27 on (NVIDIA/nccl pull request 2021)
+            line = (who, device, name, number, buffers, count, address)
+            if line in repeated:
+                continue
+            repeated.add(line)
+        own = known.setdefault((who, device, address), _Communicator((who, device, address), int(size)))
+        own.calls.append((name, int(count), int(dtype), int(root)))
+
+
+def _places(known: Mapping[Key, _Communicator]) -> dict[tuple[str, str], int]:
+    """(Process, device) -> its rank in the communicator of most ranks, if all of those have a log."""
+    largest = max((each.size for each in known.values() if each.rank is not None), default=0)
+    found: dict[tuple[str, ...], dict[tuple[str, str], int]] = {}
+    for (who, device, _), each in known.items():
+        if each.size == largest and each.rank is not None:
+            found.setdefault(each.identity, {})[who, device] = each.rank
+    return next((places for places in found.values() if len(places) == largest), {})
+
+
+def _collective(name: str, count: int, dtype: int, ranks: tuple[int, ...]) -> SeenCall | None:
+    call = collective_of(name)
+    if call is None or call == "transfer" or len(ranks) < 2 or dtype >= len(_NCCL_BYTES):
+        return None
+    size = _NCCL_BYTES[dtype]
+    whole = len(ranks) if call in ("all_gather", "reduce_scatter", "all_to_all") else 1
+    return SeenCall(call=call, size_bytes=count * size * whole, item_bytes=size, ranks=ranks)
