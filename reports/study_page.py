@@ -124,8 +124,8 @@ def _changes(study: StudyResult) -> Iterator[Chart]:
         return
     base = study.rows[0]
     changed = [
-        (f"{name} = {setting_text(row[name])}", row["tokens_per_s"] / base["tokens_per_s"] - 1)
-        for row in study.predicted for name in study.axes if row.get(name) != base.get(name)
+        (study.point(row), row["tokens_per_s"] / base["tokens_per_s"] - 1)
+        for row in study.predicted if row is not base
     ]  # fmt: skip
     changed.sort(key=lambda each: -each[1])
     if changed:

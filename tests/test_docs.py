@@ -41,7 +41,7 @@ def test_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("devices", [1024, 98304])
 def test_studies_of_the_page_answer(devices, tmp_path, capsys):
     answers = []
-    for number, text in enumerate(blocks("studies.md", "toml")):
+    for number, text in enumerate(text for text in blocks("studies.md", "toml") if "together" not in text):
         file = tmp_path / f"{number}.toml"
         for small, large in (("x1024", f"x{devices}"), ("dp = 16", f"dp = {devices // 64}"), ("= 512", f"= {devices}")):
             assert small in text
@@ -55,6 +55,17 @@ def test_studies_of_the_page_answer(devices, tmp_path, capsys):
     goodput = {point["spares"]: point["goodput"] for point in spares}
     assert sorted(goodput) == [0, 1, 2, 4, 8]
     assert all(goodput[few] < goodput[more] for few, more in ((0, 1), (1, 2), (2, 4), (4, 8)))
+
+
+def test_a_study_of_the_page_with_axes_that_go_together(tmp_path, capsys):
+    (text,) = (text for text in blocks("studies.md", "toml") if "together" in text)
+    (tmp_path / "weak.toml").write_text(text)
+    assert main(["study", str(tmp_path / "weak.toml"), "--json", "--backend", "sequential"]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert len(points) == 6
+    for machine in ("h100-sxm-x64", "h200-x64"):
+        rates = [each["tokens_per_s"] / each["devices"] for each in points if each["machine"] == machine]
+        assert rates == sorted(rates, reverse=True) and rates[-1] > 0.9 * rates[0]
 
 
 def test_words_of_other_trainers_are_those_that_are_written(parsing_only):

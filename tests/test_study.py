@@ -49,6 +49,41 @@ def test_points_of_a_grid_one_at_a_time_and_a_sample():
     assert drawn == list(large)
 
 
+def test_axes_that_go_together_are_one_axis():
+    """A product of an axis with rows of two, and each of them as one change of the base."""
+    both = {"tp": (1, 2, 4), "dp": (4, 2, 1)}
+    grid = list(Space(base={"pp": 2}, axes={"zero": (0, 1)}, together=[both]))
+    assert grid == [
+        {"pp": 2, "zero": zero, "tp": tp, "dp": dp} for zero in (0, 1) for tp, dp in ((1, 4), (2, 2), (4, 1))
+    ]
+    base = {"tp": 2, "dp": 2, "pp": 2}
+    alone = list(Space(base=base, axes={"pp": (1, 2)}, together=[both], points="one-at-a-time"))
+    assert alone == [base, {**base, "pp": 1}, {**base, "tp": 1, "dp": 4}, {**base, "tp": 4, "dp": 1}]
+    large = Space(base={}, axes={"pp": range_of(40)}, together=[{"tp": range_of(50), "dp": range_of(50)}], sample=300)
+    assert large.count == 300 and all(point["tp"] == point["dp"] for point in large)
+    assert len({(point["pp"], point["tp"]) for point in large}) == 300
+
+
+def range_of(count: int) -> tuple[int, ...]:
+    return tuple(range(1, count + 1))
+
+
+def test_a_study_of_axes_that_go_together(tmp_path, capsys):
+    """The points of a file and of tf.study are those that stand in the product one by one."""
+    file = tmp_path / "pairs.toml"
+    lines = [f"{name} = {json.dumps(value)}" for name, value in BASE.items()]
+    file.write_text("\n".join(["[base]", *lines, "[[together]]", "tp = [1, 2]", "dp = [4, 2]"]))
+    assert main(["study", str(file), "--backend", "sequential", "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [(point["tp"], point["dp"], point["step_s"]) for point in points] == [
+        (tp, dp, figures(tp=tp, dp=dp)["step_s"]) for tp, dp in ((1, 4), (2, 2))
+    ]
+    found = tf.study(BASE, {}, together=[{"tp": [1, 2], "dp": [4, 2]}], points="one-at-a-time", workers=ALONE)
+    said = [row[0] for row in found.table().rows]
+    assert found.axes == ("tp", "dp") and "tp = 1, dp = 4" in said
+    assert "tp = 1, dp = 4: tokens/s" in found.write_report(tmp_path / "pairs.html").read_text()
+
+
 def test_a_point_is_the_forecast_of_its_degrees():
     machine = executing(Machine.load("h100-sxm-x16"), "graph")
     config = transformer_config("llama-3-8b", num_layers=4)
@@ -203,7 +238,13 @@ def test_processes_give_the_same_results(backend):
         ("[base]\n[axes]\ntp = []", "axis tp is []"),
         ("[base]\n[axes]\ntp = [1, 1]", "axis tp has 1 twice"),
         ("[base]\n[axes]\ntp = ['four']", "tp is 'four'; it is a whole number"),
-        ("[base]\nzap = 1\n", "missing required field `axes`"),
+        ("[base]\nzap = 1\n", "the study varies nothing; give axes"),
+        ("[base]\n[[together]]\ntp = [1, 2]\ndp = [4]", "axes tp and dp go together, but have 2 and 1 values"),
+        ("[base]\n[axes]\ntp = [1]\n[[together]]\ntp = [1, 2]\ndp = [4, 2]", "axis tp stands twice"),
+        ("[base]\n[[together]]\ntp = [1, 1]\ndp = [4, 4]", "go together have tp = 1, dp = 4 twice"),
+        ("[base]\n[[together]]\ntp = [1]\nzap = [4]", "zap"),
+        ("[base]\n[[together]]", "go together is empty"),
+        ("[base]\n[together]\ntp = [1]", "Expected `array`, got `object`"),
         ("points = 'all'\n[base]\n[axes]", "Invalid enum value 'all'"),
         ("pionts = 'grid'\n[base]\n[axes]", "unknown field `pionts`"),
         ("base = [", "Invalid value"),

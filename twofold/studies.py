@@ -35,7 +35,8 @@ class StudyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     Args:
         base: settings of every point, by the names of `AXES`.
         axes: name -> the values to try; `bandwidth.NVLink` is one tier of links.
-        points: "grid": every combination; "one-at-a-time": the base, and each value by itself.
+        together: tables of axes that go together: the first value of each, then the second.
+        points: "grid": every combination; "one-at-a-time": the base, and each value (or row of a table) by itself.
         search: at every point the fastest degrees are searched; those in the base and the axes are kept.
         sample: how many points are drawn from the grid.
         seed: of the sample.
@@ -43,7 +44,8 @@ class StudyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """
 
     base: dict[str, Any]
-    axes: dict[str, Any]
+    axes: dict[str, Any] = {}
+    together: list[dict[str, Any]] = []
     points: Literal["grid", "one-at-a-time"] = "grid"
     search: bool = False
     sample: int | None = None
@@ -55,11 +57,14 @@ class StudyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         """Its points.
 
         Raises:
-            TwofoldError: as `Space`.
+            TwofoldError: as `Space`; nothing is varied.
         """
+        if not self.axes and not self.together:
+            raise TwofoldError("the study varies nothing; give axes, such as tp = [1, 2, 4] in the table axes")
         return Space(
-            base=_flat(self.base), axes=_flat(self.axes), points=self.points, sample=self.sample, seed=self.seed
-        )
+            base=_flat(self.base), axes=_flat(self.axes), together=[_flat(each) for each in self.together],
+            points=self.points, sample=self.sample, seed=self.seed,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -129,6 +134,7 @@ def study(
     base: Mapping[str, Any],
     axes: Mapping[str, Sequence[Any]],
     *,
+    together: Sequence[Mapping[str, Sequence[Any]]] = (),
     points: Literal["grid", "one-at-a-time"] = "grid",
     search: bool = False,
     sample: int | None = None,
@@ -141,6 +147,7 @@ def study(
     Args:
         base: settings of every point, by the names that `twofold study --axes` lists.
         axes: name -> values.
+        together: tables of axes that go together, such as [{"devices": [8, 16], "global_batch": [64, 128]}].
         points: "grid" or "one-at-a-time".
         search: search the degrees that are not given at every point.
         sample: how many points are drawn from the grid.
@@ -156,7 +163,10 @@ def study(
     >>> found, found.best["bandwidth"]
     (<Study of bandwidth: 2 points, 0 refused>, 1.0)
     """
-    asked = StudyFile(base=dict(base), axes=dict(axes), points=points, search=search, sample=sample)
+    asked = StudyFile(
+        base=dict(base), axes=dict(axes), together=[dict(each) for each in together], points=points, search=search,
+        sample=sample,
+    )  # fmt: skip
     return run_study(asked, results=results, workers=workers, on_progress=on_progress)
 
 
@@ -178,7 +188,7 @@ def run_study(
         settings, partial(figures_of_point, search=_searched if asked.search else None), store=Store(results),
         workers=workers, is_searched=asked.search, on_progress=on_progress,
     )  # fmt: skip
-    return Study(asked=asked, axes=tuple(space.axes), settings=tuple(settings), figures=tuple(figures))
+    return Study(asked=asked, axes=space.names, settings=tuple(settings), figures=tuple(figures))
 
 
 def load_study(path: str | os.PathLike[str]) -> StudyFile:

@@ -1,4 +1,7 @@
-"""The points of a study: a base and what is varied, all combinations, one axis at a time, or a sample."""
+"""The points of a study: a base and what is varied, all combinations, one change at a time, or a sample.
+
+Axes of one table of `together` go hand in hand: the first value of each, then the second, as one axis would.
+"""
 
 from __future__ import annotations
 
@@ -24,35 +27,37 @@ class Space:
     Args:
         base: settings of every point that are not varied.
         axes: name -> values; the last one changes fastest.
-        points: "grid": every combination; "one-at-a-time": the base, and each value of each axis with the others as
-            they are in the base.
+        together: tables of axes, each with as many values as the others of its table; they change faster than `axes`.
+        points: "grid": every combination; "one-at-a-time": the base, and each value of each axis (of axes that go
+            together, each of their rows) with the others as they are in the base.
         sample: how many combinations of the grid are drawn, without repetition; None: all of them.
         seed: of the sample.
 
     Raises:
-        TwofoldError: an unknown axis, an axis without values or with values of another type, one value twice, too many
-            points.
+        TwofoldError: an unknown axis, an axis without values or with values of another type, one value twice, axes that
+            go together and have unequal numbers of values, an axis that stands twice, too many points.
 
     >>> space = Space(base={"tp": 8}, axes={"pp": (1, 2), "zero": (0, 1)})
     >>> space.count, list(space)[1]
     (4, {'tp': 8, 'pp': 1, 'zero': 1})
+    >>> list(Space(base={}, axes={}, together=[{"devices": (8, 16), "global_batch": (64, 128)}]))
+    [{'devices': 8, 'global_batch': 64}, {'devices': 16, 'global_batch': 128}]
     """
 
     base: Mapping[str, Any]
     axes: Mapping[str, Sequence[Any]]
+    together: Sequence[Mapping[str, Sequence[Any]]] = ()
     points: Literal["grid", "one-at-a-time"] = "grid"
     sample: int | None = None
     seed: int = 1
 
     def __post_init__(self) -> None:
         check_settings(self.base)
-        for name, values in self.axes.items():
-            if not isinstance(values, list | tuple) or not values:
-                raise TwofoldError(f"axis {name} is {values!r}; it is a list of values, such as [1, 2, 4]")
-            for value in values:
-                check_settings({name: value})
-            if twice := [value for number, value in enumerate(values) if value in values[:number]]:
-                raise TwofoldError(f"axis {name} has {twice[0]!r} twice; give each value once")
+        for table in self._tables:
+            _check(table)
+        names = [name for table in self._tables for name in table]
+        if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+            raise TwofoldError(f"axis {twice[0]} stands twice, in axes and together; give it once")
         if self.points not in ("grid", "one-at-a-time"):
             raise TwofoldError(f"points is {self.points!r}; it is grid or one-at-a-time")
         if self.sample is not None:
@@ -73,30 +78,77 @@ class Space:
         return self._size if self.sample is None else min(self.sample, self._size)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of everything that is varied."""
+        return tuple(name for table in self._tables for name in table)
+
+    @property
+    def _tables(self) -> list[Mapping[str, Sequence[Any]]]:
+        """Every axis alone, then those that go together."""
+        return [*({name: values} for name, values in self.axes.items()), *self.together]
+
+    @property
     def _size(self) -> int:
-        return math.prod(map(len, self.axes.values()))
+        return math.prod(_length(table) for table in self._tables)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The settings of every point."""
         if self.points != "grid":
             yield from self._one_at_a_time()
             return
+        tables = self._tables[::-1]
         numbers: Sequence[int] = range(self._size)
         if self.count < self._size:
             numbers = _drawn(self._size, self.count, self.seed)
         for number in numbers:
-            chosen = {}
-            for name in reversed(list(self.axes)):
-                number, place = divmod(number, len(self.axes[name]))
-                chosen[name] = self.axes[name][place]
-            yield {**self.base, **{name: chosen[name] for name in self.axes}}
+            chosen = []
+            for table in tables:
+                number, place = divmod(number, _length(table))
+                chosen.append(_row(table, place))
+            yield dict(self.base) | {name: value for row in reversed(chosen) for name, value in row.items()}
 
     def _one_at_a_time(self) -> Iterator[dict[str, Any]]:
         yield dict(self.base)
-        for name, values in self.axes.items():
-            for value in values:
-                if value != self.base.get(name):
-                    yield {**self.base, name: value}
+        for table in self._tables:
+            for place in range(_length(table)):
+                if (changed := {**self.base, **_row(table, place)}) != self.base:
+                    yield changed
+
+
+def _check(table: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse an axis, or axes that go together, that cannot be.
+
+    Raises:
+        TwofoldError: as `Space`.
+    """
+    if not table:
+        raise TwofoldError("a table of axes that go together is empty; name at least two axes in it")
+    for name, values in table.items():
+        if not isinstance(values, list | tuple) or not values:
+            raise TwofoldError(f"axis {name} is {values!r}; it is a list of values, such as [1, 2, 4]")
+        for value in values:
+            check_settings({name: value})
+    first, *others = table
+    for name in others:
+        if len(table[name]) != len(table[first]):
+            raise TwofoldError(
+                f"axes {first} and {name} go together, but have {len(table[first])} and {len(table[name])} values; "
+                "give each as many"
+            )
+    rows = [_row(table, place) for place in range(_length(table))]
+    if twice := [row for number, row in enumerate(rows) if row in rows[:number]]:
+        if others:
+            said = ", ".join(f"{name} = {value!r}" for name, value in twice[0].items())
+            raise TwofoldError(f"axes that go together have {said} twice; give each row once")
+        raise TwofoldError(f"axis {first} has {twice[0][first]!r} twice; give each value once")
+
+
+def _length(table: Mapping[str, Sequence[Any]]) -> int:
+    return len(next(iter(table.values())))
+
+
+def _row(table: Mapping[str, Sequence[Any]], place: int) -> dict[str, Any]:
+    return {name: values[place] for name, values in table.items()}
 
 
 def _drawn(size: int, count: int, seed: int) -> list[int]:
