@@ -20,9 +20,10 @@ import torch.multiprocessing as mp
 
 TIMEOUT_S = 150  # ranks may wait long where two cores are busy otherwise
 IMPORTED_ONCE = [
-    "torch.distributed", "torch._dynamo", "executor.train.run", "executor.capture", "search", "scipy.sparse", "pytest",
+    "torch.distributed", "torch._dynamo", "executor.train.run", "executor.train.checkpoint", "executor.capture",
+    "search", "scipy.sparse", "pytest",
 ]  # fmt: skip
-"""torch imports its compiler in the first call that must not be compiled: a second of every rank."""
+"""What is imported at first, and what some of the ranks import later."""
 
 forkserver.set_forkserver_preload(IMPORTED_ONCE)
 

@@ -1,7 +1,10 @@
 """Whole runs on four gloo ranks: training equals plain torch, communication is the planned one, emulated time holds."""
 
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,3 +166,16 @@ def test_emulation_computes_the_same_values(folder, name):
     losses, _ = trained(2, optimizer.kind, optimizer.settings["lr"])
     for host_async in (False, True):
         np.testing.assert_allclose(results(folder, f"emulated {name} {host_async}")[0].losses, losses, rtol=2e-6)
+
+
+def test_a_step_that_is_counted_imports_no_compiler_and_no_checkpoints():
+    """Each takes most of a second of every rank that is started."""
+    code = (
+        "import sys\nfrom executor.train.run import run_rank\nfrom plans.lower import lower\n"
+        "from tests.small_training import batches, one_rank, parameters\nplan = one_rank()\n"
+        "found = run_rank(lower(plan), plan, iter(batches(1)), parameters(), 1, device='cpu')\n"
+        "assert found.differences == ()\nprint({'torch._dynamo', 'torch.distributed.checkpoint'} & sys.modules.keys())"
+    )
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "set()\n", done.stderr

@@ -17,9 +17,9 @@ from unittest import mock
 import msgspec
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from executor.dispatch import EagerMode
 from executor.kernels.random import seed_of
 from plans.model.graph import Graph, Operator, Tensor
 
@@ -160,7 +160,7 @@ class _Recording:
     begins: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(EagerMode):
     """Write down every call: the operator, its settings, and where the tensors that it reads were made."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from executor.dispatch import EagerMode
 from plans.model.graph import itemsize
 from plans.program import Instruction, Kind, Program
 
@@ -52,7 +52,7 @@ _KINDS = {
 }
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(EagerMode):
     def __init__(self) -> None:
         super().__init__()
         self.seen: Counter[Communication] = Counter()

@@ -13,7 +13,8 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from executor.dispatch import EagerMode
 
 __all__ = ["Recorded", "Recording"]
 
@@ -61,7 +62,7 @@ class _Call:
     leaves_unwritten: bool = False  # torch.empty and its like
 
 
-class Recording(TorchDispatchMode):
+class Recording(EagerMode):
     """Logs the aten calls on meta tensors made inside `with recording:`.
 
     >>> with Recording() as recording, torch.device("meta"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from executor.step.emulate import EmulatedInterpreter, Emulation
 from executor.step.groups import Groups, connect
 from executor.step.interpreter import Batch, Interpreter
 from executor.train.batches import as_read
-from executor.train.checkpoint import Saver, restore
 from executor.train.clocks import ahead_ns
 from executor.train.heartbeat import beating
 from executor.train.loop import Training, train
@@ -37,6 +36,9 @@ from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.plan import Plan, plan_digest
 from plans.program import GroupProgram, ParameterPlacement, Program
+
+if TYPE_CHECKING:
+    from executor.train.checkpoint import Saver
 
 __all__ = ["gather_parameters", "run_rank"]
 
@@ -163,6 +165,8 @@ def _checkpoints(
     """What writes checkpoints, and how many steps the one that is resumed from has done."""
     if asked is None or plan is None:
         return None, 0
+    from executor.train.checkpoint import Saver, restore  # what it imports of torch takes most of a second
+
     first = 0 if asked.resume is None else restore(interpreter, asked.resume)
     return Saver(program, plan, interpreter, asked.folder, every=asked.every, keep=asked.keep), first
 
