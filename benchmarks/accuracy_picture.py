@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from plans.errors import TwofoldError
-from reports.charts import COLOURS, Chart
+from reports.charts import Chart
+from reports.colours import COLOURS
 
 __all__ = ["Scored", "accuracy_picture"]
 

@@ -15,7 +15,6 @@ from costmodels.price.communication import wire_s
 from costmodels.price.compute import matrix_s
 from costmodels.price.group import first_group
 from costmodels.price.traffic import Traffic, collective_traffic, transfer_traffic
-from plans.model.graph import itemsize
 from reports.charts import Chart, Scale, Series, roofline_chart, series_chart
 from reports.tables import Cell, Table
 from reports.units import Share
@@ -61,24 +60,6 @@ def residual_picture(fit: DeviceFit) -> Iterator[Chart]:
     yield series_chart(series, scale, title="Residuals", caption="Every measured point; rest on a point to read it.")
 
 
-def _flops(point: Point) -> float:
-    if point.kind == "matrix":
-        m, n, k = point.shape
-        return 2.0 * point.batch * m * n * k
-    batch, heads, _, queries, keys, dim = point.shape
-    share = 0.5 if point.options.get("causal") else 1.0
-    return 4.0 * batch * heads * queries * keys * dim * share * (2.5 if point.call.endswith("backward") else 1.0)
-
-
-def _intensity(point: Point) -> float:
-    size = itemsize("float32" if point.dtype == "tf32" else point.dtype)
-    if point.kind == "matrix":
-        m, n, k = point.shape
-        return _flops(point) / (size * point.batch * (m * k + n * k + m * n))
-    batch, heads, kv_heads, queries, keys, dim = point.shape
-    return _flops(point) / (size * dim * batch * (2 * heads * queries + 2 * kv_heads * keys))
-
-
 def roofline_picture(fit: DeviceFit) -> Iterator[Chart]:
     """Measured rates of 16-bit products and attention under the peaks."""
     own = [e for e in predictions_of(fit, "matrix", "attention") if e.point.dtype in ("bfloat16", "float16")]
@@ -88,7 +69,7 @@ def roofline_picture(fit: DeviceFit) -> Iterator[Chart]:
     peak = max(compute.matrix_flops_per_s[e.point.dtype] for e in own)
 
     def place(point: Point) -> tuple[float, float]:
-        return _intensity(point), _flops(point) / point.seconds / 1e12
+        return point.flops_per_byte, point.flops / point.seconds / 1e12
 
     series = [
         _series("matrix products", [e for e in own if e.section == "matrix"], place),
@@ -124,7 +105,7 @@ def rate_picture(fit: DeviceFit) -> Iterator[Chart]:
             seconds = matrix_s(compute, (m, n, k), compute.matrix_flops_per_s[dtype], 2 * (m * k + n * k + m * n))
             curve.append((float(m), 2 * m * n * k / seconds / 1e12))
         near = [e for e in predictions_of(fit, "matrix") if e.point.shape[1:] == fixed and e.point.dtype == dtype]
-        series.append(_series(name, near, lambda point: (point.shape[0], _flops(point) / point.seconds / 1e12), curve))
+        series.append(_series(name, near, lambda point: (point.shape[0], point.flops / point.seconds / 1e12), curve))
     scale = Scale(x="rows m", y="TFLOP/s", log_x=True, log_y=True)
     said = "Teeth are waves: one more tile than the cores hold begins another wave."
     yield series_chart(series, scale, title=f"Rate of {dtype} products by the fitted form", caption=said)

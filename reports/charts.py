@@ -1,8 +1,7 @@
 """Charts: matplotlib draws them as SVG, once for a wide page and once for a narrow one.
 
-Ink takes the colour of the page, so one picture suits light and dark; fills are the eight colours of Okabe and Ito
-(https://jfly.uni-koeln.de/color/), which people with any kind of colour vision can tell apart. Points carry texts that
-are shown when the pointer rests on them.
+Ink takes the colour of the page, so one picture suits light and dark. Points carry texts that are shown when the
+pointer rests on them.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
 from plans.files import write_atomically
+from reports.colours import COLOURS, PART_COLOURS
 from reports.page import Markup, render
 from reports.units import Seconds, time_unit
 
@@ -28,19 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "Chart", "Scale", "Series", "bars", "roofline_chart", "seconds_bars", "series_chart"]
-
-COLOURS = {
-    "sky": "#56b4e9", "orange": "#e69f00", "green": "#009e73", "purple": "#cc79a7", "yellow": "#f0e442",
-    "vermillion": "#d55e00", "blue": "#0072b2", "grey": "#99a1ab",
-}  # fmt: skip
-"""Name -> colour, in the order in which series take them."""
-
-_PARTS = {
-    "compute": "sky", "exposed communication": "purple", "exposed all_reduce": "purple", "host wait": "yellow",
-    "bubble": "grey", "waits": "grey",
-}  # fmt: skip
-"""Part of a step -> its colour."""
+__all__ = ["Chart", "Scale", "Series", "bars", "roofline_chart", "seconds_bars", "series_chart"]
 
 _INK, _FAINT = "#010203", "#040506"
 _STYLE: Any = {
@@ -51,7 +39,7 @@ _STYLE: Any = {
     "axes.titlelocation": "left", "legend.frameon": False, "legend.fontsize": 8.5, "figure.facecolor": "none",
     "axes.facecolor": "none", "savefig.facecolor": "none",
 }  # fmt: skip
-_WIDE, _NARROW = 10.6, 4.0
+_WIDE, _NARROW, _HEIGHT = 10.6, 4.0, 3.2
 """Inches; matplotlib counts 72 points to an inch, and a point becomes a pixel and a third."""
 
 _LONG = 10_000
@@ -65,13 +53,11 @@ class Chart:
     Args:
         title: of the chart, and what it says to those who cannot see it.
         draw: draws on a matplotlib Figure of any width, and may change its height.
-        height: inches.
         caption: below it.
     """
 
     title: str
     draw: Callable[[Figure], None]
-    height: float = 3.2
     caption: str = ""
 
     def svg(self, width: float = _WIDE) -> str:
@@ -80,7 +66,7 @@ class Chart:
         from matplotlib.figure import Figure
 
         with rc_context(_STYLE):
-            figure = Figure(figsize=(width, self.height), layout="constrained")
+            figure = Figure(figsize=(width, _HEIGHT), layout="constrained")
             self.draw(figure)
             out = io.StringIO()
             figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
@@ -275,7 +261,7 @@ def seconds_bars(
     unit_s, unit = time_unit(max(sum(own.values()) for own in rows.values()))
     others = itertools.cycle(("orange", "green", "vermillion", "blue"))
     parts = [
-        (part, _PARTS.get(part) or next(others), [own.get(part, 0.0) / unit_s for own in rows.values()])
+        (part, PART_COLOURS.get(part) or next(others), [own.get(part, 0.0) / unit_s for own in rows.values()])
         for part in dict.fromkeys(part for own in rows.values() for part in own)
     ]
     return bars(

@@ -20,13 +20,14 @@ from plans.graph_data import GraphData, GraphEdge, GraphNode, graph_data
 from plans.model.graph import Graph
 from plans.plan import Plan
 from plans.ranks import format_shape
+from reports.colours import COLOURS
 from reports.layered import place
 from reports.page import Markup, render
 from reports.units import Bytes
 
 __all__ = ["GraphPicture", "save_graph"]
 
-_STAGE_FILLS = ("sky", "orange", "green", "purple", "yellow", "vermillion", "blue", "grey")
+_STAGE_FILLS = tuple(COLOURS)
 
 
 def save_graph(folder: str | os.PathLike[str], graph: Graph, plan: Plan | None = None) -> list[Path]:

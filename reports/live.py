@@ -20,10 +20,9 @@ import numpy.typing as npt
 from plans.program import Instruction, Program
 from plans.ranks import format_ranks, format_shape
 from plans.timeline import PS_PER_S, STREAMS, Timeline
-from reports.charts import COLOURS
-from reports.memory import ROLE_COLOURS, role_order
+from reports.colours import COLOURS, KIND_COLOURS, ROLE_COLOURS, kind_of
+from reports.memory import role_order
 from reports.page import Markup, render
-from reports.spans import KIND_COLOURS, kind_of
 from reports.units import Seconds
 from simulator import critical_path
 from simulator.timeline.causes import Causes

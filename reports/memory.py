@@ -1,4 +1,4 @@
-"""The peak of the fullest rank of every group as a table, and the colours of what is in memory."""
+"""The peak of the fullest rank of every group as a table."""
 
 from __future__ import annotations
 
@@ -6,25 +6,13 @@ from collections.abc import Iterable
 
 from plans.program import Program
 from plans.timeline import PS_PER_S, Timeline
+from reports.colours import ROLE_COLOURS
 from reports.tables import Table
 from reports.units import Bytes, Seconds
 from simulator import memory_peak
 from simulator.timeline.live import worst_ranks
 
-__all__ = ["ROLE_COLOURS", "memory_table", "role_order"]
-
-ROLE_COLOURS = {
-    "weight": "sky",
-    "optimizer": "green",
-    "gradient": "orange",
-    "activation": "purple",
-    "input": "yellow",
-    "buffer": "grey",
-    "communication": "vermillion",
-    "library": "blue",
-    "live": "sky",
-}
-"""The fill of each role, from the bottom of the stack to its top; "live" is their sum where roles are not known."""
+__all__ = ["memory_table", "role_order"]
 
 _MAX_ACTIONS = 6
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from plans.errors import TwofoldError
 from plans.timeline import PS_PER_S, STREAMS, Timeline
-from reports.charts import COLOURS, Chart
-from reports.spans import KIND_COLOURS, kind_of
+from reports.charts import Chart
+from reports.colours import COLOURS, KIND_COLOURS, kind_of
 from reports.units import Seconds, time_unit
 from simulator.timeline.labels import groups_of, read_label, representative_step, rows_of_step
 from simulator.timeline.stretches import joined

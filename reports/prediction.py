@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from reports.charts import Chart, bars, seconds_bars
+from reports.colours import ROLE_COLOURS
 from reports.figures import figures_table
 from reports.forecast_parts import (
     MFU,
@@ -17,7 +18,6 @@ from reports.forecast_parts import (
     subject,
 )
 from reports.live import LiveTimeline
-from reports.memory import ROLE_COLOURS
 from reports.page import Page, Part, Section, Text
 from reports.search_pictures import roofline_parts
 from reports.units import Bytes, Seconds
