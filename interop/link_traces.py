@@ -7,6 +7,7 @@ waiting. What ran beside it on that rank slows it, so the share of its time with
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +18,8 @@ import numpy as np
 
 from interop.execution_trace import is_execution_trace, read_execution_traces
 from interop.nccl_texts import calls_of_logs, calls_of_table, is_log
-from interop.profiler_trace import RankTrace, collective_of, load_trace
-from interop.seen_calls import ITEM_BYTES, SeenCall, SeenCalls
+from interop.profiler_trace import RankTrace, collective_of, is_rank, load_trace
+from interop.seen_calls import ITEM_BYTES, SeenCall, SeenCalls, is_count
 from plans.errors import TwofoldError
 from plans.reading import read_text
 
@@ -115,25 +116,24 @@ def _of_traces(traces: Sequence[RankTrace], what: str, by: str, assumed: Sequenc
 
 
 class _Busy:
-    """When the kernels of a rank run."""
+    """When more than one kernel of a rank runs."""
 
     def __init__(self, trace: RankTrace) -> None:
         kernels = [event for event in trace.events if event.get("cat") == "kernel"]
-        self._ends = [np.sort([event[name] for event in kernels]) for name in ("start_ps", "end_ps")]
-        self._sums = [np.append(0, np.cumsum(each)) for each in self._ends]
+        self._origin = trace.begin_ps  # of 1970 in some versions: more picoseconds than 64 bits hold
+        edges = np.array([event[name] - self._origin for name in ("start_ps", "end_ps") for event in kernels], float)
+        order = np.argsort(edges, kind="stable")
+        running = np.cumsum(np.where(order < len(kernels), 1, -1))
+        self._edges = edges[order]
+        self._several = np.append(0.0, np.cumsum(np.diff(self._edges) * (running[:-1] > 1)))
 
     def share(self, event: Mapping[str, Any]) -> float:
         """The share of the time of a kernel in which others run."""
-        start, end = event["start_ps"], event["end_ps"]
+        start, end = event["start_ps"] - self._origin, event["end_ps"] - self._origin
         if event.get("cat") != "kernel" or end <= start:
             return 0.0
-        others = self._spent(end) - self._spent(start) - (end - start)
-        return min(1.0, others / (end - start))
-
-    def _spent(self, time_ps: int) -> int:
-        """Picoseconds of all kernels until a time."""
-        begun, ended = (np.searchsorted(each, time_ps) for each in self._ends)
-        return int((begun - ended) * time_ps - self._sums[0][begun] + self._sums[1][ended])
+        before, after = np.interp([start, end], self._edges, self._several)
+        return float(min(1.0, (after - before) / (end - start)))
 
 
 class _Unknown(Exception):
@@ -143,31 +143,26 @@ class _Unknown(Exception):
 def _communication(trace: RankTrace) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
     """Communication by start, each with what is known of it: kernels, or what gloo did."""
     issued = {
-        event["args"]["External id"]: event["args"]
-        for event in trace.events if "Collective name" in event.get("args", {}) and "External id" in event["args"]
+        str(event["args"]["External id"]): event["args"]
+        for event in trace.events if "Collective name" in event["args"] and "External id" in event["args"]
     }  # fmt: skip
     for event in sorted(trace.events, key=lambda each: each["start_ps"]):
-        args, name = event.get("args", {}), str(event.get("name", ""))
+        args, name = event["args"], event["name"]
         if event.get("cat") == "kernel" and name.lower().startswith(("nccl", "hccl", "hcom")):
-            yield event, args if "Collective name" in args else issued.get(args.get("External id"), {})
+            yield event, args if "Collective name" in args else issued.get(str(args.get("External id")), {})
         elif name.startswith("gloo:"):
             yield event, _of_gloo(name, args)
 
 
 def _of_gloo(name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
     """Dims and types of the tensors of a call, in the words of NCCL's kernels."""
-    dims, types = args.get("Input Dims") or [], args.get("Input type") or []
-    if not dims or not types or not all(isinstance(each, list) for each in dims):
-        return {}
-    count = sum(_product(each) for each in dims)
-    return {**args, "Collective name": name.removeprefix("gloo:"), "In msg nelems": count, "dtype": types[0]}
-
-
-def _product(sizes: Sequence[int]) -> int:
-    count = 1
-    for size in sizes:
-        count *= int(size)
-    return count
+    facts = {**args, "Collective name": name.removeprefix("gloo:")}
+    dims, types = args.get("Input Dims"), args.get("Input type")
+    if not dims or not types or not isinstance(dims, list) or not isinstance(types, list):
+        return facts
+    if not all(isinstance(each, list) and all(map(is_count, each)) for each in dims):
+        return facts
+    return {**facts, "In msg nelems": sum(map(math.prod, dims)), "dtype": types[0]}
 
 
 def _kind_of(rank: int, trace: RankTrace, facts: Mapping[str, Any]) -> tuple[str, int, int, tuple[int, ...]]:
@@ -182,18 +177,23 @@ def _kind_of(rank: int, trace: RankTrace, facts: Mapping[str, Any]) -> tuple[str
     call = collective_of(name)
     if call is None:
         raise _Unknown(f"{name}, which is no collective with a price")
-    item_bytes = ITEM_BYTES.get(str(facts.get("dtype", "")).lower())
+    if "dtype" not in facts:
+        raise _Unknown(f"{call} without the type of its elements (record gloo with record_shapes=True)")
+    item_bytes = ITEM_BYTES.get(str(facts["dtype"]).lower().removeprefix("c10::"))
     if item_bytes is None:
-        raise _Unknown(f"{call} of dtype {facts.get('dtype')!r}")
+        raise _Unknown(f"{call} of dtype {str(facts['dtype'])[:40]!r}")
     ranks = _ranks(trace, facts)
     if call == "transfer":
         ends = (rank, facts.get("Dst Rank")) if "send" in name.lower() else (facts.get("Src Rank"), rank)
-        if not all(isinstance(end, int) and end >= 0 for end in ends) or ends[0] == ends[1]:
+        if not all(map(is_rank, ends)) or ends[0] == ends[1]:
             raise _Unknown("transfers without the rank at their other end")
         ranks = (int(ends[0]), int(ends[1]))  # type: ignore[arg-type]
     if len(ranks) < 2:
         raise _Unknown(f"{call} of a single rank")
-    count = max(int(facts.get("In msg nelems", 0)), int(facts.get("Out msg nelems", 0)))
+    counts = [facts.get("In msg nelems", 0), facts.get("Out msg nelems", 0)]
+    if not all(map(is_count, counts)):
+        raise _Unknown(f"{call} of {' and '.join(str(each)[:40] for each in counts)} elements")
+    count = max(counts)
     if call == "all_gather" and "Out msg nelems" not in facts:
         count *= len(ranks)
     if not count:
@@ -202,17 +202,17 @@ def _kind_of(rank: int, trace: RankTrace, facts: Mapping[str, Any]) -> tuple[str
 
 
 def _ranks(trace: RankTrace, facts: Mapping[str, Any]) -> tuple[int, ...]:
-    """The group: by its name, as a list, as a start with a stride, or the only one that there is."""
+    """The group: by its name, as a list, as a start with a stride, or what all groups of the trace are."""
     named = trace.groups.get(str(facts.get("Process Group Name")))
-    if named:
+    if named and all(map(is_rank, named)):
         return named
     listed = facts.get("Process Group Ranks")
     if isinstance(listed, str) and "..." not in listed:
         listed = [int(each) for each in re.findall(r"\d+", listed)]
-    if isinstance(listed, list) and listed:
+    if isinstance(listed, list) and listed and all(map(is_rank, listed)) and len(set(listed)) == len(listed):
         return tuple(listed)
     size, start, stride = (facts.get(name) for name in ("Group size", "Global rank start", "Global rank stride"))
-    if isinstance(size, int) and isinstance(start, int) and isinstance(stride, int) and start >= 0 and stride > 0:
+    if is_rank(size) and is_rank(start) and is_rank(stride) and stride and is_rank(start + (size - 1) * stride):
         return tuple(range(start, start + size * stride, stride))
     if len(set(trace.groups.values())) == 1:
         return next(iter(trace.groups.values()))

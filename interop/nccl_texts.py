@@ -6,13 +6,14 @@ process is; then the calls of several logs (NCCL_DEBUG_FILE=nccl.%h.%p.log) are 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from interop.profiler_trace import collective_of
-from interop.seen_calls import ITEM_BYTES, SeenCall, SeenCalls
+from interop.seen_calls import ITEM_BYTES, SeenCall, SeenCalls, is_count
 from plans.errors import TwofoldError
 
 __all__ = ["calls_of_logs", "calls_of_table", "is_log"]
@@ -62,9 +63,11 @@ def calls_of_table(text: str, path: Path) -> SeenCalls:
     calls, skipped = [], dict[str, int]()
     for row in rows:
         try:
+            size_bytes, item_bytes, seconds = int(row[0]), ITEM_BYTES[row[2]], float(row[5]) * 1e-6
+            if not (is_count(size_bytes) and 0 < seconds < math.inf):
+                raise ValueError
             calls.append(SeenCall(
-                call=call, size_bytes=int(row[0]), item_bytes=ITEM_BYTES[row[2]], ranks=ranks,
-                seconds=float(row[5]) * 1e-6,
+                call=call, size_bytes=size_bytes, item_bytes=item_bytes, ranks=ranks, seconds=seconds,
             ))  # fmt: skip
         except (KeyError, ValueError, IndexError):
             skipped[f"the row of {row[1]} elements of {row[2]}"] = 1

@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from plans.errors import TwofoldError
 from plans.reading import read_json
 from plans.timeline import STREAMS, Span, Timeline
 
-__all__ = ["RankTrace", "collective_of", "kernel_call", "load_trace", "read_rank_traces"]
+__all__ = ["RankTrace", "collective_of", "is_rank", "kernel_call", "load_trace", "read_rank_traces"]
 
 _COLLECTIVES = (
     ("allreduce", "all_reduce"),
@@ -45,6 +45,10 @@ _COMMUNICATES = re.compile(r"^(nccl|hccl|hcom|c10d::|gloo:|nccl:|record_param_co
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _PS_PER_US = 10**6
+_MOST_US = 10**17
+"""Times beyond it are after the year 5000."""
+
+_MOST_RANKS = 2**20
 
 
 def kernel_call(name: str) -> tuple[str, str]:
@@ -165,46 +169,74 @@ def load_trace(path: Path) -> RankTrace:
         events = [_timed(event, document) for event in document["traceEvents"] if event.get("ph") == "X"]
     except TwofoldError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         raise TwofoldError(f"{path}: not a trace of torch's profiler (JSON with traceEvents)") from None
-    distributed = document.get("distributedInfo", {})
-    found = distributed.get("rank")
+    distributed = document.get("distributedInfo") or {}
     named = re.search(r"rank[-_]?(\d+)", path.name)
+    found = distributed.get("rank") if isinstance(distributed, dict) else distributed
     if found is None and named is None:
         raise TwofoldError(f"{path}: neither the file (distributedInfo.rank) nor its name says of which rank it is")
+    found = int(named[1]) if found is None else found  # type: ignore[index]
+    if not is_rank(found):
+        raise TwofoldError(f"{path}: distributedInfo.rank is {str(found)[:40]!r}, no number of a rank; write it again")
     steps = {}
     for event in events:
         match = _STEP.fullmatch(str(event.get("name")))
         if match and event.get("cat") == "user_annotation":
             steps[int(match[1])] = (event["start_ps"], event["end_ps"])
-    other = document.get("otherData", {})
+    other = document.get("otherData") or {}
     return RankTrace(
         path=path,
-        rank=int(found if found is not None else named[1]),  # type: ignore[index]
+        rank=found,
         events=events,
         steps=tuple(sorted(steps.values())),
         own=other.get("twofold_rank_trace"),
-        groups={
-            str(each["pg_name"]): tuple(each["ranks"])
-            for each in distributed.get("pg_config", [])
-            if each.get("ranks") and "pg_name" in each
-        },
+        groups=_groups(distributed),
         meta={name: value for name, value in other.items() if name not in ("twofold_rank_trace", "kind", "note")},
     )
 
 
+def is_rank(found: Any) -> TypeGuard[int]:
+    """Whether what a file holds is the number of a rank."""
+    return isinstance(found, int) and not isinstance(found, bool) and 0 <= found < _MOST_RANKS
+
+
+def _groups(distributed: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name of a process group -> its ranks; a group without a list is that of all ranks (torch's pg_config_info)."""
+    listed = distributed.get("pg_config")
+    found = {}
+    for each in listed if isinstance(listed, list) else ():
+        if not isinstance(each, dict) or "pg_name" not in each:
+            continue
+        size = each.get("group_size", each.get("pg_size", distributed.get("world_size")))
+        ranks = each.get("ranks") or (range(size) if is_rank(size) else ())
+        if isinstance(ranks, list | range) and ranks and all(map(is_rank, ranks)):
+            found[str(each["pg_name"])] = tuple(ranks)
+    return found
+
+
 def _timed(event: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    base = int(document.get("baseTimeNanoseconds", 0)) * 1000
-    start = base + round(event["ts"] * _PS_PER_US)
-    return {**event, "start_ps": start, "end_ps": start + round(event.get("dur", 0) * _PS_PER_US)}
+    """An event with its times in picoseconds and a dict of what it says.
+
+    Raises:
+        ValueError: times that no run has.
+    """
+    base, start, length = int(document.get("baseTimeNanoseconds", 0)), event["ts"], event.get("dur", 0)
+    if not (abs(start) <= _MOST_US and 0 <= length <= _MOST_US):
+        raise ValueError(f"an event at {start} us of {length} us")
+    start_ps = base * 1000 + round(start * _PS_PER_US)
+    args = event.get("args")
+    return {
+        **event, "name": str(event.get("name", "")), "args": args if isinstance(args, dict) else {},
+        "start_ps": start_ps, "end_ps": start_ps + round(length * _PS_PER_US),
+    }  # fmt: skip
 
 
 def _spans(trace: RankTrace) -> Iterator[Span]:
     launched = {
-        event["args"]["correlation"]: event["start_ps"]
+        str(event["args"]["correlation"]): event["start_ps"]
         for event in trace.events
-        if event.get("cat") in ("cuda_runtime", "cuda_driver", "privateuse1_runtime")
-        and "correlation" in event.get("args", {})
+        if event.get("cat") in ("cuda_runtime", "cuda_driver", "privateuse1_runtime") and "correlation" in event["args"]
     }
     on_device = [event for event in trace.events if event.get("cat") in _DEVICE]
     shown = [(event, *kernel_call(event["name"])) for event in on_device or _outermost(trace.events)]
@@ -214,7 +246,7 @@ def _spans(trace: RankTrace) -> Iterator[Span]:
         if on_device and event.get("cat") in ("cuda_runtime", "cuda_driver") and event["end_ps"] > event["start_ps"]
     ]
     for event, stream, call in shown:
-        step = trace.step_at(launched.get(event.get("args", {}).get("correlation"), event["start_ps"]))
+        step = trace.step_at(launched.get(str(event["args"].get("correlation")), event["start_ps"]))
         if step is not None:
             yield Span(
                 rank=trace.rank, stream=stream, start_ps=event["start_ps"], end_ps=event["end_ps"], step=step,

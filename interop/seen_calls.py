@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeGuard
 
-__all__ = ["ITEM_BYTES", "SeenCall", "SeenCalls"]
+__all__ = ["ITEM_BYTES", "SeenCall", "SeenCalls", "is_count"]
 
 ITEM_BYTES = {
-    "float": 4, "double": 8, "half": 2, "long": 8, "int": 4, "short": 2, "byte": 1, "char": 1, "bool": 1,
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4,
-    "int16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
+    "float": 4, "double": 8, "half": 2, "long": 8, "long int": 8, "int": 4, "short": 2, "short int": 2, "byte": 1,
+    "char": 1, "unsigned char": 1, "signed char": 1, "bool": 1, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+    "int64": 8, "uint64": 8, "int32": 4, "uint32": 4, "int16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1,
+    "float8_e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
 }  # fmt: skip
 """Bytes of an element by its dtype in the words of torch and of nccl-tests."""
+
+
+def is_count(found: Any) -> TypeGuard[int]:
+    """Whether what a file holds is a number of elements or bytes."""
+    return isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 2**53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,9 @@ def finite(value: Any) -> Any:
 _OURS = re.compile(rb"twofold|class=\"tf\"|\"version\":\s*\d|\"environment\"|\"key\"|step_s|^\s*$")
 """What the beginning of every file that we write has, or an empty one."""
 
+_TABLE = re.compile(rb"\A[^\n]*\bstep_s\b")
+"""What the first line of a table that we write has."""
+
 _replaces_all: ContextVar[bool] = ContextVar("replaces_all", default=False)
 
 
@@ -85,6 +88,11 @@ def _is_ours(path: Path) -> bool:
     if begin[:2] == b"\x1f\x8b":
         with contextlib.suppress(zlib.error):
             begin = zlib.decompressobj(wbits=31).decompress(begin, _LOOKED_AT)
+    if path.suffix == ".ipynb":
+        return False
+    is_text = b"\0" not in begin and not begin.lstrip().startswith((b"<", b"{", b"["))
+    if is_text and begin.strip():  # we write no prose and no code: what speaks of twofold there is somebody's own
+        return _TABLE.match(begin) is not None
     return _OURS.search(begin) is not None
 
 

@@ -29,6 +29,9 @@ MFU = (
 _MOST_SIMULATED = 16
 """Ranks of a plan whose pipeline is in the report."""
 
+_MOST_BLOCKS = 10_000
+"""Layers times micro-batches of it: 30 s in the event engine, a page of some MB."""
+
 _LAYOUTS = 5
 """Layouts of the operators that are laid side by side; the JSON has all."""
 
@@ -119,12 +122,15 @@ def _split(cost: OperatorCost) -> str:
 
 
 def simulated(problem: Problem, candidate: Candidate) -> tuple[Program | None, Timeline | None]:
-    """The configuration in the event engine, for its pipeline; nothing where it has no plan or too many ranks."""
+    """The configuration in the event engine, for its pipeline; nothing where it has no plan, too many ranks or too
+    long a step."""
     from plans.lower import lower
     from search.devices.confirm import plan_of
     from simulator import simulate
 
-    if candidate.degrees.num_ranks > _MOST_SIMULATED or not problem.stack.runs_programs:
+    degrees = candidate.degrees
+    is_long = degrees.num_micro_batches * problem.config.num_layers > _MOST_BLOCKS
+    if degrees.num_ranks > _MOST_SIMULATED or is_long or not problem.stack.runs_programs:
         return None, None
     try:
         program = lower(plan_of(problem, candidate))

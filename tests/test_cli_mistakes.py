@@ -169,3 +169,24 @@ def test_own_files_are_replaced_and_others_are_not(tmp_path: Path) -> None:
         check_writable(other)
     with replacing_all():
         check_writable(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("model.py", "from torch import nn\nimport twofold as tf\n"),
+        ("notes.md", "# How we use twofold\n"),
+        ("study.toml", "# twofold study\nkey = 1\n"),
+        ("notebook.ipynb", '{"cells": [{"source": ["import twofold as tf"]}], "nbformat": 4}'),
+        ("launch.sh", "#!/bin/sh\ntwofold run plan.json # prints step_s\n"),
+    ],
+)
+def test_what_people_write_about_twofold_is_not_its_own(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(TwofoldError, match="was not written by twofold"):
+        check_writable(tmp_path / name)
+
+
+def test_tables_of_a_study_are_its_own(tmp_path: Path) -> None:
+    (tmp_path / "points.csv").write_text("point,tp,step_s\n0,8,1.5\n")
+    check_writable(tmp_path / "points.csv")

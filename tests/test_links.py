@@ -52,10 +52,10 @@ def reduced(start_us: float, dur_us: float, count: int, ranks: str = "[0, 1, 2, 
     return kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", start_us, dur_us, **said, **args)
 
 
-def trace(folder: Path, rank: int, events: list, groups: list | None = None) -> Path:
+def trace(folder: Path, rank: int, events: list, groups: list | None = None, **more) -> Path:
     info = {"backend": "nccl", "rank": rank, "world_size": 8, "pg_config": groups or []}
     file = folder / f"rank{rank}.json.gz"
-    file.write_bytes(gzip.compress(json.dumps({"distributedInfo": info, "traceEvents": events}).encode()))
+    file.write_bytes(gzip.compress(json.dumps({"distributedInfo": info, "traceEvents": events, **more}).encode()))
     return file
 
 
@@ -164,6 +164,96 @@ def test_every_collective_has_its_size_and_transfers_their_ends(machine, tmp_pat
     assert found["left_out"] == {"barrier, which is no collective with a price": 4}
 
 
+@pytest.mark.parametrize(("start_us", "base_ns"), [(1.759e15, 0), (4.6e12, 1_790_857_026_000_000_000), (7e11, 0)])
+def test_times_since_1970_have_more_picoseconds_than_64_bits(start_us, base_ns, tmp_path):
+    """As torch writes them: microseconds since 1970, or a base in nanoseconds; a product runs beside for 2/3."""
+    events = [reduced(start_us + 1e4 * at, 9_000, 1000) for at in range(3)]
+    products = [kernel("sm90_xmma_gemm_bf16", start_us + 1e4 * at + 3_000, 6_000) for at in range(3)]
+    both = [kernel("elementwise", start_us + 1e4 * at + 3_000, 6_000) for at in range(3)]  # at the same time
+    file = trace(tmp_path, 0, events + products + both, baseTimeNanoseconds=base_ns)
+    assert [each.beside for each in read_links([file]).calls] == pytest.approx([2 / 3] * 3, abs=1e-4)
+
+
+def test_a_group_without_a_list_is_that_of_all_ranks(tmp_path):
+    """As torch's pg_config_info writes it; kernels list their ranks in short."""
+    groups = [{"pg_name": "0", "ranks": [], "group_size": 8}, {"pg_name": "3", "ranks": [0, 4]}]
+    (call,) = read_links([
+        trace(tmp_path, 0, [reduced(0, 9, 1000, "[0, 1, ..., 7]", **{"Process Group Name": "0"})], groups)
+    ]).calls  # fmt: skip
+    assert call.ranks == tuple(range(8))
+    with pytest.raises(TwofoldError, match="without the ranks of its group"):  # of which of the two is not said
+        read_links([trace(tmp_path, 0, [reduced(0, 9, 1000, "[0, 1, ..., 7]")], groups)])
+
+
+def test_gloo_names_types_as_c_does_and_groups_of_equal_ranks_are_one(tmp_path):
+    """Events as torch 2.13 writes them for gloo: no name of a group, two groups of the same two ranks."""
+
+    def gloo(name: str, dims: list, kind: str) -> dict:
+        args = {"Input Dims": dims, "Input type": [kind]}
+        return {"ph": "X", "cat": "user_annotation", "name": f"gloo:{name}", "ts": 0, "dur": 5, "args": args}
+
+    events = [gloo("all_reduce", [[10, 100]], "c10::BFloat16"), gloo("broadcast", [[500]], "long int")]
+    events.append({**gloo("barrier", [], ""), "args": {}})
+    groups = [{"pg_name": name, "ranks": [0, 1], "pg_size": 2} for name in ("0", "1")]
+    found = read_links([trace(tmp_path, 0, events, groups)])
+    assert [(each.call, each.size_bytes, each.ranks) for each in found.calls] == [
+        ("all_reduce", 2000, (0, 1)), ("broadcast", 4000, (0, 1)),
+    ]  # fmt: skip
+    assert found.skipped == {"barrier, which is no collective with a price": 1}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"In msg nelems": "x"}, "all_reduce of x and 9 elements"),
+        ({"In msg nelems": None}, "all_reduce of None and 9 elements"),
+        ({"Out msg nelems": -9}, "all_reduce of 9 and -9 elements"),
+        ({"Process Group Ranks": [-1, 2]}, "without the ranks of its group"),
+        ({"Process Group Ranks": ["a", 2]}, "without the ranks of its group"),
+        ({"Process Group Ranks": "[0, 0]"}, "without the ranks of its group"),
+        ({"Process Group Ranks": "", "Group size": 10**9, "Global rank start": 0, "Global rank stride": 1},
+         "without the ranks of its group"),
+        ({"dtype": [1]}, r"of dtype '\[1\]'"),
+    ],
+)  # fmt: skip
+def test_what_a_kernel_says_wrongly_leaves_it_out_with_the_reason(changed, says, tmp_path):
+    event = reduced(0, 9, 9)
+    event["args"] |= changed
+    assert len(read_links([trace(tmp_path, 0, [event, reduced(20, 9, 9)])]).calls) == 1
+    with pytest.raises(TwofoldError, match=says):
+        read_links([trace(tmp_path, 0, [event])])
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [({"dur": -1}, "not a trace"), ({"ts": 1e30}, "not a trace"), ({"dur": 1e300}, "not a trace"),
+     ({"args": None}, "without the size of their message"), ({"args": {"External id": [1]}}, "without the size")],
+)  # fmt: skip
+def test_events_that_no_run_has(changed, says, tmp_path):
+    with pytest.raises(TwofoldError, match=says):
+        read_links([trace(tmp_path, 0, [reduced(0, 9, 9) | changed])])
+
+
+@pytest.mark.parametrize(
+    "info", [{"rank": [1]}, {"rank": "a"}, {"rank": -1}, {"rank": 1.5}, {"rank": True}, {"rank": 2**40}], ids=str
+)
+def test_a_rank_that_is_none_is_refused_in_a_line(info, tmp_path):
+    file = tmp_path / "rank0.json"
+    file.write_text(json.dumps({"distributedInfo": info, "traceEvents": [reduced(0, 9, 9)]}))
+    with pytest.raises(TwofoldError, match=r"rank0\.json: distributedInfo\.rank is .*no number of a rank"):
+        read_links([file])
+
+
+@pytest.mark.parametrize(
+    "groups", [None, {"a": 1}, ["a"], [{"pg_name": "0", "ranks": "ab"}], [{"ranks": [0]}]], ids=str
+)
+def test_groups_that_cannot_be_read_are_not_there(groups, tmp_path):
+    file = tmp_path / "rank0.json"
+    info = {"rank": 0, "pg_config": groups}
+    file.write_text(json.dumps({"distributedInfo": info, "traceEvents": [reduced(0, 9, 9)]}))
+    assert read_links([file]).calls[0].ranks == (0, 1, 2, 3)
+
+
 def test_sizes_may_stand_at_the_operator_that_issued_the_kernel(machine, tmp_path):
     issued = {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "ts": 0, "dur": 5, "pid": 1, "tid": 1,
               "args": {**reduced(0, 1, 1000)["args"], "External id": 12}}  # fmt: skip
@@ -213,6 +303,14 @@ def test_a_table_of_nccl_tests(machine, tmp_path, capsys):
     assert [by_size[size]["bus_Bps"] / GB for size in (10**8, 2 * 10**8)] == pytest.approx([75, 100])
     (tier,) = found["tiers"]
     assert (tier["low"], tier["high"]) == (pytest.approx(0.75, rel=1e-5), pytest.approx(1.0, rel=1e-5))
+
+
+@pytest.mark.parametrize("time", ["nan", "inf", "-5", "0", "N/A"])
+def test_a_row_of_a_table_without_a_time_is_left_out(time, machine, tmp_path, capsys):
+    file = tmp_path / "out.txt"
+    file.write_text(TABLE.replace("1000.0", time))
+    found = said(["links", str(file), "--machine", machine], capsys)
+    assert len(found["calls"]) == 1 and found["left_out"] == {"the row of 6250000 elements of float": 1}
 
 
 LOG = "".join(

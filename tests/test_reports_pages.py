@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,12 @@ def test_a_price_that_the_base_does_not_have_is_a_change_like_others(tmp_path):
     unpriced, priced = (row[table.columns.index("price of 10^9 tokens")] for row in table.rows)
     assert unpriced is None and priced == found.rows[1]["price_per_1e9_tokens"]
     assert "cheapest" in found.write_report(tmp_path / "price.html").read_text()
+
+
+def test_a_step_of_thousands_of_micro_batches_is_not_simulated_for_a_page(tmp_path: Path) -> None:
+    """2,048 micro-batches of 32 layers took five minutes in the event engine."""
+    asked = ["predict", "--model", "llama-3-8b", "--machine", "h100-sxm-x16", "--tp", "8", "--dp", "2"]
+    begun = time.process_time()
+    assert main([*asked, "--global-batch", "4096", "--report", str(tmp_path / "long.html")]) == 0
+    assert time.process_time() - begun < 20
+    assert "pipeline" not in sections_of((tmp_path / "long.html").read_text())
