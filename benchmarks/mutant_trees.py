@@ -46,7 +46,7 @@ ROOMS = {  # the tests of a part of the core, and of what is built on it
     "operators_ranks turns uniform compiled_step",
     "plans/model": "transformer families tables lowering scale latent experts search published_tables "
     "operator_bodies optimizer_parallel scale_experts scale_stacks fuse operators sharding "
-    "forecast_blocks models_on_meta turns experts_ranks recognise",
+    "forecast_blocks models_on_meta turns experts_ranks recognise library_transformers",
     "plans/operators": "operators executor_rules tables kernel_numerics redistribution lowering search "
     "experts extensions latent operators_ranks capture sharding",
     "plans/redistribution": "redistribution redistribution_exact redistribution_reshape redistribution_stored "

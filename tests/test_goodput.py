@@ -84,6 +84,22 @@ def test_the_best_interval_is_best_and_near_youngs():
     assert found == pytest.approx(best, rel=0.01)
 
 
+def test_the_best_number_of_steps_is_that_of_all_numbers_tried():
+    """Steps are not of one second, so that steps and seconds are told apart."""
+    given = {"failures": Failures(device_mtbf_s=10 * 40_000.0, restart_s=120.0)}
+
+    def passed_s(steps: int) -> float:
+        checkpoints = Checkpoints(every_steps=steps, write_Bps=1.0, size_bytes=30)
+        return goodput(2.5, 10, checkpoints=checkpoints, **given).effective_step_s
+
+    said = goodput(2.5, 10, checkpoints=Checkpoints(every_steps=7, write_Bps=1.0, size_bytes=30), **given)
+    assert said.best_every_steps == pytest.approx(min(range(50, 5000), key=passed_s), rel=5e-3)
+    short = Checkpoints(every_steps=7, write_Bps=1e9, size_bytes=1)
+    assert goodput(1e6, 10, checkpoints=short, failures=Failures(device_mtbf_s=1e9)).best_every_steps == 1
+    beside = Checkpoints(every_steps=7, write_Bps=1.0, size_bytes=30, blocking=False)
+    assert goodput(2.5, 10, checkpoints=beside, **given).best_every_steps is None
+
+
 def test_more_devices_fail_more_often():
     case = given(100, 30, 50, 3000.0, True)
     fractions = [goodput(1.0, num_devices, **case).fraction for num_devices in (1, 10, 100, 1000)]

@@ -53,7 +53,7 @@ from search import search
 from simulator import simulate
 from simulator.forecast import forecast
 
-NUM_STEPS = 8
+NUM_STEPS = 4
 
 PLAIN = TransformerConfig(
     num_layers=LAYERS, hidden=WIDTH, num_heads=HEADS, vocab=VOCAB, seq=LENGTH, gated=False, norm="layer",

@@ -28,7 +28,7 @@ from search.devices.confirm import plan_of as plan_of_found
 from simulator import simulate
 from simulator.forecast import forecast
 
-NUM_STEPS = 8
+NUM_STEPS = 4
 
 
 def found_in(config, batch=4):

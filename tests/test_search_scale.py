@@ -358,6 +358,19 @@ def test_the_search_is_no_worse_than_a_baseline(name: str) -> None:
     assert found.best.forecast.step_s <= other.best.forecast.step_s * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("name", ["grid", "greedy"])
+def test_a_baseline_on_one_device_is_the_best_of_its_sizes(name: str) -> None:
+    """Micro-batches of 1, 2 and 4 sequences, three modes of recomputation; levels change nothing on one device."""
+    asked = problem(num_devices=1, global_batch=8)
+    every = [
+        Degrees(micro_batch=size, global_batch=8, recompute=mode, optimizer=asked.at_level(0))
+        for size in (1, 2, 4) for mode in ("none", "selective", "full")
+    ]  # fmt: skip
+    least = min(each.step_s for each in forecast_grid(asked.config, every, asked.machine))
+    best = baseline(asked, name).best
+    assert best.forecast.step_s == pytest.approx(least, rel=1e-9) and best.degrees.micro_batch == 4
+
+
 @pytest.mark.parametrize("after", [1, 2])
 def test_an_interrupt_gives_the_best_so_far_and_its_gap(after: int) -> None:
     asked = problem(pins=Pins(pp=4, recompute="none"))
