@@ -17,7 +17,7 @@ from interop.seen_calls import SeenCall
 from plans.errors import TwofoldError
 from simulator.engine.link_change import LinkChange, machine_with
 
-__all__ = ["LinkCall", "Spent", "Tier", "link_calls", "machine_as_seen", "spent", "tiers_of_calls"]
+__all__ = ["LinkCall", "Spent", "Tier", "changes_seen", "link_calls", "spent", "tiers_of_calls"]
 
 _PS_PER_S = 1e12
 
@@ -189,14 +189,17 @@ def tiers_of_calls(found: Sequence[LinkCall], machine: Machine) -> list[Tier]:
     return tiers
 
 
-def machine_as_seen(machine: Machine, tiers: Sequence[Tier]) -> Machine:
-    """A machine whose links have the bandwidth that calls reached; of tiers of which they do not tell it, its own."""
-    return machine_with(machine, [
-        LinkChange(tier=each.number, bandwidth=each.bandwidth_factor)
+def changes_seen(tiers: Sequence[Tier]) -> list[LinkChange]:
+    """What makes the links of a machine those that were seen: the bandwidth that calls reached on each tier.
+
+    Tiers on which other kernels slowed all calls, or whose ranks have no trace, do not tell it.
+    """
+    return [
+        LinkChange(tier=each.name, bandwidth=each.bandwidth_factor)
         for each in tiers
         if each.bandwidth_factor is not None and each.is_whole and each.is_alone
         and abs(each.bandwidth_factor - 1) > _EQUAL
-    ])  # fmt: skip
+    ]  # fmt: skip
 
 
 def _judged(own: Sequence[SeenCall], machine: Machine, changed: Machine) -> LinkCall:

@@ -163,7 +163,8 @@ def _verification(checks: Sequence[Check]) -> list[Part]:
         return []
     must = [check for check in checks if not check.informs]
     failed = [check.name for check in must if not check.passed]
-    said = f"FAILED: {', '.join(failed)}." if failed else f"All {len(must)} checks passed."
+    passed = f"All {len(must)} checks passed." if len(must) != 1 else "The check passed."
+    said = f"FAILED: {', '.join(failed)}." if failed else passed
     verdicts: list[Part] = [Text(said, "fail" if failed else "pass")]
     if outside := [check.name for check in checks if check.informs and not check.passed]:
         verdicts.append(Text(f"Outside its interval: {', '.join(outside)}.", "warn"))

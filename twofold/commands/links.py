@@ -53,7 +53,7 @@ class Links:
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Read, price and compare."""
         from costmodels import Machine
-        from interop.link_speeds import link_calls, machine_as_seen, spent, tiers_of_calls
+        from interop.link_speeds import changes_seen, link_calls, spent, tiers_of_calls
         from interop.link_traces import read_links
         from simulator.engine.link_change import LinkChange, machine_with
 
@@ -77,7 +77,7 @@ class Links:
             _tell_spent(before, after, changes, say)
         simulated = None
         if self.plan is not None:
-            simulated = self._simulated(seen.calls, machine_as_seen(machine, tiers), changes, say)
+            simulated = self._simulated(seen.calls, machine, changes_seen(tiers), changes, say)
         elif changes and tiers:
             say.say("What a step gains differs, as other work moves too: --plan PLAN simulates it.")
         return {
@@ -89,27 +89,31 @@ class Links:
         }, True  # fmt: skip
 
     def _simulated(
-        self, calls: Sequence[SeenCall], machine: Machine, changes: Sequence[LinkChange], say: Console
-    ) -> dict[str, Any]:
-        """The step of the plan on the links as they were seen, and with their change."""
+        self, calls: Sequence[SeenCall], machine: Machine, seen: Sequence[LinkChange], changes: Sequence[LinkChange],
+        say: Console,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The step of the plan on the links as they were seen, and with the change that is asked for."""
         from costmodels import executing
         from plans.errors import TwofoldError
         from plans.lower import lower
         from reports.figures import figures_of, figures_text
         from simulator import WhatIf, simulate
+        from simulator.engine.link_change import machine_with
 
         plan = open_plan(self.plan or "", machine, None, say)
         most = max(rank for each in calls for rank in each.ranks)
         if most >= plan.num_ranks:
             raise TwofoldError(f"rank {most} communicates in the traces, but {self.plan} has {plan.num_ranks} ranks")
-        program, machine = lower(plan), executing(machine, plan.execution)
-        asked = {"seen": WhatIf()} | ({"changed": WhatIf(links=tuple(changes))} if changes else {})
+        program, machine = lower(plan), executing(machine_with(machine, seen), plan.execution)
+        known = f"links as they were seen ({', '.join(map(str, seen))})" if seen else f"links of {machine.name}"
+        asked = {"seen": (WhatIf(), f"on the {known}")}
+        if changes:
+            asked["changed"] = WhatIf(links=tuple(changes)), f"with {', '.join(map(str, changes))}"
         found: dict[str, Any] = {"seen": None, "changed": None}
-        for name, what_if in asked.items():
+        for name, (what_if, words) in asked.items():
             with say.doing(f"simulating {self.plan}"):
                 found[name] = figures_of(simulate(program, machine, what_if=what_if))
-            where = "on the links as they were seen" if name == "seen" else f"with {', '.join(map(str, changes))}"
-            say.say(f"Simulated {where}: {figures_text(found[name])}")
+            say.say(f"Simulated {words}: {figures_text(found[name])}")
         return found
 
     def _show(self, found: Sequence[LinkCall], machine: Machine, say: Console) -> None:
