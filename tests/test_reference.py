@@ -1,6 +1,7 @@
 """The oracle against oracles: gradient descent by hand, finite differences, torch's own optimizers."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from executor.reference.reference import compare_losses, compare_weights, train_reference
+from executor.reference.verification import Verification
 from executor.train.initial import initial_parameter, no_init_parameters
 from executor.train.losscell import MAELoss, WithLossCell
 from plans.errors import TwofoldError
@@ -153,3 +155,14 @@ def test_a_nudge_shows_which_weights_rounding_decides():
     assert found.pop("k.bias") > 1e-4
     assert max(found.values()) < 1e-5
     assert compare_weights(weights(), weights()).max_rel_diff == 0
+
+
+@pytest.mark.parametrize(
+    ("predicted_s", "says"),
+    [(0.03, "predicted 30.0 ms, 25.0 % too short"), (0.05, "predicted 50.0 ms, 25.0 % too long")],
+)
+def test_a_step_time_is_laid_beside_its_prediction(predicted_s, says):
+    ran = SimpleNamespace(step_s=0.04, timeline=SimpleNamespace(kind="measured"))
+    predicted = SimpleNamespace(step_interval_s=predicted_s, low_s=0.9 * predicted_s, high_s=1.1 * predicted_s)
+    (check,) = Verification.timing_checks(SimpleNamespace(run=ran, predicted=predicted))
+    assert check.detail.startswith(says) and check.informs and (check.value, check.high) == (0.04, 1.1 * predicted_s)

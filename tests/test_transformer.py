@@ -322,8 +322,12 @@ def test_what_a_config_json_says_beside_sizes():
     assert llama.rope == Rope(
         base=5e5, scaling="llama3", factor=8.0, low_factor=1.0, high_factor=4.0, original_seq=8192
     )
+    assert llama.rope == Rope(base=5e5, scaling="llama3", factor=8.0)  # the rest is what is published of 3.1
     assert (neox.rotary_dim, neox.parallel_residual, neox.dtype) == (32, True, "float16")
     assert (gpt2.tied, gpt2.position, gpt2.dropout, gpt2.attention_dropout) == (True, "learned", 0.1, 0.1)
+    dropouts = {"resid_pdrop", "embd_pdrop", "attn_pdrop"}  # 0.1 each in GPT2Config of transformers
+    unsaid = reading_of({key: value for key, value in GPT2.items() if key not in dropouts}).config
+    assert (unsaid.dropout, unsaid.embedding_dropout, unsaid.attention_dropout) == (0.1, 0.1, 0.1)
     assert reading_of(LLAMA).ignored.keys() == {
         "architectures", "bos_token_id", "initializer_range", "pretraining_tp", "transformers_version", "use_cache"
     }  # fmt: skip
