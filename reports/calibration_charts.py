@@ -6,15 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from costmodels.fit.curves import kernel_bandwidths, message_bandwidths, moved_bytes, product_rates
 from costmodels.fit.device import DeviceFit
 from costmodels.fit.points import Point
-from costmodels.fit.predict import Predicted, library_of
+from costmodels.fit.predict import Predicted
 from costmodels.machine.catalogue import Device
 from costmodels.machine.sections import COLLECTIVES
-from costmodels.price.communication import wire_s
-from costmodels.price.compute import matrix_s
-from costmodels.price.group import first_group
-from costmodels.price.traffic import Traffic, collective_traffic, transfer_traffic
 from reports.charts import Chart, Scale, Series, roofline_chart, series_chart
 from reports.tables import Cell, Table
 from reports.units import Share
@@ -96,14 +93,9 @@ def rate_picture(fit: DeviceFit) -> Iterator[Chart]:
     dtype = next((name for name in ("bfloat16", "float16") if name in compute.matrix_flops_per_s), None)
     if dtype is None or "matrix" not in fit.forms:
         return
-    sizes = sorted({round(2 ** (at / 12)) for at in range(169)})
     series = []
     for name, fixed in (("k = 4096, n = 4096, over m", (4096, 4096)), ("k = 1024, n = 1024, over m", (1024, 1024))):
-        n, k = fixed
-        curve = []
-        for m in sizes:
-            seconds = matrix_s(compute, (m, n, k), compute.matrix_flops_per_s[dtype], 2 * (m * k + n * k + m * n))
-            curve.append((float(m), 2 * m * n * k / seconds / 1e12))
+        curve = [(m, rate / 1e12) for m, rate in product_rates(compute, dtype, *fixed)]
         near = [e for e in predictions_of(fit, "matrix") if e.point.shape[1:] == fixed and e.point.dtype == dtype]
         series.append(_series(name, near, lambda point: (point.shape[0], point.flops / point.seconds / 1e12), curve))
     scale = Scale(x="rows m", y="TFLOP/s", log_x=True, log_y=True)
@@ -117,14 +109,13 @@ def bandwidth_picture(fit: DeviceFit) -> Iterator[Chart]:
     if not own:
         return
     compute = fit.device.compute
-    low, high = min(e.point.size_bytes for e in own), max(e.point.size_bytes for e in own)
-    grid = [low * (high / low) ** (at / 60) for at in range(61)] if high > low else [float(low), 2.0 * low]
-    reached = compute.memory_Bps * compute.memory_efficiency
-    curve = [(x, x / (compute.kernel_s + x / reached) / 1e9) for x in grid]
+    sizes = [e.point.size_bytes for e in own]
+    curve = [(size, rate_Bps / 1e9) for size, rate_Bps in kernel_bandwidths(compute, min(sizes), max(sizes))]
+    peak = [(size, compute.memory_Bps / 1e9) for size, _ in (curve[0], curve[-1])]
     series = [
         _series("measured", own, lambda point: (point.size_bytes, point.size_bytes / point.seconds / 1e9)),
         Series(name="fitted, at the least bytes", curve=curve),
-        Series(name="vendor's peak", curve=[(x, compute.memory_Bps / 1e9) for x in (grid[0], grid[-1])], dashed=True),
+        Series(name="vendor's peak", curve=peak, dashed=True),
     ]
     scale = Scale(x="bytes read and written", y="GB/s", log_x=True, log_y=True)
     said = "Bandwidth against size: small kernels are bound by their launch."
@@ -134,7 +125,6 @@ def bandwidth_picture(fit: DeviceFit) -> Iterator[Chart]:
 def collective_pictures(fit: DeviceFit) -> Iterator[Chart]:
     """Bandwidth of each kind of communication over its size, one series for each number of ranks."""
     device = fit.device
-    library = library_of(device)
     for call in COLLECTIVES:
         own = [e for e in predictions_of(fit, "collective", "transfer") if e.point.call == call]
         if not own:
@@ -143,14 +133,9 @@ def collective_pictures(fit: DeviceFit) -> Iterator[Chart]:
         for ranks in sorted({e.point.ranks for e in own})[-4:]:
             these = [e for e in own if e.point.ranks == ranks]
             low, high = min(1e4, *(e.point.size_bytes for e in these)), max(e.point.size_bytes for e in these)
-            curve = []
-            for at in range(81):
-                size = int(low * (high / low) ** (at / 80))
-                moved = _moved(call, ranks, size, library)
-                seconds = wire_s(device.collectives[call], device.node, first_group(device.node, ranks), call, moved)
-                curve.append((float(size), moved.moved_bytes / seconds / 1e9))
+            curve = [(x, rate_Bps / 1e9) for x, rate_Bps in message_bandwidths(device, call, ranks, low, high)]
             name = f"{ranks} ranks" if call != "transfer" else "one way"
-            series.append(_series(name, these, partial(_sent, call, ranks, library), curve))
+            series.append(_series(name, these, partial(_sent, device, call, ranks), curve))
         scale = Scale(x="message (bytes)", y="GB/s sent by a rank", log_x=True, log_y=True)
         caption = "Curves are the fitted form with its protocols; bends are where one takes over."
         if call == "transfer":
@@ -163,15 +148,9 @@ def collective_pictures(fit: DeviceFit) -> Iterator[Chart]:
         yield series_chart(series, scale, title=call, caption=caption)
 
 
-def _sent(call: str, ranks: int, library: str, point: Point) -> tuple[float, float]:
+def _sent(device: Device, call: str, ranks: int, point: Point) -> tuple[float, float]:
     """Bytes of the message, and gigabytes a second that a rank sends."""
-    return point.size_bytes, _moved(call, ranks, point.size_bytes, library).moved_bytes / point.seconds / 1e9
-
-
-def _moved(call: str, ranks: int, size: int, library: str) -> Traffic:
-    if call == "transfer":
-        return transfer_traffic(1, size)
-    return collective_traffic(call, ranks, size, 2, library)
+    return point.size_bytes, moved_bytes(device, call, ranks, point.size_bytes) / point.seconds / 1e9
 
 
 def contention_table(device: Device) -> Iterator[Table]:

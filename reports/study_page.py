@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from reports.charts import Chart, Scale, Series, bars, series_chart
 from reports.figures import figures_table
 from reports.page import Page, Part, Section
-from reports.study_tables import Row, change_table, setting_text, study_table
+from reports.study_tables import change_table, study_table
 from reports.tables import Table
 from reports.units import Bytes, Change, Count, Seconds
 from search.result import pareto_front
+from simulator.study.axes import setting_text
+from simulator.study.findings import Findings, Row
 
-__all__ = ["StudyResult", "study_page"]
+__all__ = ["study_page"]
 
 _MOST_POINTS = 500
 """Of a chart."""
@@ -32,48 +32,11 @@ _WIDE = 16.0
 """Values that span more than this factor stand on a logarithmic axis."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyResult:
-    """The points of a study.
-
-    Args:
-        name: of the study.
-        base: settings of every point.
-        axes: names of what was varied.
-        rows: settings and figures of every point, in order.
-        alone: one change at a time, after the base itself; else every combination.
-        searched: the degrees of every point were searched.
-    """
-
-    name: str
-    base: Mapping[str, Any]
-    axes: Sequence[str]
-    rows: Sequence[Row]
-    alone: bool = False
-    searched: bool = False
-
-    @cached_property
-    def predicted(self) -> list[Row]:
-        """Rows that have figures."""
-        return [row for row in self.rows if "refused" not in row]
-
-    @cached_property
-    def best_first(self) -> list[Row]:
-        """Rows that fit the memory of their devices, those with the most tokens a second first."""
-        return sorted((row for row in self.predicted if row["fits"]), key=lambda row: -row["tokens_per_s"])
-
-    def point(self, row: Row) -> str:
-        """What a point is, in words."""
-        base = self.rows[0] if self.alone else {}
-        changed = [name for name in self.axes if name in row and row[name] != base.get(name)]
-        return ", ".join(f"{name} = {setting_text(row[name])}" for name in changed) or "unchanged"
-
-
-def study_page(study: StudyResult, *, command: str = "") -> Page:
-    """The page."""
+def study_page(name: str, base: Mapping[str, Any], study: Findings, *, command: str = "") -> Page:
+    """The page of a study of a name; `base` are settings of every point."""
     found, every = _tables(study)
     points = [every] if len(every.rows) > len(found.rows) else []
-    settings = tuple((name, setting_text(value)) for name, value in study.base.items())
+    settings = tuple((name, setting_text(value)) for name, value in base.items())
     sections = [
         Section(id="found", title="Found", parts=[found, *_changes(study)]),
         Section(id="axes", title="What each axis does", parts=list(_axes(study))),
@@ -84,24 +47,21 @@ def study_page(study: StudyResult, *, command: str = "") -> Page:
         ]),
     ]  # fmt: skip
     return Page(
-        kind="study", title=f"Study: {study.name}", sections=sections, command=command, figures=_figures(study),
+        kind="study", title=f"Study: {name}", sections=sections, command=command, figures=_figures(study),
         notes=["Every time is a forecast; nothing was run."],
-        data={"base": dict(study.base), "axes": list(study.axes), "points": list(study.rows)},
+        data={"base": dict(base), "axes": list(study.axes), "points": list(study.rows)},
     )  # fmt: skip
 
 
-def _tables(study: StudyResult) -> tuple[Table, Table]:
+def _tables(study: Findings) -> tuple[Table, Table]:
     """What is shown first, and all points."""
     if study.alone:
-        table = change_table(study.axes, study.rows, searched=study.searched)
+        table = change_table(study)
         return table, table
-    first, every = (
-        study_table(study.axes, study.rows, most, searched=study.searched) for most in (_SHOWN, None)
-    )  # fmt: skip
-    return first, every
+    return study_table(study, _SHOWN), study_table(study)
 
 
-def _figures(study: StudyResult) -> dict[str, Any]:
+def _figures(study: Findings) -> dict[str, Any]:
     refused = len(study.rows) - len(study.predicted)
     figures: dict[str, Any] = {"points": Count(len(study.rows))} | ({"cannot be": Count(refused)} if refused else {})
     if not study.best_first:
@@ -111,49 +71,27 @@ def _figures(study: StudyResult) -> dict[str, Any]:
         "best": study.point(best), "its tokens/s": Count(best["tokens_per_s"]), "its step": Seconds(best["step_s"]),
         "its peak memory": Bytes(best["peak_bytes"]),
     }  # fmt: skip
-    priced = [row for row in study.best_first if "price_per_1e9_tokens" in row]
-    if priced:
-        least = min(priced, key=lambda row: row["price_per_1e9_tokens"])
+    if least := study.cheapest:
         figures |= {"cheapest": study.point(least), "its price of 10^9 tokens": Count(least["price_per_1e9_tokens"])}
     return figures
 
 
-def _changes(study: StudyResult) -> Iterator[Chart]:
+def _changes(study: Findings) -> Iterator[Chart]:
     """One change at a time: a bar for each, the largest gain first."""
-    if not study.alone or "refused" in study.rows[0]:
-        return
-    base = study.rows[0]
-    changed = [
-        (study.point(row), row["tokens_per_s"] / base["tokens_per_s"] - 1)
-        for row in study.predicted if row is not base
-    ]  # fmt: skip
-    changed.sort(key=lambda each: -each[1])
-    if changed:
+    if changed := study.changes():
         yield bars(
-            [name for name, _ in changed], [("tokens/s", "sky", [100 * change for _, change in changed])],
+            [study.point(row) for row, _ in changed],
+            [("tokens/s", "sky", [100 * change for _, change in changed])],
             title="What each change does alone", x="change of tokens/s (%)", said="{:+.2f} %".format,
             ends=[str(Change(change)) for _, change in changed],
         )  # fmt: skip
 
 
-def _best_by_value(study: StudyResult, name: str) -> dict[Any, Row]:
-    """Value of an axis -> the best row that has it, in the order of the axis."""
-    found: dict[Any, Row] = {}
-    for row in study.best_first:
-        found.setdefault(_hashable(row.get(name)), row)
-    order = dict.fromkeys(_hashable(row.get(name)) for row in study.rows)
-    return {value: found[value] for value in order if value in found}
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _axes(study: StudyResult) -> Iterator[Part]:
+def _axes(study: Findings) -> Iterator[Part]:
     """Of a grid: how much the best of each value differs, and tokens/s over the values of the axes that matter most."""
     if study.alone:
         return
-    bests = {name: best for name in study.axes if len(best := _best_by_value(study, name)) > 1}
+    bests = {name: best for name in study.axes if len(best := study.best_by_value(name)) > 1}
     rows = []
     for name, best in bests.items():
         rates = {value: row["tokens_per_s"] for value, row in best.items()}
@@ -172,7 +110,7 @@ def _axes(study: StudyResult) -> Iterator[Part]:
         yield _axis_chart(study, name, bests[name])
 
 
-def _axis_chart(study: StudyResult, name: str, best: Mapping[Any, Row]) -> Chart:
+def _axis_chart(study: Findings, name: str, best: Mapping[Any, Row]) -> Chart:
     title = f"Tokens/s over {name}"
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in best):
         rates = [row["tokens_per_s"] for row in best.values()]
@@ -189,7 +127,7 @@ def _axis_chart(study: StudyResult, name: str, best: Mapping[Any, Row]) -> Chart
     return series_chart(series, scale, title=title)
 
 
-def _trade(study: StudyResult) -> Iterator[Chart]:
+def _trade(study: Findings) -> Iterator[Chart]:
     """Tokens a second against their price, or against memory where no price is given."""
     if study.alone or len(study.best_first) < 2:
         return
@@ -219,6 +157,6 @@ def _left_out(count: int) -> str:
     return f"{_MOST_POINTS} or fewer of {count:,} points are drawn." if count > _MOST_POINTS else ""
 
 
-def _said(study: StudyResult, row: Row) -> str:
+def _said(study: Findings, row: Row) -> str:
     price = f", {row['price_per_1e9_tokens']:,.0f} for 10^9 tokens" if "price_per_1e9_tokens" in row else ""
     return f"{study.point(row)}: {row['tokens_per_s']:,.0f} tokens/s, {Bytes(row['peak_bytes'])}{price}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.reading import read_toml
 from plans.shown import Shown
+from simulator.study.findings import Findings
 from simulator.study.point import figures_of_point
 from simulator.study.space import Space
 from simulator.study.store import Store
@@ -67,7 +68,7 @@ class StudyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Study(Shown):
     """The results of a study.
 
@@ -102,10 +103,16 @@ class Study(Shown):
         Raises:
             TwofoldError: no point fits.
         """
-        fitting = [row for row in self.rows if row.get("fits")]
-        if not fitting:
+        if not self.findings.best_first:
             raise TwofoldError("no point of the study fits the memory of its devices; try more devices or recompute")
-        return max(fitting, key=lambda row: row["tokens_per_s"])
+        return dict(self.findings.best_first[0])
+
+    @cached_property
+    def findings(self) -> Findings:
+        """What the points say."""
+        return Findings(
+            axes=self.axes, rows=self.rows, alone=self.asked.points != "grid", searched=self.asked.search
+        )  # fmt: skip
 
     def write_report(self, path: str | os.PathLike[str], *, name: str = "", command: str = "") -> Path:
         """Write a page with what was found, what each axis does and every point.
@@ -113,21 +120,16 @@ class Study(Shown):
         Raises:
             TwofoldError, OSError: the file cannot be written.
         """
-        from reports.study_page import StudyResult, study_page
+        from reports.study_page import study_page
 
-        shown = StudyResult(
-            name=name or ", ".join(self.axes), base=_flat(self.asked.base), axes=self.axes, rows=self.rows,
-            alone=self.asked.points != "grid", searched=self.asked.search,
-        )  # fmt: skip
-        return study_page(shown, command=command).write(path)
+        page = study_page(name or ", ".join(self.axes), _flat(self.asked.base), self.findings, command=command)
+        return page.write(path)
 
     def table(self, most: int | None = None) -> Table:
         """The points in their order, or a number of the fastest of a grid."""
         from reports.study_tables import change_table, study_table
 
-        if self.asked.points != "grid":
-            return change_table(self.axes, self.rows, searched=self.asked.search)
-        return study_table(self.axes, self.rows, most, searched=self.asked.search)
+        return change_table(self.findings) if self.findings.alone else study_table(self.findings, most)
 
 
 def study(

@@ -12,7 +12,7 @@ from plans.degrees import DEGREES
 from plans.errors import TwofoldError
 from simulator.study.whatif import KNOBS
 
-__all__ = ["AXES", "Axis", "check_settings"]
+__all__ = ["AXES", "Axis", "check_settings", "setting_text"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,3 +115,8 @@ def _is_of(kind: Any, value: Any) -> bool:
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool) and kind is bool
     return isinstance(value, int | float if kind is float else kind)
+
+
+def setting_text(value: Any) -> str:
+    """A setting as people write it."""
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
