@@ -103,6 +103,7 @@ def calls_of_logs(texts: Sequence[str]) -> SeenCalls:
     known: dict[Key, _Communicator] = {}
     for text in texts:
         _read(text, known)
+    _name_the_largest(known)
     place = _places(known)
     members: dict[tuple[str, ...], dict[int, int]] = {}
     for (who, device, _), each in known.items():
@@ -115,7 +116,11 @@ def calls_of_logs(texts: Sequence[str]) -> SeenCalls:
         is_placed = len(ranks) == each.size
         if not is_placed:
             group = tuple(range(each.size))
-            said = "each rank logs one of its own" if each.rank is None else "some of their ranks have no log"
+            said = (
+                "each rank logs one of its own"
+                if each.rank is None
+                else "some of their ranks have no log, or it has no commId"
+            )
             assumed[f"communicators join the first ranks of the machine where the log does not say which: {said}"] = (
                 None
             )
@@ -164,6 +169,16 @@ def _read(text: str, known: dict[Key, _Communicator]) -> None:
             repeated.add(line)
         own = known.setdefault((who, device, address), _Communicator((who, device, address), int(size)))
         own.calls.append((name, int(count), int(dtype), int(root)))
+
+
+def _name_the_largest(known: Mapping[Key, _Communicator]) -> None:
+    """Older versions print no commId: the n-th communicator of all ranks is then the same one in every process."""
+    largest = max((each.size for each in known.values() if each.rank is not None), default=0)
+    counts: dict[tuple[str, str], int] = {}
+    for key, each in known.items():
+        if each.identity == key and each.rank is not None and each.size == largest:
+            number = counts[key[:2]] = counts.get(key[:2], 0) + 1
+            each.identity = ("all", str(number))
 
 
 def _places(known: Mapping[Key, _Communicator]) -> dict[tuple[str, str], int]:

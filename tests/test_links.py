@@ -400,6 +400,28 @@ def test_logs_of_all_ranks_say_which_ranks_communicate_and_each_call_counts_once
     assert read_links([folder]) == found
 
 
+def test_logs_without_commid_say_who_is_who_in_communicators_of_all_ranks(tmp_path):
+    """Lines as NCCL 2.10 to 2.16 print them, with two communicators of all ranks."""
+    files = []
+    for rank in range(4):
+        call = "sendbuff 0x7 recvbuff 0x7 count 1000 datatype 9 op 0 root"
+        lines = [
+            f"comm 0xa{rank} rank {rank} nranks 4 cudaDev {rank} busId 7000 - Init COMPLETE",
+            f"comm 0xb{rank} rank {rank} nranks 4 cudaDev {rank} busId 7000 - Init COMPLETE",
+            f"AllReduce: opCount 1 {call} 0 comm 0xa{rank} [nranks=4] stream 0x5",
+            f"AllGather: opCount 1 {call} 0 comm 0xb{rank} [nranks=4] stream 0x5",
+            f"Send: opCount 2 {call} {(rank + 1) % 4} comm 0xa{rank} [nranks=4] stream 0x5",
+        ]
+        files.append(tmp_path / f"nccl.{rank}.log")
+        files[-1].write_text("".join(told(f"host:{80 + rank}", rank, line) for line in lines))
+    found = read_links(files)
+    everyone = (0, 1, 2, 3)
+    assert sorted((each.call, each.ranks) for each in found.calls) == sorted(
+        [("all_reduce", everyone), ("all_gather", everyone), *(("transfer", (at, (at + 1) % 4)) for at in everyone)]
+    )
+    assert not found.assumed
+
+
 def test_logs_of_some_ranks_say_what_they_assume(tmp_path):
     found = read_links(logs_of_four(tmp_path, "count 1000 datatype 9 op 0")[:2])
     assert {each.ranks for each in found.calls} == {(0, 1, 2, 3), (0, 1)}
