@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,48 +106,34 @@ def calls_of_logs(texts: Sequence[str]) -> SeenCalls:
         _read(text, known)
     _name_the_largest(known)
     place = _places(known)
-    members: dict[tuple[str, ...], dict[int, int]] = {}
-    for (who, device, _), each in known.items():
-        if each.rank is not None and (who, device) in place:
-            members.setdefault(each.identity, {})[each.rank] = place[who, device]
-    calls, skipped, assumed = [], dict[str, int](), dict[str, None]()
-    seen: dict[tuple[str, ...], int] = {}
-    for (who, device, _), each in known.items():
-        ranks = members.get(each.identity, {})
-        is_placed = len(ranks) == each.size
-        if not is_placed:
-            group = tuple(range(each.size))
-            said = (
-                "each rank logs one of its own"
-                if each.rank is None
-                else "some of their ranks have no log, or it has no commId"
+    groups = _groups(known, place)
+    calls, assumed = list[SeenCall](), dict[str, None]()
+    skipped, done = Counter[str](), Counter[tuple[str, ...]]()
+    for key, each in known.items():
+        group, number = groups.get(each.identity), 0
+        if group is None:
+            why = (
+                "each rank logs one of its own" if each.rank is None else "some of their ranks have no log or no commId"
             )
-            assumed[f"communicators join the first ranks of the machine where the log does not say which: {said}"] = (
-                None
-            )
-        else:
-            group = tuple(ranks[number] for number in range(each.size))
-        done = seen.get(each.identity, 0)
-        collectives = [call for call in each.calls if call[0] not in ("Send", "Recv")]
-        for number, (name, count, dtype, _) in enumerate(collectives):
-            if (call := _collective(name, count, dtype, group)) is None:
-                reason = f"{name} of {each.size} ranks"
-                skipped[reason] = skipped.get(reason, 0) + 1
-            elif number >= done:
-                calls.append(call)
-        if each.rank is not None:
-            seen[each.identity] = max(done, len(collectives))
+            assumed[f"where logs do not say it, communicators join the first ranks of the machine: {why}"] = None
         for name, count, dtype, peer in each.calls:
-            if name in ("Send", "Recv") and not is_placed:
-                reason = f"{name} of {each.size} ranks"
-                skipped[reason] = skipped.get(reason, 0) + 1
-            elif name == "Send":  # its receiver logs the same
-                size = _NCCL_BYTES[dtype]
-                ends = (place[who, device], group[peer])
-                calls.append(SeenCall(call="transfer", size_bytes=count * size, item_bytes=size, ranks=ends))
-    source = f"{len(texts)} logs of NCCL, which have no times" if len(texts) > 1 else (
-        "a log of NCCL, which has no times"
-    )  # fmt: skip
+            ranks = group or tuple(range(each.size))
+            if group is not None and name in ("Send", "Recv"):
+                ranks = place[key[:2]], group[peer]
+            call = None if group is None and name in ("Send", "Recv") else _call(name, count, dtype, ranks)
+            if call is None:
+                skipped[f"{name} of {each.size} ranks"] += 1
+            elif name == "Send":
+                calls.append(call)
+            elif name != "Recv":  # its sender logs the same
+                number += 1
+                if number > done[each.identity]:
+                    calls.append(call)
+        if each.rank is not None:
+            done[each.identity] = max(done[each.identity], number)
+    source = (
+        "a log of NCCL, which has no times" if len(texts) == 1 else f"{len(texts)} logs of NCCL, which have no times"
+    )
     return SeenCalls(calls=calls, source=source, skipped=skipped, assumed=list(assumed))
 
 
@@ -191,9 +178,26 @@ def _places(known: Mapping[Key, _Communicator]) -> dict[tuple[str, str], int]:
     return next((places for places in found.values() if len(places) == largest), {})
 
 
-def _collective(name: str, count: int, dtype: int, ranks: tuple[int, ...]) -> SeenCall | None:
+def _groups(
+    known: Mapping[Key, _Communicator], place: Mapping[tuple[str, str], int]
+) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Identity of a communicator -> its ranks among all, of those of which all ranks have a log."""
+    members: dict[tuple[str, ...], dict[int, int]] = {}
+    sizes: dict[tuple[str, ...], int] = {}
+    for (who, device, _), each in known.items():
+        if each.rank is not None and (who, device) in place:
+            members.setdefault(each.identity, {})[each.rank] = place[who, device]
+            sizes[each.identity] = each.size
+    return {
+        identity: tuple(ranks[number] for number in range(sizes[identity]))
+        for identity, ranks in members.items() if len(ranks) == sizes[identity]
+    }  # fmt: skip
+
+
+def _call(name: str, count: int, dtype: int, ranks: tuple[int, ...]) -> SeenCall | None:
+    """A call of these ranks; None where it has no price."""
     call = collective_of(name)
-    if call is None or call == "transfer" or len(ranks) < 2 or dtype >= len(_NCCL_BYTES):
+    if call is None or len(ranks) < 2 or dtype >= len(_NCCL_BYTES):
         return None
     size = _NCCL_BYTES[dtype]
     whole = len(ranks) if call in ("all_gather", "reduce_scatter", "all_to_all") else 1
