@@ -70,7 +70,8 @@ ROOMS = {  # the tests of a part of the core, and of what is built on it
     "simulator_pipeline_oracle scale scale_recompute scale_levels scale_experts "
     "scale_stacks latent float8 study software turns scale_order search_turns "
     "search_explain one_world",
-    "simulator/stacks": "scale_stacks software validation float8 scale tables published_tables leave_one_out",
+    "simulator/stacks": "scale_stacks software validation float8 scale tables published_tables leave_one_out "
+    "host_file peers",
     "simulator/study": "goodput whatif study simulator_jobs cli_mistakes reports_pages whatif_command",
     "simulator/timeline": "simulator_longest_path critical_path simulator_memory simulator_closed_forms "
     "profiler_trace simulator_analysis simulator_buffers simulator_streams "

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from costmodels import Machine
+from costmodels.price.torch_hosts import UPDATE_HOST_S
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import transformer_config
@@ -292,3 +293,13 @@ def test_the_loss_on_split_logits_makes_the_passes_of_torch(monkeypatch):
 def _all_mine(self, target, mesh, mesh_dim):
     self.mask_buffer.materialize_mask(torch.zeros_like(target, dtype=torch.bool))
     return target
+
+
+def test_the_host_of_torchs_optimizer_takes_the_times_of_whole_and_of_sharded_parameters():
+    machine, optimizer = Machine.load("h200-x8"), Optimizer(kind="adamw", settings={"lr": 1e-4})
+    stack = stack_named("torch")
+    whole, sharded = (
+        stack.update_lines([4096] * 10, "float32", optimizer, shards, machine)[-1].dispatch_ps for shards in (1, 2)
+    )
+    times = UPDATE_HOST_S[stack.update]
+    assert times[0] != times[1] and sharded / whole == pytest.approx(times[1] / times[0])

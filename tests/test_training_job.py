@@ -43,7 +43,6 @@ every = 5
 DATA = """
 import os, signal
 from pathlib import Path
-from search import search
 from tests.small_training import batches
 
 def fed():
