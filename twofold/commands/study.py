@@ -41,7 +41,8 @@ class StudyCommand:
     """Predict every point of a study; begun again, it goes on where it stopped.
 
     Args:
-        study: study file (TOML) with the tables base and axes: settings by name, and lists of values to try.
+        study: study file (TOML) with the tables base and axes: settings by name, and lists of values to try;
+            axes in a table [[together]] take their first values together, then their second.
         axes: list every setting by name, and end.
         results: file that keeps every result; by default the study's name with the ending .results.jsonl.
         csv: write a row for every point there.
