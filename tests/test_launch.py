@@ -85,10 +85,11 @@ def processes_with(token: str) -> list[str]:
 
 
 def start_rank(
-    job: JobFolder, path: Path, env: dict[str, str], rank: int = 0, local_ranks: range | None = None
-) -> subprocess.Popen[bytes]:
+    job: JobFolder, path: Path, env: dict[str, str], rank: int = 0, local_ranks: range | None = None,
+    main: Path = WORKER_MAIN,
+) -> subprocess.Popen[bytes]:  # fmt: skip
     local_ranks = local_ranks or range(rank, rank + 1)
-    command = [sys.executable, str(WORKER_MAIN), "rank", str(job.path), "script", str(path)]
+    command = [sys.executable, str(main), "rank", str(job.path), "script", str(path)]
     numbers = {"RANK": rank, "LOCAL_RANK": rank - local_ranks.start, "LOCAL_WORLD_SIZE": len(local_ranks)}
     stated = {AGENT_PID: str(os.getpid())} | {name: str(number) for name, number in numbers.items()}
     return subprocess.Popen(command, env=os.environ | env | stated, start_new_session=True)
@@ -118,6 +119,22 @@ def test_a_rank_that_waits_for_another_to_start_can_be_ended(script, job, env):
     guard.terminate()
     assert guard.wait(PATIENCE_S) == 128 + signal.SIGKILL
     assert job.read(0, "end.json")["told_to_end"] and job.stdout(0).read_text() == ""
+
+
+def test_a_rank_waits_for_others_only_so_long(script, job, env, tmp_path):
+    """A guard that was stopped before it wrote its number must not keep the others for ever."""
+    quick = tmp_path / "worker_main.py"
+    quick.write_text(WORKER_MAIN.read_text().replace("START_WAIT_S = 30.0", "START_WAIT_S = 0.1"))
+    guard = start_rank(job, script("print('begun')"), env, local_ranks=range(2), main=quick)
+    assert guard.wait(PATIENCE_S) == 0 and job.stdout(0).read_text() == "begun\n"
+
+
+def test_a_guard_that_cannot_write_ends_with_its_rank(script, job, env):
+    """Else all ranks would wait for its number."""
+    folder = job.path / "rank.0"
+    (folder / "pids.json.new").mkdir(parents=True)  # as on a full disk: no such file can be made
+    assert run_rank(job, script("print('begun')"), env) == 1
+    assert "cannot write" in (folder / "stderr").read_text() and (folder / "stdout").read_text() == ""
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(0)", "os._exit(0)"])
@@ -502,6 +519,29 @@ launch({str(script("hang()"))!r}, num_ranks=2, log_dir={str(job.log_dir)!r})
     assert launcher.wait(PATIENCE_S) == (143 if number == signal.SIGTERM else -number)
     if number == signal.SIGKILL:
         wait_until(lambda: not processes_with(env[TOKEN]))  # nobody is left to wait for: the kernel ends them in turn
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("fault", "headline"),
+    [
+        ("os.kill(os.getpid(), 9)", "rank 1 was killed by SIGKILL"),
+        ("raise OSError(11, 'no process')", "rank 1 ended with exit code 1"),
+        ("os.kill(os.getpid(), 19)", "rank 1 had not started"),
+    ],
+)
+def test_a_guard_that_ends_before_it_says_its_number(fault, headline, script, tmp_path, env, monkeypatch):
+    """The others wait for it and are ended with it; none of them is the cause, and nothing is left."""
+    faulty = tmp_path / "worker_main.py"
+    line = "    if not write_json(os.path.join(folder, PIDS)"
+    begun = f'    if os.environ["RANK"] == "1":\n        {fault}\n{line}'
+    text = WORKER_MAIN.read_text()
+    assert line in text
+    faulty.write_text(text.replace(line, begun))
+    monkeypatch.setattr("executor.launch.launch.WORKER_MAIN", faulty)
+    timeout_s = 12 if "19" in fault else None
+    with pytest.raises(RunFailed, match=headline):
+        launch(script("hang()"), num_ranks=3, log_dir=tmp_path / "logs", env=env, timeout_s=timeout_s)
 
 
 @pytest.mark.ranks

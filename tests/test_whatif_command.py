@@ -92,6 +92,12 @@ def test_files_of_degrees_are_forecast_at_any_number_of_devices(capsys, tmp_path
     arguments += ["--report", str(tmp_path / "small.html")]
     assert answer(arguments, capsys)["changed"] == simulated["changed"]
     assert 'id="pipeline"' in (tmp_path / "small.html").read_text()
+    long = write_statement(
+        tmp_path / "long.degrees.json", transformer_config("llama-3-8b"),
+        Degrees(dp=32, tp=8, pp=4, global_batch=4096), stack="twofold",
+    )  # fmt: skip
+    asked = ["whatif", str(long), "--machine", "h100-sxm-x1024", "--bandwidth", "2", "--report", str(page), "--force"]
+    assert answer(asked, capsys)["predicted_by"] == "forecast"  # its page took 170 s in the engine
 
 
 def test_settings_come_together(files, capsys):

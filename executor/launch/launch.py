@@ -210,7 +210,8 @@ class _Torchrun:
             failure = first_failure(self.job, self.ranks)
             if failure is not None:
                 first_seen_s = first_seen_s or time.monotonic()
-                settled = failure.weight is Weight.OWN_ERROR or time.monotonic() - first_seen_s > SETTLE_S
+                settle_s = GONE_S if failure.weight is Weight.TOLD_TO_END else SETTLE_S  # torchrun knows who began
+                settled = failure.weight is Weight.OWN_ERROR or time.monotonic() - first_seen_s > settle_s
                 if settled or code == 0:
                     return failure.error(self.job)
             if code is not None:
@@ -247,8 +248,12 @@ class _Torchrun:
                     break  # torchrun is still starting
                 time.sleep(POLL_S / 2)
         finally:
+            started = _descendants(self.process.pid)  # among them a guard that was stopped before it said its number
             self.process.kill()
             self.process.wait()
+            for pid in started:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
             self.exits.unlink(missing_ok=True)
             shutil.rmtree(self.own, ignore_errors=True)
             deadline_s = time.monotonic() + GONE_S
@@ -280,6 +285,19 @@ def _is_running(groups: set[int]) -> bool:
             if int(group) in groups and state not in "ZX":
                 return True
     return not stats  # without /proc (not Linux) there is no telling: wait for the zombies too
+
+
+def _descendants(pid: int) -> list[int]:
+    """The processes that a process started, and those that these did; none without /proc."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            _, parent, *_ = path.read_text(errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(parent), []).append(int(path.parent.name))
+    found = list(children.get(pid, ()))
+    for each in found:
+        found += children.get(each, ())
+    return found
 
 
 def _target(target: str | os.PathLike[str]) -> tuple[str, str]:

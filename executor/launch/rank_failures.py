@@ -95,7 +95,10 @@ def first_failure(job: JobFolder, ranks: Sequence[int], exit_codes: Mapping[int,
     for rank, code in (exit_codes or {}).items():
         if code != 0 and job.read(rank, "end.json") is None and job.read(rank, "error.json") is None:
             weight = Weight.TOLD_TO_END if code == -signal.SIGTERM else Weight.OWN_ERROR
-            found.append(Failure(rank=rank, weight=weight, time_ns=float("inf"), headline=_how_it_ended(code)))
+            story = "\n".join(tail(job.stderr(rank), num_lines=NUM_LOG_LINES)) if code > 0 else ""  # of its guard
+            found.append(
+                Failure(rank=rank, weight=weight, time_ns=float("inf"), headline=_how_it_ended(code), story=story)
+            )
     return min(found, key=lambda failure: (failure.weight, failure.time_ns), default=None)
 
 

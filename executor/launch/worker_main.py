@@ -14,9 +14,9 @@ On a machine without an accelerator the agent forks the guards, so that torch an
 once and not by every rank: eight ranks on two cores start in 3 s instead of 11. The driver of an accelerator does not
 survive a fork; there torchrun starts every guard as a new process.
 
-A rank begins when the guards of all ranks of its machine have started. The agent has the store through which the ranks
-meet, and the thread of that store takes a lock of glibc's resolver for every rank that connects. A rank that is forked
-at that moment inherits the lock as taken and hangs in its own connection for ever.
+A rank begins when the guards of all ranks of its machine have started, or after 30 s. The agent has the store through
+which the ranks meet, and the thread of that store takes a lock of glibc's resolver for every rank that connects. A rank
+that is forked at that moment inherits the lock as taken and hangs in its own connection for ever.
 
 What a rank leaves in its folder `rank.N`, next to `stdout` and `stderr`:
 
@@ -41,6 +41,7 @@ AGENT_PID = "TWOFOLD_AGENT_PID"
 RANK_FOLDER = "TWOFOLD_RANK_FOLDER"
 LOST_PEER_WAIT_S = 1.0  # a rank whose peer went away lets that peer tell its own story before torchrun ends them all
 START_POLL_S = 0.005
+START_WAIT_S = 30.0  # a guard that was stopped, or cannot write, must not keep the others for ever
 PIDS = "pids.json"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -66,8 +67,9 @@ def die_with_parent(parent_pid: int, signum: int) -> None:
         os._exit(1)
 
 
-def write_json(path: str, content: dict[str, Any]) -> None:
-    """Write a file that is either whole or not there. A folder that somebody removed meanwhile is no second error."""
+def write_json(path: str, content: dict[str, Any]) -> bool:
+    """Write a file that is either whole or not there; say whether it is. A folder that somebody removed meanwhile is
+    no second error."""
     import json
 
     try:
@@ -76,6 +78,8 @@ def write_json(path: str, content: dict[str, Any]) -> None:
         os.replace(path + ".new", path)
     except OSError as error:
         print(f"twofold: cannot write {path}: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def run_agent(parent_pid: int, exits_path: str, module: str, torchrun_args: list[str]) -> None:
@@ -162,9 +166,12 @@ def watch(folder: str, rank_pid: int, watching: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end_rank)
-    write_json(os.path.join(folder, PIDS), {"guard": os.getpid(), "rank": rank_pid})
+    if not write_json(os.path.join(folder, PIDS), {"guard": os.getpid(), "rank": rank_pid}):
+        os.kill(rank_pid, signal.SIGKILL)  # before it begins: nobody could find it
+        os._exit(1)
     others = [os.path.join(other, PIDS) for other in folders_of_this_machine(folder)]
-    while not told_to_end and not all(map(os.path.exists, others)):
+    deadline_s = time.monotonic() + START_WAIT_S
+    while not told_to_end and time.monotonic() < deadline_s and not all(map(os.path.exists, others)):
         time.sleep(START_POLL_S)
     os.close(watching)
     code = os.waitstatus_to_exitcode(os.waitpid(rank_pid, 0)[1])
@@ -323,4 +330,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "agent":
         run_agent(int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])
     else:
-        run_guard(sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5:])
+        try:
+            run_guard(sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5:])
+        except Exception:  # torch's wrapper of a forked process would leave a file of it
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["WhatIfCommand"]
 
-_MOST_DRAWN = 1024
-"""Ranks of a file of degrees whose report shows the pipeline, which the event engine makes."""
+_MOST_BLOCKS, _MOST_DRAWN = 1_000, 100_000
+"""Layers times micro-batches of a file of degrees, and these times ranks, whose report shows the pipeline: up to half a
+minute in the event engine."""
 
 _BY = 0.2
 """The share by which `--sensitivity` turns knobs, unless --by is given."""
@@ -127,7 +128,9 @@ class WhatIfCommand:
         if needs_engine or not machine.host_async or not states_degrees(self.plan):
             return None
         config, degrees, notes = read_degrees(self.plan, machine)
-        if self.study.report is not None and degrees.num_ranks <= _MOST_DRAWN:
+        blocks = degrees.num_micro_batches * config.num_layers
+        is_small = blocks <= _MOST_BLOCKS and blocks * degrees.num_ranks <= _MOST_DRAWN
+        if self.study.report is not None and is_small:
             return None
         ranks = Ranks.of(degrees)
         subject = Configured(config=config, degrees=degrees, machine=executing(machine, "graph"))
