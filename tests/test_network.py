@@ -14,7 +14,7 @@ from costmodels.machine.links import Graph, Link, Wire
 from costmodels.machine.machine import COLLECTIVES, Collective, Protocol
 from costmodels.machine.topologies import dragonfly, example_machines, leaf_spine, torus
 from costmodels.price.flows import double_tree_out
-from costmodels.price.group import Group
+from costmodels.price.group import Group, pair_group
 from costmodels.price.links import collective_claims
 from plans.errors import TwofoldError
 from plans.layout import Layout
@@ -399,3 +399,12 @@ def test_a_graph_survives_its_file(tmp_path):
     path.write_text(broken)
     with pytest.raises(TwofoldError, match=r"machine.json.*bandwidth_Bps is 0"):
         Machine.load(path)
+
+
+def test_a_pair_is_the_group_of_two_ranks_that_meet_there():
+    machine = Machine.load("leaf-spine-x256")
+    size = 1
+    for tier, link in enumerate(machine.links):
+        assert pair_group(tier) == ranks_group(machine, (0, size))  # the first rank of the next domain below
+        size = link.ranks
+    assert tier == 2

@@ -13,7 +13,7 @@ from executor.launch.rank_failures import RankFailed, RunFailed
 from executor.train.heartbeat import Heartbeat
 from executor.train.loop import train
 from executor.train.options import RunOptions
-from plans.errors import TrainingStopped
+from plans.errors import TrainingStopped, TwofoldError
 from plans.layout import Layout
 from plans.plan import Optimizer, save_plan
 from tests.small_training import ALL, plan
@@ -58,6 +58,13 @@ def test_the_step_and_the_loss_before_are_named(bad):
     options, heartbeat = RunOptions(record_steps=0), Heartbeat(memoryview(bytearray(24)).cast("q"))
     with pytest.raises(TrainingStopped, match=r"step 3 is -?(nan|inf), after 1.5 in the step before"):
         train(Stepper([2.0, 1.5, bad, 1.0]), pick_device("cpu"), iter([{}] * 4), 4, options, heartbeat)
+
+
+def test_data_that_end_early_are_told_with_the_steps_of_all_runs():
+    """Ten steps were done before, so that the fourth of these five is step 14 of 15."""
+    options, heartbeat = RunOptions(record_steps=0), Heartbeat(memoryview(bytearray(24)).cast("q"))
+    with pytest.raises(TwofoldError, match="the data ended after 13 of 15 steps"):
+        train(Stepper([3.0, 2.0, 1.0]), pick_device("cpu"), iter([{}] * 3), 5, options, heartbeat, first=10)
 
 
 def test_what_is_printed_as_json_is_json(monkeypatch, capsys):
