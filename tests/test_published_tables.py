@@ -200,3 +200,74 @@ def test_what_is_no_table_is_refused(tmp_path):
     (tmp_path / "a.md").write_text("# Notes\n\nNothing here.\n")
     with pytest.raises(TwofoldError, match="no column"):
         read_table(tmp_path / "a.md")
+
+
+HEAD = "model,gpu,gpus,mbs,gbs,seq,software,"
+RUN = "llama-2-7b,A100 80GB,64,4,256,2048,FSDP,"
+
+
+@pytest.mark.parametrize(
+    ("header", "cell", "metric", "value"),
+    [
+        ("Throughput per GPU (tokens/s)", "3280", "tokens_per_s_per_gpu", 3280),
+        ("Throughput per GPU [TFLOP/s]", "178", "tflops_per_gpu", 178),
+        ("throughput per GPU (TFLOP/s/GPU)", "178", "tflops_per_gpu", 178),
+        ("Per-GPU TFLOPs", "178", "tflops_per_gpu", 178),
+        ("achieved teraFLOP/s per GPU", "178", "tflops_per_gpu", 178),
+        ("TFLOPs (total)", "6400", "tflops_per_gpu", 100),
+        ("aggregate petaFLOP/s", "6.4", "tflops_per_gpu", 100),
+        ("Elapsed time per iteration (ms)", "2500.5", "iteration_time_s", 2.5005),
+        ("E2E time per step", "15600ms", "iteration_time_s", 15.6),
+        ("step (s)", "9.8", "iteration_time_s", 9.8),
+        ("Step Time (s) \u00b1 std", "11.9 \u00b1 0.1", "iteration_time_s", 11.9),
+        ("steps/min", "20", "iteration_time_s", 3),
+        ("samples/min", "3840", "samples_per_s_per_gpu", 1),
+        ("Tokens/day", "18B", "tokens_per_s_per_gpu", 18e9 / 86_400 / 64),
+        ("tokens/GPU/day", "0.28B", "tokens_per_s_per_gpu", 0.28e9 / 86_400),
+        ("Speed", "2.4M tok/min", "tokens_per_s_per_gpu", 625),
+        ("tokens/s/GPU", "11000 +/- 120", "tokens_per_s_per_gpu", 11000),
+        ("max mem (GiB)", "61.2GiB", "peak_memory_GiB", 61.2),
+        ("max mem (GiB)", "61.2 GB", "peak_memory_GB", 61.2),
+        ("memory", "69.98GiB (73.66%)", "peak_memory_GiB", 69.98),
+    ],
+)
+def test_headers_and_cells_of_figures_in_other_words(header, cell, metric, value, tmp_path):
+    (tmp_path / "table.csv").write_text(f"{HEAD}{header}\n{RUN}{cell}\n")
+    (row,) = read_table(tmp_path / "table.csv")
+    assert (row["metric"], float(row["value"])) == (metric, pytest.approx(value, rel=1e-9))
+
+
+def test_tps_of_torchtitan_is_of_a_device_and_of_others_of_all(tmp_path):
+    """torchtitan's logs name tokens a second of a device so; read as of all devices it is 64 times too little."""
+    (tmp_path / "table.csv").write_text(f"{HEAD}tps\n{RUN.replace('FSDP', 'torchtitan')}5762\n{RUN}5760\n")
+    assert [float(row["value"]) for row in read_table(tmp_path / "table.csv")] == [5762, 90]
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "cells"),
+    [
+        # the version of FSDP is no degree
+        ("gpu,Parallelism,gbs,mbs", "8x H100-80GB SXM,FSDP2,64,1", {"gpu_count": "8", "dp": None}),
+        ("gpu,gpus,Parallelism,gbs,mbs", "H100,16,FSDP=8 TP2,64,1", {"dp": "8", "tp": "2"}),
+        # a degree in a column "fsdp" is one, not a level
+        ("gpu,gpus,fsdp,gbs,mbs", "H100,64,64,64,1", {"zero_level": "3", "dp": "64"}),
+        ("gpu,gpus,fsdp,gbs,mbs", "H100,64,full_shard,64,1", {"zero_level": "full_shard"}),
+        # 4M tokens of sequences of 4096 are 1024 of them
+        ("gpu,gpus,tp,pp,global batch (tokens),mbs", "A100,512,8,4,4M,1", {"global_batch": "1024"}),
+        ("gpu,gpus,Batch tokens,mbs", "A100,64,262144,1", {"global_batch": "64"}),
+        ("gpu,gpus,dp,grad acc,mbs", "A100,64,64,2,4", {"global_batch": "512"}),
+        # MindFormers' names
+        ("gpu,gpus,data_parallel,model_parallel,pipeline_stage,gbs,micro_batch_num", "910B2,64,2,8,4,128,16",
+         {"dp": "2", "tp": "8", "pp": "4"}),
+    ],
+)  # fmt: skip
+def test_layouts_and_batches_in_other_words(header, row, cells, tmp_path):
+    (tmp_path / "table.csv").write_text(f"model,seq,{header},step time\nllama-2-7b,4096,{row},1.5 s\n")
+    (found,) = read_table(tmp_path / "table.csv")
+    assert {name: found.get(name) for name in cells} == cells and float(found["value"]) == 1.5
+    assert validate(tmp_path / "table.csv").rows
+
+
+def test_the_memory_of_an_h100_nvl_may_be_stated(tmp_path):
+    (tmp_path / "table.csv").write_text(f"{HEAD}step time\n{RUN.replace('A100 80GB', 'H100 NVL 94GB')}2.5 s\n")
+    assert validate(tmp_path / "table.csv").rows[0]["machine"].startswith("h100-nvl")

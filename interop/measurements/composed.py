@@ -52,6 +52,9 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     made = dict(row)
     if layout := made.pop("layout", ""):
         _fill(made, _layout(layout, headers.get("layout", "")))
+    if headers.get("zero_level", "").strip().lower() == "fsdp" and (ways := number(made.get("zero_level", ""))):
+        made["zero_level"] = "3" if ways > 1 else "0"  # a degree, as torchtitan's tables have it
+        _fill(made, {"dp": f"{ways:g}"})
     if found := re.match(r"(\d+) ?[x\u00d7*] ?(?=[a-z])", made.get("gpu_type", ""), re.I):
         _fill(made, {"gpu_count": found.group(1)})
     counted = re.fullmatch(
@@ -96,13 +99,13 @@ def _layout(text: str, header: str) -> dict[str, str]:
         if len(order) != len(numbers):
             raise BadCell("layout", text, f"layout is {text!r}, not {len(order)} numbers as {header!r} says")
         return dict(zip(order, numbers, strict=True))
-    found, low = {}, text.lower()
+    found, low = {}, re.sub(r"\bfsdp-?[12]\b(?! *[=:])", "fsdp", text.lower())  # versions, not degrees
     for column, words in _WORDS.items():
         after = re.search(rf"\b(?:{words})[a-z -]*[=:_ ]*(\d+)", low)
         before = re.search(rf"\b(\d+)[ -]*(?:way|x|\u00d7)?[ -]*(?:{words})\b", low)
         if match := before if re.search(r"\d+-?way", low) else after:
             found[column] = match.group(1)
-    if level := re.search(r"zero[- ]?(?:stage)?[- ]?[0-3]|fsdp2?|full[_ ]shard|\bddp\b|hsdp", low):
+    if level := re.search(r"zero[- ]?(?:stage)?[- ]?[0-3]|fsdp2?|full[_ ]shard|\bddp\b|hsdp", text.lower()):
         found["zero_level"] = level.group()
     if not found:
         raise BadCell("layout", text, f"layout is {text!r}; degrees are written as in 'TP 8, PP 4, DP 2'")
@@ -121,7 +124,7 @@ def _batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
         if tokens is None or not seq:
             raise BadCell("global_batch", text, f"global_batch is {text!r} tokens, and seq is {row.get('seq', '')!r}")
         scale = 1e6 if re.search(r"\bm(?:illions?)?\b", header) else 1e3 if re.search(r"\bk\b", header) else 1.0
-        row["global_batch"] = str(max(1, round(tokens * scale / _thousands(seq))))
+        row["global_batch"] = str(max(1, round(_binary(tokens * scale, _thousands(seq)) / _thousands(seq))))
     elif not text and accumulation and row.get("micro_batch"):
         ways = _replicas(row)
         if ways:
@@ -133,6 +136,14 @@ def _batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
 def _thousands(seq: float) -> float:
     """A sequence of "4k" is one of 4096."""
     return seq / 1000 * 1024 if seq % 1000 == 0 and seq / 1000 in (1, 2, 4, 8, 16, 32, 64, 128) else seq
+
+
+def _binary(tokens: float, seq: float) -> float:
+    """Tokens of a batch: "4M" of sequences of 4096 are 4 x 2^20, for a batch has whole sequences."""
+    for unit, binary in ((1e6, 2.0**20), (1e3, 1024.0)):
+        if tokens % seq and tokens % (unit / 2) == 0 and tokens / unit * binary % seq == 0:
+            return tokens / unit * binary
+    return tokens
 
 
 def _replicas(row: Mapping[str, str]) -> int:

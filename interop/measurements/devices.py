@@ -63,7 +63,7 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
         if re.match(rf"{instance}\b", plain):
             plain = device
             break
-    if re.search(r"h100.*\bnvl\b(?! ?\d)", plain):
+    if re.search(r"h100.*\bnvl\b(?! ?\d+\b(?! ?g))", plain):
         return "h100-nvl", ()
     if match := re.search(r"910 ?(b[1-4]|c)", plain):
         return f"ascend-910{match.group(1)}", ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 __all__ = [
@@ -38,14 +38,15 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "vocab": ("vocabsize", "vocabulary", "v", "vocabularysize"),
     "seq": ("seqlen", "sequencelength", "seqlength", "sequence", "contextlength", "context", "maxseqlen", "s", "sl",
             "seqs", "blocksize", "ctx", "ctxlen"),
-    "global_batch": ("gbs", "globalbatchsize", "totalbatchsize", "globalbs", "batchsize", "batch", "bs", "b"),
+    "global_batch": ("gbs", "globalbatchsize", "totalbatchsize", "globalbs", "batchsize", "batchtokens",
+                     "globalbatchtokens", "batchsizetokens", "tokensperbatch", "batch", "bs", "b"),
     "micro_batch": ("mbs", "microbatchsize", "ubs", "microbs", "microbatch", "devicebatchsize", "localbatchsize",
                     "perdevicebatchsize", "perdevicetrainbatchsize", "localbs", "batchsizepergpu", "batchpergpu",
                     "microbatchsizepergpu", "trainmicrobatchsizepergpu", "devicetrainmicrobatchsize"),
     "tp": ("tensorparallel", "tensormodelparallelsize", "tensorparallelism", "tpsize", "t", "tensorparallelsize",
            "tpdegree", "tensor", "mp", "modelparallel", "modelparallelsize"),
     "pp": ("pipelineparallel", "pipelinemodelparallelsize", "pipelineparallelism", "ppsize", "p",
-           "pipelineparallelsize", "ppdegree", "pipeline", "pipelinestages", "stages"),
+           "pipelineparallelsize", "ppdegree", "pipeline", "pipelinestages", "pipelinestage", "stages"),
     "dp": ("dataparallel", "dataparallelsize", "dataparallelism", "dpsize", "d", "dpdegree", "replicas"),
     "vpp": ("vp", "virtualstages", "virtualpipeline", "interleavedchunks", "vppsize", "modelchunks",
             "virtualpipelineparallel", "virtualpipelineparallelsize", "interleave", "vppdegree"),
@@ -77,7 +78,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "nodes": ("numnodes", "nnodes", "numberofnodes", "hosts", "servers"),
     "per_node": ("gpuspernode", "gpusnode", "devicespernode", "nprocpernode", "npuspernode", "ngpuspernode"),
     "accumulation": ("gradaccum", "gradientaccumulation", "gradientaccumulationsteps", "gas", "ga", "gradaccumsteps",
-                     "accumulationsteps", "accum", "nummicrobatches", "microbatches"),
+                     "accumulationsteps", "accum", "gradacc", "gradaccsteps", "nummicrobatches", "microbatchnum",
+                     "microbatches"),
     "layout": ("parallelism", "parallelconfig", "parallelstrategy", "strategy", "parallelization", "mesh",
                "parallellayout", "parallelisms"),
     "year": ("date",),
@@ -122,7 +124,7 @@ class Figure:
         metric: one of `METRICS`.
         factor: of its unit.
         of_all: whether the rate is of all devices together.
-        inverse: whether it is steps per second.
+        inverse: whether it is steps per second, or per the time that `factor` is the inverse of.
         hardware: whether operations of recomputation count.
     """
 
@@ -143,10 +145,14 @@ _RATES = (
 _FLOPS = re.compile(
     rf"(?P<what>model|hardware|achieved|effective)?(?P<unit>[gtp])flop/?s?(?:/s)?(?P<each>{_DEVICE})?(?:/s)?"
 )
+_OF_EACH = re.compile(rf"(?:throughput|performance|perf|speed)(?P<each>{_DEVICE})(?P<rate>.+)")
+_TIMES = {"min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0, "hr": 3600.0, "day": 86_400.0}
+"""Seconds of the times over which rates are stated."""
+
 _STEP = r"(?:iter(?:ation)?s?|steps?|batch|its?)"
 _TIME = re.compile(
-    rf"(?:(?:avg|average|mean|median|train(?:ing)?|elapsed)*{_STEP}(?:time|latency|duration)|time/{_STEP}|"
-    rf"(?:time|latency)/(?:iter|step))(?P<unit>s|ms|min)?|(?P<unit2>s|ms|min)/{_STEP}"
+    rf"(?:avg|average|mean|median|train(?:ing)?|elapsed|e2e|end-?to-?end|wall-?clock)*"
+    rf"(?:{_STEP}(?:time|latency|duration)|(?:time|latency)/{_STEP})(?P<unit>s|ms|min)?|(?P<unit2>s|ms|min)/{_STEP}"
 )
 _MEMORY = re.compile(
     r"(?:peak|max(?:imum)?)?(?:gpu|device|cuda|hbm|active|allocated|reserved|used)*"
@@ -172,12 +178,22 @@ def figure_named(words: str) -> Figure | None:
     if exact is not None:
         return Figure(metric=exact)
     low = re.sub(r"seconds?|secs?\b|sec(?![a-z])", "s", words.lower())
-    low = re.sub(r"milli-?s\b", "ms", low)
+    low = re.sub(r"milli-?s\b", "ms", re.sub(r" *(?:\u00b1|\+/-).*$", "", low))
+    low = re.sub(r"^((?:step|iter)(?:ation)?) *[(\[] *(m?s) *[)\]]$", r"\1 time (\2)", low)
+    low = re.sub(r"(tera|peta|giga)-?(?=flop)", lambda found: found.group()[0], low)
     low = re.sub(r"[ _.-]*\bper\b[ _.-]*|[ _]per[ _]", "/", low)
+    low = re.sub(rf"^({_DEVICE})[ _-]*(.+)$", r"\2\1", low)  # "per-GPU TFLOPs"
+    low = re.sub(r"^(.+)[(\[] *(total|aggregate|all (?:gpus|devices)) *[)\]]$", r"total \1", low)
+    if found := re.search(r"(?<=/)(min(?:ute)?|h(?:ou)?r?|day)s?\b", low):
+        figure = figure_named(f"{low[: found.start()]}s{low[found.end() :]}")
+        return None if figure is None else replace(figure, factor=figure.factor / _TIMES[found[1]])
     plain = re.sub(r"[^a-z0-9/%]+", "", low)
     of_all = bool(re.search(_ALL, plain))
     plain = re.sub(_ALL, "", plain)
-    plain = re.sub(r"^(?:training|train)?(?:throughput|performance|perf|speed|rate)(?=.)", "", plain)
+    plain = re.sub(r"^(?:training|train)(?=.)", "", plain)
+    if found := _OF_EACH.fullmatch(plain):
+        plain = found["rate"] + ("" if re.search(_DEVICE, found["rate"]) else found["each"])
+    plain = re.sub(r"^(?:throughput|performance|perf|speed|rate)(?=.)", "", plain)
     if re.fullmatch(r"(?:[mh]fu|(?:model|hardware)?flops?utili[sz]ation)(?:percent|%)?(?:bf16|fp16|fp8)?", plain):
         return Figure(metric="mfu_percent", hardware=plain.startswith("h"))
     if found := _FLOPS.fullmatch(plain):
@@ -201,4 +217,5 @@ def figure_named(words: str) -> Figure | None:
 def has_units_in_cells(header: str) -> bool:
     """Whether a header is of figures whose cells tell their unit."""
     plain = re.sub(r"[^a-z]+", "", header.lower())
-    return plain in ("throughput", "performance", "perf", "speed", "trainingthroughput", "trainingspeed", "result")
+    return plain in ("throughput", "performance", "perf", "speed", "trainingthroughput", "trainingspeed", "result",
+                     "memory", "mem", "peakmemory", "peakmem", "maxmemory", "maxmem")  # fmt: skip

@@ -4,6 +4,7 @@ several."""
 from __future__ import annotations
 
 import csv
+import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,12 +141,15 @@ def _figure_of_unit(unit: str, header: str, figure: Figure | None) -> Figure | N
     plain = unit.strip(" %")
     if re.fullmatch(r"s|secs?|seconds?|ms|min|minutes?", plain):
         return figure_named(f"step time ({'min' if plain.startswith('min') else plain})")
-    return figure_named(plain) or (figure_named(f"{header} ({plain})") if figure is None else None)
+    bare = re.sub(r"[(\[].*", "", header)
+    return figure_named(plain) or figure_named(f"{bare} ({plain})")
 
 
 def _measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | None) -> dict[str, str]:
     """A row of one figure."""
-    text = cell
+    text = cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-|\(\d[\d.]* ?%\)).*$", "", cell)  # its spread, or its share
+    if figure is not None and header.strip().lower() == "tps" and "torchtitan" in row.get("source", "").lower():
+        figure = dataclasses.replace(figure, of_all=False)  # of a device, as torchtitan's logs have it
     if figure is None or number(cell) is None:
         found = re.match(r"([~\d.,\s]+[kKM]?)[ ]*([A-Za-z%].*)$", cell)
         unit = None if found is None else _figure_of_unit(found.group(2), header, figure)
@@ -158,7 +162,9 @@ def _measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | N
     value = number(text)
     if value is None:
         return {**row, "metric": figure.metric, "value": cell}  # the row says that it is no number
-    value = value * figure.factor if not figure.inverse else (1 / value if value else 0.0)
+    value *= figure.factor
+    if figure.inverse:
+        value = 1 / value if value else 0.0
     made = {**row, "metric": figure.metric, "value": f"{value:.12g}"}
     if figure.hardware:
         made["notes"] = f"{made.get('notes', '')}; hardware FLOPs".strip("; ")
