@@ -408,3 +408,18 @@ def test_a_pair_is_the_group_of_two_ranks_that_meet_there():
         assert pair_group(tier) == ranks_group(machine, (0, size))  # the first rank of the next domain below
         size = link.ranks
     assert tier == 2
+
+
+@pytest.mark.parametrize("call", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_the_start_of_what_leaves_a_node_is_paid_once_on_a_graph(call):
+    machine = Machine.load("leaf-spine-graph-x32")
+    machine, slow = (
+        msgspec.structs.replace(machine, collectives={
+            name: msgspec.structs.replace(each, far_start_s=start_s, protocols=())
+            for name, each in machine.collectives.items()
+        })
+        for start_s in (0.0, 1e-3)
+    )  # fmt: skip
+    for ranks, more_s in (((0, 1), 0.0), ((0, 8), 1e-3), (range(16), 1e-3)):
+        usual, own = (seconds(each, call, ranks_group(each, ranks), 2**20)[0] for each in (machine, slow))
+        assert own - usual == pytest.approx(more_s, abs=1e-9), ranks
