@@ -32,7 +32,7 @@ ROOMS = {  # the tests of a part of the core, and of what is built on it
     "capture_blocks operators_ranks compiled_step",
     "executor/step": "executor_comm executor_interpreter streams in_place executor_run operators_ranks "
     "optimizer_parallel_ranks compiled_step mixed_precision interleave replicas fuse "
-    "capture_blocks step_check",
+    "capture_blocks step_check redistribution_ranks",
     "executor/train": "data initial sources training_job replicas checkpoint executor_run evaluate "
     "weights_files clocks reference interleave alike latent experts_ranks sharding "
     "operators_ranks training_watch",
