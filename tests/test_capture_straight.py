@@ -242,6 +242,26 @@ def test_a_pair_whose_samples_meet_is_refused():
         capture(kind(), examples)
 
 
+class Contrastive(nn.Module):
+    """CLIP's loss: every sample is compared with all others of its batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.image, self.text = nn.Linear(16, 8), nn.Linear(12, 8)
+
+    def forward(self, x, z):
+        one, other = functional.normalize(self.image(x), dim=-1), functional.normalize(self.text(z), dim=-1)
+        return functional.cross_entropy(one @ other.t(), torch.arange(x.shape[0]))
+
+
+def test_where_samples_meet_and_what_to_change_is_said():
+    with pytest.raises(
+        TwofoldError, match=r"in forward \(.*line \d+, in forward \| .*other\.t\(\).*mixes the batch"
+    ) as e:
+        capture(Contrastive(), ((8, 16), (8, 12)))
+    assert "give what it is compared with as an input of its own" in str(e.value)
+
+
 class Numbered(nn.Module):
     """Makes a tensor of a number in its forward."""
 

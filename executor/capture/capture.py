@@ -16,7 +16,7 @@ import contextlib
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -128,11 +128,11 @@ def _graph_of_exports(module: nn.Module, examples: Mapping[str, torch.Tensor], b
     exports = [_exported(module, _with_batch(examples, size), size) for size in sizes]
     fix_sizes(exports[0].graph, exports[1].graph, small)
     grown = _grown(*exports)
-    graph, double = (
-        Translation(exported, module, tuple(examples), RULES, opaque, computed, grown).graph(name, size)
-        for exported, size in zip(exports, sizes, strict=True)
+    small_batch, large_batch = (
+        Translation(exported, module, tuple(examples), RULES, opaque, computed, grown) for exported in exports
     )
-    _check_batch(graph, double)
+    graph, double = (each.graph(name, size) for each, size in zip((small_batch, large_batch), sizes, strict=True))
+    _check_batch(graph, double, small_batch.where_made)
     return graph.with_batch(batch_size)
 
 
@@ -323,10 +323,13 @@ def _is_whole(dim: str) -> bool:
     return dim.startswith("_")
 
 
-_WAY_OUT = "a step cuts the batch into micro-batches, so each sample must be computed by itself along dim 0"
+_WAY_OUT = (
+    "a step cuts the batch into micro-batches, so each sample must be computed by itself along dim 0: give what it is "
+    "compared with as an input of its own, such as negatives of [batch, negatives, ...]"
+)
 
 
-def _check_batch(graph: Graph, double: Graph) -> None:
+def _check_batch(graph: Graph, double: Graph, where: Callable[[str], str]) -> None:
     """Refuse a model in which the samples of a batch meet before the loss, or whose shapes do not follow the batch.
 
     Args:
@@ -337,10 +340,10 @@ def _check_batch(graph: Graph, double: Graph) -> None:
     signature = [(operator.name, operator.kind, operator.attrs) for operator in graph.operators]
     if signature != [(operator.name, operator.kind, operator.attrs) for operator in double.operators]:
         raise TwofoldError(f"{graph.name} has other operators for a batch of {2 * size} than for {size}; {_WAY_OUT}")
-    batched = _batched(graph)
+    batched = _batched(graph, where)
     for name, tensor in graph.tensors.items():
         if tensor.kind == "activation" and name != graph.loss:
-            _check_growth(graph, double, name, name in batched)
+            _check_growth(graph, double, name, name in batched, where)
     producers, expected = graph.producers(), graph.with_batch(2 * size)
     for name, tensor in double.tensors.items():
         if expected.tensors[name].shape != tensor.shape:
@@ -350,7 +353,7 @@ def _check_batch(graph: Graph, double: Graph) -> None:
             )
 
 
-def _batched(graph: Graph) -> set[str]:
+def _batched(graph: Graph, where: Callable[[str], str]) -> set[str]:
     """The tensors whose dim 0 is the batch; refuses operators that work along it."""
     batched = {tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"}
     for operator in graph.operators:
@@ -366,24 +369,26 @@ def _batched(graph: Graph) -> set[str]:
                 and all(_is_whole(each) for each in factors(dims[0]))
             ):
                 raise TwofoldError(
-                    f"operator {operator.name!r} ({operator.kind}) works along dim 0 of {name!r}, the batch; {_WAY_OUT}"
+                    f"operator {operator.name!r} ({operator.kind}){where(operator.name)} works along dim 0 of {name!r}, "
+                    f"the batch; {_WAY_OUT}"
                 )
     return batched
 
 
-def _check_growth(graph: Graph, double: Graph, name: str, is_batched: bool) -> None:
+def _check_growth(
+    graph: Graph, double: Graph, name: str, is_batched: bool, where: Callable[[str], str]
+) -> None:  # fmt: skip
     """Refuse an activation that does not grow along dim 0, and there only, when the batch does."""
     before, after = graph.tensors[name].shape, double.tensors[name].shape
     producer, size = graph.producers()[name], graph.batch_size
+    what = f"operator {producer.name!r} ({producer.kind}){where(producer.name)}"
     if is_batched and before == after:
-        raise TwofoldError(
-            f"operator {producer.name!r} ({producer.kind}) makes one {before} out of all samples of a batch; {_WAY_OUT}"
-        )
+        raise TwofoldError(f"{what} makes one {before} out of all samples of a batch; {_WAY_OUT}")
     grown = [where for where in range(len(before)) if before[where] != after[where]]
     leading = [where for where in range(len(before)) if after[where] != 1][:1]
     follows = grown == leading and all(after[where] == 2 * before[where] for where in grown)
     if not (follows if is_batched else before == after):
         raise TwofoldError(
-            f"operator {producer.name!r} ({producer.kind}) mixes the batch into other dims: its output is {before} for "
-            f"a batch of {size} and {after} for {2 * size}; {_WAY_OUT}"
+            f"{what} mixes the batch into other dims: its output is {before} for a batch of {size} and {after} for "
+            f"{2 * size}; {_WAY_OUT}"
         )

@@ -124,6 +124,7 @@ class Translation:
         self.values: dict[fx.Node, Value] = {}
         self.tensors: dict[str, Tensor] = {}
         self.operators: list[Operator] = []
+        self.made_by: dict[str, fx.Node] = {}
         self.trained: set[str] = set()  # tensors that depend on a parameter
         self.batched: set[str] = set()  # tensors that depend on an input
         self.shape_only = shape_only(exported.graph)
@@ -298,6 +299,7 @@ class Translation:
         self.operators.append(
             Operator(name=name, kind=kind, inputs=tuple(read), outputs=(output,), attrs=held, module=path)
         )
+        self.made_by[name] = node
         if any(value in self.batched for value in read):
             self.batched.add(output)
         if (
@@ -409,6 +411,11 @@ class Translation:
         lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
         source = f" ({' | '.join(lines[-2:])})" if lines else ""
         return f"in module {path!r} of {type(self.module).__name__}{source}" if path else f"in forward{source}"
+
+    def where_made(self, operator: str) -> str:
+        """The same of an operator of the graph; empty where no call of the model made it by itself."""
+        node = self.made_by.get(operator)
+        return "" if node is None else f" {self.where(node)}"
 
     def refused(self, node: fx.Node, reason: str) -> TwofoldError:
         """The error for a call that is known but not in this form."""
