@@ -250,8 +250,8 @@ class Contrastive(nn.Module):
         self.image, self.text = nn.Linear(16, 8), nn.Linear(12, 8)
 
     def forward(self, x, z):
-        one, other = functional.normalize(self.image(x), dim=-1), functional.normalize(self.text(z), dim=-1)
-        return functional.cross_entropy(one @ other.t(), torch.arange(x.shape[0]))
+        one, other = F.normalize(self.image(x), dim=-1), F.normalize(self.text(z), dim=-1)
+        return F.cross_entropy(one @ other.t(), torch.arange(x.shape[0]))
 
 
 def test_where_samples_meet_and_what_to_change_is_said():

@@ -369,8 +369,8 @@ def _batched(graph: Graph, where: Callable[[str], str]) -> set[str]:
                 and all(_is_whole(each) for each in factors(dims[0]))
             ):
                 raise TwofoldError(
-                    f"operator {operator.name!r} ({operator.kind}){where(operator.name)} works along dim 0 of {name!r}, "
-                    f"the batch; {_WAY_OUT}"
+                    f"operator {operator.name!r} ({operator.kind}){where(operator.name)} works along dim 0 of "
+                    f"{name!r}, the batch; {_WAY_OUT}"
                 )
     return batched
 
