@@ -262,6 +262,26 @@ def test_where_samples_meet_and_what_to_change_is_said():
     assert "give what it is compared with as an input of its own" in str(e.value)
 
 
+class Doubled(nn.Module):
+    """SimCLR's loss: both views of all samples are one batch of twice the size."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(16, 8)
+
+    def forward(self, x, z):
+        size = x.shape[0]
+        both = F.normalize(torch.cat([self.head(x), self.head(z)]), dim=-1)
+        likeness = (both @ both.t()).masked_fill(torch.eye(2 * size, dtype=torch.bool), -1e9)
+        first = torch.arange(size)
+        return F.cross_entropy(likeness, torch.cat([first + size, first]))
+
+
+def test_a_mask_of_twice_the_batch_is_refused_in_a_sentence():
+    with pytest.raises(TwofoldError, match=r"eye.* in forward \(.*line \d+.*differs between samples of the batch"):
+        capture(Doubled(), ((8, 16), (8, 16)))
+
+
 class Numbered(nn.Module):
     """Makes a tensor of a number in its forward."""
 

@@ -110,7 +110,8 @@ def computed(build: Translation, node: fx.Node) -> Value:
     attrs = {"calls": json.dumps(said)}
     shape, dtype = build.shape_dtype(node)
     whole, one = value_of(node), computed_value(attrs["calls"], torch.device("cpu"))
-    if whole is None or not torch.equal(one.expand(whole.shape), whole):
+    fits = whole is not None and all(own in (1, size) for own, size in zip(one.shape, whole.shape[-one.dim() :]))
+    if whole is None or not fits or not torch.equal(one.expand(whole.shape), whole):
         raise build.refused(node, "it follows from shapes alone but differs between samples of the batch")
     shared = _counted(build, node, one, dtype)
     if shared is None:
