@@ -110,8 +110,7 @@ def computed(build: Translation, node: fx.Node) -> Value:
     attrs = {"calls": json.dumps(said)}
     shape, dtype = build.shape_dtype(node)
     whole, one = value_of(node), computed_value(attrs["calls"], torch.device("cpu"))
-    fits = whole is not None and all(own in (1, size) for own, size in zip(one.shape, whole.shape[-one.dim() :]))
-    if whole is None or not fits or not torch.equal(one.expand(whole.shape), whole):
+    if whole is None or not _is_repeated(one, whole):
         raise build.refused(node, "it follows from shapes alone but differs between samples of the batch")
     shared = _counted(build, node, one, dtype)
     if shared is None:
@@ -120,6 +119,13 @@ def computed(build: Translation, node: fx.Node) -> Value:
         return shared
     zeros = build.like_batch(node, (shape[0], *(1,) * (len(shape) - 1)), dtype, False if dtype == "bool" else 0)
     return build.make(node, "logical_or" if dtype == "bool" else "add", (zeros, shared))
+
+
+def _is_repeated(one: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether a value holds another one again and again."""
+    pairs = zip(reversed(one.shape), reversed(whole.shape), strict=False)
+    fits = one.dim() <= whole.dim() and all(own in (1, size) for own, size in pairs)
+    return fits and torch.equal(one.expand(whole.shape), whole)
 
 
 def _counted(build: Translation, node: fx.Node, value: torch.Tensor, dtype: str) -> str | None:
