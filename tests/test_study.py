@@ -1,8 +1,11 @@
 """Studies: their points, results that are kept, processes, and what single settings come to."""
 
+import csv
 import importlib.util
 import json
 import math
+import subprocess
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -188,6 +191,22 @@ def test_a_stopped_study_goes_on_and_computes_no_point_twice(study_file, capsys)
     said = capsys.readouterr().out
     assert "0 points computed, 9 taken from earlier" in said and "3 points cannot be" in said
     assert max(map(len, said.splitlines()[:8])) <= 100
+
+
+def test_the_command_writes_its_table_in_a_process_of_its_own(study_file):
+    """The tests' process has used twofold's face, which the command's has not."""
+    table = study_file.with_suffix(".csv")
+    asked = [sys.executable, "-m", "twofold", "study", str(study_file), "--csv", str(table), "--backend", "sequential"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with table.open() as file:
+        assert len([row for row in csv.DictReader(file) if row["step_s"]]) == 6
+
+
+def test_a_price_below_zero_is_refused():
+    found = tf.study(BASE, {"price_per_device_hour": [-1.0, 2.0]}, workers=ALONE)
+    assert "price_per_device_hour is -1; it is at least 0" in json.dumps(found.rows[0])
+    assert found.best["price_per_device_hour"] == 2.0
 
 
 def test_a_changed_file_is_computed_anew(tmp_path):

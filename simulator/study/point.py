@@ -133,6 +133,8 @@ def _figures(settings: Settings, search: Search | None) -> dict[str, Any]:
     if left.checkpoint_s:
         figures |= {"checkpoint_s": left.checkpoint_s, "best_checkpoint_every": left.best_every_steps}
     if "price_per_device_hour" in settings:
+        if settings["price_per_device_hour"] < 0:
+            raise TwofoldError(f"price_per_device_hour is {settings['price_per_device_hour']:g}; it is at least 0")
         hours = (num_devices + spares) * left.effective_step_s / 3600
         figures["price_per_1e9_tokens"] = settings["price_per_device_hour"] * hours / tokens * 1e9
     return {name: figures[name] for name in COLUMNS if name in figures}

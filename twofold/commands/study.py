@@ -85,11 +85,15 @@ class StudyCommand:
         return {"points": found.rows, "computed": progress.count, "results": results, "best": best}, True
 
     def _show(self, found: Study, progress: _Progress, results: str, say: Console) -> None:
+        from plans.files import write_atomically
+
         say.say(found.table(self.top).text(width=100))
         kept = len(found) - progress.count
         say.say(f"{progress.count:,} points computed, {kept:,} taken from earlier; all are in {results}")
         if self.csv is not None:
-            found.to_pandas().to_csv(self.csv, index=False)
+            from reports.notebook import frame_of
+
+            write_atomically(self.csv, frame_of(found).to_csv(index=False).encode())
             say.say(f"saved {self.csv}")
         if self.report is not None:
             with say.doing("writing the report"):
