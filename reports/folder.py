@@ -22,6 +22,10 @@ _KIND = re.compile(r'<meta name="twofold-report" content="([^"]*)">')
 _TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 
 
+_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+"""What a browser on this computer calls it, also through a tunnel of ssh."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundReport:
     """A report file; `path` is relative to its folder."""
@@ -85,6 +89,9 @@ def server(folder: Path, port: int) -> ThreadingHTTPServer:
         def do_GET(self) -> None:
             """The list at "/", a report by its path."""
             wanted = self.path.partition("?")[0].lstrip("/")
+            host = self.headers.get("Host", "localhost").rpartition(":")
+            if (host[0] if host[2].isdigit() else "".join(host)).lower() not in _HOSTS:
+                return self.send_error(403, "reports are shown to this computer only")  # a name that leads here
             if not wanted:
                 content = folder_page(folder).html().encode()
             elif any(Link("", each.path.as_posix()).address == wanted for each in reports_in(folder)):
@@ -97,6 +104,10 @@ def server(folder: Path, port: int) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(content)
             return None
+
+        def do_HEAD(self) -> None:
+            """Nothing: it would say which other files there are."""
+            self.send_error(501, "GET only")
 
         def log_message(self, *_: Any) -> None:
             """Requests are not logged."""

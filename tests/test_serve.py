@@ -1,6 +1,7 @@
 """`twofold serve`: a folder of reports on this computer."""
 
 import functools
+import http.client
 import signal
 import subprocess
 import sys
@@ -42,6 +43,14 @@ def test_the_list_leads_to_every_report_and_to_nothing_else(folder):
                 urllib.request.urlopen(address + path)
             assert refused.value.code == 404
             refused.value.close()
+        asked = (("HEAD", "secret.txt", "localhost", 501), ("HEAD", "rows.html", "localhost", 501),
+                 ("GET", "rows.html", "elsewhere.example", 403), ("GET", "", f"elsewhere.example:{port}", 403),
+                 ("GET", "rows.html", "localhost:8080", 200), ("GET", "", "127.0.0.1", 200))  # fmt: skip
+        for method, path, name, code in asked:
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+            connection.request(method, f"/{path}", headers={"Host": name})
+            assert connection.getresponse().status == code, (method, path, name)
+            connection.close()
         serving.shutdown()
 
 
