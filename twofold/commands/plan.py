@@ -140,6 +140,7 @@ class PlanCommand:
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Search in degrees or operator by operator, show and save."""
         from costmodels import Machine
+        from simulator.engine.garbage import no_collection_at_exit, without_collection
 
         machine = Machine.load(self.target.machine)
         if self.method not in (*_METHODS, _BY_OPERATORS):
@@ -160,7 +161,9 @@ class PlanCommand:
                 raise TwofoldError(
                     "--stages, --widths and --micro-batches are for other models; a transformer takes --pp and others"
                 )
-            return _plan_degrees(self, model, machine, say), True
+            no_collection_at_exit()
+            with without_collection():  # from the search to the end: what it made is held that long
+                return _plan_degrees(self, model, machine, say), True
         only = [DEGREES[name].flag for name in self.degrees.pins if name not in ("schedule", "zero")]
         only += ["for"] if self.software != "twofold" else []
         if only:

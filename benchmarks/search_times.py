@@ -1,0 +1,80 @@
+"""What `twofold plan` takes on large models: `python -m benchmarks.search_times [--before TREE] [--runs N] [CASE ...]`.
+
+Processor seconds (user and system) of the whole command, each run a process of its own, and the median of the runs.
+With `--before` a second checkout of this repository takes turns with this one, so that other work on the machine slows
+both alike; the command fails where the two do not say the same: best plan, its step time, and the lower bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent.parent
+
+CASES = {
+    "8B": ("llama-3-8b", "h100-sxm-x64", "512", 1.5),
+    "70B": ("llama-3-70b", "h100-sxm-x1024", "1024", 4.0),
+    "405B": ("llama-3.1-405b", "h100-sxm-x16384", "2048", 8.0),
+    "DeepSeek": ("deepseek-v3", "h100-sxm-x2048", "15360", 10.0),
+}
+"""Name -> model, machine, sequences of a step, and the seconds that are wanted on two quiet cores."""
+
+
+def main() -> int:
+    """Run the cases and print a line for each."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search_times", description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
+    parser.add_argument("--before", type=Path, metavar="TREE", help="another checkout, which takes turns with this one")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="of each case and tree (default: 3)")
+    given = parser.parse_args()
+    if unknown := [case for case in given.cases if case not in CASES]:
+        parser.error(f"no case {unknown[0]!r}; cases are {', '.join(CASES)}")
+    if given.runs < 1:
+        parser.error("--runs is at least 1")
+    if given.before is not None and not (given.before / "twofold").is_dir():
+        parser.error(f"--before {given.before}: no checkout of this repository")
+    trees = [HERE] if given.before is None else [given.before.resolve(), HERE]
+    same = True
+    for case in given.cases or CASES:
+        seconds: list[list[float]] = [[] for _ in trees]
+        answers = set()
+        for _ in range(given.runs):
+            for own, tree in zip(seconds, trees, strict=True):
+                took_s, answer = _run(case, tree)
+                own.append(took_s)
+                answers.add(answer)
+        shown = " -> ".join(f"{statistics.median(own):.2f} s" for own in seconds)
+        print(f"{case:9}{shown} (wanted {CASES[case][-1]})  {' != '.join(sorted(answers))}", flush=True)
+        same = same and len(answers) == 1
+    return 0 if same else 1
+
+
+def _run(case: str, tree: Path) -> tuple[float, str]:
+    """Processor seconds of one command, and what it answers."""
+    model, machine, batch, _ = CASES[case]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable, "-m", "twofold", "plan", model, "--machine", machine, "--global-batch", batch,
+            "--out", f"{folder}/plan", "--json",
+        ]  # fmt: skip
+        before = os.times()
+        ran = subprocess.run(
+            command, cwd=folder, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=True
+        )
+        after = os.times()
+    found = json.loads(ran.stdout)
+    took_s = after.children_user + after.children_system - before.children_user - before.children_system
+    best = hashlib.sha256(json.dumps(found["best"], sort_keys=True).encode()).hexdigest()[:8]
+    return took_s, f"plan {best}: {found['best']['step_s']} s, bound {found['lower_bound_s']} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
