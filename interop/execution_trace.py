@@ -8,7 +8,6 @@ may come with a file of groups such as {"0": [0, 1]}, as ASTRA-sim reads them.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from interop.profiler_trace import RankTrace
 from plans.errors import TwofoldError
-from plans.reading import read_text
+from plans.reading import json_of, read_json_values
 
 __all__ = ["is_execution_trace", "read_execution_traces"]
 
@@ -58,7 +57,10 @@ def read_execution_traces(files: Sequence[Path]) -> tuple[list[RankTrace], list[
     Raises:
         TwofoldError: a file that is missing, cut or of another form, or that does not say its rank.
     """
-    found: dict[Path, list[Any]] = {file: list(_values(read_text(file, "the execution trace"), file)) for file in files}
+    found: dict[Path, list[Any]] = {}
+    for file in files:  # each object by itself, or all of them in one list
+        values = read_json_values(file, "the execution trace")
+        found[file] = [one for value in values for one in (value if isinstance(value, list) else [value])]
     named: Groups = {}
     for file, values in [*found.items()]:
         if len(values) == 1 and values[0] and all(isinstance(each, list) for each in values[0].values()):
@@ -68,7 +70,7 @@ def read_execution_traces(files: Sequence[Path]) -> tuple[list[RankTrace], list[
     for file, values in found.items():
         try:
             if "nodes" in values[0]:
-                groups = _groups(values[0]["nodes"]) | named
+                groups = _groups(values[0]["nodes"], file) | named
                 events = list(_of_torch(values[0]["nodes"], is_one_group=len(set(groups.values())) == 1))
             else:
                 is_chakras = True
@@ -82,17 +84,6 @@ def read_execution_traces(files: Sequence[Path]) -> tuple[list[RankTrace], list[
         ))  # fmt: skip
     said = ["comm_size is what a rank sends, of elements of 2 bytes; no group or group 0 is all ranks"]
     return traces, said if is_chakras else []
-
-
-def _values(text: str, file: Path) -> Iterator[Any]:
-    """The JSON objects of a text, one after another, or those of one list."""
-    decoder, at = json.JSONDecoder(), 0
-    try:
-        while rest := re.compile(r"\S").search(text, at):
-            value, at = decoder.raw_decode(text, rest.start())
-            yield from value if isinstance(value, list) else [value]
-    except (ValueError, RecursionError):
-        raise TwofoldError(f"{file}: not a whole JSON file; write it again") from None
 
 
 def _rank(file: Path) -> int:
@@ -141,10 +132,10 @@ def _peer(node: Node) -> dict[str, int]:
     return {side: int(node["inputs"]["values"][2])} if side else {}
 
 
-def _groups(nodes: Sequence[Node]) -> Groups:
+def _groups(nodes: Sequence[Node], file: Path) -> Groups:
     """Name of a process group -> its ranks; torch lists none of a group of all ranks."""
     said = [node["inputs"]["values"] for node in nodes if node["name"] == "## process_group:init ##"]
-    listed = json.loads(said[0][0]) if said else []
+    listed = json_of(said[0][0].encode(), str(file)) if said else []
     sizes = [each.get("group_size", each.get("pg_size", 0)) for each in listed]
     groups = {}
     for each, size in zip(listed, sizes, strict=True):

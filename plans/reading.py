@@ -28,8 +28,8 @@ import numpy.typing as npt
 from plans.errors import TwofoldError
 
 __all__ = [
-    "check_json", "decompressed", "json_of", "read_arrays", "read_file", "read_json", "read_rows", "read_text",
-    "read_toml", "text_of", "toml_of",
+    "check_json", "decompressed", "json_of", "read_arrays", "read_file", "read_json", "read_json_values", "read_rows",
+    "read_text", "read_toml", "text_of", "toml_of",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -41,6 +41,7 @@ _PACKED = 1000  # deflate makes at most 1,032 bytes of one
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _KEY = re.compile(rb'"\s*:')
 _LARGE = re.compile(rb"(?<![\d.eE+])(?<![eE]-)(\d{19,})(?![\d.eE])")
+_NOT_SPACE = re.compile(r"\S")
 _SHOWN = 60
 
 
@@ -195,6 +196,35 @@ def read_json(path: str | os.PathLike[str], what: str, *, advice: str = ..., flo
 def read_json(path: str | os.PathLike[str], what: str, type: Any = Any, **how: Any) -> Any:
     """The value of a JSON file, as `read_file` and `json_of`."""
     return json_of(read_file(path, what), os.fspath(path), type, **how)
+
+
+def read_json_values(path: str | os.PathLike[str], what: str) -> list[Any]:
+    """The JSON values that follow one another in a file, with any white space or none between them.
+
+    Raises:
+        TwofoldError: as `read_file` and `json_of`.
+    """
+    source = os.fspath(path)
+    text = read_text(path, what)
+    decoder = json.JSONDecoder(parse_constant=_not_a_number)
+    values: list[Any] = []
+    end = 0
+    try:
+        while start := _NOT_SPACE.search(text, end):
+            value, end = decoder.raw_decode(text, start.start())
+            check_json(text[start.start() : end].encode(), source, value)
+            values.append(value)
+    except TwofoldError:
+        raise
+    except RecursionError:
+        raise TwofoldError(f"{source}: nested too deeply for a file of twofold; write it again") from None
+    except ValueError as error:
+        raise TwofoldError(f"{source}: not a whole JSON file ({error}); write it again") from None
+    return values
+
+
+def _not_a_number(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 @overload

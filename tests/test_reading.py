@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from plans.errors import TwofoldError
-from plans.reading import json_of, read_arrays, read_file, read_json, read_rows, read_toml
+from plans.reading import json_of, read_arrays, read_file, read_json, read_json_values, read_rows, read_toml
 
 
 class Size(msgspec.Struct, forbid_unknown_fields=True):
@@ -53,6 +53,29 @@ def test_json_that_is_right_is_read():
     assert json_of(b'{"bytes": 9223372036854775807}', "a", Size) == Size(2**63 - 1)
     assert json_of(b'{"a:": "x\\": ", "b": [{"a": 1}, {"a": 1e-7}], "": -3}', "a")["b"] == [{"a": 1}, {"a": 1e-7}]
     assert json_of(b"1745000000000000.123456", "a", float_hook=Decimal) == Decimal("1745000000000000.123456")
+
+
+def test_json_values_that_follow_one_another_are_read(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"a": 1} [2]\n\n{"a": {"b": "}"}}3')
+    assert read_json_values(path, "the trace") == [{"a": 1}, [2], {"a": {"b": "}"}}, 3]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"a": 1} {"a"', "not a whole JSON file"),
+        ('{"a": 1} {"b": 1, "b": 2}', 'key "b" stands twice'),
+        ('{"a": 1} {"b": NaN}', "NaN is not a number of JSON"),
+        ('{"a": 1} ' + "[" * 100_000, "nested too deeply"),
+        ("[9223372036854775808]", "too large"),
+    ],
+)
+def test_json_values_are_as_strict_as_a_file_of_one(content, says, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(TwofoldError, match=f"a.json: .*{says}"):
+        read_json_values(path, "the trace")
 
 
 def test_files_that_cannot_be_read_say_why(tmp_path):
