@@ -1,10 +1,9 @@
-"""Greedy halving by element counts: the rule of the reference's recursive search, restated to have something to beat.
+"""Greedy halving by element counts: a reimplementation of MindSpore's recursive search, as a baseline.
 
 The devices are halved level by level. On every level each matrix product, in the order of the graph, takes the cut that
-moves the fewest elements, given what its producers took on this level; everything else follows its producers. The
-formulas, their constants and the order are those read in the reference's source (docs/search.md says what of it was
-seen live; tests/test_search_weaknesses.py repeats those runs). What it does not know is the point: no seconds, links,
-dtypes, memory, stages, bubbles or overlap, and no way back.
+moves the fewest elements, given the cuts of its producers on this level; everything else follows its producers. Formulas,
+constants and order were read in MindSpore's source; tests/test_search_weaknesses.py repeats runs that were observed. The
+rule does not model seconds, links, dtypes, memory, stages, bubbles or overlap, and never revises a choice.
 """
 
 from __future__ import annotations
