@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from executor.device import Device
 from executor.kernels import OpContext, StepCounter, rule_of
 from executor.kernels.losses import gradient_plainly
 from executor.kernels.positions import turned_plainly
@@ -171,3 +172,17 @@ def test_a_block_replays_in_a_graph(length):
         torch.cuda.synchronize()
         for found, expected in zip(captured, block(x, g, logits, labels), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+
+
+# -- precision ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+def test_float32_convolutions_do_not_round_to_tf32():
+    Device(kind="cuda").use()
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 64, 16, 16, device=DEVICE), torch.randn(64, 64, 3, 3, device=DEVICE)
+    attrs = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    made = rule_of("conv2d.forward")(site(tuple(x.shape), "float32"), attrs, x, w)
+    exact = torch.nn.functional.conv2d(x.double(), w.double(), padding=1)
+    assert float((made - exact).norm() / exact.norm()) < 2e-6  # TF32: 3e-4

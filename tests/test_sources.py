@@ -7,12 +7,14 @@ import language_model
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from on_ranks import run_on_ranks
+from torch import nn
 
 import twofold as tf
 from executor.capture.capture import capture
 from executor.device import Device
-from executor.train.batches import BatchCheck, input_limits, random_batches
+from executor.train.batches import BatchCheck, input_limits, input_probabilities, random_batches
 from executor.train.same_start import check_same_batch
 from executor.train.sources import Source, save_batches
 from plans.errors import TwofoldError
@@ -156,6 +158,30 @@ def test_limits_of_a_model_with_segments():
     graph = transformer(config, batch_size=2)
     assert input_limits(graph) == {"tokens": 30, "token_types": 2, "labels": 30}
     assert next(random_batches(graph, 0, 1))["token_types"].max() < 2
+
+
+class Clicks(nn.Module):
+    """Its targets reach the loss through a reshape; beyond 0 to 1 torch's CUDA kernel ends the process."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+
+    def forward(self, x, clicks):
+        return F.binary_cross_entropy(self.net(x).sigmoid(), clicks.reshape(-1, 1))
+
+
+def test_targets_of_a_binary_cross_entropy_are_probabilities():
+    graph = capture(Clicks(), ((64, 3), (64,)))
+    assert input_probabilities(graph) == {"clicks"}
+    drawn = next(random_batches(graph, 0, 1))
+    assert 0 <= drawn["clicks"].min() < 0.2 and 0.8 < drawn["clicks"].max() <= 1 and drawn["x"].min() < 0
+    check = BatchCheck(graph)
+    assert check(drawn)["clicks"].dtype == np.float32
+    with pytest.raises(
+        TwofoldError, match=r"input 'clicks': the data gives 1.5, the plan asks for numbers from 0 to 1"
+    ):
+        check(drawn | {"clicks": np.full(64, 1.5, np.float32)})
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,10 @@ class Cuda(DeviceKind):
     backend = "nccl"
     graph = "CUDAGraph"
 
+    def prepare(self) -> None:
+        """Compute in the dtypes of the plan: torch would round the operands of float32 convolutions to TF32."""
+        torch.backends.cudnn.allow_tf32 = False
+
     def versions(self) -> dict[str, str]:
         """That of NCCL."""
         return {"nccl": ".".join(str(part) for part in self.module.nccl.version())}

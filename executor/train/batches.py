@@ -11,10 +11,13 @@ import torch
 from executor.device import Device
 from executor.kernels.context import torch_dtype
 from plans.errors import TwofoldError
-from plans.model.graph import Graph, Tensor
+from plans.model.graph import Graph, Operator, Tensor
 from plans.plan import Plan
 
-__all__ = ["Batch", "BatchCheck", "as_read", "batches_of", "input_limits", "placed", "random_batches", "rows_of_rank"]
+__all__ = [
+    "Batch", "BatchCheck", "as_read", "batches_of", "input_limits", "input_probabilities", "placed",
+    "random_batches", "rows_of_rank",
+]  # fmt: skip
 
 Batch = dict[str, Any]
 """Name of an input -> array, or tensor where numpy lacks the dtype."""
@@ -24,6 +27,10 @@ _ROUNDED = frozenset({("float32", "bfloat16"), ("float32", "float16")})
 
 _PASSING = frozenset({"cast", "concat", "expand", "narrow", "permute", "reshape"})
 """Operators whose output has the numbers of their inputs."""
+
+
+_OF_PROBABILITIES = frozenset({"aten.binary_cross_entropy.default", "aten.binary_cross_entropy_with_logits.default"})
+"""Losses whose second operand holds probabilities; a CUDA kernel of the first ends the process at any other number."""
 
 
 def input_limits(graph: Graph) -> dict[str, int]:
@@ -36,20 +43,40 @@ def input_limits(graph: Graph) -> dict[str, int]:
     {'tokens': 50257, 'labels': 50257}
     """
     limits: dict[str, int] = {}
-    came_from = {tensor.name: {tensor.name} for tensor in graph.inputs if not tensor.differentiable}
+    for operator, reads in _operands(graph):
+        if operator.kind == "embedding":
+            limit, read = graph.tensors[operator.inputs[1]].shape[0], reads[0]
+        elif operator.kind == "cross_entropy":
+            limit, read = graph.tensors[operator.inputs[0]].shape[-1], reads[1]
+        else:
+            continue
+        for name in read:
+            limits[name] = min(limit, limits.get(name, limit))
+    return limits
+
+
+def input_probabilities(graph: Graph) -> frozenset[str]:
+    """Inputs of numbers from 0 to 1: the targets of a binary cross entropy.
+
+    >>> from plans.model.transformer import transformer
+    >>> input_probabilities(transformer("gpt2", num_layers=1))
+    frozenset()
+    """
+    found: set[str] = set()
+    for operator, reads in _operands(graph):
+        if operator.attrs.get("target") in _OF_PROBABILITIES:
+            found.update(*reads[1:2])
+    return frozenset(name for name in found if graph.tensors[name].differentiable)
+
+
+def _operands(graph: Graph) -> Iterator[tuple[Operator, list[set[str]]]]:
+    """Every operator, with the inputs of the graph whose numbers each of its operands holds."""
+    came_from = {tensor.name: {tensor.name} for tensor in graph.inputs}
     for operator in graph.operators:
         reads = [came_from.get(name, set()) for name in operator.inputs]
-        limit = None
-        if operator.kind == "embedding":
-            limit = graph.tensors[operator.inputs[1]].shape[0]
-        elif operator.kind == "cross_entropy":
-            limit, reads = graph.tensors[operator.inputs[0]].shape[-1], reads[1:]
-        elif operator.kind in _PASSING:
-            came_from |= {name: set().union(*reads) for name in operator.outputs}
-        if limit is not None:
-            for name in reads[0]:
-                limits[name] = min(limit, limits.get(name, limit))
-    return limits
+        if operator.kind in _PASSING:
+            came_from |= {name: set[str]().union(*reads) for name in operator.outputs}
+        yield operator, reads
 
 
 class BatchCheck:
@@ -62,6 +89,7 @@ class BatchCheck:
     def __init__(self, graph: Graph) -> None:
         self._inputs = [tensor for tensor in graph.tensors.values() if tensor.kind == "input"]
         self._limits = input_limits(graph)
+        self._probabilities = input_probabilities(graph)
         self._ignored = {
             operator.attrs["ignore_index"] for operator in graph.operators if "ignore_index" in operator.attrs
         }
@@ -75,7 +103,7 @@ class BatchCheck:
 
         Raises:
             TwofoldError: another number of arrays, other names, another shape or dtype, a number that is no row of the
-                table or no class of the loss that reads it.
+                table, no class or no probability of the loss that reads it.
         """
         arrays = self._in_order(batch)
         return {tensor.name: self._checked(tensor, array) for tensor, array in zip(self._inputs, arrays, strict=True)}
@@ -108,6 +136,13 @@ class BatchCheck:
                     f"input {tensor.name!r}: the data gives {wrong[0]}, the plan asks for numbers from 0 to "
                     f"{limit - 1} (rows of a table, classes of a loss); change the data, or plan again for them"
                 )
+        if tensor.name in self._probabilities and array.size:
+            for each in (float(array.min()), float(array.max())):
+                if not 0 <= each <= 1:
+                    raise TwofoldError(
+                        f"input {tensor.name!r}: the data gives {each:g}, the plan asks for numbers from 0 to 1 "
+                        "(targets of a binary cross entropy); change the data"
+                    )
         return _held(array, tensor.dtype)
 
 
@@ -130,14 +165,16 @@ def batches_of(graph: Graph, batches: Iterable[Sequence[Any] | Mapping[str, Any]
 def random_batches(graph: Graph, seed: int, steps: int, distinct: int = 4) -> Iterator[Batch]:
     """`steps` batches, `distinct` of them in turn: normal numbers; whole numbers below an input's limit.
 
-    Whole numbers without a limit, such as those of masks, are 0 or 1.
+    Targets of a binary cross entropy are from 0 to 1, whole numbers without a limit (masks) 0 or 1.
     """
-    random, limits = np.random.default_rng(seed), input_limits(graph)
+    random, limits, probabilities = np.random.default_rng(seed), input_limits(graph), input_probabilities(graph)
     made = []
     for _ in range(min(distinct, steps)):
         batch: Batch = {}
         for tensor in graph.inputs:
-            if tensor.differentiable:
+            if tensor.name in probabilities:
+                batch[tensor.name] = _held(random.random(tensor.shape, np.float32), tensor.dtype)
+            elif tensor.differentiable:
                 batch[tensor.name] = _held(random.standard_normal(tensor.shape, np.float32), tensor.dtype)
             else:
                 drawn = random.integers(0, limits.get(tensor.name, 2), tensor.shape)
