@@ -118,6 +118,7 @@ def kinds(folder: Path) -> list[Kind]:
     np.save(folder / "tokens.npy", np.arange(200))
     images, labels = struct.pack(">4I", 0x803, 2, 28, 28) + bytes(2 * 784), struct.pack(">2I", 0x801, 2) + bytes(2)
     (folder / LABELS_NAME).write_bytes(labels)
+    index = b"MMIDIDX\0\0" + struct.pack("<QBQQ2i5q", 1, 8, 2, 3, 3, 4, 0, 6, 0, 1, 2)  # two documents
     points = gzip.decompress((data / "cpu-x4.points.jsonl.gz").read_bytes()).splitlines(keepends=True)
     small = mlp_graph([6, 3], 8)
     to_machine = ["--machine", "h100-sxm-x8", "--json"]
@@ -175,6 +176,10 @@ def kinds(folder: Path) -> list[Kind]:
         ),
         Kind(
             name="tokens", content=(folder / "tokens.npy").read_bytes(), suffix=".npy",
+            read=lambda path: Source(data=str(path)).check(graph),
+        ),
+        Kind(
+            name="documents", content=index, suffix=".idx",
             read=lambda path: Source(data=str(path)).check(graph),
         ),
         Kind(name="images", content=images, suffix=".idx", read=digits),

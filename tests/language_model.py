@@ -55,3 +55,25 @@ def none():
 
 
 WORDS = list(batches(2))
+
+
+class Sentences(torch.utils.data.Dataset):
+    """20 samples with numbers; sample n is n, n + 1, ..."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, number):
+        ids = torch.arange(number, number + LENGTH) % VOCAB
+        return ids, (ids + 1) % VOCAB
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """The same samples, one after the other."""
+
+    def __iter__(self):
+        return map(Sentences().__getitem__, range(20))
+
+
+def loader():
+    return torch.utils.data.DataLoader(Sentences(), batch_size=BATCH, drop_last=True)

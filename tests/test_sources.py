@@ -94,7 +94,7 @@ def test_a_file_of_rows_gives_whole_batches(graph, tmp_path):
         (word("too_short"), r"input 'ids': the data gives int64 \(8, 5\), the plan asks for int64 \(8, 6\)"),
         (word("too_large"), "input 'ids': the data gives 5., the plan asks for numbers from 0 to 49"),
         (word("none"), "epoch 1 has no batch; give at least one"),
-        (word("BATCH"), "must give an iterable of batches, it gave int"),
+        (word("BATCH"), "must give an iterable of batches or a dataset, it gave int"),
         (word("missing"), "has no 'missing'"),
         ("nowhere.at.all:batches", "there is no module 'nowhere'; name an installed one, or a file"),
         ("/nowhere/data.npz", "cannot read the data '/nowhere/data.npz': No such file or directory"),

@@ -153,7 +153,7 @@ def test_evaluations_between_steps_are_those_of_a_plain_module_and_change_nothin
     [
         ({"more": "\nevry = 3\n"}, "unknown field `evry`"),
         ({"steps": 2}, "3 steps of warmup and 0 of decay, the run has 2"),
-        ({"data": "nowhere.npy"}, "is no .npy file|is for models of tokens"),
+        ({"data": "nowhere.npy"}, "cannot read the data 'nowhere.npy': No such file"),
         ({"more": "\n[other\n"}, "toml: "),
         ({"more": "keep = 0\n"}, "checkpoints.keep is 0"),
         ({"data": 'random"\nweights = "nowhere.pt'}, "weights 'nowhere.pt': there is no such file"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections import ChainMap
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from executor.device import Device, pick_device
 from executor.launch.job import Job, Task, load_job
 from executor.step.emulate import Emulation
 from executor.step.groups import connect
-from executor.train.batches import rows_of_rank
+from executor.train.batches import Share
 from executor.train.data import Prefetcher
 from executor.train.evaluations import Evaluations
 from executor.train.metrics import EvaluationRow, Metrics, StepFacts
@@ -120,8 +119,8 @@ def _run(task: Task, job: Job) -> None:
             resume=None if asked.resume is None else Path(asked.resume),
         ),
     )  # fmt: skip
-    batches = itertools.islice(source.batches(graph, task.steps), first, None)
-    with Prefetcher(rows_of_rank(plan, rank, batches)) as feed:
+    share = Share.of_rank(plan, rank)
+    with Prefetcher(source.batches(graph, task.steps, first=first, share=share)) as feed:
         result = run_rank(
             program, plan, feed, parameters, task.steps - first, device=job.device,
             weights_path=Path(task.out) / "weights.npz", options=options,

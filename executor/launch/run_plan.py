@@ -104,10 +104,9 @@ def run(
     Args:
         plan: what to run.
         steps: training steps.
-        data: "random"; "digits" (real 28x28 images) or a folder with MNIST's IDX files; "package.module:function" or
-            "file.py:function", which gives an iterable of batches; "file.npz" with an array of rows for each input; or
-            an iterable of batches, of which `steps` are saved for the ranks. A batch is a tuple of arrays or tensors in
-            the order of the model's arguments, or a dict by the names of its inputs.
+        data: a word, as `executor.train.sources.Source` has it; or an iterable of batches, of which `steps` are saved
+            for the ranks. A batch is a tuple of arrays or tensors in the order of the model's arguments, or a dict by
+            the names of its inputs.
         model: "package.module:function" or "file.py:function", for initial weights; "" draws them at random.
         seed: of initial weights and data order.
         out: folder for results; a temporary one when None.

@@ -36,7 +36,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         plan: plan file.
         steps: in all, those before a resume included.
         out: folder of `metrics.jsonl`, `weights.npz` and `checkpoints`.
-        data: as for `run`; also "tokens.npy", a row of token numbers, which is read through memory mapping.
+        data: a word, as `executor.train.sources.Source` has it.
         model: "package.module:function" or "file.py:function" for initial weights; "" draws them.
         weights: initial weights of the parameters by name: FILE.safetensors, a folder of such files as Hugging Face
             saves a model, FILE.pt with a state_dict, or FILE.npz; every rank reads its part. "" takes those of `model`.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from plans.model.graph import Graph, Operator, Tensor
 from plans.plan import Plan
 
 __all__ = [
-    "Batch", "BatchCheck", "as_read", "batches_of", "input_limits", "input_probabilities", "placed",
+    "WHOLE", "Batch", "BatchCheck", "Share", "as_read", "batches_of", "input_limits", "input_probabilities", "placed",
     "random_batches", "rows_of_rank",
 ]  # fmt: skip
 
@@ -84,9 +85,11 @@ class BatchCheck:
 
     Args:
         graph: that they are for.
+        parts: a batch given to it has one of this many equal parts of the samples of a whole batch.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, parts: int = 1) -> None:
+        self._parts = parts
         self._inputs = [tensor for tensor in graph.tensors.values() if tensor.kind == "input"]
         self._limits = input_limits(graph)
         self._probabilities = input_probabilities(graph)
@@ -123,10 +126,11 @@ class BatchCheck:
     def _checked(self, tensor: Tensor, given: Any) -> Any:
         array = given.detach().cpu() if isinstance(given, torch.Tensor) else np.asarray(given)
         dtype, shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
-        if shape != tensor.shape or (dtype != tensor.dtype and (dtype, tensor.dtype) not in _ROUNDED):
+        expected = (tensor.shape[0] // self._parts, *tensor.shape[1:])
+        if shape != expected or (dtype != tensor.dtype and (dtype, tensor.dtype) not in _ROUNDED):
             raise TwofoldError(
                 f"input {tensor.name!r}: the data gives {dtype} {shape}, the plan asks for {tensor.dtype} "
-                f"{tensor.shape}; feed it so, or plan again for the data"
+                f"{expected}; feed it so, or plan again for the data"
             )
         limit = self._limits.get(tensor.name)
         if limit is not None and array.size:
@@ -207,18 +211,47 @@ def _later(array: Any, last: int | None) -> Any:
     return moved
 
 
-def rows_of_rank(plan: Plan, rank: int, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The rows of whole batches that `rank` loads: all with `full_batch`, else its rows of each micro-batch slice.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The samples of a batch that one rank reads: one of `parts` equal parts of each micro-batch slice.
 
-    Ranks of stages of different widths thus load the same samples in the same slice of a micro-batch.
+    Ranks of stages of different widths thus read the same samples in the same slice of a micro-batch.
+
+    Args:
+        slices: micro-batch slices of a batch.
+        parts: ranks that share a slice.
+        part: which of them this is, from 0.
+
+    >>> Share(slices=2, parts=2, part=1).of(np.arange(8))
+    array([2, 3, 6, 7])
     """
-    if plan.full_batch:
-        yield from batches
-        return
-    mesh = next(stage.mesh for stage in plan.stages if rank in stage.mesh.rank_list)
-    part, parts = mesh.rank_list.index(rank), mesh.num_ranks
+
+    slices: int = 1
+    parts: int = 1
+    part: int = 0
+
+    @classmethod
+    def of_rank(cls, plan: Plan, rank: int) -> Self:
+        """What a rank of a plan reads: with `full_batch` everything."""
+        if plan.full_batch:
+            return cls()
+        mesh = next(stage.mesh for stage in plan.stages if rank in stage.mesh.rank_list)
+        return cls(slices=plan.num_slices, parts=mesh.num_ranks, part=mesh.rank_list.index(rank))
+
+    def of(self, array: Any) -> Any:
+        """The rows of this part, of an array or tensor with the rows of a whole batch."""
+        if self.parts == 1:
+            return array
+        rest = array.shape[1:]
+        return array.reshape(self.slices, self.parts, -1, *rest)[:, self.part].reshape(-1, *rest)
+
+
+WHOLE = Share()
+"""All samples of a batch."""
+
+
+def rows_of_rank(plan: Plan, rank: int, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The rows of whole batches that `rank` reads."""
+    share = Share.of_rank(plan, rank)
     for batch in batches:
-        yield {
-            name: array.reshape(plan.num_slices, parts, -1, *array.shape[1:])[:, part].reshape(-1, *array.shape[1:])
-            for name, array in batch.items()
-        }
+        yield {name: share.of(array) for name, array in batch.items()}

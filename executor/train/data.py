@@ -87,6 +87,11 @@ def load_digits(folder: str | Path | None = None) -> Digits:
     return _load_csv(path)
 
 
+def has_idx_files(folder: str | Path) -> bool:
+    """Whether a folder has one of MNIST's files."""
+    return any((Path(folder) / f"{name}{end}").exists() for name in (IMAGES_NAME, LABELS_NAME) for end in ("", ".gz"))
+
+
 def _load_idx_folder(folder: Path) -> Digits:
     if not folder.is_dir():
         raise TwofoldError(f"{folder}: not a folder; expected one with {IMAGES_NAME} and {LABELS_NAME}, plain or .gz")
@@ -212,16 +217,24 @@ class ArrayDataset:
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """The batches (x, y) of one epoch, counted from 0."""
-        order = np.arange(len(self.images))
-        if self.shuffle_seed is not None:
-            order = np.random.default_rng([self.shuffle_seed, epoch]).permutation(order)
+        order = self.order(epoch)
         for start in range(0, len(self) * self.batch_size, self.batch_size):
-            chosen = order[start : start + self.batch_size]
-            x = self.images[chosen, np.newaxis].astype(np.float32)
-            x *= np.float32(self.rescale)
-            x -= np.float32(self.mean)
-            x /= np.float32(self.std)
-            yield x, self.labels[chosen]
+            yield self.take(order[start : start + self.batch_size])
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The positions of all images, in the order of one epoch."""
+        order = np.arange(len(self.images))
+        if self.shuffle_seed is None:
+            return order
+        return np.random.default_rng([self.shuffle_seed, epoch]).permutation(order)
+
+    def take(self, positions: NDArray[np.int64]) -> Batch:
+        """The images at these positions as a batch (x, y)."""
+        x = self.images[positions, np.newaxis].astype(np.float32)
+        x *= np.float32(self.rescale)
+        x -= np.float32(self.mean)
+        x /= np.float32(self.std)
+        return x, self.labels[positions]
 
 
 # -- reading ahead -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from executor.step.interpreter import Interpreter
-from executor.train.batches import rows_of_rank
+from executor.train.batches import Share
 from executor.train.evaluate import Evaluator
 from executor.train.metrics import EvaluationRow
 from executor.train.settings import EvaluationSettings
@@ -52,8 +52,8 @@ class Evaluations:
             self._evaluator = Evaluator(self._plan, self._parameters, training.device, self._timeout_s)
         self._evaluator.take(self._program, training)
         assert self._asked.batches is not None
-        batches = self._source.batches(self._plan.graph, self._asked.batches)
-        found = self._evaluator.run(rows_of_rank(self._plan, training.rank, batches))
+        share = Share.of_rank(self._plan, training.rank)
+        found = self._evaluator.run(self._source.batches(self._plan.graph, self._asked.batches, share=share))
         count, seconds = len(found.losses), time.perf_counter() - began_s
         self._tell(EvaluationRow(step=done, loss=found.loss, accuracy=found.accuracy, batches=count, seconds=seconds))
 

@@ -155,8 +155,9 @@ class LaunchOptions:
 
     Args:
         steps: training steps of a plan.
-        data: random; digits (those shipped), or a folder with MNIST's IDX files; package.module:function or
-            file.py:function that gives an iterable of batches; or file.npz with an array of rows for each input.
+        data: random; digits (those shipped), or a folder with MNIST's IDX files; a folder of images with a folder for
+            each class; file.npz with an array of rows for each input; tokens.npy or tokens.idx; package.module:function
+            or file.py:function that gives an iterable of batches or a dataset of torch.
             By default digits where the inputs are such images and labels, else random.
         emulate: every instruction takes the time that this machine's model says; `verify` predicts with it as well.
         dilate: that time is multiplied by this factor; by default the shortest instruction lasts 50 ms.

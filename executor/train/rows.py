@@ -1,0 +1,75 @@
+"""Samples that are read by their position, so that a rank reads its own and a resumed run begins where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from plans.errors import TwofoldError
+from plans.reading import read_arrays
+
+__all__ = ["Given", "Positions", "Rows", "rows_of_arrays", "rows_of_dataset"]
+
+Given = Sequence[Any] | Mapping[str, Any]
+"""Arrays or tensors of some samples, in the order of the model's arguments or by the names of the inputs."""
+
+Positions = npt.NDArray[np.int64]
+
+
+class Dataset(Protocol):
+    """A dataset of `torch.utils.data` whose samples have numbers."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The samples of one epoch.
+
+    Args:
+        count: of samples.
+        take: positions [n] in the epoch -> the n samples.
+    """
+
+    count: int
+    take: Callable[[Positions], Given]
+
+    def shuffled(self, seed: int, epoch: int) -> Rows:
+        """The same samples in a random order, which is the same for the same seed and epoch.
+
+        >>> rows = Rows(3, lambda positions: (10 * positions,))
+        >>> [int(each) for each in rows.shuffled(0, 0).take(np.arange(3))[0]]
+        [20, 0, 10]
+        """
+        order = np.random.default_rng([seed, epoch]).permutation(self.count)
+        return Rows(self.count, lambda positions: self.take(order[positions]))
+
+
+def rows_of_arrays(path: str) -> Rows:
+    """The rows of a .npz file with an array for each input, in their order.
+
+    Raises:
+        TwofoldError: not such a file, arrays of different lengths.
+    """
+    arrays = read_arrays(path, "the data")
+    lengths = {len(array) if array.ndim else 0 for array in arrays.values()}
+    if len(lengths) != 1:
+        raise TwofoldError(f"data {path!r}: its arrays have {sorted(lengths)} rows; all need equally many")
+    return Rows(lengths.pop(), lambda positions: {name: array[positions] for name, array in arrays.items()})
+
+
+def rows_of_dataset(dataset: Dataset) -> Rows:
+    """The samples of a dataset of `torch.utils.data`, put together as its `DataLoader` does by default."""
+    from torch.utils.data import default_collate
+
+    def take(positions: Positions) -> Given:
+        found: Given = default_collate([dataset[int(position)] for position in positions])
+        return found
+
+    return Rows(len(dataset), take)
