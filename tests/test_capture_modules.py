@@ -126,3 +126,9 @@ def test_ranks_train_as_torch(on_ranks, name):
     with np.load(folder / f"{name}.npz") as found:
         weights = dict(found)
     assert compare_weights(weights, {name: expected.weights[name] for name in weights}).max_rel_diff < 1e-12
+
+
+def test_one_call_makes_the_gradients_of_a_recurrent_layer():
+    module, batch = made("LSTM tagger")  # two layers in two directions; the first reads a trained table
+    calls = [each.call for _, each in lower(plan_of(capture(module, batch))).groups[0].walk()]
+    assert [call for call in calls if call.startswith("recurrent.grad")] == ["recurrent.grad01234"] * 4

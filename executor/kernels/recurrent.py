@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -53,9 +54,9 @@ def _gradients(*wanted: int) -> Rule:
 
 RECURRENT_RULES: Mapping[str, Rule] = {
     "recurrent.forward": recurrent,
-    **{f"recurrent.grad{index}": _gradients(index) for index in range(MOST_RECURRENT_INPUTS)},
     **{
-        "recurrent.grad" + "".join(map(str, range(count))): _gradients(*range(count))
-        for count in range(3, MOST_RECURRENT_INPUTS + 1)
+        "recurrent.grad" + "".join(map(str, wanted)): _gradients(*wanted)
+        for count in range(1, MOST_RECURRENT_INPUTS + 1)
+        for wanted in itertools.combinations(range(MOST_RECURRENT_INPUTS), count)
     },
 }

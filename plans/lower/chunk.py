@@ -8,12 +8,13 @@ What a recomputed operator made is made again just before the backward needs it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from plans.layout import Layout, TensorLayout
-from plans.lower.chunk_plan import ChunkPlan, StageBoundary, is_recomputed
+from plans.lower.chunk_plan import ChunkPlan, StageBoundary, fed_layout, is_recomputed
 from plans.lower.completed import adds_alike, completed_parameters
 from plans.lower.emit import Emitter, ValueTable, value_name
 from plans.lower.reduction import Reduction
@@ -22,7 +23,7 @@ from plans.model.graph import Graph, Operator
 from plans.operators import OperatorSpec
 from plans.program import ConstantPlacement, Instruction, Kind, Scope, Value
 
-__all__ = ["ADDING", "LOSSES", "ChunkLowering", "fed_layout"]
+__all__ = ["ADDING", "LOSSES", "ChunkLowering"]
 
 LOSSES = frozenset({"l1_loss", "mse_loss", "cross_entropy", "mean_loss"})
 
@@ -298,10 +299,14 @@ class _Backward:
         for operator in reversed(operators):
             spec = chunk.micro.spec(operator)
             trained = chunk.micro.trained_inputs(operator)
-            weights = [index for index in trained if chunk._is_parameter(operator.inputs[index])]
-            for group in spec.gradient_groups(index for index in trained if index not in weights):
-                self._gradients(main, operator, spec, group, "B")
-            later += [(operator, spec, group) for group in spec.gradient_groups(weights)]
+            weights = {index for index in trained if chunk._is_parameter(operator.inputs[index])}
+            # a call makes gradients of both where the backward is one
+            parts = (set(trained) - weights, weights) if self.split else (set(trained),)
+            for group in itertools.chain(*(spec.gradient_groups(part) for part in parts)):
+                if weights.issuperset(group):
+                    later.append((operator, spec, group))
+                else:
+                    self._gradients(main, operator, spec, group, "B")
             if not self.split:
                 self._weight_gradients(late, later)
         self._weight_gradients(late, later)  # last, so that they find what the input gradients have made again
@@ -328,10 +333,11 @@ class _Backward:
         for index in group:
             name = operator.inputs[index]
             tensor, layout = chunk.micro.tensors[name], spec.gradient_layout(index, mesh, assignment)
-            passed = index in spec.passed and part == "B" and chunk.table[operands[0]].dtype == tensor.dtype
+            is_weight = chunk._is_parameter(name)
+            passed = index in spec.passed and not is_weight and chunk.table[operands[0]].dtype == tensor.dtype
             value = Value(
                 name=f"d:{name}.{operator.name}.{index}", shape=layout.local_shape(tensor.shape), dtype=tensor.dtype,
-                role="gradient" if part == "W" else "activation",
+                role="gradient" if is_weight else "activation",
                 shares=operands[0] if spec.aliases or passed else None,
             )  # fmt: skip
             made.append((name, layout, chunk.table.add(chunk.accumulators[name] if adds else value)))
@@ -348,7 +354,7 @@ class _Backward:
         for name, layout, result in made:
             if adds:
                 self._added(emitter, name, result)
-            elif part == "W":
+            elif chunk._is_parameter(name):
                 self._accumulate(emitter, name, layout, result)
             else:
                 self.contributions.setdefault(name, []).append((layout, result))
@@ -480,13 +486,6 @@ class _Backward:
         self.uses[name] -= 1
         if not self.uses[name]:
             self.reduction.add(emitter, name, value)
-
-
-def fed_layout(mesh: Layout, shape: tuple[int, ...]) -> TensorLayout:
-    """How a batch arrives that every rank of a stage reads its own part of: dim 0 split over all axes."""
-    layout = TensorLayout(mesh=mesh, dims=(mesh.alias_name, *(() for _ in shape[1:])))
-    layout.check(shape, "an input that is fed in parts (full_batch=False)")
-    return layout
 
 
 @lru_cache(maxsize=256)

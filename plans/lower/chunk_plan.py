@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from plans.layout import TensorLayout
+from plans.layout import Layout, TensorLayout
 from plans.model.graph import Graph, Operator
 from plans.plan import Stage, Strategy
 
-__all__ = ["ChunkPlan", "StageBoundary", "is_recomputed"]
+__all__ = ["ChunkPlan", "StageBoundary", "fed_layout", "is_recomputed"]
 
 
 class ChunkPlan(Protocol):
@@ -62,3 +62,10 @@ class StageBoundary:
 def is_recomputed(plan: ChunkPlan, graph: Graph, operator: str) -> bool:
     """Whether what an operator makes is dropped and made again; a forward that changes a constant runs once."""
     return operator in plan.recompute and not graph.spec(graph.by_name[operator]).updated
+
+
+def fed_layout(mesh: Layout, shape: tuple[int, ...]) -> TensorLayout:
+    """How a batch arrives that every rank of a stage reads its own part of: dim 0 split over all axes."""
+    layout = TensorLayout(mesh=mesh, dims=(mesh.alias_name, *(() for _ in shape[1:])))
+    layout.check(shape, "an input that is fed in parts (full_batch=False)")
+    return layout

@@ -33,5 +33,5 @@ def _recurrent(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Oper
         kind=kind, sizes=sizes, inputs=tuple(operands), splittable=frozenset(("b",)), flops=flops,
         outputs=(("b", "_h") if attrs.get("cell") else ("b", "_s", "_h"),), remade_flops=flops,
         gradients={index: Gradient(needs=needs, flops=each) for index in range(len(inputs))},
-        joint=tuple(range(len(inputs))),
+        joint=tuple(range(len(inputs))), joint_in_part=True,
     )  # fmt: skip

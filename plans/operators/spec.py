@@ -110,6 +110,7 @@ class OperatorSpec:
             can share one memory.
         updated: inputs that the forward changes in place (running statistics); such a forward is never recomputed.
         joint: inputs whose gradients come out of one call, "<kind>.grad012", where all of them are wanted.
+        joint_in_part: whether such a call also makes the gradients of some of them, "<kind>.grad12".
         blind: whether no gradient goes through it: only the shape of its inputs matters, or it is a detach.
         of_the_batch: whether it makes one value of all samples of a micro-batch on purpose (how many labels count).
         discrete: inputs of which only a choice is read (which of them is the largest), so that no gradient goes to
@@ -130,6 +131,7 @@ class OperatorSpec:
     statistic: Statistic | None = None
     kept: tuple[Kept, ...] = ()
     joint: tuple[int, ...] = ()
+    joint_in_part: bool = False
     blind: bool = False
     of_the_batch: bool = False
     discrete: frozenset[int] = frozenset()
@@ -213,9 +215,10 @@ class OperatorSpec:
     def gradient_groups(self, wanted: Iterable[int]) -> list[tuple[int, ...]]:
         """The wanted gradients, those that one call makes together."""
         order = sorted(wanted)
-        if not self.joint or not set(self.joint) <= set(order):
+        together = tuple(index for index in self.joint if index in order)
+        if len(together) < 2 or (together != self.joint and not self.joint_in_part):
             return [(index,) for index in order]
-        return [self.joint, *((index,) for index in order if index not in self.joint)]
+        return [together, *((index,) for index in order if index not in together)]
 
     def gradient_needs(self, group: Sequence[int]) -> tuple[str, ...]:
         """The saved operands that the call for a group of gradients reads, each once."""
