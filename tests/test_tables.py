@@ -79,7 +79,7 @@ def test_names_of_models():
     ("change", "reason"),
     [({"model": "T5-11B"}, "decoder-only"), ({"model": "my-moe"}, "experts"), ({"task": "lora"}, "lora"),
      ({"notes": "CPU offload"}, "offload"), ({"gpu_type": "V100-32GB"}, "no bf16"), ({"value": "0.004"}, "in percent"),
-     ({"recompute": "every 2nd layer"}, "recompute"), ({"zero_level": "some"}, "none of 0 to 3"),
+     ({"recompute": "every 2nd token"}, "recompute"), ({"zero_level": "some"}, "none of 0 to 3"),
      ({"dp": "", "gpu_count": ""}, "dp is not stated"),
      ({"schedule": "interleaved"}, "vpp is not stated"), ({"sequence_parallel": "perhaps"}, "neither y nor n"),
      ({"precision": "mxfp8"}, "mxfp8"), ({"notes": "linear layers in FP8"}, "fp8"), ({"task": "RLHF PPO"}, "rlhf"),
@@ -104,6 +104,9 @@ def test_what_is_not_stated_or_not_modelled_is_skipped(change, reason):
      ({"recompute": "no recomputation"}, ("recompute", "none")),
      ({"recompute": "SAC (per op)"}, ("recompute", "selective_op")),
      ({"recompute": "full, 2 layers per stage"}, ("recompute_layers", 2)),
+     ({"recompute": "every 2nd layer"}, ("recompute_layers", 8)), ({"recompute": "25 %"}, ("recompute_layers", 4)),
+     ({"recompute": "\u2717"}, ("recompute", "none")), ({"recompute": "--recompute-activations"}, ("recompute", "selective")),
+     ({"schedule": "1F1B-interleaved (4 chunks)"}, ("virtual", 4)), ({"schedule": "ZB-V"}, ("schedule", "zb_v")),
      ({"recompute": "selective"}, ("recompute", "selective"))],
 )  # fmt: skip
 def test_cells_in_other_spellings(change, value):
@@ -116,7 +119,8 @@ def test_cells_in_other_spellings(change, value):
     [("amp_bf16 (DEFAULT)", "bfloat16"), ("bf16 (PURE)", "bfloat16"), ("bf16-mixed", "bfloat16"),
      ("16-mixed", "float16"),
      ("fp16 with dynamic loss scaling", "float16"), ("BF16/FP32", "bfloat16"), ("AMP O2 fp16", "float16"),
-     ("float32", "float32")],
+     ("float32", "float32"), ("fp32 params, bf16 compute", "bfloat16"), ("bf16 w/ fp32 master weights", "bfloat16"),
+     ("amp_fp8", "bfloat16"), ("32-true", "float32"), ("compute_dtype=float16", "float16"), ("bf16, no fp8", "bfloat16")],
 )  # fmt: skip
 def test_precisions_in_other_spellings(text, dtype):
     assert case_of(ROW | {"precision": text}, 1).config.dtype == dtype
@@ -126,7 +130,8 @@ def test_precisions_in_other_spellings(text, dtype):
     ("text", "level"),
     [("FSDP full (ZeRO-3)", 3), ("FULL_SHARD", 3), ("FSDP2", 3), ("ZeRO stage 2", 2), ("SHARD_GRAD_OP", 2),
      ("zero1", 1),
-     ("distributed optimizer", 1), ("Os+g+p", 3), ("DDP", 0), ("NO_SHARD", 0), ("y", 1)],
+     ("distributed optimizer", 1), ("Os+g+p", 3), ("Pos+g", 2), ("P_os", 1), ("z3", 3), ("ZeRO++", 3),
+     ("optim_grads", 2), ("optim_grads_params", 3), ("reshard_after_forward=False", 2), ("deepspeed_stage_3", 3), ("DDP", 0), ("NO_SHARD", 0), ("y", 1)],
 )  # fmt: skip
 def test_levels_in_other_spellings(text, level):
     assert case_of(ROW | {"zero_level": text, "pp": "1", "dp": "8"}, 1).degrees.optimizer.parallel_level == level

@@ -8,35 +8,14 @@ from collections.abc import Mapping
 
 from interop.measurements.headers import METRICS
 from interop.measurements.numbers import number
+from interop.measurements.precisions import BLACKWELL, HOPPER, Precision, has_products, precision_named
+from interop.measurements.spellings import is_offloaded, switch_named
 
 __all__ = ["BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "ZERO_BUBBLE", "Cells", "Skip"]
-
-_DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "half": "float16",
-           "fp32": "float32", "float32": "float32", "single": "float32"}  # fmt: skip
-
-_ANY_FLOAT8 = ("float8", "float8-current")
-_PRODUCTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"nvfp4|mxfp4|\bfp4|float4", ("nvfp4",)),
-    (r"mx ?fp8|(fp8|float8|f8)[-_ ]?mx|microscal", ("mxfp8",)),
-    (r"(fp8|float8|f8|e4m3).*(block|sub-?channel|[-_]sc\b|128|fine)|block\w*[-_ ]*(fp8|float8)", ("float8-block",)),
-    (r"(fp8|float8|f8|e4m3).*(row|channel|axis)|row\w*[-_ ]*(fp8|float8)", ("float8-rowwise",)),
-    (r"(fp8|float8|f8|e4m3).*(current|dynamic|[-_]cs\b)", ("float8-current",)),
-    (r"(fp8|float8|f8|e4m3).*(delay|[-_]ds\b|tensor)", ("float8",)),
-    (r"\b(fp8|float8|f8|e4m3)", _ANY_FLOAT8),
-    (r"tf32|tensorfloat", ("tf32",)),
-)
-"""Words of a precision -> which products it means (`simulator.stacks.products.RECIPES`). NeMo's recipes fp8_ds, fp8_cs,
-fp8_mx and fp8_sc scale with delay, by the step, a block of 32 and a block of 128."""
 
 _OFTEN_FLOAT8 = r"nemo\b|megatron-?bridge|transformer ?engine"
 """Software whose published runs are as often in float8 as in bf16 on devices that have it."""
 
-_HOPPER = ("h100", "h200", "h20", "h800", "gh200", "mi300x")
-_BLACKWELL = ("b200", "b300", "gb200", "gb300")
-_DEVICES_WITH = {r"^float8": (*_HOPPER, *_BLACKWELL), r"^(mxfp8|nvfp4)$": _BLACKWELL}
-"""Products -> the devices that have them (data sheets)."""
-
-_YES, _NO = ("y", "yes", "true", "1", "on", "enabled"), ("n", "no", "false", "0", "off", "disabled")
 _BLANK = ("", "-", "--", "n/a", "na", "nan", "unknown", "not stated", "?")
 
 ZERO_BUBBLE = "2401.10241"
@@ -98,10 +77,11 @@ class Cells:
         return " ".join(self.text(name) for name in names).lower()
 
     def switch(self, name: str) -> bool | None:
-        text = self.text(name).lower()
-        if not text or text in _YES or text in _NO:
-            return None if not text else text in _YES
-        raise Skip(f"{name} is {self.text(name)!r}, neither y nor n", name)
+        text = self.text(name)
+        found = switch_named(text)
+        if text and found is None:
+            raise Skip(f"{name} is {text!r}, neither y nor n", name)
+        return found
 
     def measured(self) -> tuple[str, float, tuple[str, ...]]:
         """The metric, the value in its unit, and what had to be assumed of it.
@@ -151,8 +131,24 @@ class Cells:
             raise Skip(f"its task has {match.group()!r}, which runs more than one model's training step")
         if match := re.search(r"\b(q?lora|peft|inference|decode|prefill|generation|serving)\b", words):
             raise Skip(f"its task has {match.group()!r}; pre-training of all weights is modelled")
-        if match := re.search(r"\b(?<!no )(?<!without )(offload\w*)\b", f"{words} {self.words('zero_level')}"):
-            raise Skip(f"its notes speak of {match.group()!r}, which is not modelled")
+        for column in ("task", "notes", "model", "zero_level", "recompute"):
+            if said := is_offloaded(self.text(column)):
+                raise Skip(f"its {column} speaks of {said!r}, which is not modelled", column)
+
+    def precision(self) -> Precision:
+        """What the precision column says, nothing where it is blank.
+
+        Raises:
+            Skip: no precision that is known.
+        """
+        text = self.text("precision")
+        found = precision_named(text) if text else Precision()
+        if found is None:
+            raise Skip(
+                f"precision {text.lower()!r} is not modelled; modelled are bf16, fp16, fp32, TF32, FP8, MXFP8 and NVFP4",
+                "precision",
+            )
+        return found
 
     def products(self, device: str) -> tuple[str, ...]:
         """The precisions of a block's products that a row may mean, the most plausible first; none: the block's own.
@@ -160,50 +156,42 @@ class Cells:
         Raises:
             Skip: the device has no such products.
         """
-        text = self.text("precision").lower()
-        found = next((names for words, names in _PRODUCTS if re.search(words, text)), ())
-        if found == _ANY_FLOAT8 and device.startswith(_BLACKWELL):  # Transformer Engine's default there
+        found = self.precision().products
+        if len(found) > 1 and device.startswith(BLACKWELL):  # Transformer Engine's default there
             found = ("mxfp8", "float8-current")
-        for names, devices in _DEVICES_WITH.items():
-            if any(re.search(names, name) for name in found) and not device.startswith(devices):
-                raise Skip(f"precision {text!r}: {device} has no such products", "precision")
+        if any(not has_products(device, name) for name in found):
+            raise Skip(f"precision {self.text('precision').lower()!r}: {device} has no such products", "precision")
         if found and found[0] != "tf32":
             self.assumed.append(f"{found[0]}: the products of the blocks' linears, everything else in bf16")
         return found
 
     def may_be_float8(self, device: str) -> bool:
         """Whether a row that states no precision may well have run in float8."""
-        has_it = device.startswith((*_HOPPER, *_BLACKWELL)) and not self.text("precision")
+        has_it = device.startswith((*HOPPER, *BLACKWELL)) and not self.text("precision")
         return has_it and bool(re.search(_OFTEN_FLOAT8, self.words("source", "notes")))
 
     def dtype(self, device: str) -> str:
-        text = self.plain("precision")
-        if products := self.products(device):
-            return "float32" if products[0] == "tf32" else "bfloat16"
+        """The dtype of activations.
+
+        Raises:
+            Skip: one that is not modelled, or that the device does not have.
+        """
+        found = self.precision()
+        if self.products(device):
+            return found.dtype
         if match := re.search(r"\b(mxfp\w*|nvfp\w*|fp8|float8|fp4|int8)\b", self.words("notes")):
             said = self.words("notes")[: match.start()]
             if not re.search(r"\b(no|not|without|w/o|instead of|vs\.?|than|disabled)[ a-z]{0,12}$", said):
                 raise Skip(f"its notes speak of {match.group()!r}, which is not modelled")
-        if not text and ZERO_BUBBLE in self.words("source"):
+        if found.dtype == "bfloat16" and device.startswith("v100"):
+            raise Skip("precision bf16 on a V100, which has no bf16 products", "precision")
+        if found.dtype:
+            return found.dtype
+        if ZERO_BUBBLE in self.words("source"):
             self.assumed.append("precision not stated: fp16, the default of the repository's script")
             return "float16"
-        if not text:
-            half = "float16" if device.startswith("v100") else "bfloat16"
-            self.assumed.append(f"precision not stated: {'bf16' if half == 'bfloat16' else 'fp16'}")
-            return half
-        core = re.sub(r"\b(amp|automatic|auto|mixed|precision|pure|true|dense|full|default|dynamic|static|loss|scal\w+|"
-                      r"with|and|o[12]|params?|compute|training|autocast|torch)\b", "",
-                      re.sub(r"[^a-z0-9]+|(?<=amp)(?=[bf])", " ", self.text("precision").lower()))  # fmt: skip
-        core = re.sub(r" +", "", core)
-        if core in ("", "16"):
-            core = "fp16" if core or device.startswith("v100") else "bf16"
-            self.assumed.append(f"precision {self.text('precision')!r}: {core}")
-        core = re.sub(r"(?<=16)(fp32|float32|32)+$", "", core)  # the accumulation's, as in "bf16/fp32"
-        if core not in _DTYPES:
-            raise Skip(
-                f"precision {self.text('precision').lower()!r} is not modelled; modelled are bf16, fp16 and fp32",
-                "precision",
-            )
-        if _DTYPES[core] == "bfloat16" and device.startswith("v100"):
-            raise Skip("precision bf16 on a V100, which has no bf16 products", "precision")
-        return _DTYPES[core]
+        half = "float16" if device.startswith("v100") else "bfloat16"
+        short = "bf16" if half == "bfloat16" else "fp16"
+        stated = f"precision {self.text('precision')!r}" if self.text("precision") else "precision not stated"
+        self.assumed.append(f"{stated}: {short}")
+        return half

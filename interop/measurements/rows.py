@@ -25,29 +25,15 @@ from interop.measurements.models import (
     usual_sizes,
 )
 from interop.measurements.software import counts_recompute, level_of, software_of
+from interop.measurements.spellings import Recompute, recompute_named, recomputed_layers, schedule_named
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
 from plans.model.transformer.config import Experts
 from plans.plan import Optimizer
+from plans.schedules.registry import schedule_names
 
 __all__ = ["Case", "Skip", "case_of"]
-
-_SCHEDULES = {
-    "1f1bi": "interleaved_1f1b", "vpp": "interleaved_1f1b", "interleaved": "interleaved_1f1b",
-    "interleaved1f1b": "interleaved_1f1b", "1f1binterleaved": "interleaved_1f1b", "vp": "interleaved_1f1b",
-    "zb1p": "zb_h1", "zb2p": "zb_h2", "zbv": "zb_v", "afab": "gpipe", "pipedreamflush": "1f1b",
-    "noninterleaved": "1f1b",
-    "noninterleaved1f1b": "1f1b", "default": "1f1b", "interleavedzb": "interleaved_zb",
-}  # fmt: skip
-
-_RECOMPUTE = (
-    (r"^(none|no|n|false|off|0|disabled|without|w/o.*|never|no[ -].*)$", "none"),
-    (r"(per[- ]?op|by op|selective[-_ ]?op|\bop\b|operator|\bsac\b|save.*matmul)", "selective_op"),
-    (r"\bsel|seq[-_ ]?sel|core[-_ ]?att|attention|\battn|softmax", "selective"),
-    (r"^(yes|y|true|on|1|ac|enabled)$|full|every layer|all layers|uniform|block|layer|checkpoint|recompute", "full"),
-)  # fmt: skip
-"""Words of a cell -> the mode, the first that is found."""
 
 _SHARDS_STATES = ("megatron", "megatron-float8", "megatron-deepspeed", "mindspore")
 """Stacks whose runs of today keep shards of the optimizer's states, as a rule."""
@@ -327,9 +313,11 @@ class _Reading(Cells):
         if not micro:
             raise Skip("micro_batch is not stated")
         schedule, virtual = self.schedule(pp, config.num_layers)
+        again = self.recompute(stack)
         first = Degrees(
             dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=micro, global_batch=batch, schedule=schedule,
-            virtual=virtual, recompute=self.recompute(stack), recompute_layers=self.recompute_layers(),
+            virtual=virtual, recompute=again.mode,
+            recompute_layers=recomputed_layers(again, config.num_layers, pp * virtual),
             sequence_parallel=self.sequence_parallel(tp, stack),
             optimizer=self.optimizer(config.dtype, self.sharding(dp, stack), stack, accumulates=batch > dp * micro),
         )  # fmt: skip
@@ -368,29 +356,26 @@ class _Reading(Cells):
             self.assumed.append(f"optimizer sharding not stated: level {usual}")
         return usual if found is None else found
 
-    def recompute(self, stack: str) -> str:
-        text = re.sub(r"[_ ]+", " ", self.text("recompute").lower())
+    def recompute(self, stack: str) -> Recompute:
+        text = self.text("recompute")
         if not text:
             self.assumed.append("recomputation not stated: none")
-            return "none"
-        found = next((mode for pattern, mode in _RECOMPUTE if re.search(pattern, text)), None)
-        if found is None or re.search(r"(every|each) (?!layer|block)", text):
-            raise Skip(
-                f"recompute {self.text('recompute')!r} is not modelled; modelled are none, selective, full", "recompute"
-            )
-        if found == "selective" and stack.startswith("torch"):
-            found = "selective_op"
+            return Recompute(mode="none")
+        found = recompute_named(text)
+        if found is None:
+            raise Skip(f"recompute {text!r} is not modelled; modelled are none, selective, full", "recompute")
+        if found.is_open:
+            self.assumed.append(f"recompute {text!r} taken as {found.mode}")
+        if found.share is not None:
+            self.assumed.append(f"recompute {text!r}: whole blocks, {found.share:.0%} of them")
+        if found.mode == "selective" and stack.startswith("torch"):
+            found = dataclasses.replace(found, mode="selective_op")
             self.assumed.append("selective recomputation: torchtitan's, by operator")
         return found
 
-    def recompute_layers(self) -> int | None:
-        """Of "full, 2 layers": how many of each chunk (--recompute-method block --recompute-num-layers)."""
-        text = self.text("recompute").lower()
-        found = None if re.search(r"every|each|selective", text) else re.search(r"(\d+) ?layers?\b", text)
-        return int(found.group(1)) if found else None
-
     def schedule(self, pp: int, layers: int) -> tuple[str, int]:
-        virtual = 1
+        text, (name, chunks) = self.text("schedule"), schedule_named(self.text("schedule"))
+        virtual = chunks or 1
         if self.text("vpp").lower().startswith("max"):
             virtual = -(-layers // pp)
         elif self.text("vpp"):
@@ -398,18 +383,21 @@ class _Reading(Cells):
         if pp == 1:
             if virtual > 1:
                 self.assumed.append(f"vpp {self.text('vpp')} without a pipeline: taken as 1")
-            if self.plain("schedule") not in ("", "1f1b", *_SCHEDULES):
-                self.assumed.append(f"schedule {self.text('schedule')!r} without a pipeline: taken as none")
+            if text and not name:
+                self.assumed.append(f"schedule {text!r} without a pipeline: taken as none")
             return "1f1b", 1
-        plain = self.plain("schedule") or "1f1b"
-        if not self.text("schedule"):
+        if not text:
             self.assumed.append("schedule not stated: 1F1B")
-        name = _SCHEDULES.get(plain, plain)
+            name = "1f1b"
+        if not name:
+            raise Skip(f"unknown schedule {text!r}; known are {', '.join(schedule_names())}", "schedule")
+        if name == "dualpipe_v" and not re.search(r"v\b", text.lower()):
+            self.assumed.append("DualPipe taken as DualPipe-V, which has its bubble with one copy of the weights")
         if virtual > 1 and name == "1f1b":
             name = "interleaved_1f1b"
         if virtual == 1 and name in ("interleaved_1f1b", "interleaved_zb", "looped_bfs"):
             if layers == pp or not self.text("vpp"):
-                raise Skip(f"schedule {self.text('schedule')!r}, but vpp is not stated", "vpp")
+                raise Skip(f"schedule {text!r}, but vpp is not stated", "vpp")
             name = "1f1b"
         return name, virtual
 

@@ -6,19 +6,9 @@ import re
 from dataclasses import dataclass
 
 from interop.measurements.cells import Cells, Skip
+from interop.measurements.spellings import level_named
 
 __all__ = ["counts_recompute", "level_of", "software_of"]
-
-_LEVELS = (
-    (r"zero[ -]*(stage[ -]*)?([0-3])\b|stage[ -]*([0-3])\b|^([0-3])$", None),
-    (r"full[ _]*shard|os *\+ *g *\+ *p", 3),
-    (r"shard[ _]*grad[ _]*op|os *\+ *g\b", 2),
-    (r"fsdp", 3),
-    (r"distributed[ _-]*optimi[sz]er|dist(ributed)?[ _-]*opt|\bos\b|^(y|yes|true|on|enabled)$", 1),
-    (r"no[ _]*shard|^(none|no|n|ddp|false|off|disabled|replicated?|dp)$", 0),
-)  # fmt: skip
-"""Words of a cell -> the level, the first that is found; None: the number in the words."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
@@ -62,7 +52,6 @@ _SOFTWARE = (
 """In the order in which they are looked for. GPT-NeoX runs Megatron's layers in DeepSpeed's engine (its README);
 NeMo and Megatron-Bridge run Megatron-core; MindSpeed patches Megatron-LM for Ascend (its README)."""
 
-_HYBRID = r"hsdp|hybrid[-_ ]?shard"
 _PUBLISHED = r"arxiv|https?:|github|blog|paper|readme|@ ?[0-9a-f]{7,}\b|\b20(1\d|2[0-5])\b"
 _HALF_LOSS = r"measured/readme|loss (of|in|on) (the )?(bf16|fp16|half)|(no|without) float (copy|copies)"
 """Words of runs whose loss makes no float copies of the logits, or whose notes refer to our own list of parts."""
@@ -84,16 +73,15 @@ def level_of(cells: Cells) -> int | None:
         text = found.group()
     if not text:
         return None
-    if re.search(_HYBRID, text):
-        cells.assumed.append("hybrid sharding taken as sharding over all replicas")
-        return 3
-    for pattern, level in _LEVELS:
-        if found := re.search(pattern, text):
-            return level if level is not None else int(next(each for each in found.groups()[1:] if each))
-    raise Skip(
-        f"zero_level is {cells.text('zero_level')!r}, none of 0 to 3, DDP, ZeRO-1 to ZeRO-3, FSDP, SHARD_GRAD_OP",
-        "zero_level",
-    )
+    level, assumed = level_named(text)
+    if assumed:
+        cells.assumed.append(assumed)
+    if level is None and not re.fullmatch(r"zero([- ]dp)?", text):  # its stage is left open
+        raise Skip(
+            f"zero_level is {cells.text('zero_level')!r}, none of 0 to 3, DDP, ZeRO-1 to ZeRO-3, FSDP, SHARD_GRAD_OP",
+            "zero_level",
+        )
+    return level
 
 
 def software_of(cells: Cells, device: str) -> tuple[str, ...]:
@@ -182,7 +170,7 @@ def _with_products(cells: Cells, name: str, device: str) -> tuple[str, ...]:
     if cells.may_be_float8(device):
         return name, f"{_NARROW.get(name, name)}-float8"
     if not wanted:
-        is_float32 = re.fullmatch(r"(fp|float)32|single", cells.plain("precision"))
+        is_float32 = cells.precision().dtype == "float32"
         return (name, f"{name}-tf32") if is_float32 and not device.startswith("v100") else (name,)
     if wanted[0] == "tf32":
         return (f"{name}-tf32",)

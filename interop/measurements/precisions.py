@@ -1,0 +1,83 @@
+"""Precisions as tables of measurements spell them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+__all__ = ["BLACKWELL", "HOPPER", "Precision", "has_products", "precision_named"]
+
+HOPPER = ("h100", "h200", "h20", "h800", "gh200", "mi300x")
+BLACKWELL = ("b200", "b300", "gb200", "gb300")
+_DEVICES_WITH = {r"^float8": (*HOPPER, *BLACKWELL), r"^(mxfp8|nvfp4)$": BLACKWELL}
+"""Products -> the devices that have them (data sheets)."""
+
+_FLOAT8 = r"\b(fp8|float8|f8|e4m3|e5m2)"
+_PRODUCTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"nvfp4|mxfp4|\bfp4|float4", ("nvfp4",)),
+    (r"mx ?fp8|(fp8|float8|f8) ?mx|microscal", ("mxfp8",)),
+    (rf"{_FLOAT8}.*(block|sub ?channel|\bsc\b|128|fine|deepseek)|(block\w*|deepseek)[ ]*(fp8|float8)",
+     ("float8-block",)),
+    (rf"{_FLOAT8}.*(row|channel|axis)|row\w*[ ]*(fp8|float8)", ("float8-rowwise",)),
+    (rf"{_FLOAT8}.*(current|dynamic|\bcs\b)", ("float8-current",)),
+    (rf"{_FLOAT8}.*(delay|\bds\b|tensor)", ("float8",)),
+    (_FLOAT8, ("float8", "float8-current")),
+    (r"tf32|tensorfloat", ("tf32",)),
+)  # fmt: skip
+"""Words -> the products of a block's linears (`simulator.stacks.products.RECIPES`), the most plausible kind first.
+NeMo's recipes fp8_ds, fp8_cs, fp8_mx and fp8_sc scale with delay, by the step, a block of 32 and a block of 128."""
+
+_DTYPES = (
+    (r"bf ?16|bfloat ?16|brain", "bfloat16"),
+    (r"(?<!b)(fp|float|f) ?16|\bhalf\b", "float16"),
+    (r"(fp|float|f) ?32|\bsingle\b|^ ?32( true| bit)?$", "float32"),
+)  # fmt: skip
+"""Words -> the dtype of activations, the first that is found: what stands beside a 16-bit one is of master weights or
+accumulation."""
+
+_SOME_HALF = r"^16\b|\b16 ?bit|\bmixed\b|\bamp\b|\bo[12]\b|autocast"
+_RULED_OUT = rf"\b(no|not|without|w/o|instead of|disabled) +{_FLOAT8}\w*"
+_OTHER = r"\bint ?\d|\bw\d+a\d+|(fp|float) ?64|^64\b|\bdouble\b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """What a cell says.
+
+    Args:
+        dtype: of activations; "" where the cell only says that it is a 16-bit one.
+        products: kinds of products that a block's linears may have, the most plausible first; none: those of `dtype`.
+    """
+
+    dtype: str = ""
+    products: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=1024)
+def precision_named(text: str) -> Precision | None:
+    """What a cell means; None where it is none that is known.
+
+    >>> precision_named("amp_bf16 (DEFAULT)").dtype, precision_named("fp32 params, bf16 compute").dtype
+    ('bfloat16', 'bfloat16')
+    >>> precision_named("FP8-CS").products, precision_named("w8a8")
+    (('float8-current',), None)
+    """
+    low = re.sub(r"[_\-/=.,+]+", " ", text.lower().replace("w/o", "without"))
+    low = re.sub(_RULED_OUT, " ", low)
+    if re.search(_OTHER, low):
+        return None
+    products = next((names for words, names in _PRODUCTS if re.search(words, low)), ())
+    if products:
+        return Precision(dtype="float32" if products[0] == "tf32" else "bfloat16", products=products)
+    dtype = next((name for words, name in _DTYPES if re.search(words, low)), "")
+    if re.match(r"16 mixed", low):  # Lightning's name of fp16 with a scaled loss
+        dtype = "float16"
+    return Precision(dtype=dtype) if dtype or re.search(_SOME_HALF, low) else None
+
+
+def has_products(device: str, products: str) -> bool:
+    """Whether a catalogued device has products of a kind."""
+    return all(
+        device.startswith(devices) for names, devices in _DEVICES_WITH.items() if re.search(names, products)
+    )  # fmt: skip

@@ -1,0 +1,169 @@
+"""Sharding levels, recomputation and schedules as tables of measurements spell them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+__all__ = ["Recompute", "is_offloaded", "level_named", "recompute_named", "recomputed_layers", "schedule_named", "switch_named"]
+
+_YES = ("y", "yes", "true", "1", "on", "enabled", "t", "\u2713", "\u2714", "\u2705", "\u221a")
+_NO = ("n", "no", "false", "0", "off", "disabled", "none", "f", "\u2717", "\u2718", "\u2715", "\u274c", "\u00d7")
+
+_HYBRID = r"hsdp|hybrid"
+_LEVELS = (
+    (r"reshard after forward ?=? ?(false|no|0)|no reshard", 2),
+    (r"\b(?:z|zero)[ ]*(?:stage[ ]*)?([0-3])\b|stage ?([0-3])\b|^([0-3])$", None),
+    (r"full[ ]*shard|fully sharded|os g p(arams?|arameters)?\b|optim\w* (and )?grad\w* (and )?(param|weight)",
+     3),
+    (r"zero ?plus|^full$|^sharded$|reshard after forward", 3),
+    (r"shard[ ]*grad[ ]*op|os g\b|optim\w* (and )?grad", 2),
+    (r"fsdp", 3),
+    (r"dist(ributed)?[ ]*opt|parallel optim|\bp? ?os\b|\bpos\b|^optim|^(y|yes|true|on|enabled)$", 1),
+    (r"no[ ]*shard|^(none|no|n|ddp|false|off|disabled|replicated?|dp|data parallel)$", 0),
+)  # fmt: skip
+"""Words -> the level, the first that is found; None: the number in the words."""
+
+_RECOMPUTE = (
+    (r"^(none|no|n|false|off|0|disabled|without|without .*|never|no .*|not used|0 layers|0 ?%)$", "none"),
+    (r"per ?op|by op|selective op|\bop\b|operator|\bsac\b|save.*matmul", "selective_op"),
+    (r"\bsel|recompute activations|\u9009\u62e9|core ?att|attention|\battn|softmax", "selective"),
+    (r"^(yes|y|true|on|1|ac|ac on|enabled)$|full|every|all layers|uniform|block|layers?\b|ckpt|check ?point|"
+     r"recompute|remat|%|^\d+ ?/ ?\d+$|\bmlp\b|\bmoe\b(?! act)", "full"),
+    (r"norm|moe act|up proj|activation func|\bact\b", "none"),
+)  # fmt: skip
+"""Words -> the mode, the first that is found. Of Megatron-core's --recompute-modules those that keep no output of an
+element-wise function cost next to nothing, "mlp" and "moe" most of a layer."""
+
+_SCHEDULES = (
+    (r"interleaved ?zb|zb ?interleaved", "interleaved_zb"),
+    (r"zb ?v|zbv", "zb_v"), (r"v ?half", "v_half"), (r"v ?min", "v_min"), (r"dual ?pipe", "dualpipe_v"),
+    (r"zb ?(h ?)?2p?", "zb_h2"), (r"zb ?(h ?)?1p?|zero ?bubble", "zb_h1"),
+    (r"non ?interleaved|pipedream ?flush|^default$|^1f1b$|^one forward one backward$", "1f1b"),
+    (r"interleav|1f1b ?i\b|\bvpp?\b|virtual", "interleaved_1f1b"),
+    (r"loop\w* ?bfs|breadth ?first|^bfs", "looped_bfs"), (r"afab|g ?pipe|all forward", "gpipe"), (r"1f1b", "1f1b"),
+)  # fmt: skip
+"""Words -> the schedule, the first that is found."""
+
+_OFFLOADED = r"\b(?<!no )(?<!without )(offload\w*|zero-infinity)\b"
+
+
+def _plain(text: str) -> str:
+    low = re.sub(r"zero ?\+\+", "zero plus", text.lower().replace("w/o", "without"))
+    return re.sub(r"[-_+,;:()=. ]+", " ", low.replace("%", " %")).strip()
+
+
+def switch_named(text: str) -> bool | None:
+    """Whether a switch is on; None where a cell is neither.
+
+    >>> switch_named("True"), switch_named("\u2717"), switch_named("perhaps")
+    (True, False, None)
+    """
+    low = text.strip().lower().removesuffix("d") if text.strip().lower() in ("enable", "disable") else text.lower()
+    plain = {"enable": "on", "disable": "off"}.get(low.strip(), low.strip())
+    return True if plain in _YES else False if plain in _NO else None
+
+
+def is_offloaded(text: str) -> str:
+    """The words of a text that say that tensors are moved to the host's memory; "" where none do."""
+    found = re.search(_OFFLOADED, text.lower())
+    return found.group() if found else ""
+
+
+def level_named(text: str) -> tuple[int | None, str]:
+    """The optimizer-parallel level, and what had to be assumed; None where no level is named.
+
+    >>> level_named("FSDP full (ZeRO-3)"), level_named("z1"), level_named("optim_grads_params"), level_named("some")
+    ((3, ''), (1, ''), (3, ''), (None, ''))
+    """
+    plain = _plain(text)
+    if re.search(_HYBRID, plain):
+        return 3, "hybrid sharding taken as sharding over all replicas"
+    if switch_named(text) is not None and text.strip() not in ("0", "1"):
+        return int(bool(switch_named(text))), ""
+    for pattern, level in _LEVELS:
+        if found := re.search(pattern, plain):
+            if level is None:
+                return int(next(each for each in found.groups() if each)), ""
+            more = "ZeRO++ taken as ZeRO-3: its messages are of whole numbers" if "zero plus" in plain else ""
+            return level, more
+    return None, ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """What a cell says of recomputation.
+
+    Args:
+        mode: none, selective, selective_op or full.
+        layers: of "full": how many layers of a chunk; None: all.
+        share: of "full": which share of all layers; None: not said as a share.
+        is_open: whether the words fit no mode, so that `mode` is the nearest.
+    """
+
+    mode: str
+    layers: int | None = None
+    share: float | None = None
+    is_open: bool = False
+
+
+def recompute_named(text: str) -> Recompute | None:
+    """What a cell says of recomputation; None where it is nothing that is known.
+
+    >>> recompute_named("core_attn").mode, recompute_named("full, 2 layers").layers, recompute_named("50%").share
+    ('selective', 2, 0.5)
+    >>> recompute_named("every 2nd layer").share, recompute_named("mlp").is_open, recompute_named("purple")
+    (0.5, True, None)
+    """
+    switch = switch_named(text)
+    if switch is not None:
+        return Recompute(mode="full" if switch else "none")
+    plain = _plain(text)
+    mode = next((mode for pattern, mode in _RECOMPUTE if re.search(pattern, plain)), None)
+    if mode == "selective" and (nth := re.fullmatch(r"sel\w* (\d+)", plain)):  # torchtitan's selective_ac_option
+        return Recompute(mode="full", share=1 / max(1, int(nth.group(1))))
+    if mode != "full":
+        modules = mode == "none" and re.search(_RECOMPUTE[-1][0], plain) is not None
+        return None if mode is None else Recompute(mode=mode, is_open=modules)
+    if share := _share(plain):
+        return Recompute(mode="full", share=share)
+    if re.search(r"(?<!all )(every|each) (?!layer|block)", plain):
+        return None
+    counted = None if "every" in plain or "each" in plain else re.search(r"(\d+) ?layers?\b|\bblock (\d+)$", plain)
+    modules = re.search(r"\bmlp\b|\bmoe\b", plain) is not None and "full" not in plain
+    layers = int(next(each for each in counted.groups() if each)) if counted else None
+    return Recompute(mode="full", layers=layers, is_open=modules)
+
+
+def _share(plain: str) -> float | None:
+    """Of "50 %", "4/8", "2 of 8 layers" or "every 2nd layer": the share of the layers; None where none is said."""
+    if found := re.search(r"(\d+) ?%", plain):
+        return min(1.0, int(found.group(1)) / 100)
+    if found := re.search(r"(\d+) ?(?:/|of|out of) ?(\d+)", plain):
+        part, whole = int(found.group(1)), int(found.group(2))
+        return part / whole if 0 < part <= whole else None
+    if re.search(r"every other|alternat", plain):
+        return 0.5
+    found = re.search(r"every ?(\d+)(?:st|nd|rd|th)? ?(?:layers?|blocks?)", plain)
+    return 1 / int(found.group(1)) if found and int(found.group(1)) else None
+
+
+def schedule_named(text: str) -> tuple[str, int | None]:
+    """The schedule of a cell and the chunks of a stage that it states; "" where it is none that is known.
+
+    >>> schedule_named("1F1B-interleaved (3 chunks)"), schedule_named("ZB-2p"), schedule_named("PipeDream-Flush")
+    (('interleaved_1f1b', 3), ('zb_h2', None), ('1f1b', None))
+    """
+    plain = _plain(text)
+    name = next((name for words, name in _SCHEDULES if re.search(words, plain)), "")
+    chunks = re.search(r"\b(?:vpp?|v|chunks|virtual stages) ?(\d+)\b|\b(\d+) ?(?:chunks|virtual)", plain)
+    number = None if chunks is None else int(next(each for each in chunks.groups() if each))
+    return name, number
+
+
+def recomputed_layers(found: Recompute, layers: int, chunks: int) -> int | None:
+    """How many layers of a chunk are recomputed; None: all."""
+    if found.share is not None and found.share < 1:
+        return max(1, math.ceil(found.share * layers / chunks))
+    return found.layers
