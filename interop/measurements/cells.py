@@ -145,7 +145,7 @@ class Cells:
         found = precision_named(text) if text else Precision()
         if found is None:
             raise Skip(
-                f"precision {text.lower()!r} is not modelled; modelled are bf16, fp16, fp32, TF32, FP8, MXFP8 and NVFP4",
+                f"precision {text.lower()!r} is not modelled; modelled are bf16, fp16, fp32, TF32, FP8, MXFP8, NVFP4",
                 "precision",
             )
         return found

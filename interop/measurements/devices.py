@@ -13,16 +13,22 @@ class UnknownDevice(Exception):
 
 
 _INSTANCES = (
-    ("p4de", "a100 80gb"), ("p4d", "a100 40gb"), ("p5en", "h200"), ("p5e", "h200"), ("p5", "h100 80gb"),
-    ("p3dn", "v100 32gb"), ("p3", "v100 16gb"), ("p6 b200", "b200"),
+    (r"p4de", "a100 80gb"), (r"p4d", "a100 40gb"), (r"p5en", "h200"), (r"p5e", "h200"), (r"p5", "h100 80gb"),
+    (r"p3dn", "v100 32gb"), (r"p3", "v100 16gb"), (r"p6 b200", "b200"), (r"p6e? gb200", "gb200"),
+    (r"a2 ultragpu", "a100 80gb"), (r"a2 (high|mega)gpu", "a100 40gb"), (r"a3 ultra(gpu)?", "h200"),
+    (r"a3 (high|mega|edge)(gpu)?", "h100 80gb"), (r"a4x.*", "gb200"), (r"a4 highgpu", "b200"),
+    (r"nd96amsr.*", "a100 80gb"), (r"nd96asr.*", "a100 40gb"), (r"nd96isr.* h100|nd h100", "h100 80gb"),
+    (r"nd96isr.* h200", "h200"), (r"bm gpu4 8", "a100 40gb"), (r"dgx 2", "v100 32gb"), (r"dgx 1", "v100 32gb"),
+    (r"selene", "a100 80gb"), (r"grace hopper", "gh200"),
 )  # fmt: skip
-"""EC2 instances by the devices they have (vendor)."""
+"""Instances of clouds (EC2, Google Cloud, Azure, Oracle) and whole systems by the devices they have (vendors' pages)."""
 
 _CARDS = {
     "a100": {"40": "a100-pcie-40gb", "80": "a100-pcie-80gb"},
-    "h100": {"80": "h100-pcie"},
+    "a800": {"80": "a100-pcie-80gb", "40": "a100-pcie-40gb"},
+    "h100": {"80": "h100-pcie", "94": "h100-nvl"},
 }
-"""PCIe cards by their memory."""
+"""PCIe cards by their memory; the A800's differ from the A100's in their bridges only."""
 
 _MEMORIES = {
     "a100": {"40": "a100-40gb", "80": "a100-80gb"},
@@ -60,7 +66,7 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
     """
     plain = re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
     for instance, device in _INSTANCES:
-        if re.match(rf"{instance}\b", plain):
+        if re.match(rf"(?:{instance})(?![a-z0-9])", plain):
             plain = device
             break
     if re.search(r"h100.*\bnvl\b(?! ?\d+\b(?! ?g))", plain):
@@ -79,28 +85,33 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
             raise UnknownDevice(f"device {text!r} is not in the catalogue; of cards on PCIe it has A100 and H100")
         known = _CARDS[kind]
     memory = re.search(r"(\d+) ?g(?:i?b)?(?![a-z0-9])", plain[found.end() :])
+    if kind == "h100" and memory is not None and memory.group(1) == "94" and "sxm" not in plain:
+        return "h100-nvl", ()
     if memory is None:
         usual = _USUAL[kind]
         assumed = () if len(known) == 1 else (f"memory of the {kind.upper()} not stated: {usual} GB",)
         return known[usual], assumed
-    if memory.group(1) not in known and kind in ("a100", "v100", "h100"):
-        raise UnknownDevice(
-            f"device {text!r} is not in the catalogue: it has the {kind.upper()} with {' or '.join(known)} GB"
-        )
     stated = known.get(memory.group(1))
     if stated is None:
-        return known[_USUAL[kind]], (f"{kind.upper()} with {memory.group(1)} GB: as the one with {_USUAL[kind]} GB",)
+        usual = _USUAL[kind] if _USUAL[kind] in known else next(iter(known))
+        return known[usual], (f"{kind.upper()} with {memory.group(1)} GB: as the one with {usual} GB",)
     return stated, ()
 
 
 def devices_meant(text: str) -> tuple[str, ...]:
-    """The devices that a name may mean which is that of several; none where it is that of one.
+    """The devices that a name may mean which is that of several, or of a system; none where it is that of one.
 
     >>> devices_meant("Ascend 910B"), devices_meant("Ascend 910B3")
     (('Ascend 910B4', 'Ascend 910B3', 'Ascend 910B2', 'Ascend 910B1'), ())
     """
-    if re.search(r"910 ?-?b?(?![a-z0-9])", text.lower()) and not re.search(r"910 ?-?(b[1-4]|c)", text.lower()):
-        return tuple(f"Ascend 910B{number}" for number in (4, 3, 2, 1))
+    low = re.sub(r"[-_ ]+", " ", text.lower())
+    if re.search(r"910 ?(b[1-4]|c)", low):
+        return ()
+    if re.search(r"atlas.*\ba3\b|cloudmatrix|910 ?93", low):
+        return ("Ascend 910C",)
+    if re.search(r"910 ?b?(?![a-z0-9])|atlas.*\ba2\b", low):
+        numbers = (4,) if re.search(r"\b32 ?g", low) else (3, 2, 1) if re.search(r"\b64 ?g", low) else (4, 3, 2, 1)
+        return tuple(f"Ascend 910B{number}" for number in numbers)
     return ()
 
 
@@ -150,14 +161,26 @@ def linked_within_node(name: str, device: str, interconnect: str, notes: str) ->
     return _AS_CARDS[name]
 
 
-_GENERATIONS = {"fdr": 56e9, "edr": 100e9, "hdr100": 100e9, "hdr": 200e9, "ndr200": 200e9, "ndr": 400e9, "xdr": 800e9}
-"""Bits per second of a port with four lanes (InfiniBand Trade Association's road map)."""
+_PORTS = {
+    "fdr": 56e9, "edr": 100e9, "hdr100": 100e9, "hdr": 200e9, "ndr200": 200e9, "ndr": 400e9, "xdr": 800e9,
+    "quantum-2": 400e9, "quantum": 200e9, "spectrum-x": 400e9, "slingshot-11": 200e9, "slingshot-10": 100e9,
+    "connectx-5": 100e9, "connectx-6": 200e9, "connectx-7": 400e9, "connectx-8": 800e9, "bluefield-3": 400e9,
+}  # fmt: skip
+"""Bits per second of a port: InfiniBand generations with four lanes (InfiniBand Trade Association's road map), switches
+and cards by their data sheets."""
 
+_PORT = re.compile(
+    r"(?:(\d+) ?x ?(?:\w+ )?|(?<![a-z]))"
+    r"(hdr100|ndr200|hdr|ndr|edr|fdr|xdr|quantum-2|quantum|spectrum-x|slingshot-1[01]|connectx-[5-8]|bluefield-3)"
+    r"(?![a-z])"
+)
+_NETWORK = (
+    r"(?<![a-z])(?:\w*ethernet|eth|roce(?:v2)?|infiniband|ib|rdma|nics?|network|efa\w*|connectx-\d|slingshot|links?)"
+    r"(?![a-z])"
+)
 _RATE = re.compile(
-    r"(?:(\d+) ?x ?)?(?<![\d.])(\d+(?:\.\d+)?) ?-?([GgTt])"
-    r"(?:(bits?|b|B)(?:/s|ps|/sec)(?![a-zA-Z])"
-    r"|(?:igabit|bit|b)?-?(?:E\b|(?= ?-?(?:ethernet|eth\b|roce|infiniband|ib\b|rdma|nics?\b|network|efa\b))))",
-    re.I,
+    r"(?:(\d+) ?x ?(?:\w+ )??)?(?<![\d.])(\d+(?:\.\d+)?) ?-?([GgTt])"
+    r"(?:(bits?|b|B)?(/s|ps|/sec)|(?:igabit|bit|b)?-?(E\b|(?= ?-?ethernet))|igabit|bit|b)?(?![a-zA-Z0-9])",
 )
 """A rate in bits or bytes a second, or of a kind of network by its rate: 10 GbE, 25Gb Ethernet, 100G RoCE."""
 _INSIDE = ("nvlink", "nvswitch", "nvl", "pcie", "c2c", "hbm", "xgmi")
@@ -183,27 +206,44 @@ def network_of(interconnect: str, notes: str, usual_per_node: int) -> Network:
     if match := re.search(r"(\d+) ?(?:x )?(?:gpus?|devices?|npus?|[ahvb]+\d00s?)(?: per |/| a |-per-)node", told, re.I):
         stated = per_node = max(1, int(match.group(1)))
     for clause in re.split(r"[;,+&]|\band\b|\bwith\b", interconnect):
-        low = clause.lower()
-        if any(word in low for word in _INSIDE):
+        if any(word in clause.lower() for word in _INSIDE):
             continue
-        shared = ("node" in low and not re.search(r"between|inter", low)) or "efa" in low or "total" in low
-        if match := _RATE.search(clause):
-            cards, rate, giga, unit = match.groups()
-            bits = float(rate) * (1e12 if giga.lower() == "t" else 1e9) * (8 if unit == "B" else 1)
+        if (found := _of_each(clause, per_node)) is not None:
+            words, bits = found
             if not bits:
-                raise UnknownDevice(f"links between nodes of {match.group().strip()!r} in {interconnect!r}")
-            several = int(cards or 1)
-            shared = (shared or several > 1 or bits > 400e9) and "per gpu" not in low
-            each = bits * several / per_node if shared else bits
-            said = f"{match.group().strip()!r} read as {each / 1e9:g} Gb/s of each device"
-            return Network(per_device_Bps=each / 8, devices_per_node=stated, assumed=(f"links between nodes: {said}",))
-        if match := re.search(r"(?:(\d+) ?x ?)?\b(hdr100|ndr200|hdr|ndr|edr|fdr|xdr)(?:200|400|100)?\b", low):
-            ports, bits = match.group(1), _GENERATIONS[match.group(2)]
-            each = bits * int(ports) / per_node if ports else bits
-            if ports is None and usual_per_node == 8 and match.group(2) in ("edr", "fdr"):
-                each = bits / 2  # nodes of that time had a card for two devices
-            said = f"{match.group().strip()} read as {each / 1e9:g} Gb/s of each device"
-            return Network(per_device_Bps=each / 8, devices_per_node=stated, assumed=(f"links between nodes: {said}",))
+                raise UnknownDevice(f"links between nodes of {words!r} in {interconnect!r}")
+            said = f"links between nodes: {words!r} read as {bits / 1e9:g} Gb/s of each device"
+            return Network(per_device_Bps=bits / 8, devices_per_node=stated, assumed=(said,))
     understood = not re.sub(r"[^a-z]", "", interconnect.lower()) or re.search("|".join(_INSIDE), interconnect, re.I)
     words = "not stated" if understood else f"no rate is read from {interconnect!r}"
     return Network(devices_per_node=stated, assumed=(f"links between nodes: {words}",))
+
+
+def _of_each(clause: str, per_node: int) -> tuple[str, float] | None:
+    """The words of a rate in a clause about links, and the bits a second of each device; None where none is found."""
+    plain = re.sub(r"(?<=\d) ?[*\u00d7] ?(?=\d)", "x", clause)
+    plain = re.sub(r"\bdual[- ]?rail\b", "2x", plain, flags=re.I)
+    plain = re.sub(r"\b(?:cx|mlx)[- ]?(?=[5-8]\b)", "connectx-", plain, flags=re.I)
+    plain = re.sub(r"\b(connectx|slingshot|bluefield|quantum)[ -]?(?=\d)", r"\1-", plain, flags=re.I)
+    low = plain.lower()
+    each_device = re.search(r"(?:per|/|each) ?-?(?:gpus?|devices?|npus?|cards?|accelerators?)\b", low)
+    shared = ("node" in low and not re.search(r"between|inter", low)) or "efa" in low or "total" in low
+    for found in _RATE.finditer(plain):
+        cards, rate, giga, unit, per_second, ethernet = found.groups()
+        if per_second is None and ethernet is None and not re.search(_NETWORK, low):
+            continue
+        bits = float(rate) * (1e12 if giga.lower() == "t" else 1e9) * (8 if unit == "B" else 1)
+        several = int(cards or 1)
+        if each_device:
+            return found.group().strip(), bits * several
+        whole = shared or several > 1 or bits > (800e9 if "connectx-8" in low else 400e9)
+        return found.group().strip(), bits * several / per_node if whole else bits
+    if (port := _PORT.search(low)) is None:
+        return None
+    ports, bits = port.group(1), _PORTS[port.group(2)]
+    if ports is not None:
+        return port.group().strip(), bits * int(ports) / (1 if each_device else per_node)
+    if re.search(r"\b(?:1|one|single) (?:port|nic|card)", low):
+        return port.group().strip(), bits / per_node
+    halved = per_node == 8 and port.group(2) in ("edr", "fdr", "slingshot-10")  # a card for two devices at that time
+    return port.group().strip(), bits / 2 if halved else bits

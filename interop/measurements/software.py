@@ -10,6 +10,7 @@ from interop.measurements.spellings import level_named
 
 __all__ = ["counts_recompute", "level_of", "software_of"]
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
     """What one software is predicted as.

@@ -6,7 +6,15 @@ import math
 import re
 from dataclasses import dataclass
 
-__all__ = ["Recompute", "is_offloaded", "level_named", "recompute_named", "recomputed_layers", "schedule_named", "switch_named"]
+__all__ = [
+    "Recompute",
+    "is_offloaded",
+    "level_named",
+    "recompute_named",
+    "recomputed_layers",
+    "schedule_named",
+    "switch_named",
+]
 
 _YES = ("y", "yes", "true", "1", "on", "enabled", "t", "\u2713", "\u2714", "\u2705", "\u221a")
 _NO = ("n", "no", "false", "0", "off", "disabled", "none", "f", "\u2717", "\u2718", "\u2715", "\u274c", "\u00d7")
