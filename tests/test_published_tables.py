@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 
 from interop.measurements import scores
+from interop.measurements.models import catalogued
+from interop.measurements.rows import case_of
 from interop.measurements.scores import validate
 from interop.measurements.tables import read_table
 from plans.errors import TwofoldError
@@ -82,6 +84,61 @@ FORMS = {
         "Megatron-DeepSpeed,GPT-3 175B,384,A100 80GB,8,12,4,1536,1,2048,full,51.0,45.2\n",
         [{"metric": "mfu_percent", "value": "51.0"}, {"metric": "tflops_per_gpu", "value": "117.708"}],
     ),
+    # several tables under headings that tell the device, the links and the software
+    "nodes.md": (
+        "# llm-foundry, scripts/train/benchmarking\n\n## A100 80GB with 1600 Gbps node-node interconnect (RoCE)\n\n"
+        "| Model | SeqLen (T) | # GPUs | MFU | MicroBatchSize | GlobalBatchSize | GlobalBatchSize (T) | Precision | "
+        "MP Mode | Sharding Strategy | Activation Checkpointing | Activation CPUOffload | NumParams |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+        "| 30b | 2048 | 64 | 51.2 | 8 | 2048 | 4194304 | amp_bf16 | PURE | FULL_SHARD | True | False | 30019254272 |\n"
+        "\n## H100 80GB\n\nA list of nothing.\n\n| Name | Colour |\n|---|---|\n| a | b |\n\n"
+        "| Model | SeqLen (T) | # GPUs | MFU | MicroBatchSize | GradAccum | Precision | Sharding Strategy |\n"
+        "|---|---|---|---|---|---|---|---|\n| 7b | 2048 | 8 | 30.5 | 6 | 2 | amp_fp8 | SHARD_GRAD_OP |\n",
+        [{"gpu_type": "A100 80GB", "model": "30b", "global_batch": "2048", "recompute": "True",
+          "source": "llm-foundry, scripts/train/benchmarking"},
+         {"gpu_type": "H100 80GB", "global_batch": "96", "zero_level": "SHARD_GRAD_OP"}],
+    ),
+    # one row a run, headers in the first column
+    "turned.csv": (
+        ",Run A,Run B\nFramework,Megatron-LM,Megatron-LM\nModel,GPT-3 175B,GPT-3 175B\nGPU,A100 80GB,A100 80GB\n"
+        "GPUs,96,1536\nTP,8,8\nPP,12,12\nMicro batch,1,1\nGlobal batch,1536,1536\nSeq length,2048,2048\n"
+        "TFLOP/s/GPU,140,135\n",
+        [{"gpu_count": "96", "value": "140"}, {"gpu_count": "1536", "value": "135"}],
+    ),
+    "page.html": (
+        "<h2>Pre-training on H100 SXM</h2><table><tr><th>Model</th><th>#GPUs</th><th>TP</th><th>MBS</th><th>GBS</th>"
+        "<th>Step time (s)</th></tr>\n<tr><td>Llama-2-7B</td><td>8</td><td>2</td><td>1</td><td>64</td><td>3.1</td></tr>"
+        "</table>",
+        [{"gpu_type": "H100 SXM", "gpu_count": "8", "value": "3.1"}],
+    ),
+    "paper.tex": (
+        r"\begin{table}\caption{Training on A100-80GB with Megatron-LM}\begin{tabular}{l|rr}\toprule "
+        r"Model & GPUs & TP & PP & MBS & GBS & Seq & MFU (\%) \\ \midrule "
+        r"LLaMA-13B & 64 & 2 & 2 & 1 & 512 & 2048 & \textbf{55.1} \\ \bottomrule\end{tabular}\end{table}",
+        [{"gpu_type": "A100-80GB", "model": "LLaMA-13B", "value": "55.1"}],
+    ),
+    "log.jsonl": (
+        '{"model": "Llama-2-7B", "gpu": "H100", "gpus": 16, "layout": {"tp": 2, "pp": 2}, "mbs": 1, "gbs": 64, '
+        '"seq": 4096, "step_time_s": 1.6, "framework": "Megatron-LM"}\n',
+        [{"tp": "2", "pp": "2", "value": "1.6"}],
+    ),
+    "columns.txt": (
+        "model         gpu       gpus  tp  pp  mbs  gbs  seq   step_time(s)\n"
+        "gpt3-13b      A100-80G  64    8   1   1    512 2048   9.2\n",
+        [{"gpu_type": "A100-80G", "global_batch": "512", "value": "9.2"}],
+    ),
+    # a family and its size, clusters as nodes x devices, figures at several sizes of a job
+    "ascend.csv": (
+        "\u6a21\u578b,Params,Framework,\u786c\u4ef6,Cluster,\u5e8f\u5217\u957f\u5ea6,TP,PP,Precision,"
+        "Performance (tokens/s/p),GBS,MBS\nQwen2,72B,MindSpeed-LLM,Atlas 800T A2,8x8,4096,8,4,BF16,310,64,1\n"
+        "Mixtral,8x7B,ModelLink,Ascend 910B3,8x8,32768,8,2,BF16,480,32,1\n",
+        [{"model": "Qwen2 72B", "gpu_count": "64"}, {"model": "Mixtral 8x7B", "value": "480"}],
+    ),
+    "sizes.csv": (
+        "Framework,Model,GPU,Seq,MBS,Float8,tokens/s/GPU @8 GPUs,tokens/s/GPU (64 GPUs)\n"
+        "torchtitan,Llama-3-8B,H100,8192,1,tensorwise,9000,8800\n",
+        [{"gpu_count": "8", "precision": "float8 tensorwise", "value": "9000"}, {"gpu_count": "64", "value": "8800"}],
+    ),
 }  # fmt: skip
 
 
@@ -105,6 +162,46 @@ def test_every_row_of_every_form_is_predicted(tmp_path, name):
     assert not unpriced
     for row in found.rows:
         assert row["low"] < row["predicted"] < row["high"] and row["assumed"]
+
+
+def test_sizes_of_a_name_are_those_that_were_published(tmp_path):
+    """Parameters by the counts that Hugging Face shows for the released weights."""
+    counts = {
+        "Qwen2-72B": 72.7e9, "Qwen2.5-32B": 32.8e9, "LLaMA 33B": 32.5e9, "Yi-34B": 34.4e9, "MPT-30B": 30.0e9,
+        "Falcon-40B": 41.8e9, "Gemma-7B": 8.54e9, "Pythia-6.9b": 6.86e9, "Qwen3-8B": 8.19e9, "DeepSeek-V2": 236e9,
+        "InternLM2-20B": 19.9e9, "OLMoE-1B-7B": 6.92e9, "gpt-oss-120b": 117e9, "DBRX": 132e9, "gpt2-medium 355M": 355e6,
+    }  # fmt: skip
+    for name, parameters in counts.items():
+        config = catalogued(name)
+        assert config.num_parameters == pytest.approx(parameters, rel=0.02), name
+
+
+def test_an_inner_size_that_is_not_stated_is_that_of_the_family():
+    """LLaMA's 13B have 13,824 (its params.json), not four times the width."""
+    row = BASE | {"model": "LLaMA 13B", "layers": "40", "hidden": "5120", "heads": "40"}
+    assert case_of(row, 1).config.inner == 13_824
+    assert case_of(row | {"model": "llama-like 3B", "hidden": "2560", "heads": "20"}, 1).config.inner == 6_912
+    assert case_of(row | {"model": "GPT 13B"}, 1).config.inner == 4 * 5120
+
+
+def test_a_reading_that_does_not_fit_is_no_prediction(tmp_path):
+    """GPT-3 175B on 64 devices keeps more than they have, unless it recomputes."""
+    row = BASE | {"model": "GPT-3 175B", "tp": "8", "pp": "8", "dp": "1", "gpu_count": "64", "gpu_type": "A100-80GB",
+                  "micro_batch": "4", "recompute": ""}  # fmt: skip
+    stated = [row | {"recompute": mode} for mode in ("none", "selective", "full")]
+    left_open, *each = _table(tmp_path, [row, *stated]).rows
+    first = next(found for found in each if found["fits"])
+    assert not each[0]["fits"] and left_open["predicted"] == pytest.approx(first["predicted"])
+    assert any("the first reading that fits" in told for told in left_open["assumed"])
+
+
+def test_a_share_of_the_peak_is_of_the_products_that_its_source_counts(tmp_path):
+    """Composer divides by the peak of float8, twice that of bf16; others leave it open."""
+    row = BASE | {"tp": "1", "pp": "1", "dp": "16", "precision": "amp_fp8", "metric": "mfu_percent", "value": "30"}
+    counted, left_open = _table(tmp_path, [row | {"source": name} for name in ("llm-foundry", "FSDP2")]).rows
+    narrow = next(each for each in left_open["readings"] if each["cells"] == {"peak": "narrow"})
+    assert narrow["predicted"] == pytest.approx(left_open["predicted"] * 989 / 1979, rel=1e-3)
+    assert counted["predicted"] < 0.7 * left_open["predicted"]
 
 
 BASE = {

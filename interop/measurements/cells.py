@@ -11,7 +11,9 @@ from interop.measurements.numbers import number
 from interop.measurements.precisions import BLACKWELL, HOPPER, Precision, has_products, precision_named
 from interop.measurements.spellings import is_offloaded, switch_named
 
-__all__ = ["BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "ZERO_BUBBLE", "Cells", "Skip"]
+__all__ = [
+    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_TITLE", "ROW", "ZERO_BUBBLE", "Cells", "Skip",
+]  # fmt: skip
 
 _OFTEN_FLOAT8 = r"nemo\b|megatron-?bridge|transformer ?engine"
 """Software whose published runs are as often in float8 as in bf16 on devices that have it."""
@@ -39,6 +41,9 @@ _LEAST_VALUE, _MOST_VALUE = 1e-6, 1e9
 
 BAD_COLUMN, BAD_VALUE, BAD_REASON = "bad column", "bad value", "bad reason"
 """Keys of a row of which a cell could not be read: which, what it holds, and why."""
+
+ROW, FIGURE, FROM_TITLE = "row of the table", "header of the figure", "columns from a title"
+"""Keys of a row: its number, the header of the figure that it has, and which of its cells the table's title told."""
 
 
 class Skip(Exception):

@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from interop.measurements.numbers import number
+from interop.measurements.spellings import level_named, switch_named
 
-__all__ = ["BadCell", "plain_row"]
+__all__ = ["NO_FSDP", "BadCell", "plain_row"]
 
 _WORDS = {
     "tp": r"tp|tensor|model", "pp": r"pp|pipeline", "dp": r"dp|data|fsdp", "cp": r"cp|context", "ep": r"ep|expert",
@@ -20,6 +21,9 @@ _SHORT = {"tp": "tp", "pp": "pp", "dp": "dp", "fsdp": "dp", "cp": "cp", "ep": "e
           "mbs": "micro_batch", "gbs": "global_batch"}  # fmt: skip
 
 _USUAL_NODE = 8
+
+NO_FSDP = "no fsdp"
+"""Cell of a sharding level where a column "FSDP" has a 0."""
 
 
 class BadCell(Exception):
@@ -52,9 +56,18 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     made = dict(row)
     if layout := made.pop("layout", ""):
         _fill(made, _layout(layout, headers.get("layout", "")))
-    if headers.get("zero_level", "").strip().lower() == "fsdp" and (ways := number(made.get("zero_level", ""))):
-        made["zero_level"] = "3" if ways > 1 else "0"  # a degree, as torchtitan's tables have it
-        _fill(made, {"dp": f"{ways:g}"})
+    if headers.get("zero_level", "").strip().lower() == "fsdp" and (cell := made.get("zero_level", "")):
+        ways = number(cell)
+        if ways is None:
+            made["zero_level"] = {True: "3", False: NO_FSDP, None: cell}[switch_named(cell)]
+        else:  # a degree, as torchtitan's and NeMo's tables have it
+            made["zero_level"] = "3" if ways > 1 else "0" if ways else NO_FSDP
+            _fill(made, {"dp": f"{ways:g}"} if ways else {})
+    narrow = made.pop("float8", "")
+    if narrow and switch_named(narrow) is not False:
+        made["precision"] = "float8" if switch_named(narrow) else f"float8 {narrow}"
+    if switch_named(made.pop("offload", "")):
+        made["notes"] = f"{made.get('notes', '')}; offload".strip("; ")
     if found := re.match(r"(\d+) ?[x\u00d7*] ?(?=[a-z])", made.get("gpu_type", ""), re.I):
         _fill(made, {"gpu_count": found.group(1)})
     counted = re.fullmatch(
@@ -107,6 +120,8 @@ def _layout(text: str, header: str) -> dict[str, str]:
             found[column] = match.group(1)
     if level := re.search(r"zero[- ]?(?:stage)?[- ]?[0-3]|fsdp2?|full[_ ]shard|\bddp\b|hsdp", text.lower()):
         found["zero_level"] = level.group()
+    if not found and level_named(text)[0] is not None:
+        found["zero_level"] = text
     if not found:
         raise BadCell("layout", text, f"layout is {text!r}; degrees are written as in 'TP 8, PP 4, DP 2'")
     return found
@@ -116,7 +131,15 @@ def _batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
     """The batch in sequences: of tokens where its header or cell says so, of accumulated micro-batches where blank."""
     text, header = row.get("global_batch", ""), headers.get("global_batch", "").lower()
     accumulation = row.pop("accumulation", "")
-    if text and re.search(r"tok", header + text.lower()):
+    if (
+        text
+        and accumulation
+        and not row.get("micro_batch")
+        and re.fullmatch(r"(train[ _]?)?(batch|bs)([ _]?size)?", header)
+    ):
+        row["micro_batch"] = row.pop("global_batch")  # beside a number of micro-batches it is the size of one
+        text = ""
+    if text and re.search(r"tok|\(t\)", header + text.lower()):
         seq = number(row.get("seq", ""))
         if seq is None and (kilo := re.fullmatch(r"(\d+) ?k", row.get("seq", "").lower())):
             seq = 1024.0 * int(kilo.group(1))

@@ -21,7 +21,7 @@ _INSTANCES = (
     (r"nd96isr.* h200", "h200"), (r"bm gpu4 8", "a100 40gb"), (r"dgx 2", "v100 32gb"), (r"dgx 1", "v100 32gb"),
     (r"selene", "a100 80gb"), (r"grace hopper", "gh200"),
 )  # fmt: skip
-"""Instances of clouds (EC2, Google Cloud, Azure, Oracle) and whole systems by the devices they have (vendors' pages)."""
+"""Instances of EC2, Google Cloud, Azure and Oracle, and whole systems, by the devices they have (vendors' pages)."""
 
 _CARDS = {
     "a100": {"40": "a100-pcie-40gb", "80": "a100-pcie-80gb"},

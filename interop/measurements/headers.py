@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 __all__ = [
-    "COLUMNS", "COMPOSED", "METRICS", "Figure", "column_named", "figure_named", "has_units_in_cells", "rank_of",
+    "COLUMNS", "COMPOSED", "METRICS", "Figure", "column_named", "devices_told", "figure_named", "has_units_in_cells",
+    "rank_of",
 ]  # fmt: skip
 
 METRICS = (
@@ -24,25 +25,34 @@ COLUMNS = (
 )  # fmt: skip
 """What a row is made of."""
 
-COMPOSED = ("nodes", "per_node", "accumulation", "layout", "unit", "year")
+COMPOSED = ("nodes", "per_node", "accumulation", "layout", "unit", "year", "offload", "float8")
 """Columns whose cells tell those of others (`interop.measurements.composed`)."""
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
-    "source": ("software", "framework", "stack", "library", "reference", "code", "codebase", "system", "backend"),
-    "model": ("modelname", "modelsize", "network", "modeltype", "size", "params", "parameters", "architecture"),
-    "layers": ("numlayers", "nlayers", "l", "numhiddenlayers", "layer", "depth"),
-    "hidden": ("hiddensize", "dmodel", "h", "width", "modeldim", "embeddim", "hiddendim", "embeddingsize"),
-    "heads": ("attentionheads", "numheads", "nheads", "numattentionheads", "a", "attnheads"),
+    "source": ("software", "framework", "stack", "library", "reference", "code", "codebase", "system", "backend",
+               "trainer", "框架"),
+    "model": ("modelname", "modelsize", "network", "modeltype", "size", "params", "parameters", "architecture",
+              "numparameters", "numparams", "modelparams", "parametersize", "benchmark", "workload", "modèle",
+              "模型", "参数", "参数量"),
+    "layers": ("numlayers", "nlayers", "l", "numhiddenlayers", "layer", "depth", "numberoflayers", "nlayer",
+               "层数"),
+    "hidden": ("hiddensize", "dmodel", "h", "width", "modeldim", "embeddim", "hiddendim", "embeddingsize",
+               "embeddingdim", "nembd"),
+    "heads": ("attentionheads", "numheads", "nheads", "numattentionheads", "a", "attnheads", "nhead",
+              "numberofheads", "numberofattentionheads"),
     "kv_heads": ("numkvheads", "kvheads", "numquerygroups", "numkeyvalueheads", "querygroups"),
     "ffn": ("ffnhiddensize", "intermediatesize", "dff", "ffnsize", "mlpsize", "ffnhidden", "ffndim"),
     "vocab": ("vocabsize", "vocabulary", "v", "vocabularysize"),
-    "seq": ("seqlen", "sequencelength", "seqlength", "sequence", "contextlength", "context", "maxseqlen", "s", "sl",
-            "seqs", "blocksize", "ctx", "ctxlen"),
+    "seq": ("seqlen", "sequencelength", "seqlength", "sequence", "contextlength", "context", "maxseqlen", "s",
+            "sl", "seqs", "blocksize", "ctx", "ctxlen", "序列长度"),
     "global_batch": ("gbs", "globalbatchsize", "totalbatchsize", "globalbs", "batchsize", "batchtokens",
-                     "globalbatchtokens", "batchsizetokens", "tokensperbatch", "batch", "bs", "b"),
+                     "globalbatchtokens", "batchsizetokens", "tokensperbatch", "batch", "bs", "b",
+                     "globalbatchsizetokens", "全局批", "globalbatchsizesamples", "globalbatchsizesequences"),
     "micro_batch": ("mbs", "microbatchsize", "ubs", "microbs", "microbatch", "devicebatchsize", "localbatchsize",
                     "perdevicebatchsize", "perdevicetrainbatchsize", "localbs", "batchsizepergpu", "batchpergpu",
-                    "microbatchsizepergpu", "trainmicrobatchsizepergpu", "devicetrainmicrobatchsize"),
+                    "microbatchsizepergpu", "trainmicrobatchsizepergpu", "devicetrainmicrobatchsize", "batchgpu",
+                    "pergpubatchsize", "pergpubatch", "batchdevice", "batchperdevice", "batchsizeperdevice",
+                    "minibatchpergpu", "微批", "localbatch", "microbatchsizeperdevice"),
     "tp": ("tensorparallel", "tensormodelparallelsize", "tensorparallelism", "tpsize", "t", "tensorparallelsize",
            "tpdegree", "tensor", "mp", "modelparallel", "modelparallelsize"),
     "pp": ("pipelineparallel", "pipelinemodelparallelsize", "pipelineparallelism", "ppsize", "p",
@@ -59,30 +69,38 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "shared_experts": ("numsharedexperts", "nsharedexperts", "shared"),
     "capacity": ("capacityfactor", "moecapacityfactor", "expertcapacityfactor", "cf"),
     "schedule": ("pipelineschedule", "ppschedule"),
-    "sequence_parallel": ("sp", "seqparallel", "sequenceparallelism"),
-    "recompute": ("activationcheckpointing", "activationcheckpoint", "activationrecomputation", "checkpointing", "ac",
-                  "recomputation", "activationrecompute", "gradientcheckpointing", "actckpt", "actcheckpointing",
-                  "recomputegranularity", "remat", "rematerialization", "activationckpt"),
+    "sequence_parallel": ("sp", "seqparallel", "sequenceparallelism", "useseqparallel", "sequenceparallelenabled"),
+    "recompute": ("activationcheckpointing", "activationcheckpoint", "activationrecomputation", "checkpointing",
+                  "ac", "recomputation", "activationrecompute", "gradientcheckpointing", "actckpt",
+                  "actcheckpointing", "recomputegranularity", "remat", "rematerialization", "activationckpt",
+                  "重计算", "usegradientcheckpointing", "enableactivationcheckpointing"),
     "zero_level": ("zero", "zerostage", "sharding", "shardingstrategy", "optimizersharding", "fsdp", "zerolevel",
-                   "distributedoptimizer", "fsdpsharding", "shardingstage"),
+                   "distributedoptimizer", "fsdpsharding", "shardingstage", "usedistributedoptimizer", "distopt",
+                   "distributedopt", "zerooptimization", "fsdpstrategy", "dpstrategy", "dataparallelsharding"),
     "gpu_type": ("gpu", "device", "accelerator", "hardware", "gputype", "chip", "npu", "devicetype", "gpumodel",
-                 "acceleratortype", "instance", "instancetype", "hw", "platform", "machine"),
-    "gpu_count": ("gpus", "numgpus", "ngpus", "devices", "numdevices", "worldsize", "nodesxgpus", "numnpus", "npus",
-                  "accelerators", "numaccelerators", "gpucount", "numberofgpus", "chips", "cards", "totalgpus"),
-    "interconnect": ("network", "links", "fabric", "internodeinterconnect", "networking", "internode"),
-    "precision": ("dtype", "datatype", "mixedprecision", "prec"),
+                 "acceleratortype", "instance", "instancetype", "hw", "platform", "machine", "processor",
+                 "hardwaretype", "硬件", "acceleratorname", "gputypes"),
+    "gpu_count": ("gpus", "numgpus", "ngpus", "devices", "numdevices", "worldsize", "nodesxgpus", "numnpus",
+                  "npus", "accelerators", "numaccelerators", "gpucount", "numberofgpus", "chips", "cards",
+                  "totalgpus", "devicenum", "ranksize", "numchips", "cluster", "clustersize", "卡数", "集群"),
+    "interconnect": ("network", "links", "fabric", "internodeinterconnect", "networking", "internode", "link",
+                     "internodelink", "nic"),
+    "precision": ("dtype", "datatype", "mixedprecision", "prec", "精度", "paramsdtype", "computedtype", "amp"),
     "compile": ("torchcompile", "compiled"),
     "async_tp": ("asynctp", "asynctensorparallel"),
-    "notes": ("comment", "comments", "remarks", "note", "techniques", "optimizations", "config"),
+    "notes": ("comment", "comments", "remarks", "note", "techniques", "optimizations", "config", "mpmode",
+              "kernel", "attention", "dispatcher", "routing", "features"),
     "provenance": ("version", "release", "commit", "container"),
     "nodes": ("numnodes", "nnodes", "numberofnodes", "hosts", "servers"),
     "per_node": ("gpuspernode", "gpusnode", "devicespernode", "nprocpernode", "npuspernode", "ngpuspernode"),
-    "accumulation": ("gradaccum", "gradientaccumulation", "gradientaccumulationsteps", "gas", "ga", "gradaccumsteps",
-                     "accumulationsteps", "accum", "gradacc", "gradaccsteps", "nummicrobatches", "microbatchnum",
-                     "microbatches"),
+    "accumulation": ("gradaccum", "gradientaccumulation", "gradientaccumulationsteps", "gas", "ga",
+                     "gradaccumsteps", "accumulationsteps", "accum", "gradacc", "gradaccsteps", "nummicrobatches",
+                     "microbatchnum", "microbatches"),
     "layout": ("parallelism", "parallelconfig", "parallelstrategy", "strategy", "parallelization", "mesh",
                "parallellayout", "parallelisms"),
     "year": ("date",),
+    "float8": ("fp8", "usefp8", "enablefp8", "fp8recipe", "float8recipe"),
+    "offload": ("activationcpuoffload", "cpuoffload", "offloading", "optimizeroffload", "activationoffload"),
 }  # fmt: skip
 """Column -> other names of it, letters and digits only, the plainest last."""
 
@@ -101,7 +119,7 @@ def column_named(header: str) -> str:
         low = text.strip().lower()
         if low in COLUMNS:
             return low
-        plain = re.sub(r"[^a-z0-9]+", "", low.replace("# of", "num").replace("number of", "num"))
+        plain = re.sub(r"[\W_]+", "", low.replace("# of", "num").replace("number of", "num"))
         for column in (*COLUMNS, *COMPOSED):
             if plain == column.replace("_", "") or plain in _NAMES.get(column, ()):
                 return column
@@ -111,9 +129,24 @@ def column_named(header: str) -> str:
 
 def rank_of(header: str) -> int:
     """Which of two headers of one column is the more definite one: the smaller."""
-    low, plain = header.strip().lower(), re.sub(r"[^a-z0-9]+", "", header.lower())
+    low, plain = header.strip().lower(), re.sub(r"[\W_]+", "", header.lower())
     names = _NAMES.get(column_named(header), ())
     return 0 if low in COLUMNS else 1 + names.index(plain) if plain in names else 1 + len(names)
+
+
+_ON_DEVICES = re.compile(
+    r"[(\[@,]* *(?:@|on|with|for)? *(\d+) *(?:x )?(?:gpus?|npus?|devices|chips|cards|[ahb]\d00s?) *[)\]]?$", re.I
+)
+
+
+def devices_told(header: str) -> tuple[str, str]:
+    """A header of a figure without the number of devices that it tells, and that number; "" where it tells none.
+
+    >>> devices_told("tokens/s/GPU @8 GPUs"), devices_told("tokens/s/GPU")
+    (('tokens/s/GPU', '8'), ('tokens/s/GPU', ''))
+    """
+    found = _ON_DEVICES.search(header)
+    return (header[: found.start()].strip(), found.group(1)) if found else (header, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +171,7 @@ class Figure:
 _DEVICE = r"/(?:gpus?|devices?|chips?|npus?|cards?|accelerators?|dies?|ranks?|procs?|processors?|p)"
 _RATES = (
     (rf"(?:tokens?|toks?|tks|t|words)/s(?P<each>{_DEVICE})?|tps(?P<each2>{_DEVICE})?", "tokens_per_s_per_gpu"),
-    (rf"(?P<each>(?:tokens?|toks?){_DEVICE}/s|tgs|wps)", "tokens_per_s_per_gpu"),
+    (rf"(?P<each>(?:tokens?|toks?){_DEVICE}/s|tgs|wps(?:{_DEVICE})?)", "tokens_per_s_per_gpu"),
     (rf"(?:samples?|sequences?|seqs?|examples?)/s(?P<each>{_DEVICE})?", "samples_per_s_per_gpu"),
     (rf"(?P<each>(?:samples?|sequences?|seqs?|examples?){_DEVICE}/s)", "samples_per_s_per_gpu"),
 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from interop.measurements.published import sizes_published
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, named_config
 from plans.model.transformer.config import Rope
@@ -18,8 +19,8 @@ __all__ = [
     "catalogued",
     "family_of",
     "named_parameters",
-    "published_sizes",
     "resized",
+    "usual_ffn",
     "usual_seq",
     "usual_sizes",
 ]
@@ -67,7 +68,7 @@ def _llama(words: str, vocab: int, **settings: Any) -> Family:
 
 
 _FAMILIES: tuple[tuple[str, Family], ...] = (
-    (r"llama[-_ ]?3|llama3", _llama("Llama 3", 128_256)),
+    (r"llama[-_ ]?3(?![\db])", _llama("Llama 3", 128_256)),
     (r"codellama|code[-_ ]llama", _llama("Code Llama", 32_016)),
     (r"llama|vicuna|alpaca|mistral|tinyllama|zephyr", _LLAMA),
     (r"\byi[-_ ]?\d", _llama("Yi", 64_000)),
@@ -75,7 +76,10 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
     (r"qwen", _llama("Qwen, biases on queries, keys and values", 151_936, qkv_bias=True)),
     (r"gemma[-_ ]?", _llama("Gemma, heads of 256, tied head", 256_000, head_dim=256, tied=True)),
     (r"baichuan|internlm", _llama("Baichuan, InternLM", 64_000)),
-    (r"deepseek", _llama("DeepSeek, dense", 102_400)),
+    (r"chatglm|\bglm", _llama("GLM", 65_024)),
+    (r"gpt[-_ ]?oss", _llama(
+        "gpt-oss, without its windows and sinks", 201_088, qkv_bias=True, out_bias=True)),
+    (r"deepseek|kimi", _llama("DeepSeek, dense", 102_400)),
     (r"olmo", _llama("OLMo", 50_304)),
     (r"neox|pythia", Family(
         words="GPT-NeoX: layer norm, biases, a quarter of each head rotated, attention and MLP side by side",
@@ -110,24 +114,6 @@ _MIXTURES = (
 )
 
 
-_GPT_SIZES = {
-    "125m": (12, 768, 12), "350m": (24, 1024, 16), "760m": (24, 1536, 16), "1.3b": (24, 2048, 16),
-    "2.7b": (32, 2560, 32), "6.7b": (32, 4096, 32), "13b": (40, 5120, 40), "175b": (96, 12288, 96),
-}  # fmt: skip
-"""Parameters -> layers, width and heads: GPT-3 (Brown et al. 2020, arXiv 2005.14165, table 2.1); OPT took them over."""
-
-_SIZES: Mapping[str, Mapping[str, tuple[int, int, int]]] = {
-    r"gpt-?3|\bopt": _GPT_SIZES | {"30b": (48, 7168, 56), "66b": (64, 9216, 72)},
-    r"\bmpt|mosaic": {
-        "125m": (12, 768, 12), "350m": (24, 1024, 16), "760m": (24, 1536, 12), "1b": (24, 2048, 16),
-        "3b": (32, 2560, 20), "7b": (32, 4096, 32), "13b": (40, 5120, 40), "30b": (48, 7168, 56),
-        "70b": (80, 8192, 64),
-    },
-}  # fmt: skip
-"""Words of a model's name -> its published sizes by the parameters that the name states: of OPT arXiv 2205.01068,
-table 1; of MPT the files of llm-foundry, scripts/train/yamls/pretrain."""
-
-
 _USUAL = (
     (0.125e9, (12, 768, 12)), (0.35e9, (24, 1024, 16)), (0.76e9, (24, 1536, 16)), (1.1e9, (22, 2048, 32)),
     (1.3e9, (24, 2048, 16)), (2.7e9, (32, 2560, 32)), (3.6e9, (30, 3072, 32)), (7e9, (32, 4096, 32)),
@@ -154,7 +140,7 @@ def usual_sizes(name: str) -> tuple[int, int, int] | None:
 
 
 _SEQUENCES = (
-    (r"llama[-_ ]?3|qwen[-_ ]?[23]|gemma|nemotron", 8192),
+    (r"llama[-_ ]?3(?![\db])|qwen[-_ ]?[23]|gemma|nemotron", 8192),
     (r"llama[-_ ]?2|mistral|mixtral|deepseek|yi\b", 4096),
 )
 
@@ -168,26 +154,12 @@ def usual_seq(name: str) -> int:
     return next((seq for words, seq in _SEQUENCES if re.search(words, name.lower())), 2048)
 
 
-def published_sizes(name: str) -> tuple[int, int, int] | None:
-    """Layers, width and heads of a model whose family publishes them by its number of parameters; None: not known.
-
-    >>> published_sizes("MPT-7B"), published_sizes("GPT-3 175B"), published_sizes("my 7B")
-    ((32, 4096, 32), (96, 12288, 96), None)
-    """
-    low = name.lower()
-    found = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?) ?([mb])(?![a-z0-9])", low)
-    if not found:
-        return None
-    key = "".join(found[-1])
-    return next((sizes.get(key) for words, sizes in _SIZES.items() if re.search(words, low)), None)
-
-
 @lru_cache(maxsize=4096)
 def catalogued(name: str) -> TransformerConfig | None:
-    """The catalogue's model of this name; None where it has none.
+    """The catalogue's model of this name, or the one whose sizes were published; None where there is none.
 
-    >>> catalogued("Meta-Llama-3.1-70B").num_layers, catalogued("my own")
-    (80, None)
+    >>> catalogued("Meta-Llama-3.1-70B").num_layers, catalogued("MPT-7B").hidden, catalogued("my own")
+    (80, 4096, None)
     """
     plain = re.sub(r"^(meta|mistralai|openai|nvidia)[- ]", "", name.strip().lower().rpartition("/")[2])
     plain = re.sub(r"[-_ ](base|pretrain(ing)?|bf16|fp8|fp16)$", "", plain)
@@ -196,7 +168,24 @@ def catalogued(name: str) -> TransformerConfig | None:
             return named_config(each)
         except TwofoldError:
             continue
-    return None
+    return _published(name)
+
+
+def _published(name: str) -> TransformerConfig | None:
+    sizes = sizes_published(name, named_parameters(re.sub(r"[-_ ]a\d+(\.\d+)?b", "", name.lower())))
+    if sizes is None:
+        return None
+    family, _ = family_of(
+        name, hidden=sizes.hidden, heads=sizes.heads, kv_heads=sizes.kv_heads or sizes.heads,
+        ffn=sizes.ffn or 4 * sizes.hidden, has_experts=sizes.experts is not None,
+    )  # fmt: skip
+    settings = dict(family.settings) | ({"head_dim": sizes.head_dim} if sizes.head_dim else {})
+    return TransformerConfig(
+        name=name, num_layers=sizes.layers, hidden=sizes.hidden, num_heads=sizes.heads,
+        num_kv_heads=sizes.kv_heads or sizes.heads, ffn=sizes.ffn or 4 * sizes.hidden, seq=usual_seq(name),
+        vocab=sizes.vocab or family.vocab, experts=sizes.experts, latent=sizes.latent,
+        source="its released configuration", **settings,
+    )  # fmt: skip
 
 
 def family_of(
@@ -237,6 +226,16 @@ def named_parameters(name: str) -> float | None:
         return None
     number, unit = found[-1]
     return float(number) * {"m": 1e6, "b": 1e9, "t": 1e12}[unit]
+
+
+def usual_ffn(family: Family, hidden: int) -> int:
+    """The inner size of an MLP where a row does not state it: 4 x hidden, of a gated one two thirds of it, rounded up
+    to a multiple of 256 (Touvron et al. 2023, arXiv 2302.13971, section 2.2, and its code).
+
+    >>> usual_ffn(family_of("llama", hidden=4096, heads=32, kv_heads=32, ffn=0)[0], 4096)
+    11008
+    """
+    return -(-(8 * hidden // 3) // 256) * 256 if family.settings["gated"] else 4 * hidden
 
 
 def resized(config: TransformerConfig, **sizes: Any) -> TransformerConfig:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
 from interop.measurements.devices import devices_meant
 from interop.measurements.rows import UNEVEN, Case
 from interop.measurements.software import software_of
+from interop.measurements.spellings import schedule_named
 
 __all__ = ["Filling", "needed_fillings", "other_fillings"]
 
@@ -20,6 +22,8 @@ _SPLITS = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 4), (8, 8), (8, 16))
 """Tensor and pipeline degrees of rows that state none; of those that fit the device the middle one is taken."""
 
 _MOST_READINGS = 4
+
+_USUAL_GB = {"A100": 80, "V100": 32}
 
 
 def needed_fillings(row: Mapping[str, str]) -> list[Filling]:
@@ -41,7 +45,8 @@ def needed_fillings(row: Mapping[str, str]) -> list[Filling]:
 
 
 def _chunks(cells: Cells) -> Sequence[Filling]:
-    if cells.text("vpp") or not cells.plain("schedule").startswith(("interleaved", "1f1bi", "vp")):
+    schedule, chunks = schedule_named(cells.text("schedule"))
+    if cells.text("vpp") or chunks or not schedule.startswith("interleaved"):
         return []
     stages, layers = _count(cells, "pp"), _count(cells, "layers")
     counts = [each for each in _VIRTUAL if stages and layers % (stages * each) == 0][:_MOST_READINGS]
@@ -117,6 +122,13 @@ def other_fillings(row: Mapping[str, str], case: Case, *, stack_is_given: bool) 
     yield from ({"stack": stack} for stack in case.other_stacks)
     if any(told.startswith("no token dropped") for told in case.assumed):
         yield from ({"imbalance": str(uneven)} for uneven in (0, 2 * UNEVEN))
+    if case.metric == "mfu_percent" and case.peak == "" and re.search(r"float8|mxfp8|nvfp4", case.stack):
+        yield {"peak": "narrow"}
+    for kind, cell in (("A100", "A100 40GB"), ("V100", "V100 16GB")):
+        if f"memory of the {kind} not stated: {_USUAL_GB[kind]} GB" in case.assumed:
+            yield {"gpu_type": cells.text("gpu_type").lower().replace(kind.lower(), cell)}
+    if any(told.startswith("recompute ") and " taken as " in told for told in case.assumed):
+        yield from ({"recompute": mode} for mode in _recompute(case))
     torch = case.stack.startswith("torch")
     if not stack_is_given and torch and not cells.text("compile") and not case.stack.endswith("-compile"):
         yield {"compile": "y"}

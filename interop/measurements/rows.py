@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from costmodels.price.power import slowest_of
-from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
+from interop.measurements.cells import FROM_TITLE, ZERO_BUBBLE, Cells, Skip
 from interop.measurements.devices import Network, UnknownDevice, device_named, linked_within_node, network_of
 from interop.measurements.headers import COLUMNS
 from interop.measurements.models import (
@@ -19,8 +19,8 @@ from interop.measurements.models import (
     catalogued,
     family_of,
     named_parameters,
-    published_sizes,
     resized,
+    usual_ffn,
     usual_seq,
     usual_sizes,
 )
@@ -33,7 +33,7 @@ from plans.model.transformer.config import Experts
 from plans.plan import Optimizer
 from plans.schedules.registry import schedule_names
 
-__all__ = ["Case", "Skip", "case_of"]
+__all__ = ["COUNTS_NARROW", "UNEVEN", "Case", "Skip", "case_of"]
 
 _SHARDS_STATES = ("megatron", "megatron-float8", "megatron-deepspeed", "mindspore")
 """Stacks whose runs of today keep shards of the optimizer's states, as a rule."""
@@ -42,8 +42,13 @@ UNEVEN = 0.22
 """Standard deviation of experts' loads over their mean: with an auxiliary loss the fullest of 64 has 1.5 to 1.7 times
 its share (Wang et al. 2024, arXiv 2408.15664, table 2), 2.4 standard deviations above the mean."""
 
+COUNTS_NARROW = r"foundry|composer|mosaic"
+"""Software whose shares of the peak are of the peak of its narrow products."""
+
 _DESCRIBED = "measured/readme"
 """What the notes of our own runs refer to for their model."""
+
+_NARAYANAN = "2104.04473"
 
 _ZERO_BUBBLE_VOCAB = 32_000
 """The zero-bubble experiments use a SentencePiece model; the parameters that their models' names state (1.5B, 6.2B,
@@ -62,6 +67,7 @@ class Case:
         metric, value: what was measured.
         counts_recompute: whether a rate counts the operations of recomputation as work.
         assumed: what the row does not state, in words.
+        peak: the products, as of `Compute.matrix_flops_per_s`, whose peak a share of the peak is of.
         group: rows whose predictions are compared with each other.
         row: its number in the table, from 1, the header not counted.
         source: of the row.
@@ -83,6 +89,7 @@ class Case:
     source: str
     labels: Mapping[str, str] = field(default_factory=dict)
     other_stacks: tuple[str, ...] = ()
+    peak: str = ""
 
     @property
     def machine_of_one(self) -> str:
@@ -130,6 +137,9 @@ class _Reading(Cells):
         except UnknownDevice as error:
             raise Skip(str(error), "gpu_type") from None
         self.assumed += more
+        if columns := self.row.get(FROM_TITLE):
+            told = ", ".join(f"{column} {self.text(column)!r}" for column in columns.split(", "))
+            self.assumed.append(f"from the table's title: {told}")
         dtype = self.dtype(device)
         try:
             stacks = (self.given_stack,) if self.given_stack else software_of(self, device)
@@ -156,14 +166,26 @@ class _Reading(Cells):
             config=config, degrees=degrees, machine=f"{device}-x{gpus}", network=network, stack=stack, metric=metric,
             value=value, counts_recompute=counts_recompute(self, metric, stack, degrees.recompute),
             assumed=tuple(dict.fromkeys(self.assumed)), group=group, row=self.number, source=self.text("source"),
-            labels=labels, other_stacks=stacks[1:],
+            labels=labels, other_stacks=stacks[1:], peak=self.peak(metric, stack),
         )  # fmt: skip
+
+    def peak(self, metric: str, stack: str) -> str:
+        """The products whose peak a share of it is of; "" of those of the block's dtype, as torchtitan and Megatron-LM
+        count. Composer counts those of the precision (composer/callbacks/speed_monitor.py, GPU_AVAILABLE_FLOPS)."""
+        narrow = re.search(r"float8|mxfp8|nvfp4|tf32", stack)
+        if metric != "mfu_percent" or narrow is None:
+            return ""
+        if narrow.group() == "tf32":
+            return "tf32"
+        if not self.text("peak") and not re.search(COUNTS_NARROW, self.words("source")):
+            return ""
+        return "float4" if narrow.group() == "nvfp4" else "float8"
 
     # ------------------------------------------------------------------- model and stack
 
     def config(self, dtype: str, stack: str) -> TransformerConfig:
         """The model: the catalogue's where the name is known, else a family by its name and sizes."""
-        name = self.text("model")
+        name = self.model_name()
         known = catalogued(name)
         layers, hidden, heads = self.sizes(name, known)
         seq = self.seq(name)
@@ -174,6 +196,8 @@ class _Reading(Cells):
             raise Skip(f"model {name!r} has other sizes than the catalogue's mixture {known.name}", "model")
         kv_heads = self.count("kv_heads", same.kv_heads if same else heads)
         ffn = self.count("ffn", same.inner if same else 4 * hidden)
+        if not self.text("ffn") and same is None:
+            ffn = self.usual_ffn(name, hidden, heads, kv_heads)
         experts = self.experts(name, known, ffn)
         if self.count("ep", 1) > 1 and experts is None:
             raise Skip(f"ep {self.text('ep')} without experts in its model", "ep")
@@ -184,6 +208,8 @@ class _Reading(Cells):
         self.assumed.append(reason)
         dropout = 0.1 if family.dropout and stack in ("megatron-2022", "zero-bubble") else 0.0
         settings = self.block_settings(family)
+        if same is not None and same.head_dim not in (None, same.hidden / same.num_heads):
+            settings["head_dim"] = same.head_dim
         if dropout:
             self.assumed.append("dropout and attention dropout of 0.1, Megatron-LM's defaults")
         config = TransformerConfig(
@@ -195,6 +221,23 @@ class _Reading(Cells):
             self.assumed.append(f"its sizes make {made / 1e9:.3g}e9 parameters, its name says {named / 1e9:g}e9")
         return config
 
+    def model_name(self) -> str:
+        """The model's name; one that is a number of parameters only is of what its source trains."""
+        name = self.text("model")
+        if re.fullmatch(r"[\d.]+ ?[mb]", name.lower()) and re.search(r"foundry|mosaic|composer", self.words("source")):
+            self.assumed.append(f"model {name} of {self.text('source')}: an MPT")
+            return f"MPT-{name}"
+        return name
+
+    def usual_ffn(self, name: str, hidden: int, heads: int, kv_heads: int) -> int:
+        """The inner size of the MLP, of models of the name where it is not stated."""
+        wide = {"hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": 4 * hidden}
+        family, _ = family_of(name, has_experts=True, **wide)
+        found = usual_ffn(family, hidden)
+        if found != 4 * hidden:
+            self.assumed.append(f"ffn not stated: {found}")
+        return found
+
     def seq(self, name: str) -> int:
         """Tokens of a sequence; what models of the name are usually trained with where that is not stated."""
         usual = usual_seq(name)
@@ -205,14 +248,13 @@ class _Reading(Cells):
     def sizes(self, name: str, known: TransformerConfig | None) -> tuple[int, int, int]:
         """Layers, width and heads; as published where they are blank."""
         cells = ("layers", "hidden", "heads")
-        published = (known.num_layers, known.hidden, known.num_heads) if known else published_sizes(name)
+        published = (known.num_layers, known.hidden, known.num_heads) if known else None
         missing = [cell for cell in cells if not self.text(cell)]
         if missing and published is None:
             published = usual_sizes(name)
             self.assumed.append(f"{', '.join(missing)} not stated: {published}, of models with as many parameters")
-        elif missing:
-            source = f" ({known.source})" if known else ""
-            self.assumed.append(f"{', '.join(missing)} of {known.name if known else name} as published{source}")
+        elif missing and known is not None:
+            self.assumed.append(f"{', '.join(missing)} of {known.name} as published ({known.source})")
         layers, hidden, heads = (
             self.count(cell, usual) for cell, usual in zip(cells, published or (None, None, None), strict=True)
         )
@@ -303,7 +345,8 @@ class _Reading(Cells):
         dp = self.count("dp", 0)
         if not dp:
             if not gpus or gpus % (tp * pp * cp):
-                raise Skip("dp is not stated and does not follow from the devices")
+                told = f"{gpus} devices are no multiple of {tp * pp * cp}" if gpus else "gpu_count is not stated either"
+                raise Skip(f"dp is not stated; {told}", "gpu_count")
             dp = gpus // (tp * pp * cp)
             self.assumed.append("dp not stated: all devices that tp, pp and cp leave")
         if gpus and dp * tp * pp * cp != gpus:
@@ -311,7 +354,9 @@ class _Reading(Cells):
         batch = self.batch(dp, pp)
         micro = self.count("micro_batch", batch // dp if batch == dp else 0)
         if not micro:
-            raise Skip("micro_batch is not stated")
+            raise Skip("micro_batch is not stated", "micro_batch")
+        if batch % (dp * micro):
+            raise Skip(f"global_batch {batch} does not divide over dp {dp} x micro_batch {micro}", "global_batch")
         schedule, virtual = self.schedule(pp, config.num_layers)
         again = self.recompute(stack)
         first = Degrees(
@@ -358,6 +403,9 @@ class _Reading(Cells):
 
     def recompute(self, stack: str) -> Recompute:
         text = self.text("recompute")
+        if not text and _NARAYANAN in self.words("source"):
+            self.assumed.append("recomputation not stated: full, which its eq. 3 counts")
+            return Recompute(mode="full")
         if not text:
             self.assumed.append("recomputation not stated: none")
             return Recompute(mode="none")

@@ -24,8 +24,9 @@ import msgspec
 from costmodels import Machine, utilization
 from costmodels.machine.catalogue import load_device
 from costmodels.price.torch_hosts import load_host
-from interop.measurements.cells import BAD_VALUE, Cells
+from interop.measurements.cells import BAD_VALUE, FIGURE, ROW, Cells
 from interop.measurements.devices import Network
+from interop.measurements.headers import METRICS
 from interop.measurements.readings import Filling, needed_fillings, other_fillings
 from interop.measurements.rows import Case, Skip, case_of
 from interop.measurements.tables import rows_of
@@ -94,16 +95,18 @@ def validate(
     seen: dict[bytes, int] = {}
     reader = _Reader(_Given(stack=stack, machine=machine, host=host))
     said_s = time.monotonic()
-    for number, row in enumerate(rows_of(path), start=1):
+    for count, row in enumerate(rows_of(path)):
+        number = int(row.pop(ROW))
         if on_progress is not None and time.monotonic() - said_s > _SAYS_EVERY_S:
             said_s = time.monotonic()
-            on_progress(f"{number - 1:,} rows, {len(reader.known):,} of them different")
+            on_progress(f"{count:,} rows, {len(reader.known):,} of them different")
         try:
             if (earlier := seen.setdefault(_identity(row), number)) != number:
                 raise Skip(f"it is row {earlier} again")
             group, result = reader.read(row, number)
         except Skip as skip:
-            skipped.append(_skipped(row, number, skip))
+            if (told := _skipped(row, number, skip)) not in skipped[-len(METRICS) :]:
+                skipped.append(told)
             continue
         groups.setdefault((result["source"], result["metric"]), []).append((group, result))
         rows.append(result)
@@ -138,7 +141,7 @@ class _Reader:
         if self.given.machine is not None and not row.get("gpu_type"):
             row = {**row, "gpu_type": self.given.machine.rpartition("-x")[0]}
         _, value, assumed = Cells(row).measured()
-        key = _digest((name, cell) for name, cell in row.items() if name != "value")
+        key = _digest((name, cell) for name, cell in row.items() if name not in ("value", FIGURE))
         if key not in self.known:
             try:
                 case, result = _read(row, number, self.given)
@@ -186,7 +189,12 @@ def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dic
     more = _priced({**row, **filled}, number, given, list(
         other_fillings({**row, **filled}, case, stack_is_given=given.stack is not None)
     ))  # fmt: skip
-    others += [] if isinstance(more, Exception) else more
+    if not isinstance(more, Exception):
+        others += more
+        if not result["runs"] and more[0][2]["fits"]:  # it ran, so it was not this one
+            (fitting, case, result), others = more[0], [each for each in others if each is not more[0]]
+            told = ", ".join(f"{name} {cell}" for name, cell in fitting.items())
+            result["assumed"].append(f"{told}: the first reading that fits the device")
     result["readings"] = [
         {"cells": dict(filling), "predicted": each["predicted"]} for filling, _, each in others
     ]  # fmt: skip
@@ -221,6 +229,11 @@ class _Run:
     memory: tuple[float, float]
     assumed: tuple[str, ...]
     fits: bool
+    runs: bool
+
+
+_MEMORY_MARGIN = 1.1
+"""A row whose predicted peak is at most this times a device's memory may have run on it."""
 
 
 @lru_cache(maxsize=100_000)
@@ -237,6 +250,7 @@ def _run(
     return _Run(
         found=found, memory=memory_interval(found.memory, unknown_bytes=unknown, reserved=stack.reserved),
         assumed=tuple(assumed), fits=found.peak_bytes <= target.room_bytes,
+        runs=found.peak_bytes <= _MEMORY_MARGIN * target.room_bytes,
     )  # fmt: skip
 
 
@@ -254,7 +268,7 @@ def _row(case: Case, given: _Given) -> dict[str, Any]:
     return {
         "row": case.row, "source": case.source, "metric": case.metric, "value": case.value, "predicted": predicted,
         "low": low, "high": high, "machine": machine, "stack": case.stack,
-        "fits": run.fits, "assumed": assumed,
+        "fits": run.fits, "runs": run.runs, "assumed": assumed,
     } | {_SHOWN[name]: sys.intern(text) for name, text in case.labels.items() if name in _SHOWN}  # fmt: skip
 
 
@@ -353,7 +367,9 @@ def measured_as(case: Case, found: Forecast, step_s: float) -> float:
     flops = model_flops(case)
     if case.metric == "tflops_per_gpu":
         return flops / step_s / gpus / 1e12
-    return 100 * flops / step_s / gpus / _load(case.machine_of_one).compute.matrix_flops_per_s[config.dtype]
+    return (
+        100 * flops / step_s / gpus / _load(case.machine_of_one).compute.matrix_flops_per_s[case.peak or config.dtype]
+    )
 
 
 def model_flops(case: Case) -> float:

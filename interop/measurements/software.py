@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 
 from interop.measurements.cells import Cells, Skip
+from interop.measurements.composed import NO_FSDP
 from interop.measurements.spellings import level_named
 
-__all__ = ["counts_recompute", "level_of", "software_of"]
+__all__ = ["counts_recompute", "level_of", "names_software", "software_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,8 @@ def level_of(cells: Cells) -> int | None:
     level, assumed = level_named(text)
     if assumed:
         cells.assumed.append(assumed)
+    if text == NO_FSDP:  # Megatron-LM may shard the optimizer's states without
+        return 0 if re.search("torch|deepspeed|foundry|composer", cells.words("source")) else None
     if level is None and not re.fullmatch(r"zero([- ]dp)?", text):  # its stage is left open
         raise Skip(
             f"zero_level is {cells.text('zero_level')!r}, none of 0 to 3, DDP, ZeRO-1 to ZeRO-3, FSDP, SHARD_GRAD_OP",
@@ -96,7 +99,9 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     """
     source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes")
     compiled = cells.switch("compile")
-    found = _named(source) or _named(words)
+    found = _named(source) or _named(words) or _named(cells.words("model"))
+    if found is None and re.search(r"fp8[-_ ](cs|ds|mx|sc)\b", cells.words("precision")):  # recipes of NeMo's
+        found = _named("nemo")
     named = found is not None
     if found is None:
         is_torch = "own run" in words or compiled is not None or level_of(cells) in (2, 3)
@@ -117,6 +122,15 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     if result[0].startswith("torch-2024"):
         cells.assumed.append("torch's parts of 2024: its source is published, of 2025 or before by its words")
     return result
+
+
+def names_software(words: str) -> bool:
+    """Whether words name a software that is known.
+
+    >>> names_software("Performance of NeMo 25.07"), names_software("Our runs")
+    (True, False)
+    """
+    return _named(words.lower()) is not None
 
 
 def _named(words: str) -> Software | None:

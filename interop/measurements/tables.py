@@ -9,12 +9,22 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE
+from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FIGURE, FROM_TITLE, ROW
 from interop.measurements.composed import BadCell, plain_row
 from interop.measurements.devices import UnknownDevice, device_named, devices_meant
-from interop.measurements.grids import grid_of
-from interop.measurements.headers import COLUMNS, Figure, column_named, figure_named, has_units_in_cells, rank_of
+from interop.measurements.grids import Grid, grids_of
+from interop.measurements.headers import (
+    COLUMNS,
+    Figure,
+    column_named,
+    devices_told,
+    figure_named,
+    has_units_in_cells,
+    rank_of,
+)
+from interop.measurements.models import named_parameters
 from interop.measurements.numbers import number
+from interop.measurements.titles import told_by_titles
 from plans.errors import TwofoldError
 from plans.reading import read_text
 
@@ -27,8 +37,10 @@ _NOTHING = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "oom", "out of memor
 def read_table(path: str | os.PathLike[str]) -> list[dict[str, str]]:
     """The rows of a table, by the names of `COLUMNS`.
 
-    Commas, semicolons or tabs are between the cells, or bars as in Markdown. A table without the columns "metric" and
-    "value" may have a column for each metric, as "TFLOP/s/GPU" or "MFU": every figure of it becomes a row.
+    Commas, semicolons, tabs or spaces are between the cells, or bars as in Markdown; tables of HTML and LaTeX and
+    records of JSON are read too. A table without the columns "metric" and "value" may have a column for each metric, as
+    "TFLOP/s/GPU" or "MFU": every figure of it becomes a row. A text may have several tables; what their titles say
+    fills the columns that they lack.
 
     Raises:
         TwofoldError: no such file, no rows, or columns missing.
@@ -47,34 +59,66 @@ def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:
     """
     name = os.fspath(path)
     text = read_text(path, "the table")
+    lacking: TwofoldError | None = None
+    num_rows = 0
     try:
-        headers, cells = grid_of(text, lambda header: bool(column_named(header) or figure_named(header)))
-        yield from _rows(headers, cells, name)
+        for grid in grids_of(text, lambda header: bool(column_named(header) or figure_named(header))):
+            try:
+                for row in _rows(grid, name, num_rows):
+                    num_rows = int(row[ROW])
+                    yield row
+            except TwofoldError as error:
+                lacking = lacking or error
     except csv.Error as error:
         raise TwofoldError(f"cannot read the table {name!r}: {error}") from None
+    if lacking is not None and not num_rows:
+        raise lacking
 
 
-def _rows(headers: Sequence[str], cells: Iterator[list[str]], table: str) -> Iterator[dict[str, str]]:
+def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
+    """Every row of a table; `before` rows of other tables stand before it."""
+    headers = grid.headers
     columns = [column_named(header) for header in headers]
-    figures: list[tuple[int, str, Figure | None]] = []
+    figures: list[_Column] = []
     if "metric" not in columns:
-        figures = [
-            (place, header, figure_named(header)) for place, header in enumerate(headers)
-            if figure_named(header) or (has_units_in_cells(header) and not columns[place])
-        ]  # fmt: skip
-    for place, _, _ in figures:
-        columns[place] = ""
-    _check(columns, headers, figures, table)
+        found = (_figure_of(place, header, columns[place]) for place, header in enumerate(headers))
+        figures = [each for each in found if each is not None]
+    for each in figures:
+        columns[each.place] = ""
+    told = told_by_titles(grid.titles, columns) if grid.titles else {}
+    _check([*columns, *told], headers, figures, table)
     order = sorted((place for place, column in enumerate(columns) if column), key=lambda place: rank_of(headers[place]))
     named = {column: headers[place] for place in reversed(order) for column in [columns[place]]}
-    for row in cells:
-        made = _row(row, columns, order, named)
+    for place, row in enumerate(grid.rows, start=before + 1):
+        made = _row(row, columns, order, headers, named, told)
+        made[ROW] = str(place)
         if not figures:
             yield _with_unit(made)
             continue
-        for place, header, figure in figures:
-            if row[place].lower() not in _NOTHING:
-                yield _measured(made, header, row[place], figure)
+        for each in figures:
+            if row[each.place].lower() not in _NOTHING:
+                own = made | ({"gpu_count": each.devices} if each.devices else {})
+                yield _measured(own, each.header, row[each.place], each.figure) | {FIGURE: headers[each.place]}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """A column of figures: where, its header, what it measures (None: its cells tell), and on how many devices."""
+
+    place: int
+    header: str
+    figure: Figure | None
+    devices: str = ""
+
+
+def _figure_of(place: int, header: str, column: str) -> _Column | None:
+    figure = figure_named(header)
+    if figure is not None or (has_units_in_cells(header) and not column):
+        return _Column(place=place, header=header, figure=figure)
+    bare, devices = devices_told(header)
+    if devices and (figure := figure_named(bare)) is not None:
+        return _Column(place=place, header=bare, figure=figure, devices=devices)
+    return None
 
 
 def _check(columns: Sequence[str], headers: Sequence[str], figures: Sequence[object], table: str) -> None:
@@ -89,8 +133,9 @@ def _check(columns: Sequence[str], headers: Sequence[str], figures: Sequence[obj
 
 
 def _row(
-    cells: Sequence[str], columns: Sequence[str], order: Sequence[int], named: Mapping[str, str]
-) -> dict[str, str]:
+    cells: Sequence[str], columns: Sequence[str], order: Sequence[int], headers: Sequence[str],
+    named: Mapping[str, str], told: Mapping[str, str],
+) -> dict[str, str]:  # fmt: skip
     """The cells of a row by their columns; where two headers mean one column, the more definite one's."""
     found: dict[str, str] = {}
     bad: BadCell | None = None
@@ -100,14 +145,20 @@ def _row(
             continue
         if column == "gpu_type" and number(cell) is not None:  # a column "GPU" may count them
             column = "gpu_count"
-        if column == "source" and "gpu_type" not in named and _is_device(cell):  # a column "System"
+        if column in ("source", "gpu_count") and "gpu_type" not in named and _is_device(cell):  # "System", "Cluster"
             column = "gpu_type"
-        if found.setdefault(column, cell) != cell:
+        if column == "model":
+            found[column] = _model(found.get(column, ""), cell, headers[place])
+        elif column == "global_batch" and column in found and _BATCH_TOKENS.search(headers[place].lower()):
+            continue
+        elif found.setdefault(column, cell) != cell:
             if column == "notes":
                 found[column] += f"; {cell}"
-            elif column not in ("source", "provenance", "model"):
+            elif column not in ("source", "provenance", "gpu_type"):
                 reason = f"two columns for {column} hold {found[column]!r} and {cell!r}"
                 bad = bad or BadCell(column, cell, reason)
+    if used := [column for column in told if not found.get(column)]:
+        found |= {column: told[column] for column in used} | {FROM_TITLE: ", ".join(used)}
     try:
         found = plain_row(found, named)
     except BadCell as error:
@@ -115,6 +166,30 @@ def _row(
     if bad is not None:
         found |= {BAD_COLUMN: bad.column, BAD_VALUE: bad.value, BAD_REASON: str(bad)}
     return found
+
+
+_BATCH_TOKENS = re.compile(r"tok|\(t\)")
+
+
+def _model(name: str, cell: str, header: str) -> str:
+    """The name of a model, with the number of parameters that another column tells."""
+    count = number(cell)
+    if count is not None and named_parameters(cell) is None:
+        billions = count if re.search(r"billion|\bb\b", header.lower()) else count / 1e9
+        million = re.search(r"million|\bm\b", header.lower()) is not None and count < 1e6
+        if not million and not 1e-3 <= billions < 1e5:
+            return name or cell
+        cell = f"{count:g}M" if million else f"{billions:.3g}B"
+    if not name:
+        return cell
+    if _SIZE.fullmatch(name.lower()) and not _SIZE.fullmatch(cell.lower()):
+        name, cell = cell, name
+    states = named_parameters(name) is not None or re.search(r"\d ?x ?[\d.]+ ?b", name.lower()) is not None
+    return f"{name} {cell}" if _SIZE.fullmatch(cell.lower()) and not states else name
+
+
+_SIZE = re.compile(r"(?:\d+ ?x ?)?\d+(?:\.\d+)? ?[mbt]")
+"""A number of parameters, or of experts and of an expert's."""
 
 
 def _is_device(cell: str) -> bool:

@@ -1,0 +1,169 @@
+"""Sizes of published models, by family and number of parameters, from the config.json that their authors released."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from plans.model.transformer.config import Experts, Latent
+
+__all__ = ["Sizes", "sizes_published"]
+
+
+class Sizes(NamedTuple):
+    """Sizes of a model.
+
+    Args:
+        layers, hidden, heads, kv_heads, ffn, vocab: as of `TransformerConfig`; 0: `heads`, four times `hidden`, or what
+            is usual in the family.
+        head_dim: 0: `hidden` over `heads`.
+        experts, latent: of a mixture, and of latent attention.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int = 0
+    ffn: int = 0
+    vocab: int = 0
+    head_dim: int = 0
+    experts: Experts | None = None
+    latent: Latent | None = None
+
+
+def _mixture(num: int, top_k: int, ffn: int, shared: int = 0, dense: int = 0) -> Experts:
+    return Experts(num_experts=num, top_k=top_k, ffn=ffn, num_shared=shared, num_dense_layers=dense)
+
+
+_DEEPSEEK = {"kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}
+
+_GPT3 = {
+    125e6: Sizes(12, 768, 12), 350e6: Sizes(24, 1024, 16), 760e6: Sizes(24, 1536, 16), 1.3e9: Sizes(24, 2048, 16),
+    2.7e9: Sizes(32, 2560, 32), 6.7e9: Sizes(32, 4096, 32), 13e9: Sizes(40, 5120, 40), 175e9: Sizes(96, 12288, 96),
+}  # fmt: skip
+"""Brown et al. 2020, arXiv 2005.14165, table 2.1; OPT took them over (arXiv 2205.01068, table 1)."""
+
+_QWEN_2 = {
+    0.5e9: Sizes(24, 896, 14, 2, 4864), 1.5e9: Sizes(28, 1536, 12, 2, 8960), 3e9: Sizes(36, 2048, 16, 2, 11008),
+    7e9: Sizes(28, 3584, 28, 4, 18944), 14e9: Sizes(48, 5120, 40, 8, 13824), 32e9: Sizes(64, 5120, 40, 8, 27648),
+    72e9: Sizes(80, 8192, 64, 8, 29568), 57e9: Sizes(28, 3584, 28, 4, 18944, experts=_mixture(64, 8, 2560, 8)),
+}  # fmt: skip
+
+_PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
+    (r"gpt-?2", {
+        124e6: Sizes(12, 768, 12), 355e6: Sizes(24, 1024, 16), 774e6: Sizes(36, 1280, 20), 1.5e9: Sizes(48, 1600, 25),
+    }),
+    (r"gpt-?3|\bopt", _GPT3 | {30e9: Sizes(48, 7168, 56), 66e9: Sizes(64, 9216, 72)}),
+    (r"gpt-?oss", {
+        20e9: Sizes(24, 2880, 64, 8, 2880, 201_088, 64, _mixture(32, 4, 2880)),
+        120e9: Sizes(36, 2880, 64, 8, 2880, 201_088, 64, _mixture(128, 4, 2880)),
+    }),
+    (r"\bmpt|mosaic", {
+        125e6: Sizes(12, 768, 12), 350e6: Sizes(24, 1024, 16), 760e6: Sizes(24, 1536, 12), 1e9: Sizes(24, 2048, 16),
+        3e9: Sizes(32, 2560, 20), 7e9: Sizes(32, 4096, 32), 13e9: Sizes(40, 5120, 40), 30e9: Sizes(48, 7168, 56),
+        70e9: Sizes(80, 8192, 64),
+    }),
+    (r"code[-_ ]?llama", {
+        7e9: Sizes(32, 4096, 32, 32, 11008), 13e9: Sizes(40, 5120, 40, 40, 13824), 34e9: Sizes(48, 8192, 64, 8, 22016),
+    }),
+    (r"tiny[-_ ]?llama", {1.1e9: Sizes(22, 2048, 32, 4, 5632)}),
+    (r"llama[-_ ]?3(?![\db])", {1e9: Sizes(16, 2048, 32, 8, 8192), 3e9: Sizes(28, 3072, 24, 8, 8192)}),
+    (r"llama[-_ ]?4.*scout", {109e9: Sizes(48, 5120, 40, 8, 8192, 202_048, 128, _mixture(16, 1, 8192, 1))}),
+    (r"llama", {
+        7e9: Sizes(32, 4096, 32, 32, 11008), 13e9: Sizes(40, 5120, 40, 40, 13824),
+        32.5e9: Sizes(60, 6656, 52, 52, 17920), 65e9: Sizes(80, 8192, 64, 64, 22016),
+    }),
+    (r"mistral[-_ ]?nemo", {12e9: Sizes(40, 5120, 32, 8, 14336, 131_072, 128)}),
+    (r"mistral[-_ ]?large", {123e9: Sizes(88, 12288, 96, 8, 28672)}),
+    (r"qwen[-_ ]?3", {
+        0.6e9: Sizes(28, 1024, 16, 8, 3072, 0, 128), 1.7e9: Sizes(28, 2048, 16, 8, 6144),
+        4e9: Sizes(36, 2560, 32, 8, 9728, 0, 128), 8e9: Sizes(36, 4096, 32, 8, 12288),
+        14e9: Sizes(40, 5120, 40, 8, 17408), 32e9: Sizes(64, 5120, 64, 8, 25600, 0, 128),
+    }),
+    (r"qwen[-_ ]?2", _QWEN_2),
+    (r"qwen", {
+        0.5e9: Sizes(24, 1024, 16, 16, 2816), 1.8e9: Sizes(24, 2048, 16, 16, 5504), 4e9: Sizes(40, 2560, 20, 20, 6912),
+        7e9: Sizes(32, 4096, 32, 32, 11008), 14e9: Sizes(40, 5120, 40, 40, 13696),
+        32e9: Sizes(64, 5120, 40, 8, 27392), 72e9: Sizes(80, 8192, 64, 64, 24576),
+    }),
+    (r"\byi\b", {
+        6e9: Sizes(32, 4096, 32, 4, 11008), 9e9: Sizes(48, 4096, 32, 4, 11008), 34e9: Sizes(60, 7168, 56, 8, 20480),
+    }),
+    (r"baichuan[-_ ]?2", {7e9: Sizes(32, 4096, 32, 32, 11008, 125_696), 13e9: Sizes(40, 5120, 40, 40, 13696, 125_696)}),
+    (r"baichuan", {7e9: Sizes(32, 4096, 32, 32, 11008), 13e9: Sizes(40, 5120, 40, 40, 13696)}),
+    (r"intern[-_ ]?lm[-_ ]?2", {
+        7e9: Sizes(32, 4096, 32, 8, 14336, 92_544), 20e9: Sizes(48, 6144, 48, 8, 16384, 92_544),
+    }),
+    (r"intern[-_ ]?lm", {7e9: Sizes(32, 4096, 32, 32, 11008, 103_168), 20e9: Sizes(60, 5120, 40, 40, 13824, 103_168)}),
+    (r"glm-?4", {9e9: Sizes(40, 4096, 32, 2, 13696, 151_552)}),
+    (r"glm", {6e9: Sizes(28, 4096, 32, 2, 13696, 65_024)}),
+    (r"gemma[-_ ]?2", {
+        2e9: Sizes(26, 2304, 8, 4, 9216, 0, 256), 9e9: Sizes(42, 3584, 16, 8, 14336, 0, 256),
+        27e9: Sizes(46, 4608, 32, 16, 36864, 0, 128),
+    }),
+    (r"gemma", {2e9: Sizes(18, 2048, 8, 1, 16384, 0, 256), 7e9: Sizes(28, 3072, 16, 16, 24576, 0, 256)}),
+    (r"falcon", {
+        7e9: Sizes(32, 4544, 71, 1, 18176), 40e9: Sizes(60, 8192, 128, 8, 32768),
+        180e9: Sizes(80, 14848, 232, 8, 59392),
+    }),
+    (r"bloom", {
+        560e6: Sizes(24, 1024, 16), 1.1e9: Sizes(24, 1536, 16), 1.7e9: Sizes(24, 2048, 16), 3e9: Sizes(30, 2560, 32),
+        7.1e9: Sizes(30, 4096, 32), 176e9: Sizes(70, 14336, 112),
+    }),
+    (r"neox", {20e9: Sizes(44, 6144, 64)}),
+    (r"pythia", {
+        70e6: Sizes(6, 512, 8), 160e6: Sizes(12, 768, 12), 410e6: Sizes(24, 1024, 16), 1e9: Sizes(16, 2048, 8),
+        1.4e9: Sizes(24, 2048, 16), 2.8e9: Sizes(32, 2560, 32), 6.9e9: Sizes(32, 4096, 32), 12e9: Sizes(36, 5120, 40),
+    }),
+    (r"gpt-?j", {6e9: Sizes(28, 4096, 16)}),
+    (r"deepseek[-_ ]?v2[-_ ]?lite|deepseek[-_ ]?v2.*16b", {0: Sizes(
+        27, 2048, 16, 16, 10944, 102_400, 0, _mixture(64, 6, 1408, 2, 1), Latent(**_DEEPSEEK)
+    )}),
+    (r"deepseek[-_ ]?v2", {0: Sizes(
+        60, 5120, 128, 128, 12288, 102_400, 0, _mixture(160, 6, 1536, 2, 1), Latent(q_rank=1536, **_DEEPSEEK)
+    )}),
+    (r"kimi[-_ ]?k2", {0: Sizes(
+        61, 7168, 64, 64, 18432, 163_840, 0, _mixture(384, 8, 2048, 1, 1), Latent(q_rank=1536, **_DEEPSEEK)
+    )}),
+    (r"deepseek", {7e9: Sizes(30, 4096, 32, 32, 11008), 67e9: Sizes(95, 8192, 64, 8, 22016)}),
+    (r"nemotron", {
+        8e9: Sizes(32, 4096, 32), 15e9: Sizes(32, 6144, 48, 8, 24576), 340e9: Sizes(96, 18432, 96, 8, 73728),
+    }),
+    (r"star[-_ ]?coder[-_ ]?2", {
+        3e9: Sizes(30, 3072, 24, 2, 12288), 7e9: Sizes(32, 4608, 36, 4, 18432), 15e9: Sizes(40, 6144, 48, 4, 24576),
+    }),
+    (r"star[-_ ]?coder", {15.5e9: Sizes(40, 6144, 48, 1, 24576)}),
+    (r"olmoe", {0: Sizes(16, 2048, 16, 16, 1024, 50_304, 0, _mixture(64, 8, 1024))}),
+    (r"olmo", {1e9: Sizes(16, 2048, 16, 16, 8192), 7e9: Sizes(32, 4096, 32, 32, 11008)}),
+    (r"dbrx", {0: Sizes(40, 6144, 48, 8, 10752, 100_352, 0, _mixture(16, 4, 10752))}),
+    (r"grok-?1", {0: Sizes(64, 6144, 48, 8, 32768, 131_072, 128, _mixture(8, 2, 32768))}),
+)  # fmt: skip
+"""Words of a name -> its sizes by the parameters that the name states, the first family that has them; 0: those of the
+name without a number. MPT's are the files of llm-foundry, scripts/train/yamls/pretrain."""
+
+
+def sizes_published(name: str, parameters: float | None) -> Sizes | None:
+    """The published sizes of a model; None where its family publishes none of that many parameters.
+
+    Args:
+        name: of the model.
+        parameters: that the name states.
+
+    >>> sizes_published("Qwen2-72B", 72e9).ffn, sizes_published("LLaMA 33B", 33e9).layers, sizes_published("my 7B", 7e9)
+    (29568, 60, None)
+    """
+    low = name.lower()
+    for words, sizes in _PUBLISHED:
+        if re.search(words, low) is None:
+            continue
+        if 0 in sizes:
+            return sizes[0]
+        near = min(sizes, key=lambda each: abs(each / parameters - 1)) if parameters else 0
+        if near and parameters and abs(near / parameters - 1) <= _AS_NAMED:
+            return sizes[near]
+    return None
+
+
+_AS_NAMED = 0.08
+"""By how much the number in a name is rounded: LLaMA's 32.5e9 are called 30B and 33B."""

@@ -1,0 +1,71 @@
+"""What the lines above a table say of all its rows: the device, the software, the precision, the links, the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from interop.measurements.software import names_software
+
+__all__ = ["told_by_titles"]
+
+_DEVICE = re.compile(
+    r"(?:\b(\d+) ?(?:x|\u00d7)? ?)?(?:nvidia |amd |instinct |(?:dgx|hgx)[- ])?(?<![a-z0-9])"
+    r"((?:g?[hb]\d00|a[18]00|h20|v100|mi\d{3}x?|(?:ascend )?910(?:b\d?|c)|gb[23]00|b300)"
+    r"(?:s\b)?(?:[-_ ](?:sxm\d?|pcie|nvl(?! ?\d\d)))*(?:[-_ ]?\(?\d{2,3} ?gi?b\)?)?(?:[-_ ](?:sxm\d?|pcie))?)"
+    r"(?![a-z0-9])",
+    re.I,
+)
+_COUNT = re.compile(r"\b(\d+) (?:gpus?|npus?|devices|accelerators|chips)\b", re.I)
+_PRECISION = re.compile(r"(?<![a-z0-9])(bf16|fp16|mxfp8|nvfp4|fp8(?:[-_](?:cs|ds|mx|sc))?|tf32|fp32)(?![a-z0-9])", re.I)
+_LINK = re.compile(r"[^.;:()|]*\d ?-?[gt]b(?:it)?(?:/s|ps)[^.;:()|]*(?:\([^)]*\))?", re.I)
+_MODEL = re.compile(
+    r"\b((?:meta-)?(?:code)?llama[- ]?\d?(?:\.\d)?[- ]?\d+(?:\.\d+)?b|gpt-?[23]?[- ]?\d+(?:\.\d+)?[bm]"
+    r"|mixtral[- ]8x\d+b|(?:qwen|mpt|opt|bloom|falcon|mistral|deepseek|gemma|nemotron)[-\w.]* ?\d+(?:\.\d+)?b"
+    r"|deepseek[- ]v[23])\b",
+    re.I,
+)
+_SEQ = re.compile(
+    r"(?:seq\w*|context)(?:[- ]len\w*)?(?: of| is|[:=])? *(\d[\d,]*k?)\b|\b(\d+k) (?:context|sequence|tokens)", re.I
+)
+
+
+def told_by_titles(titles: Sequence[str], columns: Collection[str]) -> dict[str, str]:
+    """Cells for columns that a table lacks, from the nearest line that tells them.
+
+    A line that names two devices, precisions or models tells none of them.
+
+    >>> found = told_by_titles(("A100 80GB with 1600 Gbps node-node interconnect (RoCE)",), ())
+    >>> found["gpu_type"], found["interconnect"]
+    ('A100 80GB', 'A100 80GB with 1600 Gbps node-node interconnect (RoCE)')
+    """
+    found: dict[str, str] = {}
+    for title in titles:
+        for column, cell in _told(title).items():
+            if column not in columns:
+                found.setdefault(column, cell)
+    return found
+
+
+def _told(title: str) -> dict[str, str]:
+    told: dict[str, str] = {}
+    devices = {match.group(2).lower(): match for match in _DEVICE.finditer(title)}
+    if len(devices) == 1:
+        (match,) = devices.values()
+        told["gpu_type"] = re.sub(r"(?<=\d)s\b", "", match.group(2))
+        if match.group(1):
+            told["gpu_count"] = match.group(1)
+    if counts := set(_COUNT.findall(title)):
+        if len(counts) == 1:
+            told.setdefault("gpu_count", counts.pop())
+    if len(precisions := {each.lower() for each in _PRECISION.findall(title)}) == 1:
+        told["precision"] = precisions.pop()
+    if len(links := _LINK.findall(title)) == 1:
+        told["interconnect"] = links[0].strip()
+    if len(models := {each.lower(): each for each in _MODEL.findall(title)}) == 1:
+        told["model"] = next(iter(models.values()))
+    if len(lengths := {first or other for first, other in _SEQ.findall(title)}) == 1:
+        told["seq"] = lengths.pop()
+    if names_software(title):
+        told["source"] = title
+    return told
