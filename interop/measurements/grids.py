@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
-import io
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from typing import Any
+
+from plans.errors import TwofoldError
+from plans.reading import json_of
 
 __all__ = ["Grid", "grids_of"]
 
@@ -201,12 +202,13 @@ def _of_html(text: str, knows: Callable[[str], bool]) -> Iterator[Grid]:
 
 def _records(text: str) -> list[Mapping[str, Any]]:
     """The objects of a JSON text or of its lines; none where it is neither."""
+    found: Any
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = json_of(text.encode(), "the table")
+    except TwofoldError:
         try:
-            found = [json.loads(line) for line in io.StringIO(text) if line.strip()]
-        except ValueError:
+            found = [json_of(line.encode(), "the table") for line in text.splitlines() if line.strip()]
+        except TwofoldError:
             return []
     if isinstance(found, dict):
         found = next((own for own in found.values() if isinstance(own, list)), [found])

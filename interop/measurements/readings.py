@@ -23,7 +23,8 @@ _SPLITS = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 4), (8, 8), (8, 16))
 
 _MOST_READINGS = 4
 
-_USUAL_GB = {"A100": 80, "V100": 32}
+_MEMORIES = (("A100", 80, 40), ("V100", 32, 16))
+"""Devices sold with two sizes of memory: the usual one, and the other."""
 
 
 def needed_fillings(row: Mapping[str, str]) -> list[Filling]:
@@ -107,34 +108,43 @@ def other_fillings(row: Mapping[str, str], case: Case, *, stack_is_given: bool) 
         case: made of it.
         stack_is_given: whether the caller says which software ran it.
     """
-    cells, degrees = Cells(row), case.degrees
+    cells = Cells(row)
     if ZERO_BUBBLE in cells.words("source"):  # its script states what its tables leave blank
         return
+    yield from _of_blank_cells(cells, case)
+    yield from ({"stack": stack} for stack in case.other_stacks)
+    yield from _of_words(cells, case)
+    torch = case.stack.startswith("torch")
+    if not stack_is_given and torch and not cells.text("compile") and not case.stack.endswith("-compile"):
+        yield {"compile": "y"}
+    if not cells.text("vpp") and not cells.text("schedule") and case.degrees.pp > 1:
+        if case.config.num_layers % (2 * case.degrees.pp) == 0:
+            yield {"schedule": "interleaved", "vpp": "2"}
+
+
+def _of_blank_cells(cells: Cells, case: Case) -> Iterator[Filling]:
+    degrees = case.degrees
     for column, values in _OPEN.items():
-        if cells.text(column):
-            continue
-        for value in values(case):
-            yield {column: value}
+        if not cells.text(column):
+            yield from ({column: value} for value in values(case))
     if degrees.pp > 1 and _cuts_batches(cells):
         samples = degrees.global_batch // degrees.dp
         sizes = [size for size in _MICRO_BATCHES if samples % size == 0 and size != degrees.micro_batch]
         yield from ({"micro_batch": str(size)} for size in sizes[: _MOST_READINGS - 1])
-    yield from ({"stack": stack} for stack in case.other_stacks)
+
+
+def _of_words(cells: Cells, case: Case) -> Iterator[Filling]:
+    """What words leave open: the balance of experts, whose peak a share is of, the memory of a device, and
+    recomputation of parts of a block."""
     if any(told.startswith("no token dropped") for told in case.assumed):
         yield from ({"imbalance": str(uneven)} for uneven in (0, 2 * UNEVEN))
     if case.metric == "mfu_percent" and case.peak == "" and re.search(r"float8|mxfp8|nvfp4", case.stack):
         yield {"peak": "narrow"}
-    for kind, cell in (("A100", "A100 40GB"), ("V100", "V100 16GB")):
-        if f"memory of the {kind} not stated: {_USUAL_GB[kind]} GB" in case.assumed:
-            yield {"gpu_type": cells.text("gpu_type").lower().replace(kind.lower(), cell)}
+    for kind, usual, other in _MEMORIES:
+        if f"memory of the {kind} not stated: {usual} GB" in case.assumed:
+            yield {"gpu_type": cells.text("gpu_type").lower().replace(kind.lower(), f"{kind} {other}GB")}
     if any(told.startswith("recompute ") and " taken as " in told for told in case.assumed):
         yield from ({"recompute": mode} for mode in _recompute(case))
-    torch = case.stack.startswith("torch")
-    if not stack_is_given and torch and not cells.text("compile") and not case.stack.endswith("-compile"):
-        yield {"compile": "y"}
-    if not cells.text("vpp") and not cells.text("schedule") and degrees.pp > 1:
-        if case.config.num_layers % (2 * degrees.pp) == 0:
-            yield {"schedule": "interleaved", "vpp": "2"}
 
 
 def _recompute(case: Case) -> tuple[str, ...]:
