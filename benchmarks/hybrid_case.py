@@ -32,11 +32,10 @@ CASE = CASES["multiple_mix"]
 
 
 def best_plan(machine: Machine) -> Plan:
-    graph, stages, recomputed = captured(CASE)
+    graph, stages = captured(CASE)
     return search(
         graph, machine, num_devices=NUM_RANKS, num_stages=CASE.num_stages, stages=stages,
-        num_micro_batches=CASE.num_micro_batches, schedule=CASE.schedule, recompute=recomputed,
-        optimizer=CASE.optimizer,
+        num_micro_batches=CASE.num_micro_batches, schedule=CASE.schedule, optimizer=CASE.optimizer,
     ).best  # fmt: skip
 
 

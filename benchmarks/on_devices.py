@@ -35,10 +35,10 @@ CASE = CASES["multiple_mix"]
 
 def plans_for(machine: Machine, ranks: int) -> dict[str, Plan]:
     """The searched plan and the usual degrees, for 2 or 4 ranks."""
-    graph, stages, recomputed = captured(CASE)
+    graph, stages = captured(CASE)
     found = {
         "searched": search(
-            graph, machine, num_devices=ranks, num_stages=2, stages=stages, num_micro_batches=4, recompute=recomputed,
+            graph, machine, num_devices=ranks, num_stages=2, stages=stages, num_micro_batches=4,
             optimizer=CASE.optimizer,
         ).best
     }  # fmt: skip
@@ -71,7 +71,7 @@ def plans_for(machine: Machine, ranks: int) -> dict[str, Plan]:
     for name, options in degrees.items():
         cut = {"stages": stages} if options.get("pp") else {}
         micro_batch = 8 // options.get("dp", 1)
-        found[name] = uniform_plan(graph, machine, micro_batch=micro_batch, recompute=recomputed, **cut, **options)
+        found[name] = uniform_plan(graph, machine, micro_batch=micro_batch, **cut, **options)
     return {name: msgspec.structs.replace(plan, prediction=None) for name, plan in found.items()}
 
 

@@ -1,23 +1,32 @@
-"""Recompute: modules whose outputs are freed after the forward and computed again in the backward.
+"""Recompute: what is freed after the forward and computed again in the backward.
 
-`recompute(net.relu1)` is MindSpore's `net.relu1.recompute()`; torch modules get no new methods.
+`recompute(net.relu1)` is MindSpore's `net.relu1.recompute()`; torch modules get no new methods. Calls of
+`torch.utils.checkpoint` in a forward ask for the same of what they run. Capture writes both into `Graph.recompute`.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+from unittest import mock
 
 from torch import nn
+from torch.fx import traceback
+from torch.utils import checkpoint
 
 from executor.stages import covers
 from plans.errors import TwofoldError
-from plans.model.graph import Graph
+from plans.model.graph import Operator
 
-__all__ = ["marked_operators", "recompute"]
+__all__ = ["checkpointed", "marked", "noting_checkpoints", "recompute", "recomputed"]
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 _MARK = "_twofold_recompute"
+_CALL = "twofold_checkpoint"
+"""Key of the annotation that the calls inside a checkpoint carry: which checkpoint of the forward it is."""
 
 
 def recompute(module: ModuleT) -> ModuleT:
@@ -34,19 +43,74 @@ def recompute(module: ModuleT) -> ModuleT:
     return module
 
 
-def marked_operators(graph: Graph, module: nn.Module) -> tuple[str, ...]:
-    """The operators of `graph`, captured from `module`, inside marked modules; never the loss itself.
+def marked(module: nn.Module) -> list[str]:
+    """The paths of the marked modules in `module`."""
+    return [path for path, part in module.named_modules(remove_duplicate=False) if getattr(part, _MARK, False)]
 
-    >>> from executor.capture.capture import capture
-    >>> from executor.train.losscell import MAELoss, WithLossCell
-    >>> net = nn.Sequential(nn.Linear(4, 4), recompute(nn.ReLU()), nn.Linear(4, 1))
-    >>> cell = WithLossCell(net, MAELoss())
-    >>> marked_operators(capture(cell, ((8, 4), (8, 1))), cell)
-    ('_backbone.1.relu',)
+
+@contextlib.contextmanager
+def noting_checkpoints() -> Iterator[None]:
+    """Within this context, `torch.utils.checkpoint` runs its function alone and annotates its calls."""
+    numbers = itertools.count()
+
+    def run(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        with traceback.annotate({_CALL: next(numbers)}):
+            return function(*args)
+
+    def around(*_: Any, **__: Any) -> Iterator[None]:
+        with traceback.annotate({_CALL: next(numbers)}):
+            yield
+
+    with (
+        mock.patch.object(checkpoint.CheckpointFunction, "apply", run),
+        mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", around),
+        traceback.preserve_node_meta(),
+    ):
+        yield
+
+
+def checkpointed(meta: Mapping[str, Any]) -> int | None:
+    """Which checkpoint of the forward a call stands in, by its `meta` or by `torch.fx.traceback.current_meta`.
+
+    >>> checkpointed(traceback.current_meta) is None
+    True
     """
-    marked = [path for path, part in module.named_modules(remove_duplicate=False) if getattr(part, _MARK, False)]
+    number: int | None = (meta.get("custom") or {}).get(_CALL)
+    return number
+
+
+def recomputed(
+    operators: Sequence[Operator], loss: str, places: Mapping[str, int], marks: Sequence[str]
+) -> tuple[str, ...]:
+    """The operators that a module asks to compute again, never the loss itself.
+
+    Of a checkpoint, what others read is kept, as torch keeps it. Of a marked module nothing is.
+
+    Args:
+        operators: of the graph.
+        loss: the tensor that is the loss.
+        places: operator -> the checkpoint in which it stands.
+        marks: paths of marked modules.
+
+    >>> first = Operator(name="a.relu", kind="relu", inputs=("x",), outputs=("y",), module="a")
+    >>> second = Operator(name="a.exp", kind="exp", inputs=("y",), outputs=("z",), module="a")
+    >>> last = Operator(name="mean_loss", kind="mean_loss", inputs=("z",), outputs=("loss",))
+    >>> recomputed((first, second, last), "loss", {"a.relu": 0, "a.exp": 0}, ())
+    ('a.relu',)
+    >>> recomputed((first, second, last), "loss", {}, ("a",))
+    ('a.relu', 'a.exp')
+    """
+    outside = {loss}
+    makers = {name: operator for operator in operators for name in operator.outputs}
+    for operator in operators:
+        here = places.get(operator.name)
+        outside.update(name for name in operator.inputs if name in makers and places.get(makers[name].name) != here)
     return tuple(
         operator.name
-        for operator in graph.operators
-        if graph.loss not in operator.outputs and any(covers(path, operator.module) for path in marked)
+        for operator in operators
+        if loss not in operator.outputs
+        and (
+            (operator.name in places and not outside.intersection(operator.outputs))
+            or any(covers(path, operator.module) for path in marks)
+        )
     )

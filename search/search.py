@@ -89,8 +89,8 @@ def search(
         interleave: slices of a micro-batch that hide their communication behind each other's compute; None: two where
             that is faster than one.
         schedule: of the pipeline; None: searched, with the number of chunks per rank.
-        recompute: operators whose outputs are made again in the backward; None: blocks of them where the memory is
-            too small without.
+        recompute: operators whose outputs are made again in the backward, beside those of `graph.recompute`; None:
+            blocks of them where the memory is too small without.
         optimizer: kind, settings and parallel level.
         any_level: whether the parallel level is searched instead; that of the optimizer comes first.
         full_batch, output_broadcast: see `Plan`.
@@ -123,10 +123,9 @@ def search(
     check_stages(graph, num_devices, num_stages=num_stages, stages=stages, widths=widths)
     check_asked(method=method, top_k=top_k, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes)
     say = on_progress or (lambda line: None)
-    again = tuple(recompute or ())
     stated = stated_by_operator(
         num_stages=num_stages, stages=stages, widths=widths, num_micro_batches=num_micro_batches, interleave=interleave,
-        schedule=schedule, recompute=again, pinned=pinned,
+        schedule=schedule, recompute=recompute, pinned=pinned,
     )  # fmt: skip
     if degrees is not None and (stated or method != "search"):
         raise TwofoldError(
@@ -156,7 +155,7 @@ def search(
     usual = at_usual_clock(machine)
     plan_search = PlanSearch(
         graph=graph, machine=usual, num_devices=num_devices, interleave=slices,
-        schedule=schedule or "1f1b", recompute=again,
+        schedule=schedule or "1f1b", recompute=(*graph.recompute, *(recompute or ())),
         ways=Ways(levels=any_level, schedules=schedule is None, slices=interleave is None, recompute=recompute is None),
         optimizer=optimizer or Optimizer(), full_batch=full_batch,
         output_broadcast=output_broadcast, fused=fused and machine.fuses,

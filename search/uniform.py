@@ -69,7 +69,7 @@ def uniform_plan(
         virtual: chunks of the model per pipeline rank, in turn (chunk i on rank i % pp); V-shaped schedules have two
             by themselves, placed as a V.
         recompute: "none", "selective" (the attention core), "full" (all of a block but its input), or names of
-            operators or modules whose outputs are made again in the backward.
+            operators or modules whose outputs are made again in the backward; with "none", those of `graph.recompute`.
         recompute_layers: how many blocks of every chunk, its first ones, recompute, the others keep everything;
             transformers and modes only.
         zero: optimizer-parallel level; None: that of `optimizer`.
@@ -111,7 +111,7 @@ def uniform_plan(
         values, global_batch=graph.batch_size, optimizer=optimizer or Optimizer(), fused=fused and machine.fuses
     )
     check(degrees, num_devices=machine.num_devices, machine=machine.name)
-    names = () if by_name else tuple(recompute)
+    names = tuple(recompute) if not by_name else graph.recompute if recompute == "none" else ()
     if is_transformer(graph):
         return plan_of(degrees, graph, recompute=names, stages=stages, full_batch=full_batch)
     for name, degree in DEGREES.items():

@@ -9,6 +9,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 VOCAB, LENGTH, WIDTH, HEADS, LAYERS, BATCH = 64, 16, 32, 4, 4, 8
 
@@ -602,9 +603,9 @@ class CohereModel(nn.Module):
 class DoubledLlama(nn.Module):
     """cos and sin [length, size], both halves of a row the same, as many hand-written models keep them."""
 
-    def __init__(self, same=True, rows=LENGTH):
+    def __init__(self, same=True, rows=LENGTH, checkpointed=0):
         super().__init__()
-        self.words, size = nn.Embedding(VOCAB, WIDTH), WIDTH // HEADS
+        self.words, size, self.checkpointed = nn.Embedding(VOCAB, WIDTH), WIDTH // HEADS, checkpointed
         self.layers = nn.ModuleList(DoubledLayer() for _ in range(LAYERS))
         self.norm = RMSNorm(WIDTH)
         freqs = torch.outer(torch.arange(rows), 1e4 ** (-torch.arange(0, size, 2) / size))
@@ -614,8 +615,9 @@ class DoubledLlama(nn.Module):
 
     def forward(self, input_ids):
         x = self.words(input_ids)
-        for layer in self.layers:
-            x = layer(x, self.cos[: x.shape[1]], self.sin[: x.shape[1]])
+        for number, layer in enumerate(self.layers):
+            arguments = (x, self.cos[: x.shape[1]], self.sin[: x.shape[1]])
+            x = checkpoint(layer, *arguments, use_reentrant=False) if number < self.checkpointed else layer(*arguments)
         return self.norm(x)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from executor.capture.capture import capture
-from executor.recompute import marked_operators, recompute
+from executor.recompute import recompute
 from executor.stages import assign_stages
 from executor.train.losscell import MAELoss, WithLossCell
 from plans.errors import TwofoldError
@@ -530,11 +530,11 @@ def test_stages_that_cannot_be_are_refused(cell, graph, config, num_stages, mess
 
 def test_recompute_marks_the_operators_of_a_module_and_its_parts():
     cell = WithLossCell(Network(), MAELoss())
-    graph = capture(cell, images())
-    assert marked_operators(graph, cell) == ()
+    assert capture(cell, images()).recompute == ()
     assert recompute(cell._backbone.relu1) is cell._backbone.relu1
-    assert marked_operators(graph, cell) == ("_backbone.relu1.relu",)
+    assert capture(cell, images()).recompute == ("_backbone.relu1.relu",)
     recompute(cell)
-    assert marked_operators(graph, cell) == tuple(operator.name for operator in graph.operators[:-1])
+    graph = capture(cell, images())
+    assert graph.recompute == tuple(operator.name for operator in graph.operators[:-1])
     with pytest.raises(TwofoldError, match="recompute marks"):
         recompute("relu1")

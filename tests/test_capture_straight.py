@@ -9,11 +9,14 @@ from torch.utils._device import _device_constructors
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.field.ordinary import BATCH_MIXING
+from costmodels import Machine
 from executor.capture.capture import capture
 from executor.capture.masks import hides_later
 from executor.reference.reference import train_reference
 from plans.errors import TwofoldError
+from plans.lower import lower
 from plans.plan import Optimizer
+from search import search
 
 BATCH, LENGTH, HEADS, SIZE = 4, 6, 2, 8
 
@@ -228,12 +231,32 @@ def test_what_is_written_in_place_trains_as_written(function):
     assert losses == pytest.approx(expected.losses, rel=1e-5)
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_runs_and_its_request_is_left_out_with_a_warning(reentrant):
-    module = Rows(lambda fc, x: checkpoint(fc, x.requires_grad_(), use_reentrant=reentrant).relu())
-    with pytest.warns(UserWarning, match=r"torch\.utils\.checkpoint in the forward is left out.*--recompute"):
-        graph = capture(module, ((4, 6), (4, 6)))
-    assert [each.kind for each in graph.operators] == ["linear", "relu", "mse_loss"]
+class Checkpointed(nn.Module):
+    """Blocks, of which every one or every second one is a checkpoint."""
+
+    def __init__(self, every, reentrant=False):
+        super().__init__()
+        self.every, self.reentrant = every, reentrant
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6)) for _ in range(5))
+
+    def forward(self, x, labels):
+        for number, block in enumerate(self.blocks):
+            kept = number % self.every
+            x = x + (block(x) if kept else checkpoint(block, x.requires_grad_(), use_reentrant=self.reentrant))
+        return F.mse_loss(x, labels)
+
+
+@pytest.mark.parametrize(("every", "reentrant"), [(1, True), (1, False), (2, False)])
+def test_what_a_checkpoint_runs_is_computed_again_but_for_its_result(every, reentrant):
+    module = seeded(lambda: Checkpointed(every, reentrant))
+    fed = [(torch.randn(BATCH, 6), torch.randn(BATCH, 6)) for _ in range(3)]
+    graph = capture(module, fed[0])
+    chosen = range(0, 5, every)
+    assert graph.recompute == tuple(f"blocks.{at}.{part}" for at in chosen for part in ("0.linear", "1.gelu"))
+    plan = search(graph, Machine.load("h200-x2"), num_devices=1).best
+    assert plan.recompute == graph.recompute
+    again = {each.operator for group in lower(plan).groups for _, each in group.walk() if each.part == "R"}
+    assert again and again <= set(graph.recompute)
 
 
 def test_a_pair_whose_samples_meet_is_refused():

@@ -290,6 +290,18 @@ def test_one_half_of_a_doubled_table_is_enough_only_where_it_is_known_to_be():
             recognise(graph)
 
 
+def test_checkpointed_blocks_are_recomputed_whether_degrees_are_searched_or_not():
+    """All blocks are the mode "full" of a transformer's recompute; some of them are no mode."""
+    machine, every = Machine.load("h200-x2"), LanguageModel(DoubledLlama(checkpointed=LAYERS))
+    found = recognise(capture(every, batch()))
+    plan = search(capture(every, batch()), machine, degrees={}).best
+    assert found.recompute == "full" and set(plan.recompute) == set(found.graph.recompute)
+    some = capture(LanguageModel(DoubledLlama(checkpointed=2)), batch())
+    assert recognise(some).recompute is None and recognise(capture(made("doubled tables"), batch())).recompute == "none"
+    with pytest.raises(TwofoldError, match="other operators again than whole blocks or attention cores"):
+        search(some, machine, degrees={})
+
+
 def test_a_table_that_has_changed_is_refused():
     module = made("doubled tables, more rows")
     graph = capture(module, batch())

@@ -126,10 +126,10 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
     if busy:
         say.note(busy)
     digits = _data(options.data, say)
-    graph, stages, recomputed, steps = _network(chosen, digits, options, say)
+    graph, stages, steps = _network(chosen, digits, options, say)
     say.step("calibrate this machine" if options.machine is None else f"machine {options.machine}")
     target, calibrated = _machine(options.machine, folder, say)
-    plans = _search(chosen, graph, stages, recomputed, target, say)
+    plans = _search(chosen, graph, stages, target, say)
     plan = plans.best
     files = {"machine": folder / "machine.json", "plan": save_plan(plan, folder / "plan.json")}
     if options.machine is not None:
@@ -172,27 +172,26 @@ def _data(folder: str | None, say: Console) -> Digits:
 
 def _network(
     case: Case, digits: Digits, options: DemoOptions, say: Console
-) -> tuple[Graph, tuple[tuple[str, ...], ...], tuple[str, ...], int]:
-    """The case's graph, stages and recomputed operators, and how many steps are trained."""
+) -> tuple[Graph, tuple[tuple[str, ...], ...], int]:
+    """The case's graph and stages, and how many steps are trained."""
     from executor.train.data import ArrayDataset
 
     say.step("network")
     with say.doing("capturing the network"):
-        graph, stages, recomputed = captured(case)
+        graph, stages = captured(case)
     per_epoch = len(ArrayDataset.of(digits).batch(graph.batch_size))
     count = sum(tensor.num_elements for tensor in graph.parameters)
     say.note(
         f"{graph.name}: {len(graph.operators)} operators, {count:,} parameters, none initialised yet; "
         f"batches of {graph.batch_size}, {per_epoch} a pass, the last incomplete one dropped"
     )
-    return graph, stages, recomputed, options.steps if options.epochs is None else options.epochs * per_epoch
+    return graph, stages, options.steps if options.epochs is None else options.epochs * per_epoch
 
 
 def _search(
     case: Case,
     graph: Graph,
     stages: tuple[tuple[str, ...], ...],
-    recomputed: tuple[str, ...],
     machine: Machine,
     say: Console,
 ) -> SearchResult[Plan]:
@@ -203,8 +202,7 @@ def _search(
         plans = search(
             graph, machine, num_devices=NUM_RANKS, num_stages=case.num_stages, stages=stages,
             num_micro_batches=case.num_micro_batches, interleave=case.interleave, schedule=case.schedule,
-            recompute=recomputed, pinned=_given(case, graph), optimizer=case.optimizer, full_batch=True,
-            on_progress=say.note,
+            pinned=_given(case, graph), optimizer=case.optimizer, full_batch=True, on_progress=say.note,
         )  # fmt: skip
     say.note(plan_text(plans.best))
     say.note(plans.explain().splitlines()[0])
@@ -223,17 +221,16 @@ def _verify(case: Case, result: RunResult, options: DemoOptions, predicted: Time
     return verification
 
 
-def captured(case: Case) -> tuple[Graph, tuple[tuple[str, ...], ...], tuple[str, ...]]:
-    """The case's graph, the operators of its stages, and those that are recomputed."""
+def captured(case: Case) -> tuple[Graph, tuple[tuple[str, ...], ...]]:
+    """The case's graph, and the operators of its stages."""
     from executor.capture.capture import capture
-    from executor.recompute import marked_operators
     from executor.stages import assign_stages
     from executor.train.models import load_model
 
     module, examples = load_model(case.model)
     graph = capture(module, examples)
     stages = assign_stages(graph, module, case.stage_config, case.num_stages)
-    return graph, stages, marked_operators(graph, module)
+    return graph, stages
 
 
 def _given(case: Case, graph: Graph) -> dict[str, Strategy]:

@@ -235,7 +235,6 @@ class Model:
         """
         from costmodels import Machine, executing
         from executor.capture.capture import capture
-        from executor.recompute import marked_operators
         from executor.stages import assign_stages, configured_stages
         from search import search
 
@@ -255,9 +254,9 @@ class Model:
         found = search(
             graph, machine, num_devices=num_ranks, num_stages=settings.num_stages, stages=stages,
             num_micro_batches=self.wrapped.num_micro_batches, interleave=self.wrapped.interleave,
-            schedule=settings.schedule, pinned=pinned, recompute=marked_operators(graph, module),
-            optimizer=self.optimizer, full_batch=settings.full_batch, output_broadcast=settings.output_broadcast,
-            memory_limit_bytes=settings.memory_limit_bytes, on_progress=_say,
+            schedule=settings.schedule, pinned=pinned, optimizer=self.optimizer, full_batch=settings.full_batch,
+            output_broadcast=settings.output_broadcast, memory_limit_bytes=settings.memory_limit_bytes,
+            on_progress=_say,
         )  # fmt: skip
         if os.environ.get(GRAPHS_VARIABLE) == "2":
             _save_graphs(graph, found.best)

@@ -29,7 +29,7 @@ from executor.capture.buffers import doubled_tables, known_masks, known_numbers
 from executor.capture.counts import state_counts
 from executor.capture.functional import without_in_place
 from executor.capture.gradients import check_hooks, refusing_own_gradients
-from executor.capture.library import LeftOut, in_other_forms
+from executor.capture.library import in_other_forms
 from executor.capture.masks import fix_sizes, state_masks
 from executor.capture.opaque import computed, opaque
 from executor.capture.repeats import Stack, shortened, stacks_of_equal_blocks, with_all_blocks
@@ -37,6 +37,7 @@ from executor.capture.rules import RULES
 from executor.capture.straight import drop_empty, inline_nested, keep_batch_first, take_stacked
 from executor.capture.translation import Translation
 from executor.capture.written_attention import join_attention
+from executor.recompute import noting_checkpoints
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.model.whole import whole_operators
@@ -101,23 +102,13 @@ def _graph(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: 
         with contextlib.suppress(TwofoldError), warnings.catch_warnings(record=True) as told, shortened(module, stacks):
             short = _graph_of_exports(module, examples, batch_size, name)
             graph = with_all_blocks(short, stacks)
-        if graph and all(issubclass(each.category, LeftOut) for each in told):
-            for text in {str(each.message) for each in told}:
-                warnings.warn(text, LeftOut, stacklevel=3)
+        if graph and not told:
             return graph
     return _graph_of_exports(module, examples, batch_size, name)
 
 
 def _stacks(module: nn.Module, examples: Mapping[str, torch.Tensor]) -> tuple[Stack, ...]:
-    with (
-        _parameters_on_meta(module),
-        _no_new_buffers(module),
-        _silent(),
-        batch_first_attention(),
-        in_other_forms(module),
-        torch.device("meta"),
-        refusing_own_gradients(),
-    ):
+    with _in_forms_to_capture(module):
         return stacks_of_equal_blocks(module, lambda: module(*examples.values()))
 
 
@@ -206,27 +197,24 @@ def _with_batch(examples: Mapping[str, torch.Tensor], batch_size: int) -> dict[s
 
 def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int) -> ExportedProgram:
     masks, numbers = known_masks(module), known_numbers(module)
-    with _parameters_on_meta(module), _no_new_buffers(module), _silent(), batch_first_attention():
-        try:
-            with in_other_forms(module) as left_out, torch.device("meta"), refusing_own_gradients():
-                exported = torch.export.export(module, tuple(examples.values()), strict=False)
-        except TwofoldError:
-            raise
-        except Exception as error:  # whatever the user's forward or torch raises
-            raise TwofoldError(
-                f"torch.export cannot capture {type(module).__name__} for a batch of {batch_size}: "
-                f"{type(error).__name__}: {_first_line(error)}; {_way_out(error)}"
-            ) from error
-        inline_nested(exported)
-        without_in_place(exported)
-        drop_empty(exported)
-        keep_batch_first(exported)
-        take_stacked(exported)
-        join_attention(exported, masks)
-        state_masks(exported.graph)
-        state_counts(exported, numbers)
-    for text in left_out:
-        warnings.warn(text, LeftOut, stacklevel=4)
+    try:
+        with _in_forms_to_capture(module):
+            exported = torch.export.export(module, tuple(examples.values()), strict=False)
+    except TwofoldError:
+        raise
+    except Exception as error:  # whatever the user's forward or torch raises
+        raise TwofoldError(
+            f"torch.export cannot capture {type(module).__name__} for a batch of {batch_size}: "
+            f"{type(error).__name__}: {_first_line(error)}; {_way_out(error)}"
+        ) from error
+    inline_nested(exported)
+    without_in_place(exported)
+    drop_empty(exported)
+    keep_batch_first(exported)
+    take_stacked(exported)
+    join_attention(exported, masks)
+    state_masks(exported.graph)
+    state_counts(exported, numbers)
     return exported
 
 
@@ -252,6 +240,22 @@ def _way_out(error: Exception) -> str:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else "no message"
+
+
+@contextlib.contextmanager
+def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
+    """Within this context the module computes on the meta device, in forms that a graph can have."""
+    with (
+        _parameters_on_meta(module),
+        _no_new_buffers(module),
+        _silent(),
+        batch_first_attention(),
+        in_other_forms(module),
+        noting_checkpoints(),
+        torch.device("meta"),
+        refusing_own_gradients(),
+    ):
+        yield
 
 
 @contextlib.contextmanager

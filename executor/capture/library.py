@@ -8,25 +8,19 @@ Numbers that a forward makes a tensor of are filled in.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.utils import checkpoint as checkpointing
 
 from executor.capture.table import rule
 from executor.capture.translation import Translation, Unreadable, Value
 from plans.errors import TwofoldError
 
-__all__ = ["LeftOut", "in_other_forms"]
-
-
-class LeftOut(UserWarning):
-    """A request of the forward that a graph does not carry."""
-
+__all__ = ["in_other_forms"]
 
 _LIBRARY = torch.library.Library("twofold", "DEF")
 _LIBRARY.define(
@@ -35,8 +29,6 @@ _LIBRARY.define(
 
 _EXPERTS = "_experts_implementation_internal"
 """Where a configuration of transformers says how experts are computed."""
-
-_CHECKPOINTS = "torch.utils.checkpoint in the forward is left out: a plan says what is recomputed, ask for --recompute"
 
 
 @torch.library.impl(_LIBRARY, "recurrent", "CompositeExplicitAutograd")
@@ -48,22 +40,8 @@ def _shapes_of_recurrent(
 
 
 @contextlib.contextmanager
-def in_other_forms(module: nn.Module) -> Iterator[set[str]]:
-    """Within this context the layers of `module` that are named above run in a form that can be captured.
-
-    Yields:
-        Sentences on requests of the forward that are left out, once it has run.
-    """
-    left_out: set[str] = set()
-
-    def run(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        left_out.add(_CHECKPOINTS)
-        return function(*args)
-
-    def around(*_: Any, **__: Any) -> Iterator[None]:
-        left_out.add(_CHECKPOINTS)
-        yield
-
+def in_other_forms(module: nn.Module) -> Iterator[None]:
+    """Within this context the layers of `module` that are named above run in a form that can be captured."""
     configs = {
         id(each.config): each.config
         for each in module.modules()
@@ -73,14 +51,12 @@ def in_other_forms(module: nn.Module) -> Iterator[set[str]]:
         for kind in (nn.LSTM, nn.GRU, nn.RNN):
             stack.enter_context(mock.patch.object(kind, "forward", _recurrent))
         stack.enter_context(mock.patch.object(nn.EmbeddingBag, "forward", _bag))
-        stack.enter_context(mock.patch.object(checkpointing.CheckpointFunction, "apply", run))
-        stack.enter_context(mock.patch.object(checkpointing, "_checkpoint_without_reentrant_generator", around))
         with torch.device("meta"):
             torch.empty(0)  # torch then looks up, once, which functions a device is given to: torch's own torch.tensor
         stack.enter_context(mock.patch.object(torch, "tensor", _filled))
         for config in configs.values():
             stack.enter_context(mock.patch.object(config, _EXPERTS, "batched_mm"))
-        yield left_out
+        yield
 
 
 _TENSOR = torch.tensor

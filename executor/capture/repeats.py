@@ -17,10 +17,12 @@ from unittest import mock
 import msgspec
 import torch
 from torch import nn
+from torch.fx import traceback
 from torch.utils._pytree import tree_flatten
 
 from executor.dispatch import EagerMode
 from executor.kernels.random import seed_of
+from executor.recompute import checkpointed, marked
 from plans.model.graph import Graph, Operator, Tensor
 
 __all__ = ["Stack", "shortened", "stacks_of_equal_blocks", "with_all_blocks"]
@@ -138,6 +140,7 @@ def _description(block: nn.Module, owners: Mapping[int, int]) -> object:
         return None
     return (
         tuple((name, type(part)) for name, part in block.named_modules()),
+        tuple(marked(block)),
         tuple((name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in tensors),
     )
 
@@ -200,7 +203,8 @@ class _Recorder(EagerMode):
         read, structure = tree_flatten((args, kwargs or {}))
         made = [each for each in tree_flatten(result)[0] if isinstance(each, torch.Tensor)]
         shapes = tuple((tuple(each.shape), each.dtype) for each in made)
-        call = (str(func), str(structure), tuple(self._said(each) for each in read), shapes)
+        again = checkpointed(traceback.current_meta) is not None
+        call = (str(func), str(structure), tuple(self._said(each) for each in read), shapes, again)
         if self.block is None:
             self.last_left = None
             place: tuple[object, ...] = ("outside", len(self.recording.outside))
@@ -294,6 +298,8 @@ def _with_blocks(graph: Graph, stack: Stack) -> Graph | None:
     back = {last: second, second: first}
     if [_renamed(each, back) for each in ends] != [_renamed(each, {}) for each in middle]:
         return None
+    if _recomputed(graph, second) != _recomputed(graph, last):
+        return None
     inside = {first: (first, second), second: (second, last)}
     for operator in graph.operators:
         for name in operator.inputs:
@@ -311,7 +317,24 @@ def _with_blocks(graph: Graph, stack: Stack) -> Graph | None:
     added = (len(stack.keys) - KEPT) * step
     following = graph.operators[position[second][-1] + 1 :]
     operators += [_renamed(each, {second: before}, numbers, added) for each in following]
-    return msgspec.structs.replace(graph, tensors=_with_tensors(graph, stack), operators=tuple(operators))
+    return msgspec.structs.replace(
+        graph, tensors=_with_tensors(graph, stack), operators=tuple(operators), recompute=_with_recompute(graph, stack)
+    )
+
+
+def _with_recompute(graph: Graph, stack: Stack) -> tuple[str, ...]:
+    """The operators of all blocks to compute again, in the order of the blocks."""
+    _, second, last = (stack.prefix(key) for key in stack.kept)
+    found = list(graph.recompute)
+    place = next((at for at, name in enumerate(found) if name.startswith(last)), len(found))
+    inside = [name.removeprefix(second) for name in found if name.startswith(second)]
+    found[place:place] = [stack.prefix(key) + name for key in stack.keys[KEPT - 1 : -1] for name in inside]
+    return tuple(found)
+
+
+def _recomputed(graph: Graph, prefix: str) -> set[str]:
+    """What a block asks to compute again, by the names within the block."""
+    return {name.removeprefix(prefix) for name in graph.recompute if name.startswith(prefix)}
 
 
 def _with_tensors(graph: Graph, stack: Stack) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from executor.capture.functional import CHANGES
 from executor.capture.masks import shape_only
 from executor.capture.straight import NO_GRADIENT
 from executor.kernels.random import seed_of
+from executor.recompute import checkpointed, marked, recomputed
 from plans.errors import TwofoldError
 from plans.model.graph import Attr, Graph, Operator, Tensor
 from plans.operators import kinds
@@ -129,6 +130,7 @@ class Translation:
         self.batched: set[str] = set()  # tensors that depend on an input
         self.shape_only = shape_only(exported.graph)
         self.num_random = 0
+        self._checkpoints: dict[str, int] = {}
         placed = (
             node.meta["val"] for node in exported.graph.nodes if node.name in exported.graph_signature.user_inputs
         )
@@ -300,6 +302,8 @@ class Translation:
             Operator(name=name, kind=kind, inputs=tuple(read), outputs=(output,), attrs=held, module=path)
         )
         self.made_by[name] = node
+        if (checkpoint := checkpointed(node.meta)) is not None:
+            self._checkpoints[name] = checkpoint
         if any(value in self.batched for value in read):
             self.batched.add(output)
         if (
@@ -474,6 +478,7 @@ class Translation:
             },
             operators=tuple(reversed(kept)),
             loss=loss,
+            recompute=recomputed(kept[::-1], loss, self._checkpoints, marked(self.module)),
         )
         wanted = graph.needs_gradient()
         untrained = [each for each in graph.parameters if each.name not in wanted]  # read under no_grad alone

@@ -96,7 +96,8 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     Shapes are those of one whole batch of `batch_size` samples on one device; `with_batch` gives the same graph for
     another batch size, which is how micro-batches are made. `parts` says which parameters and constants are parts of
     larger tensors of the module that the graph was captured from. `later` has inputs [batch, length] of which every
-    sample is fed without its first element, and with this number behind its last one.
+    sample is fed without its first element, and with this number behind its last one. `recompute` names the operators
+    that the module itself asks to compute again in the backward (`torch.utils.checkpoint`).
 
     Raises:
         TwofoldError: a tensor read before it is made, made twice, unknown, or a loss that is no scalar.
@@ -109,6 +110,7 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     loss: str
     parts: dict[str, Part] = {}
     later: dict[str, int] = {}
+    recompute: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         made = {tensor.name for tensor in self.tensors.values() if tensor.kind != "activation"}
@@ -316,15 +318,8 @@ def _resized(graph: Graph, batch_size: int) -> Graph:
                     sizes[which] = new // rest
         for dims, name in zip(spec.outputs, operator.outputs, strict=True):
             shapes[name] = tuple(math.prod(sizes[each] for each in factors(dim)) for dim in dims)
-    return Graph(
-        name=graph.name,
-        batch_size=batch_size,
-        tensors={
-            name: Tensor(name=name, shape=shapes.get(name, tensor.shape), dtype=tensor.dtype, kind=tensor.kind)
-            for name, tensor in graph.tensors.items()
-        },
-        operators=graph.operators,
-        loss=graph.loss,
-        parts=graph.parts,
-        later=graph.later,
-    )
+    tensors = {
+        name: msgspec.structs.replace(tensor, shape=shapes.get(name, tensor.shape))
+        for name, tensor in graph.tensors.items()
+    }
+    return msgspec.structs.replace(graph, batch_size=batch_size, tensors=tensors)

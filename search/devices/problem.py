@@ -14,7 +14,7 @@ from costmodels.utilization import mfu
 from plans.degrees import DEGREES, Degrees, check, check_stated
 from plans.degrees.rules import OF_PLANS, Rule, broken
 from plans.errors import TwofoldError
-from plans.model.transformer import Recognised, TransformerConfig, sizes_of
+from plans.model.transformer import NO_MODE, Recognised, TransformerConfig, sizes_of
 from plans.plan import Optimizer
 from search.request import check_devices
 from simulator.forecast import Stack
@@ -75,7 +75,7 @@ class Problem:
         machine: whose compute runs behind the host.
         num_devices: all are used.
         global_batch: sequences of a step.
-        pins: what is fixed.
+        pins: what is fixed; unless recompute is, the checkpoints of a module fix it.
         stack: the software that runs it.
         memory_limit_bytes: of a device; by default the machine's memory without what its runtime takes. A hard limit.
         optimizer: its kind and dtypes; the level is searched.
@@ -124,6 +124,7 @@ class Problem:
             wide = "float32" if self.config.dtype in ("bfloat16", "float16") else None
             made = Optimizer(kind="adamw", settings={"lr": 1e-4}, gradient_dtype=wide, master_dtype=wide)
             object.__setattr__(self, "optimizer", made)
+        self._pin_checkpoints()
         self._check_pins()
 
     def mfu(self, step_s: float) -> float:
@@ -131,6 +132,18 @@ class Problem:
         return mfu(
             self.config, self.machine, sequences=self.global_batch, num_devices=self.num_devices, step_s=step_s
         )  # fmt: skip
+
+    def _pin_checkpoints(self) -> None:
+        """Unless recompute is pinned, keep to what the module itself asks to compute again."""
+        if self.recognised is None or not self.recognised.graph.recompute or self.pins.recompute is not None:
+            return
+        if self.recognised.recompute is None:
+            raise TwofoldError(
+                f"{self.recognised.graph.name} {NO_MODE}; pin recompute to search its degrees all the same"
+            )
+        every = self.config.num_layers if self.pins.recompute_layers is None else self.pins.recompute_layers
+        pins = self.pins.changed(recompute=self.recognised.recompute, recompute_layers=every)
+        object.__setattr__(self, "pins", pins)
 
     def _check_pins(self) -> None:
         pins, model = self.pins, sizes_of(self.config)

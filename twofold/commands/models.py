@@ -24,7 +24,6 @@ class GivenModel:
         word: as it was given.
         transformer: its configuration; None where it is no transformer of known form.
         graph: of a module; None for names and files.
-        marked: operators of the module that are marked to be recomputed.
         recognised: the module as a transformer, if it is one.
         unknown: why it is not searched as one; None where it is.
         remark: how the module was built, for the user; None: nothing to say.
@@ -33,7 +32,6 @@ class GivenModel:
     word: str
     transformer: TransformerConfig | None
     graph: Graph | None = None
-    marked: tuple[str, ...] = ()
     recognised: Recognised | None = None
     unknown: str | None = None
     remark: str | None = None
@@ -44,13 +42,13 @@ class GivenModel:
         assert self.transformer is not None, self.word
         return self.transformer
 
-    def at_batch(self, batch: int) -> tuple[Graph, tuple[str, ...]]:
-        """The graph, of a transformer by name for a batch of this size, and the operators marked to be recomputed."""
+    def at_batch(self, batch: int) -> Graph:
+        """The graph; of a transformer by name for a batch of this size."""
         if self.graph is not None:
-            return self.graph, self.marked
+            return self.graph
         from plans.model.transformer import transformer
 
-        return transformer(self.config, batch_size=batch), ()
+        return transformer(self.config, batch_size=batch)
 
 
 def given_model(word: str, seq: int | None, layers: int | None) -> GivenModel:
@@ -100,16 +98,14 @@ def _published(word: str, seq: int | None, layers: int | None, error: TwofoldErr
 
 def _captured(word: str, module: nn.Module, examples: tuple[Any, ...], remark: str | None) -> GivenModel:
     from executor.capture.capture import capture
-    from executor.recompute import marked_operators
-    from plans.model.transformer import recognise
+    from plans.model.transformer import NO_MODE, recognise
 
     graph = capture(module, examples)
-    marked = tuple(marked_operators(graph, module))
-    if marked:
-        unknown = "it marks what is recomputed"
-        return GivenModel(word=word, transformer=None, graph=graph, marked=marked, unknown=unknown, remark=remark)
     try:
         found = recognise(graph)
     except TwofoldError as error:
         return GivenModel(word=word, transformer=None, graph=graph, unknown=str(error), remark=remark)
+    if found.recompute is None:
+        unknown = f"{graph.name} {NO_MODE}"
+        return GivenModel(word=word, transformer=None, graph=graph, unknown=unknown, remark=remark)
     return GivenModel(word=word, transformer=found.config, graph=graph, recognised=found, remark=remark)

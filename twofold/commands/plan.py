@@ -365,7 +365,7 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
     result, operators, execution = options.result, options.operators, options.execution or "graph"
     check_writable(result.out)  # before the search
     batch = options.global_batch or options.devices or machine.num_devices
-    graph, recompute = model.at_batch(batch)
+    graph = model.at_batch(batch)
     widths, pins = _widths(operators.widths), options.degrees.pins
     unless = None if widths == "any" else 1
     is_usual_limit = options.time_limit is None and len(graph.operators) > _FEW_OPERATORS
@@ -376,8 +376,8 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
             num_stages=unless if operators.stages is None else operators.stages,
             num_micro_batches=unless if operators.micro_batches is None else operators.micro_batches, widths=widths,
             time_limit_s=limit_s, on_progress=say.note,
-            schedule=schedule_text(pins["schedule"]) if "schedule" in pins else None, recompute=recompute or None,
-            any_level="zero" not in pins, interleave=unless,
+            schedule=schedule_text(pins["schedule"]) if "schedule" in pins else None,
+            recompute=() if graph.recompute else None, any_level="zero" not in pins, interleave=unless,
             global_batch=options.global_batch, top_k=result.top_k or _SHOWN, fused=options.fused,
             optimizer=Optimizer(settings={"lr": operators.lr}, parallel_level=pins.get("zero", 0)),
             memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),

@@ -15,12 +15,13 @@ from plans.model.transformer.config import Experts, Latent, Rope, Scales, Transf
 from plans.model.transformer.huggingface import NotModelled, read_keys
 from plans.model.transformer.model import config_remarks, transformer, transformer_config
 from plans.model.transformer.parts import Parts, is_transformer, parts_of
-from plans.model.transformer.recognise import Recognised, recognise
+from plans.model.transformer.recognise import NO_MODE, Recognised, recognise
 from plans.model.transformer.recompute import recompute_set
 from plans.model.transformer.sizes import sizes_of
 from plans.model.transformer.strategies import block_strategies
 
 __all__ = [
+    "NO_MODE",
     "Experts",
     "Latent",
     "NotModelled",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from msgspec import structs
@@ -19,19 +20,23 @@ from plans.errors import TwofoldError
 from plans.model.graph import Graph, Operator, Tensor, undecayed_parts
 from plans.model.transformer.builder import build_graph
 from plans.model.transformer.config import Rope, Scales, TransformerConfig
+from plans.model.transformer.recompute import recompute_set
 from plans.model.whole import apart
 from plans.plan import Plan
 
-__all__ = ["Recognised", "recognise"]
+__all__ = ["NO_MODE", "Recognised", "recognise"]
 
 _FREE = ("seed", "approximate", "num_dims", "padding_id")
 """Settings that may differ: no layout, no instruction and no price depends on them."""
+
+NO_MODE = "asks to compute other operators again than whole blocks or attention cores"
+"""What is said of a transformer whose checkpoints are no mode of recompute."""
 
 _COMMUTE = ("add", "mul")
 _ACTIVATIONS = ("silu", "gelu", "relu")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Recognised:
     """A graph that is that of a transformer.
 
@@ -45,6 +50,18 @@ class Recognised:
     config: TransformerConfig
     graph: Graph
     names: Mapping[str, str]
+
+    @cached_property
+    def recompute(self) -> str | None:
+        """The mode of `recompute_set` that the module asks for by its checkpoints; None where they are of no mode."""
+        wanted = set(self.graph.recompute)
+        if not wanted:
+            return "none"
+        model = build_graph(self.config, self.graph.batch_size, self.config.seq)
+        for mode in ("full", "selective"):
+            if {self.names[name] for name in recompute_set(model, mode)} == wanted:
+                return mode
+        return None
 
     def plan(self, plan: Plan) -> Plan:
         """A plan for the graph of `config`, under the names of the given graph.

@@ -81,4 +81,6 @@ def _rewired(graph: Graph, loss: Operator, logits: str, labels: Tensor, dropped:
     read = {name for each in operators for name in (*each.inputs, *each.outputs)}
     kept = {name: tensor for name, tensor in tensors.items() if name in read or tensor.kind == "input"}
     later = {**graph.later, labels.name: _IGNORED}
-    return structs.replace(graph, tensors=kept, operators=tuple(operators), later=later)
+    names = {each.name for each in operators}
+    recompute = tuple(name for name in graph.recompute if name in names)
+    return structs.replace(graph, tensors=kept, operators=tuple(operators), later=later, recompute=recompute)

@@ -106,6 +106,7 @@ class _Rewriting:
         self.operators = list(graph.operators)
         self.loss = graph.loss
         self.parts = dict(graph.parts)
+        self.again = set(graph.recompute)
         self.new: dict[str, str] = {}
         """Provisional name -> what the operator is to be called, if the name is free."""
 
@@ -134,6 +135,8 @@ class _Rewriting:
             name = f"new {len(self.new)}"
             module = operator.module if new.module is None else new.module
             self.new[name] = f"{module}.{new.kind}" if module else new.kind
+            if operator.name in self.again:
+                self.again.add(name)
             output = operator.outputs[0] if number == len(news) - 1 else f"{name}.out"
             self.tensors[output] = Tensor(name=output, shape=new.shape, dtype=new.dtype)
             inputs = tuple(outputs[each] if isinstance(each, int) else self._name(each) for each in new.inputs)
@@ -151,8 +154,9 @@ class _Rewriting:
         """The graph, new operators and what they make with names of their own."""
         taken = {operator.name for operator in self.operators}
         called: dict[str, str] = {}
-        operators = []
+        operators, again = [], []
         for operator in self.operators:
+            is_again = operator.name in self.again
             if operator.name in self.new:
                 name = _free(self.new[operator.name], taken)
                 called[operator.outputs[0]] = f"{name}.out"
@@ -160,12 +164,14 @@ class _Rewriting:
             operators.append(
                 structs.replace(operator, inputs=tuple(called.get(each, each) for each in operator.inputs))
             )
+            if is_again:
+                again.append(operator.name)
         read = {name for operator in self.operators for name in (*operator.inputs, *operator.outputs)}
         kept = (tensor for name, tensor in self.tensors.items() if name in read or tensor.kind == "input")
         tensors = (structs.replace(tensor, name=called.get(tensor.name, tensor.name)) for tensor in kept)
         return structs.replace(
             graph, tensors={tensor.name: tensor for tensor in tensors}, operators=tuple(operators),
-            loss=called.get(self.loss, self.loss),
+            loss=called.get(self.loss, self.loss), recompute=tuple(again),
             parts={name: part for name, part in self.parts.items() if name in read},
         )  # fmt: skip
 
