@@ -11,7 +11,8 @@ from torch import fx
 from executor.capture.losses import mean_over
 from executor.capture.opaque import opaque
 from executor.capture.table import Number, rule
-from executor.capture.translation import Translation, Transposed, Value
+from executor.capture.translation import Translation
+from executor.capture.values import Transposed, Value
 
 __all__: list[str] = []
 

@@ -11,7 +11,8 @@ from torch import fx
 from executor.capture.elementwise import combine
 from executor.capture.opaque import opaque
 from executor.capture.table import rule
-from executor.capture.translation import Chosen, Translation, Transposed, Value
+from executor.capture.translation import Translation
+from executor.capture.values import Chosen, Transposed, Value
 from plans.model.graph import itemsize
 
 __all__: list[str] = []

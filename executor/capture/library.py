@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from executor.capture.table import rule
-from executor.capture.translation import Translation, Unreadable, Value
+from executor.capture.translation import Translation
+from executor.capture.values import Unreadable, Value
 from plans.errors import TwofoldError
 
 __all__ = ["in_other_forms"]

@@ -14,7 +14,8 @@ from torch import fx
 
 from executor.capture.opaque import aten_operators
 from executor.capture.table import Number, mean_rule, rule
-from executor.capture.translation import Mean, Translation, Transposed, Value
+from executor.capture.translation import Translation
+from executor.capture.values import Mean, Transposed, Value
 
 __all__ = ["mean_over"]
 

@@ -19,7 +19,8 @@ from torch import fx
 
 from executor.capture.independence import Call, Read, dims_of, samples_meet
 from executor.capture.masks import calls_of, value_of
-from executor.capture.translation import Translation, Unreadable, Value
+from executor.capture.translation import Translation
+from executor.capture.values import Unreadable, Value
 from executor.kernels.sources import computed_value
 from plans.operators.sources import MAX_OPAQUE_INPUTS
 

@@ -19,7 +19,8 @@ import executor.capture.library
 import executor.capture.losses
 import executor.capture.shapes  # noqa: F401  (each enters its rules)
 from executor.capture.table import RULES, rule
-from executor.capture.translation import Translation, Value
+from executor.capture.translation import Translation
+from executor.capture.values import Value
 
 __all__ = ["RULES"]
 

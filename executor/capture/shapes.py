@@ -12,7 +12,8 @@ from torch import fx
 
 from executor.capture.opaque import opaque
 from executor.capture.table import rule
-from executor.capture.translation import Translation, Transposed, Unreadable, Value
+from executor.capture.translation import Translation
+from executor.capture.values import Transposed, Unreadable, Value
 
 __all__: list[str] = []
 

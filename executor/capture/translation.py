@@ -12,7 +12,6 @@ import operator as python_operator
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,60 +23,17 @@ from torch.export.graph_signature import InputKind
 from executor.capture.functional import CHANGES
 from executor.capture.masks import shape_only
 from executor.capture.straight import NO_GRADIENT
+from executor.capture.values import Chosen, Mean, Transposed, Unreadable, Value
 from executor.kernels.random import seed_of
 from executor.recompute import checkpointed, marked, recomputed
 from plans.errors import TwofoldError
 from plans.model.graph import Attr, Graph, Operator, Tensor
 from plans.operators import kinds
 
-__all__ = ["Chosen", "Mean", "Rule", "Translation", "Transposed", "Value", "of_means"]
+__all__ = ["Rule", "Translation", "of_means"]
 
 LOSSES = ("cross_entropy", "l1_loss", "mean_loss", "mse_loss")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transposed:
-    """A 2-D parameter, or a value computed from it alone, that is read transposed."""
-
-    tensor: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """Groups of weights [v, k, n] chosen by ids, which a product reads without making them: `grouped_linear`."""
-
-    weights: str
-    ids: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unreadable:
-    """A result that a graph cannot represent, with the reason; an error is raised if an operator reads it."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mean:
-    """A mean (or a sum) over the samples of a batch, which only a loss may be.
-
-    A weighted sum of such means is the mean of the same sum of every sample's terms, so those are what is computed.
-
-    Args:
-        node: the call that makes it.
-        terms: adds the operators that make [batch], of which it is the mean; returns the tensor's name.
-        own: adds the operator of a kind of its own that makes it in one; None where there is no such kind.
-        is_sum: whether it is the sum over the samples instead.
-    """
-
-    node: fx.Node
-    terms: Callable[[], str]
-    own: Callable[[], str] | None = None
-    is_sum: bool = False
-
-
-Value = str | Transposed | Chosen | Unreadable | Mean | tuple[Any, ...] | None
-"""What a node stands for: the name of a tensor, mostly."""
 
 SettingsT = TypeVar("SettingsT")
 

@@ -1,0 +1,56 @@
+"""What a call of an exported module stands for while it is translated: a tensor of the graph, mostly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+__all__ = ["Chosen", "Mean", "Transposed", "Unreadable", "Value"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transposed:
+    """A 2-D parameter, or a value computed from it alone, that is read transposed."""
+
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Groups of weights [v, k, n] chosen by ids, which a product reads without making them: `grouped_linear`."""
+
+    weights: str
+    ids: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A result that a graph cannot represent, with the reason; an error is raised if an operator reads it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """A mean (or a sum) over the samples of a batch, which only a loss may be.
+
+    A weighted sum of such means is the mean of the same sum of every sample's terms, so those are what is computed.
+
+    Args:
+        node: the call that makes it.
+        terms: adds the operators that make [batch], of which it is the mean; returns the tensor's name.
+        own: adds the operator of a kind of its own that makes it in one; None where there is no such kind.
+        is_sum: whether it is the sum over the samples instead.
+    """
+
+    node: fx.Node
+    terms: Callable[[], str]
+    own: Callable[[], str] | None = None
+    is_sum: bool = False
+
+
+Value = str | Transposed | Chosen | Unreadable | Mean | tuple[Any, ...] | None
+"""What a node stands for: the name of a tensor, mostly."""
