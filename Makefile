@@ -52,7 +52,7 @@ setup: $(STAMP) ## only create .venv and install
 
 # python3 if it is new enough, else python3.12 or python3.11; an environment that is there and works is kept.
 # A name may be there and not run (pyenv's shims), and Debian ships a python3 without ensurepip: both are tried here.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt tests/programs.txt
 	@if ! $(VENV)/bin/python -c '$(IS_NEW_ENOUGH)' 2>/dev/null || ! $(VENV)/bin/python -m pip --version >/dev/null 2>&1; then \
 	  python=; \
 	  for name in $(PYTHON) python3 python3.12 python3.11; do \
@@ -74,6 +74,7 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	$(PIP) install --constraint constraints.txt setuptools
 	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[torch,reports,data,weights,dev]'
+	$(PIP) install --no-deps --requirement tests/programs.txt
 	@touch $@
 
 clean: ## remove .venv, caches and what runs left here

@@ -4,9 +4,10 @@ import fcntl
 import gc
 import importlib
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +23,33 @@ os.environ["LOCAL_WORLD_SIZE"] = str(os.cpu_count())
 # No deadline and no random start: no test may depend on how fast or how often it is run.
 settings.register_profile("twofold", deadline=None, derandomize=True, database=None)
 settings.load_profile("twofold")
+
+
+def find_chromium() -> str | None:
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def num_gpus() -> int:
+    return importlib.import_module("torch").cuda.device_count()
+
+
+IS_HERE: Mapping[str, Callable[[], bool]] = {
+    "GPU": lambda: num_gpus() > 0,
+    "two GPUs": lambda: num_gpus() > 1,
+    "triton": lambda: num_gpus() > 0 or os.environ.get("TRITON_INTERPRET") == "1",
+    "compiler": lambda: num_gpus() > 0 or shutil.which("g++") is not None,
+    "torch-npu": lambda: (Path(__file__).parents[1] / "build" / "npu" / "is-ready").exists(),  # by make check-npu
+    "chromium": lambda: find_chromium() is not None,  # apt-get install chromium
+}
+"""What a machine may lack and a test can ask for with `@pytest.mark.needs`."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that need what this machine has not; pytest counts them as deselected."""
+    needs = {item: {name for mark in item.iter_markers("needs") for name in mark.args} for item in items}
+    missing = {name for name in set().union(*needs.values()) if not IS_HERE[name]()}
+    config.hook.pytest_deselected(items=[item for item in items if needs[item] & missing])
+    items[:] = [item for item in items if not needs[item] & missing]
 
 
 def pytest_collection_finish() -> None:
@@ -59,6 +87,12 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     """A test that leaves torch with several threads would slow all behind it."""
     threads = getattr(sys.modules.get("torch"), "get_num_threads", lambda: 1)()
     assert threads == 1, f"{item.nodeid} leaves torch with {threads} threads"
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str | None:
+    """The command of a browser; tests that take it are marked `needs("chromium")`."""
+    return find_chromium()
 
 
 @pytest.fixture(scope="module")

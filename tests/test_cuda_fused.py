@@ -1,7 +1,6 @@
 """Fused runs as Inductor compiles them, against their steps one by one: on a CPU one run, on a GPU all and steps."""
 
 import dataclasses
-import shutil
 
 import msgspec
 import numpy as np
@@ -21,13 +20,8 @@ from plans.lower import lower
 from plans.model.transformer import transformer
 from plans.plan import Optimizer
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU")
-pytestmark = [
-    pytest.mark.skipif(not HAS_GPU and shutil.which("g++") is None, reason="Inductor needs a compiler"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [pytest.mark.needs("compiler"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-6}
 """Two roundings, relative to the largest element: steps round between them, a kernel where it ends."""
 
@@ -81,14 +75,15 @@ RUNS = {
         "sum+layer_norm.grad0+sum+layer_norm.grad1+layer_norm.grad2",
     ],
 }  # fmt: skip
-ON_CPU = {"sum+rms_norm.grad0+sum+rms_norm.grad1"}
+ON_CPU = ("tiny", "sum+rms_norm.grad0+sum+rms_norm.grad1", "bfloat16")
+CASES = [(model, steps, dtype) for model in RUNS for steps in RUNS[model] for dtype in ("bfloat16", "float32")]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("model", "steps"), [(model, steps) for model, all in RUNS.items() for steps in all])
+@pytest.mark.parametrize(
+    ("model", "steps", "dtype"),
+    [pytest.param(*case, marks=() if case == ON_CPU else pytest.mark.needs("GPU")) for case in CASES],
+)
 def test_a_compiled_run_is_its_steps_to_rounding(model, steps, dtype):
-    if not HAS_GPU and (steps not in ON_CPU or dtype == "float32"):
-        pytest.skip("no GPU; a CPU compiles one of them")
     run, line, values = runs(model, dtype)[steps]
     given = operands(line, values)
     with torch.inference_mode():
@@ -154,7 +149,7 @@ def losses(plan, *, replayed, steps=6):
     return found
 
 
-@needs_gpu
+@pytest.mark.needs("GPU")
 @pytest.mark.filterwarnings("error:.*runs as separate kernels")
 @pytest.mark.parametrize("name", ["tiny", "tiny-gpt", "tiny-moe"])
 def test_fused_steps_train_as_others_and_replay_with_the_same_bits(name):

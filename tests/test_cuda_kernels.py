@@ -1,10 +1,9 @@
 """Kernels for GPUs: those in Triton against plain torch, and all rules of a block inside a CUDA graph.
 
-Without a GPU they are skipped; where Triton is installed its interpreter runs the first part on a CPU:
+They need a GPU. Where Triton is installed its interpreter runs the first part on a CPU:
 `TRITON_INTERPRET=1 pytest tests/test_cuda_kernels.py` (with numpy 2.4 Triton 3.9 does, 3.6 does not).
 """
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -16,23 +15,11 @@ from executor.kernels.losses import gradient_plainly
 from executor.kernels.positions import turned_plainly
 from plans.layout import Layout
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+pytestmark = pytest.mark.needs("triton")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 STEP = {torch.float32: 2e-7, torch.bfloat16: 2**-7, torch.float64: 1e-15}
 """One rounding, relative to the largest element; Triton's interpreter cuts bfloat16 off, a GPU rounds it."""
-
-
-@pytest.fixture(autouse=True)
-def runnable(request):
-    if HAS_GPU:
-        pytest.importorskip("triton")
-    elif "graph" in request.node.name:
-        pytest.skip("no GPU")
-    elif os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.importorskip("triton")
-    else:
-        pytest.skip("no GPU, and TRITON_INTERPRET is not set to 1")
 
 
 def close(found, expected):
@@ -151,6 +138,7 @@ def block(x, g, logits, labels):
     return y, of_v, back, normed, of_x, of_weight, loss, of_logits
 
 
+@pytest.mark.needs("GPU")
 @pytest.mark.parametrize("length", [64, 50])
 def test_a_block_replays_in_a_graph(length):
     torch.manual_seed(0)

@@ -2,7 +2,6 @@
 
 import functools
 from dataclasses import replace
-from importlib.util import find_spec
 
 import captured_modules
 import msgspec
@@ -315,8 +314,6 @@ def test_a_table_that_has_changed_is_refused():
 @pytest.mark.parametrize("kind", ["safetensors", "pt"])
 def test_files_of_weights_have_the_tensors_of_the_module(kind, tmp_path):
     """Begin with a file of the module's weights, write a checkpoint, and export it: the result is that of the run."""
-    if kind == "safetensors":
-        pytest.importorskip("safetensors")
     module, degrees = made("GPT-2"), Degrees(micro_batch=4, global_batch=BATCH, optimizer=MOMENTUM)
     found = recognise(capture(module, batch()))
     plan = found.plan(plan_of(degrees, transformer(found.config, batch_size=BATCH)))
@@ -420,11 +417,10 @@ DEGREES = (
     Degrees(dp=2, tp=2, micro_batch=2, global_batch=BATCH, optimizer=MOMENTUM),
     Degrees(cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=MOMENTUM),
 )
-if find_spec("transformers") is not None:  # the models themselves, with the losses that they make
-    RUNS |= {
-        f"transformers: {name}; {'cp' if number % 2 else 'dp'} 2 tp 2": DEGREES[number % 2]
-        for number, name in enumerate(OF_TRANSFORMERS)
-    }
+RUNS |= {  # the models themselves, with the losses that they make
+    f"transformers: {name}; {'cp' if number % 2 else 'dp'} 2 tp 2": DEGREES[number % 2]
+    for number, name in enumerate(OF_TRANSFORMERS)
+}
 
 
 def module_of(run):

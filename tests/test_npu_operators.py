@@ -29,7 +29,7 @@ def test_steps_take_the_fused_kernels_and_nothing_runs_on_the_host():
     assert all(case["on_the_host"] == {} and case["ranks"] == 8 for case in RESULT["cases"].values())
 
 
-@pytest.mark.skipif(not (FOLDER / "is-ready").exists(), reason="no torch-npu here: `make check-npu` installs it")
+@pytest.mark.needs("torch-npu")
 @pytest.mark.parametrize("name", ["multiple_mix", "llama, dp 2 tp 2 pp 2", "gpt, dp 4 tp 2", "mixture, dp 4 ep 2 tp 2"])
 def test_the_operators_of_a_step_are_those_of_the_result(name, tmp_path):
     (tmp_path / "plans").mkdir()

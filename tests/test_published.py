@@ -45,7 +45,6 @@ def test_a_file_that_a_configuration_can_say_is_never_built():
 
 @pytest.mark.parametrize(("keys", "inputs"), [(T5, "int64 [64, 16]"), (VIT, "float32 [64, 3, 32, 32]")])
 def test_the_module_is_planned_and_trains_as_in_one_process(keys, inputs, file, tmp_path, capsys):
-    pytest.importorskip("transformers")
     path, plan = file(keys), str(tmp_path / "plan.json")
     seq = ["--seq", "16"] if keys is T5 else []
     assert (
@@ -57,7 +56,6 @@ def test_the_module_is_planned_and_trains_as_in_one_process(keys, inputs, file, 
 
 
 def test_fewer_blocks_are_those_of_encoder_and_decoder(file):
-    pytest.importorskip("transformers")
     one, two = (given_model(file(T5), 16, layers).graph for layers in (1, 2))
     blocks = [{name.split(".block.")[0] + name.split(".block.")[1][0] for name in graph.by_name if ".block." in name}
               for graph in (one, two)]  # fmt: skip
@@ -76,6 +74,5 @@ def test_fewer_blocks_are_those_of_encoder_and_decoder(file):
     ],
 )
 def test_what_cannot_be_built_is_refused(keys, seq, message, file):
-    pytest.importorskip("transformers")
     with pytest.raises(TwofoldError, match=message):
         given_model(file(keys), seq, None)

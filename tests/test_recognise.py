@@ -48,7 +48,6 @@ def test_a_plain_llama_is_the_configuration_that_it_was_written_for(kv_heads, dt
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])
 def test_models_of_transformers_are_recognised(name):
-    pytest.importorskip("transformers")
     found = recognise(capture(*MODELS[f"transformers {name}"]())).config
     sizes = (found.num_layers, found.hidden, found.num_heads, found.kv_heads, found.head_dim, found.inner, found.seq)
     assert sizes == (2, 64, 4, 2, 16, 128, 32) and found.rope == Rope(angles="frequencies")

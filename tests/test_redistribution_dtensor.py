@@ -2,16 +2,13 @@
 
 import numpy as np
 import pytest
+from pretend_redistribution import apply_steps, split
 
-torch = pytest.importorskip("torch")
-
-from pretend_redistribution import apply_steps, split  # noqa: E402
-
-from benchmarks.redistribution_cases import random_layout  # noqa: E402
-from benchmarks.redistribution_dtensor import device_mesh, dtensor_steps, pretend_world, redistributed  # noqa: E402
-from benchmarks.redistribution_mindspore import elements  # noqa: E402
-from plans.layout import Layout  # noqa: E402
-from plans.redistribution import max_received_bytes, redistribute  # noqa: E402
+from benchmarks.redistribution_cases import random_layout
+from benchmarks.redistribution_dtensor import device_mesh, dtensor_steps, pretend_world, redistributed
+from benchmarks.redistribution_mindspore import elements
+from plans.layout import Layout
+from plans.redistribution import max_received_bytes, redistribute
 
 MESHES = [Layout((8,), ("a",)), Layout((4, 2), ("a", "b")), Layout((2, 2, 2), ("a", "b", "c"))]
 

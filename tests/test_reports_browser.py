@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from html import escape, unescape
 from pathlib import Path
@@ -23,9 +22,7 @@ from reports.validation import validation_page
 from simulator.study.sweep import Workers
 from twofold.cli import main
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; install it with: apt-get install chromium")
+pytestmark = pytest.mark.needs("chromium")
 
 WATCH = """<script>
 window.problems = [];
@@ -114,7 +111,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def found(pages, tmp_path_factory) -> dict:
+def found(pages, chromium, tmp_path_factory) -> dict:
     """What one browser process saw of all pages, each in a frame of a telephone's width."""
     frames = ""
     for name, page in pages.items():
@@ -122,7 +119,7 @@ def found(pages, tmp_path_factory) -> dict:
         frames += f'<iframe id="{name}" width="390" height="800" srcdoc="{watched}"></iframe>'
     folder = tmp_path_factory.mktemp("browser")
     (folder / "driver.html").write_text(DRIVER.replace("FRAMES", frames))
-    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu",
+    command = [chromium, "--headless=new", "--no-sandbox", "--disable-gpu",
                f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=20000",
                "--dump-dom", f"file://{folder / 'driver.html'}"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -6,10 +6,13 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import tyro
+from torch.distributed.run import get_args_parser
+from torchtitan.config.configs import CompileConfig, ParallelismConfig, TrainingConfig
 
 from costmodels import Machine
 from interop.accelerate import fsdp2_words
@@ -26,7 +29,6 @@ from simulator.forecast import stack_named
 from twofold.cli import main
 
 MACHINE = Machine.load("h100-sxm-x8")
-LISTS = json.loads((Path(__file__).parent / "data" / "software_flags.json").read_text())
 WRITERS = {"torchtitan@0.2.2": torchtitan_toml, "megatron": megatron_flags, "fsdp2": lambda *it: fsdp2_words(*it, 8)}
 OURS = [name for name in software_names() if name != "twofold"]
 
@@ -123,39 +125,81 @@ def launches(name: str) -> Iterator[str]:
                 yield software.launch(config, each, 8)
 
 
-@pytest.mark.parametrize("name", ["megatron", "torchtitan@0.3.0", "fsdp2"])
-def test_every_flag_of_a_launch_is_one_of_the_program(name):
-    known = set(LISTS[name]["flags"])
-    used = {
-        re.split(r"[ =]", word)[0]
-        for script in launches(name)
-        for word in shlex.split(script, comments=True)
-        if re.match(r"--[a-z]|activation", word)
-    }
-    assert len(used) > 8 and used <= known, used - known
+def words_of(name: str) -> Iterator[list[str]]:
+    """The words of every launch without its comments."""
+    for script in launches(name):
+        yield shlex.split(script.replace("\\\n", " "), comments=True)
 
 
-def fields_of(source: str, *classes: str) -> Iterator[tuple[str, str]]:
-    """The annotated names in classes of a Python file."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef) and node.name in classes:
-            for line in node.body:
-                if isinstance(line, ast.AnnAssign):
-                    yield node.name, ast.unparse(line.target)
+def source_of(distribution: str, file: str) -> str:
+    """A file of a package that is installed in the version of tests/programs.txt."""
+    package = importlib.metadata.distribution(distribution)
+    assert f"{distribution}=={package.version}\n" in (Path(__file__).parent / "programs.txt").read_text()
+    return Path(package.locate_file(file)).read_text()
 
 
-def test_the_list_of_torchtitan_is_that_of_the_package_where_it_is_installed():
-    """Without it the dated list of tests/data stands alone; its text says where it was read."""
-    sections = {"TrainingConfig": "training", "ParallelismConfig": "parallelism", "CompileConfig": "compile"}
-    listed = {flag for flag in LISTS["torchtitan@0.3.0"]["flags"] if flag.split(".")[0][2:] in sections.values()}
-    assert len(listed) > 30 and "read" in LISTS["torchtitan@0.3.0"]
-    try:
-        package = importlib.metadata.distribution("torchtitan")
-    except importlib.metadata.PackageNotFoundError:
-        return
-    source = Path(package.locate_file("torchtitan/config/configs.py")).read_text()
-    own = {f"--{sections[kind]}.{name}" for kind, name in fields_of(source, *sections)}
-    assert package.version == "0.3.0" and own == {flag for flag in listed if ".no-" not in flag}
+def fields_of(source: str) -> set[str]:
+    """The annotated names in the classes of a Python file."""
+    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    return {ast.unparse(line.target) for node in classes for line in node.body if isinstance(line, ast.AnnAssign)}
+
+
+TORCHRUN = {option for action in get_args_parser()._actions for option in action.option_strings}
+
+
+@dataclass
+class Titan:
+    """The settings of torchtitan's trainer that a launch states."""
+
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    compile: CompileConfig = field(default_factory=CompileConfig)
+
+
+def test_torchtitan_reads_every_launch():
+    recomputes = source_of("torchtitan", "torchtitan/distributed/activation_checkpoint.py")
+    models = source_of("torchtitan", "torchtitan/models/llama3/config_registry.py")
+    seen = set()
+    for words in words_of("torchtitan@0.3.0"):
+        at = words.index("--config")
+        command, (module, model), settings = words[:at], (words[at - 1], words[at + 1]), words[at + 2 :]
+        assert {word for word in command if word.startswith("--")} <= TORCHRUN | {"--module"}
+        assert module == "llama3" and f"def {model}(" in models
+        read = tyro.cli(Titan, args=settings[:-1])
+        assert read.training.disable_cuda_graphs and not read.compile.enable and read.training.global_batch_size == 16
+        mode = settings[-1].removeprefix("activation_checkpoint:")
+        assert f'tyro.conf.subcommand("{mode}")' in recomputes
+        seen.add((mode, read.parallelism.pipeline_parallel_schedule, read.parallelism.fsdp_reshard_after_forward))
+    assert len(seen) > 8
+
+
+ARGUMENTS = {
+    "--disable-bias-linear", "--global-batch-size", "--group-query-attention", "--make-vocab-size-divisible-by",
+    "--max-position-embeddings", "--micro-batch-size", "--mock-data", "--norm-epsilon",
+    "--num-layers-per-virtual-pipeline-stage", "--num-experts", "--position-embedding-type",
+    "--seq-length", "--swiglu", "--tokenizer-type", "--train-iters",
+    "--untie-embeddings-and-output-weights", "--use-tp-pp-dp-mapping", "--vocab-size",
+}  # fmt: skip
+"""Flags of Megatron-LM's megatron/training/arguments.py, which no package contains, as of commit 000c4ac2 (2025); of
+these --disable-bias-linear, --mock-data, --tokenizer-type and --vocab-size are from memory."""
+
+
+def test_every_flag_of_megatron_is_a_field_of_its_core_or_in_its_list_of_arguments():
+    core = set().union(*(
+        fields_of(source_of("megatron-core", f"megatron/core/{file}.py"))
+        for file in ("transformer/transformer_config", "model_parallel_config", "optimizer/optimizer_config",
+                     "distributed/distributed_data_parallel_config")
+    ))  # fmt: skip
+    used = {word for words in words_of("megatron") for word in words if re.match(r"--[a-z]", word)} - TORCHRUN
+    assert {flag for flag in used if flag[2:].replace("-", "_") not in core} == ARGUMENTS & used
+    assert len(used - ARGUMENTS) > 20
+
+
+def test_accelerate_has_every_flag_of_its_launch():
+    """What follows the script are arguments of transformers' examples/pytorch/language-modeling/run_clm.py."""
+    known = set(re.findall(r'"(--[a-z_0-9]+)"', source_of("accelerate", "accelerate/commands/launch.py")))
+    used = {word for words in words_of("fsdp2") for word in words[: words.index("run_clm.py")] if word[:2] == "--"}
+    assert len(used) > 6 and used <= known
 
 
 def test_a_launch_of_torchtitan_is_read_whatever_way_its_values_are_written(tmp_path):

@@ -1,7 +1,6 @@
 """Studies: their points, results that are kept, processes, and what single settings come to."""
 
 import csv
-import importlib.util
 import json
 import math
 import subprocess
@@ -224,19 +223,7 @@ def test_a_changed_file_is_computed_anew(tmp_path):
     assert steps[0] < steps[1] and len(results.read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        "loky",
-        pytest.param(
-            "dask",
-            marks=[
-                pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="Dask is not installed"),
-                pytest.mark.filterwarnings("default"),
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize("backend", ["loky", pytest.param("dask", marks=pytest.mark.filterwarnings("ignore"))])
 def test_processes_give_the_same_results(backend):
     axes = {"bandwidth": [0.5, 1.0], "micro_batch": [1, 2, 4], "zero": [0, 1, 2]}
     one = tf.study(BASE, axes, workers=ALONE)

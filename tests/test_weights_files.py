@@ -38,7 +38,6 @@ def weights(request, tmp_path):
     elif request.param == "pt":
         torch.save({name: torch.tensor(array) for name, array in arrays.items()}, path)
     else:
-        pytest.importorskip("safetensors")
         if request.param == "folder":
             path.mkdir()
             for number, name in enumerate(arrays):
