@@ -165,7 +165,7 @@ def test_a_block_replays_in_a_graph(length):
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+@pytest.mark.needs("GPU")
 def test_float32_convolutions_do_not_round_to_tf32():
     Device(kind="cuda").use()
     torch.manual_seed(0)
