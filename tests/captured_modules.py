@@ -111,6 +111,51 @@ def residual(m, x):
     return m.head(m.rows(F.relu(m.rows(y.flatten(2)))).mean(2))
 
 
+class Reversed(torch.autograd.Function):
+    """The identity, whose gradient is turned round and scaled: of adversarial domain adaptation."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return -ctx.scale * g, None
+
+
+class Binary(torch.autograd.Function):
+    """A product with the signs of a weight, whose gradient ends where the weight is large."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.sign().t()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, weight = ctx.saved_tensors
+        return g @ weight.sign(), (g.flatten(0, -2).t() @ x.flatten(0, -2)) * (weight.abs() <= 1)
+
+
+class Grouped(torch.autograd.Function):
+    """Sums of groups of numbers [batch, length, width], by views; the gradient is clipped. Its context comes after."""
+
+    @staticmethod
+    def forward(x, size):
+        batch, length, width = x.shape
+        return x.reshape(batch * length, width).view(batch, length, width // size, size).sum(-1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, ctx.size = inputs
+        ctx.shape = x.shape
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clamp(-0.01, 0.01).unsqueeze(-1).expand(*g.shape, ctx.size).reshape(ctx.shape), None
+
+
 class ImageClasses(nn.Module):
     """As the MNIST example of torch: dropout2d left out, log_softmax and nll_loss."""
 
@@ -321,10 +366,19 @@ MODULES = {
         lambda: Net(lambda m, x: m.fc(x) / m.fc(x).norm(dim=-1, keepdim=True),
                     fc=nn.utils.parametrizations.weight_norm(linear())), vectors
     ),
+    "own gradients": (
+        lambda: Net(
+            lambda m, x: Grouped.apply(Binary.apply(m.fc(x), m.w), 2) + Reversed.apply(m.out(x), 0.5), fc=linear(),
+            w=parameter(2 * WIDTH, WIDTH), out=linear(),
+        ), sequences
+    ),
 } | LOSSES  # fmt: skip
 """name -> (makes the module, makes a batch)."""
 
-MODULES |= {name: (ORDINARY[name], partial(rows_of, name)) for name in ("LSTM tagger", "experts by bmm")}
+MODULES |= {
+    name: (ORDINARY[name], partial(rows_of, name))
+    for name in ("LSTM tagger", "experts by bmm", "straight-through function")
+}
 
 ONE_RANK = {
     name: (ORDINARY[name], partial(rows_of, name))

@@ -316,8 +316,8 @@ def sets_a_buffer(m, x):
 OWN = torch.ones(6)
 
 
-class Doubled(torch.autograd.Function):
-    """A gradient that is not the forward's."""
+class Unit(torch.autograd.Function):
+    """The gradient of all samples has the length 1."""
 
     @staticmethod
     def forward(ctx, x):
@@ -325,7 +325,19 @@ class Doubled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
-        return 2 * g
+        return g / g.norm()
+
+
+class Noisy(torch.autograd.Function):
+    """The backward draws random numbers."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g + torch.randn_like(g)
 
 
 def hooks_its_gradient(m, x):
@@ -344,7 +356,8 @@ def within(context):
 
 
 REFUSED = {
-    "autograd function": (mean_to(lambda m, x: Doubled.apply(m.fc(x))), "autograd function Doubled, but a plan makes"),
+    "gradients of all samples": (mean_to(lambda m, x: Unit.apply(m.fc(x))), r"samples .* meet in the backward of Unit"),
+    "random gradients": (mean_to(lambda m, x: Noisy.apply(m.fc(x))), r"backward of Noisy .*draws random numbers"),
     "hook on a gradient": (mean_to(hooks_its_gradient), r"hooks the gradient of a tensor \(4, 6\)"),
     "inference mode": (within(torch.inference_mode), "uses torch.inference_mode.*requires_grad_"),
     "autocast": (within(lambda: torch.autocast("cpu", torch.bfloat16)), "torch.autocast in a forward is not supported"),

@@ -28,6 +28,7 @@ from executor.capture.attention import batch_first_attention
 from executor.capture.buffers import doubled_tables, known_masks, known_numbers
 from executor.capture.counts import state_counts
 from executor.capture.functional import without_in_place
+from executor.capture.functions import functions_as_calls
 from executor.capture.gradients import check_hooks, refusing_own_gradients
 from executor.capture.library import in_other_forms
 from executor.capture.masks import fix_sizes, state_masks
@@ -251,6 +252,7 @@ def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
         _silent(),
         batch_first_attention(),
         in_other_forms(module),
+        functions_as_calls(),
         noting_checkpoints(),
         torch.device("meta"),
         refusing_own_gradients(),

@@ -1,8 +1,7 @@
 """Refusal of constructs that change gradients without appearing in the graph.
 
-A plan makes each operator's gradient itself, from its forward. Functions with a backward of their own, hooks on
-gradients and parts of a forward without gradients leave no trace in what torch.export writes down: the forward would be
-right and the training silently another.
+A plan makes each operator's gradient itself, from its forward. Hooks on gradients and parts of a forward without
+gradients leave no trace in what torch.export writes down: the forward would be right and the training silently another.
 """
 
 from __future__ import annotations
@@ -38,13 +37,7 @@ def check_hooks(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def refusing_own_gradients() -> Iterator[None]:
-    """Within this context, refuse a forward that calls an autograd.Function, hooks a gradient or disables gradients."""
-
-    def apply(cls: type, *_: Any, **__: Any) -> NoReturn:
-        raise TwofoldError(
-            f"the forward calls the autograd function {cls.__name__}, but {_WHY}, so that its own backward would not "
-            f"run; write it with torch's operators"
-        )
+    """Within this context, refuse a forward that hooks a gradient or disables gradients."""
 
     def hook(self: torch.Tensor, *_: Any, **__: Any) -> NoReturn:
         raise TwofoldError(f"the forward hooks the gradient of a tensor {tuple(self.shape)}, but {_WHY}; leave it out")
@@ -60,7 +53,6 @@ def refusing_own_gradients() -> Iterator[None]:
         before(self)
 
     with (
-        mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
         mock.patch.object(torch.Tensor, "register_hook", hook),
         mock.patch.object(torch.inference_mode, "__enter__", enter),
     ):

@@ -8,18 +8,18 @@ the parts. Numbers are random, drawn twice: between 0 and 1, and of both signs.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
 from string import ascii_lowercase
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from executor.kernels.sources import aten_call
+from executor.kernels.programs import aten_call, program
 from plans.reading import json_of
 
 __all__ = ["Call", "Read", "dims_of", "samples_meet"]
@@ -45,15 +45,24 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """An aten call as `executor.kernels.sources.aten_call` takes it, and what it reads."""
+    """A call of aten, or a program, and what it reads.
+
+    Args:
+        target, arguments: as `executor.kernels.programs.aten_call` takes them; without a target `arguments` is the text
+            of a `program`.
+        inputs: the tensors, in the order in which the arguments count them.
+    """
 
     target: str
     arguments: str
     inputs: tuple[Read, ...]
 
 
-def dims_of(call: Call, which: int, shape: tuple[int, ...]) -> str:
+def dims_of(call: Call, which: int, shape: tuple[int, ...], backward: str = "") -> str:
     """The dims of inputs and output `which` (-1: the only one), as "ab,b->ab".
+
+    With a `backward`, a program that makes gradients of the inputs from that of the output and the inputs, only dims
+    are split along which the parts of the gradients are those of the whole: their sum, for inputs without the dim.
 
     A small letter is a dim that can be split. A capital letter is the batch where that is not known. A dim with a dot
     is whole and no other's.
@@ -64,7 +73,7 @@ def dims_of(call: Call, which: int, shape: tuple[int, ...]) -> str:
     """
     inputs = [["."] * len(each.shape) for each in call.inputs]
     output = ["."] * len(shape)
-    links = _links(_shrunk(call), which)
+    links = _links(_shrunk(call), which, backward)
     for letter, (at, ends) in zip(ascii_lowercase, links or (), strict=False):
         output[at] = letter
         for index, dim in ends:
@@ -108,9 +117,13 @@ def _in_small_sizes(call: Call) -> Call | None:
 def _whole_numbers(argument: Any) -> Iterator[int]:
     if isinstance(argument, int):
         yield argument
-    elif isinstance(argument, list | dict):
-        for each in argument.values() if isinstance(argument, dict) else argument:
+    elif isinstance(argument, list):
+        for each in argument:
             yield from _whole_numbers(each)
+    elif isinstance(argument, dict):
+        for key, each in argument.items():
+            if key not in ("tensor", "results"):
+                yield from _whole_numbers(each)
 
 
 def _with_shapes(call: Call, shapes: Sequence[tuple[int, ...]]) -> Call:
@@ -124,7 +137,7 @@ def _is_too_large(call: Call) -> bool:
 
 
 def _can_be_tried(call: Call) -> bool:
-    return any(_results(call, inputs) is not None for inputs in islice(_draws(call), 1))
+    return any(_results(call, inputs) is not None for inputs in itertools.islice(_draws(call), 1))
 
 
 def _draws(call: Call) -> Iterator[list[Tensor]]:
@@ -149,7 +162,8 @@ def _results(call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
     """What the call makes, on the CPU; None where it takes other numbers or sizes."""
     try:
         with torch.no_grad():
-            made = aten_call(call.target, call.arguments)(torch.device("cpu"), *inputs)
+            run = aten_call(call.target, call.arguments) if call.target else program(call.arguments)
+            made = run(torch.device("cpu"), *inputs)
     except (RuntimeError, IndexError, ValueError, NotImplementedError):
         return None
     return tuple(made) if isinstance(made, tuple | list) else (made,)
@@ -180,7 +194,7 @@ Ends = tuple[tuple[int, int], ...]
 
 
 @lru_cache(maxsize=1024)
-def _links(call: Call, which: int) -> tuple[tuple[int, Ends], ...] | None:
+def _links(call: Call, which: int, backward: str) -> tuple[tuple[int, Ends], ...] | None:
     """(dim of the output, dims of the inputs) that can be split, one by one and all at once."""
     draws = [(inputs, made) for inputs in _draws(call) if (made := _results(call, inputs)) is not None]
     if not draws or not all(isinstance(each, Tensor) for each in draws[0][1]):
@@ -198,7 +212,11 @@ def _links(call: Call, which: int) -> tuple[tuple[int, Ends], ...] | None:
                     ends.append((index, dim))
                     break
         link = (at, tuple(ends))
-        if ends and all(_in_halves(call, *draw, which, [*found, link]) for draw in draws):
+        if (
+            ends
+            and all(_in_halves(call, *draw, which, [*found, link]) for draw in draws)
+            and (not backward or all(_gradients_in_halves(backward, *draw, which, [*found, link]) for draw in draws))
+        ):
             found.append(link)
             taken.update(ends)
     return tuple(found)
@@ -244,6 +262,37 @@ def _in_halves(
                 return False
             if not torch.allclose(found[which].double(), expected.double(), rtol=1e-9, atol=1e-12, equal_nan=True):
                 return False
+    return True
+
+
+def _gradients_in_halves(
+    backward: str, inputs: Sequence[Tensor], made: tuple[Tensor, ...], which: int, links: Sequence[tuple[int, Ends]]
+) -> bool:
+    """Whether gradients made from halves are the whole ones: along the last link alone, and along all at once."""
+    g = torch.randn(made[which].shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    run = program(backward)
+    try:
+        whole = run(g.device, g, *inputs)
+        for chosen in ([links[-1]], links):
+            summed = [None if each is None else torch.zeros_like(each) for each in whole]
+            for halves in itertools.product((False, True), repeat=len(chosen)):
+                parts, of_g, places = list(inputs), g, list(summed)
+                for (at, ends), second in zip(chosen, halves, strict=True):
+                    size = g.shape[at]
+                    half = (size // 2, size - size // 2) if second else (0, size // 2)
+                    of_g = of_g.narrow(at, *half)
+                    for index, dim in ends:
+                        parts[index] = parts[index].narrow(dim, *half)
+                        place = places[index]
+                        places[index] = None if place is None else place.narrow(dim, *half)
+                for place, part in zip(places, run(g.device, of_g, *parts), strict=True):
+                    if place is not None:
+                        place += part
+            pairs = [(one, two) for one, two in zip(summed, whole, strict=True) if one is not None]
+            if not all(torch.allclose(one, two, rtol=1e-9, atol=1e-12, equal_nan=True) for one, two in pairs):
+                return False
+    except (RuntimeError, IndexError, ValueError):  # sizes that the backward does not take
+        return False
     return True
 
 

@@ -24,7 +24,11 @@ from executor.capture.values import Unreadable, Value
 from executor.kernels.sources import computed_value
 from plans.operators.sources import MAX_OPAQUE_INPUTS
 
-__all__ = ["aten_operators", "computed", "opaque"]
+__all__ = ["UnwritableError", "as_json", "aten_operators", "computed", "opaque"]
+
+
+class UnwritableError(ValueError):
+    """An argument of a call that JSON cannot hold."""
 
 
 def opaque(build: Translation, node: fx.Node) -> Value:
@@ -102,9 +106,7 @@ def computed(build: Translation, node: fx.Node) -> Value:
     place = {call: index for index, call in enumerate(calls)}
 
     def written(argument: Any) -> Any:
-        return (
-            {"tensor": place[argument]} if isinstance(argument, fx.Node) else _as_json(build, node, argument, written)
-        )
+        return {"tensor": place[argument]} if isinstance(argument, fx.Node) else as_json(argument, written)
 
     said = [["getitem" if call.target is operator.getitem else str(call.target), written(list(arguments[call]))]
             for call in calls]  # fmt: skip
@@ -151,13 +153,24 @@ def _written(build: Translation, node: fx.Node, args: tuple[Any, ...], kwargs: d
             if name not in read:
                 read.append(name)
             return {"tensor": read.index(name)}
-        return _as_json(build, node, argument, written)
+        return as_json(argument, written)
 
-    return read, json.dumps([written(args), _as_json(build, node, kwargs, written)])
+    try:
+        return read, json.dumps([written(args), as_json(kwargs, written)])
+    except UnwritableError as error:
+        raise build.refused(node, str(error)) from None
 
 
-def _as_json(build: Translation, node: fx.Node, argument: Any, written: Callable[[Any], Any]) -> Any:
-    """An argument that is no tensor, in the form that `executor.kernels.sources` reads."""
+def as_json(argument: Any, written: Callable[[Any], Any]) -> Any:
+    """An argument that is no tensor, in the form that `executor.kernels.programs` reads.
+
+    Args:
+        argument: of a call.
+        written: writes what is inside of it.
+
+    Raises:
+        UnwritableError: an argument of another kind.
+    """
     if isinstance(argument, tuple | list):
         return [written(each) for each in argument]
     if isinstance(argument, dict):
@@ -170,4 +183,4 @@ def _as_json(build: Translation, node: fx.Node, argument: Any, written: Callable
         return {"number": str(argument)}  # JSON has no infinite numbers
     if argument is None or isinstance(argument, bool | int | float | str):
         return argument
-    raise build.refused(node, f"its argument {argument!r} cannot be written down")
+    raise UnwritableError(f"the argument {argument!r} cannot be written into a plan")

@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 import executor.capture.elementwise
+import executor.capture.functions
 import executor.capture.layers
 import executor.capture.library
 import executor.capture.losses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -12,11 +11,11 @@ from torch import Tensor
 
 from executor.kernels.context import OpContext, Rule
 from executor.kernels.place import by_autograd, number, offset
-from plans.errors import TwofoldError
+from executor.kernels.programs import aten_call, calls_of_json, program
 from plans.operators.sources import MAX_OPAQUE_INPUTS
 from plans.reading import json_of
 
-__all__ = ["SOURCE_RULES", "aten_call", "computed_value"]
+__all__ = ["SOURCE_RULES", "computed_value"]
 
 Attrs = Mapping[str, Any]
 
@@ -59,57 +58,10 @@ def computed_value(calls: str, device: torch.device) -> Tensor:
 @lru_cache(maxsize=256)
 def _calls(calls: str) -> tuple[Callable[..., Any], ...]:
     """Each call as a function of (device, what the calls before it made...); read once, not in every step."""
-    return tuple(
-        _taken(arguments[0]) if target == "getitem" else aten_call(target, json.dumps(arguments))
-        for target, arguments in json_of(calls.encode(), "calls")
-    )
-
-
-def _taken(arguments: list[Any]) -> Callable[..., Any]:
-    which, index = arguments
-    return lambda device, *made: made[which["tensor"]][index]
+    return calls_of_json(json_of(calls.encode(), "calls"))
 
 
 # -- opaque ------------------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1024)
-def aten_call(target: str, arguments: str) -> Callable[..., Any]:
-    """An aten operator with its fixed arguments, as a function of (device, tensors...).
-
-    Args:
-        target: its name, such as "aten.cumsum.default".
-        arguments: positional and named arguments as JSON, with {"tensor": i}, {"device": true}, {"torch": name}
-            and {"number": "-inf"}.
-
-    Raises:
-        TwofoldError: this version of torch has no such operator.
-    """
-    namespace, _, name = target.partition(".")
-    packet, _, overload = name.partition(".")
-    operation = getattr(getattr(torch.ops.aten, packet, None), overload, None)
-    if namespace != "aten" or operation is None:
-        raise TwofoldError(f"this torch has no operator {target!r}; capture the model again with this version of torch")
-    args, kwargs = json_of(arguments.encode(), target)
-
-    def held(value: Any, device: torch.device, inputs: tuple[Tensor, ...]) -> Any:
-        if isinstance(value, list):
-            return [held(each, device, inputs) for each in value]
-        if isinstance(value, dict):
-            if "tensor" in value:
-                return inputs[value["tensor"]]
-            if "number" in value:
-                return float(value["number"])
-            return device if "device" in value else getattr(torch, value["torch"])
-        return value
-
-    def run(device: torch.device, *inputs: Tensor) -> Any:
-        return operation(
-            *(held(value, device, inputs) for value in args),
-            **{key: held(value, device, inputs) for key, value in kwargs.items()},
-        )
-
-    return run
 
 
 def _result(attrs: Attrs, device: torch.device, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -131,10 +83,26 @@ def _opaque_grad(which: int) -> Callable[..., Tensor]:
     return one
 
 
+def function(context: OpContext, attrs: Attrs, *inputs: Tensor) -> Tensor:
+    """The result attrs "result" of attrs "forward"."""
+    made: Tensor = program(attrs["forward"])(inputs[0].device, *inputs)[attrs["result"]]
+    return made.clone(memory_format=torch.contiguous_format)
+
+
+def _function_grad(which: int) -> Callable[..., Tensor]:
+    def one(context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor) -> Tensor:
+        made: Tensor = program(attrs["backward"])(g.device, g, *inputs)[which]
+        return made.to(context.torch_dtype).expand(context.shape).clone(memory_format=torch.contiguous_format)
+
+    return one
+
+
 SOURCE_RULES: Mapping[str, Rule] = {
     "arange.forward": arange,
     "fill.forward": fill,
     "computed.forward": computed,
     "opaque.forward": opaque,
     **{f"opaque.grad{which}": _opaque_grad(which) for which in range(MAX_OPAQUE_INPUTS)},
+    "function.forward": function,
+    **{f"function.grad{which}": _function_grad(which) for which in range(MAX_OPAQUE_INPUTS)},
 }

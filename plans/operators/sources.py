@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from plans.errors import TwofoldError
 from plans.operators.registry import Attrs, Shape, Shapes, declares, named
 from plans.operators.spec import Gradient, OperatorSpec
+from plans.reading import json_of
 
 __all__ = ["MAX_OPAQUE_INPUTS"]
 
@@ -65,16 +67,39 @@ def _opaque(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
     has one). "dims" names the dims as "ab,b->ab": small letters can be split, the others stay whole; a dot is a dim
     that no other tensor has.
     """
+    return _in_letters(kind, inputs, outputs, attrs, 1, range(len(inputs)))
+
+
+@declares("function")
+def _function(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """A function with a backward of its own, as programs of aten calls in JSON (`executor.kernels.programs`).
+
+    attrs "name" is what the user calls it, "forward" makes its results from the inputs, of which this is the one of
+    number "result". "backward", absent where nothing is trained, makes the gradients of the inputs from that of the
+    result and the inputs; null stands for inputs without a gradient. "dims" is as that of an opaque operator.
+    """
+    calls = json_of(attrs["forward"].encode(), "forward")["calls"]
+    gradients = json_of(attrs["backward"].encode(), "backward")["results"] if "backward" in attrs else []
+    return _in_letters(
+        kind, inputs, outputs, attrs, len(calls), [at for at, made in enumerate(gradients) if made is not None]
+    )
+
+
+def _in_letters(
+    kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs, num_calls: int, trained: Sequence[int]
+) -> OperatorSpec:
+    """An operator whose dims attrs "dims" names; the inputs `trained` have gradients, which read all inputs."""
     before, _, after = attrs["dims"].partition("->")
     sizes: dict[str, int] = {}
     operands = tuple(_lettered(*each, sizes) for each in zip(before.split(","), inputs, "x" * len(inputs), strict=True))
     out = _lettered(after, outputs[0], "y", sizes)
-    flops = sum(math.prod(shape) for shape in (*inputs, *outputs))
+    flops = num_calls * sum(math.prod(shape) for shape in (*inputs, *outputs))
     needs = tuple(f"x{index}" for index in range(len(inputs)))
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=operands, outputs=(out,),
         splittable=frozenset(dim for dim in sizes if not dim.startswith("_")), flops=flops,
-        gradients={index: Gradient(needs=needs, flops=2 * flops) for index in range(len(inputs))},
+        gradients={index: Gradient(needs=needs, flops=2 * flops) for index in trained},
+        discrete=frozenset(range(len(inputs))) - frozenset(trained),
     )  # fmt: skip
 
 
