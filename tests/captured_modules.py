@@ -280,6 +280,27 @@ LOSSES = {
     "weighted nll_loss": (
         lambda: Losses(lambda m, made, x, label: F.nll_loss(made.softmax(-1).log(), label, weight=m.weight)), classes
     ),
+    "mean over what counts": (
+        lambda: Losses(
+            lambda m, made, x, label: (
+                (F.cross_entropy(made, label, reduction="none") * (label > 0)).sum() / (label > 0).sum()
+                + (made.pow(2).mean(-1) * (x[:, 0] > 0)).sum() / ((x[:, 0] > 0).sum() + 1e-8).clamp(min=1)
+                + made.abs().mean() * x.abs().mean() / (1 + x.mean())
+            )
+        ), classes
+    ),
+    "margins": (
+        lambda: Losses(
+            lambda m, made, x, label: F.triplet_margin_loss(made, x, m.out(x))
+            + 0.5 * F.cosine_embedding_loss(made, x, label.sign() * 2 - 1) + F.multi_margin_loss(made, label)
+        ), classes
+    ),
+    "a policy": (
+        lambda: Losses(
+            lambda m, made, x, label: -(torch.distributions.Categorical(logits=made).log_prob(label) * x[:, 0]).mean()
+            - 0.1 * torch.distributions.Normal(made, m.weight).entropy().mean()
+        ), classes
+    ),
     "losses of every element": (
         lambda: Losses(
             lambda m, made, x, label: (F.cross_entropy(made, label, reduction="none") * x.pow(2).sum(-1)).mean()
@@ -350,6 +371,14 @@ MODULES = {
     "an index": (
         lambda: Net(lambda m, x: m.fc(x)[:, m.order] + m.table[m.row], fc=linear(), table=parameter(5, WIDTH),
                     order=torch.arange(WIDTH).flip(0), row=torch.tensor([3])), vectors
+    ),
+    "lists as an index, biases of heads": (
+        lambda: Net(
+            lambda m, x: m.fc(x)[:, [5, 0, 3]] @ m.table[[-2]].expand(3, -1) + m.fc(x)[..., [1, 3, 5, 7]].sum(1, True)
+            + torch.bmm((torch.arange(3.0, dtype=x.dtype)[:, None, None] + torch.ones(3, 2, 2, dtype=x.dtype)).repeat(
+                len(x), 1, 1), m.out(x).view(-1, 1, 2, 4).expand(-1, 3, -1, -1).flatten(0, 1)
+            ).view(len(x), 3, -1).sum(1), fc=linear(), out=linear(), table=parameter(5, WIDTH),
+        ), vectors
     ),
     "numbers in the forward": (
         lambda: Net(

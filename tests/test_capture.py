@@ -371,8 +371,16 @@ REFUSED = {
     "two activations": (mean_to(lambda m, x: m.fc(x) @ x.t() @ x), "mixes the batch"),
     "softmax over the batch": (mean_to(lambda m, x: m.fc(x).softmax(0)), r"\(softmax\) in forward \(.*\) works along"),
     "unknown over the batch": (mean_to(lambda m, x: m.fc(x).cumsum(0)), "cumsum.*samples of a batch meet in it"),
-    "data-dependent branch": (mean_to(lambda m, x: m.fc(x) if x.sum() > 0 else x), "cannot capture Ends"),
-    "data-dependent shape": (mean_to(lambda m, x: m.fc(x[x[:, 0] > 0])), "cannot capture|not known"),
+    "data-dependent branch": (
+        mean_to(lambda m, x: m.fc(x) if x.sum() > 0 else x),
+        r"cannot capture Ends.* \(in forward, .*test_capture.py, line \d+: .*else x.*choose by torch\.where or a mask",
+    ),
+    "data-dependent shape": (
+        mean_to(lambda m, x: m.fc(x[x[:, 0] > 0])), r"line \d+.*instead of an if or a boolean index"
+    ),
+    "gradient in the forward": (
+        mean_to(lambda m, x: m.fc(x) + torch.autograd.grad(m.fc(x).sum(), m.fc.weight)[0]), "calls torch.autograd, but"
+    ),
     "fixed batch": (mean_to(lambda m, x: m.fc(x.view(4, 6))), "batch of 8"),
     "batch against batch": (mean_to(lambda m, x: m.fc(x) + m.fc(x).view(-1, 1, 6)), "mixes the batch|repeats"),
     "batch moved": (mean_to(lambda m, x: m.fc(x.view(2, -1, 6)).view(-1, 6)), "mixes the batch"),

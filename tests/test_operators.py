@@ -367,6 +367,7 @@ CASES = {
     ),
     "mean_loss": ("mean_loss", ((4, 6),), {}, lambda x: x.mean()),
     "batch_mean": ("batch_mean", (numbers(5, 4, 6).double(),), {}, lambda x: x.mean()),
+    "batch_sum": ("batch_sum", (numbers(5, 4, 6).double(),), {}, lambda x: x.sum()),
     "pick": ("pick", ((4, 6, 8), torch.arange(24).view(4, 6) % 8),{},
              lambda x, t: x.gather(-1, t.unsqueeze(-1)).squeeze(-1)),
     "detach": ("detach", (numbers(5, 4, 6).double(),), {}, lambda x: x),

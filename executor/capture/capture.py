@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import linecache
 import logging
+import os
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -206,9 +209,10 @@ def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_siz
     except Exception as error:  # whatever the user's forward or torch raises
         raise TwofoldError(
             f"torch.export cannot capture {type(module).__name__} for a batch of {batch_size}: "
-            f"{type(error).__name__}: {_first_line(error)}; {_way_out(error)}"
+            f"{type(error).__name__}: {_first_line(error)}{_where(error, module)}; {_way_out(error)}"
         ) from error
     inline_nested(exported)
+    _check_shapes(exported)
     without_in_place(exported)
     drop_empty(exported)
     keep_batch_first(exported)
@@ -217,6 +221,19 @@ def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_siz
     state_masks(exported.graph)
     state_counts(exported, numbers)
     return exported
+
+
+def _check_shapes(exported: ExportedProgram) -> None:
+    """Refuse tensors whose shape depends on values."""
+    for node in exported.graph.nodes:
+        made = node.meta.get("val")
+        for each in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(each, torch.Tensor) and not all(type(size) is int for size in each.shape):
+                lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
+                raise TwofoldError(
+                    f"{node.target} ({' | '.join(lines[-2:]) or 'in forward'}) makes a tensor whose shape depends on "
+                    f"values; {_FIXED}"
+                )
 
 
 def _grown(exported: ExportedProgram, double: ExportedProgram) -> frozenset[str]:
@@ -232,10 +249,30 @@ def _grown(exported: ExportedProgram, double: ExportedProgram) -> frozenset[str]
     return frozenset(found)
 
 
+_FIXED = (
+    "shapes must be fixed and the control flow independent of the values, for every batch size: choose by torch.where "
+    "or a mask instead of an if or a boolean index"
+)
+
+
 def _way_out(error: Exception) -> str:
     if type(error).__name__ == "FakeTensorDeviceMismatchError":
         return "a tensor that the forward reads must be a parameter, a buffer (self.register_buffer) or an input"
-    return "shapes must be fixed and the control flow independent of the values, for every batch size"
+    return _FIXED
+
+
+def _where(error: BaseException, module: nn.Module) -> str:
+    """The line of the user's code that was running, and the module that it belongs to."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    inside = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__, os.path.dirname(__file__)))
+    paths, path, line = {id(part): name for name, part in module.named_modules()}, "", ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        path = paths.get(id(frame.f_locals.get("self")), path)
+        file = frame.f_code.co_filename
+        if not file.startswith(inside):
+            line = f"{file}, line {number}: {linecache.getline(file, number).strip()}"
+    return f" (in {f'module {path!r}' if path else 'forward'}, {line})" if line else ""
 
 
 def _first_line(error: Exception) -> str:

@@ -37,10 +37,13 @@ def check_hooks(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def refusing_own_gradients() -> Iterator[None]:
-    """Within this context, refuse a forward that hooks a gradient or disables gradients."""
+    """Within this context, refuse a forward that hooks, computes or disables gradients."""
 
     def hook(self: torch.Tensor, *_: Any, **__: Any) -> NoReturn:
         raise TwofoldError(f"the forward hooks the gradient of a tensor {tuple(self.shape)}, but {_WHY}; leave it out")
+
+    def run_backward(*_: Any, **__: Any) -> NoReturn:
+        raise TwofoldError(f"the forward calls torch.autograd, but {_WHY}; write the derivative with operators")
 
     before = torch.inference_mode.__enter__
 
@@ -54,6 +57,7 @@ def refusing_own_gradients() -> Iterator[None]:
 
     with (
         mock.patch.object(torch.Tensor, "register_hook", hook),
+        mock.patch.object(torch.autograd, "_engine_run_backward", run_backward),
         mock.patch.object(torch.inference_mode, "__enter__", enter),
     ):
         yield

@@ -8,6 +8,7 @@ Numbers that a forward makes a tensor of are filled in.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -55,6 +56,8 @@ def in_other_forms(module: nn.Module) -> Iterator[None]:
         with torch.device("meta"):
             torch.empty(0)  # torch then looks up, once, which functions a device is given to: torch's own torch.tensor
         stack.enter_context(mock.patch.object(torch, "tensor", _filled))
+        stack.enter_context(mock.patch.object(Tensor, "__getitem__", _part))
+        stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_args", False))
         for config in configs.values():
             stack.enter_context(mock.patch.object(config, _EXPERTS, "batched_mm"))
         yield
@@ -75,6 +78,30 @@ def _filled(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, 
     if is_row and len({type(each) for each in data}) == 1 and isinstance(data[0], bool | int | float):
         return torch.stack([_filled(each, dtype=dtype, device=device) for each in data])
     return _TENSOR(data, dtype=dtype, device=device)
+
+
+_PART = Tensor.__getitem__
+
+
+def _part(self: Tensor, index: Any) -> Tensor:
+    """A part of a tensor. A list of numbers becomes a slice or a tensor that calls make: its value is lost on meta."""
+    given = index if isinstance(index, tuple) else (index,)
+    if not any(_is_numbers(each) for each in given):
+        return _PART(self, index)
+    alone = sum(isinstance(each, list | Tensor) for each in given) == 1
+    return _PART(self, tuple(_chosen(each, alone) if _is_numbers(each) else each for each in given))
+
+
+def _is_numbers(index: Any) -> bool:
+    return isinstance(index, list) and bool(index) and all(type(each) is int for each in index)
+
+
+def _chosen(numbers: list[int], alone: bool) -> Any:
+    steps = {after - before for before, after in itertools.pairwise(numbers)} or {1}
+    (step, *others), last = steps, numbers[-1]
+    if alone and not others and step > 0 and (numbers[0] >= 0) == (last >= 0):
+        return slice(numbers[0], None if last == -1 else last + 1, step)
+    return _filled(numbers)
 
 
 def _recurrent(self: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Tensor, Any]:

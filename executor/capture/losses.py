@@ -74,19 +74,58 @@ def _times(build: Translation, node: fx.Node, y: Value | Number, by: Number) -> 
 
 @mean_rule("mul.Tensor", "mul.Scalar")
 def _product(build: Translation, node: fx.Node, x: Value | Number, y: Value | Number) -> Value:
-    if isinstance(x, Mean) and isinstance(y, Mean):
-        return build.plain(node, x)
+    if isinstance(x, Mean) and isinstance(y, Mean):  # one of them is a number that all samples share
+        is_trained = build.is_trained(y.terms())
+        x, y = (build.of_batch(node, x), y) if is_trained else (x, build.of_batch(node, y))
     return _with(build, node, "mul", x, y)
 
 
 @mean_rule("div.Tensor", "div.Scalar")
 def _quotient(build: Translation, node: fx.Node, x: Value | Number, y: Value | Number) -> Value:
-    if not isinstance(x, Mean) or isinstance(y, Mean):
-        return build.plain(node, y)  # type: ignore[arg-type]
+    if isinstance(y, Mean):
+        if isinstance(x, Mean) and x.is_sum and y.is_sum:  # a mean over what counts, such as tokens that are no padding
+            x, y = Mean(node=node, terms=x.terms), Mean(node=node, terms=y.terms)
+        dtype, terms = build.shape_dtype(node)[1], y.terms
+        y = build.of_batch(node, Mean(node=node, terms=lambda: build.cast(node, terms(), dtype), is_sum=y.is_sum))
+    if not isinstance(x, Mean):
+        return _combined(build, node, "div", x, y)
+    if x.is_sum and y in build.shared:
+        x = Mean(node=node, terms=x.terms)
+        y = _combined(build, node, "div", y, build.of_batch(node, _ones(build, node)))
     if x.is_sum and isinstance(y, int | float) and y % build.batch_size == 0:
         x, y = Mean(node=node, terms=x.terms), y // build.batch_size
         return x if y == 1 else _with(build, node, "div", x, y)
     return _with(build, node, "div", x, y)
+
+
+def _ones(build: Translation, node: fx.Node) -> Mean:
+    """The sum of 1 over the samples."""
+    dtype = build.shape_dtype(node)[1]
+    return Mean(node=node, terms=lambda: build.like_batch(node, (build.batch_size,), dtype, 1), is_sum=True)
+
+
+def _per_batch(build: Translation, node: fx.Node, x: Mean) -> str:
+    """The terms of a mean, one for each sample; where samples were flattened, each one's mean or sum."""
+    terms = x.terms()
+    size = build.tensors[terms].shape[0]
+    if size == build.batch_size:
+        return terms
+    apart = build.reshaped(node, terms, (build.batch_size, size // build.batch_size))
+    return per_sample(build, node, apart, is_sum=x.is_sum)
+
+
+def _combined(
+    build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Value | Number, shape: tuple[int, ...] = ()
+) -> str:
+    """x kind y of tensors, or of a tensor and a number."""
+    dtype = build.shape_dtype(node)[1]
+    numbers = [isinstance(each, bool | int | float) for each in (x, y)]
+    attrs: dict[str, Any] = {}
+    if any(numbers):
+        attrs = {"number": x if numbers[0] else y} | ({"reverse": True} if numbers[0] else {})
+    operands = [each for each, is_number in zip((x, y), numbers, strict=True) if not is_number]
+    read = [build.cast(node, build.plain(node, each), dtype) for each in operands]  # type: ignore[arg-type]
+    return build.make(node, kind, read, shape=shape, dtype=dtype, **attrs)
 
 
 def _with(build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Value | Number) -> Value:
@@ -94,21 +133,16 @@ def _with(build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Va
     means = [each for each in (x, y) if isinstance(each, Mean)]
     others = [each for each in (x, y) if isinstance(each, str | Transposed)]
     shifts = kind in ("add", "sub") and len(means) == 1
+    if shifts and means[0].is_sum and not build.is_trained(means[0].terms()):
+        return _combined(build, node, kind, x, y)
     if len({each.is_sum for each in means}) > 1 or (shifts and means[0].is_sum):
         raise build.refused(node, "it adds a sum over the samples of a batch to what is not summed over them")
     if any(build.tensors[str(each)].shape != () or each in build.batched for each in others):
-        return build.plain(node, means[0])
+        raise build.samples_meet(node)
 
     def terms() -> str:
-        left, right = (each.terms() if isinstance(each, Mean) else each for each in (x, y))
-        numbers = [isinstance(each, bool | int | float) for each in (left, right)]
-        attrs: dict[str, Any] = {}
-        if any(numbers):
-            attrs = {"number": left if numbers[0] else right} | ({"reverse": True} if numbers[0] else {})
-        operands = [each for each, is_number in zip((left, right), numbers, strict=True) if not is_number]
-        dtype = build.shape_dtype(node)[1]
-        read = [build.cast(node, build.plain(node, each), dtype) for each in operands]  # type: ignore[arg-type]
-        return build.make(node, kind, read, shape=(build.batch_size,), dtype=dtype, **attrs)
+        left, right = (_per_batch(build, node, each) if isinstance(each, Mean) else each for each in (x, y))
+        return _combined(build, node, kind, left, right, (build.batch_size,))
 
     return Mean(node=node, terms=terms, is_sum=means[0].is_sum)
 
@@ -156,16 +190,26 @@ def _reduced(
 )  # fmt: skip
 def _loss_of_aten(build: Translation, node: fx.Node, *_: Any, **__: Any) -> Value:
     """torch's own call for the elements; their mean is the loss."""
+    shapes = [each.meta["val"].shape for each in node.args[:2] if isinstance(each, fx.Node)]
+    if len(set(shapes)) != 1:
+        raise build.refused(node, f"it compares {shapes[0]} with {shapes[-1]}; reshape the labels to {shapes[0]}")
+    return _loss_of_samples(build, node)
+
+
+@rule(
+    "triplet_margin_loss.default", "cosine_embedding_loss.default", "margin_ranking_loss.default",
+    "hinge_embedding_loss.default", "multi_margin_loss.default", "multilabel_margin_loss.default",
+)  # fmt: skip
+def _loss_of_samples(build: Translation, node: fx.Node, *_: Any, **__: Any) -> Value:
+    """torch's own call without its mean or sum, for elements or whole samples."""
     assert isinstance(node.target, torch._ops.OpOverload)
     names = [argument.name for argument in node.target._schema.arguments]
     place = names.index("reduction")
     reduction: Any = node.args[place] if len(node.args) > place else node.kwargs.get("reduction", 1)
-    shapes = [each.meta["val"].shape for each in node.args[:2] if isinstance(each, fx.Node)]
-    if len(set(shapes)) != 1:
-        raise build.refused(node, f"it compares {shapes[0]} with {shapes[-1]}; reshape the labels to {shapes[0]}")
     args = tuple(0 if at == place else each for at, each in enumerate(node.args))
     kwargs = dict(node.kwargs) | ({"reduction": 0} if len(args) <= place else {})
-    result = torch.empty(shapes[0], dtype=node.meta["val"].dtype, device="meta")
+    read = fx.map_arg((args, kwargs), lambda each: torch.empty_like(each.meta["val"], device="meta"))
+    result = node.target(*read[0], **read[1])
     return _reduced(build, node, lambda: str(aten_operators(build, node, args, kwargs, result)), reduction)
 
 

@@ -113,6 +113,8 @@ def computed(build: Translation, node: fx.Node) -> Value:
     attrs = {"calls": json.dumps(said)}
     shape, dtype = build.shape_dtype(node)
     whole, one = value_of(node), computed_value(attrs["calls"], torch.device("cpu"))
+    if whole is not None and one.shape[:1] != (1,) and one.shape != whole.shape and _is_tiled(one, whole):
+        return _over_samples(build, node, one, attrs)
     if whole is None or not _is_repeated(one, whole):
         raise build.refused(node, "it follows from shapes alone but differs between samples of the batch")
     shared = _counted(build, node, one, dtype)
@@ -122,6 +124,22 @@ def computed(build: Translation, node: fx.Node) -> Value:
         return shared
     zeros = build.like_batch(node, (shape[0], *(1,) * (len(shape) - 1)), dtype, False if dtype == "bool" else 0)
     return build.make(node, "logical_or" if dtype == "bool" else "add", (zeros, shared))
+
+
+def _is_tiled(one: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether a value is that of one sample for every sample, one after the other along dim 0."""
+    fits = one.dim() == whole.dim() > 0 and one.shape[1:] == whole.shape[1:] and whole.shape[0] % one.shape[0] == 0
+    return fits and torch.equal(whole, one.repeat(whole.shape[0] // one.shape[0], *(1,) * (one.dim() - 1)))
+
+
+def _over_samples(build: Translation, node: fx.Node, one: torch.Tensor, attrs: dict[str, Any]) -> str:
+    """The rows of one sample for every sample, flattened: a bias [batch x heads, queries, keys]."""
+    shape, dtype = build.shape_dtype(node)
+    shared = build.make(node, "computed", (), shape=tuple(one.shape), dtype=dtype, **attrs)
+    zeros = build.like_batch(node, (build.batch_size, *(1,) * one.dim()), dtype, False if dtype == "bool" else 0)
+    kind = "logical_or" if dtype == "bool" else "add"
+    every = build.make(node, kind, (zeros, shared), shape=(build.batch_size, *one.shape), dtype=dtype)
+    return build.reshaped(node, every, shape)
 
 
 def _is_repeated(one: torch.Tensor, whole: torch.Tensor) -> bool:

@@ -8,7 +8,6 @@ product, until something else reads it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
@@ -44,16 +43,3 @@ def _getitem(build: Translation, node: fx.Node, values: tuple[Value, ...], index
 @rule("detach.default")
 def _detach(build: Translation, node: fx.Node, x: Value) -> Value:
     return build.detached(node, x)
-
-
-@rule("broadcast_tensors.default")
-def _broadcast(build: Translation, node: fx.Node, values: Sequence[Value]) -> Value:
-    shapes = [build.tensors[str(value)].shape for value in values]
-    if len(set(shapes)) != 1:
-        raise build.refused(
-            node,
-            f"it repeats tensors of the shapes {', '.join(map(str, shapes))} to one shape. A loss that compares "
-            f"{shapes[0]} with {shapes[-1]} would be another function for every micro-batch size: reshape the labels "
-            f"to {shapes[0]} first (as executor.train.losscell.MAELoss does)",
-        )
-    return tuple(values)

@@ -53,23 +53,46 @@ def _reshape(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) ->
 
 @rule("expand.default", "expand_as.default")
 def _expand(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) -> Value:
-    x = build.plain(node, x)
-    old, new = build.tensors[x].shape, build.shape_dtype(node)[0]
-    if old == new:
+    return _expanded(build, node, build.plain(node, x), build.shape_dtype(node)[0], node.name in build.grown)
+
+
+def _expanded(build: Translation, node: fx.Node, x: str, new: tuple[int, ...], follows: bool) -> str:
+    """x repeated to a shape, whose dim 0 is the batch if it `follows` that."""
+    tensor = build.tensors[x]
+    if tensor.shape == new:
         return x
-    if node.name in build.grown and x not in build.batched:
-        return _over_batch(build, node, x)
-    return build.make(node, "expand", (x,))
+    if follows and x not in build.batched:
+        return _over_batch(build, node, x, new)
+    return build.make(node, "expand", (x,), shape=new, dtype=tensor.dtype)
 
 
-def _over_batch(build: Translation, node: fx.Node, x: str) -> str:
+def _over_batch(build: Translation, node: fx.Node, x: str, new: tuple[int, ...]) -> str:
     """Expand a value shared by all samples (a class token, positions) over the batch: add it to zeros of that size."""
-    (new, dtype), old = build.shape_dtype(node), build.tensors[x].shape
+    old, dtype = build.tensors[x].shape, build.tensors[x].dtype
     padded = (*(1,) * (len(new) - len(old)), *old)
     repeated = tuple(size if before == 1 else 1 for before, size in zip(padded, new, strict=True))
     if dtype == "bool":
-        return build.make(node, "logical_or", (build.like_batch(node, repeated, dtype, False), x))
-    return build.make(node, "add", (build.like_batch(node, repeated, dtype, 0), x))
+        return build.make(
+            node, "logical_or", (build.like_batch(node, repeated, dtype, False), x), shape=new, dtype=dtype
+        )
+    return build.make(node, "add", (build.like_batch(node, repeated, dtype, 0), x), shape=new, dtype=dtype)
+
+
+@rule("broadcast_tensors.default")
+def _broadcast(build: Translation, node: fx.Node, values: Sequence[Value]) -> Value:
+    shapes = [build.tensors[str(value)].shape for value in values]
+    if len({len(shape) for shape, value in zip(shapes, values, strict=True) if value in build.batched}) > 1:
+        raise build.refused(
+            node,
+            f"it repeats tensors of the shapes {', '.join(map(str, shapes))} to one shape. A loss that compares "
+            f"{shapes[0]} with {shapes[-1]} would be another function for every micro-batch size: reshape the labels "
+            f"to {shapes[0]} first (as executor.train.losscell.MAELoss does)",
+        )
+    follows = any(value in build.batched for value in values)
+    return tuple(
+        _expanded(build, node, build.plain(node, value), tuple(made.shape), follows)
+        for value, made in zip(values, node.meta["val"], strict=True)
+    )
 
 
 @rule("repeat.default", "tile.default")
@@ -82,9 +105,7 @@ def _repeat(build: Translation, node: fx.Node, x: Value, *_: Any) -> Value:
     padded = (*(1,) * (len(new) - len(old)), *old)
     if any(before not in (1, after) for before, after in zip(padded, new, strict=True)):
         return opaque(build, node)
-    if node.name in build.grown and x not in build.batched:
-        return _over_batch(build, node, x)
-    return build.make(node, "expand", (x,))
+    return _expanded(build, node, x, new, node.name in build.grown)
 
 
 @rule("repeat_interleave.self_int")

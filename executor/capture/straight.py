@@ -89,7 +89,7 @@ def drop_empty(exported: ExportedProgram) -> None:
 
 def _is_empty(node: Any) -> bool:
     made = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(made, torch.Tensor) and made.numel() == 0
+    return isinstance(made, torch.Tensor) and any(type(size) is int and size == 0 for size in made.shape)
 
 
 _PARTS = (torch.ops.aten.unbind.int, torch.ops.aten.select.int)

@@ -84,6 +84,7 @@ class Translation:
         self.made_by: dict[str, fx.Node] = {}
         self.trained: set[str] = set()  # tensors that depend on a parameter
         self.batched: set[str] = set()  # tensors that depend on an input
+        self.shared: set[str] = set()  # tensors that are made of all samples of a micro-batch
         self.shape_only = shape_only(exported.graph)
         self.num_random = 0
         self._checkpoints: dict[str, int] = {}
@@ -180,7 +181,15 @@ class Translation:
             return self.fallback(self, node)
         args, kwargs = self.held(node, tuple(node.args)), self.held(node, dict(node.kwargs))
         if any(isinstance(each, Mean) for each in args):
-            rule = self.rules.get(of_means(target), _no_sum_of_means)
+            of_means_rule = self.rules.get(of_means(target))
+            if of_means_rule is not None:
+                rule = of_means_rule
+            elif self.shape_dtype(node)[0] == ():
+                args = tuple(self.of_batch(node, each) if isinstance(each, Mean) else each for each in args)
+            else:
+                rule = _of_all_samples
+        elif any(each in self.shared for each in args if isinstance(each, str)) and self.shape_dtype(node)[0] != ():
+            rule = _of_all_samples
         try:
             inspect.signature(rule).bind(self, node, *args, **kwargs)
         except TypeError as error:
@@ -262,6 +271,8 @@ class Translation:
             self._checkpoints[name] = checkpoint
         if any(value in self.batched for value in read):
             self.batched.add(output)
+        elif any(value in self.shared for value in read):
+            self.shared.add(output)
         if (
             self.tensors[output].differentiable
             and kind not in ("detach", "fill")
@@ -278,12 +289,28 @@ class Translation:
                 node, "permute", (value.tensor,), shape=tensor.shape[::-1], dtype=tensor.dtype, dims=(1, 0),
             )  # fmt: skip
         if isinstance(value, Mean):
-            return str(_no_sum_of_means(self, node))
+            return self.of_batch(node, value)
         if isinstance(value, Chosen):
             return self.rows_of(node, value.weights, value.ids)
         if not isinstance(value, str):
             raise self.refused(node, f"it takes tensors, not {value!r}")
         return value
+
+    def of_batch(self, node: fx.Node, mean: Mean) -> str:
+        """The value of a mean (a sum) in which nothing is trained: a scalar that all samples of a micro-batch share.
+
+        Raises:
+            TwofoldError: something in it is trained.
+        """
+        terms = mean.terms()
+        if self.is_trained(terms):
+            raise self.samples_meet(node)
+        made = self.make(
+            node, "batch_sum" if mean.is_sum else "batch_mean", (terms,), shape=(), dtype=self.tensors[terms].dtype
+        )
+        self.batched.discard(made)
+        self.shared.add(made)
+        return made
 
     def rows_of(self, node: fx.Node, table: str, ids: str) -> str:
         """table[ids] along dim 0."""
@@ -381,6 +408,15 @@ class Translation:
         """The error for a call that is known but not in this form."""
         return TwofoldError(f"{node.target} {self.where(node)} cannot be planned: {reason}")
 
+    def samples_meet(self, node: fx.Node) -> TwofoldError:
+        """The error for a call that reads a value of all samples where it may not."""
+        return self.refused(
+            node,
+            "it reads a value made of all samples of a batch, which micro-batches would change; the loss may be a sum "
+            "of means over the samples, each times a number or over a mean of data, and nothing else may be made of "
+            "them",
+        )
+
     def unknown(self, node: fx.Node, kind: str | None = None) -> TwofoldError:
         """The error for a call without a kind."""
         called = f"{node.target}" + (f" (kind {kind!r})" if kind else "")
@@ -447,10 +483,8 @@ def of_means(target: str) -> str:
     return f"{target} of means"
 
 
-def _no_sum_of_means(build: Translation, node: fx.Node, *_: Any, **__: Any) -> Value:
-    """it reads a value made of all samples of a batch, which micro-batches would change; the loss may be a sum of means
-    over the samples, each times a number, and nothing else may be made of them"""
-    raise build.refused(node, " ".join((_no_sum_of_means.__doc__ or "").split()))
+def _of_all_samples(build: Translation, node: fx.Node, *_: Any, **__: Any) -> Value:
+    raise build.samples_meet(node)
 
 
 def _canonical_names(module: nn.Module) -> dict[str, str]:

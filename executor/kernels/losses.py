@@ -75,6 +75,11 @@ def batch_mean(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     return x.sum() / (x.numel() * parts)
 
 
+def batch_sum(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """Sum of x; other parts have sums of their own."""
+    return x.sum(dtype=context.torch_dtype)
+
+
 def pick(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
     """x[b.., t[b..]], 0 where the class lies in another part."""
     label, mine = local_ids(context, attrs, "c", t, x.shape[-1], "a label")
@@ -252,6 +257,7 @@ LOSS_RULES: Mapping[str, Rule] = {
     "mean_loss.forward": mean_loss,
     "mean_loss.grad0": _scaled(mean_loss_grad),
     "batch_mean.forward": batch_mean,
+    "batch_sum.forward": batch_sum,
     "pick.forward": pick,
     "pick.grad0": pick_grad,
     "count_labels.forward": count_labels,

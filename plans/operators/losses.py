@@ -85,9 +85,9 @@ def _count_labels(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> O
     )  # fmt: skip
 
 
-@declares("batch_mean")
+@declares("batch_mean", "batch_sum")
 def _batch_mean(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
-    """The mean of data over all elements of a micro-batch, such as the weights of labels; it has no gradient."""
+    """The mean or sum of data over all elements of a micro-batch, such as the weights of labels; it has no gradient."""
     dims = named("d", inputs[0])
     return OperatorSpec(
         kind=kind, sizes=dict(zip(dims, inputs[0], strict=True)), inputs=(dims,), outputs=((),),
