@@ -401,3 +401,37 @@ def test_a_loss_of_logits_as_they_are_takes_six_bytes_less_for_each():
 def test_devices_that_fill_no_whole_node_are_priced(tmp_path, count, machine):
     row = ROW | {"gpu_count": count, "gpu_type": "", "tp": "4", "pp": "1", "dp": "", "global_batch": "768"}
     assert [each["machine"] for each in validate(write_table(tmp_path / "a.csv", [row])).rows] == [machine]
+
+
+def test_a_compiled_loss_keeps_no_float_copies():
+    """Eager: float log-softmax, its gradient and the logits' gradient, 4 + 8 bytes a logit; compiled: logits and their
+    gradient in half precision, 2 + 2 (the maintainers: "d_input for fw + bw", quack issue 48)."""
+    row = ROW | {
+        "source": "pytorch/torchtitan, 2024-12", "model": "Llama 3 8B", "seq": "8192", "tp": "1", "pp": "1", "dp": "16",
+        "gpu_count": "16", "compile": "y", "zero_level": "3", "recompute": "selective", "global_batch": "16",
+        "micro_batch": "1", "layers": "", "hidden": "", "heads": "",
+    }  # fmt: skip
+    early, late = (case_of(row | {"source": source}, 1) for source in (row["source"], "pytorch/torchtitan, 2025-06"))
+    assert (early.stack, late.stack) == ("torchtitan-2024-compile", "torchtitan-compile")
+    machine = Machine.load(late.machine)
+    made = [forecast(each.config, each.degrees, machine, stack=stack_named(each.stack)) for each in (early, late)]
+    saved = made[0].memory["activation"] - made[1].memory["activation"]
+    assert saved == pytest.approx(8 * 8192 * early.config.vocab, rel=0.02)
+    assert made[0].step_s > made[1].step_s
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype"),
+    [({"source": "llm-foundry", "precision": "amp_bf16 (DEFAULT)"}, None),
+     ({"source": "llm-foundry", "precision": "bf16 (PURE)"}, "bfloat16"),
+     ({"source": "DeepSpeed ZeRO-3"}, "bfloat16"), ({"source": "DeepSpeed ZeRO-3", "precision": "fp16"}, "float16"),
+     ({"source": "PyTorch FSDP2"}, None), ({"source": "torchtitan"}, None)],
+)  # fmt: skip
+def test_in_what_gradients_are_reduced_depends_on_the_software(change, dtype):
+    optimizer = case_of(ROW | {"zero_level": "3", "tp": "1", "pp": "1", "dp": "16"} | change, 1).degrees.optimizer
+    assert optimizer.reduce_dtype == dtype and optimizer.master_dtype == "float32"
+
+
+def test_float8_of_composer_is_that_of_transformer_engine():
+    row = ROW | {"source": "llm-foundry", "precision": "amp_fp8", "zero_level": "3", "pp": "1", "dp": "8"}
+    assert stack_named(case_of(row, 1).stack).recipe.words.startswith("float8 linears of Transformer Engine: one pass")

@@ -114,7 +114,7 @@ def other_fillings(row: Mapping[str, str], case: Case, *, stack_is_given: bool) 
     yield from _of_blank_cells(cells, case)
     yield from ({"stack": stack} for stack in case.other_stacks)
     yield from _of_words(cells, case)
-    torch = case.stack.startswith("torch")
+    torch = case.stack.startswith("torch") and not case.stack.startswith("torch-composer")
     if not stack_is_given and torch and not cells.text("compile") and not case.stack.endswith("-compile"):
         yield {"compile": "y"}
     if not cells.text("vpp") and not cells.text("schedule") and case.degrees.pp > 1:

@@ -24,7 +24,7 @@ from interop.measurements.models import (
     usual_seq,
     usual_sizes,
 )
-from interop.measurements.software import counts_recompute, level_of, software_of
+from interop.measurements.software import COMPOSER, counts_recompute, level_of, reduces_low, software_of
 from interop.measurements.spellings import Recompute, recompute_named, recomputed_layers, schedule_named
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
@@ -33,7 +33,7 @@ from plans.model.transformer.config import Experts
 from plans.plan import Optimizer
 from plans.schedules.registry import schedule_names
 
-__all__ = ["COUNTS_NARROW", "UNEVEN", "Case", "Skip", "case_of"]
+__all__ = ["UNEVEN", "Case", "Skip", "case_of"]
 
 _SHARDS_STATES = ("megatron", "megatron-float8", "megatron-deepspeed", "mindspore")
 """Stacks whose runs of today keep shards of the optimizer's states, as a rule."""
@@ -41,9 +41,6 @@ _SHARDS_STATES = ("megatron", "megatron-float8", "megatron-deepspeed", "mindspor
 UNEVEN = 0.22
 """Standard deviation of experts' loads over their mean: with an auxiliary loss the fullest of 64 has 1.5 to 1.7 times
 its share (Wang et al. 2024, arXiv 2408.15664, table 2), 2.4 standard deviations above the mean."""
-
-COUNTS_NARROW = r"foundry|composer|mosaic"
-"""Software whose shares of the peak are of the peak of its narrow products."""
 
 _DESCRIBED = "measured/readme"
 """What the notes of our own runs refer to for their model."""
@@ -177,7 +174,7 @@ class _Reading(Cells):
             return ""
         if narrow.group() == "tf32":
             return "tf32"
-        if not self.text("peak") and not re.search(COUNTS_NARROW, self.words("source")):
+        if not self.text("peak") and not re.search(COMPOSER, self.words("source")):
             return ""
         return "float4" if narrow.group() == "nvfp4" else "float8"
 
@@ -224,7 +221,7 @@ class _Reading(Cells):
     def model_name(self) -> str:
         """The model's name; one that is a number of parameters only is of what its source trains."""
         name = self.text("model")
-        if re.fullmatch(r"[\d.]+ ?[mb]", name.lower()) and re.search(r"foundry|mosaic|composer", self.words("source")):
+        if re.fullmatch(r"[\d.]+ ?[mb]", name.lower()) and re.search(COMPOSER, self.words("source")):
             self.assumed.append(f"model {name} of {self.text('source')}: an MPT")
             return f"MPT-{name}"
         return name
@@ -467,10 +464,14 @@ class _Reading(Cells):
         if not megatron and self.one_dtype():
             self.assumed.append("weights, gradients and states in one precision")
             return Optimizer(kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step)
-        self.assumed.append("mixed precision: float32 master weights, states and reductions")
+        low = reduces_low(self)
+        self.assumed.append(
+            f"mixed precision: float32 master weights and states, reductions in {dtype if low else 'float32'}"
+        )
         return Optimizer(
             kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step,
             gradient_dtype="float16" if megatron and dtype == "float16" else "float32", master_dtype="float32",
+            reduce_dtype=dtype if low else None,
         )  # fmt: skip
 
     def reduces_last(self) -> bool:
@@ -481,6 +482,8 @@ class _Reading(Cells):
     def one_dtype(self) -> bool:
         """Whether a run with torch keeps weights, gradients and states in one dtype, as our own runs do by default."""
         words = self.words("precision", "notes", "source")
+        if re.search(COMPOSER, words):  # whose mode PURE keeps float32 shards
+            return False
         if re.search(r"mixed|\bamp|master|autocast", words):
             return False
         return bool(re.search(r"\bpure\b|everything|\bown run\b", words))

@@ -9,7 +9,7 @@ from interop.measurements.cells import Cells, Skip
 from interop.measurements.composed import NO_FSDP
 from interop.measurements.spellings import level_named
 
-__all__ = ["counts_recompute", "level_of", "names_software", "software_of"]
+__all__ = ["COMPOSER", "counts_recompute", "level_of", "names_software", "reduces_low", "software_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,30 +21,33 @@ class Software:
         name: what it is called where it is predicted as another one; "" where that goes without saying.
         stacks: of the present, the most plausible first; a row's interval spans all of them.
         is_known: whether anything of it was measured or read in its code.
+        reduces_low: whether gradients are reduced over replicas in the 16-bit dtype of activations; else in float32.
     """
 
     words: str
     name: str = ""
     stacks: tuple[str, ...]
     is_known: bool = True
+    reduces_low: bool = False
 
 
 _SOFTWARE = (
     Software(words=r"zero-bubble|2401\.10241", stacks=("zero-bubble",)),
     Software(words="torchtitan", stacks=("torchtitan",)),
     Software(words=r"megatron-?deepspeed|megatron.*deepspeed|deepspeed.*megatron|deepspeed.*(pipeline|3d)",
-             name="Megatron-DeepSpeed", stacks=("megatron-deepspeed", "megatron")),
-    Software(words="neox", name="GPT-NeoX", stacks=("megatron-deepspeed", "megatron")),
+             name="Megatron-DeepSpeed", stacks=("megatron-deepspeed", "megatron"), reduces_low=True),
+    Software(words="neox", name="GPT-NeoX", stacks=("megatron-deepspeed", "megatron"), reduces_low=True),
     Software(words="mindspeed|modellink", name="MindSpeed", stacks=("megatron",)),
     Software(words="mindformers|mindspore", name="MindSpore's", stacks=("mindspore", "megatron")),
     Software(words=r"nemo\b|megatron-?bridge", name="NeMo", stacks=("megatron",)),
     Software(words="nanotron|picotron", name="Nanotron", stacks=("megatron", "torch")),
     Software(words=r"megatron|\bmcore\b", stacks=("megatron",)),
-    Software(words="deepspeed", name="DeepSpeed", stacks=("torch",)),
-    Software(words="llm-foundry|mosaic|composer", name="LLM Foundry", stacks=("torch",)),
+    Software(words="deepspeed", name="DeepSpeed", stacks=("torch",), reduces_low=True),
+    Software(words=r"foundry|mosaic|composer", name="LLM Foundry", stacks=("torch-composer",)),
     Software(words="lightning|accelerate|hugging ?face|axolotl|llama-?factory", name="Hugging Face's or Lightning",
-             stacks=("torch",)),
-    Software(words=r"fsdp-?1|fsdp v1|fullyshardeddataparallel", name="FSDP1", stacks=("torch-2024",)),
+             stacks=("torch",), reduces_low=True),
+    Software(words=r"fsdp-?1|fsdp v1|fullyshardeddataparallel", name="FSDP1", stacks=("torch-2024",),
+             reduces_low=True),
     Software(words=r"torch|\bfsdp", stacks=("torch",)),
     Software(words=r"maxtext|\bjax\b|\bflax\b|\bt5x\b|praxis|levanter|axlearn|\balpa\b|\bxla\b|tensorflow|tinygrad",
              name="JAX's", stacks=("torch-compile", "megatron"), is_known=False),
@@ -52,11 +55,16 @@ _SOFTWARE = (
              stacks=("megatron", "torch"), is_known=False),
 )  # fmt: skip
 """In the order in which they are looked for. GPT-NeoX runs Megatron's layers in DeepSpeed's engine (its README);
-NeMo and Megatron-Bridge run Megatron-core; MindSpeed patches Megatron-LM for Ascend (its README)."""
+NeMo and Megatron-Bridge run Megatron-core; MindSpeed patches Megatron-LM for Ascend (its README). DeepSpeed reduces
+gradients in the dtype of the model (runtime/engine.py, communication_data_type), Hugging Face's FSDP plugin and the
+published recipes of FSDP1 have one dtype for parameters and reductions."""
 
 _PUBLISHED = r"arxiv|https?:|github|blog|paper|readme|@ ?[0-9a-f]{7,}\b|\b20(1\d|2[0-5])\b"
 _HALF_LOSS = r"measured/readme|loss (of|in|on) (the )?(bf16|fp16|half)|(no|without) float (copy|copies)"
 """Words of runs whose loss makes no float copies of the logits, or whose notes refer to our own list of parts."""
+
+_TORCHTITAN_2024 = r"(?<!\d)(?:2024(?:-?(?:0[1-9]|1[0-2]))?|2025-?0[1-3])(?!\d)"
+"""Words of runs of torchtitan from before it compiled its loss."""
 
 _LATE = r"\b2026\b|\btorch[ -]?v?2\.(?:[89]|1\d)"
 """Words of runs with torch's parts of today: torch 2.8 came in August 2025."""
@@ -124,6 +132,19 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     return result
 
 
+def reduces_low(cells: Cells) -> bool:
+    """Whether the software of a row reduces gradients in 16 bits. Composer does in its mode PURE, not in DEFAULT
+    (composer/distributed/mosaic_parallelism.py, get_mixed_precision)."""
+    if re.search(COMPOSER, cells.words("source")):
+        return "pure" in cells.words("precision", "notes")
+    found = _named(cells.words("source", "provenance"))
+    return found is not None and found.reduces_low
+
+
+COMPOSER = r"foundry|mosaic|composer"
+"""Words of runs with Composer."""
+
+
 def names_software(words: str) -> bool:
     """Whether words name a software that is known.
 
@@ -154,7 +175,10 @@ def _dated(cells: Cells, stack: str, words: str, device: str, *, compiled: bool)
     if stack in _EARLY:
         return _megatron_of(stack, words, device)
     if stack == "torchtitan":
-        return ("torchtitan-async" if cells.switch("async_tp") else "torchtitan-compile" if compiled else stack,)
+        early = "-2024" if re.search(_TORCHTITAN_2024, words) else ""
+        if cells.switch("async_tp"):
+            return (f"{stack}{early}-async",)
+        return (f"{stack}{early}-compile" if compiled else stack,)
     if stack == "torch" and "own run" not in words and re.search(_PUBLISHED, words) and not re.search(_LATE, words):
         stack = "torch-2024"
     if compiled and stack in ("torch", "torch-2024"):
@@ -196,6 +220,7 @@ def _with_products(cells: Cells, name: str, device: str) -> tuple[str, ...]:
 
 
 _NARROW = {"torch": "torch-compile", "torch-2024": "torch-2024-compile", "torchtitan": "torchtitan-compile",
+           "torchtitan-2024": "torchtitan-2024-compile",
            "megatron-deepspeed": "megatron", "megatron-2022": "megatron", "mindspore": "megatron",
            "megatron-deepspeed-2022": "megatron"}  # fmt: skip
 """Stack -> the one that has its narrow products: torchao's need torch.compile, the others Transformer Engine."""

@@ -14,6 +14,7 @@ __all__ = [
     "SPLIT_PASSES",
     "along_sequence",
     "beside_products",
+    "is_loss",
     "loss_as_logits",
     "own_reductions",
     "split_loss",
@@ -76,10 +77,11 @@ _PIECES = "pieces"
 
 def _dtype_of(steps: Sequence[Step]) -> str:
     """In what a body computes: the loss is made in float whatever that is."""
-    return next((each.dtype for each in steps if isinstance(each, Kernel) and not _is_loss(each)), "bfloat16")
+    return next((each.dtype for each in steps if isinstance(each, Kernel) and not is_loss(each)), "bfloat16")
 
 
-def _is_loss(step: Step) -> bool:
+def is_loss(step: Step) -> bool:
+    """Whether a step is a kernel of the loss."""
     return isinstance(step, Kernel) and step.call.startswith("cross_entropy.")
 
 
@@ -88,7 +90,7 @@ def loss_as_logits(steps: Sequence[Step]) -> Sequence[Step]:
     dtype = _dtype_of(steps)
     return [
         replace(step, dtype=dtype, touched_bytes=step.touched_bytes // itemsize(step.dtype) * itemsize(dtype))
-        if isinstance(step, Kernel) and _is_loss(step) and step.dtype != dtype else step for step in steps
+        if isinstance(step, Kernel) and is_loss(step) and step.dtype != dtype else step for step in steps
     ]  # fmt: skip
 
 

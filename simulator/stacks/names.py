@@ -26,9 +26,19 @@ are dropped before the backward, PrepareModuleInput makes one input of what prod
 before torch had a kernel for it, gradients are clipped by their norm, memory is reported as reserved. Only every k-th
 block of a rank can recompute, not a number of them."""
 
+_COMPILED: dict[str, Any] = {"compiled": True, "narrows": True}
+
+_TORCHTITAN_COMPILED = {**_TORCHTITAN, **_COMPILED, "compiled_loss": True}
+"""Since April 2025 torchtitan compiles the loss with the model (github.com/pytorch/torchtitan/pull/1033, where the
+memory that it saves is shown); before that it was eager."""
+
 _TORCH_2024: dict[str, Any] = {"fused_norm": False, "update": "foreach", "flash_2": True}
 """torch's parts as other people ran them until 2025: scaled_dot_product_attention took FlashAttention-2, an RMS norm
 was written out, torch.optim's default form of AdamW is foreach."""
+
+_COMPOSER: dict[str, Any] = {**_TORCH_2024, "clips": True, "recipes": "engine", "narrows": True}
+"""MosaicML's Composer, as llm-foundry uses it: FSDP around eager modules, gradients clipped by their norm, linears of
+Transformer Engine with delayed scales under amp_fp8 (composer/core/precision.py, get_precision_context)."""
 
 _DEEPSPEED: dict[str, Any] = {"overlaps_interleaved": False, "waits_for_device": False}
 """DeepSpeed's pipeline engine around Megatron's layers: sends and receives are instructions of the schedule between
@@ -51,13 +61,16 @@ _STACKS: dict[str, Callable[[], Stack]] = {
     "mindspore": lambda: Megatron(name="mindspore", sinks_graph=True),
     "torch": TorchNative,
     "torch-half-loss": lambda: TorchNative(name="torch-half-loss", float_loss=False),
-    "torch-compile": lambda: TorchNative(name="torch-compile", compiled=True, narrows=True),
+    "torch-compile": lambda: TorchNative(name="torch-compile", **_COMPILED),
+    "torch-composer": lambda: TorchNative(name="torch-composer", **_COMPOSER),
     "torch-2024": lambda: TorchNative(name="torch-2024", **_TORCH_2024),
-    "torch-2024-compile": lambda: TorchNative(name="torch-2024-compile", compiled=True, narrows=True, **_TORCH_2024),
+    "torch-2024-compile": lambda: TorchNative(name="torch-2024-compile", **_COMPILED, **_TORCH_2024),
     "torchtitan": lambda: TorchNative(name="torchtitan", **_TORCHTITAN),
-    "torchtitan-compile": lambda: TorchNative(name="torchtitan-compile", compiled=True, narrows=True, **_TORCHTITAN),
-    "torchtitan-async": lambda: TorchNative(
-        name="torchtitan-async", compiled=True, narrows=True, async_tp=True, **_TORCHTITAN
+    "torchtitan-compile": lambda: TorchNative(name="torchtitan-compile", **_TORCHTITAN_COMPILED),
+    "torchtitan-async": lambda: TorchNative(name="torchtitan-async", async_tp=True, **_TORCHTITAN_COMPILED),
+    "torchtitan-2024-compile": lambda: TorchNative(name="torchtitan-2024-compile", **_COMPILED, **_TORCHTITAN),
+    "torchtitan-2024-async": lambda: TorchNative(
+        name="torchtitan-2024-async", async_tp=True, **_COMPILED, **_TORCHTITAN
     ),
     "twofold": Stack,
     "zero-bubble": lambda: Megatron(name="zero-bubble", flash_attention=False, fetch_s=FETCH_S),

@@ -31,6 +31,7 @@ from simulator.stacks.base import PieceSizes, Stack, update_bytes
 from simulator.stacks.dtensor_steps import (
     along_sequence,
     beside_products,
+    is_loss,
     loss_as_logits,
     own_reductions,
     split_loss,
@@ -57,6 +58,10 @@ _HALF_LOSS = (4 / 14, 8 / 22)
 log-softmax reads and writes 2 + 2, the gradient of the picked ones writes 2, that of log-softmax 4 + 2; with, a cast
 moves 2 + 4 and later 4 + 2, and all the others are of float (torch.nn.functional.cross_entropy)."""
 
+_COMPILED_LOSS = (4 / 14, 4 / 22)
+"""The same of a loss that Inductor makes one kernel each way, which store the logits' gradient only: forward reads
+logits twice, backward reads them and writes their gradient."""
+
 _ROTARY_MOVES = 5
 """Tensors that rotary positions written out read, and as many that they write, forward and backward. x cos + (-x2, x1)
 sin: a negation of a half, a concatenation, two products and a sum (Hugging Face's apply_rotary_pos_emb). As complex
@@ -77,6 +82,7 @@ class TorchNative(Stack):
         complex_rotary: whether rotary positions are products of complex numbers in float.
         loss_parallel: whether the loss is computed on logits split over tensor-parallel ranks; else they are gathered.
         float_loss: whether the loss makes float copies of the logits, or stays in what they are.
+        compiled_loss: whether the loss is compiled too, on logits that are not split.
         holds_logits: whether the logits stay alive during the backward, as they do where the caller's variable does.
         keeps_outputs: whether a pipeline keeps the outputs of all micro-batches for the caller (`return_outputs` of a
             schedule's step, torch's default).
@@ -98,6 +104,7 @@ class TorchNative(Stack):
     complex_rotary: bool = False
     loss_parallel: bool = False
     float_loss: bool = True
+    compiled_loss: bool = False
     holds_logits: bool = True
     keeps_outputs: bool = True
     one_input: bool = False
@@ -141,7 +148,7 @@ class TorchNative(Stack):
             ratio = _RESERVED[self._kind(degrees)]
             told.append(f"{own} memory is what is reserved: {ratio:.2f} times what is allocated, as in own steps")
         copies = "makes float copies of the logits" if self.float_loss else "is made of the logits as they are"
-        told.append(f"{own} the loss {copies}")
+        told.append(f"{own} the loss {'is compiled' if self.compiled_loss and degrees.tp == 1 else copies}")
         if config.experts is not None:
             told.append(f"{own} experts as grouped products, tokens permuted in one pass: assumed")
         if self.clips:
@@ -258,6 +265,8 @@ class TorchNative(Stack):
         elements, forward = math.prod(shapes[0]), which == "forward"
         call, writes = ("cross_entropy.forward", 0) if forward else ("cross_entropy.grad0", 1)
         made = elementwise(call, elements, "bfloat16", 1, writes, shapes[0])
+        if self.compiled_loss:
+            return (replace(made, times=_COMPILED_LOSS[not forward]),)
         return (made if self.float_loss else replace(made, times=_HALF_LOSS[not forward]),)
 
     def _norm(self, call: str, shapes: tuple[Shape, ...], dtype: str, touched: int) -> Sequence[Kernel]:
@@ -316,6 +325,10 @@ class TorchNative(Stack):
         """Tensor-parallel messages as DTensor's modules send them (torch/distributed/tensor/parallel/style.py)."""
         steps = loss_as_logits(steps)
         if ways > 1:
+            if self.compiled_loss:  # only on whole logits
+                steps = [
+                    replace(step, times=1.0) if isinstance(step, Kernel) and is_loss(step) else step for step in steps
+                ]
             steps = along_sequence(beside_products(steps, ways) if self.async_tp else steps)
             steps = split_loss(steps) if self.loss_parallel else whole_loss(list(steps), ways)
             steps = steps if self.one_input else own_reductions(steps)
@@ -357,6 +370,9 @@ class TorchNative(Stack):
         low = elements * sizes.item_bytes if sizes.item_bytes < 4 else 0
         kept = found.kept - 4 * sizes.logits + 4 * elements
         held = low if self.holds_logits else 0
+        if self.compiled_loss and sizes.ways == 1:
+            kept += low - 4 * elements
+            return replace(found, kept=kept, forward=kept, backward=low + 2 * sizes.arrival_bytes)
         if not self.float_loss:
             kept += low - 4 * elements
             return replace(
