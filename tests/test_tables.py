@@ -16,7 +16,9 @@ from interop.measurements.rows import Skip, case_of
 from interop.measurements.scores import measured_as, model_flops, validate
 from interop.measurements.tables import read_table
 from plans.errors import TwofoldError
+from plans.plan import Optimizer
 from simulator.forecast import forecast, stack_named
+from simulator.stacks.base import exchanged_share
 
 ROW = {
     "source": "NVIDIA/Megatron-LM README", "model": "GPT-3 6.7B", "layers": "32", "hidden": "4096", "heads": "32",
@@ -343,6 +345,48 @@ def test_without_dropped_tokens_the_fullest_rank_sets_the_pace(tmp_path):
         for cell in ("0", "0.44")
     )
     assert found["low"] < even < found["predicted"] < uneven < found["high"]
+
+
+def test_copies_of_a_token_by_drawing_experts():
+    """Nodes of 8 experts drawn out of 256 on 8 nodes; and what a limit of 4 leaves."""
+    draw = np.random.default_rng(2)
+    nodes = [len(set(draw.choice(256, 8, replace=False) // 32)) for _ in range(4000)]
+    assert exchanged_share(8, 8, 8) == pytest.approx(np.mean(nodes) / 8, rel=0.02)
+    assert exchanged_share(8, 8, 4) == 0.5 and exchanged_share(2, 8, 4) <= 1
+
+
+def test_node_limited_routing_sends_less_between_nodes(tmp_path):
+    row = ROW | {"model": "DeepSeek-V3", "layers": "", "hidden": "", "heads": "", "tp": "1", "pp": "4", "dp": "64",
+                 "ep": "64", "gpu_count": "256", "micro_batch": "1", "global_batch": "1024", "recompute": "full",
+                 "metric": "iteration_time_s", "value": "20"}  # fmt: skip
+    notes = ("alltoall", "DeepEP", "DeepEP, node-limited routing (4 groups)")
+    rows = [row | {"notes": each, "value": str(20 + place)} for place, each in enumerate(notes)]
+    found = validate(write_table(tmp_path / "a.csv", rows)).rows
+    times = [each["predicted"] for each in found]
+    assert times[0] > times[1] > times[2]
+    assert any("to at most 4" in told for told in found[2]["assumed"])
+
+
+def test_software_that_was_not_measured_has_a_wider_interval(tmp_path):
+    row = ROW | {"metric": "iteration_time_s", "zero_level": "3", "tp": "1", "pp": "1", "dp": "16", "compile": "n",
+                 "recompute": "full", "interconnect": "400 Gb/s per GPU"}  # fmt: skip
+    sources = ("own run, torch 2.11 FSDP2", "MaxText (JAX)")
+    own, other = validate(write_table(tmp_path / "a.csv", [row | {"source": each} for each in sources])).rows
+    assert other["high"] / other["predicted"] > 1.25 > own["high"] / own["predicted"]
+    assert other["low"] / other["predicted"] < own["low"] / own["predicted"] < 1
+
+
+@pytest.mark.parametrize("stack", ["megatron", "torch"])
+def test_a_scaled_loss_costs_passes_over_gradients(stack):
+    """fp16 gradients of 100 M parameters are read and written once more at least: 4 bytes at an A100's 2.04 TB/s."""
+    machine, elements = Machine.load("a100-80gb-x8"), 100_000_000
+    update = {"kind": "adamw", "settings": {"lr": 1e-4}, "master_dtype": "float32", "gradient_dtype": "float32"}
+
+    def seconds(dtype):
+        lines = stack_named(stack).update_lines([elements], dtype, Optimizer(**update), 1, machine)
+        return sum(line.work_ps for line in lines) / 1e12
+
+    assert seconds("float16") - seconds("bfloat16") > 4 * elements / 2.04e12
 
 
 @pytest.mark.parametrize(("words", "told"), [("", "not stated"), ("TCP", "no rate is read from 'TCP'")])

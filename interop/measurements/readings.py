@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
 from interop.measurements.devices import devices_meant
-from interop.measurements.rows import UNEVEN, Case
+from interop.measurements.mixtures import UNEVEN
+from interop.measurements.rows import Case
 from interop.measurements.software import software_of
 from interop.measurements.spellings import schedule_named
 

@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from costmodels.price.power import slowest_of
-from interop.measurements.cells import FROM_TITLE, ZERO_BUBBLE, Cells, Skip
+from interop.measurements.cells import FROM_TITLE, ZERO_BUBBLE, Skip
 from interop.measurements.devices import Network, UnknownDevice, device_named, linked_within_node, network_of
 from interop.measurements.headers import COLUMNS
+from interop.measurements.mixtures import Mixtures
 from interop.measurements.models import (
     Family,
     catalogued,
     family_of,
     named_parameters,
-    resized,
     usual_ffn,
     usual_seq,
     usual_sizes,
 )
-from interop.measurements.software import COMPOSER, counts_recompute, level_of, reduces_low, software_of
+from interop.measurements.software import COMPOSER, borrows, counts_recompute, level_of, reduces_low, software_of
 from interop.measurements.spellings import Recompute, recompute_named, recomputed_layers, schedule_named
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
-from plans.model.transformer.config import Experts
 from plans.plan import Optimizer
 from plans.schedules.registry import schedule_names
 
-__all__ = ["UNEVEN", "Case", "Skip", "case_of"]
+__all__ = ["Case", "Skip", "case_of"]
 
 _SHARDS_STATES = ("megatron", "megatron-float8", "megatron-deepspeed", "mindspore")
 """Stacks whose runs of today keep shards of the optimizer's states, as a rule."""
-
-UNEVEN = 0.22
-"""Standard deviation of experts' loads over their mean: with an auxiliary loss the fullest of 64 has 1.5 to 1.7 times
-its share (Wang et al. 2024, arXiv 2408.15664, table 2), 2.4 standard deviations above the mean."""
 
 _DESCRIBED = "measured/readme"
 """What the notes of our own runs refer to for their model."""
@@ -64,6 +57,8 @@ class Case:
         metric, value: what was measured.
         counts_recompute: whether a rate counts the operations of recomputation as work.
         assumed: what the row does not state, in words.
+        borrows: whether the software is predicted as another one.
+        most_nodes: that a token's experts are on, each of which it is sent to once; 0: a copy is sent to each expert.
         peak: the products, as of `Compute.matrix_flops_per_s`, whose peak a share of the peak is of.
         group: rows whose predictions are compared with each other.
         row: its number in the table, from 1, the header not counted.
@@ -87,6 +82,8 @@ class Case:
     labels: Mapping[str, str] = field(default_factory=dict)
     other_stacks: tuple[str, ...] = ()
     peak: str = ""
+    borrows: bool = False
+    most_nodes: int = 0
 
     @property
     def machine_of_one(self) -> str:
@@ -113,7 +110,7 @@ def _num_parameters(config: TransformerConfig) -> int:
     return config.num_parameters
 
 
-class _Reading(Cells):
+class _Reading(Mixtures):
     """One row, read column by column."""
 
     def __init__(self, row: Mapping[str, str], number: int, stack: str | None) -> None:
@@ -154,6 +151,7 @@ class _Reading(Cells):
         except UnknownDevice as error:
             raise Skip(str(error), "interconnect") from None
         labels = {name: row.get(name, "") for name in COLUMNS if row.get(name)}
+        peak, most_nodes = self.peak(metric, stack), self.most_nodes(config)
         group = tuple(
             row.get(name, "")
             for name in ("source", "model", "seq", "precision", "compile", "async_tp", "gpu_type", "gpu_count",
@@ -163,7 +161,8 @@ class _Reading(Cells):
             config=config, degrees=degrees, machine=f"{device}-x{gpus}", network=network, stack=stack, metric=metric,
             value=value, counts_recompute=counts_recompute(self, metric, stack, degrees.recompute),
             assumed=tuple(dict.fromkeys(self.assumed)), group=group, row=self.number, source=self.text("source"),
-            labels=labels, other_stacks=stacks[1:], peak=self.peak(metric, stack),
+            labels=labels, other_stacks=stacks[1:], peak=peak,
+            borrows=not self.given_stack and borrows(self), most_nodes=most_nodes,
         )  # fmt: skip
 
     def peak(self, metric: str, stack: str) -> str:
@@ -277,62 +276,6 @@ class _Reading(Cells):
             settings["position"] = "none"
             self.assumed.append("no rotary positions: the list of a block's parts that its notes refer to has none")
         return settings
-
-    def as_catalogued(self, known: TransformerConfig) -> bool:
-        """Whether the cells of a mixture's sizes are those of the catalogue; its vocabulary may be padded."""
-        assert known.experts is not None or known.latent is not None
-        widths = {known.inner} | ({known.experts.ffn} if known.experts is not None else set())
-        heads = {known.kv_heads} | ({1} if known.latent is not None else set())
-        return (
-            self.count("ffn", known.inner) in widths
-            and self.count("kv_heads", known.kv_heads) in heads
-            and known.vocab <= self.count("vocab", known.vocab) <= 1.02 * known.vocab
-        )
-
-    def mixture(self, known: TransformerConfig, layers: int, seq: int, dtype: str) -> TransformerConfig:
-        """A mixture of experts from the catalogue."""
-        assert known.experts is not None
-        self.assumed.append(f"experts as published ({known.source})")
-        experts = dataclasses.replace(known.experts, capacity_factor=self.places(known.experts.num_experts))
-        return resized(known, num_layers=layers, seq=seq, dtype=dtype, experts=experts)
-
-    def experts(self, name: str, known: TransformerConfig | None, ffn: int) -> Experts | None:
-        """The experts that a row states in columns of their own or in its model's name; None: it speaks of none."""
-        named = re.search(r"(?<![\d.])(\d+) ?x ?\d+(?:\.\d+)?b|(\d+)[- ]?experts?|\b(\d+)e\b", name.lower())
-        usual = int(next(each for each in named.groups() if each)) if named else None
-        if known is not None and known.experts is not None:
-            usual = known.experts.num_experts
-        if not self.text("experts") and usual is None:
-            return None
-        count = self.count("experts", usual)
-        if count == 1:
-            return None
-        if not self.text("top_k"):
-            self.assumed.append(f"experts for a token not stated: {min(2, count)}")
-        return Experts(
-            num_experts=count, top_k=self.count("top_k", min(2, count)), ffn=self.count("expert_ffn", ffn),
-            num_shared=self.count("shared_experts", 0, least=0), capacity_factor=self.places(count),
-        )  # fmt: skip
-
-    def places(self, experts: int) -> float:
-        """Places at an expert over an even share: the capacity factor, or, where no token is dropped, what the fullest
-        rank gets, on which the others wait."""
-        words = self.words("notes", "capacity")
-        if stated := re.search(r"(?:capacity[- _]?factor|\bcf)[ :=]*(\d+(?:\.\d+)?)|^ *(\d+(?:\.\d+)?)(?= |$)", words):
-            factor = float(stated.group(1) or stated.group(2))
-            if not 0.1 <= factor <= 16:
-                raise Skip(f"capacity is {stated.group()!r}, no factor from 0.1 to 16", "capacity")
-            return factor
-        ranks = self.count("ep", 1)
-        if re.search(r"force\w*[- ]?(load[- ]?)?balanc|uniform rout|random rout|evenly loaded", words) or ranks == 1:
-            return 1.0
-        uneven = float(self.text("imbalance") or UNEVEN)
-        factor = 1 + slowest_of(ranks) * uneven / math.sqrt(max(1, experts // ranks))
-        self.assumed.append(
-            f"no token dropped; loads of experts vary by {uneven:.0%}, so the fullest of {ranks} ranks has "
-            f"{factor:.2f} times its share"
-        )
-        return factor
 
     # ------------------------------------------------------------------- layout
 

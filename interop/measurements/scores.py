@@ -37,6 +37,7 @@ from plans.shown import Shown
 from simulator.forecast import Forecast, forecast
 from simulator.forecast.memory import memory_interval
 from simulator.stacks import on_host, stack_named
+from simulator.stacks.base import exchanged_share
 
 __all__ = ["Validation", "machine_of", "measured_as", "ranking", "validate"]
 
@@ -239,11 +240,16 @@ _MEMORY_MARGIN = 1.1
 @lru_cache(maxsize=100_000)
 def _run(
     config: TransformerConfig, degrees: Degrees, machine: str, network: Network | None, stack_name: str,
-    host: str | None,
+    host: str | None, borrows: bool, most_nodes: int,
 ) -> _Run:  # fmt: skip
     """The forecast of a configuration; `network` is None where the machine is as its file says."""
     target = Machine.load(machine) if network is None else machine_of(machine, network)
     target, stack = on_host(target, stack_named(stack_name), host)
+    if borrows:
+        stack = dataclasses.replace(stack, is_measured=False)
+    if most_nodes and config.experts is not None:
+        nodes = -(-degrees.ep * degrees.tp // target.devices_per_node)  # experts spread next to tensor parallelism
+        stack = dataclasses.replace(stack, exchanged=exchanged_share(config.experts.top_k, nodes, most_nodes))
     found = forecast(config, degrees, target, stack=stack)
     unknown = stack.unknown_bytes(config, degrees)
     assumed = [*stack.assumptions(config, degrees), *(_assumed_of(target, network) if network is not None else ())]
@@ -257,7 +263,7 @@ def _run(
 def _row(case: Case, given: _Given) -> dict[str, Any]:
     own = dataclasses.replace(case.config, name="model")  # rows name one model in several ways
     machine, network = given.machine or case.machine, None if given.machine else case.network
-    run = _run(own, case.degrees, machine, network, case.stack, given.host)
+    run = _run(own, case.degrees, machine, network, case.stack, given.host, case.borrows, case.most_nodes)
     found = run.found
     predicted, low, high = (measured_as(case, found, seconds) for seconds in (found.step_s, found.low_s, found.high_s))
     low, high = min(low, high), max(low, high)

@@ -9,7 +9,7 @@ from interop.measurements.cells import Cells, Skip
 from interop.measurements.composed import NO_FSDP
 from interop.measurements.spellings import level_named
 
-__all__ = ["COMPOSER", "counts_recompute", "level_of", "names_software", "reduces_low", "software_of"]
+__all__ = ["COMPOSER", "borrows", "counts_recompute", "level_of", "names_software", "reduces_low", "software_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +130,12 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     if result[0].startswith("torch-2024"):
         cells.assumed.append("torch's parts of 2024: its source is published, of 2025 or before by its words")
     return result
+
+
+def borrows(cells: Cells) -> bool:
+    """Whether the software of a row is predicted as another one, or is not known."""
+    found = _named(cells.words("source", "provenance")) or _named(cells.words("source", "provenance", "notes"))
+    return bool(found.name) if found is not None else "own run" not in cells.words("source")
 
 
 def reduces_low(cells: Cells) -> bool:

@@ -154,7 +154,7 @@ class _Prices:
 
     def _body(self, template: _Template, numbers: Sequence[int], groups: Groups, ways: int) -> list[Line]:
         stack = self._stack
-        if not (stack.rearranges or stack.recipe or stack.hides_experts):
+        if not (stack.rearranges or stack.recipe or stack.hides_experts or stack.exchanged < 1):
             return [line for cell in template.cells for line in self.lines(cell, numbers, groups)]
         plain = [step for cell in template.cells for step in self.steps(cell, numbers)]
         steps = stack.arranged(plain, ways)
@@ -162,6 +162,8 @@ class _Prices:
             steps = stack.recipe.steps(steps)
         if stack.hides_experts:
             steps = _without_exchanges(steps)
+        elif stack.exchanged < 1:
+            steps = [_exchanged(step, stack.exchanged) for step in steps]
         return [self.line(step, groups) for step in steps]
 
     def lines(self, found: _LookUp, numbers: Sequence[int], groups: Groups) -> Sequence[Line]:
@@ -281,6 +283,12 @@ def cell_work(cell: Cell, numbers: Sequence[int]) -> tuple[int, int]:
         made = product(cell.call, shapes)
         flops = 2 * made.batch * made.m * made.n * made.k
     return flops, moved
+
+
+def _exchanged(step: Step, share: float) -> Step:
+    if isinstance(step, Message) and step.call == "all_to_all":
+        return replace(step, size_bytes=round(share * step.size_bytes))
+    return step
 
 
 def _without_exchanges(steps: Sequence[Step]) -> list[Step]:

@@ -12,7 +12,7 @@ import msgspec
 from costmodels import Machine
 from costmodels.machine.sections import Interval
 from costmodels.price.instruction import price_compute
-from costmodels.widths import SOFTWARE
+from costmodels.widths import OTHER_SOFTWARE, SOFTWARE
 from plans.degrees import RECOMPUTE_MODES, Degrees
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
@@ -22,7 +22,7 @@ from simulator.stacks.footprint import Footprint
 from simulator.stacks.products import RECIPES, Recipe
 from simulator.stacks.steps import Kernel, Shape, Step
 
-__all__ = ["PieceSizes", "Stack"]
+__all__ = ["PieceSizes", "Stack", "exchanged_share"]
 
 _ENDS_APART = frozenset({"zb_h2", "zb_v", "dualpipe_v"})
 """Schedules whose ranks do not all end with the first, which so begins its next step while others are in this one."""
@@ -71,6 +71,9 @@ class Stack:
             at the pace of the slowest.
         hides_experts: whether the messages of experts go on beside the compute of another micro-batch
             (Megatron-core's --overlap-moe-expert-parallel-comm, DualPipe); they are priced as free.
+        exchanged: share of the bytes of messages of experts that are sent, below 1 where a token goes to each node once
+            (`exchanged_share`).
+        is_measured: whether steps of it were measured; else its interval is that of software predicted as another one.
         reserved: whether memory is what the allocator has reserved rather than what is allocated.
         copies_shards: whether gathered weights are copied out of a flat buffer and gradients into one.
         runs_programs: whether it is twofold's executor, which runs lowered programs as they are: the machine's rules
@@ -93,6 +96,8 @@ class Stack:
     copies_shards: bool = False
     reserved: bool = False
     hides_experts: bool = False
+    exchanged: float = 1.0
+    is_measured: bool = True
     chip_spread: float = 0.0
     runs_programs: bool = True
     rearranges: bool = False
@@ -128,7 +133,9 @@ class Stack:
     @property
     def unexplained(self) -> Interval | None:
         """What its steps are off by beside their prices; None: as this executor's on a machine (`Machine.interval`)."""
-        return None if self.runs_programs else SOFTWARE
+        if self.runs_programs:
+            return None
+        return SOFTWARE if self.is_measured else OTHER_SOFTWARE
 
     @property
     def slower_hosts(self) -> float:
@@ -247,6 +254,27 @@ class Stack:
             received_bytes: that come from other stages for one micro-batch, activations and gradients.
         """
         return roles
+
+
+def exchanged_share(top_k: int, nodes: int, most_nodes: int) -> float:
+    """Bytes that leave a rank for experts, over those of one copy for each chosen expert.
+
+    A dispatcher that sends a token to a node once and copies it there (DeepEP; DeepSeek-AI 2024, arXiv 2412.19437,
+    section 3.2.2) sends as many copies as the chosen experts have nodes: nodes (1 - (1 - 1/nodes)^k) of k random
+    choices, and no more than node-limited routing allows. Links within a node are taken to be no bottleneck.
+
+    Args:
+        top_k: experts of a token.
+        nodes: that the ranks of the experts are on.
+        most_nodes: that the routing allows a token.
+
+    >>> exchanged_share(8, 8, 4), round(exchanged_share(8, 8, 8), 2), exchanged_share(8, 1, 4)
+    (0.5, 0.66, 1.0)
+    """
+    if nodes == 1:
+        return 1.0
+    visited = nodes * (1 - (1 - 1 / nodes) ** top_k)
+    return min(visited, most_nodes, top_k) / top_k
 
 
 def update_bytes(dtype: str, optimizer: Optimizer) -> int:

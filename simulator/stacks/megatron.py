@@ -238,15 +238,31 @@ class Megatron(Stack):
     def update_lines(
         self, sizes: Sequence[int], dtype: str, optimizer: Optimizer, num_shards: int, machine: Machine
     ) -> list[Line]:
-        """Apex's multi-tensor Adam: one pass over all parameters of a piece."""
+        """Apex's multi-tensor Adam, one pass over all parameters of a piece, and the passes over gradients before it.
+
+        Gradients are clipped by their norm, which reads them and then scales them. Those in fp16, of a scaled loss, are
+        first copied to float32 and divided by the scale, which finds infinities (core/optimizer/optimizer.py,
+        MixedPrecisionOptimizer.prepare_grads and step_with_ready_grads; --clip-grad is 1 by default).
+        """
         elements = sum(-(-size // num_shards) for size in sizes)
         if not elements:
             return []
+        passes = _CLIPPED_BYTES + (_UNSCALED_BYTES if dtype == "float16" else ())
+        lines = []
+        for moved in passes:
+            cost = price_compute(machine, "add.forward", ((elements,),), "float32", elements * moved)
+            lines.append(Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory"))
         call = "adamw.fused" if optimizer.kind == "adamw" else f"{optimizer.kind}.update"
         cost = price_compute(
             machine, call, ((elements,),), optimizer.updates_in(dtype), elements * update_bytes(dtype, optimizer)
         )
-        return [Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
+        return [*lines, Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
 
+
+_CLIPPED_BYTES = (4, 8)
+"""Bytes per gradient of the passes that take the norm and scale."""
+
+_UNSCALED_BYTES = (6, 8)
+"""Of those that make a float32 copy of fp16 gradients and divide it by the scale of the loss."""
 
 _WORKSPACE_BYTES = 32 * 2**20

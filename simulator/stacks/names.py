@@ -32,7 +32,9 @@ _TORCHTITAN_COMPILED = {**_TORCHTITAN, **_COMPILED, "compiled_loss": True}
 """Since April 2025 torchtitan compiles the loss with the model (github.com/pytorch/torchtitan/pull/1033, where the
 memory that it saves is shown); before that it was eager."""
 
-_TORCH_2024: dict[str, Any] = {"fused_norm": False, "update": "foreach", "flash_2": True}
+_UNMEASURED: dict[str, Any] = {"is_measured": False}
+
+_TORCH_2024: dict[str, Any] = {**_UNMEASURED, "fused_norm": False, "update": "foreach", "flash_2": True}
 """torch's parts as other people ran them until 2025: scaled_dot_product_attention took FlashAttention-2, an RMS norm
 was written out, torch.optim's default form of AdamW is foreach."""
 
@@ -40,14 +42,14 @@ _COMPOSER: dict[str, Any] = {**_TORCH_2024, "clips": True, "recipes": "engine", 
 """MosaicML's Composer, as llm-foundry uses it: FSDP around eager modules, gradients clipped by their norm, linears of
 Transformer Engine with delayed scales under amp_fp8 (composer/core/precision.py, get_precision_context)."""
 
-_DEEPSPEED: dict[str, Any] = {"overlaps_interleaved": False, "waits_for_device": False}
+_DEEPSPEED: dict[str, Any] = {**_UNMEASURED, "overlaps_interleaved": False, "waits_for_device": False}
 """DeepSpeed's pipeline engine around Megatron's layers: sends and receives are instructions of the schedule between
 those of compute (deepspeed/runtime/pipe/schedule.py, TrainSchedule.steps). Read in the code, not measured; that its
 gradients are reduced after the last backward is not modelled."""
 
 _STACKS: dict[str, Callable[[], Stack]] = {
-    "megatron": lambda: Megatron(narrows=True),
-    "megatron-overlap": lambda: Megatron(name="megatron-overlap", narrows=True, hides_experts=True),
+    "megatron": lambda: Megatron(narrows=True, **_UNMEASURED),
+    "megatron-overlap": lambda: Megatron(name="megatron-overlap", narrows=True, hides_experts=True, **_UNMEASURED),
     "megatron-2022": lambda: Megatron(
         name="megatron-2022",
         flash_attention=False,
@@ -58,10 +60,10 @@ _STACKS: dict[str, Callable[[], Stack]] = {
     "megatron-deepspeed-2022": lambda: Megatron(
         name="megatron-deepspeed-2022", flash_attention=False, fetch_s=FETCH_S, **_DEEPSPEED
     ),
-    "mindspore": lambda: Megatron(name="mindspore", sinks_graph=True),
+    "mindspore": lambda: Megatron(name="mindspore", sinks_graph=True, **_UNMEASURED),
     "torch": TorchNative,
     "torch-half-loss": lambda: TorchNative(name="torch-half-loss", float_loss=False),
-    "torch-compile": lambda: TorchNative(name="torch-compile", **_COMPILED),
+    "torch-compile": lambda: TorchNative(name="torch-compile", **_COMPILED, **_UNMEASURED),
     "torch-composer": lambda: TorchNative(name="torch-composer", **_COMPOSER),
     "torch-2024": lambda: TorchNative(name="torch-2024", **_TORCH_2024),
     "torch-2024-compile": lambda: TorchNative(name="torch-2024-compile", **_COMPILED, **_TORCH_2024),

@@ -312,12 +312,15 @@ class TorchNative(Stack):
         if optimizer.kind == "adamw":
             form = 1 if num_shards > 1 else 0
             host_s = len(sizes) * UPDATE_HOST_S[self.update][form]
+            size = elements * itemsize(optimizer.accumulates_in(dtype))
+            if dtype == "float16":  # GradScaler.unscale_ divides gradients by the scale and finds infinities
+                unscaled = price_compute(machine, "add.forward", ((elements,),), "float32", 2 * size)
+                lines.append(Line(COMPUTE, 0, unscaled.work_ps, "memory"))
             if self.clips:
-                size = elements * itemsize(optimizer.accumulates_in(dtype))
                 each = price_compute(machine, "add.forward", ((elements,),), "float32", size)
                 again = price_compute(machine, "add.forward", ((elements,),), "float32", 2 * size)
                 clip_s = len(sizes) * _CLIP_ENTRIES * ENTRY_HOST_S * form
-                lines = [Line(COMPUTE, round(clip_s * PS_PER_S), each.work_ps + again.work_ps, "memory")]
+                lines += [Line(COMPUTE, round(clip_s * PS_PER_S), each.work_ps + again.work_ps, "memory")]
         dispatch = self.dispatch_ps(round(host_s * PS_PER_S), "update", "U")
         return [*lines, Line(COMPUTE, dispatch, cost.work_ps, "memory")]
 

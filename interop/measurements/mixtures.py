@@ -1,0 +1,104 @@
+"""Mixtures of experts as tables of measurements state them: experts, their balance, and how tokens reach them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+from costmodels.price.power import slowest_of
+from interop.measurements.cells import Cells, Skip
+from interop.measurements.models import resized
+from plans.model.transformer import TransformerConfig
+from plans.model.transformer.config import Experts
+
+__all__ = ["UNEVEN", "Mixtures"]
+
+UNEVEN = 0.22
+"""Standard deviation of experts' loads over their mean: with an auxiliary loss the fullest of 64 has 1.5 to 1.7 times
+its share (Wang et al. 2024, arXiv 2408.15664, table 2), 2.4 standard deviations above the mean."""
+
+_USUAL_LIMIT = 4
+"""Nodes of a token's experts: DeepSeek-V3's (arXiv 2412.19437, section 2.1.2)."""
+
+
+_NAMED = r"(?<![\d.])(\d+) ?x ?\d+(?:\.\d+)?b|(\d+)[- ]?experts?|\b(\d+)e\b|\bmoe-?(\d+)\b"
+"""Words of a model's name that tell how many experts it has."""
+
+
+class Mixtures(Cells):
+    """One row, of which the cells about experts are read."""
+
+    def as_catalogued(self, known: TransformerConfig) -> bool:
+        """Whether the cells of a mixture's sizes are those of the catalogue; its vocabulary may be padded."""
+        assert known.experts is not None or known.latent is not None
+        widths = {known.inner} | ({known.experts.ffn} if known.experts is not None else set())
+        heads = {known.kv_heads} | ({1} if known.latent is not None else set())
+        return (
+            self.count("ffn", known.inner) in widths
+            and self.count("kv_heads", known.kv_heads) in heads
+            and known.vocab <= self.count("vocab", known.vocab) <= 1.02 * known.vocab
+        )
+
+    def mixture(self, known: TransformerConfig, layers: int, seq: int, dtype: str) -> TransformerConfig:
+        """A mixture of experts from the catalogue."""
+        assert known.experts is not None
+        self.assumed.append(f"experts as published ({known.source})")
+        experts = dataclasses.replace(known.experts, capacity_factor=self.places(known.experts.num_experts))
+        return resized(known, num_layers=layers, seq=seq, dtype=dtype, experts=experts)
+
+    def experts(self, name: str, known: TransformerConfig | None, ffn: int) -> Experts | None:
+        """The experts that a row states in columns of their own or in its model's name; None: it speaks of none."""
+        named = re.search(
+            r"(?<![\d.])(\d+) ?x ?\d+(?:\.\d+)?b|(\d+)[- ]?experts?|\b(\d+)e\b|\bmoe-?(\d+)\b", name.lower()
+        )
+        usual = int(next(each for each in named.groups() if each)) if named else None
+        if known is not None and known.experts is not None:
+            usual = known.experts.num_experts
+        if not self.text("experts") and usual is None:
+            return None
+        count = self.count("experts", usual)
+        if count == 1:
+            return None
+        if not self.text("top_k"):
+            self.assumed.append(f"experts for a token not stated: {min(2, count)}")
+        return Experts(
+            num_experts=count, top_k=self.count("top_k", min(2, count)), ffn=self.count("expert_ffn", ffn),
+            num_shared=self.count("shared_experts", 0, least=0), capacity_factor=self.places(count),
+        )  # fmt: skip
+
+    def places(self, experts: int) -> float:
+        """Places at an expert over an even share: the capacity factor, or, where no token is dropped, what the fullest
+        rank gets, on which the others wait."""
+        words = self.words("notes", "capacity")
+        stated = re.search(r"(?:capacity[- _]?factor|\bcf)[ :=]*(\d+(?:\.\d+)?)", words)
+        if stated := stated or re.match(r"(\d+(?:\.\d+)?)(?= |$)", self.text("capacity")):
+            factor = float(stated.group(1))
+            if not 0.1 <= factor <= 16:
+                raise Skip(f"capacity is {stated.group()!r}, no factor from 0.1 to 16", "capacity")
+            return factor
+        ranks = self.count("ep", 1)
+        if re.search(r"force\w*[- ]?(load[- ]?)?balanc|uniform rout|random rout|evenly loaded", words) or ranks == 1:
+            return 1.0
+        uneven = float(self.text("imbalance") or UNEVEN)
+        factor = 1 + slowest_of(ranks) * uneven / math.sqrt(max(1, experts // ranks))
+        self.assumed.append(
+            f"no token dropped; loads of experts vary by {uneven:.0%}, so the fullest of {ranks} ranks has "
+            f"{factor:.2f} times its share"
+        )
+        return factor
+
+    def most_nodes(self, config: TransformerConfig) -> int:
+        """The most nodes of a token's experts, each of which it is sent to once; 0: a copy goes to each expert.
+
+        Of a dispatcher that sends a token to a node once (DeepEP, Megatron-core's flex), and of routing limited to some
+        nodes, which is made for such a one.
+        """
+        words = self.words("notes", "provenance", "source", "capacity", "routing")
+        limited = re.search(r"(?:node|device|group)[- ]limited(?: routing)?(?:[^\d;]{0,12}(\d+))?", words)
+        once = limited or re.search(r"deep-?ep|hybrid-?ep|\bflex\b", words)
+        if config.experts is None or self.count("ep", 1) == 1 or not once:
+            return 0
+        most = int(limited.group(1) or _USUAL_LIMIT) if limited else config.experts.top_k
+        self.assumed.append(f"a token is sent to each node of its experts once, to at most {most}")
+        return max(1, most)
