@@ -317,7 +317,7 @@ def test_an_interrupted_calibration_says_what_is_kept_and_that_the_same_command_
     monkeypatch.setattr("executor.launch.launch.launch", interrupt)
     assert main(["calibrate", "--quick", "--device", "cpu", "--out", str(tmp_path / "machine.json")]) == 130
     said = capsys.readouterr().err
-    assert f"1 points are kept in {str(points)!r}: the same command goes on" in said
+    assert f"1 points are kept in {str(points)!r}; run the same command again to resume" in said
 
 
 def test_a_point_is_on_disk_before_the_next_one_is_taken(tmp_path, monkeypatch):

@@ -73,7 +73,7 @@ def test_plan_writes_a_plan_that_simulates(tmp_path: Path, capsys: pytest.Captur
                 "--sequence-parallel",
                 "True",
             ],
-            "--sequence-parallel is a switch, which takes no value",
+            "--sequence-parallel is a switch and takes no value",
         ),
         (
             [

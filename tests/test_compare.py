@@ -40,4 +40,4 @@ def test_one_plan_and_seven_are_refused_in_a_line(plans, capsys):
     for count in (1, 7):
         assert main(["compare", *(plans[:1] * count), *MACHINE]) == 2
         said = capsys.readouterr().err
-        assert f"a comparison is of 2 to 6 plan files, not {count}" in said and said.count("\n") == 1
+        assert f"compare takes 2 to 6 plan files, not {count}" in said and said.count("\n") == 1

@@ -145,7 +145,7 @@ def test_optimizers_are_read(cell: nn.Module) -> None:
         (lambda cell: tf.AutoParallel(cell).pipeline(stages=0), "stages=.* is 0"),
         (lambda cell: tf.AutoParallel(cell).hsdp(optimizer_level="level9"), "level9"),
         (lambda cell: tf.AutoParallel(cell).hsdp(shard_size=3), "shard_size=3"),
-        (lambda cell: setattr(tf.AutoParallel(cell), "full_batch", "yes"), "full_batch is True or False, not 'yes'"),
+        (lambda cell: setattr(tf.AutoParallel(cell), "full_batch", "yes"), "full_batch must be True or False"),
         (lambda cell: tf.set_memory(max_size="25 apples"), "25 apples"),
         (lambda cell: tf.set_auto_parallel_context(search_mode="guessing"), "search_mode 'guessing' is not known"),
         (lambda cell: tf.Model(cell, optimizer=None), "not parallel"),

@@ -116,7 +116,7 @@ def test_calls_beside_kernels_do_not_count_where_others_ran_alone(machine, tmp_p
     assert not tier["is_alone"] and tier["bandwidth_factor"] == pytest.approx(2 / 3, rel=1e-5)
     assert main(["links", *files, "--machine", machine]) == 0
     shown = capsys.readouterr().out
-    assert "Other kernels ran beside all calls and slowed them" in shown
+    assert "Other kernels ran during all calls and slowed them down" in shown
     assert f"twofold whatif plan.json --machine {machine} --link 0:bandwidth=0.67" in shown
 
 
@@ -135,7 +135,7 @@ def test_a_change_of_links_makes_calls_as_much_shorter_as_their_prices(machine, 
     assert said([*asked, "--link", "1:bandwidth=2"], capsys)["mean_rank"]["changed"] == found["seen"]
     assert said(asked, capsys)["mean_rank"]["changed"] is None
     assert main([*asked, "--link", "near:bandwidth=2"]) == 0
-    assert "With near:bandwidth=2: 8.50 ms in communication, 5.50 ms of it without" in capsys.readouterr().out
+    assert "With near:bandwidth=2: 8.50 ms in communication, 5.50 ms without" in capsys.readouterr().out
 
 
 def test_every_collective_has_its_size_and_transfers_their_ends(machine, tmp_path, capsys):
@@ -529,7 +529,7 @@ def test_with_the_plan_of_a_run_a_change_of_links_is_simulated(tmp_path, capsys)
     assert main(asked) == 0 and "--plan PLAN simulates it" in capsys.readouterr().out
     assert main([*asked, "--plan", plan]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"Simulated on the links as they were seen \(NVLink:bandwidth=0\.(5|50\d+|499\d+)\): step", shown)
+    assert re.search(r"Simulated on the links as measured \(NVLink:bandwidth=0\.(5|50\d+|499\d+)\): step", shown)
     assert "Simulated with 0:bandwidth=2: step" in shown
 
 

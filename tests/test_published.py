@@ -34,7 +34,7 @@ def file(tmp_path):
 def test_without_transformers_it_is_said_what_would_help(monkeypatch):
     monkeypatch.setattr("executor.train.published.has_transformers", lambda: False)
     with pytest.raises(
-        TwofoldError, match=r"t5: an encoder .*; with transformers installed, the module that it builds"
+        TwofoldError, match=r"t5: an encoder .*; install transformers to plan the module that it builds"
     ):
         given_model(str(FOLDER / "t5-base.json"), None, None)
 
@@ -51,7 +51,7 @@ def test_the_module_is_planned_and_trains_as_in_one_process(keys, inputs, file, 
         main(["plan", path, *seq, "--machine", "cpu-2core-x8", "--devices", "2", "--global-batch", "8", "--out", plan])
         == 0
     )
-    assert f"The module that transformers builds is planned, with {inputs}" in capsys.readouterr().out
+    assert f"Planning the module that transformers builds, with {inputs}" in capsys.readouterr().out
     assert main(["verify", plan, "--model", path, "--steps", "4"]) == 0  # losses and weights are compared
 
 

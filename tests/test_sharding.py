@@ -293,7 +293,7 @@ def test_the_older_form_of_semi_auto_mode():
     try:
         set_auto_parallel_context(parallel_mode="semi_auto_parallel")
         assert get_auto_parallel_context().parallel_mode == "semi_auto"
-        with pytest.raises(TwofoldError, match="belongs to parallel_mode='auto_parallel'"):
+        with pytest.raises(TwofoldError, match="needs parallel_mode='auto_parallel'"):
             set_auto_parallel_context(search_mode="recursive_programming")
     finally:
         reset_auto_parallel_context()

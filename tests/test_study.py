@@ -244,7 +244,7 @@ def test_processes_give_the_same_results(backend):
         ("[base]\n[axes]\ntp = []", "axis tp is []"),
         ("[base]\n[axes]\ntp = [1, 1]", "axis tp has 1 twice"),
         ("[base]\n[axes]\ntp = ['four']", "tp is 'four'; it is a whole number"),
-        ("[base]\nzap = 1\n", "the study varies nothing; give axes"),
+        ("[base]\nzap = 1\n", "the study has no axes; add some"),
         ("[base]\n[[together]]\ntp = [1, 2]\ndp = [4]", "axes tp and dp go together, but have 2 and 1 values"),
         ("[base]\n[axes]\ntp = [1]\n[[together]]\ntp = [1, 2]\ndp = [4, 2]", "axis tp stands twice"),
         ("[base]\n[[together]]\ntp = [1, 1]\ndp = [4, 4]", "go together have tp = 1, dp = 4 twice"),

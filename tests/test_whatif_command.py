@@ -88,7 +88,7 @@ def test_files_of_degrees_are_forecast_at_any_number_of_devices(capsys, tmp_path
     assert 0 < found["changed"][0]["change"] < 0.1 and "100 ranks (" in found["changed"][0]["what_if"]
     assert found["predicted_by"] == "forecast"  # a page of so many ranks has the tables without a pipeline
     text = page.read_text()
-    assert 'id="what-if"' in text and 'id="pipeline"' not in text and "every time is a forecast" in text.lower()
+    assert 'id="what-if"' in text and 'id="pipeline"' not in text and "all times are forecasts" in text.lower()
     arguments += ["--report", str(tmp_path / "small.html")]
     assert answer(arguments, capsys)["changed"] == simulated["changed"]
     assert 'id="pipeline"' in (tmp_path / "small.html").read_text()
@@ -194,7 +194,7 @@ def test_the_tables_show_the_numbers(program):
         (["--schedule", "{folder}/empty.csv"], "empty.csv: the file is empty"),
         (["--schedule", "{folder}/hello.txt"], "hello.txt: rank 0, cell 0: 'hello' is no action"),
         (["--schedule", "{folder}/short.csv"], "short.csv: the written schedule 'custom' is for 2 pipeline ranks"),
-        (["--schedule", "{folder}"], "a file with a schedule is named *.csv or *.txt"),
+        (["--schedule", "{folder}"], "a schedule file must be named *.csv or *.txt"),
         (["--by", "2", "--sensitivity"], "--by 2"),
         (["--by", "0.1"], "--by changes nothing without --sensitivity"),
         (["--seed", "3"], "--seed changes nothing without --jitter"),
@@ -402,7 +402,7 @@ def test_a_job_beside_slows_what_shares_the_uplink_with_it(shared_links, capsys)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--beside", "other.json"], "it looks like --beside other.json=4-7"),
+        (["--beside", "other.json"], "write --beside other.json=4-7"),
         (["--beside", "{plan}=x"], "cannot read --beside"),
         (["--beside", "{plan}=0-7"], "device 0 is of job 0 and of job 1"),
         (["--beside", "{plan}=8-9"], "needs as many devices"),

@@ -1,6 +1,6 @@
-"""twofold: search a parallel plan, simulate it, and run the very same program with PyTorch.
+"""twofold: search a parallel plan, simulate it, and run the same program with PyTorch.
 
-Everything is imported when it is first used, so that `import twofold` is quick and needs neither torch nor matplotlib.
+Names are imported on first use, so `import twofold` is fast and needs neither torch nor matplotlib.
 
 >>> import twofold as tf
 >>> tf.Layout((2, 2), ("dp", "mp"))("dp", "mp").split_counts
@@ -120,10 +120,10 @@ __all__ = [
 
 
 def _check_packages() -> None:
-    """Refuse files such as search.py beside the user's script that would be imported in the place of our packages.
+    """Raise an error if a file such as the user's search.py would be imported instead of one of our packages.
 
     Raises:
-        ImportError: one of our packages would be another file, or is not there.
+        ImportError: one of our packages is shadowed or missing.
     """
     for package in ("plans", "costmodels", "simulator", "search", "interop", "executor", "reports"):
         found = importlib.util.find_spec(package)
@@ -135,7 +135,7 @@ def _check_packages() -> None:
 
 
 def _is_ours(origin: str | None, package: str) -> bool:
-    """Whether a package stands beside this one."""
+    """Whether a package is in the same folder as this one."""
     return origin is not None and Path(origin).parent.resolve() == Path(__file__).resolve().parents[1] / package
 
 
@@ -159,7 +159,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _notebook() -> Any:
-    """What shows results in notebooks."""
+    """The module that displays results in notebooks."""
     return importlib.import_module("reports.notebook")
 
 

@@ -1,6 +1,6 @@
-"""Calibrate the accelerators of this host: measure, fit the catalogue's device that they are, write a machine file.
+"""Calibrate the accelerators of this host: measure, fit their device of the catalogue, write a machine file.
 
-Started by hand it launches one process per device; under torchrun (one machine or several) it is one of them.
+Started directly, it launches one process per device; under torchrun (on one or several hosts) it is one of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 SPARE_S = 90.0
-"""Beyond the budget: starting the processes, the first kernels, a point that takes long."""
+"""Time beyond the budget: starting the processes, the first kernels, a slow point."""
 
 MINUTES = 5.0
 QUICK_MINUTES = 1.0
@@ -47,17 +47,17 @@ def ignore(line: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRequest:
-    """What is to be calibrated, and where the results go.
+    """What to calibrate, and where the results go.
 
     Args:
-        num_ranks: devices (on a CPU gloo ranks) that are measured together, one process each.
-        points: file of JSON lines that points are appended to; what it holds already is not measured again. None:
-            a temporary one.
-        name: of the machine; that of the catalogue's device and the number of ranks when None.
-        out: path of the machine file, replaced only when all went well; none is written when None.
-        minutes: of measuring; the usual when None.
-        quick: only what tells most.
-        log_dir: where the ranks' output goes; a temporary folder when None.
+        num_ranks: number of devices (gloo ranks on a CPU) to measure together, one process each.
+        points: file of JSON lines to which points are appended; points that it already has are not measured again. None
+            uses a temporary file.
+        name: name of the machine; by default the catalogue's device and the number of ranks.
+        out: path of the machine file, replaced only on success; None writes no file.
+        minutes: measuring time; None uses the default.
+        quick: measure only the most informative points.
+        log_dir: folder for the output of the ranks; None uses a temporary folder.
         say: called with a line of progress now and then.
     """
 
@@ -73,7 +73,7 @@ class CalibrationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorCalibration:
-    """A calibrated machine, how well its forms explain the points, and where those are."""
+    """A calibrated machine, the quality of its fit, and the file of measured points."""
 
     machine: Machine
     fit: DeviceFit
@@ -83,23 +83,23 @@ class AcceleratorCalibration:
 def calibrate_accelerators(
     request: CalibrationRequest, points: Path, device: ExecutorDevice, *, base: str | None = None
 ) -> AcceleratorCalibration | None:
-    """Measure the accelerators of this host and fit the machine that they are.
+    """Measure the accelerators of this host and fit a machine to them.
 
     Args:
         request: what to measure.
         points: its file of points.
-        device: one of the devices; what the driver calls it finds the entry of the catalogue.
-        base: device of the catalogue whose peaks and links are taken where nothing is measured.
+        device: one of the devices; its driver name selects the entry of the catalogue.
+        base: device of the catalogue that supplies peaks and links that are not measured.
 
     Returns:
         The calibration; None on the other ranks under torchrun.
 
     Raises:
         TwofoldError: no device, or one that is not in the catalogue (before anything is measured), too few points to
-            fit; `executor.launch.launch.RankFailed` when a rank fails. The points that were measured are kept.
+            fit; `executor.launch.launch.RankFailed` when a rank fails. Measured points are kept.
     """
     if request.num_ranks < 1:
-        raise TwofoldError(f"{request.num_ranks} devices cannot be measured; give at least 1")
+        raise TwofoldError(f"cannot measure {request.num_ranks} devices; give at least 1")
     origin = base_device(device.name, device.memory_bytes()[1], base)
     with temporary_folder() as temporary:
         folder = Path(temporary)
@@ -108,7 +108,7 @@ def calibrate_accelerators(
             from executor.calibrate.main import main
 
             if main(arguments):
-                raise TwofoldError("the measurements did not end well; see above")
+                raise TwofoldError("the measurements failed; see above")
             if os.environ["RANK"] != "0":
                 return None
         else:
@@ -124,7 +124,7 @@ def calibrate_accelerators(
 
 
 def _rank_arguments(request: CalibrationRequest, points: Path, kind: str, folder: Path) -> list[str]:
-    """What every rank is started with; the plans it times go to files of `folder`."""
+    """Arguments of every rank; the plans that it times are written to files in `folder`."""
     arguments = [str(points), "--device", kind]
     arguments += ["--minutes", f"{request.minutes:g}"] if request.minutes else []
     arguments += ["--quick"] if request.quick else []
@@ -142,7 +142,7 @@ def fit_points(
     name: str | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> AcceleratorCalibration:
-    """The machine of `num_ranks` devices that a file of points was measured on.
+    """The machine of `num_ranks` devices fitted to a file of points.
 
     Raises:
         TwofoldError: a file that cannot be read, too few points to fit.
@@ -161,9 +161,9 @@ def fit_points(
 
 
 def base_device(device_name: str, memory_bytes: int, stated: str | None = None) -> Device:
-    """The device of the catalogue that a driver's name means; of several variants the one nearest in memory.
+    """The device of the catalogue with this driver name; of several variants the one with the closest memory size.
 
-    Drivers name the cards for PCIe and the NVL cards as such, and no others.
+    Drivers name PCIe and NVL cards as such, but no other variants.
 
     Raises:
         TwofoldError: there is none.
@@ -190,6 +190,6 @@ def base_device(device_name: str, memory_bytes: int, stated: str | None = None) 
 
 
 def residual_lines(fit: DeviceFit) -> tuple[str, ...]:
-    """How well the forms explain the points, and those held out, one line a section."""
+    """The residuals of fitted and of held-out points, one line per section."""
     fitted, held_out = (f"fitted {entry}" for entry in fit.residuals), (f"held out {entry}" for entry in fit.held_out)
     return (*fitted, *held_out)

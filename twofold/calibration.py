@@ -1,4 +1,4 @@
-"""Calibrate this machine; a machine file comes out.
+"""Calibrate this machine and write its machine file.
 
 On a CPU micro-benchmarks and then probe programs run in one launch; accelerators are measured by `executor.calibrate`
 (`twofold.calibrate_gpu`).
@@ -40,21 +40,21 @@ CPU_RANKS = 8
 PROBE_STEPS = 24
 MORE_PROBE_STEPS = 48
 QUICK_S = 8.0
-"""Of the micro-benchmarks of a CPU; the probe programs take about twice as long."""
+"""Minutes of micro-benchmarks on a CPU; the probe programs take about twice as long."""
 
 MINUTES = 2.0
-"""A CPU's share for micro-benchmarks unless it is to be quick or another is stated."""
+"""Default minutes for micro-benchmarks on a CPU."""
 
 SPARE_S = 240.0
-"""Beyond that: starting the ranks, probe programs, a busy machine."""
+"""Time beyond that: starting the ranks, probe programs, a busy machine."""
 
 RESULTS_S = 30.0
-"""How long rank 0 waits for what the other ranks write at the end."""
+"""How long rank 0 waits for the results of the other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOutcome:
-    """A probe program: what was predicted before the overall factor, and what was measured."""
+    """The predicted time of a probe program, before the overall factor, and its measured time."""
 
     name: str
     predicted_s: float
@@ -63,10 +63,10 @@ class ProbeOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationResult:
-    """A calibrated machine, how well its forms explain the micro-benchmarks, and the probes behind its interval.
+    """A calibrated machine, the quality of its fit, and the probe programs behind its interval.
 
-    Of accelerators it has no probes, but the fit, for the calibration report. `points` is the file of what was
-    measured, None where that was temporary.
+    For accelerators it has the fit instead of probes. `points` is the file of measured points, or None if it was
+    temporary.
     """
 
     machine: Machine
@@ -92,25 +92,24 @@ def calibrate(
     """Measure this machine, fit its model and write the machine file.
 
     Args:
-        num_ranks: devices to measure together; on a CPU the gloo ranks that plans for it will use (8 when None), else
-            the accelerators of this host.
+        num_ranks: devices to measure together. By default all accelerators of this host; on a CPU, 8 gloo ranks.
         device: "auto", "cpu", "cuda" or "npu".
-        name: of the machine; "this-cpu", or that of the catalogue's device and their number, when None.
-        out: path of the machine file, which is replaced only when all went well; none is written when None.
-        points: file of JSON lines that points are appended to as they are measured; what is there already is not
-            measured again (probe programs are). Beside `out` when None; of a CPU without `out` it is temporary.
-        base: accelerators: device of the catalogue whose peaks and links are taken where nothing is measured.
-        minutes: of measuring; under 5 when None.
-        quick: only what tells most, in under a minute.
-        log_dir: where the ranks' output goes; a temporary folder when None.
-        on_progress: called with a line now and then.
+        name: name of the machine; by default "this-cpu", or the catalogue's device and the number of ranks.
+        out: path of the machine file, replaced only on success; None writes no file.
+        points: file of JSON lines to which points are appended; points that it already has are not measured again
+            (probe programs are). By default next to `out`; on a CPU without `out` it is temporary.
+        base: for accelerators: device of the catalogue that supplies peaks and links that are not measured.
+        minutes: measuring time; under 5 by default.
+        quick: measure only the most informative points, in under a minute.
+        log_dir: folder for the output of the ranks; None uses a temporary folder.
+        on_progress: called with lines of progress.
 
     Returns:
         The calibration; None on ranks other than 0 under torchrun.
 
     Raises:
-        TwofoldError: fewer than 2 ranks on a CPU, a device that is not there or not in the catalogue, no time, files
-            that cannot be written (all before anything is measured); `RankFailed` when a rank fails.
+        TwofoldError: fewer than 2 ranks on a CPU, a missing or unknown device, no measuring time, files that cannot be
+            written (all before anything is measured); `RankFailed` when a rank fails.
     """
     from executor.device import num_accelerators, pick_device
 
@@ -121,7 +120,7 @@ def calibrate(
             check_writable(file, replaces=file is out)
     own = pick_device(device)
     if base is not None and not own.is_async:
-        raise TwofoldError("base is for accelerators; a CPU's peaks are measured")
+        raise TwofoldError("base is for accelerators; the peaks of a CPU are measured")
     beside = Path(out).with_suffix(".points.jsonl") if out is not None else None
     if own.is_async and beside is None:
         beside = Path("calibration.points.jsonl")
@@ -147,18 +146,18 @@ def calibrate(
 
 
 def calibrate_cpu(request: CalibrationRequest) -> CalibrationResult | None:
-    """`calibrate` for the CPU, also where this host has accelerators.
+    """Calibrate the CPU, even if this host has accelerators.
 
     Args:
-        request: what to measure. Under torchrun on several hosts its file of points must be in a folder that all of
-            them see; probe programs are run beyond its minutes.
+        request: what to measure. Under torchrun on several hosts, its file of points must be in a folder that all hosts
+            share. Probe programs run in addition to its minutes.
 
     Raises:
         TwofoldError: fewer than 2 ranks, points of another machine; `RankFailed` when a rank
-            fails, `RunTimedOut` when time is up. What was measured is kept.
+            fails, `RunTimedOut` when time is up. Measured points are kept.
     """
     if request.num_ranks < 2:
-        raise TwofoldError(f"{request.num_ranks} rank has nobody to talk to; calibrate with at least 2")
+        raise TwofoldError(f"calibration needs at least 2 ranks, not {request.num_ranks}")
     from executor.calibrate.cpu import environment
 
     points = request.points
@@ -184,7 +183,7 @@ def calibrate_cpu(request: CalibrationRequest) -> CalibrationResult | None:
 
 
 def _measure_and_probe(request: CalibrationRequest, log: Path, probes: Mapping[Path, Plan], folder: Path) -> None:
-    """Micro-benchmarks into `log`, then the probe programs into their folders, in one launch."""
+    """Run the micro-benchmarks (into `log`) and the probe programs (into their folders) in one launch."""
     from executor.launch.job import Job, Task, save_job
 
     steps = PROBE_STEPS if request.quick else MORE_PROBE_STEPS
@@ -214,7 +213,7 @@ def write_report(result: CalibrationResult, path: str | os.PathLike[str]) -> Pat
     """Write the calibration report, HTML.
 
     Raises:
-        TwofoldError: a CPU's points were temporary.
+        TwofoldError: the points of a CPU were temporary.
     """
     from costmodels.fit.points import load_points
     from reports.calibration import CalibrationReport, calibration_page
@@ -222,7 +221,7 @@ def write_report(result: CalibrationResult, path: str | os.PathLike[str]) -> Pat
     if result.fit is not None:
         return calibration_page(CalibrationReport.of_device(result.fit)).write(path)
     if result.points is None:
-        raise TwofoldError("the points were not kept; name a file of points to have them reported")
+        raise TwofoldError("the points were not kept; name a file of points to get a report")
     points, _ = load_points(result.points)
     report = CalibrationReport(
         machine=result.machine, points=points, residuals=result.residuals, probes=result.probes
@@ -232,7 +231,7 @@ def write_report(result: CalibrationResult, path: str | os.PathLike[str]) -> Pat
 
 @contextlib.contextmanager
 def _with_hint_to_resume(points: str | os.PathLike[str] | None) -> Iterator[None]:
-    """An interrupt passes through with a word on the points that are on disk, where they are kept."""
+    """Re-raise an interrupt with a message about the points on disk."""
     try:
         yield
     except KeyboardInterrupt:
@@ -241,11 +240,11 @@ def _with_hint_to_resume(points: str | os.PathLike[str] | None) -> Iterator[None
         from costmodels.fit.points import PointLog
 
         count, path = len(PointLog(points).points), os.fspath(points)
-        raise KeyboardInterrupt(f"{count} points are kept in {path!r}: the same command goes on there") from None
+        raise KeyboardInterrupt(f"{count} points are kept in {path!r}; run the same command again to resume") from None
 
 
 def _check_points(path: Path, environment: Mapping[str, str]) -> None:
-    """Refuse points that cannot be gone on with here, before any rank is started."""
+    """Refuse points that cannot be continued here, before any rank is started."""
     from costmodels.fit.points import PointLog
     from executor.calibrate.resume import check_same
 
@@ -256,22 +255,22 @@ def _check_points(path: Path, environment: Mapping[str, str]) -> None:
 
 
 def _in_words(line: str, num_probes: int) -> str:
-    """A rank's line of progress for the user: how far the probe programs are instead of where their files lie."""
+    """A rank's progress line for the user: number of the probe program instead of file names."""
     done = re.fullmatch(r"task done: .*probe(\d+)", line)
     return line if done is None else f"ran probe program {int(done[1]) + 1} of {num_probes}"
 
 
 def _wait_for(files: Sequence[Path]) -> None:
-    """Until all are there: other ranks may still be writing them."""
+    """Wait until all files exist: other ranks may still be writing them."""
     start = time.monotonic()
     while missing := [file for file in files if not file.exists()]:
         if time.monotonic() - start > RESULTS_S:
-            raise TwofoldError(f"{str(missing[0])!r} did not come within {RESULTS_S:g} s; run the same command again")
+            raise TwofoldError(f"{str(missing[0])!r} is missing after {RESULTS_S:g} s; run the same command again")
         time.sleep(0.05)
 
 
 def _fit_cpu(points: Path, runs: Sequence[RunResult], name: str) -> CalibrationResult:
-    """The machine that micro-benchmarks and probe programs make."""
+    """Fit a machine to micro-benchmarks and probe programs."""
     from costmodels.fit.cpu import fit_cpu_machine
     from costmodels.fit.points import load_points
     from costmodels.fit.probe import fit_probe, fit_processor, with_probe, with_processor

@@ -1,7 +1,7 @@
 """The command line: `twofold COMMAND`, with the commands of `commands`.
 
 Each command reads and writes files. With `--json` it prints one JSON object on stdout and its progress on stderr. Exit
-codes: 0 done, 1 a run or a check failed, 2 bad input.
+codes: 0 success, 1 a run or a check failed, 2 bad input.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXTRAS = {"torch": "torch", "distributed": "dask", "mlxtend": "data", "matplotli
 
 
 def commands() -> Mapping[str, type[Command]]:
-    """Name of a command -> its class."""
+    """The class of every command, by name."""
     from twofold.commands.calibrate import Calibrate
     from twofold.commands.compare import Compare
     from twofold.commands.demo import Demo
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = list(sys.argv[1:] if arguments is None else arguments)
         for word in given:
             if visible(word) != word:
-                raise TwofoldError(f"argument {word[:80]!r} has control characters, which no name here has")
+                raise TwofoldError(f"argument {word[:80]!r} has control characters; remove them")
         _tell(given)
         return _run(_read(given), shlex.join(["twofold", *given]))
     except TwofoldError as error:
@@ -72,11 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Done(Exception):
-    """Help, the version or a script for completion was printed."""
+    """Help, the version or a completion script was printed."""
 
 
 def _tell(arguments: list[str]) -> None:
-    """Print help and the like where that is asked for.
+    """Print help, the version or a completion script if requested.
 
     Raises:
         _Done: something was printed.
@@ -105,7 +105,7 @@ def _tell(arguments: list[str]) -> None:
 
 
 def _print_completion(shells: list[str]) -> None:
-    """Print the script by which a shell completes our options.
+    """Print the completion script for a shell.
 
     Raises:
         TwofoldError: no shell, or an unknown one.
@@ -117,10 +117,10 @@ def _print_completion(shells: list[str]) -> None:
 
 
 def _read(arguments: list[str]) -> Command:
-    """The command of a command line.
+    """Parse a command line into a command.
 
     Raises:
-        TwofoldError: one that cannot be read, in one sentence.
+        TwofoldError: the command line is invalid.
         _Done: the long help was printed.
     """
     from twofold.mistakes import mistake
@@ -167,7 +167,7 @@ def _run(command: Command, line: str) -> int:
         return _refused(f"{error.filename}: {error.strerror}; name another file")
     except KeyboardInterrupt as stopped:
         more = f"; {stopped}" if str(stopped) else ""  # what is kept, and how to go on
-        print(f"interrupted; every process that was started has ended{more}", file=sys.stderr, flush=True)
+        print(f"interrupted; all started processes have ended{more}", file=sys.stderr, flush=True)
         return 130
     if as_json:
         print(json.dumps(finite(result), indent=1, allow_nan=False), flush=True)

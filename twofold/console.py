@@ -1,4 +1,4 @@
-"""What a command says while it works; stdout stays free where it must hold one JSON object."""
+"""Progress of a command. With --json it goes to stderr, so that stdout has one JSON object."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import TextIO
 __all__ = ["Console", "visible"]
 
 _SILENT_S = 2.0
-"""After this silence a command says what it is doing; the next silences may be longer."""
+"""Seconds without output after which a command prints what it is doing."""
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def visible(text: str) -> str:
-    r"""The text with control characters as Python writes them: what a file holds must not steer the terminal.
+    r"""The text with control characters escaped, so that the content of a file cannot control the terminal.
 
     >>> visible("a\x1b[2J\tb")
     'a\\x1b[2J\tb'
@@ -29,10 +29,10 @@ def visible(text: str) -> str:
 
 
 class Console:
-    """Prints progress; with `json` to stderr, so that stdout holds the JSON object only.
+    """Prints progress; with `json` to stderr, so that stdout has the JSON object only.
 
     Args:
-        json: whether the command ends in one JSON object.
+        json: whether the command prints one JSON object.
         command: the command line, which reports repeat.
     """
 
@@ -43,7 +43,7 @@ class Console:
         self._start_s = self._said_s = time.perf_counter()
 
     def count_steps(self, num_steps: int) -> None:
-        """How many numbered steps there will be."""
+        """Set the number of numbered steps."""
         self._num_steps = num_steps
 
     def step(self, title: str) -> None:
@@ -52,7 +52,7 @@ class Console:
         self.say(f"[{self._step}/{self._num_steps}] {title}")
 
     def say(self, text: str, indent: int = 0) -> None:
-        """Print lines at once."""
+        """Print lines immediately."""
         self._said_s = time.perf_counter()
         for line in text.splitlines() or [""]:
             print(" " * indent + visible(line), file=self._out, flush=True)
@@ -63,10 +63,10 @@ class Console:
 
     @contextmanager
     def doing(self, what: str | Callable[[], str]) -> Iterator[None]:
-        """Print `what` and the elapsed time on stderr whenever the body has been silent for more than 2 s.
+        """Print `what` and the elapsed time on stderr whenever the body prints nothing for more than 2 s.
 
         Args:
-            what: such as "simulating 64 ranks", or what gives such a text when it is asked.
+            what: a text such as "simulating 64 ranks", or a function that returns one.
         """
         ended = threading.Event()
         begin_s = self._said_s = time.perf_counter()

@@ -1,6 +1,6 @@
-"""Settings that hold for a whole script, under the names that MindSpore users know.
+"""Settings of a script, with MindSpore's names.
 
-`set_auto_parallel_context` is the older form of what `AutoParallel` says today; both end in `ParallelSettings`.
+`set_auto_parallel_context` is the older form of `AutoParallel`; both result in `ParallelSettings`.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class ParallelSettings:
     """The parallel settings of a script.
 
     Args:
-        parallel_mode: "recursive_programming": the search decides; "semi_auto": it keeps what `shard` says.
+        parallel_mode: "recursive_programming": the search decides; "semi_auto": strategies given by `shard` are kept.
         num_stages: pipeline stages.
-        schedule: of the pipeline.
-        output_broadcast: whether every stage learns the loss.
+        schedule: pipeline schedule.
+        output_broadcast: whether every stage gets the loss.
         optimizer_level: how far the optimizer is sharded, 0 to 3 (docs/optimizer-parallel.md).
         threshold_bytes: parameters smaller than this are not sharded.
-        full_batch: every rank is fed the whole batch (True) or its own part (False).
-        memory_limit_bytes: per device, or None.
+        full_batch: whether every rank reads the full batch (True) or its part (False).
+        memory_limit_bytes: memory limit per device, or None.
     """
 
     parallel_mode: str = ""
@@ -72,7 +72,7 @@ _current = _Current()
 
 
 def set_memory(max_size: str | int) -> None:
-    """The memory of one device that search and run may use, such as "25GB" (decimal) or "16GiB".
+    """Limit the device memory that search and run may use, such as "25GB" (decimal) or "16GiB".
 
     Raises:
         TwofoldError: not a size.
@@ -81,7 +81,7 @@ def set_memory(max_size: str | int) -> None:
 
 
 def parse_bytes(size: str | int, what: str = "size") -> int:
-    """Bytes of a size with a unit.
+    """Parse a size with a unit into bytes.
 
     >>> parse_bytes("25GB"), parse_bytes("16GiB")
     (25000000000, 17179869184)
@@ -105,16 +105,16 @@ def set_auto_parallel_context(
     pipeline_config: Mapping[str, str] | None = None,
     device_num: int | None = None,
 ) -> None:
-    """Change settings; this is the older form. Settings whose arguments are not given keep their values.
+    """Change settings (older form). Settings whose arguments are not given keep their values.
 
     Args:
-        parallel_mode: "auto_parallel" (`ParallelMode.AUTO_PARALLEL`), or "semi_auto_parallel": what `shard` says is
-            kept, the search decides on the rest.
+        parallel_mode: "auto_parallel" (`ParallelMode.AUTO_PARALLEL`), or "semi_auto_parallel": strategies given by
+            `shard` are kept, the search decides the rest.
         search_mode: "recursive_programming".
         pipeline_stages: number of stages.
         enable_parallel_optimizer: sharded optimizer state and master weights.
         parallel_optimizer_config: {"parallel_optimizer_threshold": KB}.
-        full_batch: every rank is fed the whole batch.
+        full_batch: whether every rank reads the full batch.
         pipeline_config: {"pipeline_scheduler": name of a schedule}.
         device_num: checked against the number of ranks when training starts.
 
@@ -130,8 +130,8 @@ def set_auto_parallel_context(
         check_choice("search_mode", search_mode, (ParallelMode.RECURSIVE_PROGRAMMING,))
         if changes.get("parallel_mode", _current.settings.parallel_mode) == ParallelMode.SEMI_AUTO:
             raise TwofoldError(
-                f"search_mode={search_mode!r} belongs to parallel_mode='auto_parallel'; in 'semi_auto_parallel' the "
-                "search fills in what shard leaves open"
+                f"search_mode={search_mode!r} needs parallel_mode='auto_parallel'; in 'semi_auto_parallel' the search "
+                "fills in what shard does not set"
             )
         changes["parallel_mode"] = ParallelMode.RECURSIVE_PROGRAMMING.value
     if pipeline_stages is not None:
@@ -159,30 +159,30 @@ def get_auto_parallel_context() -> ParallelSettings:
 
 
 def reset_auto_parallel_context() -> None:
-    """Reset all settings to the defaults, the memory limit included."""
+    """Reset all settings, including the memory limit, to the defaults."""
     _current.settings = ParallelSettings()
 
 
 def check_choice(what: str, given: object, known: tuple[str, ...]) -> str:
-    """`given`, if it is one of `known`.
+    """Return `given` if it is one of `known`.
 
     Raises:
-        TwofoldError: it is not; the message lists what is.
+        TwofoldError: it is not; the message lists the choices.
     """
     names = [str(name) for name in known]
     if str(given) not in names:
         close = get_close_matches(str(given), names, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise TwofoldError(f"{what} {given!r} is not known{hint}; known: {', '.join(names)}")
+        raise TwofoldError(f"{what} {given!r} is not known{hint}; choose from {', '.join(names)}")
     return str(given)
 
 
 def positive(what: str, given: object) -> int:
-    """`given`, if it is an int of at least 1.
+    """Return `given` if it is an int of at least 1.
 
     Raises:
         TwofoldError: it is not.
     """
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise TwofoldError(f"{what} is {given!r}; it is an int of at least 1")
+        raise TwofoldError(f"{what} must be an int of at least 1, not {given!r}")
     return given

@@ -1,4 +1,4 @@
-"""`twofold demo`: plan, simulate, run on real ranks and verify an example, by one command."""
+"""`twofold demo`: plan, simulate, run on real ranks and verify an example."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ CASES = {
         model="executor.networks:advanced_operator_parallel",
     ),
     "multiple_copy": Case(
-        title="2 slices of every batch, communication of one beside compute of the other; dense layers split by hand",
+        title="2 slices of every batch, one communicates while the other computes; dense layers split by hand",
         model="executor.networks:multiple_copy",
         interleave=2,
     ),
@@ -106,8 +106,8 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
     """Plan, simulate, run on 8 processes, verify and report one of the cases.
 
     Args:
-        options: of `twofold demo`.
-        say: where progress goes.
+        options: options of `twofold demo`.
+        say: receives the progress.
 
     Raises:
         TwofoldError: an unknown case, unreadable data, a busy port; `RankFailed` when a rank fails.
@@ -116,7 +116,7 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
     if case not in CASES:
         raise TwofoldError(f"case {case!r} is not known; known: {', '.join(CASES)}")
     if options.steps < 1 or (options.epochs is not None and options.epochs < 1):
-        raise TwofoldError(f"steps={options.steps}, epochs={options.epochs}: both are at least 1")
+        raise TwofoldError(f"steps={options.steps}, epochs={options.epochs}: both must be at least 1")
     from executor.launch.launch import check_port
 
     check_port(options.port)
@@ -148,7 +148,11 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
     verification = _verify(chosen, result, options, predicted, say)
     say.step("report")
     notes = [chosen.title, f"Data: {digits.source}.", plans.explain().splitlines()[0] + "."]
-    notes += [] if calibrated is None else ["This machine was calibrated first; how well is under Further tables."]
+    notes += (
+        []
+        if calibrated is None
+        else ["This machine was calibrated first; the quality of the fit is under Further tables."]
+    )
     notes += [busy] if busy else []
     tables = [_search_table(plans)] + ([] if calibrated is None else [_calibration_table(calibrated)])
     files |= _report(options, steps, predicted, verification, target, notes, tables)
@@ -338,7 +342,7 @@ def _search_table(plans: SearchResult[Plan]) -> Table:
 
     nearest = sorted(plans.alternatives, key=lambda entry: (entry.subject, entry.extra_s or 0.0))
     return Table(
-        title="Search: strategies of every operator, and what the best plan with each costs more",
+        title="Search: strategies of every operator, and the extra cost of the best plan with each",
         columns=("operator", "strategy", "extra per step (additive cost)", "chosen"),
         rows=tuple(
             (each.subject, each.change, f"{each.extra_s * 1e3:+.3f} ms", "yes" if each.chosen else "")
@@ -351,7 +355,7 @@ def _calibration_table(calibrated: CalibrationResult) -> Table:
     from reports import Table
 
     return Table(
-        title="Calibration: how far the fitted forms are from the points that they were fitted to",
+        title="Calibration: residuals of the fit",
         columns=("of", "error"), rows=tuple(tuple(line.partition(": ")[::2]) for line in calibrated.residuals),
     )  # fmt: skip
 
@@ -361,7 +365,9 @@ def _busy() -> str:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load < 0.5 * cores:
         return ""
-    return f"Something else ran here when the demo began (load {load:.1f} on {cores} cores): times vary with it."
+    return (
+        f"Other programs were running when the demo began (load {load:.1f} on {cores} cores): measured times may vary."
+    )
 
 
 def _say_summary(say: Console, outcome: DemoResult) -> None:
@@ -369,7 +375,7 @@ def _say_summary(say: Console, outcome: DemoResult) -> None:
     say.say("")
     inside = all(check.passed for check in found.timing_checks())
     timing = "step time inside its interval" if inside else "step time OUTSIDE its interval"
-    exact = "loss, weights, communication and memory as they must be" if found.passed else "A CHECK FAILED"
+    exact = "loss, weights, communication and memory are correct" if found.passed else "A CHECK FAILED"
     say.say(f"{exact}; {timing}; {outcome.elapsed_s:.0f} s in all")
     say.note(f"loss against one process    {found.loss_max_rel_diff:.1e} relative")
     say.note(f"weights against one process {found.weights_max_rel_diff:.1e} relative")

@@ -1,4 +1,4 @@
-"""Help of one screen: what a command does, examples, and its options by group; --help-all describes each."""
+"""Help of one screen: purpose of a command, examples, and its options by group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH = 100
 
 
 def first_page(commands: Mapping[str, type]) -> str:
-    """What `twofold --help` prints."""
+    """The text of `twofold --help`."""
     lines = ["usage: twofold COMMAND ...", "", "Plan, simulate and run parallel training.", ""]
     for name, command in commands.items():
         lines += _entry(f"  {name:<10} ", _sentence(command))
@@ -26,7 +26,7 @@ def first_page(commands: Mapping[str, type]) -> str:
 
 
 def command_page(name: str, command: type) -> str:
-    """What `twofold COMMAND --help` prints."""
+    """The text of `twofold COMMAND --help`."""
     options = list(options_of(command))
     words = [f"[{each.name}]" if not each.is_needed else each.name.upper() for each in options if each.is_word]
     needed = [f"{each.name} ..." for each in options if each.is_needed and not each.is_word]
@@ -37,7 +37,7 @@ def command_page(name: str, command: type) -> str:
     for each in options:
         if not each.is_word:
             groups.setdefault(each.group, []).append(each.name)
-    lines += ["", f"options (twofold {name} --help-all describes each):"]
+    lines += ["", f"options (twofold {name} --help-all describes them):"]
     for group, names in groups.items():
         if group:
             lines += textwrap.wrap(f"{group}:", _WIDTH, initial_indent="  ", subsequent_indent="  ")
@@ -47,7 +47,7 @@ def command_page(name: str, command: type) -> str:
 
 
 def _sentence(command: type) -> str:
-    """The first sentence of its docstring."""
+    """The first sentence of a command's docstring."""
     first = (inspect.getdoc(command) or "").partition("\n\n")[0]
     return " ".join(first.split())
 

@@ -1,4 +1,4 @@
-"""Command lines that cannot be read: one sentence with the way out, in the place of tyro's boxes."""
+"""Error messages for invalid command lines: one sentence with a way out, instead of tyro's boxes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["Option", "mistake", "options_of", "unknown_command"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """An option of a command, or a word without a name.
+    """An option or a positional argument of a command.
 
     Args:
-        name: as it is written: --global-batch, or the field's name of a word.
-        is_word: whether it is written without its name.
+        name: --global-batch, or the field's name of a positional argument.
+        is_word: whether it is positional.
         is_needed: whether it has no default.
-        type: of its value.
-        group: the group of options it is in, in words.
+        type: type of its value.
+        group: title of its group of options.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Option:
 
 
 def options_of(command: type, group: str = "") -> Iterator[Option]:
-    """Everything that a command takes."""
+    """All options of a command."""
     hints = typing.get_type_hints(command, include_extras=True)
     for each in dataclasses.fields(command):
         kind = hints[each.name]
@@ -57,22 +57,22 @@ def options_of(command: type, group: str = "") -> Iterator[Option]:
 
 
 def unknown_command(word: str, commands: Sequence[str]) -> str:
-    """The sentence about a word that is no command; "" is none at all."""
-    listed = f"commands are {', '.join(commands)}; `twofold --help` describes them"
+    """The message about an unknown command; "" is no command at all."""
+    listed = f"the commands are {', '.join(commands)}; see `twofold --help`"
     if not word:
         return f"name a command: {listed}"
     close = difflib.get_close_matches(word, commands, n=1)
-    return f"{word!r} is no command; {f'did you mean {close[0]}? ' if close else ''}{listed}"
+    return f"unknown command {word!r}; {f'did you mean {close[0]}? ' if close else ''}{listed}"
 
 
 def mistake(name: str, command: type, arguments: Sequence[str], told: str) -> str:
-    """What is wrong with the arguments of a command.
+    """The error in the arguments of a command.
 
     Args:
-        name: of the command.
+        name: name of the command.
         command: its class.
-        arguments: behind the name.
-        told: what tyro says.
+        arguments: arguments after the name.
+        told: tyro's message.
     """
     options = {each.name: each for each in options_of(command)}
     words = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", told))
@@ -86,16 +86,16 @@ Options = Mapping[str, Option]
 
 
 def _switch(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
-    """A switch that is given a value."""
+    """Message about a switch with a value."""
     for switch, value in itertools.pairwise(arguments):
         if value in ("True", "False", "true", "false") and _is_switch(options.get(_spelled(switch))):
             other = f"--no-{switch[2:]}" if value.lower() == "false" else switch
-            return f"{switch} is a switch, which takes no value: write {other} alone"
+            return f"{switch} is a switch and takes no value; write {other}"
     return ""
 
 
 def _unknown(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
-    """An option that the command has not."""
+    """Message about an unknown option."""
     known = [each for each in options if each.startswith("--")]
     for argument in arguments:
         spelled = _spelled(argument)
@@ -105,12 +105,14 @@ def _unknown(name: str, options: Options, arguments: Sequence[str], words: str) 
             continue
         close = difflib.get_close_matches(spelled, known, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        return f"{argument.partition('=')[0]} is no option of twofold {name}; {hint}`twofold {name} --help` lists them"
+        return (
+            f"{argument.partition('=')[0]} is not an option of twofold {name}; {hint}`twofold {name} --help` lists them"
+        )
     return ""
 
 
 def _valueless(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
-    """An option without its value."""
+    """Message about an option without a value."""
     found = re.search(r"Missing value for argument '(--[\w-]+)", words)
     if found is None:
         return ""
@@ -119,7 +121,7 @@ def _valueless(name: str, options: Options, arguments: Sequence[str], words: str
 
 
 def _unread(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
-    """A value of another type."""
+    """Message about a value of the wrong type."""
     found = re.search(r"Error parsing (--[\w-]+)(?: \(.*?\))?: ", words)
     if found is None:
         return ""
@@ -127,11 +129,11 @@ def _unread(name: str, options: Options, arguments: Sequence[str], words: str) -
     kinds = {int: "a whole number", float: "a number"}
     kind = next((said for each, said in kinds.items() if option and each in _parts(option.type)), "a value")
     value = re.search(r"(?:base 10: |to float: |arguments: \['|from \[')'?([^']*)'", words)
-    return f"{found[1]} {value[1] if value else '...'}: it is {kind}; `twofold {name} --help` lists the options"
+    return f"{found[1]} {value[1] if value else '...'}: must be {kind}; `twofold {name} --help` lists the options"
 
 
 def _missing(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
-    """Options that are needed, or a word too many."""
+    """Message about missing options, or an extra argument."""
     given = {_spelled(argument) for argument in arguments}
     found = re.search(r"Unrecognized options: (\S+)", words)
     extra = found[1].rstrip(",") if found is not None else ""
@@ -144,14 +146,14 @@ def _missing(name: str, options: Options, arguments: Sequence[str], words: str) 
             if each.is_needed and not (has_word if each.is_word else each.name in given)
         ]
     if extra and needed and not needed[0].is_word:
-        return f"{extra!r} has no option's name before it; did you mean {needed[0].name} {extra}?"
+        return f"{extra!r} is not the value of an option; did you mean {needed[0].name} {extra}?"
     if extra:
-        return f"{extra!r} is one word too many for twofold {name}; `twofold {name} --help` lists what it takes"
+        return f"{extra!r} is an unexpected argument for twofold {name}; `twofold {name} --help` lists the options"
     return f"twofold {name} needs {' and '.join(_said(name, each) for each in needed)}" if needed else ""
 
 
 def _said(name: str, option: Option) -> str:
-    """An option with an example value, where there is one."""
+    """An option with an example value, if there is one."""
     example = example_of(name, "" if option.is_word else option.name)
     if option.is_word:
         named = option.name if option.name.endswith("s") else f"a {option.name}"
@@ -160,7 +162,7 @@ def _said(name: str, option: Option) -> str:
 
 
 def _has_word(arguments: Sequence[str], options: Options) -> bool:
-    """Whether some argument is a word of its own, and no option's value."""
+    """Whether some argument is positional, not the value of an option."""
     before = ""
     for argument in arguments:
         if not argument.startswith("--") and (not before.startswith("--") or _is_switch(options.get(_spelled(before)))):
@@ -170,7 +172,7 @@ def _has_word(arguments: Sequence[str], options: Options) -> bool:
 
 
 def _spelled(argument: str) -> str:
-    """An option without its value, with dashes: --global_batch=8 is --global-batch."""
+    """The name of an option without its value, with dashes: --global_batch=8 is --global-batch."""
     return argument.partition("=")[0].replace("_", "-")
 
 
@@ -179,7 +181,7 @@ def _is_switch(option: Option | None) -> bool:
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
-    """A type, and those that it is made of."""
+    """A type and its parts."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is not None:
         return tuple(part for each in typing.get_args(kind) for part in _parts(each))
     return (kind,)

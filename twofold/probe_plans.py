@@ -1,7 +1,7 @@
 """Probe programs: small networks that are simulated and run while a machine is calibrated.
 
-They are perceptrons of widths, depths and degrees that no example uses. What they have in common with any other program
-is the stack they run on: dispatch, collectives, the operating system with many processes on few cores.
+They are perceptrons of widths, depths and degrees that no example uses, so they test only what all programs share:
+dispatch, collectives, and an operating system with many processes on few cores.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _PROBES = (
 
 
 def probe_plans(num_ranks: int, machine: Machine) -> list[Plan]:
-    """The probes that fit `num_ranks` ranks; degrees are cut down where there are fewer than eight.
+    """The probes for `num_ranks` ranks, with smaller degrees below eight ranks.
 
-    Some replicate their last stage, so that what crosses the border is sent by many to many. `machine` only decides
-    which equally valid way of splitting is taken.
+    Some replicate their last stage, so that many ranks send to many ranks. `machine` only selects among equally valid
+    layouts.
     """
     plans = []
     for sizes, batch, dp, tp, pp, count, level, replicated in _PROBES:
@@ -61,9 +61,9 @@ _TINY_GPT = TransformerConfig(
 
 
 def dispatch_plans(num_ranks: int) -> dict[str, Plan]:
-    """Plans for `num_ranks` ranks of transformers so small that the host's time to issue is all there is.
+    """Host-bound plans for `num_ranks` ranks: transformers so small that only the host's issue time matters.
 
-    Those of the first degrees are there with runs of instructions fused and apart.
+    Plans of the first degrees exist with and without fusion.
 
     >>> sorted(dispatch_plans(2))
     ['tiny-dp2', 'tiny-dp2-apart', 'tiny-dp2-zero3', 'tiny-gpt-dp2', 'tiny-gpt-dp2-apart', 'tiny-pp2', 'tiny-tp2']
@@ -102,9 +102,9 @@ _EXPERT_RULES = ((2048, 8, 2, 5632), (1536, 16, 4, 2816))  # hidden, experts, of
 
 
 def rule_plans() -> dict[str, Plan]:
-    """Plans of one block of usual sizes: their instructions are measured one by one, the plans are never run.
+    """Plans of one block of typical sizes, whose instructions are measured one by one.
 
-    Runs of instructions are fused, which takes their compiler a second or two each, in one plan of every model.
+    One plan per model has fused instructions, which take a second or two each to compile.
 
     >>> sorted(rule_plans())[:2]
     ['rules-1024-dp2-zero1', 'rules-1024-recompute']

@@ -1,4 +1,4 @@
-"""Studies: a base case, what is varied, and the figures of every point, kept and gone on with where they stopped."""
+"""Studies: a base case, axes, and the figures of every point, which are stored so that a study can be resumed."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ __all__ = ["Study", "StudyFile", "load_study", "run_study", "study"]
 
 
 class StudyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `twofold study` reads.
+    """A study file.
 
     Args:
-        base: settings of every point, by the names of `AXES`.
-        axes: name -> the values to try; `bandwidth.NVLink` is one tier of links.
-        together: tables of axes that go together: the first value of each, then the second.
-        points: "grid": every combination; "one-at-a-time": the base, and each value (or row of a table) by itself.
-        search: at every point the fastest degrees are searched; those in the base and the axes are kept.
-        sample: how many points are drawn from the grid.
-        seed: of the sample.
-        results: file that keeps what was computed; by default beside the study, with the ending .results.jsonl.
+        base: settings of all points, by the names of `AXES`.
+        axes: values to try, by name; `bandwidth.NVLink` is one tier of links.
+        together: tables of linked axes: their first values form a point, then their second.
+        points: "grid": every combination; "one-at-a-time": the base, and one point per value (or row of a table).
+        search: search the fastest degrees at every point; those in the base and the axes are fixed.
+        sample: number of points drawn from the grid.
+        seed: random seed of the sample.
+        results: file for the results; by default next to the study, with the suffix .results.jsonl.
     """
 
     base: dict[str, Any]
@@ -55,13 +55,13 @@ class StudyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def space(self) -> Space:
-        """Its points.
+        """The points of the study.
 
         Raises:
             TwofoldError: as `Space`; nothing is varied.
         """
         if not self.axes and not self.together:
-            raise TwofoldError("the study varies nothing; give axes, such as tp = [1, 2, 4] in the table axes")
+            raise TwofoldError("the study has no axes; add some, such as tp = [1, 2, 4] in the table axes")
         return Space(
             base=_flat(self.base), axes=_flat(self.axes), together=[_flat(each) for each in self.together],
             points=self.points, sample=self.sample, seed=self.seed,
@@ -73,10 +73,10 @@ class Study(Shown):
     """The results of a study.
 
     Args:
-        asked: what was asked for.
-        axes: names of what was varied.
-        settings: of every point.
-        figures: of every point, by the names of `COLUMNS`; one that cannot be has `refused` alone.
+        asked: the study.
+        axes: names of the axes.
+        settings: settings of every point.
+        figures: figures of every point, by the names of `COLUMNS`; impossible points have only `refused`.
     """
 
     asked: StudyFile
@@ -93,7 +93,7 @@ class Study(Shown):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A row for every point: all of its settings, then its figures."""
+        """One row per point: all its settings, then its figures."""
         return [{**own, **seen} for own, seen in zip(self.settings, self.figures, strict=True)]
 
     @property
@@ -109,13 +109,13 @@ class Study(Shown):
 
     @cached_property
     def findings(self) -> Findings:
-        """What the points say."""
+        """The main results, in words."""
         return Findings(
             axes=self.axes, rows=self.rows, alone=self.asked.points != "grid", searched=self.asked.search
         )  # fmt: skip
 
     def write_report(self, path: str | os.PathLike[str], *, name: str = "", command: str = "") -> Path:
-        """Write a page with what was found, what each axis does and every point.
+        """Write a page with the main results, the effect of each axis and all points.
 
         Raises:
             TwofoldError, OSError: the file cannot be written.
@@ -126,7 +126,7 @@ class Study(Shown):
         return page.write(path)
 
     def table(self, most: int | None = None) -> Table:
-        """The points in their order, or a number of the fastest of a grid."""
+        """A table of the points in their order, or of the fastest of a grid."""
         from reports.study_tables import change_table, study_table
 
         return change_table(self.findings) if self.findings.alone else study_table(self.findings, most)
@@ -147,23 +147,22 @@ def study(
     """Predict every point of a study.
 
     Args:
-        base: settings of every point, by the names that `twofold study --axes` lists.
-        axes: name -> values.
-        together: tables of axes that go together, such as [{"devices": [8, 16], "global_batch": [64, 128]}].
+        base: settings of all points, by the names that `twofold study --axes` lists.
+        axes: values to try, by name.
+        together: tables of linked axes, such as [{"devices": [8, 16], "global_batch": [64, 128]}].
         points: "grid" or "one-at-a-time".
         search: search the degrees that are not given at every point.
-        sample: how many points are drawn from the grid.
-        results: file that keeps what was computed; a study that is begun again goes on from it.
-        workers: who computes; all cores of this machine by default.
+        sample: number of points drawn from the grid.
+        results: file for the results; an interrupted study resumes from it.
+        workers: processes; by default all cores of this machine.
         on_progress: called with (points done, points to compute).
 
     Raises:
-        TwofoldError: an unknown axis, too many points, a file that holds no results.
+        TwofoldError: an unknown axis, too many points, a file without results.
 
     >>> base = {"model": "llama-3-8b", "machine": "h200-x8", "global_batch": 8, "tp": 8}
-    >>> found = study(base, {"bandwidth": [0.5, 1.0]}, workers=Workers(backend="sequential"))
-    >>> found, found.best["bandwidth"]
-    (<Study of bandwidth: 2 points, 0 refused>, 1.0)
+    >>> result = study(base, {"bandwidth": [0.5, 1.0]}, workers=Workers(backend="sequential"))
+    >>> result, result.best["bandwidth"] (<Study of bandwidth: 2 points, 0 refused>, 1.0)
     """
     asked = StudyFile(
         base=dict(base), axes=dict(axes), together=[dict(each) for each in together], points=points, search=search,

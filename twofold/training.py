@@ -1,7 +1,7 @@
-"""`Model(...).train(...)` inside launched ranks: plan, lower and run what the wrappers describe.
+"""`Model(...).train(...)` inside launched ranks: plan, lower and run a wrapped network.
 
-Every rank runs the user's script. Rank 0 captures the network, searches and sends the plan to the others as JSON; then
-all of them run the same program. Start the script with `twofold run SCRIPT --devices 8` or with torchrun.
+Every rank runs the user's script. Rank 0 captures the network, searches, and broadcasts the plan as JSON; then all
+ranks run the same program. Start the script with `twofold run SCRIPT --devices 8` or with torchrun.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class RunContext:
     """The state that a callback receives after a step.
 
     Args:
-        epoch, step: both counted from 1; the step within the epoch.
-        loss: mean over the batch, None on ranks that do not know it.
-        is_last_step: of the epoch.
-        sink_mode: whether the data set was handed over for whole epochs.
+        epoch, step: counted from 1; the step within the epoch.
+        loss: mean over the batch; None on ranks that do not have it.
+        is_last_step: whether it is the last step of the epoch.
+        sink_mode: whether the data set is read in sink mode.
     """
 
     epoch: int
@@ -51,11 +51,11 @@ class RunContext:
 
 
 class LossMonitor:
-    """Prints `epoch: 1 step: 100, loss is 2.31...` on ranks that know the loss.
+    """Prints `epoch: 1 step: 100, loss is 2.31...` on ranks that have the loss.
 
     Args:
-        per_print_times: print every n-th step; the last step of an epoch is always printed in sink mode, and with the
-            default (1) in sink mode only that one.
+        per_print_times: print every n-th step. In sink mode the last step of an epoch is always printed, and with the
+            default (1) no other.
 
     Raises:
         TwofoldError: per_print_times below 1.
@@ -63,7 +63,7 @@ class LossMonitor:
 
     def __init__(self, per_print_times: int = 1) -> None:
         if isinstance(per_print_times, bool) or not isinstance(per_print_times, int) or per_print_times < 1:
-            raise TwofoldError(f"LossMonitor(per_print_times={per_print_times!r}): it is an int of at least 1")
+            raise TwofoldError(f"LossMonitor: per_print_times must be an int of at least 1, not {per_print_times!r}")
         self.per_print_times = per_print_times
 
     def __call__(self, context: RunContext) -> None:
@@ -81,12 +81,12 @@ class Model:
     Args:
         network: `AutoParallel`, or `PipelineCell` after `set_auto_parallel_context`.
         optimizer: a torch.optim.SGD or AdamW over the network's parameters, or a `twofold.Optimizer`.
-        machine: name or path of the machine to plan for; the environment's TWOFOLD_MACHINE, else a shipped one.
-
-        execution: "graph" (a step is one launch, where the device can) or "eager".
+        machine: name or path of the machine to plan for; by default TWOFOLD_MACHINE of the environment, else a shipped
+            one.
+        execution: "graph" (a step is one launch, if the device supports it) or "eager".
 
     Raises:
-        TwofoldError: a network without a parallel wrapper, an optimizer that is not supported.
+        TwofoldError: a network without a parallel wrapper, an unsupported optimizer.
     """
 
     def __init__(
@@ -112,21 +112,21 @@ class Model:
     ) -> RankResult:
         """Train on every batch of the data set, `epoch` times.
 
-        Afterwards the network holds the trained weights on every rank, so that it can be used, saved with
-        `torch.save(network.state_dict(), path)` on rank 0, evaluated, or trained on.
+        Afterwards the network has the trained weights on every rank. It can be used, saved with
+        `torch.save(network.state_dict(), path)` on rank 0, evaluated, or trained further.
 
         Args:
-            epoch: passes over the data set.
-            train_dataset: an `ArrayDataset`, or any sized iterable of (x, y) batches of one shape: whole batches with
-                full_batch, this rank's own part of them without.
+            epoch: number of passes over the data set.
+            train_dataset: an `ArrayDataset`, or any sized iterable of (x, y) batches of one shape: full batches with
+                full_batch, this rank's part of them without.
             callbacks: called after every step with a `RunContext`.
-            dataset_sink_mode: batches are read and placed ahead of the step that needs them, by a thread of its own.
-            weights_back: False leaves the network as it is, if the memory of a rank's host cannot hold it; the result
-                of rank 0 has the weights by name.
+            dataset_sink_mode: a thread loads batches onto the device before the step needs them.
+            weights_back: False does not copy the weights into the network, which must fit the memory of a rank's host;
+                the result of rank 0 has the weights by name.
 
         Raises:
-            TwofoldError: not inside launched ranks, a stage configuration that does not fit, no plan that fits the
-                memory, and what the search refuses.
+            TwofoldError: not inside launched ranks, an invalid stage configuration, no plan that fits the memory, or an
+                error of the search.
         """
         from executor.train.batches import batches_of, placed
         from executor.train.data import Prefetcher
@@ -171,13 +171,13 @@ class Model:
         return self.result
 
     def eval(self, dataset: Any, *, outputs: bool = False) -> Evaluation:
-        """The loss of the network on every batch of a data set, by the forward alone, on the plan's ranks.
+        """Compute the loss of every batch of a data set with the forward alone, on the plan's ranks.
 
-        The plan is that of `train`; before `train` it is searched for as there. Nothing is dropped.
+        The plan is that of `train`, or is searched in the same way. There is no dropout.
 
         Args:
             dataset: as for `train`.
-            outputs: whether rank 0 also gets what the loss reads of the model, such as logits, for every batch.
+            outputs: whether rank 0 also gets the inputs of the loss, such as logits, for every batch.
 
         Raises:
             TwofoldError: as `train`.
@@ -195,7 +195,7 @@ class Model:
         return evaluate(self.plan, feed, parameters, device=device, outputs=outputs)
 
     def _joined(self, dataset: Any) -> Device:
-        """This rank's device, after joining the others."""
+        """Join the other ranks and return this rank's device."""
         from executor.device import pick_device
         from executor.step.groups import connect
 
@@ -212,7 +212,7 @@ class Model:
         return device
 
     def _shared_plan(self, batch: Sequence[Any], device: Device) -> Plan:
-        """The plan, made on rank 0 and broadcast to the others as JSON."""
+        """Make the plan on rank 0 and broadcast it as JSON."""
         from executor.launch.broadcast import broadcast_from_rank_0
 
         num_ranks = int(os.environ["WORLD_SIZE"])
@@ -223,12 +223,12 @@ class Model:
         )
 
     def planned(self, batch: Sequence[Any], num_ranks: int, device_kind: str) -> Plan:
-        """The plan that `train` searches for.
+        """Search the plan of `train`.
 
         Args:
-            batch: one of the data set.
-            num_ranks: to be started.
-            device_kind: "cpu", "cuda" or "npu"; it chooses the machine where none is given.
+            batch: a batch of the data set.
+            num_ranks: number of ranks.
+            device_kind: "cpu", "cuda" or "npu"; it selects the machine if none is given.
 
         Raises:
             TwofoldError: see `train`.
@@ -264,14 +264,14 @@ class Model:
         return msgspec.structs.replace(found.best, execution=self.execution)
 
     def _pinned(self, graph: Graph, width: int) -> dict[str, Strategy]:
-        """The strategies that `shard` gives to operators, on stages of `width` ranks."""
+        """The strategies given by `shard`, on stages of `width` ranks."""
         from executor.sharding import given_strategies, sharded_modules
 
         module, mode = self.wrapped.module, self.wrapped.settings.parallel_mode
         if mode != ParallelMode.SEMI_AUTO and (marked := sharded_modules(module)):
             raise TwofoldError(
                 f"shard was called on {', '.join(marked)}, but in parallel_mode={mode!r} the search decides on every "
-                "operator; parallel_mode='semi_auto' keeps what shard says"
+                "operator; use parallel_mode='semi_auto'"
             )
         num_slices = self.wrapped.num_micro_batches * self.wrapped.interleave
         if graph.batch_size % num_slices:
@@ -288,7 +288,7 @@ def _shipped(device_kind: str) -> str:
 
 
 def _fed_graph(plan: Plan) -> Graph:
-    """The graph for the batch that one rank is fed: the whole batch, or its own part."""
+    """The graph for the batch that one rank reads: the full batch, or its part."""
     return plan.graph if plan.full_batch else plan.graph.with_batch(
         plan.graph.batch_size // plan.stages[0].mesh.num_ranks
     )  # fmt: skip
@@ -322,7 +322,7 @@ def _of_torch(given: Any) -> tuple[str, dict[str, float]]:
     """Kind and settings of a torch optimizer.
 
     Raises:
-        TwofoldError: another optimizer than SGD and AdamW, several parameter groups, settings that are not supported.
+        TwofoldError: an optimizer other than SGD and AdamW, several parameter groups, unsupported settings.
     """
     name = type(given).__name__
     if name not in ("SGD", "AdamW") or not hasattr(given, "param_groups"):
@@ -332,7 +332,7 @@ def _of_torch(given: Any) -> tuple[str, dict[str, float]]:
     group = given.param_groups[0]
     for switch in ("nesterov", "amsgrad", "maximize"):
         if group.get(switch):
-            raise TwofoldError(f"{name}({switch}=True) is not supported; leave it off")
+            raise TwofoldError(f"{name}({switch}=True) is not supported; omit it")
     values = {"lr": float(group["lr"]), "weight_decay": float(group.get("weight_decay", 0.0))}
     if name == "AdamW":
         beta1, beta2 = group["betas"]

@@ -1,8 +1,8 @@
-"""The wrappers that say how a network trains in parallel, under the names that MindSpore users know.
+"""Wrappers that set how a network trains in parallel, with MindSpore's names.
 
-None of them holds a copy of the network: they carry settings, and `Model.train` plans, lowers and runs what they wrap.
-The loss and the gradients are the **mean** over micro-batches; MindSpore adds them up. With the mean, the same learning
-rate trains the same way however many micro-batches there are.
+They only carry settings; `Model.train` plans, lowers and runs the wrapped network. Loss and gradients are the **mean**
+over micro-batches, while MindSpore sums them. With the mean, the learning rate does not depend on the number of
+micro-batches.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ __all__ = ["AutoParallel", "MicroBatchInterleaved", "Pipeline", "PipelineCell", 
 
 
 class Pipeline:
-    """A network (with its loss) that trains on micro-batches, on pipeline stages.
+    """A network (with its loss) that trains in micro-batches on pipeline stages.
 
     Args:
         network: a module whose forward takes a batch and returns the loss, such as `WithLossCell(net, loss_fn)`.
-        micro_size: into how many micro-batches a batch is cut.
-        stage_config: submodule name -> stage, e.g. {"_backbone.layer1": 0}; operators of other modules follow what
-            they read.
+        micro_size: number of micro-batches.
+        stage_config: stage by submodule name, e.g. {"_backbone.layer1": 0}; other operators follow their inputs.
 
     Raises:
-        TwofoldError: a micro_size below 1; stage names are checked when training starts, against the module.
+        TwofoldError: a micro_size below 1; names of stages are checked when training starts.
     """
 
     def __init__(self, network: Any, micro_size: int, stage_config: Mapping[str, int] | None = None) -> None:
@@ -47,21 +46,21 @@ class Pipeline:
             known = [name for name, _ in inner.named_modules() if name]
             if unknown := [name for name in self.stage_config if name not in known]:
                 raise TwofoldError(
-                    f"stage_config names {', '.join(map(repr, unknown))}, which is no submodule of "
+                    f"stage_config names {', '.join(map(repr, unknown))}, which is not a submodule of "
                     f"{type(inner).__name__}; its submodules are {', '.join(known)}"
                 )
 
 
 class MicroBatchInterleaved:
-    """A network (with its loss) that computes each (micro-)batch in slices that overlap.
+    """A network (with its loss) that computes each (micro-)batch in overlapping slices.
 
-    While one slice communicates (a tensor-parallel all-reduce, say), the others compute, in the forward and in the
-    backward. It pays where operators are split so that they communicate; the simulator says how much. The loss and
-    the gradients are the mean over slices.
+    While one slice communicates (for example in a tensor-parallel all-reduce), the others compute, in forward and
+    backward. It helps if operators are split so that they communicate; simulate to see how much. Loss and gradients are
+    the mean over slices.
 
     Args:
         network: a module whose forward takes a batch and returns the loss, such as `WithLossCell(net, loss_fn)`.
-        interleave_num: into how many slices a batch (of a `Pipeline`: a micro-batch) is cut along dim 0.
+        interleave_num: number of slices of a batch (of a micro-batch in a `Pipeline`), cut along dim 0.
 
     Raises:
         TwofoldError: an interleave_num below 1.
@@ -73,7 +72,7 @@ class MicroBatchInterleaved:
 
 
 class PipelineCell(Pipeline):
-    """The older form of `Pipeline`: stages stand in the attribute `pipeline_stage` of submodules.
+    """The older form of `Pipeline`: submodules have the attribute `pipeline_stage`.
 
     Args:
         network: as for `Pipeline`.
@@ -89,8 +88,8 @@ class AutoParallel:
 
     Args:
         network: a module that returns its loss, or a `Pipeline` or `MicroBatchInterleaved` of one.
-        parallel_mode: "recursive_programming": the search decides on every operator. "semi_auto": what `shard` says is
-            kept, and the search decides on the other operators.
+        parallel_mode: "recursive_programming": the search decides on every operator. "semi_auto": strategies given by
+            `shard` are kept, and the search decides on the other operators.
 
     Raises:
         TwofoldError: an unknown mode.
@@ -112,7 +111,7 @@ class AutoParallel:
         """Shard the optimizer over the data-parallel group.
 
         Args:
-            shard_size: -1, the whole group.
+            shard_size: -1, the full group.
             threshold: KiB; smaller parameters are not sharded.
             optimizer_level: "level1": optimizer state and weights between steps; "level2": gradients too; "level3":
                 weights between uses too (docs/optimizer-parallel.md).
@@ -121,19 +120,19 @@ class AutoParallel:
             TwofoldError: another shard size or level, a negative threshold.
         """
         if shard_size != -1:
-            raise TwofoldError(f"hsdp(shard_size={shard_size!r}): only -1, the whole data-parallel group, is supported")
+            raise TwofoldError(f"hsdp(shard_size={shard_size!r}): only -1, the full data-parallel group, is supported")
         check_choice("hsdp(optimizer_level=)", optimizer_level, ("level1", "level2", "level3"))
         if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 0:
-            raise TwofoldError(f"hsdp(threshold={threshold!r}): it is a number of KiB of at least 0")
+            raise TwofoldError(f"hsdp: threshold must be a number of KiB of at least 0, not {threshold!r}")
         self._set(optimizer_level=int(optimizer_level[-1]), threshold_bytes=threshold * 1024)
 
     def pipeline(self, stages: int = 1, output_broadcast: bool = False, scheduler: str = "1f1b") -> None:
         """Split the network into pipeline stages.
 
         Args:
-            stages: how many.
-            output_broadcast: whether every stage learns the loss, or only the last.
-            scheduler: such as "1f1b" or "gpipe".
+            stages: number of stages.
+            output_broadcast: whether every stage gets the loss, or only the last.
+            scheduler: name of a schedule, such as "1f1b" or "gpipe".
 
         Raises:
             TwofoldError: stages below 1, an unknown scheduler.
@@ -146,22 +145,22 @@ class AutoParallel:
         )
 
     def dataset_strategy(self, config: str) -> None:
-        """What each rank is fed: "full_batch" (the whole batch) or "data_parallel" (its own part)."""
+        """The batch that each rank reads: "full_batch" (all of it) or "data_parallel" (its part)."""
         self.full_batch = check_choice("dataset_strategy", config, ("full_batch", "data_parallel")) == "full_batch"
 
     def set_memory(self, max_size: str | int) -> None:
-        """The memory of one device that search and run may use."""
+        """Limit the device memory that search and run may use."""
         self._set(memory_limit_bytes=parse_bytes(max_size, "set_memory(max_size=)"))
 
     @property
     def full_batch(self) -> bool:
-        """Whether every rank is fed the whole batch (True) or its own part of it (False)."""
+        """Whether every rank reads the full batch (True) or its part (False)."""
         return self.settings.full_batch
 
     @full_batch.setter
     def full_batch(self, value: bool) -> None:
         if not isinstance(value, bool):
-            raise TwofoldError(f"full_batch is True or False, not {value!r}")
+            raise TwofoldError(f"full_batch must be True or False, not {value!r}")
         self._set(full_batch=value)
 
     def _set(self, **changes: Any) -> None:
@@ -180,10 +179,10 @@ class Wrapped:
 
 
 def unwrap(network: Any) -> Wrapped:
-    """Take the wrappers off.
+    """Remove the wrappers.
 
     Raises:
-        TwofoldError: nothing says how the network is to be split.
+        TwofoldError: the network has no parallel wrapper.
     """
     settings = None
     if isinstance(network, AutoParallel):
@@ -195,8 +194,8 @@ def unwrap(network: Any) -> Wrapped:
         interleave, network = network.interleave_num, network.network
     if isinstance(network, AutoParallel | Pipeline | MicroBatchInterleaved):
         raise TwofoldError(
-            f"{type(network).__name__} stands inside another wrapper; the order is AutoParallel(Pipeline("
-            "MicroBatchInterleaved(network))), and each of them once"
+            f"{type(network).__name__} is inside another wrapper; the order is AutoParallel(Pipeline("
+            "MicroBatchInterleaved(network))), each at most once"
         )
     if settings is None:
         settings = get_auto_parallel_context()

@@ -69,8 +69,8 @@ _SETTINGS = (
     ),
     Degree(
         name="bucket_bytes", type=int, default=_ADAMW.bucket_bytes, check=rules.byte_count, word="bucket bytes",
-        meaning="gradients and weights are reduced and gathered in buckets of this many bytes; 0: each by itself. Not "
-        "searched; other stacks have buckets of their own", flag="bucket_bytes", setting="bucket_bytes",
+        meaning="size of the buckets in which gradients are reduced and weights gathered, in bytes; 0: one bucket per "
+        "parameter. Not searched; other stacks have their own buckets", flag="bucket_bytes", setting="bucket_bytes",
         is_searched=False,
     ),
 )  # fmt: skip
@@ -79,69 +79,71 @@ _SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """A parallel layout in degrees.
+    """The parallel degrees of a transformer.
 
-    Every field is declared with its meaning; `DEGREES` lists them by name, those of the optimizer ("zero") included.
-    Fields stand in the order in which equally fast configurations are ranked, the smaller value first.
+    Every field is declared with its meaning; `DEGREES` lists them by name, including those of the optimizer ("zero").
+    Equally fast configurations are ranked by the fields in this order, smaller values first.
 
     Raises:
-        TwofoldError: values that no model and no machine could have: see `plans.degrees.rules`.
+        TwofoldError: values that are never valid (see `plans.degrees.rules`).
 
     >>> Degrees(dp=2, tp=4, pp=2, micro_batch=1, global_batch=16).num_micro_batches
     8
     >>> DEGREES["ep"].meaning
-    'expert-parallel degree: how many of the data-parallel ranks, neighbours along dp, share the experts out'
+    'expert-parallel degree: number of neighbouring data-parallel ranks that share the experts'
     """
 
     pp: int = _degree(1, "pipeline-parallel degree", rules.whole_number, word="pp")
     tp: int = _degree(1, "tensor-parallel degree", rules.whole_number, word="tp")
-    cp: int = _degree(1, "context-parallel degree: how many ranks share a sequence", rules.whole_number, word="cp")
+    cp: int = _degree(
+        1, "context-parallel degree: number of ranks that share a sequence", rules.whole_number, word="cp"
+    )
     dp: int = _degree(1, "data-parallel degree", rules.whole_number, word="dp")
     ep: int = _degree(
-        1, "expert-parallel degree: how many of the data-parallel ranks, neighbours along dp, share the experts out",
+        1, "expert-parallel degree: number of neighbouring data-parallel ranks that share the experts",
         rules.whole_number, word="ep",
     )  # fmt: skip
     micro_batch: int = _degree(
-        1, "samples of a micro-batch on one data-parallel rank", rules.whole_number, word="micro-batch"
+        1, "samples per micro-batch on one data-parallel rank", rules.whole_number, word="micro-batch"
     )
-    schedule: str = _degree("1f1b", "schedule of the pipeline", rules.name_of_schedule)
+    schedule: str = _degree("1f1b", "pipeline schedule", rules.name_of_schedule)
     virtual: int = _degree(1, "chunks of the model per pipeline rank", rules.whole_number)
     recompute: str = _degree(
-        "none", "what the backward makes again: none, selective (the attention core), selective_op (torchtitan's, by "
-        "operator) or full (a block but its input)", rules.mode, word="recompute",
+        "none", "what the backward recomputes: none, selective (the attention core), selective_op (torchtitan's, by "
+        "operator) or full (everything but the input of a block)", rules.mode, word="recompute",
     )  # fmt: skip
     recompute_layers: int | None = _degree(
-        None, "how many blocks of every chunk recompute, the first ones; the others keep everything. All when absent",
+        None, "number of blocks of every chunk that recompute, starting with the first; by default all",
         rules.whole_number,
     )  # fmt: skip
     optimizer: Optimizer = _ADAMW
     sequence_parallel: bool = _degree(
-        False, "whether tp splits the sequence between the tensor-parallel products", rules.flag
+        False, "split the sequence over tp between the tensor-parallel products", rules.flag
     )
     interleave: int = _degree(
-        1, "slices of a micro-batch that take turns, so that the communication of one hides behind the compute of the "
-        "others", rules.whole_number,
+        1, "number of slices of a micro-batch that alternate, so that one communicates while another "
+        "computes", rules.whole_number,
     )  # fmt: skip
     overlap_pairs: bool = _degree(
-        False, "whether a forward and the backward of another chunk that comes next on its rank run at once, as "
-        "DualPipe-V is made for", rules.flag,
+        False, "run a forward and the following backward of another chunk at the same time, as in "
+        "DualPipe-V", rules.flag,
     )  # fmt: skip
     receives: str = _degree(
-        "ahead", "when what another stage sends is received: ahead, beside the action before the one that reads it, or "
-        "needed, as the action begins that reads it, as on GPUs. Not searched", rules.receiving, word="receives",
+        "ahead", "when to receive from other stages: ahead (during the action before the one that needs it) or "
+        "needed (when that action begins, as on GPUs). Not searched", rules.receiving, word="receives",
         is_searched=False,
     )  # fmt: skip
     layers: tuple[int, ...] | None = _degree(
-        None, "blocks of every chunk of the pipeline, in the order of the model; spread evenly when absent",
+        None, "number of blocks of every pipeline chunk, in the order of the model; even by default",
         rules.chunk_counts, flag="stage_layers",
     )  # fmt: skip
     order: tuple[str, ...] = _degree(
-        groups.ORDER, "in which ranks count along the axes, the innermost first: neighbours along an inner axis are "
+        groups.ORDER, "order of the mesh axes over the ranks, innermost first: neighbours along an inner axis are "
         "neighbouring ranks", rules.order,
     )  # fmt: skip
     global_batch: int = 1
     fused: bool = True
-    """As `Plan.fused`; no degree, and without meaning for other software."""
+    """As `Plan.fused`. Not a degree, and ignored by other software."""
 
     def __post_init__(self) -> None:
         known = {**self.values, "global_batch": self.global_batch}

@@ -1,1 +1,1 @@
-"""The commands: one class each, whose fields are its flags and whose `run` does the work."""
+"""The commands, one class each. Its fields are the flags, its `run` does the work."""

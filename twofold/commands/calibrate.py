@@ -1,4 +1,4 @@
-"""`twofold calibrate`: this machine measured, and its machine file."""
+"""`twofold calibrate`: measure this machine and write its machine file."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _OUT = "machine.json"
 class Calibrate:
     """Measure this machine (CPU ranks, or its accelerators), fit its model and write a machine file.
 
-    It takes under 5 minutes, under one with --quick. Under torchrun it measures the devices of all its ranks. A second
-    run with the same points continues where the first one ended; delete them, or name others, to measure again.
+    It takes under 5 minutes, or under one with --quick. Under torchrun it measures the devices of all ranks. Running it
+    again with the same points resumes; to measure again, delete the points or name another file.
 
     Args:
-        devices: to measure together; all accelerators of this host, or 8 ranks of a CPU, unless stated.
-        out: machine file; replaced only when all went well.
-        name: of the machine.
+        devices: number of devices to measure together; by default all accelerators of this host, or 8 CPU ranks.
+        out: machine file; replaced only on success.
+        name: name of the machine.
         device: auto, cpu, cuda or npu.
-        points: file of measured points, appended to; OUT with the ending .points.jsonl unless stated.
-        base: accelerators: device of the catalogue to start from, where the driver's name does not tell.
-        minutes: of measuring.
-        quick: measure only the points that matter most.
+        points: file to which measured points are appended; by default OUT with the suffix .points.jsonl.
+        base: for accelerators: device of the catalogue to start from, if the driver's name is unknown.
+        minutes: measuring time.
+        quick: measure only the most informative points.
         report: write the calibration report to this HTML file.
-        host: measure only what this host needs to issue torch's blocks, in about 20 s, and write a host file (OUT, or
-            host.json) that predict, validate and plan take as --host.
+        host: measure only how long this host takes to issue torch's layers, in about 20 s, and write a host file (OUT,
+            or host.json) for the option --host of predict, validate and plan.
     """
 
     devices: int | None = None

@@ -1,4 +1,4 @@
-"""Flags of `twofold whatif` as changes: texts such as 3=1.2 or stage1=h200-x8, and knobs with one value or several."""
+"""Flags of `twofold whatif`: texts such as 3=1.2 or stage1=h200-x8, and factors with one or several values."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class ChangeOptions:
     """Changes to single ranks and links.
 
     Args:
-        slow: RANKS=FACTOR: multiplies the duration of the ranks' own work, e.g. 3=1.2, 0-7=1.05, stage1=1.3 for the
-            ranks of a stage, or 1/1000=1.1 for one rank in 1,000.
-        jitter: spread of such factors, drawn separately for every rank, step and instruction (0.05 is about 5 %).
-        seed: of the jitter; 1 by default.
+        slow: RANKS=FACTOR: multiply the duration of these ranks' work by FACTOR, e.g. 3=1.2, 0-7=1.05, stage1=1.3 for
+            the ranks of a stage, or 1/1000=1.1 for one rank in 1,000.
+        jitter: spread of a random factor on every instruction of every rank and step (0.05 is about 5 %).
+        seed: random seed of the jitter; 1 by default.
         link: TIER[:RANKS]:CHANGES, e.g. NVLink:bandwidth=0.5, 1:0-7:latency=2, or 0:2~5:failed for one link.
-        device: RANKS=MACHINE: ranks with the device of another machine, e.g. 4-7=h200-x8 or stage0=a100-80gb-x8.
+        device: RANKS=MACHINE: replace the devices of these ranks by those of another machine, e.g. 4-7=h200-x8 or
+            stage0=a100-80gb-x8.
     """
 
     slow: tuple[str, ...] = ()
@@ -40,11 +41,12 @@ class ChangeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """Where on the machine, and beside what.
+    """Devices of the plan, and other jobs on the machine.
 
     Args:
-        beside: PLAN.json=DEVICES: another job at the same time, e.g. other.json=4-7; it shares links and processors.
-        on: devices of this plan, e.g. 0-3,8-11, where they are not the first ones.
+        beside: PLAN.json=DEVICES: another job that runs at the same time and shares links and processors, e.g.
+            other.json=4-7.
+        on: devices of this plan, e.g. 0-3,8-11; by default the first ones.
     """
 
     beside: tuple[str, ...] = ()
@@ -56,11 +58,11 @@ class FailureOptions:
     """Checkpoints and failures.
 
     Args:
-        checkpoint_every: steps between checkpoints.
-        checkpoint_GBps: of one rank, in 10^9 bytes a second; 1 by default.
-        checkpoint_async: training goes on while a checkpoint is written.
+        checkpoint_every: number of steps between checkpoints.
+        checkpoint_GBps: bandwidth of one rank to storage, in 10^9 bytes per second; 1 by default.
+        checkpoint_async: continue training while a checkpoint is written.
         device_mtbf_hours: mean time between failures of one device.
-        restart_s: from a failure to the next step.
+        restart_s: time from a failure to the next step.
     """
 
     checkpoint_every: tuple[int, ...] = ()
@@ -77,12 +79,12 @@ _UNCHANGED = "unchanged"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A what-if of the table.
+    """A row of the what-if table.
 
     Args:
-        what_if: all that it changes.
+        what_if: all changes of the row.
         beside: whether the other jobs run at the same time.
-        title: all of that in words.
+        title: the changes in words.
     """
 
     what_if: WhatIf
@@ -91,18 +93,18 @@ class Row:
 
     @classmethod
     def unchanged(cls) -> Row:
-        """Nothing is changed, and nothing runs beside."""
+        """Whether nothing is changed and no other job runs."""
         return _row({}, False, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """The what-ifs that the flags ask for.
+    """The what-ifs of the command line.
 
     Args:
-        rows: every change by itself, then all of them together; with one row for each value of a knob that has several.
-        first: all of them, with every knob at its first value.
-        around: from where the sensitivity turns the knobs: `first` without the factor that has several values.
+        rows: every change on its own, then all of them together; a factor with several values has one row per value.
+        first: all changes, with the first value of every factor.
+        around: starting point of the sensitivity: `first` without the factor that has several values.
     """
 
     rows: tuple[Row, ...]
@@ -113,15 +115,15 @@ class Changes:
 def changes_of(
     factors: MachineFactors, options: ChangeOptions, failures: FailureOptions, beside: Sequence[str], ranks: Ranks
 ) -> Changes:
-    """What the flags ask for.
+    """Parse the flags.
 
     Args:
         factors, options, failures: the flags.
-        beside: other jobs, as they were given.
-        ranks: of the plan.
+        beside: other jobs, as given on the command line.
+        ranks: number of ranks of the plan.
 
     Raises:
-        TwofoldError: a text that cannot be read, a knob without the one it belongs to, two knobs with several values.
+        TwofoldError: an invalid value, an option without the one it depends on, two factors with several values.
     """
     from simulator.study.whatif import KNOBS
 
@@ -130,7 +132,7 @@ def changes_of(
     knobs |= {name: values for name, values in given(failures).items() if name in _FAILURE_KNOBS}
     if more := [knob for knob, values in knobs.items() if len(values) > 1][1:]:
         raise TwofoldError(
-            f"{flag(more[0])} has several values too; one knob at a time is varied, `twofold study` varies many"
+            f"{flag(more[0])} has several values too; give several values to one option only, or use `twofold study`"
         )
     seed = 1 if options.seed is None else options.seed
     parts = _parts(knobs, options, failures, ranks, seed)
@@ -155,7 +157,7 @@ def changes_of(
 def _parts(
     knobs: Mapping[str, Sequence[float]], options: ChangeOptions, failures: FailureOptions, ranks: Ranks, seed: int
 ) -> list[list[dict[str, Any]]]:
-    """Every change by itself, as arguments of a `WhatIf`; one with several values has several of them."""
+    """The arguments of `WhatIf` for every single change."""
     from simulator import LinkChange
 
     _slow_ranks(options.slow, ranks)  # no rank twice
@@ -203,7 +205,7 @@ def _lasting(values: Mapping[str, float], blocking: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ("checkpoint_every", "checkpoint_GBps", "device_mtbf_hours"):
         if values.get(name, 1.0) <= 0:
-            raise TwofoldError(f"{flag(name)} must be positive, not {values[name]:g}; leave it out for the usual value")
+            raise TwofoldError(f"{flag(name)} must be positive, not {values[name]:g}; omit it for the default")
     if "checkpoint_every" in values:
         found["checkpoints"] = Checkpoints(
             every_steps=int(values["checkpoint_every"]), write_Bps=1e9 * values.get("checkpoint_GBps", 1.0),
@@ -231,7 +233,7 @@ def read_devices(text: str, option: str) -> tuple[int, ...]:
     try:
         return read_ranks(text)
     except ValueError:
-        raise TwofoldError(f"cannot read {option}; devices look like 0-3,8-11") from None
+        raise TwofoldError(f"cannot read {option}; write devices as 0-3,8-11") from None
 
 
 def _slow_ranks(texts: Sequence[str], ranks: Ranks) -> dict[int, float]:

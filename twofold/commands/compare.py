@@ -1,4 +1,4 @@
-"""`twofold compare`: plans side by side."""
+"""`twofold compare`: predict several plans on one machine."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["Compare"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compare:
-    """Predict 2 to 6 plans on one machine and lay them side by side.
+    """Predict 2 to 6 plans on one machine and compare them.
 
     Args:
         plans: plan files, or files of degrees (.degrees.json); the others are compared with the first.
-        steps: back to back; the last is reported.
+        steps: number of consecutive steps to simulate; the last one is reported.
         report: write a page with figures, critical paths and all timelines on one axis to this HTML file.
     """
 
@@ -46,7 +46,7 @@ class Compare:
 
         check_steps(self.steps)
         if not 2 <= len(self.plans) <= MOST_PLANS:
-            raise TwofoldError(f"a comparison is of 2 to {MOST_PLANS} plan files, not {len(self.plans)}")
+            raise TwofoldError(f"compare takes 2 to {MOST_PLANS} plan files, not {len(self.plans)}")
         if self.report is not None:
             check_writable(self.report)
         machine = Machine.load(self.target.machine)

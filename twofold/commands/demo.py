@@ -1,4 +1,4 @@
-"""`twofold demo`: an example planned, simulated, run and verified."""
+"""`twofold demo`: plan, simulate, run and verify an example."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Demo:
     output: Output = field(default_factory=Output)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
-        """Run the example; it passes if loss, weights, communication and memory are as they must be."""
+        """Run the example; it passes if loss, weights, communication and memory are correct."""
         from twofold.demo import demo
 
         result = demo(self.example, say)

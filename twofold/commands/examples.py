@@ -1,4 +1,4 @@
-"""Command lines that work: help pages show them, and messages take their values from them."""
+"""Example command lines, used by help pages and error messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 
 
 def example_of(command: str, option: str) -> str:
-    """The value of an option in the examples of its command, or the word behind the command; "" where there is none.
+    """The value of an option in the examples of its command, or of the positional argument; "" if there is none.
 
     Args:
         command: its name.

@@ -1,4 +1,4 @@
-"""The machine of a command, with the host times of the execution that it is asked about."""
+"""The machine of a command, with the host times of the requested execution."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["executed"]
 
 
 def executed(machine: Machine, stack: Stack, execution: str | None) -> Machine:
-    """The machine as a stack's steps meet it: twofold's own are replayed unless eager ones are asked for.
+    """The machine for the steps of a stack: twofold's executor replays steps unless eager execution is requested.
 
     Raises:
-        TwofoldError: an unknown execution, or one asked for of other software, which runs as it does.
+        TwofoldError: an unknown execution, or one for other software.
     """
     from costmodels import executing
 
     if stack.runs_programs:
         return executing(machine, execution or "graph")
     if execution is not None:
-        raise TwofoldError(f"--execution is for twofold's own steps; {stack.name} runs as it does: leave it out")
+        raise TwofoldError(f"--execution is for twofold's executor; omit it for {stack.name}")
     return machine

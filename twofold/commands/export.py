@@ -1,4 +1,4 @@
-"""`twofold export`: trained weights as a file of other programs."""
+"""`twofold export`: write trained weights for other programs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Export"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """Write the weights of a checkpoint, of any plan, as safetensors or as a state_dict of torch.
+    """Write the weights of a checkpoint as safetensors or as a torch state_dict.
 
     Args:
         checkpoint: folder of a checkpoint, such as runs/gpt/checkpoints/step-00000100.
-        file: what to write: FILE.safetensors; FILE.pt, .pth or .bin for a state_dict; a name without an ending for a
-            folder, as transformers saves a model.
-        config: config.json of transformers, for weights of a plan by name or config.json: they get the names of the
-            library.
+        file: what to write: FILE.safetensors; FILE.pt, .pth or .bin for a state_dict; a name without a suffix for a
+            folder in the format of transformers.
+        config: config.json of transformers; for plans made from a name or config.json, use the parameter names of
+            transformers.
     """
 
     checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]

@@ -1,4 +1,4 @@
-"""A forecast of stated degrees, shown: what `twofold predict` and `twofold simulate --recost` have in common."""
+"""Forecast given degrees and print the result, for `twofold predict` and `twofold simulate --recost`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def show_forecast(
     say: Console,
     report: str | None = None,
 ) -> dict[str, Any]:
-    """Forecast, print, write the page that is asked for, and return the JSON object."""
+    """Forecast, print, write the report, and return the JSON object."""
     from costmodels.utilization import mfu
     from reports.figures import figures_of, figures_text
     from reports.units import Bytes, Share

@@ -1,4 +1,4 @@
-"""`twofold links`: what a recorded run says about the links of a machine."""
+"""`twofold links`: compare recorded communication with the links of a machine."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ __all__ = ["Links"]
 _SHOWN = 20
 
 _LEAST_S = 1e-7
-"""Differences that are shorter are not worth a line."""
+"""Shorter differences are not printed."""
 
 _EQUAL = 0.02
-"""Factors that are no farther from 1 need no question."""
+"""Factors this close to 1 need no change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Say what recorded communication tells about links: every kind of call beside its predicted time on a machine.
+    """Compare recorded communication with the predicted time of every kind of call on a machine.
 
     Args:
         traces: for each rank a trace of torch's profiler or a Chakra execution trace (JSON), or a folder with them; a
             table that nccl-tests printed; or logs of NCCL (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,COLL; no times).
-        link: ask what a change of links would make of this communication, as TIER:bandwidth=2 or TIER:latency=0.5,
-            several; TIER is a name or a number.
-        plan: plan file of the run: its step is simulated on the links as they were seen, and with the change.
-        top: kinds of calls to show, those that took longest first.
+        link: predict this communication on changed links, such as TIER:bandwidth=2 or TIER:latency=0.5 (several
+            allowed); TIER is a name or a number.
+        plan: plan file of the run; simulate its step on the links as measured, and with the change.
+        top: number of kinds of calls to show, longest total time first.
     """
 
     traces: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TRACE ...")]
@@ -79,7 +79,7 @@ class Links:
         if self.plan is not None:
             simulated = self._simulated(seen.calls, machine, changes_seen(tiers), changes, say)
         elif changes and tiers:
-            say.say("What a step gains differs, as other work moves too: --plan PLAN simulates it.")
+            say.say("The step gains a different amount, because other work moves too: --plan PLAN simulates it.")
         return {
             "simulated": simulated,
             "mean_rank": {"seen": asdict(before), "changed": asdict(after) if changes else None},
@@ -92,7 +92,7 @@ class Links:
         self, calls: Sequence[SeenCall], machine: Machine, seen: Sequence[LinkChange], changes: Sequence[LinkChange],
         say: Console,
     ) -> dict[str, Any]:  # fmt: skip
-        """The step of the plan on the links as they were seen, and with the change that is asked for."""
+        """Simulate the step of the plan on the links as measured, and with the requested change."""
         from costmodels import executing
         from plans.errors import TwofoldError
         from plans.lower import lower
@@ -105,7 +105,7 @@ class Links:
         if most >= plan.num_ranks:
             raise TwofoldError(f"rank {most} communicates in the traces, but {self.plan} has {plan.num_ranks} ranks")
         program, machine = lower(plan), executing(machine_with(machine, seen), plan.execution)
-        known = f"links as they were seen ({', '.join(map(str, seen))})" if seen else f"links of {machine.name}"
+        known = f"links as measured ({', '.join(map(str, seen))})" if seen else f"links of {machine.name}"
         asked = {"seen": (WhatIf(), f"on the {known}")}
         if changes:
             asked["changed"] = WhatIf(links=tuple(changes)), f"with {', '.join(map(str, changes))}"
@@ -133,8 +133,8 @@ class Links:
         )  # fmt: skip
         left = len(found) - len(rows)
         notes = (
-            "took: of calls that ran alone, if any did; beside: share of the time with other kernels, which slow it.",
-            "ratio: took / predicted; bandwidth: the factor on the bandwidth of these links that explains it.",
+            "took: time of calls that ran alone, if any did; beside: share of the time with other kernels.",
+            "ratio: took / predicted; bandwidth: the factor on these links that explains the difference.",
         )
         table = Table(title=f"Communication on the links of {machine.name}", columns=columns, rows=rows, notes=notes)
         say.say(table.text(width=100))
@@ -143,35 +143,31 @@ class Links:
 
 
 def _tell_spent(before: Spent, after: Spent, changes: Sequence[LinkChange], say: Console) -> None:
-    """What the mean rank spends in communication, in words."""
+    """The communication time of the mean rank, in words."""
     from reports.units import Seconds
 
     told = [("The mean rank", before), *([(f"With {', '.join(map(str, changes))}", after)] if changes else [])]
     for name, each in told:
         say.say(
-            f"{name}: {Seconds(each.communication_s)} in communication, {Seconds(each.exposed_s)} of it without other "
-            "kernels beside it"
+            f"{name}: {Seconds(each.communication_s)} in communication, {Seconds(each.exposed_s)} without other kernels"
         )
 
 
 def _tell(tier: Tier, machine: str, say: Console) -> None:
-    """What a tier of links comes to, in words."""
+    """The result for a tier of links, in words."""
     from reports.units import Seconds
 
     say.say(f"{tier.name}: {tier.times:,} calls took {Seconds(tier.measured_s)}, predicted {Seconds(tier.predicted_s)}")
     if not tier.is_whole:
-        say.say("  Not all ranks have a trace, so these times may hold waiting for other ranks.")
+        say.say("  Not all ranks have a trace, so these times may include waiting for other ranks.")
     if not tier.is_alone:
-        say.say("  Other kernels ran beside all calls and slowed them: the links may be faster than these times say.")
+        say.say("  Other kernels ran during all calls and slowed them down: the links may be faster than shown.")
     if tier.bandwidth_factor is not None and tier.low is not None and tier.high is not None:
         factor = f"{tier.bandwidth_factor:.2f}"
-        say.say(
-            f"  Large messages reach {factor} of the bandwidth that the prediction takes ({tier.low:.2f} to "
-            f"{tier.high:.2f})."
-        )
+        say.say(f"  Large messages reach {factor} of the predicted bandwidth ({tier.low:.2f} to {tier.high:.2f}).")
         if abs(tier.bandwidth_factor - 1) > _EQUAL:
             asked = f"--machine {machine} --link {tier.number}:bandwidth={factor}"
-            say.say(f"  What that means for a plan: twofold whatif plan.json {asked}")
+            say.say(f"  To apply this to a plan: twofold whatif plan.json {asked}")
     if tier.short_extra_s is not None and abs(tier.short_extra_s) >= _LEAST_S:
         more = "more" if tier.short_extra_s >= 0 else "less"
         say.say(f"  Short messages took {Seconds(abs(tier.short_extra_s))} {more} than predicted.")

@@ -1,4 +1,4 @@
-"""What a model on the command line stands for: a transformer by name or file, or a module, which may be one."""
+"""The model given on the command line: a transformer by name or file, or a module, which may be recognised as one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["GivenModel", "given_model"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenModel:
-    """A model.
+    """The model of a command.
 
     Args:
         word: as it was given.
         transformer: its configuration; None where it is no transformer of known form.
         graph: of a module; None for names and files.
         recognised: the module as a transformer, if it is one.
-        unknown: why it is not searched as one; None where it is.
-        remark: how the module was built, for the user; None: nothing to say.
+        unknown: the reason why it is not searched as a transformer, or None.
+        remark: a message about how the module was built, or None.
     """
 
     word: str
@@ -38,7 +38,7 @@ class GivenModel:
 
     @property
     def config(self) -> TransformerConfig:
-        """The transformer that it is."""
+        """Its transformer configuration."""
         assert self.transformer is not None, self.word
         return self.transformer
 
@@ -52,11 +52,11 @@ class GivenModel:
 
 
 def given_model(word: str, seq: int | None, layers: int | None) -> GivenModel:
-    """The model that a word stands for.
+    """Load a model.
 
     Args:
         word: a name, a config.json, or package.module:function or file.py:function.
-        seq, layers: tokens of a sample and blocks, instead of the transformer's own.
+        seq, layers: tokens per sample and number of blocks; None keeps those of the transformer.
 
     Raises:
         TwofoldError: an unknown name, a module that cannot be loaded or captured, seq or layers of a module.
@@ -74,14 +74,13 @@ def given_model(word: str, seq: int | None, layers: int | None) -> GivenModel:
 
     module, examples, real = load_shapes(word)
     remark = None if real is None else (
-        f"{word} was built with its weights in memory: it cannot be built on the meta device, where they take none "
-        f"({real})"
+        f"{word} was built with its weights in memory, because it cannot be built on the meta device ({real})"
     )  # fmt: skip
     return _captured(word, module, examples, remark)
 
 
 def _published(word: str, seq: int | None, layers: int | None, error: TwofoldError) -> GivenModel:
-    """The module that transformers builds from a config.json which no `TransformerConfig` can say.
+    """Build the module with transformers from a config.json that no `TransformerConfig` can describe.
 
     Raises:
         TwofoldError: transformers is not installed, or the module cannot be built or captured.
@@ -89,11 +88,11 @@ def _published(word: str, seq: int | None, layers: int | None, error: TwofoldErr
     from executor.train.published import has_transformers, shapes_of_published
 
     if not has_transformers():
-        raise TwofoldError(f"{error}; with transformers installed, the module that it builds is planned") from None
+        raise TwofoldError(f"{error}; install transformers to plan the module that it builds") from None
     module, shapes = shapes_of_published(word, seq=seq, layers=layers)
     inputs = " and ".join(f"{dtype} {list(shape)}" for shape, dtype in shapes)
     why = str(error).split("; ")[0]
-    return _captured(word, module, shapes, f"{why}. The module that transformers builds is planned, with {inputs}")
+    return _captured(word, module, shapes, f"{why}. Planning the module that transformers builds, with {inputs}")
 
 
 def _captured(word: str, module: nn.Module, examples: tuple[Any, ...], remark: str | None) -> GivenModel:

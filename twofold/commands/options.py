@@ -1,4 +1,4 @@
-"""Groups of options that several commands share. A field is a flag; `twofold COMMAND --help` shows a box per group."""
+"""Groups of options that several commands share. Every field is a flag."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ Values = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What is printed.
+    """Output.
 
     Args:
-        json: print one JSON object on stdout, progress on stderr. A step has the keys step_s, exposed_comm_s,
-            bubble_fraction and peak_bytes (defined in docs/what-if.md).
+        json: print one JSON object on stdout and progress on stderr. The figures of a step have the keys step_s,
+            exposed_comm_s, bubble_fraction and peak_bytes (defined in docs/what-if.md).
     """
 
     json: bool = False
@@ -53,7 +53,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileOutput(Output):
-    """What is printed, and what may be replaced.
+    """Output and files.
 
     Args:
         force: replace files that twofold did not write.
@@ -63,22 +63,22 @@ class FileOutput(Output):
 
 
 class Command(Protocol):
-    """A command line that has been read."""
+    """A parsed command line."""
 
     @property
     def output(self) -> Output:
-        """What is printed."""
+        """Its output options."""
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
-        """Do the work; returns the JSON object, and whether all that was checked holds."""
+        """Run the command. Returns the JSON object, and whether all checks passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineOption:
-    """Where the plan runs.
+    """The machine of the plan.
 
     Args:
-        machine: shipped machine, such as h100-sxm-x64, or machine file.
+        machine: name of a shipped machine, such as h100-sxm-x64, or a machine file.
     """
 
     machine: str
@@ -86,16 +86,16 @@ class MachineOption:
 
 _FOR_OTHER_MODELS = {
     "schedule": "; other models: a name, or a file (.csv, .txt) with a row of actions for every pipeline rank [1f1b]",
-    "zero": "; other models: 0 unless given",
+    "zero": "; other models: 0 by default",
 }
-"""What a flag of `twofold plan` means for models that are searched operator by operator."""
+"""Meaning of flags of `twofold plan` for models that are searched operator by operator."""
 
 
 def _with_flags(*, pinned: bool) -> Callable[[type[T]], type[T]]:
-    """Gives a class of options a flag for every degree, with its meaning as the help.
+    """Add a flag for every degree to a class of options, with its meaning as the help text.
 
     Args:
-        pinned: a flag that is not given is None, instead of the degree's default.
+        pinned: flags that are not given are None instead of the degree's default.
     """
 
     def decorate(options: type[T]) -> type[T]:
@@ -111,35 +111,35 @@ def _with_flags(*, pinned: bool) -> Callable[[type[T]], type[T]]:
 
 @_with_flags(pinned=False)
 class DegreeOptions:
-    """How a transformer is spread: a flag for every degree of `plans.degrees`."""
+    """Parallel degrees of a transformer."""
 
     @property
     def values(self) -> dict[str, Any]:
-        """Every degree by its name."""
+        """The degrees by name."""
         return {name: getattr(self, degree.flag) for name, degree in DEGREES.items()}
 
 
 @_with_flags(pinned=True)
 class PinOptions:
-    """How a transformer is spread; what is not given is searched."""
+    """Parallel degrees of a transformer; those that are not given are searched."""
 
     @property
     def pins(self) -> dict[str, Any]:
-        """The degrees that are given, by name."""
+        """The given degrees by name."""
         values = {name: getattr(self, degree.flag) for name, degree in DEGREES.items()}
         return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFactors:
-    """Changes to the whole machine, as factors on what its file says.
+    """Factors on the figures of the machine file.
 
     Args:
-        bandwidth: on the bandwidth of all links, e.g. --bandwidth 0.5 1 2.
-        latency: on the latency of all links and the fixed parts of communication.
-        compute: on the arithmetic rates of devices.
-        memory: on the memory bandwidth of devices.
-        dispatch: on the host time to issue an instruction.
+        bandwidth: factor on the bandwidth of all links, e.g. --bandwidth 0.5 1 2.
+        latency: factor on the latency of all links and the fixed costs of communication.
+        compute: factor on the arithmetic rates of devices.
+        memory: factor on the memory bandwidth of devices.
+        dispatch: factor on the host time to issue an instruction.
     """
 
     bandwidth: Values = ()
@@ -151,24 +151,24 @@ class MachineFactors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """How the ranks are started.
+    """Launching ranks.
 
     Args:
-        steps: training steps of a plan.
-        data: random; digits (those shipped), or a folder with MNIST's IDX files; a folder of images with a folder for
-            each class; file.npz with an array of rows for each input; tokens.npy or tokens.idx; package.module:function
-            or file.py:function that gives an iterable of batches or a dataset of torch.
-            By default digits where the inputs are such images and labels, else random.
-        emulate: every instruction takes the time that this machine's model says; `verify` predicts with it as well.
-        dilate: that time is multiplied by this factor; by default the shortest instruction lasts 50 ms.
-        out: folder for results; a temporary one otherwise.
-        log_dir: what the ranks print goes to LOG_DIR/1/rank.N/stdout.
-        seed: of weights and data order.
-        port: of the rendezvous; a free one otherwise.
-        execution: graph (a step is one launch, where the device can) or eager, instead of what the plan says.
-        fused: --no-fused leaves memory-bound instructions apart that the plan joins.
+        steps: number of training steps.
+        data: random; digits (shipped) or a folder with MNIST's IDX files; a folder of images with a folder per class;
+            file.npz with an array of rows per input; tokens.npy or tokens.idx; package.module:function or
+            file.py:function that returns an iterable of batches or a torch dataset. The default is digits if the inputs
+            are such images and labels, otherwise random.
+        emulate: make every instruction take its predicted time on this machine; `verify` also predicts with it.
+        dilate: factor on these times; by default the shortest instruction lasts 50 ms.
+        out: folder for results; by default a temporary one.
+        log_dir: folder for the output of the ranks (LOG_DIR/1/rank.N/stdout).
+        seed: random seed of weights and data order.
+        port: port of the rendezvous; by default a free one.
+        execution: graph (a step is one launch, if the device supports it) or eager; by default that of the plan.
+        fused: --no-fused runs every memory-bound instruction as a kernel of its own.
         profile: number of steps for which every rank writes a trace of torch's profiler into OUT.
-        timeout: seconds for the whole launch; no limit otherwise, but ranks that stop moving are found.
+        timeout: time limit of the launch in seconds. Without it, only ranks that hang are stopped.
     """
 
     steps: int = 100
@@ -185,29 +185,29 @@ class LaunchOptions:
     timeout: float | None = None
 
     def ran(self, execution: str, fallback: str) -> str | None:
-        """What to say of how steps ran: only where it is not what was asked for."""
+        """A message if the steps did not run as requested, otherwise ""."""
         if execution == "graph":
-            return f"steps were replayed but for instructions that the host issued: {fallback}" if fallback else None
+            return f"steps were replayed except for instructions issued by the host: {fallback}" if fallback else None
         if fallback or self.execution != "graph":
             return f"steps ran eagerly: {fallback}" if fallback else None
-        return "steps ran eagerly: this device records no launches, or the run had too few steps"
+        return "steps ran eagerly: this device cannot record launches, or the run had too few steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """Which example, and how it is run.
+    """The example and its settings.
 
     Args:
         case: multiple_mix (hybrid parallel), advanced_operator_parallel (layouts) or multiple_copy (slices).
-        steps: training steps (one pass over the shipped digits has 156).
-        epochs: passes over the data set, instead of steps.
-        data: folder with MNIST's IDX files; 5,000 shipped digits otherwise.
-        machine: machine file to plan with, instead of calibrating this machine now.
-        out: results go to OUT/CASE.
-        log_dir: what the ranks print goes to LOG_DIR/1/rank.N/stdout.
-        seed: of weights and data order.
-        port: of the rendezvous; a free one otherwise.
-        timeout: seconds for the run on processes.
+        steps: number of training steps (one pass over the shipped digits has 156).
+        epochs: number of passes over the data set, instead of steps.
+        data: folder with MNIST's IDX files; by default 5,000 shipped digits.
+        machine: machine file to plan with; by default this machine is calibrated.
+        out: folder for results, which go to OUT/CASE.
+        log_dir: folder for the output of the ranks (LOG_DIR/1/rank.N/stdout).
+        seed: random seed of weights and data order.
+        port: port of the rendezvous; by default a free one.
+        timeout: time limit of the run in seconds.
     """
 
     case: str = "multiple_mix"
@@ -233,7 +233,7 @@ def given(options: Any) -> dict[str, Any]:
 
 
 def flag(name: str) -> str:
-    """An option as it is written on the command line.
+    """An option as written on the command line.
 
     >>> flag("global_batch")
     '--global-batch'
@@ -248,4 +248,4 @@ def check_at_least(name: str, value: float | None, least: int) -> None:
         TwofoldError: it is below `least`.
     """
     if value is not None and value < least:
-        raise TwofoldError(f"{flag(name)} {value}: it is at least {least}")
+        raise TwofoldError(f"{flag(name)} must be at least {least}, not {value}")

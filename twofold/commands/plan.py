@@ -1,4 +1,4 @@
-"""`twofold plan`: operators of any graph, or degrees of a transformer by name on accelerators."""
+"""`twofold plan`: search the degrees of a transformer on accelerators, or the operators of any other graph."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ __all__ = ["PlanCommand"]
 _BY_OPERATORS = "operators"
 
 _METHODS = ("search", "data-parallel", "grid", "greedy")
-"""How the degrees of a transformer are chosen."""
+"""Methods of choosing the degrees of a transformer."""
 
 _TO_SIMULATE = 0.25
-"""Share of a time limit that is left for simulating the best."""
+"""Share of a time limit reserved for simulating the best plans."""
 
 _SHOWN = 5
-"""Plans that are listed unless a number is given."""
+"""Default number of listed plans."""
 
 _USUAL_LIMIT_S = 60.0
-"""Time limit of a search by operators where none is given and the graph is large."""
+"""Default time limit of a search by operators for large graphs."""
 
 _FEW_OPERATORS = 100
-"""Operators of a graph that is searched without a time limit; strategies of larger ones can take hours to prove."""
+"""Graphs with more operators get a default time limit, because proving their strategies can take hours."""
 
 _MOST_ROWS = 80
-"""Lines of a table of operators that is shown unasked."""
+"""Longest table of operators that is printed without --explain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +56,10 @@ class OperatorOptions:
     """Models that are searched operator by operator.
 
     Args:
-        stages: pipeline stages, balanced by compute; 1 unless given.
-        micro_batches: into which the batch is cut; 1 unless given.
-        widths: devices of every stage, such as 4,2,2; even; or any, which also searches stages, micro-batches and
-            slices that are not given and may leave devices idle. Even unless given, if the stages divide them.
+        stages: number of pipeline stages, balanced by compute; 1 by default.
+        micro_batches: number of micro-batches; 1 by default.
+        widths: devices per stage, such as 4,2,2; even (the default if the stages divide the devices); or any, which
+            also searches stages, micro-batches and slices that are not given and may leave devices idle.
         lr: learning rate of SGD.
     """
 
@@ -71,16 +71,16 @@ class OperatorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultOptions:
-    """What becomes of the result.
+    """Result.
 
     Args:
-        top_k: plans to list, 5 unless given. Of a transformer's plans only the best is proven to be the fastest; with
-            --top-k K the search proves the order of the first K.
-        out: where the best plan goes; a transformer's degrees go beside it, with the ending .degrees.json.
-        report: transformers: write the search's report to this HTML file.
-        simulate: transformers: how many of the best are simulated instruction by instruction, which orders them again;
-            with --time-limit 5 unless given, in the quarter of the time that the search leaves, otherwise none.
-        explain: print the alternatives as well, and why they lost.
+        top_k: number of plans to list, 5 by default. For transformers, --top-k K also proves the order of the first K;
+            otherwise only the best one is proven to be the fastest.
+        out: file of the best plan; the degrees of a transformer are saved next to it with the suffix .degrees.json.
+        report: for transformers: write a report of the search to this HTML file.
+        simulate: for transformers: number of best plans to simulate and rank again. With --time-limit the default is 5,
+            in the last quarter of the time; otherwise none.
+        explain: also print the alternatives and why they are slower.
     """
 
     top_k: int | None = None
@@ -94,28 +94,29 @@ class ResultOptions:
 class PlanCommand:
     """Search the best plans for a model on a machine and save the best one.
 
-    A transformer on accelerators, by name, by config.json or as a module that is recognised as one, is searched in
-    degrees, on any number of devices: whatever is not given is searched. Any other model is searched operator by
-    operator. Ctrl-C gives the best so far and its gap.
+    A transformer on accelerators (by name, config.json, or a module that is recognised as one) is searched over
+    parallel degrees; degrees that are given are fixed. Any other model is searched operator by operator. Ctrl-C stops
+    the search and returns the best plan so far with its gap.
 
     Args:
-        model: package.module:function or file.py:function that gives (module with its loss, example inputs); the name
+        model: package.module:function or file.py:function that returns (module with its loss, example inputs); the name
             of a transformer, such as llama-3-8b; or a Hugging Face config.json.
-        devices: ranks to use; all of the machine's otherwise.
-        global_batch: samples of a step; that of the example inputs otherwise, for a transformer one per device.
-        seq: tokens of a sample, instead of the transformer's own.
-        layers: blocks, instead of the transformer's own.
-        method: search; data-parallel, grid or greedy, what one would do without; or operators, a transformer operator
-            by operator.
-        host: transformers: file of a host (`twofold calibrate --host`) whose times to issue are taken.
-        software: transformers: the program that is to run the plan, with its version: only what it can run is searched,
-            at its costs, and a script that launches the best plan is saved beside it (see docs/search.md).
-        stack: transformers: whose costs to take, such as torch-compile or megatron; those of --for otherwise.
-        execution: of the plan: graph (a step is one launch, where the device can; the default) or eager.
-        fused: joins memory-bound instructions where the device gains by it; --no-fused leaves them apart.
-        memory: limit per device, such as 25GB.
-        time_limit: seconds after which the best so far is taken; searches by operators of over 100 of them take at
-            most 60 unless told otherwise.
+        devices: number of ranks; by default all devices of the machine.
+        global_batch: samples per step; by default those of the example inputs, or one per device for a transformer.
+        seq: tokens per sample; by default the transformer's.
+        layers: number of blocks; by default the transformer's.
+        method: search; one of the baselines data-parallel, grid and greedy; or operators, which searches a transformer
+            operator by operator.
+        host: for transformers: host file (`twofold calibrate --host`) with the times to issue work.
+        software: for transformers: the program that will run the plan, with its version. The search covers only what it
+            can run, at its costs, and a launch script of the best plan is saved (see docs/other-trainers.md).
+        stack: for transformers: the software whose costs are used, such as torch-compile or megatron; by default as
+            --for.
+        execution: graph (a step is one launch, if the device supports it; the default) or eager.
+        fused: --no-fused runs every memory-bound instruction as a kernel of its own.
+        memory: memory limit per device, such as 25GB.
+        time_limit: seconds after which the search returns the best plan so far; 60 by default for graphs of over 100
+            operators that are searched operator by operator.
     """
 
     model: Word
@@ -138,19 +139,17 @@ class PlanCommand:
     output: FileOutput = field(default_factory=FileOutput)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
-        """Search in degrees or operator by operator, show and save."""
+        """Search over degrees or operator by operator; print and save the result."""
         from costmodels import Machine
         from simulator.engine.garbage import no_collection_at_exit, without_collection
 
         machine = Machine.load(self.target.machine)
         if self.method not in (*_METHODS, _BY_OPERATORS):
-            raise TwofoldError(
-                f"--method {self.method!r} is not known; known are {', '.join((*_METHODS, _BY_OPERATORS))}"
-            )
+            raise TwofoldError(f"unknown --method {self.method!r}; use one of {', '.join((*_METHODS, _BY_OPERATORS))}")
         check_at_least("top_k", self.result.top_k, 1)
         check_at_least("simulate", self.result.simulate, 0)
         if self.time_limit is not None and not self.time_limit > 0:
-            raise TwofoldError(f"--time-limit {self.time_limit}: it is a number of seconds above 0")
+            raise TwofoldError(f"--time-limit must be a number of seconds above 0, not {self.time_limit}")
         model = given_model(self.model, self.seq, self.layers)
         if model.remark is not None:
             say.say(model.remark)
@@ -176,7 +175,8 @@ class PlanCommand:
         return _plan_operators(self, model, machine, say), True
 
     def _by_operators(self, machine: Machine, model: GivenModel, is_pinned: bool) -> str | None:
-        """Why the model is searched operator by operator, "" if that goes without saying; None where it is not."""
+        """Why the model is searched operator by operator: "" if that is obvious, None if it is searched over
+        degrees."""
         if self.method == _BY_OPERATORS or not machine.host_async:
             return ""
         if model.graph is None:
@@ -185,10 +185,10 @@ class PlanCommand:
 
 
 def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say: Console) -> dict[str, Any]:
-    """Search the degrees of a transformer; show, save and export the best. Returns the JSON object.
+    """Search the degrees of a transformer; print, save and export the best. Returns the JSON object.
 
     Raises:
-        TwofoldError: a file that cannot be written, an unknown program to export to, and what the search refuses.
+        TwofoldError: a file that cannot be written, an unknown program to export to, or an error of the search.
     """
     from interop.software import software_named
     from plans.files import check_writable, write_atomically
@@ -217,7 +217,7 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
         reasons = explained(answer) if wants_reasons else None
     certificate = answer.summary()
     if simulated and simulated[0]["rank_of_forecast"]:
-        certificate = f"the event engine puts another one first; the forecast's: {certificate}"
+        certificate = f"the simulation ranks another plan first; for the forecast: {certificate}"
     tables = search_tables(answer, shown, reasons)
     for table in tables if result.explain else tables[:1]:
         say.say(table.text())
@@ -231,7 +231,7 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
     if launch is not None:
         script = write_atomically(_beside(result.out, f".{software.name}{software.ending}"), launch.encode())
         files.append(str(script))
-        say.say(f"saved {script}, which launches it; `twofold simulate {script} --recost` reads it back")
+        say.say(f"saved the launch script {script}; `twofold simulate {script} --recost` reads it back")
     more = {"files": files, "launch": launch, "simulated": simulated}
     return result_json(answer, shown) | more | (reasons.to_json() if reasons else {})
 
@@ -273,7 +273,7 @@ def _search(problem: Problem, options: PlanCommand, say: Console) -> SearchResul
 
 
 def _num_simulated(problem: Problem, options: PlanCommand) -> int:
-    """How many of the best are simulated: what is asked, or the listed ones where a time limit says how long."""
+    """Number of best plans to simulate: as given, or the listed ones if there is a time limit."""
     if options.result.simulate is not None:
         return options.result.simulate
     bounded = options.time_limit is not None and options.method == "search" and problem.stack.runs_programs
@@ -283,9 +283,9 @@ def _num_simulated(problem: Problem, options: PlanCommand) -> int:
 def _confirm(
     problem: Problem, answer: SearchResult[Candidate], count: int, deadline_s: float | None, say: Console
 ) -> tuple[SearchResult[Candidate], list[dict[str, Any]]]:
-    """The answer with its first `count` ordered by the event engine, and what the engine says of them.
+    """Simulate the first `count` plans and rank them by the result.
 
-    All but the first are left out that could begin only after `deadline_s`, of `time.monotonic()`.
+    Plans that could only start after `deadline_s` (of `time.monotonic()`) are skipped, except the first.
     """
     if not count:
         return answer, []
@@ -309,12 +309,12 @@ def _confirm(
 
 
 def _beside(out: str, ending: str) -> Path:
-    """A file beside a plan: its degrees, or the launch of another program."""
+    """The name of a file next to a plan: its degrees, or a launch script."""
     return Path(f"{out.removesuffix('.json')}{ending}")
 
 
 def _save(answer: SearchResult[Candidate], execution: str, out: str, say: Console) -> list[str]:
-    """The plan, which can be simulated and run, and its degrees, which can be forecast again."""
+    """Save the plan and its degrees."""
     import msgspec
 
     from interop.statement import write_statement
@@ -328,7 +328,7 @@ def _save(answer: SearchResult[Candidate], execution: str, out: str, say: Consol
         plan = plan_of(answer.problem, best)
     except TwofoldError as error:
         if answer.problem.stack.runs_programs:
-            raise TwofoldError(f"no plan can be made of the best degrees, so nothing is saved: {error}") from None
+            raise TwofoldError(f"cannot make a plan of the best degrees, so nothing is saved: {error}") from None
         unmade = str(error)
     saved = [
         write_statement(
@@ -339,7 +339,7 @@ def _save(answer: SearchResult[Candidate], execution: str, out: str, say: Consol
     seen = best.forecast
     prediction = Prediction(machine=machine.name, low_s=seen.low_s, high_s=seen.high_s, **figures_of(seen))
     if plan is None:
-        say.say(f"The degrees are saved, but no plan can be made of them: {unmade}")
+        say.say(f"The degrees are saved, but cannot be made into a plan: {unmade}")
     else:
         saved.insert(0, save_plan(msgspec.structs.replace(plan, prediction=prediction, execution=execution), out))
     say.say(f"saved {', '.join(map(str, saved))}")
@@ -347,10 +347,10 @@ def _save(answer: SearchResult[Candidate], execution: str, out: str, say: Consol
 
 
 def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, say: Console) -> dict[str, Any]:
-    """Search the strategies of operators; show and save the best. Returns the JSON object.
+    """Search the strategies of operators; print and save the best. Returns the JSON object.
 
     Raises:
-        TwofoldError: a file that cannot be written, widths that cannot be read, and what the search refuses.
+        TwofoldError: a file that cannot be written, invalid widths, or an error of the search.
     """
     import msgspec
 
@@ -389,7 +389,7 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
     if result.explain or table.count("\n") <= _MOST_ROWS:
         say.say(table)
     else:
-        say.say(f"{len(plans.best.graph.operators)} operators; --explain lists how each of them is split")
+        say.say(f"{len(plans.best.graph.operators)} operators; --explain lists how they are split")
     if result.explain:
         say.say(plans.explain())
     if is_usual_limit and not plans.complete:
@@ -405,7 +405,7 @@ def _widths(given: str | None) -> str | tuple[int, ...] | None:
     try:
         return tuple(int(width) for width in given.split(","))
     except ValueError:
-        raise TwofoldError(f"--widths {given!r}: even, any, or devices per stage such as 4,2,2") from None
+        raise TwofoldError(f"--widths must be even, any, or devices per stage such as 4,2,2, not {given!r}") from None
 
 
 def _prediction(plan: Plan) -> dict[str, Any]:

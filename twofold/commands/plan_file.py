@@ -1,4 +1,4 @@
-"""The plan that a command is given: a plan file, or a file of degrees, of which the plan is made."""
+"""Load the plan of a command from a plan file, or make it from a file of degrees."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["check_steps", "open_plan", "schedule_text"]
 
 
 def schedule_text(given: str) -> str:
-    """The name of a schedule, or the text of the file (.csv, .txt) that holds one.
+    """A schedule's name, or the text of a schedule file (.csv, .txt).
 
     Raises:
-        TwofoldError: a file that cannot be read or holds no schedule.
+        TwofoldError: a file that cannot be read or has no schedule.
     """
     from plans.schedules import Schedule, ScheduleError
 
     if not given.endswith((".csv", ".txt")):
         if Path(given).exists():
-            raise TwofoldError(f"--schedule {given}: a file with a schedule is named *.csv or *.txt")
+            raise TwofoldError(f"--schedule {given}: a schedule file must be named *.csv or *.txt")
         return given
     try:
         text = read_text(given, f"--schedule {given}: the file")
@@ -42,7 +42,7 @@ def schedule_text(given: str) -> str:
 
 
 def check_steps(steps: int) -> None:
-    """Refuse to simulate no step.
+    """Check the number of steps to simulate.
 
     Raises:
         TwofoldError: fewer than 1.
@@ -51,17 +51,16 @@ def check_steps(steps: int) -> None:
 
 
 def open_plan(path: str, machine: Machine, schedule: str | None, say: Console) -> Plan:
-    """The plan of a plan file, or made from a file of degrees, with another schedule where one is given.
+    """Load a plan file, or make the plan of a file of degrees.
 
     Args:
-        path: of the file.
-        machine: for which a plan is made, if it must be made.
-        schedule: instead of the plan's: a name, or a file (.csv, .txt).
-        say: called with what was assumed.
+        path: path of the file.
+        machine: machine for which a plan is made.
+        schedule: replaces the plan's schedule: a name, or a file (.csv, .txt).
+        say: called with a message about assumptions.
 
     Raises:
-        TwofoldError: a file that cannot be read, degrees of which no plan can be made, a schedule for other stages or
-            micro-batches.
+        TwofoldError: a file that cannot be read, degrees without a plan, a schedule for other stages or micro-batches.
     """
     from interop.plan_file import read_plan
     from plans.lower import schedule_of

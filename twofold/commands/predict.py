@@ -1,4 +1,4 @@
-"""`twofold predict`: step time and memory of a transformer in stated degrees."""
+"""`twofold predict`: step time and memory of a transformer for given degrees."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ __all__ = ["Predict"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predict:
-    """Predict step time and memory of a transformer in stated degrees, on any number of devices.
+    """Predict step time and memory of a transformer for given degrees, on any number of devices.
 
     Args:
         model: a name such as llama-3-8b, or a Hugging Face config.json.
-        global_batch: sequences of a step; one micro-batch per data-parallel and pipeline rank by default.
-        seq: tokens of a sequence; the model's by default.
-        layers: blocks; the model's by default.
-        mixed_precision: float32 gradients, master weights and optimizer states beside half-precision weights.
+        global_batch: sequences per step; by default one micro-batch per data-parallel and pipeline rank.
+        seq: tokens per sequence; by default the model's.
+        layers: number of blocks; by default the model's.
+        mixed_precision: float32 gradients, master weights and optimizer states with half-precision weights.
         stack: the software that runs it: twofold, torch, torch-compile, torch-2024, torch-2024-compile, torchtitan,
-            torchtitan-compile, torchtitan-async, megatron, megatron-2022, megatron-deepspeed, mindspore, zero-bubble;
-            behind megatron or a compiled one may stand how linears multiply: -float8, -float8-current,
-            -float8-rowwise, -float8-block, -mxfp8, -nvfp4, behind any of them -tf32.
-        host: file of a host (`twofold calibrate --host`) whose times to issue are taken.
-        execution: of twofold's own steps: graph (one launch a step, the default) or eager.
-        fused: twofold's own steps join memory-bound instructions where the device gains by it; --no-fused leaves them
-            apart.
-        report: write a page with the figures, where step and memory go and what limits them to this HTML file.
+            torchtitan-compile, torchtitan-async, megatron, megatron-2022, megatron-deepspeed, mindspore, zero-bubble.
+            megatron and the compiled ones take a suffix for the precision of linears: -float8, -float8-current,
+            -float8-rowwise, -float8-block, -mxfp8, -nvfp4; all take -tf32.
+        host: host file (`twofold calibrate --host`) with the times to issue work.
+        execution: for twofold's executor: graph (one launch per step, the default) or eager.
+        fused: --no-fused runs every memory-bound instruction of twofold's executor as a kernel of its own.
+        report: write the figures, where time and memory go and what limits them to this HTML file.
     """
 
     model: str
@@ -68,12 +67,11 @@ class Predict:
         ), True
 
     def _settings(self) -> dict[str, Any]:
-        """What is given, by the names of settings."""
+        """The given options, by the names of settings."""
         factors = given(self.factors)
         if several := [name for name, values in factors.items() if len(values) > 1]:
             raise TwofoldError(
-                f"{flag(several[0])} has several values; predict takes one, `twofold whatif` and `twofold study` "
-                "compare several"
+                f"{flag(several[0])} has several values, but predict takes one; use `twofold whatif` or `twofold study`"
             )
         own = {name: getattr(self, name) for name in _OWN}
         found = {**own, **{degree.flag: value for degree, value in zip(DEGREES.values(), self.degrees.values.values(),

@@ -1,4 +1,4 @@
-"""`twofold run`: a plan, or a script of one's own, on real ranks."""
+"""`twofold run`: run a plan or a training script on real ranks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PlanOrScript = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Train a plan on real devices for some steps, or start a script of yours on several ranks.
+    """Run a plan on real devices, or start a training script on several ranks.
 
     Args:
         target: plan file (.json), or script (.py) that calls Model.train.
-        script_args: passed to the script.
-        devices: ranks for a script; a plan says itself how many it needs.
-        model: package.module:function or file.py:function, for initial weights; random ones otherwise.
-        machine: for a script: machine that Model.train plans for (TWOFOLD_MACHINE).
+        script_args: arguments of the script.
+        devices: number of ranks of a script; a plan has its own.
+        model: package.module:function or file.py:function with initial weights; random by default.
+        machine: for scripts: the machine that Model.train plans for (TWOFOLD_MACHINE).
     """
 
     target: PlanOrScript
@@ -40,7 +40,7 @@ class Run:
     output: Output = field(default_factory=Output)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
-        """Run the plan or the script; a plan passes unless it communicated otherwise than planned."""
+        """Run the plan or the script. A plan passes if it communicated as planned."""
         return self._script(say) if self.target.endswith(".py") else self._plan(say)
 
     def _script(self, say: Console) -> tuple[dict[str, Any], bool]:
@@ -48,7 +48,7 @@ class Run:
 
         if self.launch.execution is not None or self.launch.profile or not self.launch.fused:
             raise TwofoldError(
-                "--execution, --profile and --no-fused are for plans; a script's Model has execution='eager'"
+                "--execution, --profile and --no-fused are for plans; in a script use Model(execution='eager')"
             )
         log_dir, devices = self.launch.log_dir, 8 if self.devices is None else self.devices
         with say.doing(f"running {self.target}"):
@@ -71,7 +71,7 @@ class Run:
         launch = self.launch
         for name, value in (("devices", self.devices), ("machine", self.machine)):
             if value is not None:
-                raise TwofoldError(f"--{name} is for scripts; a plan runs on its own ranks: leave it out")
+                raise TwofoldError(f"--{name} is for scripts; omit it for a plan")
         plan = load_plan(self.target)
         plan = msgspec.structs.replace(plan, fused=plan.fused and launch.fused)
         with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks"):

@@ -1,4 +1,4 @@
-"""`twofold serve`: a folder of reports in the browser."""
+"""`twofold serve`: show a folder of reports in the browser."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Serve"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serve:
-    """List the reports of a folder in the browser. Only this computer can reach the page; Ctrl-C ends it.
+    """List the reports of a folder in the browser. Only this computer can reach the page; stop it with Ctrl-C.
 
     Args:
-        folder: with reports, in folders inside it too.
-        port: on 127.0.0.1; 0 takes a free one.
-        open: --no-open leaves the browser closed.
+        folder: folder with reports; subfolders are included.
+        port: port on 127.0.0.1; 0 selects a free one.
+        open: --no-open does not open the browser.
     """
 
     folder: Word
@@ -38,7 +38,7 @@ class Serve:
         from reports.folder import server
 
         if not 0 <= self.port <= 65_535:
-            raise TwofoldError(f"--port {self.port}: a port is a number from 0 to 65535")
+            raise TwofoldError(f"--port must be from 0 to 65535, not {self.port}")
         with server(Path(self.folder), self.port) as serving, contextlib.suppress(KeyboardInterrupt):
             address = f"http://127.0.0.1:{serving.server_address[1]}/"
             say.say(f"reports in {self.folder}: {address} (Ctrl-C ends it)")

@@ -1,4 +1,4 @@
-"""`twofold simulate`: a plan in virtual time, or the degrees of a file forecast again."""
+"""`twofold simulate`: simulate a plan, or forecast the degrees of a file."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["Simulate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecostOptions:
-    """With --recost: what is forecast otherwise than the file states.
+    """With --recost: changes to the settings of the file.
 
     Args:
-        model: name or config.json, where the file does not say or for another one.
-        global_batch: sequences of a step, instead of the file's.
-        seq: tokens of a sequence, instead of the file's.
-        stack: the software that runs it (see `twofold predict --help`); that of the file, or twofold.
+        model: name or config.json, if the file has none or to replace it.
+        global_batch: sequences per step; by default as in the file.
+        seq: tokens per sequence; by default as in the file.
+        stack: the software that runs it (see `twofold predict --help-all`); by default as in the file, or twofold.
     """
 
     model: str | None = None
@@ -42,16 +42,16 @@ class RecostOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationFiles:
-    """What is read and written beside the plan.
+    """Other files.
 
     Args:
-        schedule: of the pipeline instead of the plan's: a name, or a file (.csv, .txt) with a row of actions such as
-            0F0,0F1,0B0 for every pipeline rank.
-        trace: write the timeline there, to open in https://ui.perfetto.dev.
-        rank_traces: write a trace per rank into this folder, as torch's profiler does, for tools that compare ranks.
-        report: write an HTML report there.
-        measured: a run of the plan to lay beside it: a trace file that holds one (the demo's, or of
-            interop.chrome_trace), or a folder with a trace per rank, of torch's profiler too.
+        schedule: replaces the plan's schedule: a name, or a file (.csv, .txt) with a row of actions such as 0F0,0F1,0B0
+            for every pipeline rank.
+        trace: write the timeline to this file, for https://ui.perfetto.dev.
+        rank_traces: write one trace per rank to this folder, in the format of torch's profiler.
+        report: write an HTML report to this file.
+        measured: a run of the plan to compare with: a trace file (of the demo or interop.chrome_trace), or a folder
+            with one trace per rank, also of torch's profiler.
     """
 
     schedule: str | None = None
@@ -66,14 +66,13 @@ class Simulate:
     """Predict a plan on a machine: step time with its interval, bubble, critical path, exposed communication, memory.
 
     Args:
-        plan: plan file, or a file of degrees (.degrees.json), of which the plan is made.
-        steps: back to back; the last is reported.
-        execution: graph (a step is one launch, where the device can) or eager, instead of what the plan says.
-        fused: --no-fused leaves memory-bound instructions apart that the plan joins.
-        fold: simulate ranks that do the same only once; the result is the same.
-        recost: the file states a transformer's degrees, which are forecast: .degrees.json as `twofold plan` writes
-            it beside a plan, DTensor placements (.json), torchtitan's settings (.toml), or a text with Megatron-LM's
-            flags and --world-size.
+        plan: plan file, or a file of degrees (.degrees.json).
+        steps: number of consecutive steps; the last one is reported.
+        execution: graph (a step is one launch, if the device supports it) or eager; by default that of the plan.
+        fused: --no-fused runs every memory-bound instruction as a kernel of its own.
+        fold: simulate equal ranks once; the result is the same.
+        recost: forecast the degrees of a file: .degrees.json of `twofold plan`, DTensor placements (.json),
+            torchtitan's settings (.toml), or a text with Megatron-LM's flags and --world-size.
     """
 
     plan: PlanFile
@@ -99,7 +98,7 @@ class Simulate:
         asked = [name for name in given(self.recosting) if name != "stack"]
         self._check_files()
         if asked:
-            raise TwofoldError(f"{flag(asked[0])} needs --recost; a plan file is for its own model and batch")
+            raise TwofoldError(f"{flag(asked[0])} needs --recost; a plan file fixes its model and batch")
         check_steps(self.steps)
         machine = Machine.load(self.target.machine)
         plan = open_plan(self.plan, machine, self.files.schedule, say)
@@ -125,8 +124,8 @@ class Simulate:
         limit = plan.memory_limit_bytes
         if limit is not None and timeline.peak_bytes > limit:
             raise TwofoldError(
-                f"{self.plan} needs {timeline.peak_bytes:,} bytes per rank, its memory limit is {limit:,}; plan again "
-                "with one that fits, or raise memory_limit_bytes in the file"
+                f"{self.plan} needs {timeline.peak_bytes:,} bytes per rank, its memory limit is {limit:,}; "
+                f"make a plan that fits, or raise memory_limit_bytes in the file"
             )
         measured = None if self.files.measured is None else _measured(self.files.measured, program)
         with say.doing("finding the critical path"):
@@ -170,7 +169,7 @@ def _show(timeline: Timeline, path: CriticalPath, measured: Timeline | None, pro
     say.say(f"predicted: {figures_text(figures_of(timeline), low_s=timeline.low_s, high_s=timeline.high_s)}")
     if timeline.step_s > timeline.step_interval_s:
         span = Seconds(timeline.step_s)
-        say.say(f"From its own first to its last instruction a step takes {span}: consecutive steps overlap.")
+        say.say(f"From its first to its last instruction a step takes {span}: consecutive steps overlap.")
     say.say(composition_table(timeline, program).text())
     say.say(critical_path_table(path).text())
     say.say(memory_table(timeline, program).text())
@@ -181,7 +180,7 @@ def _show(timeline: Timeline, path: CriticalPath, measured: Timeline | None, pro
 
 
 def _json(timeline: Timeline, path: CriticalPath, program: Program) -> dict[str, Any]:
-    """A simulation as plain values."""
+    """A simulation as JSON values."""
     from plans.timeline import PS_PER_S
     from reports.figures import figures_of
     from simulator import composition, memory_peak
@@ -215,7 +214,7 @@ def _json(timeline: Timeline, path: CriticalPath, program: Program) -> dict[str,
 
 
 def _measured(path: str, program: Program) -> Timeline:
-    """The run in a trace file of ours, or in a folder with a trace per rank.
+    """The run in a trace file of twofold, or in a folder with a trace per rank.
 
     Raises:
         TwofoldError: no such file, no run in it, a run on another number of ranks.
@@ -236,10 +235,10 @@ def _measured(path: str, program: Program) -> Timeline:
 
 
 def _recost(asked: Simulate, machine: Machine, say: Console) -> dict[str, Any]:
-    """Forecast the degrees that a file states, or the file of degrees beside a plan file.
+    """Forecast the degrees of a file, or of the file of degrees that belongs to a plan file.
 
     Raises:
-        TwofoldError: a file that states no degrees, or more ranks than the machine has devices.
+        TwofoldError: a file without degrees, or more ranks than the machine has devices.
     """
     from interop.plan_file import configuration
     from interop.statement import read_statement
@@ -255,7 +254,7 @@ def _recost(asked: Simulate, machine: Machine, say: Console) -> dict[str, Any]:
         statement, path, model=options.model, global_batch=options.global_batch, seq=options.seq
     )
     if options.model is not None and transformer_config(options.model).num_layers != config.num_layers:
-        say.say(f"{config.num_layers} layers, as {path} states, instead of those of {options.model}")
+        say.say(f"{config.num_layers} layers as in {path}, instead of those of {options.model}")
     for each in statement.assumed:
         say.say(f"assumed: {each}")
     if statement.unread:

@@ -1,4 +1,4 @@
-"""`twofold study`: many predictions at once, over axes of a study file."""
+"""`twofold study`: predict every point of a study file."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """Who computes.
+    """Workers.
 
     Args:
         backend: loky (all cores of this machine), dask (workers of a Dask cluster) or sequential.
-        jobs: processes; -1 is one for every core.
-        scheduler: address of a Dask scheduler, such as tcp://host:8786; a local cluster is started otherwise.
+        jobs: number of processes; -1 uses all cores.
+        scheduler: address of a Dask scheduler, such as tcp://host:8786; by default a local cluster is started.
     """
 
     backend: str = "loky"
@@ -38,16 +38,16 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyCommand:
-    """Predict every point of a study; begun again, it goes on where it stopped.
+    """Predict every point of a study. Running it again resumes an interrupted study.
 
     Args:
-        study: study file (TOML) with the tables base and axes: settings by name, and lists of values to try;
-            axes in a table [[together]] take their first values together, then their second.
-        axes: list every setting by name, and end.
-        results: file that keeps every result; by default the study's name with the ending .results.jsonl.
-        csv: write a row for every point there.
-        report: write a page with the best points, what each axis does and every point to this HTML file.
-        top: rows to show; those that fit first, those with the most tokens a second before others.
+        study: study file (TOML) with the tables base (settings by name) and axes (lists of values); a table
+            [[together]] has linked axes: their first values form a point, then their second.
+        axes: list all settings and exit.
+        results: file for the results; by default the study's name with the suffix .results.jsonl.
+        csv: write one row per point to this file.
+        report: write the best points, the effect of each axis and all points to this HTML file.
+        top: number of rows to show, best tokens per second first.
     """
 
     study: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY.toml")] = ""
@@ -110,14 +110,14 @@ class StudyCommand:
 
 
 class _Progress:
-    """How far a study is, in words."""
+    """Progress of a study."""
 
     def __init__(self) -> None:
         self.done = self.count = 0
         self._begin_s = time.perf_counter()
 
     def tell(self, done: int, count: int) -> None:
-        """Say how many points are done."""
+        """Report the number of finished points."""
         self.done, self.count = done, count
 
     def text(self) -> str:

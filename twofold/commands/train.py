@@ -1,4 +1,4 @@
-"""`twofold train`: a training job with its own data, a learning-rate schedule, checkpoints and restarts."""
+"""`twofold train`: run a training job with a learning-rate schedule, checkpoints and restarts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Train"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """Train as a job file says; go on from its newest checkpoint with --resume.
+    """Run a training job; --resume continues from its newest checkpoint.
 
     Args:
         job: job file (TOML): plan, steps, out; data, model, seed, learning_rate, checkpoints, max_restarts.
-        resume: go on from the newest checkpoint, also of another plan for the same model.
-        max_restarts: how often failed ranks are started again, instead of what the job says.
-        timeout: seconds for one launch, instead of what the job says.
+        resume: continue from the newest checkpoint, which may belong to another plan for the same model.
+        max_restarts: number of restarts after failures; by default as in the job.
+        timeout: time limit of one launch in seconds; by default as in the job.
     """
 
     job: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="JOB.toml")]
@@ -34,7 +34,7 @@ class Train:
     output: Output = field(default_factory=Output)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
-        """Train; it passes when all steps were done."""
+        """Train; passes if all steps were done."""
         from executor.launch.train_job import load_training_job, train
 
         job = load_training_job(self.job)

@@ -1,4 +1,4 @@
-"""`twofold validate`: a table of measurements predicted row by row."""
+"""`twofold validate`: predict every row of a table of measurements."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ __all__ = ["Validate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validate:
-    """Predict every row of a table of measurements and say how far off the predictions are.
+    """Predict every row of a table of measurements and report the errors.
 
     Args:
         table: CSV, TSV or Markdown file with the columns source, model, layers, hidden, heads, kv_heads, ffn, vocab,
             seq, global_batch, micro_batch, tp, pp, dp, vpp, cp, ep, schedule, sequence_parallel, recompute, zero_level,
-            gpu_type, gpu_count, interconnect, precision, compile, metric, value and so on, in the usual spellings. What
-            a row does not state and has to be assumed stands beside its prediction (--json); the interval spans every
-            plausible reading of what it leaves open. Rows that are not modelled are listed with the reason. Columns may
-            have other usual names, and a column for each metric is read too.
-        stack: the software that ran all rows; found from each row by default.
-        machine: the machine of all rows; found from each row by default.
-        host: file of a host (`twofold calibrate --host`) on which all rows ran.
-        report: write a page with scores, errors and the rows that are furthest off to this HTML file.
+            gpu_type, gpu_count, interconnect, precision, compile, metric, value and so on, in the usual
+            spellings. Other common column names and one column per metric work too. Assumptions about a row are in
+            --json; its interval spans all plausible readings. Rows that cannot be modelled are listed with the reason.
+        stack: the software that ran all rows; by default determined from each row.
+        machine: the machine of all rows; by default determined from each row.
+        host: host file (`twofold calibrate --host`) of the host on which all rows ran.
+        report: write scores, errors and the worst rows to this HTML file.
     """
 
     table: Word

@@ -1,4 +1,4 @@
-"""`twofold verify`: a plan run and compared with single-process training and with its prediction."""
+"""`twofold verify`: run a plan and compare it with single-process training and with its prediction."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Verify"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verify:
-    """Run a plan and compare it with single-process training, its planned communication, its prediction.
+    """Run a plan and compare it with single-process training, its planned communication and its prediction.
 
     Args:
         plan: plan file.
         model: package.module:function or file.py:function that the plan was made for.
-        machine: machine file to predict with; no prediction otherwise.
+        machine: machine to predict with; without it there is no prediction.
     """
 
     plan: PlanFile
@@ -32,7 +32,7 @@ class Verify:
     output: Output = field(default_factory=Output)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
-        """Run and compare; it passes if loss, weights, communication and memory are as they must be."""
+        """Run and compare; passes if loss, weights, communication and memory are correct."""
         from costmodels import Machine, executing
         from executor.launch.launch import check_port
         from executor.reference.verification import verify

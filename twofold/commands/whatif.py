@@ -1,4 +1,4 @@
-"""`twofold whatif`: a plan with changes beside the same plan without."""
+"""`twofold whatif`: predict a plan with and without changes."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ if TYPE_CHECKING:
 __all__ = ["WhatIfCommand"]
 
 _MOST_BLOCKS, _MOST_DRAWN = 1_000, 100_000
-"""Layers times micro-batches of a file of degrees, and these times ranks, whose report shows the pipeline: up to half a
-minute in the event engine."""
+"""Largest layers times micro-batches, and times ranks, for which a report of degrees shows the pipeline."""
 
 _BY = 0.2
-"""The share by which `--sensitivity` turns knobs, unless --by is given."""
+"""Default of --by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyOptions:
-    """What depends on what.
+    """Sensitivity and report.
 
     Args:
-        sensitivity: turn every knob down and up, and sort them by effect.
-        by: by which share they are turned; 0.2 by default.
-        picture: write the sensitivity as an SVG picture there.
-        report: write an HTML report there: the tables, the sensitivity, and the step with the (first) change.
+        sensitivity: decrease and increase every quantity, and sort by effect.
+        by: relative change of each quantity; 0.2 by default.
+        picture: write the sensitivity to this SVG file.
+        report: write the tables, the sensitivity, and the step with the (first) change to this HTML file.
     """
 
     sensitivity: bool = False
@@ -49,16 +48,16 @@ class StudyOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfCommand:
-    """Predict a plan with changes to its machine, beside the prediction without; one knob may have several values.
+    """Predict a plan with and without changes to its machine. One option may have several values.
 
-    Every change has a row by itself, and all of them together have one. A file of degrees is forecast, in seconds at
-    any number of devices, unless a change needs the event engine or --simulate asks for it; a plan file is simulated.
+    Every change has a row of its own, and one row combines them all. A plan file is simulated. A file of degrees is
+    forecast, in seconds at any number of devices, unless a change needs the event engine or --simulate is given.
 
     Args:
         plan: plan file, or a file of degrees (.degrees.json).
-        schedule: of the pipeline instead of the plan's: a name, or a file (.csv, .txt).
-        steps: to simulate; the last is reported.
-        simulate: a file of degrees: make its plan and simulate it instruction by instruction.
+        schedule: replaces the plan's schedule: a name, or a file (.csv, .txt).
+        steps: number of steps to simulate; the last one is reported.
+        simulate: for a file of degrees: make its plan and simulate every instruction.
     """
 
     plan: PlanFile
@@ -74,7 +73,7 @@ class WhatIfCommand:
     output: FileOutput = field(default_factory=FileOutput)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
-        """Predict the plan as it is and with every change."""
+        """Predict the plan unchanged and with every change."""
         from costmodels import Machine
         from reports import what_if_table
 
@@ -99,7 +98,7 @@ class WhatIfCommand:
         return result, True
 
     def _check(self) -> None:
-        """Refuse what changes nothing or cannot be written, before anything is simulated."""
+        """Refuse options without effect and files that cannot be written, before simulating."""
         from plans.files import check_writable
 
         study, failures, ranks = self.study, self.failures, self.ranks
@@ -114,11 +113,11 @@ class WhatIfCommand:
             if file is not None:
                 check_writable(file)
         if study.by is not None and not 0 < study.by < 1:
-            raise TwofoldError(f"--by {study.by:g}: knobs are turned by a share above 0 and below 1")
+            raise TwofoldError(f"--by must be above 0 and below 1, not {study.by:g}")
         check_steps(self.steps)
 
     def _configured(self, machine: Machine, say: Console) -> _Subject | None:
-        """The degrees of a file, where forecasts answer what is asked; None otherwise."""
+        """The degrees of a file, if forecasts can answer the question; None otherwise."""
         from costmodels import executing
         from interop.plan_file import read_degrees, states_degrees
         from simulator.study.configured import Configured
@@ -139,17 +138,14 @@ class WhatIfCommand:
             return None
         for note in notes:
             say.say(note)
-        say.say(
-            f"forecasts of {degrees.num_ranks:,} ranks, as of `predict` and `simulate --recost`; --simulate simulates "
-            "them instruction by instruction, as `simulate` does"
-        )
+        say.say(f"forecasts of {degrees.num_ranks:,} ranks, as in `predict`; --simulate simulates every instruction")
         return _Subject(
             name=config.name, machine=subject.machine, ranks=ranks, outcome=lambda row: subject.outcome(row.what_if),
             doing=f"forecasting {degrees.num_ranks} ranks",
         )  # fmt: skip
 
     def _simulated(self, machine: Machine, say: Console) -> _Subject:
-        """The plan of the file, to be simulated."""
+        """Load the plan for simulation."""
         from costmodels import executing
         from plans.lower import lower
         from simulator.study.scenarios import Scenarios
@@ -171,12 +167,12 @@ class WhatIfCommand:
         )  # fmt: skip
 
     def _sensitivity(self, changes: Changes, subject: _Subject, shown: list[Any], say: Console) -> list[dict[str, Any]]:
-        """Turn every knob, show the effects, and append their picture and table to `shown`."""
+        """Vary every quantity, show the effects, and append their picture and table to `shown`."""
         from reports import sensitivity_table, tornado_picture
         from simulator.study.sensitivity import sensitivity
 
         around = changes.around
-        with say.doing("turning every knob"):
+        with say.doing("varying every quantity"):
             effects = sensitivity(
                 lambda what_if: subject.outcome(replace(around, what_if=what_if)), subject.machine, around.what_if,
                 by=self.study.by or _BY,
@@ -199,7 +195,7 @@ class WhatIfCommand:
         scenarios = subject.scenarios
         report = Report(
             title=f"What if: {subject.name} on {subject.machine.name}", plan=subject.plan, what_if=shown,
-            command=say.command, notes=["Every time is a forecast; the pipeline of so large a plan is not drawn."],
+            command=say.command, notes=["All times are forecasts; the pipeline of so large a plan is not drawn."],
         )  # fmt: skip
         if scenarios is not None:
             report = replace(
@@ -211,15 +207,15 @@ class WhatIfCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
-    """What is asked about.
+    """The plan or the degrees that are predicted.
 
     Args:
-        name: of the model.
-        machine: it runs on.
-        ranks: of its plan.
-        outcome: what a row comes to.
-        doing: what is done to find out, in words.
-        plan, scenarios: of what is simulated.
+        name: name of the model.
+        machine: its machine.
+        ranks: number of ranks.
+        outcome: computes the outcome of a row.
+        doing: progress message.
+        plan, scenarios: only for simulations.
     """
 
     name: str
@@ -232,13 +228,13 @@ class _Subject:
 
 
 def _job(text: str, machine: Machine, say: Console) -> Job:
-    """Another job: PLAN.json=DEVICES."""
+    """Parse another job: PLAN.json=DEVICES."""
     from plans.lower import lower
     from simulator import Job
 
     path, _, devices = text.rpartition("=")
     if not path:
-        raise TwofoldError(f"cannot read --beside {text}; it looks like --beside other.json=4-7")
+        raise TwofoldError(f"cannot read --beside {text}; write --beside other.json=4-7")
     return Job(program=lower(open_plan(path, machine, None, say)), ranks=read_devices(devices, f"--beside {text}"))
 
 
