@@ -124,7 +124,7 @@ def _ways(made: list[_Parts]) -> str:
     """The output splits that the operator can make, in words."""
     if len(made) == 1:
         return f"it can be {made[0]}"
-    return f"it can be {made[0]} (sums taken) or {made[1]} (sums left scattered)"
+    return f"it can be {made[0]} (reduced) or {made[1]} (reduce-scattered)"
 
 
 def _form(module: nn.Module) -> Form | None:

@@ -89,7 +89,7 @@ def read_rank_traces(paths: Sequence[str | os.PathLike[str]], *, align: str = "c
             file, ranks with unequal steps, nothing to show.
     """
     if align not in ("clock", "step"):
-        raise TwofoldError(f"align is {align!r}; it is 'clock' or 'step'")
+        raise TwofoldError(f"align must be 'clock' or 'step', not {align!r}")
     if not paths:
         raise TwofoldError("no trace files to read; torch's profiler writes one per rank")
     ranks: dict[int, RankTrace] = {}

@@ -220,7 +220,7 @@ def _made(kind: Callable[..., _T], given: Any, where: str) -> _T:
     known = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
     if unknown := sorted(given.keys() - set(known)):
         near = difflib.get_close_matches(unknown[0], known, n=1)
-        way = f"did you mean {near[0]!r}?" if near else "take it out of the file"
+        way = f"did you mean {near[0]!r}?" if near else "remove it from the file"
         raise TwofoldError(f"{where}.{unknown[0]} is not a key of such files; {way}")
     try:
         return msgspec.convert(given, kind, from_attributes=True)

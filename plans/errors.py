@@ -24,32 +24,32 @@ def whole_number(what: str, value: object, *, least: int = 1) -> int:
     """`value` as an int, numpy's kinds of integers included.
 
     Raises:
-        TwofoldError: it is no whole number, or below `least`.
+        TwofoldError: it is not a whole number, or is below `least`.
 
     >>> whole_number("num_steps", 3)
     3
     >>> whole_number("num_steps", 1.5)
     Traceback (most recent call last):
         ...
-    plans.errors.TwofoldError: num_steps is 1.5; it is a whole number of at least 1
+    plans.errors.TwofoldError: num_steps must be a whole number of at least 1, not 1.5
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise TwofoldError(f"{what} is {value!r}; it is a whole number of at least {least}")
+        raise TwofoldError(f"{what} must be a whole number of at least {least}, not {value!r}")
     return int(value)
 
 
 def number(what: str, value: object, *, above: float = -math.inf) -> float:
-    """`value` as a float, numpy's kinds of numbers included.
+    """`value` as a float. Accepts numpy's numbers too.
 
     Raises:
-        TwofoldError: it is no number (a text, say), not finite, or not above `above`.
+        TwofoldError: it is not a number, not finite, or not above `above`.
 
     >>> number("bandwidth", "2", above=0)
     Traceback (most recent call last):
         ...
-    plans.errors.TwofoldError: bandwidth is '2'; it is a finite number above 0
+    plans.errors.TwofoldError: bandwidth must be a finite number above 0, not '2'
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not above < float(value) < math.inf:
         least = "" if above == -math.inf else f" above {above:g}"
-        raise TwofoldError(f"{what} is {value!r}; it is a finite number{least}")
+        raise TwofoldError(f"{what} must be a finite number{least}, not {value!r}")
     return float(value)

@@ -27,7 +27,7 @@ def load_extensions() -> tuple[str, ...]:
             entry.load()
         except (ImportError, AttributeError) as error:
             raise TwofoldError(
-                f"the extension {entry.name} = {entry.value} cannot be loaded ({error}); mend or uninstall its package"
+                f"the extension {entry.name} = {entry.value} cannot be loaded ({error}); fix or uninstall its package"
             ) from None
         found.append(entry.name)
     return tuple(found)

@@ -68,9 +68,7 @@ class Layout:
         name: Sequence[str] | None = None,
     ) -> None:
         if alias_name is not None and name is not None:
-            raise TwofoldError(
-                f"Layout got both alias_name={alias_name!r} and name={name!r}; they mean the same, give one"
-            )
+            raise TwofoldError(f"Layout got both alias_name={alias_name!r} and name={name!r}; give only one of them")
         alias_name = name if alias_name is None else alias_name
         if alias_name is None:
             raise TwofoldError(

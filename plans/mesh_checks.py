@@ -22,14 +22,14 @@ def check_matrix(device_matrix: object) -> None:
 
     >>> check_matrix((2, 0))
     Traceback (most recent call last):
-    plans.errors.TwofoldError: device_matrix (2, 0) has the size 0; every size is an int of at least 1
+    plans.errors.TwofoldError: device_matrix (2, 0) has the size 0; every size must be an int of at least 1
     """
     if not isinstance(device_matrix, tuple | list) or not device_matrix:
         raise TwofoldError(f"device_matrix must be a tuple of sizes such as (2, 4), not {device_matrix!r}")
     for size in device_matrix:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise TwofoldError(
-                f"device_matrix {device_matrix!r} has the size {size!r}; every size is an int of at least 1"
+                f"device_matrix {device_matrix!r} has the size {size!r}; every size must be an int of at least 1"
             )
 
 
@@ -79,7 +79,7 @@ def checked_ranks(rank_list: object, count: int, device_matrix: Sequence[int]) -
     for rank in rank_list:
         if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 0:
             raise TwofoldError(
-                f"rank_list {list(rank_list)} has the entry {rank!r}; every rank is an int of at least 0"
+                f"rank_list {list(rank_list)} has the entry {rank!r}; every rank must be an int of at least 0"
             )
     if len(rank_list) != count:
         product = " * ".join(str(size) for size in device_matrix)

@@ -81,7 +81,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             return
         shape = spec.output_shape(0)
         if not shape:
-            raise TwofoldError(f"operator {name!r} ({spec.kind}) makes a scalar, which cannot be handed on split")
+            raise TwofoldError(f"operator {name!r} ({spec.kind}) returns a scalar, which cannot be split")
         self.output_layout(spec, 0, mesh).check(shape, f"the output of operator {name!r}")
 
 
@@ -152,7 +152,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise TwofoldError(f"optimizer parallel level {self.parallel_level} is not known; levels are 0, 1, 2 and 3")
         if self.bucket_bytes < 0 or self.prefetch < 0:
             raise TwofoldError(
-                f"bucket_bytes={self.bucket_bytes} and prefetch={self.prefetch} must not be negative; 0 is none"
+                f"bucket_bytes={self.bucket_bytes} and prefetch={self.prefetch} must not be negative; 0 means none"
             )
         if self.reduce_every not in ("micro_batch", "step"):
             raise TwofoldError(f"reduce_every {self.reduce_every!r} is not known: micro_batch or step")
@@ -160,7 +160,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             if (dtype := getattr(self, name)) not in (None, *_FLOATS):
                 raise TwofoldError(f"{name} {dtype!r} is not known: {', '.join(_FLOATS)}")
         if self.clip_norm is not None and not self.clip_norm > 0:
-            raise TwofoldError(f"clip_norm is {self.clip_norm}; a norm to clip to is above 0, None is no clipping")
+            raise TwofoldError(f"clip_norm must be above 0, not {self.clip_norm}; None disables clipping")
 
     def __hash__(self) -> int:
         return hash((self.kind, tuple(sorted(self.settings.items())), *msgspec.structs.astuple(self)[2:]))
@@ -288,7 +288,7 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def __repr__(self) -> str:
         ranks, stages = self.num_ranks, len(self.stages)
         said = f"{ranks} rank{'s' * (ranks != 1)}, {stages} stage{'s' * (stages != 1)}"
-        name = "a schedule of its own" if "\n" in self.schedule else self.schedule
+        name = "custom schedule" if "\n" in self.schedule else self.schedule
         return f"<Plan {self.graph.name}: {said}, {self.num_micro_batches} micro-batches, {name}>"
 
     def __hash__(self) -> int:
@@ -339,14 +339,14 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                     raise TwofoldError(f"operator {name!r} is in stage {placed[name]} and in stage {number}")
                 placed[name] = number
         if missing := [operator.name for operator in self.graph.operators if operator.name not in placed]:
-            raise TwofoldError(f"no stage holds {', '.join(missing)}")
+            raise TwofoldError(f"no stage contains {', '.join(missing)}")
         made = {name: placed[operator.name] for operator in self.graph.operators for name in operator.outputs}
         for operator in self.graph.operators:
             for name in operator.inputs:
                 if made.get(name, 0) > placed[operator.name]:
                     raise TwofoldError(
-                        f"operator {operator.name!r} in stage {placed[operator.name]} reads {name!r}, which is made "
-                        f"later, in stage {made[name]}"
+                        f"operator {operator.name!r} in stage {placed[operator.name]} reads {name!r}, which is "
+                        f"written later, in stage {made[name]}"
                     )
         return placed
 
@@ -378,7 +378,7 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             if mesh is not stage_mesh and set(mesh.rank_list) != set(stage_mesh.rank_list):
                 raise TwofoldError(
                     f"the mesh of operator {operator.name!r} has the ranks {sorted(mesh.rank_list)}, its stage runs "
-                    f"on {sorted(stage_mesh.rank_list)}; an operator's own mesh reorders the ranks of its stage"
+                    f"on {sorted(stage_mesh.rank_list)}; the mesh of an operator must reorder the ranks of its stage"
                 )
             strategy.check(part.spec(operator), mesh, operator.name)
 
@@ -433,7 +433,7 @@ def check_execution(execution: str) -> None:
     """
     if execution not in EXECUTIONS:
         raise TwofoldError(
-            f"execution {execution!r} is not known: graph (a step is one launch, where the device can) or eager"
+            f"execution {execution!r} is not known: graph (a step is one launch, if the device supports it) or eager"
         )
 
 

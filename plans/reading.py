@@ -88,7 +88,7 @@ def decompressed(content: bytes, most_bytes: int = _MOST_BYTES) -> bytes:
     except zlib.error as error:
         raise gzip.BadGzipFile(str(error)) from None
     if len(found) > most_bytes:
-        raise gzip.BadGzipFile(f"it holds more than {most_bytes:,} bytes; give a smaller file, or one decompressed")
+        raise gzip.BadGzipFile(f"it has more than {most_bytes:,} bytes; give a smaller file, or decompress it")
     return found
 
 
@@ -133,7 +133,7 @@ def json_of(
     >>> json_of(b'{"a": 1, "a": 2}', "file.json")
     Traceback (most recent call last):
         ...
-    plans.errors.TwofoldError: file.json: key "a" stands twice in one object; keep one of them
+    plans.errors.TwofoldError: file.json: key "a" occurs twice in one object; keep one of them
     """
     try:
         check_json(content, source, msgspec.json.Decoder(float_hook=float_hook).decode(content))
@@ -144,7 +144,7 @@ def json_of(
     except msgspec.ValidationError as error:
         raise TwofoldError(f"{source}: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TwofoldError(f"{source}: not a whole JSON file ({error}); {advice}") from None
+        raise TwofoldError(f"{source}: not a complete JSON file ({error}); {advice}") from None
     except RecursionError:
         raise TwofoldError(f"{source}: nested too deeply for a file of twofold; {advice}") from None
     except (ValueError, ArithmeticError) as error:
@@ -175,7 +175,7 @@ def check_json(content: bytes, source: str, decoded: Any) -> None:
                 raise
             except ValueError:
                 continue
-        raise TwofoldError(f"{source}: a key stands twice in one object; keep one of them")
+        raise TwofoldError(f"{source}: an object has the same key twice; keep one of them")
 
 
 def _unique(pairs: list[tuple[str, Any]], source: str) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _unique(pairs: list[tuple[str, Any]], source: str) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise TwofoldError(f"{source}: key {json.dumps(twice[:_SHOWN])} stands twice in one object; keep one of them")
+        raise TwofoldError(f"{source}: key {json.dumps(twice[:_SHOWN])} occurs twice in one object; keep one of them")
     return found
 
 
@@ -219,12 +219,12 @@ def read_json_values(path: str | os.PathLike[str], what: str) -> list[Any]:
     except RecursionError:
         raise TwofoldError(f"{source}: nested too deeply for a file of twofold; write it again") from None
     except ValueError as error:
-        raise TwofoldError(f"{source}: not a whole JSON file ({error}); write it again") from None
+        raise TwofoldError(f"{source}: not a complete JSON file ({error}); write it again") from None
     return values
 
 
 def _not_a_number(name: str) -> Any:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 @overload
@@ -240,13 +240,15 @@ def toml_of(text: str, source: str, type: Any = dict[str, Any]) -> Any:
     >>> toml_of("a = inf", "job.toml")
     Traceback (most recent call last):
         ...
-    plans.errors.TwofoldError: job.toml: a is inf; numbers are finite and below 2^63
+    plans.errors.TwofoldError: job.toml: a is inf; numbers must be finite and below 2^63
     """
     try:
         found = tomllib.loads(text)
         for place, number in _numbers(found, ""):
             if not (math.isfinite(number) and abs(number) < _MOST_NUMBER):
-                raise TwofoldError(f"{source}: {place} is {str(number)[:_SHOWN]}; numbers are finite and below 2^63")
+                raise TwofoldError(
+                    f"{source}: {place} is {str(number)[:_SHOWN]}; numbers must be finite and below 2^63"
+                )
         return msgspec.convert(found, type)
     except TwofoldError:
         raise
@@ -286,11 +288,13 @@ def read_arrays(path: str | os.PathLike[str], what: str) -> dict[str, npt.NDArra
     try:
         if not zipfile.is_zipfile(path):
             Path(path).open("rb").close()  # says why it cannot be read
-            raise TwofoldError(f"{name}: {what} is no .npz file of arrays")
+            raise TwofoldError(f"{name}: {what} is not an .npz file of arrays")
         with zipfile.ZipFile(path) as packed:
             whole = sum(each.file_size for each in packed.infolist())
         if whole > max(_MOST_BYTES, _PACKED * Path(path).stat().st_size):
-            raise TwofoldError(f"{name}: {what} holds {whole:,} bytes, a thousand times its size; give it uncompressed")
+            raise TwofoldError(
+                f"{name}: {what} holds {whole:,} bytes, a thousand times its size; give an uncompressed file"
+            )
         with warnings.catch_warnings(action="ignore"), np.load(path, allow_pickle=False) as file:
             return {each: file[each] for each in file.files}
     except TwofoldError:
@@ -298,7 +302,7 @@ def read_arrays(path: str | os.PathLike[str], what: str) -> dict[str, npt.NDArra
     except OSError as error:
         raise TwofoldError(f"cannot read {what} {name!r}: {error.strerror or error}") from None
     except _DAMAGED as error:
-        raise TwofoldError(f"{name}: {what} is no .npz file of arrays ({str(error)[:200]})") from None
+        raise TwofoldError(f"{name}: {what} is not an .npz file of arrays ({str(error)[:200]})") from None
 
 
 def read_rows(path: str | os.PathLike[str], what: str) -> npt.NDArray[Any]:
@@ -312,12 +316,12 @@ def read_rows(path: str | os.PathLike[str], what: str) -> npt.NDArray[Any]:
         with warnings.catch_warnings(action="ignore"):  # of files that Python 2 wrote
             found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(found, np.ndarray):
-            raise ValueError("it holds several")
+            raise ValueError("it has several")
         return found
     except OSError as error:
         raise TwofoldError(f"cannot read {what} {name!r}: {error.strerror or error}") from None
     except _DAMAGED as error:
-        raise TwofoldError(f"{name}: {what} is no .npy file ({str(error)[:200]})") from None
+        raise TwofoldError(f"{name}: {what} is not an .npy file ({str(error)[:200]})") from None
 
 
 _DAMAGED = (

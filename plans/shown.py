@@ -42,7 +42,7 @@ class Shown:
         """
         for notebook in _notebooks:
             return notebook().frame_of(self)
-        raise TwofoldError("to_pandas is part of twofold's face: write `import twofold as tf` and get the result by tf")
+        raise TwofoldError("to_pandas needs the public API: write `import twofold as tf` and get the result from tf")
 
     def _repr_html_(self) -> str | None:
         """The result in a notebook; None, which shows its `repr`, while nothing of twofold's face was used."""

@@ -109,12 +109,10 @@ class StepCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         number("loss_scale.initial", scale.initial, above=0)
         number("loss_scale.growth", scale.growth, above=1)
         if not 0 < number("loss_scale.backoff", scale.backoff) < 1:
-            raise TwofoldError(f"loss_scale.backoff is {scale.backoff}; it is above 0 and below 1")
+            raise TwofoldError(f"loss_scale.backoff must be above 0 and below 1, not {scale.backoff}")
         whole_number("loss_scale.growth_every", scale.growth_every)
         if not any(tensor.dtype == "float16" for tensor in graph.tensors.values()):
-            raise TwofoldError(
-                "loss_scale is for training in float16, and no tensor of the plan is float16; leave it out"
-            )
+            raise TwofoldError("loss_scale is for float16, but no tensor of the plan is float16; omit it")
         narrow = next((each.name for each in graph.parameters if itemsize(updates_in or each.dtype) < 4), None)
         if narrow is not None:
             raise TwofoldError(

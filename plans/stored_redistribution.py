@@ -71,13 +71,13 @@ class Redistribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def __post_init__(self) -> None:
         what = f"the stored redistribution from {self.key[0]} to {self.key[1]} of a tensor of shape {self.shape}"
         if not self.steps:
-            raise TwofoldError(f"{what} has no steps; leave it out, lowering takes those of least bytes")
+            raise TwofoldError(f"{what} has no steps; omit it to use the one with the fewest bytes")
         layouts = [self.key[0], self.start.on(self.mesh), *(step.after for step in self.sequence), self.key[1]]
         for layout in layouts:
             layout.check(self.shape, f"{what}: the tensor")
         for number, step in enumerate(self.sequence):
             if not step.is_consistent():
-                raise TwofoldError(f"{what}: step {number}, {step}, does not do what its kind says; plan again")
+                raise TwofoldError(f"{what}: step {number}, {step}, does not match its kind; plan again")
         for one, two in (layouts[:2], layouts[-2:]):
             if not one.same_placement(two):
                 raise TwofoldError(f"{what}: its steps lead from {layouts[1]} to {layouts[-2]}; plan again")

@@ -98,7 +98,8 @@ class GivenStrategy:
                 if known != value:
                     raise TwofoldError(
                         f"{asked}: dim {factors(dim)[0]!r} is split by {known!r} in entry {at} and by {value!r} in "
-                        f"entry {position}; one dim of an operator is split one way (its dims are {_dims_of(spec)})"
+                        f"entry {position}; each dim of an operator can be split in one way only (its dims are "
+                        f"{_dims_of(spec)})"
                     )
         return {dim: value for dim, (_, value) in found.items()}
 
@@ -118,7 +119,7 @@ class GivenStrategy:
                 return None if each == made.dims and not made.partial else each
         layouts = [TensorLayout(mesh=mesh, dims=each) for each in allowed]
         shown = [f"layout{each}" if self.mesh is not None else f"{each.split_counts}" for each in layouts]
-        ways = f"{shown[0]}" if len(shown) == 1 else f"{shown[0]} (sums taken) or {shown[1]} (sums left scattered)"
+        ways = f"{shown[0]}" if len(shown) == 1 else f"{shown[0]} (reduced) or {shown[1]} (reduce-scattered)"
         raise TwofoldError(f"{asked}: the output {spec.output_shape(0)} can be {ways}")
 
 
@@ -145,11 +146,11 @@ def given_strategy(in_strategy: object, out_strategy: object = None) -> GivenStr
     for layout in layouts:
         if layout.mesh != layouts[0].mesh:
             raise TwofoldError(
-                f"{shown} is on two meshes, {layouts[0].mesh!r} and {layout.mesh!r}; one operator has one"
+                f"{shown} is on two meshes, {layouts[0].mesh!r} and {layout.mesh!r}; an operator needs a single mesh"
             )
         if INTERLEAVED in layout.mesh.alias_name:
             raise TwofoldError(
-                f"{shown}: copies by the axis {INTERLEAVED!r} are not supported for single operators; wrap the "
+                f"{shown}: the axis {INTERLEAVED!r} is not supported for single operators; wrap the "
                 "network as MicroBatchInterleaved(net, 2)"
             )
     return GivenStrategy(inputs=inputs, output=outputs[0] if outputs else None)
@@ -167,14 +168,16 @@ def _entries(given: object, what: str) -> tuple[Entry, ...]:
             )
         if isinstance(entry, TensorLayout):
             if entry.partial:
-                raise TwofoldError(f"{what} has {entry}, with sums that are not taken; say how dims are split only")
+                raise TwofoldError(f"{what} has {entry}, with partial sums; give only how dims are split")
             entries.append(entry)
             continue
         if not isinstance(entry, tuple | list):
             raise TwofoldError(f"{hint}; got {_any(given)}, whose entry {entry!r} is neither a tuple nor a layout")
         for count in entry:
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise TwofoldError(f"{what} {_any(given)}: {count!r} is no number of parts; it is an int of at least 1")
+                raise TwofoldError(
+                    f"{what} {_any(given)}: {count!r} is not a number of parts; give an int of at least 1"
+                )
         entries.append(tuple(entry))
     return tuple(entries)
 

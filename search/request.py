@@ -35,7 +35,7 @@ def check_devices(machine: Machine, num_devices: int) -> None:
         TwofoldError: with a larger machine where there is one of the kind.
     """
     if isinstance(num_devices, bool) or not isinstance(num_devices, int) or num_devices < 1:
-        raise TwofoldError(f"num_devices is {num_devices!r}; it is a whole number of at least 1")
+        raise TwofoldError(f"num_devices must be a whole number of at least 1, not {num_devices!r}")
     if num_devices > machine.num_devices:
         node = machine.links[0].ranks if machine.links else 8
         larger = f"{machine.name.rpartition('-x')[0] or 'h100-sxm'}-x{-(-num_devices // node) * node}"
@@ -127,4 +127,4 @@ def _check_batch(graph: Graph, num_micro_batches: int, interleave: int) -> None:
 
 def _check_interleave(interleave: int) -> None:
     if isinstance(interleave, bool) or not isinstance(interleave, int) or interleave < 1:
-        raise TwofoldError(f"interleave is {interleave!r}; it is a number of slices, an int of at least 1")
+        raise TwofoldError(f"interleave must be a number of slices, an int of at least 1, not {interleave!r}")

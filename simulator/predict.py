@@ -76,7 +76,7 @@ def simulate(
     if num_ranks > machine.num_devices:
         raise TwofoldError(
             f"the program runs on {num_ranks} ranks, but machine {machine.name!r} has {machine.num_devices} devices; "
-            "plan for fewer devices or name a larger machine"
+            "plan for fewer devices or use a larger machine"
         )
     for what, ranks in (("slowdown", what_if.slowdown), ("another device", what_if.devices)):
         if absent := [rank for rank in ranks if not 0 <= rank < num_ranks]:

@@ -60,7 +60,7 @@ def test_plan_writes_a_plan_that_simulates(tmp_path: Path, capsys: pytest.Captur
         (["plan", "nothing:here", "--machine", "h200-x8"], "nothing:here"),
         (["plan", "executor.networks:multiple_mix", "--machine", "h200-x8", "--stages", "9"], "9 pipeline stages"),
         (["verify", "PLAN", "--model", "", "--machine", "h200-x8"], "needs the model"),
-        (["simulate", "PLAN", "--machine", "h200-x2"], "has 2 devices; plan for fewer devices or name a larger"),
+        (["simulate", "PLAN", "--machine", "h200-x2"], "has 2 devices; plan for fewer devices or use a larger"),
         (
             [
                 "predict",
@@ -90,7 +90,7 @@ def test_plan_writes_a_plan_that_simulates(tmp_path: Path, capsys: pytest.Captur
                 "--schedule",
                 "1f1b",
             ],
-            "gpt2: the head's matrix is the table of embeddings",
+            "gpt2: the head shares its weights with the embedding",
         ),
     ],
 )
@@ -122,9 +122,9 @@ def with_key(*path: str) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[: len(text) // 2], "not a whole JSON file"),
+        (lambda text: text[: len(text) // 2], "not a complete JSON file"),
         (with_key("config", "hiden"), "config.hiden is not a key of such files; did you mean 'hidden'?"),
-        (with_key("config", "rope", "zzz"), "config.rope.zzz is not a key of such files; take it out of the file"),
+        (with_key("config", "rope", "zzz"), "config.rope.zzz is not a key of such files; remove it from the file"),
         (with_key("degrees", "microbatch"), "degrees.microbatch is not a degree; did you mean 'micro_batch'?"),
     ],
 )

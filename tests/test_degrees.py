@@ -32,26 +32,26 @@ MIXTURE = transformer_config("mixtral-8x7b", num_layers=2, seq=1024)
 BATCH = 24
 
 MISTAKES: dict[str, tuple[TransformerConfig, dict[str, Any], str]] = {
-    "heads": (LLAMA, {"tp": 3}, "32 query heads cannot be split over tp 3: 32 % 3 != 0; the next tp that can is 4"),
-    "batch": (LLAMA, {"dp": 5}, "= 5: 24 % 5 != 0; the next that does is 25"),
-    "micro-batch": (LLAMA, {"dp": 2, "micro_batch": 5}, "= 10: 24 % 10 != 0; the next that does is 30"),
-    "no experts": (LLAMA, {"dp": 2, "ep": 2}, "has no experts that ep 2 could split"),
+    "heads": (LLAMA, {"tp": 3}, "32 query heads cannot be split over tp 3: 32 % 3 != 0; the next valid tp is 4"),
+    "batch": (LLAMA, {"dp": 5}, "= 5: 24 % 5 != 0; the next valid batch is 25"),
+    "micro-batch": (LLAMA, {"dp": 2, "micro_batch": 5}, "= 10: 24 % 10 != 0; the next valid batch is 30"),
+    "no experts": (LLAMA, {"dp": 2, "ep": 2}, "has no experts to split over ep 2"),
     "parts of dp": (LLAMA, {"dp": 4, "ep": 3}, "4 % 3 != 0, and experts are split over data-parallel ranks; the next"),
-    "experts": (MIXTURE, {"dp": 6, "ep": 6}, "8 experts cannot be split over ep 6: 8 % 6 != 0; the next ep that can"),
-    "samples of experts": (MIXTURE, {"cp": 2}, "experts take whole samples, which cp 2 splits; take cp 1"),
-    "sequence": (LLAMA, {"cp": 3}, "1024 tokens of a sample cannot be split over cp 3: 1024 % 3 != 0; the next length"),
+    "experts": (MIXTURE, {"dp": 6, "ep": 6}, "8 experts cannot be split over ep 6: 8 % 6 != 0; the next valid ep"),
+    "samples of experts": (MIXTURE, {"cp": 2}, "experts need complete samples, but cp 2 splits them"),
+    "sequence": (LLAMA, {"cp": 3}, "1024 tokens per sample cannot be split over cp 3: 1024 % 3 != 0; the next"),
     "devices": (LLAMA, {"dp": 2, "tp": 8}, "dp(2) * tp(8) = 16 ranks; machine 'h100-sxm-x8' has 8 devices"),
-    "no count": (LLAMA, {"tp": 0}, "tp is 0; it is a whole number of at least 1"),
+    "no count": (LLAMA, {"tp": 0}, "tp must be a whole number of at least 1, not 0"),
     "schedule": (LLAMA, {"schedule": "1f2b"}, "unknown schedule '1f2b'"),
     "chunks": (LLAMA, {"schedule": "1f1b", "virtual": 2, "pp": 2}, "cannot take virtual=2; these can: dualpipe_v"),
     "micro-batches": (
         LLAMA, {"schedule": "dualpipe_v", "virtual": 2, "pp": 2, "dp": 1, "micro_batch": 8},
         "dualpipe_v on 2 ranks has 4 stages and needs as many micro-batches, not 3",
     ),
-    "recompute": (LLAMA, {"recompute": "some"}, "recompute is 'some'; it is one of none, selective"),
-    "recompute layers": (LLAMA, {"recompute": "none", "recompute_layers": 2}, "give recompute full, say"),
-    "level": (LLAMA, {"zero": 4}, "zero is 4; optimizer-parallel levels are 0, 1, 2 and 3"),
-    "order": (LLAMA, {"order": ("tp", "pp")}, "names each of tp, cp, dp, pp once"),
+    "recompute": (LLAMA, {"recompute": "some"}, "recompute must be one of none, selective"),
+    "recompute layers": (LLAMA, {"recompute": "none", "recompute_layers": 2}, "set recompute, for example to full"),
+    "level": (LLAMA, {"zero": 4}, "zero must be 0, 1, 2 or 3, not 4"),
+    "order": (LLAMA, {"order": ("tp", "pp")}, "must list tp, cp, dp, pp once each"),
     "sum of layers": (LLAMA, {"pp": 2, "schedule": "1f1b", "layers": (2, 1)}, "add up to 3; llama-3-8b has 4 blocks"),
     "counts of layers": (
         LLAMA, {"pp": 2, "schedule": "1f1b", "layers": (2, 1, 1)}, "pp 2 with 1 chunk(s) per rank makes 2 chunks",
@@ -235,6 +235,6 @@ def test_buckets_are_a_degree_everywhere(tmp_path: Path, capsys: Any) -> None:
     assert load_plan(out).optimizer.bucket_bytes == 2**20
     assert read_statement(tmp_path / "plan.degrees.json").degrees().optimizer.bucket_bytes == 2**20
     assert main([*asked, "--bucket-bytes", "-1", "--out", str(out)]) == 2
-    assert "bucket_bytes is -1; it is a whole number of bytes" in capsys.readouterr().err
+    assert "bucket_bytes must be a whole number of bytes (0: none), not -1" in capsys.readouterr().err
     with pytest.raises(TwofoldError, match="Megatron-LM cannot state bucket bytes 1048576; plan with --bucket-bytes"):
         megatron_flags(config, small)

@@ -209,7 +209,7 @@ def test_run_of_one_rank_and_its_file(tmp_path):
 def test_result_file_that_is_none(tmp_path):
     path = tmp_path / "rank.npz"
     path.write_bytes(b"no zip")
-    with pytest.raises(TwofoldError, match=r"the result of a rank is no \.npz file"):
+    with pytest.raises(TwofoldError, match=r"the result of a rank is not an \.npz file"):
         RankResult.load(path)
 
 

@@ -166,11 +166,11 @@ def test_shapes_and_attrs_that_do_not_fit_are_refused(shapes, attrs, message):
 def test_degrees_that_do_not_fit_are_refused():
     graph = transformer(config_of(CHOSEN), batch_size=6)
     sizes = sizes_of(graph)
-    with pytest.raises(TwofoldError, match="dp 6 cannot be shared out in parts of ep 4: 6 % 4 != 0"):
+    with pytest.raises(TwofoldError, match="dp 6 is not a multiple of ep 4: 6 % 4 != 0"):
         Degrees(dp=6, ep=4, global_batch=6)
     with pytest.raises(TwofoldError, match="4 experts cannot be split over ep 3: 4 % 3 != 0"):
         check(Degrees(dp=3, ep=3, global_batch=6), sizes)
-    with pytest.raises(TwofoldError, match="experts take whole samples, which cp 2 splits"):
+    with pytest.raises(TwofoldError, match="experts need complete samples, but cp 2 splits them"):
         check(Degrees(cp=2), sizes)
-    with pytest.raises(TwofoldError, match="gpt2 has no experts that ep 2 could split"):
+    with pytest.raises(TwofoldError, match="gpt2 has no experts to split over ep 2"):
         check(Degrees(dp=2, ep=2, global_batch=2), sizes_of(transformer("gpt2", num_layers=1)))

@@ -28,8 +28,8 @@ FOLDER = Path(__file__).parent / "data" / "configs"
 COUNTED = json.loads((FOLDER / "counted.json").read_text())["models"]
 TOO_MUCH = {
     "opt-350m": "opt: word_embed_proj_dim 512 differs from hidden_size 1024, which is not modelled",
-    "t5-base": "t5: an encoder beside a decoder .* plan the module itself",
-    "vit-base-patch16-224": "vit: patches of images .* plan the module itself",
+    "t5-base": "t5: encoder-decoder models .* plan the module itself",
+    "vit-base-patch16-224": "vit: image patches .* plan the module itself",
 }
 MODELLED = sorted(COUNTED.keys() - TOO_MUCH)
 # of 24 blocks: biases of 32 experts (two inner rows and one outer), of the router, and a sink for each of 64 heads
@@ -110,7 +110,8 @@ def test_a_window_that_hides_something_is_said_to_be_left_out(name, key, window,
     assert not any(remark.startswith(key) for remark in config_remarks(path, seq=window))
     (said,) = [remark for remark in config_remarks(path, seq=window + 1) if remark.startswith(key)]
     assert said == (
-        f"{key}: {narrow} blocks attend to {window} tokens; here they attend to all {window + 1} of a sample, which "
+        f"{key}: {narrow} blocks attend to {window} tokens; the plan lets them attend to all {window + 1} of a "
+        "sample, which "
         "takes longer"
     )
 
@@ -169,7 +170,7 @@ def test_what_is_left_out_is_said(capsys):
     assert main([*command, "h200-x8", "--dp", "8", "--global-batch", "8"]) == 0
     said = capsys.readouterr().out
     assert "no_rope_layer_interval: every block rotates its queries and keys" in said
-    assert "vision_config" in said and "the text model alone is planned" in said
+    assert "vision_config" in said and "only the text model is planned" in said
 
 
 STRUCTURES = {

@@ -72,7 +72,7 @@ def costs(**rest):
 
 def test_what_is_refused():
     schedule = make_schedule("1f1b", 2, 4)
-    with pytest.raises(TwofoldError, match="there is no action 'X'"):
+    with pytest.raises(TwofoldError, match="unknown action 'X'"):
         PipelineCosts(maps={"X": MaxPlus.identity()})
     with pytest.raises(TwofoldError, match="negative times"):
         costs(transfer_ps={"F": np.array([-1, 0])})

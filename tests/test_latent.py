@@ -165,7 +165,7 @@ def test_deepseek_v2_lite_reads_as_well():
     ("changes", "message"),
     [
         ({"num_key_value_heads": 8}, "num_kv_heads 8"),
-        ({"qk_rope_head_dim": 63}, "rope_dim is even"),
+        ({"qk_rope_head_dim": 63}, "rope_dim must be even"),
         ({"attention_bias": True}, "attention_bias"),
         ({"moe_layer_freq": 2}, "moe_layer_freq"),
         ({"kv_lora_rank": None}, "kv_lora_rank"),

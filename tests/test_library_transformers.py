@@ -205,7 +205,7 @@ def test_numbers_in_a_buffer_are_said_only_where_they_are_counted_or_all_the_sam
     getattr(module, change).copy_(torch.arange(LENGTH).flip(0)[None] % (2 if change == "token_type_ids" else LENGTH))
     graph = capture(module, batch())
     assert any(change in each.name for each in graph.constants)
-    with pytest.raises(TwofoldError, match="BertForMaskedLM is no transformer of known form"):
+    with pytest.raises(TwofoldError, match="BertForMaskedLM is not a supported transformer"):
         recognise(graph)
 
 
@@ -265,7 +265,7 @@ def test_a_product_is_left_together_where_its_parts_are_not_all_of_it():
     module.transformer.h[0].attn.c_attn.forward = lambda x: forward(x)[..., 1:-1]
     graph = capture(module, batch())
     assert not any("h.0" in part.name for part in apart(graph).parts.values())
-    with pytest.raises(TwofoldError, match="NanoGPT is no transformer of known form"):
+    with pytest.raises(TwofoldError, match="NanoGPT is not a supported transformer"):
         recognise(graph)
 
 
@@ -289,7 +289,7 @@ def test_one_half_of_a_doubled_table_is_enough_only_where_it_is_known_to_be():
     for module in (unknown, LanguageModel(DoubledLlama(same=False))):
         graph = capture(module, batch())
         assert not graph.parts and any(each.kind == "neg" for each in graph.operators)
-        with pytest.raises(TwofoldError, match="LanguageModel is no transformer of known form"):
+        with pytest.raises(TwofoldError, match="LanguageModel is not a supported transformer"):
             recognise(graph)
 
 

@@ -571,7 +571,7 @@ def test_traces_that_simulate_writes_give_the_links_that_it_simulated(tmp_path, 
             '{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id": 1}]}',
             "not a Chakra execution trace in JSON",
         ),
-        ("rank0.json", '{"schema": "1.1.1-chakra.0.0.4", "nodes": [', "not a whole JSON file"),
+        ("rank0.json", '{"schema": "1.1.1-chakra.0.0.4", "nodes": [', "not a complete JSON file"),
         ("one.json", '{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', "does not say of which rank it is"),
     ],
 )

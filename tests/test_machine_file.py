@@ -64,7 +64,7 @@ def test_wrong_version(content):
 
 
 def test_truncated_file(content):
-    with pytest.raises(TwofoldError, match="not a whole JSON file"):
+    with pytest.raises(TwofoldError, match="not a complete JSON file"):
         Machine.from_json(json.dumps(content)[:-20].encode())
 
 

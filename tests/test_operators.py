@@ -631,10 +631,16 @@ def test_labels_and_ids_that_no_rank_has_are_refused():
 @pytest.mark.parametrize(
     ("kind", "inputs", "output", "attrs", "message"),
     [
-        ("matmul", [(4, 6), (8, 2)], (4, 2), {}, r"operator 'op': a matmul of \(4, 6\) and \(8, 2\) does not fit"),
+        (
+            "matmul",
+            [(4, 6), (8, 2)],
+            (4, 2),
+            {},
+            r"operator 'op': the shapes \(4, 6\) and \(8, 2\) of a matmul do not match",
+        ),
         ("attention", [(2, 3, 4, 4), (2, 2, 4, 4), (2, 2, 4, 4)], (2, 3, 4, 4), {}, "fitting shapes"),
         ("reshape", [(4, 6)], (5, 5), {}, "cannot be reshaped"),
-        ("permute", [(4, 6)], (6, 4), {"dims": (1, 1)}, "is no order of the 2 dims"),
+        ("permute", [(4, 6)], (6, 4), {"dims": (1, 1)}, "is not a permutation of the 2 dims"),
         ("narrow", [(4, 6)], (4, 3), {"dim": 1, "start": 4}, "elements 4 to 6 of dim 1"),
         ("concat", [(4, 6), (4, 6)], (4, 11), {"dim": 1, "sizes": (6, 5)}, "does not make"),
         ("layer_norm", [(4, 6), (5,)], (4, 6), {"eps": 0.1}, "cannot take weights"),

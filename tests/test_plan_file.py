@@ -108,7 +108,7 @@ def test_a_truncated_file_is_refused(tmp_path, share):
     path = written(tmp_path)
     text = path.read_bytes()
     path.write_bytes(text[: int(share * len(text))])
-    with pytest.raises(TwofoldError, match=r"not a whole JSON file .* may be truncated") as refusal:
+    with pytest.raises(TwofoldError, match=r"not a complete JSON file .* may be truncated") as refusal:
         load_plan(path)
     assert str(path) in str(refusal.value)
 

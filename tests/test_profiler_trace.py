@@ -133,7 +133,7 @@ def broken(tmp_path, content: bytes):
         (lambda folder: [], "no trace files"),
         (lambda folder: [folder / "none.json"], "cannot read"),
         (lambda folder: broken(folder, gzip.compress(b"x" * 1000)[:-12]), "truncated"),
-        (lambda folder: broken(folder, b"no trace"), "not a whole JSON"),
+        (lambda folder: broken(folder, b"no trace"), "not a complete JSON"),
         (lambda folder: broken(folder, b"[1]"), "not a trace"),
         (lambda folder: broken(folder, b'{"traceEvents": []}'), "no kernels"),
         (lambda folder: [kineto(folder / "a.json", 1, 0.0)], "no trace file of rank 0"),

@@ -24,21 +24,21 @@ class Size(msgspec.Struct, forbid_unknown_fields=True):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b'{"bytes": 1, "bytes": 2}', 'key "bytes" stands twice in one object'),
+        (b'{"bytes": 1, "bytes": 2}', 'key "bytes" occurs twice in one object'),
         (b'{"bytes": 1, "by\\u0074es" : 2}', 'key "bytes" stands twice'),
         (b'{"a": {"b": "\\": {", "b": 1}}', 'key "b" stands twice'),
         (b'{"bytes": 9223372036854775808}', "the number 9223372036854775808 is too large"),
         (b'{"bytes": ' + b"9" * 5000 + b"}", "out of range"),
-        (b'{"bytes": NaN}', "not a whole JSON file"),
+        (b'{"bytes": NaN}', "not a complete JSON file"),
         (b'{"bytes": 1e999}', "a.json: "),
         (b'{"bytes": 1.5}', r"Expected `int`, got `float` - at `\$.bytes`"),
         (b'{"bytes": "1"}', "Expected `int`, got `str`"),
         (b'{"byte": 1}', "unknown field `byte`"),
-        (b'{"bytes": 1', "not a whole JSON file .*; write it again"),
-        (b'{"bytes": "\xff"}', "not a whole JSON file"),
-        (b"[" * 100_000, "nested too deeply|not a whole JSON file"),
-        (b'{"a":' * 100_000, "nested too deeply|not a whole JSON file"),
-        (b"", "not a whole JSON file"),
+        (b'{"bytes": 1', "not a complete JSON file .*; write it again"),
+        (b'{"bytes": "\xff"}', "not a complete JSON file"),
+        (b"[" * 100_000, "nested too deeply|not a complete JSON file"),
+        (b'{"a":' * 100_000, "nested too deeply|not a complete JSON file"),
+        (b"", "not a complete JSON file"),
     ],
 )
 def test_json_that_is_ambiguous_or_not_of_the_type_is_refused(content, says, tmp_path):
@@ -64,9 +64,9 @@ def test_json_values_that_follow_one_another_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ('{"a": 1} {"a"', "not a whole JSON file"),
+        ('{"a": 1} {"a"', "not a complete JSON file"),
         ('{"a": 1} {"b": 1, "b": 2}', 'key "b" stands twice'),
-        ('{"a": 1} {"b": NaN}', "NaN is not a number of JSON"),
+        ('{"a": 1} {"b": NaN}', "NaN is not a JSON number"),
         ('{"a": 1} ' + "[" * 100_000, "nested too deeply"),
         ("[9223372036854775808]", "too large"),
     ],
@@ -81,7 +81,7 @@ def test_json_values_are_as_strict_as_a_file_of_one(content, says, tmp_path):
 def test_files_that_cannot_be_read_say_why(tmp_path):
     bomb = tmp_path / "bomb.gz"
     bomb.write_bytes(gzip.compress(bytes(1 << 20)))
-    with pytest.raises(TwofoldError, match=r"bomb.gz: the trace is damaged: it holds more than 1,000,000 bytes"):
+    with pytest.raises(TwofoldError, match=r"bomb.gz: the trace is damaged: it has more than 1,000,000 bytes"):
         read_file(bomb, "the trace", most_bytes=1_000_000)
     assert read_file(bomb, "the trace") == bytes(1 << 20)
     bomb.write_bytes(gzip.compress(bytes(1 << 20))[:-9])
@@ -97,7 +97,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (b"bytes = nan", "bytes is nan; numbers are finite"),
+        (b"bytes = nan", "bytes is nan; numbers must be finite"),
         (b"bytes = 9223372036854775808", "bytes is 9223372036854775808"),
         (b"bytes = 1\nbytes = 2", "Cannot overwrite"),
         (b"bytes = '1'", "Expected `int`"),
@@ -129,7 +129,7 @@ def test_damaged_arrays_are_refused(tmp_path):
         refused += 1
     assert refused > 100
     np.save(path.with_suffix(".npy"), np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(TwofoldError, match=r"no \.npy file"):
+    with pytest.raises(TwofoldError, match=r"not an \.npy file"):
         read_rows(path.with_suffix(".npy"), "the data")
 
 

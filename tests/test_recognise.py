@@ -79,7 +79,7 @@ def test_a_transformer_by_name_is_recognised_as_itself(change):
 def test_what_differs_in_one_block_is_not_recognised(part, reason):
     module = plain(SMALL)
     module.layers[2].w2 = part(module.layers[2])
-    with pytest.raises(TwofoldError, match=rf"PlainLlama is no transformer of known form: .*{reason}"):
+    with pytest.raises(TwofoldError, match=rf"PlainLlama is not a supported transformer: .*{reason}"):
         recognise(capture(module, examples(SMALL, 4)))
 
 

@@ -196,7 +196,7 @@ def test_in_rank_files_communication_begins_where_its_rank_came_to_it(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"no gzip", "not a whole JSON"),
+        (b"no gzip", "not a complete JSON"),
         (gzip.compress(b"{}"), "not a trace"),
         (gzip.compress(b'{"otherData": {"twofold_trace": 99}}'), "version 99"),
         (gzip.compress(b"[1, 2]"), "not a trace"),

@@ -341,9 +341,9 @@ def test_a_tied_table_is_held_once_on_one_stage():
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"tp": 3}, "8 query heads cannot be split over tp 3"), ({"tp": 5}, "the next tp that can is 8"),
-     ({"cp": 3}, "64 tokens of a sample cannot be split over cp 3"),
-     ({"tp": 8, "sequence_parallel": True}, "heads of keys and values is not forecast")],
+    [({"tp": 3}, "8 query heads cannot be split over tp 3"), ({"tp": 5}, "the next valid tp is 8"),
+     ({"cp": 3}, "64 tokens per sample cannot be split over cp 3"),
+     ({"tp": 8, "sequence_parallel": True}, "key-value heads is not supported by forecasts")],
 )  # fmt: skip
 def test_sizes_that_degrees_do_not_divide_are_refused(wrong, message):
     with pytest.raises(TwofoldError, match=message):

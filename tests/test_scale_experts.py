@@ -82,10 +82,10 @@ def test_expert_parallelism_makes_a_large_mixture_fit():
 @pytest.mark.parametrize(
     ("name", "degrees", "message"),
     [
-        ("mixtral-8x7b", {"dp": 2, "ep": 4}, "dp 2 cannot be shared out in parts of ep 4"),
+        ("mixtral-8x7b", {"dp": 2, "ep": 4}, "dp 2 is not a multiple of ep 4"),
         ("mixtral-8x7b", {"dp": 3, "ep": 3}, "8 experts cannot be split over ep 3: 8 % 3 != 0"),
-        ("mixtral-8x7b", {"cp": 2}, "experts take whole samples, which cp 2 splits"),
-        ("llama-3-8b", {"dp": 2, "ep": 2}, "has no experts that ep 2 could split"),
+        ("mixtral-8x7b", {"cp": 2}, "experts need complete samples, but cp 2 splits them"),
+        ("llama-3-8b", {"dp": 2, "ep": 2}, "has no experts to split over ep 2"),
     ],
 )
 def test_what_cannot_be_is_refused(name, degrees, message):

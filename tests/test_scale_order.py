@@ -182,5 +182,5 @@ def test_an_order_that_is_pinned_is_kept() -> None:
 @pytest.mark.parametrize("order", [("tp", "dp"), ("tp", "cp", "dp", "dp"), "tp-cp-dp-pp", ["tp", "cp", "dp", "pp"]])
 def test_what_is_no_order_is_refused(order: Any) -> None:
     for made in (Degrees, Pins):
-        with pytest.raises(TwofoldError, match="names each of tp, cp, dp, pp once"):
+        with pytest.raises(TwofoldError, match="must list tp, cp, dp, pp once each"):
             made(order=order)

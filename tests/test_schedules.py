@@ -311,8 +311,8 @@ def test_other_spellings_mean_the_same_schedule(theirs: str, ours: str) -> None:
         ("zb_v", 2, 4, 1, "has 2 chunks per rank and cannot take virtual=1"),
         ("interleaved_1f1b", 2, 4, None, "needs the number of chunks per rank, e.g. virtual=2"),
         ("looped_bfs", 2, 4, 65, "give 1 to 64 chunks per rank"),
-        ("interleaved_1f1b", 4, 9, 2, "2 does not divide 9; 8 or 12 micro-batches would do"),
-        ("interleaved_zb", 4, 13, 2, "3 does not divide 13; 12 or 16 micro-batches would do"),
+        ("interleaved_1f1b", 4, 9, 2, "2 does not divide 9; 8 or 12 micro-batches work"),
+        ("interleaved_zb", 4, 13, 2, "3 does not divide 13; 12 or 16 micro-batches work"),
         ("dualpipe_v", 4, 7, None, "has 8 stages and needs as many micro-batches, not 7"),
     ],
 )
@@ -369,7 +369,7 @@ def test_text_keeps_what_the_cells_do_not_say() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0F0,0B0\n1F0,1Q0", "rank 1, cell 1: '1Q0' is no action: expected F, B, I or W at position 1"),
+        ("0F0,0B0\n1F0,1Q0", "rank 1, cell 1: '1Q0' is not an action: expected F, B, I or W at position 1"),
         ("0F0,0B0\n1F0 1B0", "rank 1, cell 0: '1F0 1B0' is two actions at once"),
         ("0F0,0F1;0B0", "rank 0, cell 1: '0F1;0B0' is two actions at once"),
         ("0F0,0SEND_F0", "'0SEND_F0' is communication"),
@@ -385,7 +385,7 @@ def test_text_keeps_what_the_cells_do_not_say() -> None:
         ("99999999999F0", "numbers end at"),
         ("9" * 5000 + "F0", "has more than 18 digits"),
         (f"# schedule stages={'9' * 5000} micro_batches=1 placement=0 name=x\n0F0", "cannot read the line"),
-        ("0F0" + " " * 140_000, "is no table"),
+        ("0F0" + " " * 140_000, "is not a table"),
     ],
 )
 def test_unreadable_text_says_where(text: str, message: str) -> None:
@@ -412,8 +412,8 @@ def test_a_name_is_one_line() -> None:
     ("text", "message", "marked"),
     [
         ("0F0,0B0,1F0\n1B0", "1B0 is on rank 1, but rank 0 owns its stage", ">1B0<"),
-        ("0F0,0F0,0B0", "0F0 does the forward of micro-batch 0 on stage 0 a second time", ">0F0<"),
-        ("0F0,0B0,0I0", "0I0 does the input gradient of micro-batch 0 on stage 0 a second time", ">0I0<"),
+        ("0F0,0F0,0B0", "0F0 repeats the forward of micro-batch 0 on stage 0", ">0F0<"),
+        ("0F0,0B0,0I0", "0I0 repeats the input gradient of micro-batch 0 on stage 0", ">0I0<"),
         ("0F0,0I0,0W0,0W0", "0W0 does the weight gradient", ">0W0<"),
         ("0F0,0B0,0F1", "no input gradient of micro-batch 1 on stage 0: 0I1 or 0B1 is missing", ">0F1<"),
         ("0F0,0I0", "no weight gradient of micro-batch 0 on stage 0: 0W0 or 0B0 is missing", ">0I0<"),
@@ -505,7 +505,7 @@ def test_memory_limit_points_at_the_first_excess_in_time() -> None:
     with pytest.raises(ScheduleError) as caught:
         validate(make_schedule("gpipe", 2, 4), memory_limit=[4, 2])
     lines = str(caught.value).splitlines()
-    assert "1F2 makes 3 activations alive on rank 1, and the limit is 2; this order needs 4" in lines[0]
+    assert "1F2 keeps 3 activations on rank 1, and the limit is 2; this order needs 4" in lines[0]
     assert lines[1].split()[:5] == ["time", "0", "1", "2", "3"]
     assert lines[3].split()[:7] == ["rank", "1", ".", "1F0", "1F1", ">1F2<", "1F3"]
 

@@ -413,7 +413,7 @@ def test_the_answer_does_not_hang_on_the_hash_seed() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"global_batch": 2, "pins": Pins(dp=4)}, "the next that does is 4"),
+        ({"global_batch": 2, "pins": Pins(dp=4)}, "the next valid batch is 4"),
         ({"global_batch": 9, "pins": Pins(dp=2)}, "does not divide"),
         ({"pins": Pins(tp=3)}, "8 query heads cannot be split over tp 3"),
         ({"pins": Pins(pp=3)}, "cannot make up 4"),

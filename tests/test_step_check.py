@@ -431,7 +431,7 @@ def test_a_file_keeps_the_check_and_its_program_is_sound():
 @pytest.mark.parametrize(
     ("check", "of", "optimizer", "says"),
     [
-        (SCALED, graph(), adamw(), "loss_scale is for training in float16, and no tensor of the plan is float16"),
+        (SCALED, graph(), adamw(), "loss_scale is for float16, but no tensor of the plan is float16"),
         (SCALED, HALF, adamw(), "loss_scale needs weights that are updated in float32, and '.*' is updated in float16"),
         (
             SCALED,
@@ -441,7 +441,12 @@ def test_a_file_keeps_the_check_and_its_program_is_sound():
         ),
         (StepCheck(loss_scale=LossScale(initial=0.0)), NARROWED, adamw(), "loss_scale.initial is 0.0"),
         (StepCheck(loss_scale=LossScale(growth=1.0)), NARROWED, adamw(), "loss_scale.growth is 1.0"),
-        (StepCheck(loss_scale=LossScale(backoff=1.0)), NARROWED, adamw(), "loss_scale.backoff is 1.0; it is above 0"),
+        (
+            StepCheck(loss_scale=LossScale(backoff=1.0)),
+            NARROWED,
+            adamw(),
+            "loss_scale.backoff must be above 0 and below 1, not 1.0",
+        ),
         (StepCheck(loss_scale=LossScale(growth_every=0)), NARROWED, adamw(), "loss_scale.growth_every is 0"),
         (StepCheck(spike=Spike(factor=1.0)), NARROWED, adamw(), "spike.factor is 1.0"),
         (StepCheck(spike=Spike(factor=3.0, window=1)), NARROWED, adamw(), "spike.window is 1"),

@@ -204,7 +204,7 @@ def test_the_command_writes_its_table_in_a_process_of_its_own(study_file):
 
 def test_a_price_below_zero_is_refused():
     found = tf.study(BASE, {"price_per_device_hour": [-1.0, 2.0]}, workers=ALONE)
-    assert "price_per_device_hour is -1; it is at least 0" in json.dumps(found.rows[0])
+    assert "price_per_device_hour must be at least 0, not -1" in json.dumps(found.rows[0])
     assert found.best["price_per_device_hour"] == 2.0
 
 
@@ -240,10 +240,10 @@ def test_processes_give_the_same_results(backend):
         ("[base]\nmodle = 'gpt2'\n[axes]\ntp = [1]", "'modle' is no axis; did you mean 'model'?"),
         ("[base]\n[axes]\n'bandwith.NVLink' = [1]", "'bandwith.NVLink' is no axis; did you mean 'bandwidth'"),
         ("[base]\n[axes]\n'tp.NVLink' = [1]", "'tp.NVLink' is no axis; did you mean 'tp'?"),
-        ("[base]\n[axes]\ntp = 4", "axis tp is 4; it is a list of values, such as [1, 2, 4]"),
+        ("[base]\n[axes]\ntp = 4", "axis tp must be a list of values, such as [1, 2, 4], not 4"),
         ("[base]\n[axes]\ntp = []", "axis tp is []"),
         ("[base]\n[axes]\ntp = [1, 1]", "axis tp has 1 twice"),
-        ("[base]\n[axes]\ntp = ['four']", "tp is 'four'; it is a whole number"),
+        ("[base]\n[axes]\ntp = ['four']", "tp must be a whole number, not 'four'"),
         ("[base]\nzap = 1\n", "the study has no axes; add some"),
         ("[base]\n[[together]]\ntp = [1, 2]\ndp = [4]", "axes tp and dp go together, but have 2 and 1 values"),
         ("[base]\n[axes]\ntp = [1]\n[[together]]\ntp = [1, 2]\ndp = [4, 2]", "axis tp stands twice"),
@@ -284,7 +284,7 @@ def test_a_grid_of_a_billion_points_says_how_to_sample():
         ({"checkpoint_GBps": 2.0}, "checkpoint_GBps needs checkpoint_every"),
         ({"checkpoint_minutes": 1.0, "checkpoint_every": 2}, "say the same twice"),
         ({"precision": "float8"}, "float8 is a stack"),
-        ({"mtbf_hours": 0.0}, "mtbf_hours is 0.0; it is above 0"),
+        ({"mtbf_hours": 0.0}, "mtbf_hours must be above 0, not 0.0"),
     ],
 )
 def test_points_that_cannot_be_say_why(settings, message):

@@ -241,7 +241,7 @@ def test_recompute_sets():
     assert recompute_set(graph, ["layers.1.feed_forward"]) == tuple(
         f"layers.1.feed_forward.{name}" for name in ("w1", "act", "w3", "mul", "w2")
     )
-    with pytest.raises(TwofoldError, match="no operator or module"):
+    with pytest.raises(TwofoldError, match="not an operator or module"):
         recompute_set(graph, ["layers.7"])
     with pytest.raises(TwofoldError, match=r"recompute .some. is not known; known: none, selective, "):
         recompute_set(graph, "some")
@@ -336,8 +336,8 @@ def test_what_a_config_json_says_beside_sizes():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"residual_multiplier": 0.22}, "residual_multiplier of model_type 'llama' are not known and may change"),
-        ({"no_rope_layer_interval": 4}, "no_rope_layer_interval of model_type 'llama' are not known and may change"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier of model_type 'llama' are unknown and may change"),
+        ({"no_rope_layer_interval": 4}, "no_rope_layer_interval of model_type 'llama' are unknown and may change"),
         ({"hidden_act": "quick_gelu"}, "llama: hidden_act is 'quick_gelu', which is not modelled; it may be silu or"),
         ({"model_type": "mamba"}, "model_type 'mamba' is not known; known: bert, bloom, cohere, "),
         ({"layer_types": ["linear_attention"]}, "layer_types has linear_attention, which is not modelled"),
@@ -362,7 +362,7 @@ def test_files_that_are_none(tmp_path):
         transformer(tmp_path / "missing.json")
     for content in (b"{", b"[" * 100_000, b"\xff"):
         (tmp_path / "broken.json").write_bytes(content)
-        with pytest.raises(TwofoldError, match=r"not a whole JSON|too deeply"):
+        with pytest.raises(TwofoldError, match=r"not a complete JSON|too deeply"):
             transformer(tmp_path / "broken.json")
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(TwofoldError, match="a JSON object, not list"):
@@ -372,12 +372,12 @@ def test_files_that_are_none(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_layers": 0}, "num_layers is a whole number of at least 1"),
+        ({"num_layers": 0}, "num_layers must be a whole number of at least 1"),
         ({"hidden": 66}, "give head_dim"),
         ({"norm": "batch"}, "norm 'batch' is not known"),
-        ({"dropout": 1.0}, "dropout 1.0 is a probability below 1"),
-        ({"dtype": "int32"}, "is no float"),
-        ({"head_dim": 15}, "rope turns pairs"),
+        ({"dropout": 1.0}, "dropout 1.0 must be a probability below 1"),
+        ({"dtype": "int32"}, "is not a float"),
+        ({"head_dim": 15}, "rope rotates pairs"),
     ],
 )
 def test_impossible_configurations_are_refused(change, message):
@@ -387,5 +387,5 @@ def test_impossible_configurations_are_refused(change, message):
 
 @pytest.mark.parametrize("size", [0, True, 1.5])
 def test_impossible_batches_are_refused(size):
-    with pytest.raises(TwofoldError, match="batch_size is a whole number of at least 1"):
+    with pytest.raises(TwofoldError, match="batch_size must be a whole number of at least 1"):
         transformer("gpt2", batch_size=size)

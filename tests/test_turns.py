@@ -117,7 +117,7 @@ def test_what_cannot_take_turns_is_refused_in_one_sentence() -> None:
     with pytest.raises(TwofoldError, match=r"^interleave 2 does not divide the micro-batch of 3: 3 % 2 != 0$"):
         Degrees(micro_batch=3, global_batch=3, interleave=2)
     alone = Degrees(pp=2, global_batch=8, overlap_pairs=True)
-    with pytest.raises(TwofoldError, match=r"schedule '1f1b' of pp 2 and 8 micro-batches has no forward .* take"):
+    with pytest.raises(TwofoldError, match=r"schedule '1f1b' of pp 2 and 8 micro-batches runs no forward .* use"):
         check(alone, sizes_of(CONFIG))
 
 

@@ -95,7 +95,7 @@ def test_a_tied_table_trains_on_a_v_shaped_pipeline():
 
 
 def test_a_tied_table_on_two_stages_is_refused_with_a_way_out():
-    with pytest.raises(TwofoldError, match=r"zb_v, or a head of its own: tf.transformer\(..., tied=False\)"):
+    with pytest.raises(TwofoldError, match=r"zb_v, or untie the head: tf.transformer\(..., tied=False\)"):
         planned(dataclasses.replace(GPT, tied=True), pp=2)
     assert len(uniform_plan(transformer("gpt3-125m", tied=False), MACHINE, pp=2).stages) == 2
 
@@ -206,16 +206,16 @@ def test_ten_thousands_of_ranks(degrees):
     ("options", "message"),
     [
         ({"tp": 3}, "4 query heads cannot be split over tp 3: 4 % 3 != 0"),
-        ({"cp": 3}, "8 tokens of a sample cannot be split over cp 3"),
-        ({"cp": 4, "tp": 4, "sequence_parallel": True}, "8 tokens of a sample cannot be split over cp 4 x tp 4"),
+        ({"cp": 3}, "8 tokens per sample cannot be split over cp 3"),
+        ({"cp": 4, "tp": 4, "sequence_parallel": True}, "8 tokens per sample cannot be split over cp 4 x tp 4"),
         ({"pp": 3}, "2 blocks cannot fill 3 chunks"),
         ({"pp": 2, "layers_per_stage": [1, 2]}, r"layers \(1, 2\) add up to 3; transformer has 2 blocks"),
         ({"pp": 3, "layers_per_stage": [1, 0, 1]}, "leaves nothing for chunk 1"),
-        ({"dp": 3}, "a global batch of 8 does not divide by dp.3. .* 8 % 3 != 0; the next that does is 9"),
-        ({"dp": 2, "micro_batch": 3}, "8 % 6 != 0; the next that does is 12"),
+        ({"dp": 3}, "a global batch of 8 does not divide by dp.3. .* 8 % 3 != 0; the next valid batch is 9"),
+        ({"dp": 2, "micro_batch": 3}, "8 % 6 != 0; the next valid batch is 12"),
         ({"pp": 2, "virtual": 2}, "1f1b.* cannot take virtual=2"),
-        ({"recompute": "all"}, "recompute is 'all'; it is one of none, selective"),
-        ({"tp": 0}, "tp is 0; it is a whole number of at least 1"),
+        ({"recompute": "all"}, "recompute must be one of none, selective"),
+        ({"tp": 0}, "tp must be a whole number of at least 1, not 0"),
     ],
 )
 def test_degrees_that_do_not_fit_are_refused(options, message):

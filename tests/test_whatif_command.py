@@ -192,7 +192,7 @@ def test_the_tables_show_the_numbers(program):
         (["--steps", "0"], "--steps 0"),
         (["--schedule", "nowhere.csv"], "nowhere.csv"),
         (["--schedule", "{folder}/empty.csv"], "empty.csv: the file is empty"),
-        (["--schedule", "{folder}/hello.txt"], "hello.txt: rank 0, cell 0: 'hello' is no action"),
+        (["--schedule", "{folder}/hello.txt"], "hello.txt: rank 0, cell 0: 'hello' is not an action"),
         (["--schedule", "{folder}/short.csv"], "short.csv: the written schedule 'custom' is for 2 pipeline ranks"),
         (["--schedule", "{folder}"], "a schedule file must be named *.csv or *.txt"),
         (["--by", "2", "--sensitivity"], "--by 2"),
@@ -254,7 +254,7 @@ def _plan_text(plan) -> str:
         ("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1B0,1F0,1F1,1B1,1F2,1B2,1F3,1B3", "before its forward", ">1B0<"),
         ("0F0,0F1;0B0,0F2,0F3,0B1,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3", "two actions at once", ">0F1;0B0<"),
         ("0F0,0X1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3", "0X1", ">0X1<"),
-        ("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3,0F0\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3", "a second time", ">0F0<"),
+        ("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3,0F0\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3", "repeats the forward", ">0F0<"),
     ],
 )
 def test_a_bad_schedule_is_refused_with_its_cell(files, rows, message, cell, tmp_path, capsys):
@@ -304,7 +304,7 @@ def test_stages_stand_for_their_ranks(files, capsys):
         (("links", 0, "latency_s"), -1.0, "latency_s is -1.0"),
         (("links", 1, "uplink_Bps"), -5.0, "uplink_Bps is -5.0"),
         (("compute", "matrix_flops_per_s", "float32"), -1.0, "matrix_flops_per_s.float32 is -1.0"),
-        (("dispatch_s", "matrix"), float("nan"), "not a whole JSON file"),
+        (("dispatch_s", "matrix"), float("nan"), "not a complete JSON file"),
         (("num_devices",), 4, "runs on 8 ranks, but machine 'small' has 4 devices"),
     ],
 )

@@ -98,7 +98,9 @@ class Link(Section, frozen=True, kw_only=True):
         if self.ranks < 1:
             raise TwofoldError(f"link tier {self.name!r} joins {self.ranks} ranks; it must join at least 1")
         if self.reached_fraction is not None and self.reached_fraction > 1:
-            raise TwofoldError(f"link tier {self.name!r}: reached_fraction is {self.reached_fraction}; it is at most 1")
+            raise TwofoldError(
+                f"link tier {self.name!r}: reached_fraction must be at most 1, not {self.reached_fraction}"
+            )
 
 
 class Wire(Section, frozen=True, kw_only=True):

@@ -127,7 +127,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
             raise TwofoldError(f"version is {self.version}, this twofold reads {MACHINE_VERSION}")
         for name in ("num_devices", "devices_per_node", "cores_per_node"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise TwofoldError(f"{name} is {getattr(self, name)}; it is at least 1")
+                raise TwofoldError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.runtime_bytes is not None and self.runtime_bytes >= self.memory_bytes:
             raise TwofoldError(
                 f"runtime_bytes is {self.runtime_bytes}, of {self.memory_bytes} memory_bytes; no tensor has room"

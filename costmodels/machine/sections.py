@@ -253,7 +253,7 @@ def _limits(stem: str) -> tuple[float, float, bool]:
 def check_share(name: str, value: float) -> None:
     """Refuse a share above 1."""
     if value > 1:
-        raise TwofoldError(f"{name} is {value}; it is a share, at most 1")
+        raise TwofoldError(f"{name} must be a share, at most 1, not {value}")
 
 
 def check_known(what: str, name: str, known: Sequence[str]) -> None:

@@ -179,13 +179,13 @@ class Compute(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         Section.__post_init__(self)
         if self.sharpness < 1:
-            raise TwofoldError(f"sharpness is {self.sharpness}; it is at least 1 (1 adds the two times)")
+            raise TwofoldError(f"sharpness must be at least 1 (1 adds the two times), not {self.sharpness}")
         for name in ("matrix_efficiency", "memory_efficiency", "clock_drop"):
             check_share(name, getattr(self, name))
         if not self.matrix_flops_per_s or not self.vector_flops_per_s:
             raise TwofoldError("matrix_flops_per_s and vector_flops_per_s need a rate for at least one dtype")
         if self.num_cores < 1:
-            raise TwofoldError(f"num_cores is {self.num_cores}; it is at least 1")
+            raise TwofoldError(f"num_cores must be at least 1, not {self.num_cores}")
         for form in self.form_cost:
             check_known("form of a matrix product", form, FORMS)
 

@@ -133,7 +133,7 @@ def launch(
     if followed not in ranks:
         raise TwofoldError(f"rank {followed} to follow is not a rank of this machine: {ranks[0]} to {ranks[-1]}")
     if timeout_s is not None and not timeout_s > 0:
-        raise TwofoldError(f"timeout_s must be above 0, or None for no limit; it is {timeout_s:g}")
+        raise TwofoldError(f"timeout_s must be above 0, or None for no limit, not {timeout_s:g}")
     rendezvous = _rendezvous(nodes)
 
     job = JobFolder(log_dir=Path(log_dir))

@@ -29,7 +29,7 @@ def check(
     >>> check(Degrees(tp=5), sizes_of(transformer_config("gpt2")))
     Traceback (most recent call last):
         ...
-    plans.errors.TwofoldError: gpt2: 12 query heads cannot be split over tp 5: 12 % 5 != 0; the next tp that can is 6
+    plans.errors.TwofoldError: gpt2: 12 query heads cannot be split over tp 5: 12 % 5 != 0; the next valid tp is 6
     """
     known = {**degrees.values, "global_batch": degrees.global_batch}
     for sentence in impossible(known, model, num_devices=num_devices, machine=machine):

@@ -34,7 +34,7 @@ def values_from_json(found: Mapping[str, Any], path: str) -> dict[str, Any]:
     """
     if unknown := sorted(found.keys() - DEGREES.keys()):
         near = difflib.get_close_matches(unknown[0], DEGREES, n=1)
-        way = f"did you mean {near[0]!r}?" if near else "take it out of the file"
+        way = f"did you mean {near[0]!r}?" if near else "remove it from the file"
         raise TwofoldError(f"{path}: degrees.{unknown[0]} is not a degree; {way}")
     if missing := [name for name in DEGREES if name not in found]:
         raise TwofoldError(f"{path}: degrees.{missing[0]} is missing; write the file again with `twofold plan`")

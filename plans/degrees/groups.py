@@ -175,7 +175,7 @@ def mesh_axes(*, dp: int = 1, cp: int = 1, tp: int = 1, num_kv_heads: int | None
     (('dp', 'tp_kv', 'tp_q'), (2, 2, 2), ('tp_kv', 'tp_q'), ('tp_kv',))
     """
     if ep < 1 or dp % ep:
-        raise TwofoldError(f"a mesh of dp {dp} has no part of ep {ep}: {dp} % {ep} != 0")
+        raise TwofoldError(f"dp {dp} does not divide into groups of ep {ep}: {dp} % {ep} != 0")
     axes = [("dp", dp)] if ep == 1 else [("dp", dp // ep), ("ep", ep)]
     samples: DimAxes = tuple(name for name, size in axes if size > 1)
     if cp > 1:

@@ -48,8 +48,8 @@ def plan_of(
     """
     if graph.batch_size != degrees.global_batch:
         raise TwofoldError(
-            f"{graph.name} has a batch of {graph.batch_size}, the degrees one of {degrees.global_batch}; make it "
-            f"with batch_size={degrees.global_batch}"
+            f"{graph.name} has a batch of {graph.batch_size}, the degrees have a batch of {degrees.global_batch}; "
+            f"build it with batch_size={degrees.global_batch}"
         )
     sizes = sizes_of(graph)
     check(degrees, sizes if stages is None else replace(sizes, num_layers=0))
@@ -60,9 +60,7 @@ def plan_of(
     meshes = [axes.mesh(degrees.stage_ranks(number)) for number in range(degrees.pp)]
     chunks = chunk_operators(graph, degrees.layers_of(sizes.num_layers)) if stages is None else stages
     if len(chunks) != len(placement):
-        raise TwofoldError(
-            f"operators are given for {len(chunks)} chunks; pp {degrees.pp} has {len(placement)} of them"
-        )
+        raise TwofoldError(f"operators are given for {len(chunks)} chunks, but pp {degrees.pp} has {len(placement)}")
     some = None if degrees.recompute_layers is None else _first_blocks(graph, chunks, degrees.recompute_layers)
     plan = Plan(
         graph=graph,

@@ -42,7 +42,7 @@ class ModelSizes:
         hidden: features between blocks.
         vocab: rows of the table of embeddings.
         num_experts, expert_inner: of a mixture of experts; 0: there is none.
-        tied: whether the head's matrix is the table of embeddings.
+        tied: whether the head shares its weights with the embedding.
     """
 
     name: str
@@ -64,54 +64,54 @@ class ModelSizes:
 def whole_number(name: str, value: object) -> str | None:
     """A count of ranks, samples or chunks."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        return f"{name} is {value!r}; it is a whole number of at least 1"
+        return f"{name} must be a whole number of at least 1, not {value!r}"
     return None
 
 
 def byte_count(name: str, value: object) -> str | None:
     """A number of bytes."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        return f"{name} is {value!r}; it is a whole number of bytes, 0 for none"
+        return f"{name} must be a whole number of bytes (0: none), not {value!r}"
     return None
 
 
 def level(name: str, value: object) -> str | None:
     """An optimizer-parallel level."""
     if isinstance(value, bool) or value not in (0, 1, 2, 3):
-        return f"{name} is {value!r}; optimizer-parallel levels are 0, 1, 2 and 3"
+        return f"{name} must be 0, 1, 2 or 3, not {value!r}"
     return None
 
 
 def mode(name: str, value: object) -> str | None:
     """A way to recompute."""
-    return None if value in RECOMPUTE_MODES else f"{name} is {value!r}; it is one of {', '.join(RECOMPUTE_MODES)}"
+    return None if value in RECOMPUTE_MODES else f"{name} must be one of {', '.join(RECOMPUTE_MODES)}, not {value!r}"
 
 
 def receiving(name: str, value: object) -> str | None:
     """When tensors of other stages are received."""
-    return None if value in RECEIVES else f"{name} {value!r} is not known: {' or '.join(RECEIVES)}"
+    return None if value in RECEIVES else f"{name} must be {' or '.join(RECEIVES)}, not {value!r}"
 
 
 def flag(name: str, value: object) -> str | None:
     """Yes or no."""
-    return None if isinstance(value, bool) else f"{name} is {value!r}; it is true or false"
+    return None if isinstance(value, bool) else f"{name} must be true or false, not {value!r}"
 
 
 def name_of_schedule(name: str, value: object) -> str | None:
     """A schedule that is known."""
     if not isinstance(value, str):
-        return f"{name} is {value!r}; it is a name such as 1f1b"
+        return f"{name} must be the name of a schedule, such as 1f1b, not {value!r}"
     return _refused(lambda: chunks_per_rank(value))
 
 
 def chunk_counts(name: str, value: object) -> str | None:
     """Blocks of every chunk."""
     if not isinstance(value, tuple) or not value or not all(type(count) is int and count >= 0 for count in value):
-        return f"{name} is {value!r}; it gives the blocks of every chunk of the pipeline, such as (8, 8, 8, 8)"
+        return f"{name} must list the blocks of every pipeline chunk, such as (8, 8, 8, 8), not {value!r}"
     if empty := [chunk for chunk in range(1, len(value) - 1) if not value[chunk]]:
         return (
             f"{name} {value} leaves nothing for chunk {empty[0]}: only the first chunk, which has the embedding, and "
-            "the last, which has the head, may be without blocks"
+            "the last, which has the head, may have no blocks"
         )
     return None
 
@@ -119,7 +119,7 @@ def chunk_counts(name: str, value: object) -> str | None:
 def order(name: str, value: object) -> str | None:
     """An order of the axes."""
     if not isinstance(value, tuple) or sorted(map(str, value)) != sorted(ORDER):
-        return f"{name} is {value!r}; it names each of {', '.join(ORDER)} once, the innermost first, such as {ORDER}"
+        return f"{name} must list {', '.join(ORDER)} once each, innermost first, such as {ORDER}, not {value!r}"
     return None
 
 
@@ -129,8 +129,8 @@ def order(name: str, value: object) -> str | None:
 def _recompute_layers(recompute: str, recompute_layers: int | None) -> str | None:
     if recompute == "none" and recompute_layers is not None:
         return (
-            f"recompute_layers {recompute_layers} says how many blocks of a chunk recompute, but recompute is none; "
-            "give recompute full, say"
+            f"recompute_layers {recompute_layers} sets how many blocks of a chunk recompute, but recompute is none; "
+            "set recompute, for example to full"
         )
     return None
 
@@ -138,8 +138,8 @@ def _recompute_layers(recompute: str, recompute_layers: int | None) -> str | Non
 def _expert_ranks(dp: int, ep: int) -> str | None:
     if dp % ep:
         return (
-            f"dp {dp} cannot be shared out in parts of ep {ep}: {dp} % {ep} != 0, and experts are split over "
-            f"data-parallel ranks; {_next('ep', dp, ep)}"
+            f"dp {dp} is not a multiple of ep {ep}: {dp} % {ep} != 0, and experts are split over data-parallel ranks; "
+            f"{_next('ep', dp, ep)}"
         )
     return None
 
@@ -149,7 +149,7 @@ def _batch(global_batch: int, dp: int = 1, micro_batch: int = 1) -> str | None:
     if global_batch % at_once:
         return (
             f"a global batch of {global_batch} does not divide by dp({dp}) * micro_batch({micro_batch}) = {at_once}: "
-            f"{global_batch} % {at_once} != 0; the next that does is {math.ceil(global_batch / at_once) * at_once}"
+            f"{global_batch} % {at_once} != 0; the next valid batch is {math.ceil(global_batch / at_once) * at_once}"
         )
     return None
 
@@ -169,7 +169,11 @@ def _layers(layers: tuple[int, ...] | None, pp: int, schedule: str = "", virtual
     if layers is None or is_written(schedule):
         return None
     if not schedule:  # which is searched
-        return None if len(layers) % pp == 0 else f"layers {layers} are {len(layers)} counts: no multiple of pp {pp}"
+        return (
+            None
+            if len(layers) % pp == 0
+            else f"layers {layers} are {len(layers)} counts, which is not a multiple of pp {pp}"
+        )
     each = chunks_per_rank(schedule) or virtual
     if len(layers) != pp * each:
         return (
@@ -198,8 +202,8 @@ def _pairs(
         made = make_schedule(schedule, pp, count, virtual=schedule_virtual(schedule, virtual))
         if not any(overlapped_pairs(made)):
             raise TwofoldError(
-                f"overlap_pairs: schedule {schedule!r} of pp {pp} and {count} micro-batches has no forward beside a "
-                "backward of another chunk; take dualpipe_v and more micro-batches"
+                f"overlap_pairs: schedule {schedule!r} of pp {pp} and {count} micro-batches runs no forward next to a "
+                "backward of another chunk; use dualpipe_v and more micro-batches"
             )
 
     return _refused(find)
@@ -220,7 +224,7 @@ def _heads(model: ModelSizes, tp: int) -> str | None:
 def _kv_heads(model: ModelSizes, tp: int) -> str | None:
     heads = model.kv_heads
     if heads % tp and tp % heads:
-        fits = _next("tp", heads, tp) if tp < heads else f"the next tp that can is {math.ceil(tp / heads) * heads}"
+        fits = _next("tp", heads, tp) if tp < heads else f"the next valid tp is {math.ceil(tp / heads) * heads}"
         return (
             f"{model.name}: {heads} heads of keys and values and tp {tp}: one must be a multiple of the other; {fits}"
         )
@@ -247,13 +251,13 @@ def _sequence(model: ModelSizes, cp: int = 1, tp: int = 1, sequence_parallel: bo
         return None
     ways = [f"{name} {count}" for name, count in (("cp", cp), ("tp", tp if sequence_parallel else 1)) if count > 1]
     return (
-        f"{model.name}: {model.seq} tokens of a sample cannot be split over {' x '.join(ways)}: {model.seq} % {parts} "
-        f"!= 0; the next length that can is {math.ceil(model.seq / parts) * parts}"
+        f"{model.name}: {model.seq} tokens per sample cannot be split over {' x '.join(ways)}: {model.seq} % {parts} "
+        f"!= 0; the next valid length is {math.ceil(model.seq / parts) * parts}"
     )
 
 
 def _has_experts(model: ModelSizes, ep: int) -> str | None:
-    return f"{model.name} has no experts that ep {ep} could split" if ep > 1 and not model.num_experts else None
+    return f"{model.name} has no experts to split over ep {ep}" if ep > 1 and not model.num_experts else None
 
 
 def _experts(model: ModelSizes, ep: int) -> str | None:
@@ -262,7 +266,7 @@ def _experts(model: ModelSizes, ep: int) -> str | None:
 
 def _whole_samples(model: ModelSizes, cp: int) -> str | None:
     if model.num_experts and cp > 1:
-        return f"{model.name}: experts take whole samples, which cp {cp} splits; take cp 1"
+        return f"{model.name}: experts need complete samples, but cp {cp} splits them; use cp 1"
     return None
 
 
@@ -286,7 +290,7 @@ def _enough_layers(
     each = chunks_per_rank(schedule) or virtual
     if layers is None and not is_written(schedule) and 0 < model.num_layers < pp * each:
         return (
-            f"{model.name}: {model.num_layers} blocks cannot fill {pp * each} chunks (pp {pp} x {each} per rank); take "
+            f"{model.name}: {model.num_layers} blocks cannot fill {pp * each} chunks (pp {pp} x {each} per rank); use "
             "fewer chunks, or give layers with zeros for the first or the last chunk"
         )
     return None
@@ -296,8 +300,8 @@ def unpredicted(model: ModelSizes, tp: int, sequence_parallel: bool) -> str | No
     """What plans can do, but forecasts cannot."""
     if sequence_parallel and tp > model.kv_heads > 1:
         return (
-            f"{model.name}: sequence parallelism with tp {tp} above the {model.kv_heads} heads of keys and values is "
-            f"not forecast; take tp {model.kv_heads}, or no sequence parallelism"
+            f"{model.name}: sequence parallelism with tp {tp} above the {model.kv_heads} key-value heads is not "
+            f"supported by forecasts; use tp {model.kv_heads}, or no sequence parallelism"
         )
     return None
 
@@ -309,8 +313,8 @@ def tied_head(model: ModelSizes, pp: int, schedule: str, num_micro_batches: int,
     made = make_schedule(schedule, pp, num_micro_batches, virtual=schedule_virtual(schedule, virtual))
     if made.placement[0] != made.placement[-1]:
         return (
-            f"{model.name}: the head's matrix is the table of embeddings, but with pp {pp} and schedule {schedule!r} "
-            "they are on different ranks; take a V-shaped schedule such as zb_v, or a head of its own: "
+            f"{model.name}: the head shares its weights with the embedding, but with pp {pp} and schedule {schedule!r} "
+            "they are on different ranks; use a V-shaped schedule such as zb_v, or untie the head: "
             "tf.transformer(..., tied=False)"
         )
     return None
@@ -324,7 +328,7 @@ def _devices(num_devices: int, machine: str, dp: int = 1, cp: int = 1, tp: int =
     if (num_ranks := math.prod(axes.values())) > num_devices:
         shown = " * ".join(f"{name}({size})" for name, size in axes.items() if size > 1)
         return (
-            f"{shown} = {num_ranks} ranks; machine {machine!r} has {num_devices} devices: lower a degree, or name a "
+            f"{shown} = {num_ranks} ranks; machine {machine!r} has {num_devices} devices: lower a degree, or use a "
             "larger machine"
         )
     return None
@@ -382,7 +386,7 @@ def broken(rules: Iterable[Rule], known: Mapping[str, Any]) -> Iterator[str]:
     """The sentences of the rules that known values break.
 
     >>> next(broken(OF_DEGREES, {"global_batch": 24, "dp": 5}))
-    'a global batch of 24 does not divide by dp(5) * micro_batch(1) = 5: 24 % 5 != 0; the next that does is 25'
+    'a global batch of 24 does not divide by dp(5) * micro_batch(1) = 5: 24 % 5 != 0; the next valid batch is 25'
     """
     for rule in rules:
         if sentence := rule.apply(known):
@@ -401,7 +405,7 @@ def _split(model: ModelSizes, what: str, size: int, name: str, count: int) -> st
 def _next(name: str, size: int, count: int) -> str:
     """The next larger degree that divides a size, or the largest."""
     larger = next((degree for degree in range(count + 1, size + 1) if size % degree == 0), size)
-    return f"the {'next' if larger > count else 'largest'} {name} that can is {larger}"
+    return f"the {'next' if larger > count else 'largest'} valid {name} is {larger}"
 
 
 def _refused(make: Callable[[], object]) -> str | None:

@@ -301,7 +301,7 @@ def check_values(values: Mapping[str, Any]) -> None:
     """
     for name, value in values.items():
         if name not in _CHECKS:
-            raise TwofoldError(f"{name} is no degree; degrees are {', '.join(DEGREES)}")
+            raise TwofoldError(f"{name} is not a degree; the degrees are {', '.join(DEGREES)}")
         check, is_optional = _CHECKS[name]
         if (value is not None or not is_optional) and (sentence := check(name, value)):
             raise TwofoldError(sentence)

@@ -62,7 +62,7 @@ def parameter_layouts(
             if micro.tensors[name].kind != "parameter":
                 continue
             if name not in wanted:
-                raise TwofoldError(f"parameter {name!r} does not reach the loss; freeze it or leave it out")
+                raise TwofoldError(f"parameter {name!r} does not affect the loss; freeze or remove it")
             mesh = _mesh(plan, operator, stage_of)
             home = homes.setdefault(name, spec.input_layout(index, mesh, dims))
             if index not in micro.trained_inputs(operator):

@@ -92,8 +92,8 @@ def _check_updated(groups: Sequence[GroupProgram]) -> None:
         for each in group.constants:
             if each.is_updated and owners.setdefault(each.name, (number, each.value)) != (number, each.value):
                 raise TwofoldError(
-                    f"{each.name!r}, which the forward changes, is used in two stages or in two layouts; put its users "
-                    f"into one stage with equal strategies, or give each a module of its own"
+                    f"{each.name!r}, which the forward changes, is used in two stages or in two layouts; put its "
+                    "users into one stage with equal strategies, or use separate modules"
                 )
 
 

@@ -54,7 +54,7 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def __post_init__(self) -> None:
         if self.kind not in ("input", "parameter", "constant", "activation"):
             raise TwofoldError(
-                f"tensor {self.name!r} has the kind {self.kind!r}; it is input, parameter, constant or activation"
+                f"tensor {self.name!r} has the kind {self.kind!r}; it must be input, parameter, constant or activation"
             )
         if any(size < 1 for size in self.shape):
             raise TwofoldError(f"tensor {self.name!r} has a dim of size 0 in {self.shape}; all dims must be at least 1")
@@ -121,10 +121,12 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
                         f"operator {operator.name!r} reads the tensor {name!r}, which the graph does not list"
                     )
                 if name not in made:
-                    raise TwofoldError(f"operator {operator.name!r} reads {name!r} before any operator makes it")
+                    raise TwofoldError(f"operator {operator.name!r} reads {name!r} before any operator writes it")
             for name in operator.outputs:
                 if name in made or name not in self.tensors:
-                    raise TwofoldError(f"operator {operator.name!r} makes {name!r}, which is made twice or not listed")
+                    raise TwofoldError(
+                        f"operator {operator.name!r} writes {name!r}, which is written twice or not listed"
+                    )
                 made.add(name)
         names = [operator.name for operator in self.operators]
         if len(set(names)) != len(names):
@@ -284,7 +286,7 @@ def _needs_gradient(graph: Graph) -> frozenset[str]:
             elif name in needed and not graph.spec(operator).blind and index not in graph.spec(operator).discrete:
                 raise TwofoldError(
                     f"operator {operator.name!r} ({operator.kind}) computes no gradient for its input {name!r}, which "
-                    "is trained or made from trained tensors; detach it"
+                    "is trained or depends on trained tensors; detach it"
                 )
     return frozenset(needed & useful)
 
@@ -313,7 +315,8 @@ def _resized(graph: Graph, batch_size: int) -> Graph:
                     if new % rest:
                         raise TwofoldError(
                             f"operator {operator.name!r} ({operator.kind}) reads {name!r} {graph.tensors[name].shape}; "
-                            f"for a batch of {batch_size} its dim {position} would be {new}, no multiple of {rest}"
+                            f"for a batch of {batch_size} its dim {position} would be {new}, which is not a multiple "
+                            f"of {rest}"
                         )
                     sizes[which] = new // rest
         for dims, name in zip(spec.outputs, operator.outputs, strict=True):

@@ -34,7 +34,9 @@ def _attention(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Oper
     """
     q, k, v = heads_first(inputs[:3], attrs)
     if len(q) < 3 or len(q) != len(k) or k[:-1] != v[:-1] or q[:-3] != k[:-3] or q[-1] != k[-1] or q[-3] % k[-3]:
-        raise TwofoldError(f"attention takes q, k, v of fitting shapes [.., heads, length, size], not {q}, {k} and {v}")
+        raise TwofoldError(
+            f"attention takes q, k, v of matching shapes [.., heads, length, size], not {q}, {k} and {v}"
+        )
     repeats = q[-3] // k[-3]
     batch = tuple(f"b{position}" for position in range(len(q) - 3))
     sizes = dict(zip(batch, q, strict=False)) | {"h": k[-3], "s": q[-2], "_t": k[-2], "_d": q[-1], "_e": v[-1]}

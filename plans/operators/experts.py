@@ -36,13 +36,13 @@ def _sizes(tokens: Shape, logits: Shape, routed: Shape, attrs: Attrs) -> dict[st
     capacity = attrs.get("capacity", 0)
     if not fits or routed != (logits[2], tokens[0] * capacity, tokens[2]):
         raise TwofoldError(
-            f"a mixture of experts takes tokens [b, s, h], logits [b, s, e] and what is routed [e, b x capacity, h], "
+            f"a mixture of experts takes tokens [b, s, h], logits [b, s, e] and routed tokens [e, b x capacity, h], "
             f"not {tokens}, {logits} and {routed} with a capacity of {capacity}"
         )
     if not 1 <= attrs.get("top_k", 0) <= logits[2]:
         raise TwofoldError(f"top_k is {attrs.get('top_k')!r}; there are {logits[2]} experts")
     if attrs.get("weights", "chosen") not in WEIGHTS:
-        raise TwofoldError(f"weights are {attrs['weights']!r}; they are one of {', '.join(WEIGHTS)}")
+        raise TwofoldError(f"weights are {attrs['weights']!r}; use one of {', '.join(WEIGHTS)}")
     return {"b": tokens[0], "_s": tokens[1], "h": tokens[2], "_e": logits[2], "_c": capacity}
 
 

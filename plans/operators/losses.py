@@ -65,7 +65,7 @@ def _cross_entropy(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> 
     batch = named("b", inputs[0][:-1])
     sizes = dict(zip(batch, inputs[0][:-1], strict=True)) | {"c": inputs[0][-1]}
     if (len(inputs) == 3) != ("ignore_index" in attrs):
-        raise TwofoldError("a cross_entropy with ignore_index reads how many labels count, one without does not")
+        raise TwofoldError("a cross_entropy reads the number of labels that count if and only if it has ignore_index")
     counted: tuple[tuple[Dim, ...], ...] = ((),) * (len(inputs) - 2)
     flops, needs = 5 * math.prod(inputs[0]), ("x0", "x1", "x2")[: len(inputs)]
     return OperatorSpec(

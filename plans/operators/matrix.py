@@ -38,7 +38,7 @@ def _matmul(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
     """
     a, c = inputs
     if not a or not c or a[-1] != c[-2 if len(c) > 1 else 0]:
-        raise TwofoldError(f"a matmul of {a} and {c} does not fit")
+        raise TwofoldError(f"the shapes {a} and {c} of a matmul do not match")
     if len(c) <= 2:
         rows = named("b", a[:-1])
         sizes = dict(zip(rows, a[:-1], strict=True)) | {"k": a[-1]}

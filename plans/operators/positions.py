@@ -29,7 +29,9 @@ def _rope(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorS
     shape = inputs[0]
     rotary = 2 * inputs[1][-1] if len(inputs) > 1 else attrs.get("rotary", shape[-1])
     if len(shape) < 3 or rotary % 2 or not 0 < rotary <= shape[-1]:
-        raise TwofoldError(f"rope turns pairs of the first {rotary} elements of [.., length, heads, size], not {shape}")
+        raise TwofoldError(
+            f"rope rotates pairs of the first {rotary} elements of [.., length, heads, size], not {shape}"
+        )
     dims = (*(f"b{at}" for at in range(len(shape) - 3)), "s", "h", "_d")
     flops = 3 * math.prod(shape[:-1]) * rotary
     sizes, given = dict(zip(dims, shape, strict=True)), _ANGLES[len(inputs) - 1]

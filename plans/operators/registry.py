@@ -53,9 +53,7 @@ def declare(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs, name: str)
     if kind not in _DECLARATIONS:
         load_extensions()
     if kind not in _DECLARATIONS:
-        raise TwofoldError(
-            f"operator {name!r} is of the kind {kind!r}, which is not known; known: {', '.join(kinds())}"
-        )
+        raise TwofoldError(f"operator {name!r} has the unknown kind {kind!r}; known: {', '.join(kinds())}")
     try:
         return _declared(kind, tuple(map(tuple, inputs)), tuple(map(tuple, outputs)), _frozen(attrs))
     except TwofoldError as error:

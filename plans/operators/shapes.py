@@ -66,7 +66,7 @@ def _permute(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operat
     dims = named("d", inputs[0])
     order = attrs["dims"]
     if sorted(order) != list(range(len(dims))):
-        raise TwofoldError(f"{tuple(order)} is no order of the {len(dims)} dims of {inputs[0]}")
+        raise TwofoldError(f"{tuple(order)} is not a permutation of the {len(dims)} dims of {inputs[0]}")
     return OperatorSpec(
         kind=kind, sizes=dict(zip(dims, inputs[0], strict=True)), inputs=(dims,),
         outputs=(tuple(dims[dim] for dim in order),), splittable=frozenset(dims), gradients={0: Gradient()},
@@ -82,7 +82,7 @@ def _narrow(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
     sizes = dict(zip(dims, inputs[0], strict=True)) | {"_to": outputs[0][dim]}
     last = attrs["start"] + (outputs[0][dim] - 1) * attrs.get("step", 1)
     if attrs["start"] < 0 or last >= inputs[0][dim]:
-        raise TwofoldError(f"elements {attrs['start']} to {last} of dim {dim} do not lie in {inputs[0]}")
+        raise TwofoldError(f"elements {attrs['start']} to {last} of dim {dim} are outside of {inputs[0]}")
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=(dims,), outputs=(out,), gradients={0: Gradient()},
         splittable=frozenset(each for each in dims if each != "_from"),
@@ -94,7 +94,7 @@ def _concat(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
     """The inputs joined along the dim attrs "dim", which stays whole; attrs "sizes" has their sizes there."""
     dim, joined = attrs["dim"], tuple(attrs["sizes"])
     if len(inputs) > MAX_CONCAT:
-        raise TwofoldError(f"a concat takes at most {MAX_CONCAT} tensors, not {len(inputs)}; join them in two steps")
+        raise TwofoldError(f"a concat takes at most {MAX_CONCAT} tensors, not {len(inputs)}; concatenate in two steps")
     if joined != tuple(shape[dim] for shape in inputs) or sum(joined) != outputs[0][dim]:
         raise TwofoldError(f"a concat of {list(inputs)} along dim {dim} does not make {outputs[0]}")
     rest = named("d", outputs[0])

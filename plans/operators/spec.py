@@ -268,7 +268,7 @@ class OperatorSpec:
                     if mesh.size(assignment.get(major, ())) != self.sizes[major]:
                         raise TwofoldError(
                             f"operator {name!r} ({self.kind}) merges the dims {list(dim)} into one: {minor!r} can be "
-                            f"split only where {major!r} of size {self.sizes[major]} is split to single elements"
+                            f"split only if {major!r} of size {self.sizes[major]} is split into single elements"
                         )
 
     def local_fraction(self, mesh: Layout, assignment: Assignment) -> int:

@@ -77,7 +77,7 @@ def transpose_layout(layout: TensorLayout, permutation: Sequence[int]) -> Tensor
     (('mp',), ('dp',))
     """
     if sorted(permutation) != list(range(len(layout.dims))):
-        raise TwofoldError(f"{tuple(permutation)} is no order of the {len(layout.dims)} dims of {layout}")
+        raise TwofoldError(f"{tuple(permutation)} is not a permutation of the {len(layout.dims)} dims of {layout}")
     dims = tuple(layout.dims[dim] for dim in permutation)
     return TensorLayout(mesh=layout.mesh, dims=dims, partial=layout.partial)
 

@@ -214,7 +214,9 @@ def _across(
     if not source.partial and not target.partial and _same_regions(source, target, shape):
         return ()
     if target.partial and source.mesh.size(source.partial) != target.mesh.size(target.partial):
-        raise TwofoldError(f"{source} cannot become {target} on another mesh: its partial sums are spread otherwise")
+        raise TwofoldError(
+            f"{source} cannot become {target} on another mesh: its partial sums are distributed differently"
+        )
 
     def cost(steps: tuple[Step, ...]) -> float:
         if price is None:

@@ -94,6 +94,6 @@ def _skip_digits(text: str, position: int, end: int) -> int:
 
 def _unreadable(text: str, position: int, expected: str) -> ScheduleError:
     return ScheduleError(
-        f"{text!r} is no action: {expected} at position {position}; write the stage, one of F, B, I, W, and the "
+        f"{text!r} is not an action: {expected} at position {position}; write the stage, one of F, B, I, W, and the "
         f"micro-batch, e.g. 2F0 or 1B3\n  {text}\n  {' ' * position}^"
     )

@@ -102,6 +102,6 @@ def micro_batches_per_round(name: str, num_ranks: int, num_micro_batches: int) -
         raise ScheduleError(
             f"{name} takes the micro-batches in {num_micro_batches} // {num_ranks} = {num_rounds} rounds over "
             f"{num_ranks} ranks, and {num_rounds} does not divide {num_micro_batches}; "
-            f"{below} or {above} micro-batches would do, or any multiple of {num_ranks}"
+            f"{below} or {above} micro-batches work, or any multiple of {num_ranks}"
         )
     return num_micro_batches // num_rounds

@@ -40,7 +40,7 @@ def overlapped_pairs(schedule: Schedule) -> tuple[frozenset[int], ...]:
         said = ", ".join(stuck)
         raise ScheduleError(
             f"schedule {schedule.name!r}: with overlap_pairs its ranks wait for each other at {said}; "
-            "run it without overlap_pairs, or take dualpipe_v"
+            "run it without overlap_pairs, or use dualpipe_v"
         )
     return pairs
 

@@ -100,11 +100,13 @@ def v_placement(num_ranks: int) -> tuple[int, ...]:
 def check_counts(name: str, num_ranks: int, num_micro_batches: int) -> None:
     """Refuses counts below 1, and tables that no memory holds."""
     if num_ranks < 1 or num_micro_batches < 1:
-        raise ScheduleError(f"{name} of {num_ranks} ranks and {num_micro_batches} micro-batches: both start at 1")
+        raise ScheduleError(
+            f"{name} of {num_ranks} ranks and {num_micro_batches} micro-batches: both must be at least 1"
+        )
     if num_ranks * num_micro_batches > _MAX_TURNS:
         raise ScheduleError(
-            f"{name} of {num_ranks} ranks and {num_micro_batches} micro-batches: their product is at most "
-            f"{_MAX_TURNS}; take larger micro-batches or a smaller batch"
+            f"{name} of {num_ranks} ranks and {num_micro_batches} micro-batches: their product must be at most "
+            f"{_MAX_TURNS}; use larger micro-batches or a smaller batch"
         )
 
 

@@ -149,7 +149,7 @@ def declare_schedule(name: str, make: Callable[..., Schedule], *, num_chunks: in
         ScheduleError: there is one of this name.
     """
     if _plain(name) in map(_plain, _SCHEDULES):
-        raise ScheduleError(f"there is a schedule {name!r} already; give yours another name")
+        raise ScheduleError(f"schedule {name!r} already exists; use another name")
     _SCHEDULES[name] = _Entry(make, num_chunks)
     _known_name.cache_clear()
 

@@ -54,12 +54,12 @@ def read_rows(text: str) -> tuple[Header, list[list[Action]]]:
     try:
         rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO("\n".join(lines)))]
     except csv.Error as error:
-        raise ScheduleError(f"the schedule is no table with one line per rank: {error}") from None
+        raise ScheduleError(f"the schedule is not a table with one line per rank: {error}") from None
     order = []
     for rank, row in enumerate(rows):
         if not row:
             raise ScheduleError(
-                f"the line of rank {rank} is empty; every rank has its line (a comma if it does nothing)"
+                f"the line of rank {rank} is empty; every rank needs a line (a comma if it does nothing)"
             )
         order.append([action for position in range(len(row)) for action in _read_cell(rows, rank, position)])
     return header, order
@@ -88,9 +88,9 @@ def _read_cell(rows: Sequence[Sequence[str]], rank: int, position: int) -> list[
         return [Action.parse(part) for part in (overlap.groups() if overlap else (text,))]
     except ScheduleError as error:
         if _COMMUNICATION.fullmatch(text):
-            reason = f"{text!r} is communication, which follows from the order; give the compute-only form"
+            reason = f"{text!r} is communication, which follows from the order; omit communication"
         elif _is_several(text):
-            reason = f"{text!r} is two actions at once; a rank does one after the other, each in a cell of its own"
+            reason = f"{text!r} is two actions at once; give each action a cell of its own"
         else:
             reason = str(error)
         grid = format_cells(rows, mark=(rank, position))

@@ -77,8 +77,8 @@ def _check_each_once(schedule: Schedule) -> None:
             raise _culprit(
                 schedule,
                 row,
-                f"{schedule.cell_text(row)} does the {what} of micro-batch {table.micro_batch[row]} on stage "
-                f"{table.stage[row]} a second time; {schedule.cell_text(earlier)} in place {position} did it already",
+                f"{schedule.cell_text(row)} repeats the {what} of micro-batch {table.micro_batch[row]} on stage "
+                f"{table.stage[row]} ; {schedule.cell_text(earlier)} at position {position} already ran it",
             )
         if len(keys) < num_stages * schedule.num_micro_batches:
             # the first number that the sorted keys skip
@@ -167,7 +167,7 @@ def _check_memory(schedule: Schedule, memory_limit: int | Sequence[int]) -> None
         raise _culprit(
             schedule,
             row,
-            f"{schedule.cell_text(row)} makes {live[row]} activations alive on rank {rank}, and the limit is "
+            f"{schedule.cell_text(row)} keeps {live[row]} activations on rank {rank}, and the limit is "
             f"{limits[rank]}; this order needs {peak}",
             times=unit_start_times(schedule),
         )

@@ -104,7 +104,7 @@ class Problem:
         for name in ("num_devices", "global_batch"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise TwofoldError(f"{name} is {value!r}; it is a whole number of at least 1")
+                raise TwofoldError(f"{name} must be a whole number of at least 1, not {value!r}")
         most = _MOST_PER_DEVICE * self.num_devices
         if self.global_batch > most:
             raise TwofoldError(
@@ -119,7 +119,7 @@ class Problem:
             )
         check_devices(machine, self.num_devices)
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
-            raise TwofoldError(f"the memory limit is {self.memory_limit_bytes} bytes; it is at least 1")
+            raise TwofoldError(f"the memory limit must be at least 1 byte, not {self.memory_limit_bytes}")
         if self.optimizer is None:
             wide = "float32" if self.config.dtype in ("bfloat16", "float16") else None
             made = Optimizer(kind="adamw", settings={"lr": 1e-4}, gradient_dtype=wide, master_dtype=wide)

@@ -109,7 +109,7 @@ def refusal(config: TransformerConfig, *, tp: int, cp: int, sequence_parallel: b
 
     >>> from plans.model.transformer import transformer_config
     >>> refusal(transformer_config("llama-3-8b"), tp=3, cp=1, sequence_parallel=False)
-    'llama-3-8b: 32 query heads cannot be split over tp 3: 32 % 3 != 0; the next tp that can is 4'
+    'llama-3-8b: 32 query heads cannot be split over tp 3: 32 % 3 != 0; the next valid tp is 4'
     """
     sizes = sizes_of(config)
     known = {"tp": tp, "cp": cp, "sequence_parallel": sequence_parallel}

@@ -47,7 +47,7 @@ class LinkChange:
     def __post_init__(self) -> None:
         for name in ("bandwidth", "latency"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise TwofoldError(f"the {name} factor of a link change is {getattr(self, name)}; it is above 0")
+                raise TwofoldError(f"the {name} factor of a link change must be above 0, not {getattr(self, name)}")
         if self.pair and len(set(self.ranks)) != 2:
             raise TwofoldError(f"a link between a pair of ranks has two of them, not {self.ranks}")
         if not self.failed and self.bandwidth == self.latency == 1.0:

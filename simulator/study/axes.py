@@ -97,7 +97,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise TwofoldError(f"{name!r} is no axis; {hint}`twofold study --axes` lists them")
         if not _is_of(axis.type, value):
-            raise TwofoldError(f"{name} is {value!r}; it is {_SAID.get(axis.type, f'of type {axis.type}')}")
+            raise TwofoldError(f"{name} must be {_SAID.get(axis.type, f'of type {axis.type}')}, not {value!r}")
 
 
 _SAID = {

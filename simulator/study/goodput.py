@@ -60,7 +60,7 @@ class Checkpoints:
         if self.size_bytes is not None:
             whole_number("size_bytes of checkpoints", self.size_bytes, least=0)
         if number("stall_s of checkpoints", self.stall_s) < 0:
-            raise TwofoldError(f"a checkpoint holds training up for {self.stall_s} s; it is at least 0")
+            raise TwofoldError(f"stall_s must be at least 0, not {self.stall_s}")
 
     def __str__(self) -> str:
         how = "blocking" if self.blocking else "asynchronous"
@@ -85,7 +85,7 @@ class Failures:
     def __post_init__(self) -> None:
         number("device_mtbf_s, the mean time between failures,", self.device_mtbf_s, above=0)
         if number("restart_s", self.restart_s) < 0:
-            raise TwofoldError(f"a restart takes {self.restart_s} s; it is at least 0")
+            raise TwofoldError(f"restart_s must be at least 0, not {self.restart_s}")
 
     def __str__(self) -> str:
         return f"a device fails every {self.device_mtbf_s / 3600:g} h, restart {self.restart_s:g} s"

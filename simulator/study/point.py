@@ -134,7 +134,7 @@ def _figures(settings: Settings, search: Search | None) -> dict[str, Any]:
         figures |= {"checkpoint_s": left.checkpoint_s, "best_checkpoint_every": left.best_every_steps}
     if "price_per_device_hour" in settings:
         if settings["price_per_device_hour"] < 0:
-            raise TwofoldError(f"price_per_device_hour is {settings['price_per_device_hour']:g}; it is at least 0")
+            raise TwofoldError(f"price_per_device_hour must be at least 0, not {settings['price_per_device_hour']:g}")
         hours = (num_devices + spares) * left.effective_step_s / 3600
         figures["price_per_1e9_tokens"] = settings["price_per_device_hour"] * hours / tokens * 1e9
     return {name: figures[name] for name in COLUMNS if name in figures}
@@ -257,7 +257,7 @@ def _checkpoints(settings: Settings, step_s: float) -> Checkpoints | None:
         raise TwofoldError("checkpoint_every and checkpoint_minutes say the same twice; give one of them")
     if minutes is not None:
         if not minutes > 0:
-            raise TwofoldError(f"checkpoint_minutes is {minutes!r}; it is above 0")
+            raise TwofoldError(f"checkpoint_minutes must be above 0, not {minutes!r}")
         every = max(1, round(60 * minutes / step_s))
     if every is None:
         for name in ("checkpoint_GBps", "checkpoint_async"):
@@ -277,5 +277,5 @@ def _failures(settings: Settings) -> Failures | None:
             raise TwofoldError("restart_s needs mtbf_hours, the mean time between failures of a device")
         return None
     if bad := [value for value in hours if not value > 0]:
-        raise TwofoldError(f"mtbf_hours is {bad[0]!r}; it is above 0")
+        raise TwofoldError(f"mtbf_hours must be above 0, not {bad[0]!r}")
     return Failures(device_mtbf_s=3600 / sum(1 / value for value in hours), restart_s=settings.get("restart_s", 0.0))

@@ -61,7 +61,7 @@ def sensitivity(
         TwofoldError: `by` outside 0 and 1, and what `of` refuses.
     """
     if not 0 < by < 1:
-        raise TwofoldError(f"knobs are turned by {by}; it is above 0 and below 1 (0.2 is -20 % and +20 %)")
+        raise TwofoldError(f"by must be above 0 and below 1 (0.2 is -20 % and +20 %), not {by}")
     start = base or WhatIf()
     base_s = of(start).goodput.effective_step_s
     effects = [

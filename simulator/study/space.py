@@ -59,7 +59,7 @@ class Space:
         if twice := [name for number, name in enumerate(names) if name in names[:number]]:
             raise TwofoldError(f"axis {twice[0]} stands twice, in axes and together; give it once")
         if self.points not in ("grid", "one-at-a-time"):
-            raise TwofoldError(f"points is {self.points!r}; it is grid or one-at-a-time")
+            raise TwofoldError(f"points must be grid or one-at-a-time, not {self.points!r}")
         if self.sample is not None:
             whole_number("sample", self.sample)
             if self.points != "grid":
@@ -125,7 +125,7 @@ def _check(table: Mapping[str, Sequence[Any]]) -> None:
         raise TwofoldError("a table of axes that go together is empty; name at least two axes in it")
     for name, values in table.items():
         if not isinstance(values, list | tuple) or not values:
-            raise TwofoldError(f"axis {name} is {values!r}; it is a list of values, such as [1, 2, 4]")
+            raise TwofoldError(f"axis {name} must be a list of values, such as [1, 2, 4], not {values!r}")
         for value in values:
             check_settings({name: value})
     first, *others = table

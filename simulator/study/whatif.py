@@ -78,7 +78,7 @@ class WhatIf:
             whole_number("a rank of slowdown", rank, least=0)
             number(f"slowdown of rank {rank}", factor, above=0)
         if not 0 <= number("jitter", self.jitter) < 2:
-            raise TwofoldError(f"jitter is {self.jitter}; it is at least 0 and below 2 (0.05 is about 5 %)")
+            raise TwofoldError(f"jitter must be at least 0 and below 2 (0.05 is about 5 %), not {self.jitter}")
         if self.jitter and self.seed is None:
             raise TwofoldError(f"jitter = {self.jitter} needs a seed, so that the prediction can be repeated")
         if self.seed is not None:

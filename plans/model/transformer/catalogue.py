@@ -150,7 +150,7 @@ def named_config(name: str) -> TransformerConfig:
     close = difflib.get_close_matches(plain, known, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(repr(known[each]) for each in close)}? " if close else ""
     raise TwofoldError(
-        f"no transformer is named {name!r}; {hint}known are {', '.join(model_names())}, and the path of a config.json"
+        f"unknown transformer {name!r}; {hint}known are {', '.join(model_names())}, and the path of a config.json"
     )
 
 

@@ -45,7 +45,7 @@ class Rope:
 
     def __post_init__(self) -> None:
         if self.base <= 0 or not 0 < self.fraction <= 1 or self.factor <= 0 or self.original_seq < 1:
-            raise TwofoldError(f"{self}: base and factor are positive, fraction lies above 0 and is at most 1")
+            raise TwofoldError(f"{self}: base and factor must be positive, fraction above 0 and at most 1")
         if self.scaling not in ("none", "linear", "llama3"):
             raise TwofoldError(f"rope scaling {self.scaling!r} is not known; known: none, linear, llama3")
         if self.angles not in ("base", "frequencies", "tables"):
@@ -79,13 +79,13 @@ class Experts:
 
     def __post_init__(self) -> None:
         if min(self.num_experts, self.top_k, self.ffn) < 1 or min(self.num_shared, self.num_dense_layers) < 0:
-            raise TwofoldError(f"{self}: num_experts, top_k and ffn are at least 1, the others at least 0")
+            raise TwofoldError(f"{self}: num_experts, top_k and ffn must be at least 1, the others at least 0")
         if not self.capacity_factor > 0 or self.weights not in ("chosen", "all"):
-            raise TwofoldError(f"{self}: capacity_factor is above 0, weights are 'chosen' or 'all'")
+            raise TwofoldError(f"{self}: capacity_factor must be above 0, weights must be 'chosen' or 'all'")
         if self.top_k > self.num_experts:
-            raise TwofoldError(f"top_k {self.top_k} of {self.num_experts} experts: there are not that many")
+            raise TwofoldError(f"top_k {self.top_k} of {self.num_experts} experts is too large")
         if self.shared_gate and not self.num_shared:
-            raise TwofoldError(f"{self}: a gate of the shared experts needs num_shared of at least 1")
+            raise TwofoldError(f"{self}: gated shared experts need num_shared of at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class Latent:
     def __post_init__(self) -> None:
         counts = (self.kv_rank, 1 if self.q_rank is None else self.q_rank, self.nope_dim, self.rope_dim, self.value_dim)
         if min(counts) < 1 or self.rope_dim % 2:
-            raise TwofoldError(f"{self}: all are at least 1, and rope turns pairs, so rope_dim is even")
+            raise TwofoldError(f"{self}: all must be at least 1, and rope_dim must be even, because rope rotates pairs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class Scales:
     def __post_init__(self) -> None:
         given = (self.embedding, self.attention, self.residual, self.logits, self.logits_cap)
         if any(each is not None and not each > 0 for each in given):
-            raise TwofoldError(f"{self}: all of them are above 0")
+            raise TwofoldError(f"{self}: all must be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ class TransformerConfig:
             (OLMo 2).
         embedding_norm: whether a norm stands after the embedding.
         qkv_bias, out_bias, mlp_bias, head_bias: which linear layers add a bias.
-        tied: whether the head's matrix is the table of embeddings.
+        tied: whether the head shares its weights with the embedding.
         position: "rope", "learned" (a table with a row per position), "alibi" (a number per head and distance added to
             the scores; Press et al. 2021, arXiv 2108.12409) or "none".
         first_position: row of the learned table that the first token takes (OPT: 2); rows before it are there, too.
@@ -261,29 +261,28 @@ class TransformerConfig:
             if getattr(self, field) not in words:
                 raise TwofoldError(f"{self.name}: {field} {getattr(self, field)!r} is not known; known: {words}")
         if min(self.first_position, self.token_types) < 0:
-            raise TwofoldError(f"{self.name}: first_position and token_types are at least 0")
+            raise TwofoldError(f"{self.name}: first_position and token_types must be at least 0")
         if self.segment is not None and not 0 <= self.segment < self.token_types:
             raise TwofoldError(f"{self.name}: segment {self.segment} is not among {self.token_types} token_types")
         if self.num_positions is not None and self.num_positions < self.seq + self.first_position:
             raise TwofoldError(
                 f"{self.name}: {self.seq} tokens from row {self.first_position} on do not fit into a table of "
-                f"{self.num_positions} positions; take shorter samples"
+                f"{self.num_positions} positions; use shorter samples"
             )
         if self.norm_place != "before" if self.parallel_residual else self.shared_norm:
             raise TwofoldError(
-                f"{self.name}: a parallel residual has its norms before attention and MLP, and only there they can "
-                "share one; take norm_place='before', and shared_norm with parallel_residual only"
+                f"{self.name}: a parallel residual needs norm_place='before', and shared_norm needs parallel_residual"
             )
         if self.embedding_dropout is None:
             object.__setattr__(self, "embedding_dropout", self.dropout)
         for field in ("dropout", "embedding_dropout", "attention_dropout"):
             if not 0 <= getattr(self, field) < 1:
-                raise TwofoldError(f"{self.name}: {field} {getattr(self, field)} is a probability below 1")
+                raise TwofoldError(f"{self.name}: {field} {getattr(self, field)} must be a probability below 1")
         if self.dtype not in get_args(Float):
-            raise TwofoldError(f"{self.name}: dtype {self.dtype!r} is no float; known: {', '.join(get_args(Float))}")
+            raise TwofoldError(f"{self.name}: dtype {self.dtype!r} is not a float; known: {', '.join(get_args(Float))}")
         if self.position == "rope" and self.rotary_dim % 2:
             raise TwofoldError(
-                f"{self.name}: rope turns pairs, so {self.rotary_dim} elements of a head cannot be turned"
+                f"{self.name}: rope rotates pairs, so it cannot rotate {self.rotary_dim} elements of a head"
             )
 
     def _check_latent(self, latent: Latent) -> None:
@@ -292,9 +291,9 @@ class TransformerConfig:
             object.__setattr__(self, "head_dim", size)
         if self.head_dim != size or self.num_kv_heads not in (None, self.num_heads):
             raise TwofoldError(
-                f"{self.name}: latent attention has heads of nope_dim + rope_dim = {size} elements and as many of keys "
-                f"and values as of queries, not head_dim {self.head_dim} and num_kv_heads {self.num_kv_heads}; leave "
-                "both out"
+                f"{self.name}: latent attention has heads of nope_dim + rope_dim = {size} elements and as many "
+                f"key-value heads as query heads, not head_dim {self.head_dim} and num_kv_heads {self.num_kv_heads}; "
+                "omit both"
             )
         has_more = self.qkv_bias or self.out_bias or self.qk_norm != "none"
         if self.position != "rope" or self.rope.fraction != 1 or has_more:
@@ -305,9 +304,9 @@ class TransformerConfig:
     def _check_count(self, field: str) -> None:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise TwofoldError(f"{self.name}: {field} is a whole number of at least 1, not {value!r}")
+            raise TwofoldError(f"{self.name}: {field} must be a whole number of at least 1, not {value!r}")
         if field == "num_layers" and value > 10_000:
-            raise TwofoldError(f"{self.name}: num_layers is {value}; no model has more than 10,000")
+            raise TwofoldError(f"{self.name}: num_layers must be at most 10,000, not {value}")
 
     @property
     def kv_heads(self) -> int:

@@ -83,8 +83,8 @@ _TIED = _UNTIED | {"tie_word_embeddings": True}
 _QWEN = _UNTIED | {"use_sliding_window": False}
 _BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 _PARALLEL = {"parallel_residual": True, "shared_norm": True}
-_CAPPED = {"attn_logit_softcapping": "attention scores are not capped; the cap costs a few operations a score"}
-_TURNED = "every block rotates its queries and keys; this model leaves some blocks as they are"
+_CAPPED = {"attn_logit_softcapping": "attention scores are not capped; the cap costs a few operations per score"}
+_TURNED = "every block rotates its queries and keys; in this model some blocks do not"
 
 
 def _all_biases(key: str) -> Callable[[Keys, Fields], None]:
@@ -323,7 +323,7 @@ FAMILIES: dict[str, Family] = {
             "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 1_000_000.0,
         },
         fixed={"norm_place": "around", "qk_norm": "head"}, finish=_gemma, activation="hidden_activation",
-        approximated=_CAPPED | {"rope_local_base_freq": "all blocks take the angles of those without a window"},
+        approximated=_CAPPED | {"rope_local_base_freq": "all blocks use the angles of those without a window"},
     ),
     "gpt2": Family(
         keys=_OPENAI,
@@ -352,10 +352,9 @@ FAMILIES: dict[str, Family] = {
         },
         finish=_gpt_oss,
         approximated={
-            "num_local_experts": "experts and router have no biases, and heads no sinks (logits that no key has); they "
-            "are about three parameters in ten thousand",
-            "swiglu_limit": "experts have the plain activation, without its limit and its factor",
-            "swiglu_alpha": "experts have the plain activation, without its limit and its factor",
+            "num_local_experts": "biases of experts and router and attention sinks are left out (0.03 % of parameters)",
+            "swiglu_limit": "the limit and the factor of the experts' activation are left out",
+            "swiglu_alpha": "the limit and the factor of the experts' activation are left out",
         },
         unused=("experts_per_token", "initial_context_length"), stored="mxfp4",
     ),
@@ -393,8 +392,8 @@ FAMILIES: dict[str, Family] = {
         fixed={"rope.interleaved": True}, finish=_llama4,
         approximated={
             "no_rope_layer_interval": _TURNED, "attn_temperature_tuning": "queries are not scaled by their position",
-            "num_local_experts": "a router's weights are a softmax that multiplies what experts give; in this model "
-            "sigmoids multiply what experts take",
+            "num_local_experts": "router weights are a softmax applied to the output of experts; this model "
+            "applies sigmoids to their input",
         },
         unused=("intermediate_size_mlp", "no_rope_layers", "attn_scale", "floor_scale"),
     ),
@@ -469,7 +468,7 @@ NESTED = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 _MODULE = "plan the module itself, as package.module:function"
 
 REFUSED = {
-    "t5": f"an encoder beside a decoder (is_encoder_decoder) is not modelled; {_MODULE}",
-    "vit": f"patches of images (patch_size) in place of tokens are not modelled; {_MODULE}",
+    "t5": f"encoder-decoder models (is_encoder_decoder) are not modelled; {_MODULE}",
+    "vit": f"image patches (patch_size) instead of tokens are not modelled; {_MODULE}",
 }  # fmt: skip
 """model_type -> what it has that `TransformerConfig` cannot say, and the way out."""

@@ -75,19 +75,19 @@ _IGNORED: dict[str, str] = {
 """Key -> why it is ignored."""
 
 _AUXILIARY = "the auxiliary loss of the router is left out"
-_ANGLES = "angles are not scaled or set apart by it; no size and no cost depends on them"
+_ANGLES = "angles are not scaled by it; sizes and costs do not depend on them"
 
 _LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(("router_aux_loss_coef", "aux_loss_alpha", "seq_aux"), _AUXILIARY),
-    **dict.fromkeys(("router_jitter_noise", "input_jitter_noise"), "noise of the router is left out"),
-    **dict.fromkeys(("n_group", "topk_group", "topk_method"), "tokens choose among all experts, not groups of them"),
+    **dict.fromkeys(("router_jitter_noise", "input_jitter_noise"), "the noise of the router is left out"),
+    **dict.fromkeys(("n_group", "topk_group", "topk_method"), "tokens choose among all experts, not among groups"),
     **dict.fromkeys(
-        ("scoring_func", "routed_scaling_factor"), "a router's weights are a softmax, without a factor"
+        ("scoring_func", "routed_scaling_factor"), "router weights are a softmax, without a factor"
     ),
     "num_nextn_predict_layers": "multi-token prediction is left out",
     **dict.fromkeys(
         ("vision_config", "audio_config", "image_token_index", "boi_token_index", "eoi_token_index", "eoi_token_id",
-         "mm_tokens_per_image", "image_token_id", "boi_token_id"), "the text model alone is planned"
+         "mm_tokens_per_image", "image_token_id", "boi_token_id"), "only the text model is planned"
     ),
 }  # fmt: skip
 """Key -> what the planned model leaves out, where the key is there and neither null, 0 nor 1."""
@@ -169,7 +169,7 @@ def read_keys(path: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     file = file / "config.json" if file.is_dir() else file
     keys = read_json(file, "the model configuration")
     if not isinstance(keys, dict):
-        raise TwofoldError(f"{file}: a model configuration is a JSON object, not {type(keys).__name__}")
+        raise TwofoldError(f"{file}: a model configuration must be a JSON object, not {type(keys).__name__}")
     return file, keys
 
 
@@ -187,7 +187,7 @@ def reading_of(keys: Mapping[str, Any], name: str = "transformer", *, seq: int |
     """
     model_type = keys.get("model_type")
     if not isinstance(model_type, str | None):
-        raise TwofoldError(f"model_type is {str(model_type)[:80]}; it is a name such as 'llama'")
+        raise TwofoldError(f"model_type must be a name such as 'llama', not {str(model_type)[:80]}")
     if model_type in REFUSED:
         raise NotModelled(f"{model_type}: {REFUSED[model_type]}")
     if model_type in NESTED:
@@ -302,7 +302,7 @@ class _Reader:
         base_key, fraction_key = self.family.rope
         given = dict(self.get("rope_parameters") or self.get("rope_scaling") or {})
         if "full_attention" in given:  # one set of angles for each kind of layer
-            self.notes["rope_parameters"] = "all blocks take the angles of those without a window"
+            self.notes["rope_parameters"] = "all blocks use the angles of those without a window"
             given = dict(given["full_attention"] or {})
         kind = given.get("rope_type", given.get("type", "default"))
         base = float(given.get("rope_theta", self._first((base_key, "rope_theta"), needed=False) or 10_000.0))
@@ -339,7 +339,7 @@ class _Reader:
             window = self.get(key)
             if window and used and narrow > 0 and window < fields["seq"]:
                 self.notes[key] = (
-                    f"{narrow} of {num_layers} blocks attend to {window} tokens; here they attend to all "
+                    f"{narrow} of {num_layers} blocks attend to {window} tokens; the plan lets them attend to all "
                     f"{fields['seq']} of a sample, which takes longer"
                 )
 
@@ -347,8 +347,8 @@ class _Reader:
         known = {*self.used, *_IGNORED, *_LEFT_OUT, *self.family.approximated, *self.family.unused}
         if unknown := sorted(set(self.given) - known):
             raise NotModelled(
-                f"the keys {', '.join(unknown)} of model_type {self.model_type!r} are not known and may change the "
-                "architecture; take them out of the file if they do not"
+                f"the keys {', '.join(unknown)} of model_type {self.model_type!r} are unknown and may change the "
+                "architecture; remove them from the file if they do not"
             )
 
     def ignored(self) -> dict[str, str]:

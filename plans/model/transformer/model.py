@@ -27,7 +27,7 @@ def transformer_config(
         source: see `transformer`.
         seq: tokens of a sample, instead of the configuration's; a learned table of positions keeps its rows.
         num_layers: blocks, instead of the configuration's.
-        tied: whether the head's matrix is the table of embeddings, instead of what the configuration says.
+        tied: whether the head shares its weights with the embedding, instead of what the configuration says.
 
     Raises:
         TwofoldError: an unknown name, a file that cannot be read or says what is not modelled.
@@ -96,9 +96,9 @@ def transformer(
     length = config.seq if seq is None else seq
     for what, value in (("batch_size", batch_size), ("seq", length)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise TwofoldError(f"{config.name}: {what} is a whole number of at least 1, not {value!r}")
+            raise TwofoldError(f"{config.name}: {what} must be a whole number of at least 1, not {value!r}")
     if config.experts is not None and config.mlp_bias:
-        raise TwofoldError(f"{config.name}: experts have no biases; take mlp_bias=False")
+        raise TwofoldError(f"{config.name}: experts have no biases; use mlp_bias=False")
     return build_graph(config, batch_size, length)
 
 

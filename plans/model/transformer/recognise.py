@@ -125,7 +125,7 @@ def _recognised(graph: Graph) -> Recognised:
             graph=structs.replace(graph, operators=tuple(own[names[each.name]] for each in model.operators)),
         )  # fmt: skip
     _, nearest = max(reasons, key=lambda reason: reason[0])
-    raise TwofoldError(f"{graph.name} is no transformer of known form: {nearest}")
+    raise TwofoldError(f"{graph.name} is not a supported transformer: {nearest}")
 
 
 class _Different(Exception):
@@ -163,21 +163,21 @@ class _Matching:
         if len(self.operators) != len(self.given.operators):
             found = {operator.name for operator in self.operators.values()}
             more = next(each for each in self.given.operators if each.name not in found)
-            raise _Different(f"operator {more.name!r} ({more.kind}) has no place in it")
+            raise _Different(f"operator {more.name!r} ({more.kind}) is not part of it")
         return self.operators
 
     def _check_tensor(self, mine: Tensor, theirs: Tensor) -> None:
         if mine.kind != theirs.kind or mine.shape != theirs.shape:
             raise _Different(
-                f"{theirs.name!r} is {theirs.kind} of {theirs.shape} where it would be {mine.kind} of {mine.shape}"
+                f"{theirs.name!r} is {theirs.kind} of {theirs.shape} instead of {mine.kind} of {mine.shape}"
             )
         if mine.kind != "constant" and mine.dtype != theirs.dtype:
-            raise _Different(f"{theirs.name!r} is in {theirs.dtype} where it would be in {mine.dtype}")
+            raise _Different(f"{theirs.name!r} is in {theirs.dtype} instead of {mine.dtype}")
 
     def _inputs(self, mine: Operator, theirs: Operator) -> tuple[str, ...]:
         """The inputs of `theirs` in the order of those of `mine`."""
         if mine.kind != theirs.kind or len(mine.inputs) != len(theirs.inputs):
-            raise _Different(f"operator {theirs.name!r} ({theirs.kind}) stands where {mine.name} ({mine.kind}) would")
+            raise _Different(f"operator {theirs.name!r} ({theirs.kind}) replaces {mine.name} ({mine.kind})")
         if (own := _settings(self.model, mine)) != (other := _settings(self.given, theirs)):
             raise _Different(f"operator {theirs.name!r} ({theirs.kind}) has the settings {other}, not {own}")
         given = theirs.inputs
@@ -241,10 +241,10 @@ class _Features:
     def _expect(self, kind: str, count: int | None) -> None:
         found = len(self.kinds.get(kind, ()))
         if not found or (count is not None and found != count):
-            raise TwofoldError(f"{self.graph.name} is no transformer of known form: it has {found} {kind} operators")
+            raise TwofoldError(f"{self.graph.name} is not a supported transformer: it has {found} {kind} operators")
 
     def _refused(self, reason: str) -> TwofoldError:
-        return TwofoldError(f"{self.graph.name} is no transformer of known form: {reason}")
+        return TwofoldError(f"{self.graph.name} is not a supported transformer: {reason}")
 
     def config(self) -> TransformerConfig:
         """The likeliest configuration."""
@@ -253,7 +253,7 @@ class _Features:
         head = self._behind(loss.inputs[0], "cast", "mul")
         tables = [each for each in self.kinds["embedding"] if tensors[each.inputs[0]].kind == "input"]
         if head is None or head.kind != "linear" or not tables or len(tensors[loss.inputs[1]].shape) != 2:
-            raise self._refused("it does not lead from tokens [batch, length] to a head and the loss of its logits")
+            raise self._refused("it does not map tokens [batch, length] to logits and their loss")
         table = next((each for each in tables if tensors[each.inputs[1]].shape == tensors[head.inputs[1]].shape), None)
         if table is None:
             raise self._refused("its head does not have the size of a table of embeddings")
@@ -365,7 +365,7 @@ class _Features:
         product = self.makers.get(act.inputs[0])
         readers = self.graph.consumers()[act.outputs[0]]
         if product is None or product.kind != "linear" or len(readers) != 1:
-            raise self._refused(f"{act.name!r} does not stand between the products of an MLP")
+            raise self._refused(f"{act.name!r} is not between the products of an MLP")
         return {
             "activation": act.kind, "gated": readers[0].kind == "mul", "mlp_bias": len(product.inputs) > 2,
             "ffn": self.graph.tensors[act.inputs[0]].shape[-1],

@@ -55,6 +55,6 @@ def recompute_set(graph: Graph, mode: str | Sequence[str], layers: Collection[in
             operator.name for operator in graph.operators if f"{operator.module}.".startswith(f"{name}.")
         ]  # fmt: skip
         if not inside:
-            raise TwofoldError(f"recompute names {name!r}, which is no operator or module of graph {graph.name!r}")
+            raise TwofoldError(f"recompute names {name!r}, which is not an operator or module of graph {graph.name!r}")
         found.update(inside)
     return tuple(operator.name for operator in graph.operators if operator.name in found)

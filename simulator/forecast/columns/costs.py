@@ -56,7 +56,7 @@ class PipelineCosts:
     def __post_init__(self) -> None:
         for name, each in self.maps.items():
             if name not in VARIANTS:
-                raise TwofoldError(f"there is no action {name!r}; they are {', '.join(VARIANTS)}")
+                raise TwofoldError(f"unknown action {name!r}; choose from {', '.join(VARIANTS)}")
             befores = {before for clock in each.clocks for before in each.row(clock)}
             if not set(each.clocks) <= _CLOCKS or not befores <= _BEFORE:
                 raise TwofoldError(
