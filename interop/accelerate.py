@@ -72,7 +72,7 @@ def read_fsdp2(text: str, path: str) -> dict[str, Any]:
         return value == "true"
 
     if flags.get("fsdp_version") != "2" or "use_fsdp" not in flags:
-        raise TwofoldError(f"{path} launches without --use_fsdp --fsdp_version 2: only FSDP2 is read")
+        raise TwofoldError(f"{path} launches without --use_fsdp --fsdp_version 2: only FSDP2 is supported")
     ranks, size = whole("num_processes"), whole("per_device_train_batch_size")
     level = 0 if ranks == 1 else 3 if is_on("fsdp_reshard_after_forward") else 2
     values = {

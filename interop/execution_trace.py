@@ -90,7 +90,7 @@ def _rank(file: Path) -> int:
     for pattern in _RANK:
         if found := pattern.search(file.name):
             return int(found[1])
-    raise TwofoldError(f"{file}: an execution trace does not say of which rank it is; name it rank0.json, rank1.json")
+    raise TwofoldError(f"{file}: an execution trace does not contain its rank; name it rank0.json, rank1.json")
 
 
 # ------------------------------------------------------------------------------------ torch's

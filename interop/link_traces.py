@@ -80,7 +80,7 @@ def _of_traces(traces: Sequence[RankTrace], what: str, by: str, assumed: Sequenc
     by_rank: dict[int, RankTrace] = {}
     for trace in traces:
         if trace.rank in by_rank:
-            raise TwofoldError(f"{by_rank[trace.rank].path} and {trace.path} are both of rank {trace.rank}")
+            raise TwofoldError(f"{by_rank[trace.rank].path} and {trace.path} both belong to rank {trace.rank}")
         by_rank[trace.rank] = trace
     lengths: dict[tuple[str, int, int, tuple[int, ...]], dict[int, list[tuple[float, float]]]] = {}
     skipped, untimed = dict[str, int](), set[tuple[str, int, int, tuple[int, ...]]]()
@@ -176,7 +176,7 @@ def _kind_of(rank: int, trace: RankTrace, facts: Mapping[str, Any]) -> tuple[str
     name = str(facts["Collective name"])
     call = collective_of(name)
     if call is None:
-        raise _Unknown(f"{name}, which is no collective with a price")
+        raise _Unknown(f"{name}, which is not a supported collective")
     if "dtype" not in facts:
         raise _Unknown(f"{call} without the type of its elements (record gloo with record_shapes=True)")
     item_bytes = ITEM_BYTES.get(str(facts["dtype"]).lower().removeprefix("c10::"))

@@ -238,7 +238,7 @@ def read_megatron(text: str, path: str) -> dict[str, Any]:
     }
     for needed in ("global-batch-size", "micro-batch-size"):
         if needed not in flags:
-            raise TwofoldError(f"{path} does not state --{needed}")
+            raise TwofoldError(f"{path} has no --{needed}")
     world = _world_size(flags, text, path)
     rest = values.get("tp", 1) * values.get("pp", 1) * values.get("cp", 1)
     if world % rest:
@@ -261,7 +261,7 @@ def read_megatron(text: str, path: str) -> dict[str, Any]:
         if values.get("ep", 1) > 1:
             raise TwofoldError(
                 f"{path}: --use-tp-pp-dp-mapping puts ranks that share experts out inside the pipeline, which degrees "
-                "cannot state"
+                "cannot express"
             )
         values["order"] = PIPELINE_INSIDE
     experts, assumed = _experts(flags, values, layers, path)
@@ -293,7 +293,7 @@ def _flags(text: str, path: str) -> dict[str, list[str]]:
     for name in flags:
         unknown = name not in _READ | _ON | _MODEL and not _HARMLESS.search(name)
         if name in _REFUSED or (unknown and _LAYOUT.search(name)):
-            raise TwofoldError(f"{path}: --{name} cannot be stated in degrees; drop it if it changes no layout")
+            raise TwofoldError(f"{path}: --{name} cannot be expressed in degrees; drop it if it changes no layout")
     return flags
 
 
@@ -306,8 +306,8 @@ def _world_size(flags: dict[str, list[str]], text: str, path: str) -> int:
         nodes = _whole(flags.get("nnodes", ["1"])[:1], "nnodes", path)
         return nodes * _whole(flags["nproc-per-node"][:1], "nproc-per-node", path)
     raise TwofoldError(
-        f"{path} does not state --world-size; add it, or a line with WORLD_SIZE=8, say: the number of processes is no "
-        "flag of Megatron-LM"
+        f"{path} has no --world-size; add it, or a line such as WORLD_SIZE=8: the number of processes is not "
+        "a flag of Megatron-LM"
     )
 
 
@@ -324,7 +324,7 @@ def _recompute(flags: dict[str, list[str]], values: dict[str, Any], layers: int 
         return {"recompute": "full"}
     if method != "block":
         raise TwofoldError(
-            f"{path}: --recompute-method {method} --recompute-num-layers {count} cannot be stated in degrees; only "
+            f"{path}: --recompute-method {method} --recompute-num-layers {count} cannot be expressed in degrees; only "
             "uniform with 1, which keeps the input of every block, or block"
         )
     most = None
@@ -395,7 +395,7 @@ def _experts(
     if _whole(tensor, "expert-tensor-parallel-size", path) != values.get("tp", 1):
         raise TwofoldError(
             f"{path}: --expert-tensor-parallel-size {tensor[0]} is not the tensor-parallel degree, "
-            f"{values.get('tp', 1)}; experts split otherwise than the rest cannot be stated in degrees"
+            f"{values.get('tp', 1)}; experts that are split differently cannot be expressed in degrees"
         )
     found["num_dense_layers"] = _dense_layers(flags, layers, path)
     kind = (flags.get("moe-token-dispatcher-type") or ["alltoall"])[0]

@@ -54,8 +54,8 @@ def calls_of_table(text: str, path: Path) -> SeenCalls:
     rows = [line.split() for line in text.splitlines() if re.match(r"\s*\d+\s+\d+\s+[a-z]\w*\s", line)]
     if not rows or num_ranks < 2:
         raise TwofoldError(
-            f"{path}: no trace of torch's profiler (.json), no table of nccl-tests with its lines of ranks, and no log "
-            "of NCCL (NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL)"
+            f"{path}: not a trace of torch's profiler (.json), a table of nccl-tests with its lines of ranks, or a "
+            f"log of NCCL (NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL)"
         )
     call = collective_of(named[1]) if named else None
     if call is None:

@@ -96,7 +96,7 @@ def read_rank_traces(paths: Sequence[str | os.PathLike[str]], *, align: str = "c
     for path in paths:
         trace = load_trace(Path(path))
         if trace.rank in ranks:
-            raise TwofoldError(f"{ranks[trace.rank].path} and {trace.path} are both of rank {trace.rank}")
+            raise TwofoldError(f"{ranks[trace.rank].path} and {trace.path} both belong to rank {trace.rank}")
         ranks[trace.rank] = trace
     if missing := sorted(set(range(max(ranks) + 1)) - set(ranks)):
         raise TwofoldError(f"no trace file of rank {missing[0]}; there are files of the ranks {sorted(ranks)}")
@@ -175,10 +175,10 @@ def load_trace(path: Path) -> RankTrace:
     named = re.search(r"rank[-_]?(\d+)", path.name)
     found = distributed.get("rank") if isinstance(distributed, dict) else distributed
     if found is None and named is None:
-        raise TwofoldError(f"{path}: neither the file (distributedInfo.rank) nor its name says of which rank it is")
+        raise TwofoldError(f"{path}: neither the file (distributedInfo.rank) nor its name gives the rank")
     found = int(named[1]) if found is None else found  # type: ignore[index]
     if not is_rank(found):
-        raise TwofoldError(f"{path}: distributedInfo.rank is {str(found)[:40]!r}, no number of a rank; write it again")
+        raise TwofoldError(f"{path}: distributedInfo.rank is {str(found)[:40]!r}, not a rank; write it again")
     steps = {}
     for event in events:
         match = _STEP.fullmatch(str(event.get("name")))

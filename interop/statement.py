@@ -174,9 +174,7 @@ def _read_own(text: str, path: str) -> Statement:
     try:
         found = json_of(text.encode(), path)
         if not isinstance(found, dict):
-            raise TwofoldError(
-                f"{path} holds no JSON object, so it states no degrees; `twofold plan` writes such files"
-            )
+            raise TwofoldError(f"{path} is not a JSON object with degrees; `twofold plan` writes such files")
         if "placements" in found:
             return Statement(**read_placements(found, path))
         if found["twofold_degrees"] != _VERSION:
@@ -197,7 +195,8 @@ def _read_own(text: str, path: str) -> Statement:
         raise
     except json.JSONDecodeError as error:
         raise TwofoldError(
-            f"{path} is no whole JSON file (line {error.lineno}: {error.msg}), as one that was cut off; write it again "
+            f"{path} is not a complete JSON file (line {error.lineno}: {error.msg}), as one that was cut off; write "
+            "it again "
             "with `twofold plan`"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -216,7 +215,7 @@ def _made(kind: Callable[..., _T], given: Any, where: str) -> _T:
         TwofoldError: another kind of value, an unknown key, what the class refuses.
     """
     if not isinstance(given, dict):
-        raise TwofoldError(f"{where} is {given!r}, no JSON object; write the file again with `twofold plan`")
+        raise TwofoldError(f"{where} is {given!r}, not a JSON object; write the file again with `twofold plan`")
     known = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
     if unknown := sorted(given.keys() - set(known)):
         near = difflib.get_close_matches(unknown[0], known, n=1)

@@ -311,7 +311,7 @@ def _check_known(spread: dict[str, Any], path: str) -> None:
         if name in _ONLY_SO:
             if value not in _ONLY_SO[name]:
                 raise TwofoldError(
-                    f"{path}: {name} = {value!r} cannot be stated in degrees; only {_ONLY_SO[name][0]!r}"
+                    f"{path}: {name} = {value!r} cannot be expressed in degrees; only {_ONLY_SO[name][0]!r}"
                 )
         elif name not in _READ:
             raise TwofoldError(f"{path}: {name} in [parallelism] is not known here; drop it if it changes no layout")
@@ -319,7 +319,7 @@ def _check_known(spread: dict[str, Any], path: str) -> None:
 
 def _layout(spread: dict[str, Any], path: str) -> dict[str, Any]:
     if spread.get("data_parallel_shard_degree", -1) == -1:
-        raise TwofoldError(f"{path}: data_parallel_shard_degree -1 leaves the number open; state it")
+        raise TwofoldError(f"{path}: data_parallel_shard_degree -1 is ambiguous; set it")
     names = {
         "replicas": "data_parallel_replicate_degree", "shards": "data_parallel_shard_degree",
         "tp": "tensor_parallel_degree", "cp": "context_parallel_degree", "pp": "pipeline_parallel_degree",
@@ -350,7 +350,7 @@ def _experts(spread: dict[str, Any], values: dict[str, Any], path: str) -> int:
     if degree > 1 and tensor != values["tp"]:
         raise TwofoldError(
             f"{path}: expert_tensor_parallel_degree {tensor} is not tensor_parallel_degree {values['tp']}; experts "
-            "split otherwise than the rest cannot be stated in degrees"
+            "split otherwise than the rest cannot be expressed in degrees"
         )
     return degree
 

@@ -21,11 +21,11 @@ def check_asked(*, method: str, top_k: int, time_limit_s: float | None, memory_l
     if method not in ("search", "operators"):
         raise TwofoldError(f"method={method!r} is not known; known are search, operators")
     if top_k < 1:
-        raise TwofoldError(f"top_k is {top_k}: it is at least 1")
+        raise TwofoldError(f"top_k must be at least 1, not {top_k}")
     if time_limit_s is not None and not time_limit_s > 0:
-        raise TwofoldError(f"time_limit_s is {time_limit_s}: seconds above 0")
+        raise TwofoldError(f"time_limit_s must be above 0, not {time_limit_s}")
     if memory_limit_bytes is not None and memory_limit_bytes < 1:
-        raise TwofoldError(f"memory_limit_bytes is {memory_limit_bytes}: bytes per device, at least 1")
+        raise TwofoldError(f"memory_limit_bytes must be at least 1, not {memory_limit_bytes}")
 
 
 def check_devices(machine: Machine, num_devices: int) -> None:
@@ -40,11 +40,12 @@ def check_devices(machine: Machine, num_devices: int) -> None:
         node = machine.links[0].ranks if machine.links else 8
         larger = f"{machine.name.rpartition('-x')[0] or 'h100-sxm'}-x{-(-num_devices // node) * node}"
         raise TwofoldError(
-            f"{num_devices} devices asked for, machine {machine.name!r} has {machine.num_devices}; name a larger one, "
+            f"{num_devices} devices requested, but machine {machine.name!r} has {machine.num_devices}; name a larger "
+            "one, "
             f"such as {larger}"
         )
     if num_devices > 1 and not machine.links:
-        raise TwofoldError(f"machine {machine.name!r} has no links; {num_devices} devices need some to work together")
+        raise TwofoldError(f"machine {machine.name!r} has no links; {num_devices} devices need links")
 
 
 def check_stages(
@@ -65,7 +66,7 @@ def check_stages(
     if stages is not None and num_stages is not None and len(stages) != num_stages:
         raise TwofoldError(f"operators are given for {len(stages)} stages, but there are {num_stages}")
     if stages is not None and (bare := [number for number, stage in enumerate(stages) if not len(stage)]):
-        raise TwofoldError(f"stage {bare[0]} has no operators: give it some, or take fewer stages")
+        raise TwofoldError(f"stage {bare[0]} has no operators: give it some, or use fewer stages")
     known = {operator.name for operator in graph.operators}
     for number, stage in enumerate(stages or ()):
         if absent := [name for name in stage if name not in known]:
@@ -73,7 +74,7 @@ def check_stages(
     _check_widths(widths, num_stages if stages is None else len(stages), num_devices)
     if num_stages is not None and num_stages > len(graph.operators):
         count = len(graph.operators)
-        raise TwofoldError(f"{num_stages} stages need {num_stages} operators, there are {count}; take fewer stages")
+        raise TwofoldError(f"{num_stages} stages need {num_stages} operators, there are {count}; use fewer stages")
 
 
 def check_graph(
@@ -85,7 +86,9 @@ def check_graph(
         TwofoldError: with the arithmetic.
     """
     if empty := [tensor for tensor in graph.tensors.values() if 0 in tensor.shape]:
-        raise TwofoldError(f"tensor {empty[0].name!r} has the shape {empty[0].shape}: nothing of size 0 is searched")
+        raise TwofoldError(
+            f"tensor {empty[0].name!r} has the shape {empty[0].shape}: tensors of size 0 are not supported"
+        )
     if num_micro_batches is not None:
         _check_batch(graph, num_micro_batches, interleave)
     else:
@@ -107,7 +110,7 @@ def _check_widths(widths: str | Sequence[int] | None, num_stages: int | None, nu
             )
         return
     if num_stages is not None and len(widths) != num_stages:
-        raise TwofoldError(f"widths {list(widths)} are of {len(widths)} stages, but there are {num_stages}")
+        raise TwofoldError(f"widths {list(widths)} list {len(widths)} stages, but there are {num_stages}")
     if min(widths, default=0) < 1 or sum(widths) > num_devices:
         raise TwofoldError(
             f"widths {list(widths)}: every stage needs a device at least, and all of them have {num_devices}"

@@ -193,7 +193,7 @@ class SearchResult(Shown, Generic[PlanT]):
         """The certificate in words."""
         parts = []
         if not self.complete:
-            parts.append("stopped before its end, the best so far")
+            parts.append("stopped early, the best plan so far")
         is_beyond = isinstance(self.best, Candidate) and self.best.degrees.takes_turns
         space = "the searched space, which has no slices or pairs," if is_beyond else "the space"
         under = f" if no estimate exceeds its forecast by over {self.margin:.1%}" if self.margin else ""

@@ -261,7 +261,7 @@ def test_what_a_checkpoint_runs_is_computed_again_but_for_its_result(every, reen
 
 def test_a_pair_whose_samples_meet_is_refused():
     kind, examples = BATCH_MIXING
-    with pytest.raises(TwofoldError, match=r"mixes the batch into other dims.*each sample must be computed by itself"):
+    with pytest.raises(TwofoldError, match=r"mixes the batch into other dims.*each sample must be computed separately"):
         capture(kind(), examples)
 
 
@@ -282,7 +282,7 @@ def test_where_samples_meet_and_what_to_change_is_said():
         TwofoldError, match=r"in forward \(.*line \d+, in forward \| .*other\.t\(\).*mixes the batch"
     ) as e:
         capture(Contrastive(), ((8, 16), (8, 12)))
-    assert "give what it is compared with as an input of its own" in str(e.value)
+    assert "pass what it is compared with as a separate input" in str(e.value)
 
 
 class Doubled(nn.Module):

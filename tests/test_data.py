@@ -119,7 +119,7 @@ def test_label_that_is_no_digit(folder: Path) -> None:
 def test_no_images(folder: Path) -> None:
     (folder / IMAGES).write_bytes(idx(np.zeros((0, 28, 28))))
     (folder / LABELS).write_bytes(idx(np.zeros(0)))
-    assert "holds no images" in error_of(folder)
+    assert "has no images" in error_of(folder)
 
 
 def test_missing_file_is_named(folder: Path) -> None:

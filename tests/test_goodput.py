@@ -120,7 +120,7 @@ def test_more_devices_fail_more_often():
         (lambda: Failures(device_mtbf_s=math.nan), "above 0"),
         (lambda: Failures(device_mtbf_s=1.0, restart_s=-1.0), "at least 0"),
         (lambda: goodput(1.0, 8, checkpoints=None, failures=Failures(device_mtbf_s=1.0)), "no checkpoints"),
-        (lambda: goodput(1.0, 10, **given(10_000, 1, 1, 1.0, True)), "hardly any work lasts"),
+        (lambda: goodput(1.0, 10, **given(10_000, 1, 1, 1.0, True)), "almost no progress is kept"),
     ],
 )
 def test_bad_figures_are_refused(make, message):

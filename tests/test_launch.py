@@ -154,7 +154,7 @@ def test_a_rank_that_ends_well_is_no_failure(ending, script, job, env):
         ("x = = 1", "failed: SyntaxError: invalid syntax"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
-        ("os.kill(os.getppid(), signal.SIGTERM); hang()", "was told to end by SIGTERM"),
+        ("os.kill(os.getppid(), signal.SIGTERM); hang()", "was terminated by SIGTERM"),
         ("raise ConnectionResetError('peer')", "lost its connection to another rank"),
     ],
 )
@@ -229,7 +229,7 @@ def test_a_rank_ended_with_its_whole_group_is_no_failure_of_its_own(script, job,
     wait_until(lambda: job.stdout(0).exists() and "hanging" in job.stdout(0).read_text())
     os.killpg(guard.pid, signal.SIGTERM)
     guard.wait(PATIENCE_S)
-    assert first_failure(job, [0]).headline == "was told to end by SIGTERM"
+    assert first_failure(job, [0]).headline == "was terminated by SIGTERM"
 
 
 def test_a_guard_that_was_killed_is_known_by_its_exit_code(script, job, env):
@@ -335,7 +335,7 @@ def test_a_busy_port_is_named_and_the_old_logs_stay(script, job):
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ({"target": "no_such.py"}, r"there is no script 'no_such\.py'"),
+        ({"target": "no_such.py"}, r"script 'no_such\.py' does not exist"),
         ({"num_ranks": 0}, "num_ranks 0 must be a multiple of num_nodes 1, both at least 1"),
         ({"num_ranks": 3, "nodes": Nodes(num_nodes=2)}, "num_ranks 3 must be a multiple of num_nodes 2"),
         ({"nodes": Nodes(num_nodes=2, node_rank=2, port=29500)}, "node_rank 2 must be in 0 to 1"),

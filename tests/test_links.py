@@ -162,7 +162,7 @@ def test_every_collective_has_its_size_and_transfers_their_ends(machine, tmp_pat
     assert calls["all_gather"]["predicted_s"] == calls["reduce_scatter"]["predicted_s"] == pytest.approx(0.75e-3)
     assert calls["transfer"]["predicted_s"] == pytest.approx(1e-3)
     assert calls["transfer"]["bandwidth_factor"] == pytest.approx(4 / 3, rel=1e-5)
-    assert found["left_out"] == {"barrier, which is no collective with a price": 4}
+    assert found["left_out"] == {"barrier, which is not a supported collective": 4}
 
 
 @pytest.mark.parametrize(("start_us", "base_ns"), [(1.759e15, 0), (4.6e12, 1_790_857_026_000_000_000), (7e11, 0)])
@@ -200,7 +200,7 @@ def test_gloo_names_types_as_c_does_and_groups_of_equal_ranks_are_one(tmp_path):
     assert [(each.call, each.size_bytes, each.ranks) for each in found.calls] == [
         ("all_reduce", 2000, (0, 1)), ("broadcast", 4000, (0, 1)),
     ]  # fmt: skip
-    assert found.skipped == {"barrier, which is no collective with a price": 1}
+    assert found.skipped == {"barrier, which is not a supported collective": 1}
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_events_that_no_run_has(changed, says, tmp_path):
 def test_a_rank_that_is_none_is_refused_in_a_line(info, tmp_path):
     file = tmp_path / "rank0.json"
     file.write_text(json.dumps({"distributedInfo": info, "traceEvents": [reduced(0, 9, 9)]}))
-    with pytest.raises(TwofoldError, match=r"rank0\.json: distributedInfo\.rank is .*no number of a rank"):
+    with pytest.raises(TwofoldError, match=r"rank0\.json: distributedInfo\.rank is .*not a rank"):
         read_links([file])
 
 
@@ -562,7 +562,7 @@ def test_traces_that_simulate_writes_give_the_links_that_it_simulated(tmp_path, 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.txt", "hello", "no table of nccl-tests with its lines of ranks, and no log"),
+        ("a.txt", "hello", "a table of nccl-tests with its lines of ranks, or a log"),
         ("a.txt", TABLE.replace("Collective test starting: all_gather_perf", ""), "it does not say which test ran"),
         ("rank0.json", '{"traceEvents": []}', "no communication of a known size"),
         ("rank0.json", "{}", "not a trace of torch's profiler"),
@@ -572,7 +572,7 @@ def test_traces_that_simulate_writes_give_the_links_that_it_simulated(tmp_path, 
             "not a Chakra execution trace in JSON",
         ),
         ("rank0.json", '{"schema": "1.1.1-chakra.0.0.4", "nodes": [', "not a complete JSON file"),
-        ("one.json", '{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', "does not say of which rank it is"),
+        ("one.json", '{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', "does not contain its rank"),
     ],
 )
 def test_what_holds_no_communication_is_refused_in_a_line(name, text, message, machine, tmp_path, capsys):
@@ -589,5 +589,5 @@ def test_ranks_and_links_that_the_machine_has_not(machine, tmp_path, capsys):
     assert "rank 9 takes part" in capsys.readouterr().err
     assert main(["links", str(file), "--machine", "torus-4x4x4"]) == 2
     assert "are a graph" in capsys.readouterr().err
-    with pytest.raises(TwofoldError, match="are both of rank 0"):
+    with pytest.raises(TwofoldError, match="both belong to rank 0"):
         read_links([file, file])

@@ -40,7 +40,7 @@ def test_two_ranks_measure_what_a_machine_is_fitted_to_and_go_on_where_they_were
     whole = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(whole[: 1 + kept]) + whole[1 + kept][:10])  # the header, nine points, part of a tenth
     again, _ = measured(tmp_path)
-    assert f"{kept} points are there already" in (tmp_path / "stdout.0").read_text().splitlines()
+    assert f"{kept} points are measured already" in (tmp_path / "stdout.0").read_text().splitlines()
     assert again[:kept] == points[:kept]
     assert {point.key for point in again} == {point.key for point in points}
     assert len(again) == len(points)

@@ -137,7 +137,7 @@ def broken(tmp_path, content: bytes):
         (lambda folder: broken(folder, b"[1]"), "not a trace"),
         (lambda folder: broken(folder, b'{"traceEvents": []}'), "no kernels"),
         (lambda folder: [kineto(folder / "a.json", 1, 0.0)], "no trace file of rank 0"),
-        (lambda folder: [kineto(folder / f"{n}.json", 0, 0.0) for n in "ab"], "both of rank 0"),
+        (lambda folder: [kineto(folder / f"{n}.json", 0, 0.0) for n in "ab"], "both belong to rank 0"),
     ],
 )
 def test_what_cannot_be_read_is_said(make, message, tmp_path):

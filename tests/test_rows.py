@@ -161,7 +161,7 @@ def test_data_that_cannot_be_read_by_number_are_refused_in_a_sentence(gpt, tmp_p
     refused(gpt.with_batch(16), path, "epoch 1 has 14 samples; a batch needs 16")
     for content in (whole[:-1], b"x" + whole[1:], whole[:17] + b"\x07" + whole[18:], whole[:60]):
         path.write_bytes(content)
-        refused(gpt, path, "no whole index")
+        refused(gpt, path, "not a complete index")
     path.write_bytes(whole)
     path.with_suffix(".bin").write_bytes(b"\0" * 238)
     refused(gpt, path, "the index of 120 tokens, and .*bin has 119")
@@ -169,7 +169,7 @@ def test_data_that_cannot_be_read_by_number_are_refused_in_a_sentence(gpt, tmp_p
     refused(gpt, path, r"cannot read the data .*text.bin': No such file")
     refused(gpt, images, "models of images")
     (images / "dog").mkdir()
-    refused(classifier(classes=1), images, "has 2 folders of classes, and the model tells 1 apart")
+    refused(classifier(classes=1), images, "has 2 folders of classes, but the model has 1 classes")
     refused(classifier(), images, "dog: has no images")
     (images / "dog" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
-    refused(classifier(), images, "a.png: no image that can be read")
+    refused(classifier(), images, "a.png: not a readable image")

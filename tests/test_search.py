@@ -264,7 +264,7 @@ def test_memory_limit_is_hard_and_says_what_would_fit(machine: Machine) -> None:
         ({"num_micro_batches": 5}, "5 micro-batches do not divide the batch of 16"),
         ({"interleave": 0}, "interleave is 0"),
         ({"interleave": "2"}, "interleave is '2'"),
-        ({"num_devices": 9}, "9 devices asked for"),
+        ({"num_devices": 9}, "9 devices requested"),
         ({"schedule": "1f2b"}, "1f2b"),
         ({"num_stages": 2, "stages": [["layer1.linear"]]}, "operators are given for 1 stages"),
     ],

@@ -320,7 +320,7 @@ def test_neighbours_lose_and_are_what_they_say() -> None:
 
 def test_the_smallest_relaxation_does_fit_and_less_does_not() -> None:
     asked = problem(pins=Pins(cp=1, schedule="1f1b"), memory_limit_bytes=100_000_000)
-    with pytest.raises(NothingFits, match=r"nothing fits 0\.09 GiB per device.*GiB per device would do"):
+    with pytest.raises(NothingFits, match=r"nothing fits 0\.09 GiB per device.*GiB per device would be enough"):
         solve(asked)
     memory = next(each.value for each in relaxations(asked) if each.what == "memory")
     assert solve(asked.changed(memory_limit_bytes=memory)).best.forecast.peak_bytes <= memory
@@ -425,7 +425,7 @@ def test_the_answer_does_not_hang_on_the_hash_seed() -> None:
         ({"pins": Pins(layers=(2, 2))}, "pp must be pinned"),
         ({"num_devices": 0}, "at least 1"),
         ({"global_batch": 0}, "at least 1"),
-        ({"num_devices": 9}, "has 8; name a larger one, such as h100-sxm-x16"),
+        ({"num_devices": 9}, "has 8; use a larger one, such as h100-sxm-x16"),
         ({"memory_limit_bytes": 0}, "at least 1"),
     ],
 )
@@ -452,7 +452,7 @@ def test_bad_pins_are_refused(pins: dict[str, object], message: str) -> None:
 
 
 def test_no_way_at_all_is_told_with_the_reasons() -> None:
-    with pytest.raises(TwofoldError, match=r"no way to spread it.*does not divide"):
+    with pytest.raises(TwofoldError, match=r"no configuration is valid.*does not divide"):
         solve(problem(num_devices=7, global_batch=8))
 
 

@@ -93,7 +93,7 @@ def test_flops_of_a_chain_are_those_counted_by_hand(machine: Machine) -> None:
 def test_the_time_limit_gives_the_best_so_far(machine: Machine) -> None:
     graph = mlp_graph([784, 512, 512, 10], 32)
     found = search(graph, machine, num_stages=None, num_micro_batches=None, time_limit_s=1e-6)
-    assert not found.complete and found.plans and "the best so far" in found.summary()
+    assert not found.complete and found.plans and "the best plan so far" in found.summary()
 
 
 def test_no_shape_is_priced_any_more_when_time_is_over(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -345,7 +345,7 @@ def test_what_a_program_has_no_words_for_is_refused(write: Any, stated: Degrees,
         ("a.toml", "parallelism = 3 =", "not TOML"),
         ("a.toml", "[training]\nseq_len = 3", "parallelism"),
         ("a.json", "{}", "states no degrees"),
-        ("a.json", '["placements"]', "no JSON object"),
+        ("a.json", '["placements"]', "not a JSON object"),
     ],
 )
 def test_files_that_state_nothing_are_refused(name: str, text: str, message: str, tmp_path: Path) -> None:
@@ -385,7 +385,10 @@ def test_plan_saves_what_simulate_costs_again(tmp_path: Path, capsys: pytest.Cap
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--simulate", "-1"], "--simulate -1"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--method", "magic"], "magic"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--for", "alpa"], "alpa"),
-        (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--method", "grid", "--tp", "2"], "takes no pins"),
+        (
+            ["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--method", "grid", "--tp", "2"],
+            "chooses all degrees itself",
+        ),
         (["plan", "mixtral-8x7b", "--machine", "h100-sxm-x8", "--cp", "2"], "which cp 2 splits"),
         (["plan", "executor.networks:multiple_mix", "--machine", "h200-x8", "--tp", "2"], "--tp is for transformers"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--global-batch", "1" + 30 * "0"], "16384 per device"),

@@ -113,11 +113,11 @@ def test_pinned_slices_and_pairs_are_what_is_returned() -> None:
     assert {each.degrees.interleave for each in found.plans} == {4}
     pairs = solve(problem(pp=2, tp=2, micro_batch=1, overlap_pairs=True, recompute="none"))
     assert {(each.degrees.schedule, each.degrees.overlap_pairs) for each in pairs.plans} == {("dualpipe_v", True)}
-    with pytest.raises(TwofoldError, match=r"no configuration can take turns as it is pinned: .* take dualpipe_v"):
+    with pytest.raises(TwofoldError, match=r"no configuration supports the given slices or pairs: .* take dualpipe_v"):
         solve(problem(pp=2, tp=2, schedule="1f1b", overlap_pairs=True))
     with pytest.raises(TwofoldError, match="interleave 3 does not divide the micro-batch of 4"):
         problem(**TENSOR, interleave=3)
-    with pytest.raises(TwofoldError, match="slices and pairs are twofold's; megatron runs none"):
+    with pytest.raises(TwofoldError, match="only twofold supports slices and pairs; omit them for megatron"):
         Problem(
             config=CONFIG, machine=Machine.load("h200-x8"), num_devices=4, global_batch=8, pins=Pins(interleave=2),
             stack=stack_named("megatron"),

@@ -91,7 +91,7 @@ def test_a_member_that_never_comes():
     scripts = [Script(0), Script(1)]
     scripts[0].collective("c", (0, 1), (0, 1))
     text = message(scripts)
-    assert "rank 0 would wait for ever in 'meet/c' for rank 1" in text
+    assert "rank 0 would wait forever in 'meet/c' for rank 1" in text
 
 
 def test_a_member_outside_the_program():
@@ -111,7 +111,7 @@ def test_a_collective_that_stands_twice():
     for script in scripts:
         script.collective("c", (0, 1), (0, 1))
         script.collective("c", (0, 1), (0, 1))
-    assert "stands twice in a step of rank 0" in message(scripts)
+    assert "occurs twice in a step of rank 0" in message(scripts)
 
 
 def test_a_wait_before_its_token():

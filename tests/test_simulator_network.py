@@ -293,7 +293,7 @@ def test_the_engine_takes_what_forecasts_and_folding_take_of_groups_at_once(kind
         ("wire:speed=2", "cannot read"),
         ("wire:bandwidth=0", "above 0"),
         ("wire:bandwidth=nan", "above 0"),
-        ("wire:3~3:failed", "two of them"),
+        ("wire:3~3:failed", "needs two ranks"),
         ("wire:bandwidth=1", "changes nothing"),
     ],
 )

@@ -282,13 +282,13 @@ def test_another_plan_goes_on_with_the_scale(folder):
 def test_a_spike_stops_training_before_it_is_applied(tmp_path):
     check = StepCheck(spike=Spike(factor=5.0, window=3))
     each = scaled(ONE, adamw(), check=check)
-    with pytest.raises(TrainingStopped, match=r"step 7 would spoil the weights: the norm of its gradients is \d+"):
+    with pytest.raises(TrainingStopped, match=r"step 7 was not applied: the norm of its gradients is \d+"):
         trained(each, tmp_path)
     late = scaled(ONE, adamw(), check=StepCheck(spike=Spike(factor=5.0, window=12)))
     run = batches(NARROWED, STEPS)
     run[SPIKE_AT]["y"] *= 1e3  # there are not twelve norms yet
     run[NAN_AT]["y"] *= 1e8  # the loss is finite, its gradient is not in float16
-    with pytest.raises(TrainingStopped, match=r"step 11 would spoil .* its gradients are not finite; it was not"):
+    with pytest.raises(TrainingStopped, match=r"step 11 was not applied: .*its gradients are not finite"):
         run_rank(lower(late), late, iter(run), parameters(NARROWED), STEPS, device="cpu")
     assert run_rank(lower(late), late, iter(run), parameters(NARROWED), NAN_AT, device="cpu").losses[-1] < 2
 
@@ -458,7 +458,7 @@ def test_a_check_that_cannot_be_is_refused(check, of, optimizer, says):
 
 
 def test_a_plan_that_skips_steps_is_not_compared_with_training_that_does_not():
-    with pytest.raises(TwofoldError, match="verifying compares with training that skips no step"):
+    with pytest.raises(TwofoldError, match="verify does not support skipped steps"):
         verify(ALONE["sgd"], model="module:net", steps=3)
 
 
@@ -508,7 +508,7 @@ def test_a_job_scales_losses_and_goes_on(tmp_path, capsys, monkeypatch):
     assert "step 7 was skipped: its gradients are not finite; the loss scale was 8388608 and is 4194304 now" in told
     assert main(["train", write_job(tmp_path, more="[checkpoints]\nevery = 8\n"), "--resume"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "of its steps were skipped" in line and "go on with loss_scale or spike in the job" in line
+    assert "of its steps were skipped" in line and "keep loss_scale or spike in the job" in line
     assert main(["train", write_job(tmp_path), "--resume"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))

@@ -183,7 +183,7 @@ def test_a_missing_micro_batch_is_the_middle_of_its_readings(tmp_path):
 
 def test_a_row_that_stands_twice_is_named(tmp_path):
     found = validate(write_table(tmp_path / "a.csv", [ROW, ROW | {"value": "41"}, ROW | {"notes": "again"}]))
-    assert [row["row"] for row in found.rows] == [1, 2] and found.skipped[0]["reason"] == "it is row 1 again"
+    assert [row["row"] for row in found.rows] == [1, 2] and found.skipped[0]["reason"] == "it repeats row 1"
 
 
 def test_columns_have_many_names_and_figures_columns_of_their_own(tmp_path):

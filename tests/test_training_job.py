@@ -73,7 +73,7 @@ def test_a_run_whose_rank_is_killed_twice_equals_one_that_is_not(tmp_path, capsy
     job = write_job(tmp_path, "killed", f"{tmp_path}/data.py:fed")
     assert main(["train", str(job), "--max-restarts", "2"]) == 0
     told = capsys.readouterr().out
-    assert told.count("rank 2 was killed by SIGKILL") == 2 and "0 restarts are left" in told
+    assert told.count("rank 2 was killed by SIGKILL") == 2 and "0 restarts left" in told
     whole = write_job(tmp_path, "whole", f"{tmp_path}/data.py:fed")
     assert main(["train", str(whole), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)

@@ -114,7 +114,7 @@ def calibrate(
     from executor.device import num_accelerators, pick_device
 
     if minutes is not None and not 0 < minutes < math.inf:
-        raise TwofoldError(f"--minutes must be positive, not {minutes:g}; leave it out for the usual time")
+        raise TwofoldError(f"--minutes must be positive, not {minutes:g}; omit it for the usual time")
     for file in (out, points):
         if file is not None:
             check_writable(file, replaces=file is out)

@@ -95,7 +95,7 @@ def measure_rank(
         TwofoldError: there is only one rank, or the clock jumps.
     """
     if dist.get_world_size() < 2:
-        raise TwofoldError("one rank has nobody to talk to; calibrate with at least 2")
+        raise TwofoldError("calibration needs at least 2 ranks, not 1")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     device = pick_device("cpu")

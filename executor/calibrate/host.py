@@ -47,7 +47,7 @@ def measure_host(name: str, *, device: str = "auto", say: Callable[[str], None])
         TwofoldError: a process group is there already, or the device is not.
     """
     if dist.is_initialized():
-        raise TwofoldError("a host is measured in a process of its own: here a process group is there already")
+        raise TwofoldError("a host must be measured in a separate process: this one already has a process group")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     own = pick_device(device)

@@ -177,7 +177,7 @@ class RankSync:
             parts.append(f"waiting in it: rank {', '.join(inside)}")
         if through:
             parts.append(f"through: rank {', '.join(through)}")
-        return "; ".join(parts) + ". What was measured is kept: run the same command again to go on"
+        return "; ".join(parts) + ". Measured points are kept: run the same command again to resume"
 
     def _read(self, key: str) -> str | None:
         start = time.monotonic()

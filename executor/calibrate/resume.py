@@ -28,7 +28,8 @@ def check_same(log: PointLog, environment: Mapping[str, str]) -> None:
             there, here = earlier.get(name), environment.get(name)
             if there is not None and here is not None and there != here:
                 raise TwofoldError(
-                    f"the points in {str(log.path)!r} were taken where {name} is {there!r}; here it is {here!r}. Name "
+                    f"the points in {str(log.path)!r} were measured where {name} is {there!r}, but here it is "
+                    f"{here!r}. Name "
                     "another file with --points"
                 )
 

@@ -175,7 +175,7 @@ class Session:
         chosen = self.chosen(sections)
         self.known = self.share_points()
         if self.known:
-            self.say(f"{len(self.known)} points are there already")
+            self.say(f"{len(self.known)} points are measured already")
         self._has_fixed_shares = all(section.required for section in chosen)
         groups = [(title, list(group)) for title, group in itertools.groupby(chosen, lambda section: section.title)]
         for number, (title, group) in enumerate(groups, 1):
@@ -202,7 +202,7 @@ class Session:
         table, names = list(sections), self.options.sections
         titles = list(dict.fromkeys(section.title for section in table))
         if unknown := [name for name in names if name not in titles]:
-            raise TwofoldError(f"there is no section {unknown[0]!r}; there are {', '.join(titles)}")
+            raise TwofoldError(f"unknown section {unknown[0]!r}; choose from {', '.join(titles)}")
         return [
             section for section in table
             if (not names or section.title in names) and section.min_ranks <= self.sync.size
@@ -286,7 +286,7 @@ class Session:
             path = "no file" if self.log is None else self.log.path
             raise TwofoldError(
                 f"device {self.device.name} of rank {self.sync.rank} stopped working in {what}: {reason}; "
-                f"{len(self.points)} points are kept in {path}: run the same command again to go on"
+                f"{len(self.points)} points are kept in {path}: run the same command again to resume"
             ) from gone
         self.skipped.failed += 1
         self.failures.append(f"{what}: {reason}")

@@ -94,7 +94,7 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     graph = _graph(module, examples, batch_size, name)
     read = {parameter.name for parameter in graph.parameters}
     if unread := [path for path, each in module.named_parameters() if each.requires_grad and path not in read]:
-        warnings.warn(f"the loss does not depend on {', '.join(unread)}; they stay as they are", stacklevel=2)
+        warnings.warn(f"the loss does not depend on {', '.join(unread)}; they stay unchanged", stacklevel=2)
     return whole_operators(graph, doubled_tables(module, graph))
 
 
@@ -332,7 +332,8 @@ def _no_new_buffers(module: nn.Module) -> Iterator[None]:
             if part is owner:
                 raise TwofoldError(
                     f"{type(owner).__name__} {path!r} sets its buffer {name!r} in the forward, but a step changes "
-                    f"nothing but trained parameters, at its end; keep what changes out of the network"
+                    "trained "
+                    f"parameters only; keep it out of the network"
                 )
 
     hook = torch_module.register_module_buffer_registration_hook(refuse)
@@ -367,8 +368,8 @@ def _is_whole(dim: str) -> bool:
 
 
 _WAY_OUT = (
-    "a step cuts the batch into micro-batches, so each sample must be computed by itself along dim 0: give what it is "
-    "compared with as an input of its own, such as negatives of [batch, negatives, ...]"
+    "a step cuts the batch into micro-batches, so each sample must be computed separately along "
+    "dim 0: pass what it is compared with as a separate input, such as negatives of [batch, negatives, ...]"
 )
 
 

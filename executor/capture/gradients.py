@@ -18,7 +18,7 @@ from plans.errors import TwofoldError
 
 __all__ = ["check_hooks", "refusing_own_gradients"]
 
-_WHY = "a plan makes gradients from the operators of the forward"
+_WHY = "a plan derives gradients from the operators of the forward"
 
 
 def check_hooks(module: nn.Module) -> None:
@@ -40,7 +40,7 @@ def refusing_own_gradients() -> Iterator[None]:
     """Within this context, refuse a forward that hooks, computes or disables gradients."""
 
     def hook(self: torch.Tensor, *_: Any, **__: Any) -> NoReturn:
-        raise TwofoldError(f"the forward hooks the gradient of a tensor {tuple(self.shape)}, but {_WHY}; leave it out")
+        raise TwofoldError(f"the forward hooks the gradient of a tensor {tuple(self.shape)}, but {_WHY}; omit it")
 
     def run_backward(*_: Any, **__: Any) -> NoReturn:
         raise TwofoldError(f"the forward calls torch.autograd, but {_WHY}; write the derivative with operators")

@@ -300,6 +300,6 @@ def _embedding(
     sparse: bool = False,
 ) -> Value:  # fmt: skip
     if scale_grad or sparse:
-        raise build.refused(node, "scale_grad_by_freq and sparse gradients are not supported; leave them out")
+        raise build.refused(node, "scale_grad_by_freq and sparse gradients are not supported; omit them")
     attrs: dict[str, Any] = {} if padding_idx < 0 else {"padding_id": padding_idx}
     return build.make(node, "embedding", (ids, table), **attrs)

@@ -141,7 +141,8 @@ def _bag(
     """Rows of every sample, and their sum, mean or maximum."""
     if offsets is not None or input.dim() != 2 or self.padding_idx is not None or self.max_norm is not None:
         raise TwofoldError(
-            "nn.EmbeddingBag is planned for ids [batch, bag] alone, without offsets, padding_idx and max_norm: bags of "
+            "nn.EmbeddingBag is supported for ids [batch, bag] only, without offsets, padding_idx and max_norm: bags "
+            "of "
             "several lengths can be padded, with per_sample_weights of 0"
         )
     rows = F.embedding(input, self.weight)

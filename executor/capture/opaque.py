@@ -71,8 +71,8 @@ def aten_operators(
     if samples_meet(call):
         raise build.refused(
             node,
-            "the samples of a batch meet in it, so that micro-batches would change the result; work along other dims "
-            "than the batch",
+            "it combines samples of a batch, so micro-batches would change the result; work along other dims than "
+            "the batch",
         )
     wanted = {user.args[1] for user in node.users} if several else {-1}
     made: list[Value] = []
@@ -82,13 +82,13 @@ def aten_operators(
             made.append(Unreadable(reason=f"result {index} of {node.target}"))
             continue
         if not isinstance(result, torch.Tensor):
-            raise build.refused(node, f"it makes {result!r}; operators make tensors")
+            raise build.refused(node, f"it makes {result!r}; operators return tensors")
         shape, dtype = build.shape_dtype_of(node, result)
         dims = dims_of(call, which, shape)
         if not any(each.islower() for each in dims):
             warnings.warn(
-                f"{node.target} {build.where(node)} has no layouts of its own: every rank computes all of it, and its "
-                f"gradient by autograd",
+                f"{node.target} {build.where(node)} cannot be split: every rank computes all of it, and its "
+                f"gradient with autograd",
                 stacklevel=2,
             )
         attrs: dict[str, Any] = {"target": call.target, "arguments": arguments, "result": which, "dims": dims}

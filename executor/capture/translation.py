@@ -214,7 +214,7 @@ class Translation:
             if isinstance(value, Unreadable) and argument in self.shape_only and node not in self.shape_only:
                 value = self.values[argument] = self.computed(self, argument)
             if isinstance(value, Unreadable):
-                raise self.refused(node, f"it reads what a graph does not carry: {value.reason}")
+                raise self.refused(node, f"it reads a value that a graph cannot hold: {value.reason}")
             return self.detached(node, value) if NO_GRADIENT in node.meta else value
         if isinstance(argument, tuple | list):
             return tuple(self.held(node, entry) for entry in argument)
@@ -231,8 +231,8 @@ class Translation:
         what = "parameter" if self.tensors[name].kind == "parameter" else "buffer"
         raise self.refused(
             node,
-            f"it changes the {what} {name!r} in the forward, but a step changes nothing but trained parameters, at "
-            f"its end, and running statistics of nn.BatchNorm; keep what changes out of the network",
+            f"it changes the {what} {name!r} in the forward, but a step changes only trained "
+            f"parameters and running statistics of nn.BatchNorm; keep it out of the network",
         )
 
     # -- for the rules
@@ -369,7 +369,7 @@ class Translation:
     def shape_dtype_of(self, node: fx.Node, made: object) -> tuple[tuple[int, ...], str]:
         """The same of one of a node's results."""
         if not isinstance(made, torch.Tensor):
-            raise self.refused(node, f"its value is {made!r}; operators make one tensor")
+            raise self.refused(node, f"its value is {made!r}; operators return one tensor")
         if not all(type(size) is int for size in made.shape):
             raise self.refused(node, f"its shape {tuple(made.shape)} depends on values; shapes must be fixed")
         return tuple(made.shape), str(made.dtype).removeprefix("torch.")

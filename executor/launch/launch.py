@@ -306,7 +306,7 @@ def _target(target: str | os.PathLike[str]) -> tuple[str, str]:
         return "script", name
     if not name.endswith(".py") and all(part.isidentifier() for part in name.replace(":", ".", 1).split(".")):
         return ("function" if ":" in name else "module"), name
-    raise TwofoldError(f"there is no script {name!r} (looked from {os.getcwd()}); give the path of a Python file")
+    raise TwofoldError(f"script {name!r} does not exist (searched from {os.getcwd()}); give the path of a Python file")
 
 
 def _local_ranks(num_ranks: int, nodes: Nodes) -> range:

@@ -132,7 +132,7 @@ def _read_failure(job: JobFolder, rank: int) -> Failure | None:
     if end["code"] == -signal.SIGABRT:
         weight = Weight.PERHAPS_A_CONSEQUENCE  # what NCCL's watchdog and std::terminate do after a lost connection
     if end["told_to_end"]:
-        weight, headline = Weight.TOLD_TO_END, "was told to end by SIGTERM"
+        weight, headline = Weight.TOLD_TO_END, "was terminated by SIGTERM"
     # The rank could say nothing itself; faulthandler may have written its stack before it died.
     story = "\n".join(tail(job.stderr(rank), num_lines=NUM_LOG_LINES)) if end["code"] < 0 else ""
     return Failure(rank=rank, weight=weight, time_ns=end["time_ns"], headline=headline, story=story)

@@ -190,7 +190,7 @@ def read_result(plan: Plan, folder: Path, log_dir: Path, launch_s: float) -> Run
         if rank.plan_digest != plan_digest(plan):
             raise TwofoldError(
                 f"rank.{rank.rank}.npz in {os.fspath(folder)!r} is of the plan {rank.plan_digest}, not of "
-                f"{plan_digest(plan)}; run again, into a folder of its own"
+                f"{plan_digest(plan)}; run again with another folder"
             )
     weights = read_arrays(folder / "weights.npz", "the weights")
     ends = np.max([rank.step_end_ns for rank in ranks], axis=0)

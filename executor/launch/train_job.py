@@ -127,7 +127,7 @@ def train(
             if not restarts_left:
                 raise
             resume = True
-            tell(0, f"{str(error).splitlines()[0]}; started again, {restarts_left - 1} restarts are left")
+            tell(0, f"{str(error).splitlines()[0]}; restarted, {restarts_left - 1} restarts left")
     return [json_of(line, "metrics.jsonl") for line in (Path(job.out) / "metrics.jsonl").read_bytes().splitlines()]
 
 
@@ -147,13 +147,13 @@ def _checked(job: TrainingJob) -> tuple[Task, int]:
         whole_number("checkpoints.keep", job.checkpoints.keep)
     whole_number("replicas.every", job.replicas.every)
     if job.checkpoints is None and job.max_restarts:
-        raise TwofoldError("max_restarts goes on from checkpoints: state checkpoints, with every = STEPS")
+        raise TwofoldError("max_restarts needs checkpoints: set every = STEPS in [checkpoints]")
     if job.learning_rate is not None:
         job.learning_rate.check(job.steps)
     if job.peak_flops_per_s is not None:
         number("peak_flops_per_s", job.peak_flops_per_s, above=0)
     if "tensorboard" in job.metrics and importlib.util.find_spec("tensorboard") is None:
-        raise TwofoldError("metrics: 'tensorboard' is not installed; pip install tensorboard, or leave it out")
+        raise TwofoldError("metrics: 'tensorboard' is not installed; pip install tensorboard, or omit it")
     plan = load_plan(job.plan)
     if job.undecayed is not None:
         undecayed = undecayed_parts(plan.graph, job.undecayed)
@@ -203,18 +203,18 @@ def _checkpoints(job: TrainingJob, resume: bool) -> TaskCheckpoints | None:
 
     if job.checkpoints is None:
         if resume:
-            raise TwofoldError("--resume goes on from checkpoints: state checkpoints in the job, with every = STEPS")
+            raise TwofoldError("--resume needs checkpoints: set every = STEPS in [checkpoints] of the job")
         return None
     folder = Path(job.out) / "checkpoints"
     written = written_checkpoints(folder)
     if written and not resume:
-        raise TwofoldError(f"{folder} has checkpoints of an earlier run; go on with --resume, or name another out")
+        raise TwofoldError(f"{folder} has checkpoints of an earlier run; use --resume, or another out")
     newest, first = None, 0
     if written:
         newest = written[-1]
         first = check_checkpoint(newest, load_plan(Path(job.out) / "plan.json"))
         if first >= job.steps:
-            raise TwofoldError(f"{newest}: {first} steps are done and the job asks for {job.steps}; ask for more steps")
+            raise TwofoldError(f"{newest}: {first} steps are done, but the job has {job.steps}; increase steps")
     return TaskCheckpoints(
         folder=str(folder), every=job.checkpoints.every, keep=job.checkpoints.keep,
         resume=None if newest is None else str(newest), first=first,

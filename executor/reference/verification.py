@@ -75,8 +75,8 @@ class Verification:
         if self.undetermined:
             found.append(
                 Check(
-                    name="weights that rounding decides", value=max(self.undetermined.values()), informs=True,
-                    detail=f"in one process, too, last digits move them as far: {_listed(self.undetermined)}",
+                    name="weights determined by rounding", value=max(self.undetermined.values()), informs=True,
+                    detail=f"rounding moves them as far in a single process: {_listed(self.undetermined)}",
                 )
             )  # fmt: skip
         if self.run.collectives_match is not None:
@@ -93,14 +93,14 @@ class Verification:
             found.append(
                 Check(
                     name="peak memory of a rank", value=float(peak), high=float(expected), unit="B",
-                    detail="the program's values, found so in step 1; the prediction adds what is still being sent",
+                    detail="values of the program, measured in step 1; the prediction adds messages in flight",
                 )
             )  # fmt: skip
             if measured := max(self.run.device_peak_bytes):
                 found.append(
                     Check(
                         name="peak memory of a device", value=float(measured), unit="B", informs=True,
-                        detail="what torch's allocator gave out, buffers of communication and workspaces included",
+                        detail="allocated by torch, including communication buffers and workspaces",
                     )
                 )  # fmt: skip
         return found
@@ -239,8 +239,8 @@ def verify(
     _check_model(model)
     if plan.step_check is not None:
         raise TwofoldError(
-            "verifying compares with training that skips no step, and this plan has loss_scale or spike; "
-            "verify the plan that `twofold plan` wrote, without step_check"
+            "verify does not support skipped steps, and this plan has loss_scale or spike; "
+            "verify a plan without step_check"
         )
     if not isinstance(data, str):  # read once, for the ranks and for the one process
         data = list(itertools.islice(data, steps))
@@ -250,4 +250,4 @@ def verify(
 
 def _check_model(model: str) -> None:
     if not model:
-        raise TwofoldError("verifying needs the model that is run, as package.module:function or file.py:function")
+        raise TwofoldError("verify needs the model, as package.module:function or file.py:function")

@@ -90,7 +90,7 @@ def collective_launch(instruction: Instruction, team: Team, output: Value) -> La
     if call == "reduce_scatter_flat":
         return _scatter_flat(team, output.shape[0])
     if call not in ("all_gather", "reduce_scatter", "all_to_all"):
-        raise TwofoldError(f"instruction {instruction.name!r} has the call {call!r}, which is no collective")
+        raise TwofoldError(f"instruction {instruction.name!r} has the call {call!r}, which is not a collective")
     assert isinstance(step, Step) and step.dim is not None, instruction
     if team.size == 1:
         return lambda x: Work((), lambda: (x.clone(),))

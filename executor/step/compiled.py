@@ -185,7 +185,7 @@ class CompiledStep:
             can_go_on = not marked and interpreter.stream_order is None
             if made is not None:
                 made.release()
-                why = "another rank cannot record it, which its log explains"
+                why = "another rank cannot record it; see its log"
             elif failed_at is None or len(by_host) == _MOST_BY_HOST:
                 can_go_on = False
             else:

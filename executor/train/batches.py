@@ -118,7 +118,9 @@ class BatchCheck:
                 raise TwofoldError(f"a batch of the data has the names {', '.join(map(str, batch))}; {asked}")
             return [batch[tensor.name] for tensor in self._inputs]
         if not isinstance(batch, (tuple, list)):
-            raise TwofoldError(f"a batch of the data is no tuple or dict of arrays but {type(batch).__name__}; {asked}")
+            raise TwofoldError(
+                f"a batch of the data is not a tuple or dict of arrays but {type(batch).__name__}; {asked}"
+            )
         if len(batch) != len(self._inputs):
             raise TwofoldError(f"a batch of the data has {len(batch)} arrays; {asked}")
         return list(batch)
@@ -130,7 +132,7 @@ class BatchCheck:
         if shape != expected or (dtype != tensor.dtype and (dtype, tensor.dtype) not in _ROUNDED):
             raise TwofoldError(
                 f"input {tensor.name!r}: the data gives {dtype} {shape}, the plan asks for {tensor.dtype} "
-                f"{expected}; feed it so, or plan again for the data"
+                f"{expected}; change the data, or plan again"
             )
         limit = self._limits.get(tensor.name)
         if limit is not None and array.size:

@@ -96,8 +96,9 @@ class Saver:
             self._thread = None
         if self._failed is not None:
             raise TrainingStopped(
-                f"a checkpoint in {str(self._folder)!r} cannot be written: {_in_one_line(self._failed)}; those before "
-                "it are whole: make room, or name another folder, and go on with --resume"
+                f"a checkpoint in {str(self._folder)!r} cannot be written: {_in_one_line(self._failed)}; earlier ones "
+                "are "
+                f"complete: free disk space, or name another folder, and use --resume"
             ) from self._failed
 
     def _try(self, step: int, state: dict[str, Tensor]) -> None:

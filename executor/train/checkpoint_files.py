@@ -56,12 +56,14 @@ def check_checkpoint(path: Path, plan: Plan) -> int:
         raise TwofoldError(f"{path}: a checkpoint of another model or optimizer ({what} differs from the plan's)")
     if manifest.skipped and plan.step_check is None:
         raise TwofoldError(
-            f"{path}: {manifest.skipped} of its steps were skipped, which AdamW takes into account; go on with "
+            f"{path}: {manifest.skipped} of its steps were skipped, which AdamW depends on; keep "
             "loss_scale or spike in the job"
         )
     for name, (size, digest) in manifest.files.items():
         if not _is_as_written(path / name, size, digest):
-            raise TwofoldError(f"{path / name}: not as it was written; delete this checkpoint and resume from another")
+            raise TwofoldError(
+                f"{path / name}: changed after it was written; delete this checkpoint and resume from another"
+            )
     return manifest.step
 
 

@@ -59,7 +59,7 @@ class CheckpointReader(FileSystemReader):
 class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _OF_AN_INDEX:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no index does")
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which an index never does")
         return _OF_AN_INDEX[module, name]
 
 

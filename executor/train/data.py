@@ -62,7 +62,7 @@ class Digits:
         if self.labels.shape != self.images.shape[:1]:
             raise TwofoldError(f"{self.source}: {len(self.images)} images but {len(self.labels)} labels")
         if not len(self.images):
-            raise TwofoldError(f"{self.source}: holds no images")
+            raise TwofoldError(f"{self.source}: has no images")
         wrong = np.flatnonzero((self.labels < 0) | (self.labels > 9))
         if len(wrong):
             raise TwofoldError(f"{self.source}: label {self.labels[wrong[0]]} at position {wrong[0]}, expected 0 to 9")

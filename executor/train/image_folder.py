@@ -50,7 +50,7 @@ def rows_of_images(folder: Path, graph: Graph) -> Rows:
     classes = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
     limit = input_limits(graph).get(graph.inputs[1].name, len(classes))
     if len(classes) > limit:
-        raise TwofoldError(f"data {name!r} has {len(classes)} folders of classes, and the model tells {limit} apart")
+        raise TwofoldError(f"data {name!r} has {len(classes)} folders of classes, but the model has {limit} classes")
     files: list[Path] = []
     labels: list[int] = []
     for label, of_class in enumerate(classes):
@@ -79,7 +79,7 @@ def _image(path: Path, channels: int, height: int, width: int) -> npt.NDArray[An
                 file.convert("RGB" if channels == 3 else "L"), (width, height), Image.Resampling.BILINEAR
             )
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise TwofoldError(f"{path}: no image that can be read ({str(error)[:200]})") from None
+        raise TwofoldError(f"{path}: not a readable image ({str(error)[:200]})") from None
     mean, deviation = COLOUR if channels == 3 else GREY
     pixels = np.asarray(fitted, np.float32).reshape(height, width, channels) / np.float32(255)
     return np.ascontiguousarray(((pixels - mean) / deviation).transpose(2, 0, 1))

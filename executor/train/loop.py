@@ -198,8 +198,9 @@ class _Watch:
         if not math.isfinite(loss):
             before = "" if step == 0 else f", after {self._loss:.6g} in the step before"
             raise TrainingStopped(
-                f"training diverged: the loss of step {self._first + step + 1} is {loss}{before}; take a lower "
-                "learning rate, clip gradients, or look at the data of this step"
+                f"training diverged: the loss of step {self._first + step + 1} is {loss}{before}; lower the learning "
+                "rate, clip "
+                f"gradients, or check the data of this step"
             )
         self._loss = loss
 

@@ -204,7 +204,7 @@ class Metrics:
             yield
         except OSError as error:
             raise TrainingStopped(
-                f"{path} cannot be written: {error.strerror}; make room, and go on with --resume"
+                f"{path} cannot be written: {error.strerror}; free disk space, and use --resume"
             ) from None
 
 

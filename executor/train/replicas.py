@@ -74,7 +74,7 @@ class ReplicaCheck:
         text = f"the ranks have diverged: after step {done} {said}"
         if self._asked.then == "stop":
             raise TrainingStopped(
-                f"{text}; go on from a checkpoint before this step, and look at this rank's data and device"
+                f"{text}; resume from a checkpoint before this step, and check this rank's data and device"
             )
         if self._interpreter.rank == 0:
             print(f"warning: {text}", flush=True)

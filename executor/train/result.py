@@ -187,7 +187,7 @@ class RankResult:
             arrays: dict[str, Any] = {name: file[name] for name in ("losses", "step_start_ns", "step_end_ns")}
             columns = {name: file[f"spans_{name}"] for name in _COLUMNS}
         except KeyError as error:
-            raise TwofoldError(f"{os.fspath(path)!r} is no result of a rank ({error}); run again") from None
+            raise TwofoldError(f"{os.fspath(path)!r} is not the result of a rank ({error}); run again") from None
         names = tuple((code_id, call, part) for code_id, call, part in facts.pop("names"))
         peak = MemoryPeak(rank=facts["rank"], peak_bytes=facts.pop("peak_bytes"), by_role=facts.pop("by_role"))
         differences = facts.pop("differences")

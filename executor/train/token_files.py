@@ -78,7 +78,7 @@ def _indexed(path: Path) -> Documents:
         if bounds[0] != 0 or bounds[-1] != ends[-1]:
             raise ValueError
     except (ValueError, KeyError, IndexError, OverflowError, struct.error):
-        raise TwofoldError(f"{name}: no whole index of Megatron-LM's datasets (.idx); write it again") from None
+        raise TwofoldError(f"{name}: not a complete index of Megatron-LM's datasets (.idx); write it again") from None
     data = path.with_suffix(".bin")
     try:
         tokens: npt.NDArray[Any] = np.memmap(data, dtype, "r") if ends[-1] else np.zeros(0, dtype)
@@ -104,7 +104,9 @@ def packed(documents: Documents, graph: Graph, *, seed: int, epoch: int, name: s
     """
     shapes = [tensor.shape for tensor in graph.inputs]
     if len(shapes) != 2 or shapes[0] != shapes[1] or len(shapes[0]) != 2:
-        raise TwofoldError(f"data {name!r} is for models of tokens and labels [batch, sequence]; this takes {shapes}")
+        raise TwofoldError(
+            f"data {name!r} is for models of tokens and labels [batch, sequence]; this model takes {shapes}"
+        )
     length = shapes[0][1]
     lengths = np.diff(documents.bounds)
     order = np.random.default_rng([seed, epoch, len(lengths)]).permutation(len(lengths))

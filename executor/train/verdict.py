@@ -82,11 +82,11 @@ class Verdict:
         spike, is_overflow = self.check.spike, self.reason is Reason.NOT_FINITE and self.check.loss_scale is not None
         if spike is not None and spike.then == "stop" and not is_overflow:
             raise TrainingStopped(
-                f"step {step} would spoil the weights: {self}; it was not applied. Look at the data of this step, take "
-                'a lower learning rate, or let such steps be skipped: spike.then = "skip"'
+                f"step {step} was not applied: {self}. Check the data of this step, lower the learning rate, "
+                'or skip such steps: spike.then = "skip"'
             )
         if self.in_a_row >= _MOST_IN_A_ROW:
             raise TrainingStopped(
-                f"{self.in_a_row} steps in a row were skipped, the last one is step {step}: {self}; take a lower "
-                "learning rate, or look at the data"
+                f"{self.in_a_row} steps in a row were skipped, the last one is step {step}: {self}; lower the "
+                "learning rate, or check the data"
             )

@@ -93,15 +93,16 @@ def read_weights(path: str) -> WeightsFile:
         except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
             said = str(error).strip().splitlines() or [type(error).__name__]
             raise TwofoldError(
-                f"weights {path!r}: no state_dict that torch.load reads: {said[0][:200]}; save it again with torch.save"
+                f"weights {path!r}: torch.load cannot read a state_dict from it: {said[0][:200]}; save it again with "
+                "torch.save"
             ) from None
         if not isinstance(state, Mapping) or not all(isinstance(each, Tensor) for each in state.values()):
-            raise TwofoldError(f"weights {path!r}: it must hold a state_dict, names and tensors alone")
+            raise TwofoldError(f"weights {path!r}: it must be a state_dict of names and tensors only")
         return WeightsFile(path, dict(state))
     if kind == ".npz":
         arrays = read_arrays(place, "the weights")
         return WeightsFile(path, {name: torch.from_numpy(array) for name, array in arrays.items()})
-    raise TwofoldError(f"weights {path!r}: a .safetensors file or folder, .pt, .pth, .bin or .npz is asked for")
+    raise TwofoldError(f"weights {path!r}: it must be a .safetensors file or folder, .pt, .pth, .bin or .npz")
 
 
 def check_weights(path: str, graph: Graph) -> None:
@@ -135,9 +136,9 @@ def _in_safetensors(path: str, files: list[Path]) -> dict[str, Path | Tensor]:
             with safe_open(str(file), framework="pt") as opened:
                 names = list(opened.keys())
         except (OSError, SafetensorError) as error:
-            raise TwofoldError(f"weights {str(file)!r}: no safetensors file: {error}") from None
+            raise TwofoldError(f"weights {str(file)!r}: not a safetensors file: {error}") from None
         if again := sorted(found.keys() & set(names)):
-            raise TwofoldError(f"weights {path!r}: {again[0]!r} is in {found[again[0]]} and {file}; leave one of them")
+            raise TwofoldError(f"weights {path!r}: {again[0]!r} is in {found[again[0]]} and {file}; remove one of them")
         found |= dict.fromkeys(names, file)
     return found
 

@@ -70,7 +70,7 @@ def write_weights(
     if target.suffix not in (".safetensors", ".pt", ".pth", ".bin", ""):
         raise TwofoldError(f"{str(target)!r}: weights are written to FILE.safetensors, .pt, .pth, .bin, or a folder")
     if not source.is_dir():
-        raise TwofoldError(f"{str(source)!r} is no checkpoint; give its folder, such as checkpoints/step-00000100")
+        raise TwofoldError(f"{str(source)!r} is not a checkpoint; give its folder, such as checkpoints/step-00000100")
     plan = load_plan(source / "plan.json")
     check_checkpoint(source, plan)
     if target.suffix:

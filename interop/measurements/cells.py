@@ -102,16 +102,16 @@ class Cells:
         text = (self.row.get("value") or "").strip()
         value = number(text)
         if value is None:
-            raise Skip(f"value {text!r} is no number", "value")
+            raise Skip(f"value {text!r} is not a number", "value")
         if not value > 0 or value == float("inf"):
             raise Skip(f"value {text!r} is not a positive number", "value")
         if not _LEAST_VALUE <= value <= _MOST_VALUE:
-            raise Skip(f"value {text!r} is beyond anything that {metric} measures", "value")
+            raise Skip(f"value {text!r} is not plausible for {metric}", "value")
         if metric == "mfu_percent":
             if 0.02 <= value < 1:
                 return metric, 100 * value, (f"mfu {value:g} is a share: {100 * value:g} %",)
             if not 1 <= value <= 100:
-                raise Skip(f"value {text!r} is no share of the peak in percent", "value")
+                raise Skip(f"value {text!r} is not a percentage of the peak", "value")
         return metric, value, ()
 
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
@@ -124,9 +124,9 @@ class Cells:
         kilo = re.fullmatch(r"(\d+) ?k", plain) if name == "seq" else None
         found = 1024.0 * int(kilo.group(1)) if kilo else number(plain)
         if found is None:
-            raise Skip(f"{name} is {text!r}, no whole number", name)
+            raise Skip(f"{name} is {text!r}, not a whole number", name)
         if not math.isfinite(found) or found != int(found) or not least <= found <= _MOST:
-            raise Skip(f"{name} is {text!r}, no whole number from {least} to {_MOST:,}", name)
+            raise Skip(f"{name} is {text!r}, not a whole number from {least} to {_MOST:,}", name)
         return int(found)
 
     def check_task(self) -> None:
@@ -159,7 +159,7 @@ class Cells:
         """The precisions of a block's products that a row may mean, the most plausible first; none: the block's own.
 
         Raises:
-            Skip: the device has no such products.
+            Skip: the device does not support it.
         """
         found = self.precision().products
         if len(found) > 1 and device.startswith(BLACKWELL):  # Transformer Engine's default there

@@ -100,7 +100,7 @@ def _fill(row: dict[str, str], found: Mapping[str, str]) -> None:
 def _count(column: str, text: str) -> int:
     found = number(re.sub(r"[a-z ]+$", "", text.lower()))
     if found is None or found != int(found) or found < 1:
-        raise BadCell(column, text, f"{column} is {text!r}, no whole number from 1")
+        raise BadCell(column, text, f"{column} is {text!r}, not a whole number from 1")
     return int(found)
 
 

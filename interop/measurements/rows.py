@@ -290,7 +290,7 @@ class _Reading(Mixtures):
             dp = gpus // (tp * pp * cp)
             self.assumed.append("dp not stated: all devices that tp, pp and cp leave")
         if gpus and dp * tp * pp * cp != gpus:
-            raise Skip(f"its degrees make {dp * tp * pp * cp} ranks, it states {gpus} devices", "gpu_count")
+            raise Skip(f"its degrees need {dp * tp * pp * cp} ranks, but it has {gpus} devices", "gpu_count")
         batch = self.batch(dp, pp)
         micro = self.count("micro_batch", batch // dp if batch == dp else 0)
         if not micro:

@@ -103,7 +103,7 @@ def validate(
             on_progress(f"{count:,} rows, {len(reader.known):,} of them different")
         try:
             if (earlier := seen.setdefault(_identity(row), number)) != number:
-                raise Skip(f"it is row {earlier} again")
+                raise Skip(f"it repeats row {earlier}")
             group, result = reader.read(row, number)
         except Skip as skip:
             if (told := _skipped(row, number, skip)) not in skipped[-len(METRICS) :]:

@@ -38,15 +38,15 @@ def baseline(problem: Problem, name: str) -> SearchResult[Candidate]:
     if name not in BASELINES:
         raise TwofoldError(f"baseline {name!r} is not known; known are {', '.join(BASELINES)}")
     if problem.pins.given:
-        raise TwofoldError(f"{name} chooses by its own rule and takes no pins; drop {', '.join(problem.pins.given)}")
+        raise TwofoldError(f"{name} chooses all degrees itself; omit {', '.join(problem.pins.given)}")
     began = time.monotonic()
     tried = BASELINES[name](problem)
     fitting = sorted(
         (each for each in tried if each.forecast.peak_bytes <= problem.limit_bytes), key=lambda each: each.key
     )
     if not fitting:
-        what = "nothing that it tries can be made" if not tried else (
-            f"{min(each.forecast.peak_bytes for each in tried) / 2**30:.2f} GiB are the least that it needs"
+        what = "none of its configurations is valid" if not tried else (
+            f"{min(each.forecast.peak_bytes for each in tried) / 2**30:.2f} it needs at least"
         )  # fmt: skip
         raise NothingFits(
             f"{name}: {problem.config.name} does not fit {problem.limit_bytes / 2**30:.2f} GiB on "

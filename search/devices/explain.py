@@ -269,22 +269,28 @@ def relaxations(problem: Problem) -> list[Relaxation]:
     least = least_memory(problem)
     if least is not None and (peak := least.forecast.peak_bytes) > problem.limit_bytes:
         found.append(
-            Relaxation(what="memory", value=peak, text=f"{_GiB(peak)} per device would do ({describe(least.degrees)})")
+            Relaxation(
+                what="memory", value=peak, text=f"{_GiB(peak)} per device would be enough ({describe(least.degrees)})"
+            )
         )
     for pin in problem.pins.given:
         rest = problem.pins.changed(**{pin: None})
         if fits := _fitting(problem, pins=rest):
             given = problem.pins.given[pin]
-            found.append(Relaxation(what=pin, value=None, text=f"without {pin}={given} something fits ({_told(fits)})"))
+            found.append(
+                Relaxation(what=pin, value=None, text=f"without {pin}={given} a configuration fits ({_told(fits)})")
+            )
     for factor in (2, 4, 8, 16, 32, 64, 128):
         count = problem.num_devices * factor
         machine = _larger(problem.machine, count)
         if machine is not None and (fits := _fitting(problem, num_devices=count, machine=machine)):
-            found.append(Relaxation(what="devices", value=count, text=f"{count} devices would do ({_told(fits)})"))
+            found.append(
+                Relaxation(what="devices", value=count, text=f"{count} devices would be enough ({_told(fits)})")
+            )
             break
     for batch in _batches(problem.global_batch):
         if fits := _fitting(problem, global_batch=batch):
-            text = f"a global batch of {batch} would do ({_told(fits)})"
+            text = f"a global batch of {batch} would fit ({_told(fits)})"
             found.append(Relaxation(what="batch", value=batch, text=text))
             break
     return found

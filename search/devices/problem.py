@@ -114,7 +114,7 @@ class Problem:
         machine = self.machine
         if not machine.host_async:
             raise TwofoldError(
-                f"machine {machine.name!r} computes on its hosts; this search is for devices behind a host: give a "
+                f"machine {machine.name!r} computes on its hosts; this search is for accelerators: give a "
                 "model as file.py:function, or an accelerator such as h100-sxm-x64"
             )
         check_devices(machine, self.num_devices)
@@ -161,7 +161,7 @@ class Problem:
         if pins.sequence_parallel and pins.tp == 1:
             raise TwofoldError("sequence_parallel is pinned, but tp=1 leaves nothing to split; pin tp above 1")
         if pins.takes_turns and not self.stack.runs_programs:
-            raise TwofoldError(f"slices and pairs are twofold's; {self.stack.name} runs none: unpin them")
+            raise TwofoldError(f"only twofold supports slices and pairs; omit them for {self.stack.name}")
         if reason := self.refused(**pins.given):
             raise TwofoldError(reason)
         if pins.layers is not None and pins.pp is None:

@@ -113,7 +113,7 @@ def _ranked(problem: Problem, branching: Branching, tried: Tried) -> tuple[tuple
     if problem.pins.takes_turns:
         if not tried.candidates:
             told = "; ".join(dict.fromkeys(each.reason for each in tried.rejected))
-            raise TwofoldError(f"{problem.config.name}: no configuration can take turns as it is pinned: {told}")
+            raise TwofoldError(f"{problem.config.name}: no configuration supports the given slices or pairs: {told}")
         return tuple(sorted(tried.candidates, key=lambda each: each.key)), 0
     plans = tuple(sorted((*branching.candidates, *tried.candidates), key=lambda each: each.key))
     before = [number for number, each in enumerate(plans) if each.degrees.takes_turns]
@@ -124,9 +124,12 @@ def _nothing(branching: Branching) -> TwofoldError:
     problem = branching.problem
     asked = f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
     if branching.interrupted:
-        return NothingFits(f"{asked}: the search was stopped before anything that fits was found; give it more time")
+        return NothingFits(f"{asked}: the search stopped before it found a configuration that fits; give it more time")
     if any(each.reason == "memory" for each in branching.rejected):
         ways = "; ".join(each.text for each in relaxations(problem)) or "no larger machine of this kind is known"
         return NothingFits(f"{asked}: nothing fits {problem.limit_bytes / 2**30:.2f} GiB per device. {ways}")
-    reasons = "; ".join(dict.fromkeys(each.reason for each in branching.rejected)) or "the pins leave nothing"
-    return TwofoldError(f"{asked}, global batch {problem.global_batch}: there is no way to spread it: {reasons}")
+    reasons = (
+        "; ".join(dict.fromkeys(each.reason for each in branching.rejected))
+        or "the pinned degrees exclude all configurations"
+    )
+    return TwofoldError(f"{asked}, global batch {problem.global_batch}: no configuration is valid: {reasons}")

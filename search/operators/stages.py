@@ -22,7 +22,7 @@ def balanced_cuts(costs: Sequence[float], num_stages: int) -> list[tuple[int, in
     """
     count = len(costs)
     if num_stages > count:
-        raise TwofoldError(f"{num_stages} stages need {num_stages} operators, there are {count}; take fewer stages")
+        raise TwofoldError(f"{num_stages} stages need {num_stages} operators, there are {count}; use fewer stages")
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)

@@ -49,7 +49,7 @@ class LinkChange:
             if not 0 < getattr(self, name) < float("inf"):
                 raise TwofoldError(f"the {name} factor of a link change must be above 0, not {getattr(self, name)}")
         if self.pair and len(set(self.ranks)) != 2:
-            raise TwofoldError(f"a link between a pair of ranks has two of them, not {self.ranks}")
+            raise TwofoldError(f"a link between a pair of ranks needs two ranks, not {self.ranks}")
         if not self.failed and self.bandwidth == self.latency == 1.0:
             raise TwofoldError("a link change changes nothing; give a bandwidth or latency factor, or failed")
 
@@ -79,7 +79,7 @@ class LinkChange:
             numbers = read_ranks(ranks) if ranks else ()
         except ValueError:
             raise TwofoldError(
-                f"cannot read the link change {text!r}; it looks like 'NVLink:bandwidth=0.5', 'IB:0-7:latency=2,"
+                f"cannot read the link change {text!r}; write it as 'NVLink:bandwidth=0.5', 'IB:0-7:latency=2,"
                 "bandwidth=0.8' or '0:2~5:failed'"
             ) from None
         where: str | int | None = None if tier in ("", "*") else int(tier) if tier.isdigit() else tier

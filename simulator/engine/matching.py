@@ -187,14 +187,14 @@ def _check_collectives(orders: Sequence[Order], peers: Mapping[int, Mapping[int,
                 of_key = issued.setdefault(peer.keys[0], {})
                 if rank in of_key:
                     raise TwofoldError(
-                        f"the collective {order.ids[position]!r} stands twice in a step of rank {rank}; ids are unique"
+                        f"the collective {order.ids[position]!r} occurs twice in a step of rank {rank}; ids are unique"
                     )
                 of_key[rank] = order.ids[position]
     for rank, position, peer, order in collectives:
         for member in peer.members[0]:
             if member not in issued[peer.keys[0]]:
                 raise TwofoldError(
-                    f"rank {rank} would wait for ever in {order.ids[position]!r} for rank {member}, which is a "
+                    f"rank {rank} would wait forever in {order.ids[position]!r} for rank {member}, which is a "
                     f"member {peer.members[0]} but never issues it"
                 )
 

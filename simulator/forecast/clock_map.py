@@ -182,8 +182,8 @@ def _array(times: Times | Sequence[Times]) -> npt.NDArray[np.int64]:
         return np.asarray(times, dtype=np.int64)
     except OverflowError:
         raise TwofoldError(
-            "a part of the step takes more than 2^63 picoseconds (106 days), which is the most that is counted; "
-            "take smaller sizes"
+            "a part of the step takes more than 2^63 picoseconds (106 days), the longest "
+            "supported time; use smaller sizes"
         ) from None
 
 

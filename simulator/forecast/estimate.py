@@ -53,7 +53,7 @@ def estimate(
     check_machine(machine)
     check(degrees, sizes_of(config), num_devices=machine.num_devices, machine=machine.name)
     if degrees.takes_turns:
-        raise TwofoldError(f"{describe(degrees)}: slices and pairs are forecast, not estimated, and for twofold only")
+        raise TwofoldError(f"{describe(degrees)}: slices and pairs can only be forecast, and only for twofold")
     schedule, stack = degrees.pipeline, (stack or Stack()).on(machine)
     degrees = stack.as_run(degrees)
     split = is_split(schedule)
@@ -119,7 +119,7 @@ def check_machine(machine: Machine) -> None:
     """Refuse a machine whose hosts compute."""
     if not machine.host_async:
         raise TwofoldError(
-            f"machine {machine.name!r} computes on its hosts; stated degrees are predicted for devices behind a host: "
+            f"machine {machine.name!r} computes on its hosts; degrees are predicted for accelerators: "
             "simulate a plan instead"
         )
 

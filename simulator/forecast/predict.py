@@ -88,8 +88,7 @@ def step_forecast(config: TransformerConfig, degrees: Degrees, machine: Machine)
     _check(config, degrees, machine)
     if degrees.takes_turns:
         raise TwofoldError(
-            f"{describe(degrees)}: slices and pairs take turns, which bodies do not follow; forecast or simulate the "
-            "whole step instead"
+            f"{describe(degrees)}: bodies do not support slices or pairs; forecast or simulate the full step instead"
         )
     costs = chunk_costs(config, degrees, machine, Stack(), False, known_layouts(config, machine, Stack(), False))
     return StepForecast(config, degrees, machine, costs, chunks_of(config, degrees))

@@ -35,8 +35,8 @@ def bodies_of_program(
     for group in program.groups:
         if turns := _turns(group):
             raise TwofoldError(
-                f"{turns} take turns, and bodies follow one action after the other; forecast its degrees, or "
-                "simulate the plan instead"
+                f"{turns} run interleaved, but bodies run one after the other; "
+                f"forecast its degrees, or simulate the plan instead"
             )
         reader = _Reader(program, group, machine)
         ranks.append(reader.bodies())
@@ -93,8 +93,8 @@ class _Reader:
     def _receives(self, block: Block) -> None:
         if len(block.body.instructions) > 1:
             raise TwofoldError(
-                f"{block.label!r} receives {len(block.body.instructions)} tensors; a forecast is for stages that hand "
-                "on one: simulate the plan instead"
+                f"{block.label!r} receives {len(block.body.instructions)} tensors; forecasts "
+                f"support stages that send one: simulate the plan instead"
             )
 
     def _sends(self, key: tuple[int, str], instructions: Sequence[Instruction]) -> None:
@@ -156,7 +156,7 @@ def ops_of(instructions: Sequence[Instruction], cost_of: CostOf) -> tuple[Op, ..
                 found.append(Op(WAIT, 0, token=token))
         elif line.channel.endswith(":within"):
             raise TwofoldError(
-                f"{line.name!r}: ranks of a stage send pieces to each other, which a forecast does not follow; "
+                f"{line.name!r}: ranks of a stage send pieces to each other, which forecasts do not support; "
                 "simulate the plan instead"
             )
         elif line.kind is Kind.SEND:

@@ -101,7 +101,7 @@ def declare_stack(name: str, make: Callable[[], Stack]) -> None:
         TwofoldError: there is one of this name.
     """
     if name in _STACKS:
-        raise TwofoldError(f"there is a stack {name!r} already; give yours another name")
+        raise TwofoldError(f"stack {name!r} already exists; use another name")
     _STACKS[name] = make
 
 

@@ -38,14 +38,13 @@ def _axes() -> dict[str, Axis]:
         Axis(name="layers", type=int, meaning="blocks of the model; the model's by default"),
         Axis(name="seq", type=int, meaning="tokens of a sequence; the model's by default"),
         Axis(name="precision", type=str, meaning="bfloat16, float16 or float32 weights and activations"),
-        Axis(name="mixed_precision", type=bool, meaning="float32 gradients, master weights and optimizer states beside "
-             "half-precision weights; yes by default"),
+        Axis(name="mixed_precision", type=bool, meaning="float32 gradients, master weights and optimizer states; yes "
+        "by default"),
         Axis(name="global_batch", type=int, meaning="sequences of a step"),
         Axis(name="stack", type=str, meaning="the software that runs it; twofold by default"),
-        Axis(name="host", type=str, meaning="file of a host (`twofold calibrate --host`) whose times are taken"),
-        Axis(name="execution", type=str, meaning="of twofold's own steps: graph (the default) or eager"),
-        Axis(name="fused", type=bool, meaning="whether twofold's own steps join memory-bound instructions; yes by "
-             "default"),
+        Axis(name="host", type=str, meaning="host file (`twofold calibrate --host`) with the times to issue work"),
+        Axis(name="execution", type=str, meaning="for twofold's executor: graph (the default) or eager"),
+        Axis(name="fused", type=bool, meaning="whether twofold fuses memory-bound instructions; yes by default"),
         Axis(name="machine", type=str, meaning="a shipped machine, such as h100-sxm-x64, or a machine file"),
         Axis(name="devices", type=int, meaning="of the machine that are used; without dp, dp follows from them. A "
              "machine NAME-xN is made for that many"),
@@ -61,13 +60,13 @@ def _axes() -> dict[str, Axis]:
         Axis(name="mtbf_hours", type=float, meaning="mean time between failures of one device; mtbf_hours.CAUSE: by "
              "one cause, the rates of all causes add up", has_parts=True),
         Axis(name="restart_s", type=float, meaning="seconds from a failure to the next step"),
-        Axis(name="spares", type=int, meaning="spare devices, which take the place of failed ones"),
-        Axis(name="repair_hours", type=float, meaning="from a failure until the device is a spare again"),
+        Axis(name="spares", type=int, meaning="spare devices that replace failed ones"),
+        Axis(name="repair_hours", type=float, meaning="hours from a failure until the device is a spare again"),
         Axis(name="checkpoint_every", type=int, meaning="steps between checkpoints"),
         Axis(name="checkpoint_minutes", type=float, meaning="minutes between checkpoints, instead of steps"),
         Axis(name="checkpoint_GBps", type=float, meaning="of one rank, in 10^9 bytes a second; 1 by default"),
-        Axis(name="checkpoint_async", type=bool, meaning="whether training goes on while a checkpoint is written"),
-        Axis(name="price_per_device_hour", type=float, meaning="in any currency; spares are paid for as well"),
+        Axis(name="checkpoint_async", type=bool, meaning="whether training continues while a checkpoint is written"),
+        Axis(name="price_per_device_hour", type=float, meaning="in any currency; spares cost the same"),
     ]  # fmt: skip
     return {axis.name: axis for axis in listed}
 
@@ -85,7 +84,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     >>> check_settings({"bandwith.NVLink": 2.0})
     Traceback (most recent call last):
         ...
-    plans.errors.TwofoldError: 'bandwith.NVLink' is no axis; did you mean 'bandwidth'? `twofold study --axes` lists them
+    plans.errors.TwofoldError: 'bandwith.NVLink' is not an axis; did you mean 'bandwidth'? See `twofold study --axes`
     """
     for name, value in settings.items():
         stem, dot, part = name.partition(".")
@@ -95,7 +94,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             if axis is not None:
                 close = [stem]
             hint = f"did you mean {close[0]!r}? " if close else ""
-            raise TwofoldError(f"{name!r} is no axis; {hint}`twofold study --axes` lists them")
+            raise TwofoldError(f"{name!r} is not an axis; {hint}See `twofold study --axes`")
         if not _is_of(axis.type, value):
             raise TwofoldError(f"{name} must be {_SAID.get(axis.type, f'of type {axis.type}')}, not {value!r}")
 

@@ -64,7 +64,7 @@ class Configured:
                 `goodput`.
         """
         if reason := self.engine_only(what_if):
-            raise TwofoldError(f"{reason}: forecasts do not know that; simulate a plan with `twofold whatif PLAN.json`")
+            raise TwofoldError(f"{reason}: not supported by forecasts; simulate a plan with `twofold whatif PLAN.json`")
         machine, seen = self._machine(what_if), self.forecast(what_if)
         factor, bubble = 1.0, seen.bubble_fraction
         if what_if.slowdown:

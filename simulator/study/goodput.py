@@ -144,7 +144,7 @@ def goodput(
     if checkpoints is None:
         if failures is not None:
             raise TwofoldError(
-                "with failures and no checkpoints no work lasts; say how often one is written and how fast"
+                "failures without checkpoints lose all work; give the interval and the speed of checkpoints"
             )
         return Goodput(step_s=step_s, effective_step_s=step_s)
     size = checkpoint_bytes if checkpoints.size_bytes is None else checkpoints.size_bytes
@@ -163,7 +163,8 @@ def goodput(
     except OverflowError:
         raise TwofoldError(
             f"{num_devices} devices fail every {mean_s:.3g} s, but {work_s + write_s:.3g} s pass from one checkpoint "
-            f"to the next and {failures.restart_s:.3g} s in a restart: hardly any work lasts; write more often"
+            f"to the next and {failures.restart_s:.3g} s in a restart: almost no progress is kept; write checkpoints "
+            "more often"
         ) from None
     best = None if step_s == 0 or not checkpoints.blocking else max(1, round(best_interval_s(write_s, mean_s) / step_s))
     return Goodput(

@@ -43,7 +43,7 @@ class Job:
     def __post_init__(self) -> None:
         if len(self.ranks) != self.program.num_ranks or len(set(self.ranks)) != len(self.ranks):
             raise TwofoldError(
-                f"a job of {self.program.num_ranks} ranks needs as many devices, each once, not {self.ranks}"
+                f"a job of {self.program.num_ranks} ranks needs as many distinct devices, not {self.ranks}"
             )
 
 

@@ -38,17 +38,17 @@ COLUMNS: Mapping[str, str] = {
     "step_low_s": "lower end of its 90 % interval",
     "step_high_s": "upper end",
     "tokens_per_s": "of all devices, with checkpoints, failures and spares",
-    "goodput": "share of the time that is progress which lasts",
+    "goodput": "share of the time that is lasting progress",
     "effective_step_s": "step time with checkpoints, lost work, restarts and waits for repairs",
     "exposed_comm_s": "s of a step in which a rank communicates and does not compute, averaged over ranks",
     "bubble_fraction": "share of a step in which a rank waits for others, averaged over ranks",
     "peak_bytes": "memory of the fullest rank",
-    "fits": "whether that is no more than a device has",
+    "fits": "whether it fits into the memory of a device",
     "num_devices": "that the step runs on, without spares",
     "checkpoint_s": "of writing one checkpoint",
     "best_checkpoint_every": "steps between blocking checkpoints that waste least (Daly 2006)",
     "price_per_1e9_tokens": "of all devices and spares, in the currency of price_per_device_hour",
-    "degrees": "how the model is spread",
+    "degrees": "parallel degrees",
     "refused": "why there is no prediction",
 }
 """The figures of a point and what they are."""
@@ -166,7 +166,7 @@ def _machine(settings: Settings, stack: Stack) -> Machine:
     if stack.runs_programs:
         return executing(machine, execution or "graph")
     if execution is not None:
-        raise TwofoldError(f"execution is for twofold's own steps; {stack.name} runs as it does: leave it out")
+        raise TwofoldError(f"execution is for twofold's executor; omit it for {stack.name}")
     return machine
 
 
@@ -242,7 +242,7 @@ def _goodput(settings: Settings, what: Configured, seen: Outcome) -> Goodput:
     )  # fmt: skip
     if "spares" in settings or "repair_hours" in settings:
         if failures is None or "repair_hours" not in settings:
-            raise TwofoldError("spares need mtbf_hours, how often devices fail, and repair_hours, until they are back")
+            raise TwofoldError("spares need mtbf_hours (time between failures) and repair_hours")
         waits = waiting_share(
             settings.get("spares", 0), what.degrees.num_ranks, device_mtbf_s=failures.device_mtbf_s,
             repair_s=3600 * settings["repair_hours"],
@@ -254,7 +254,7 @@ def _goodput(settings: Settings, what: Configured, seen: Outcome) -> Goodput:
 def _checkpoints(settings: Settings, step_s: float) -> Checkpoints | None:
     every, minutes = settings.get("checkpoint_every"), settings.get("checkpoint_minutes")
     if every is not None and minutes is not None:
-        raise TwofoldError("checkpoint_every and checkpoint_minutes say the same twice; give one of them")
+        raise TwofoldError("checkpoint_every and checkpoint_minutes set the same quantity; give one of them")
     if minutes is not None:
         if not minutes > 0:
             raise TwofoldError(f"checkpoint_minutes must be above 0, not {minutes!r}")

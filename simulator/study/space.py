@@ -63,7 +63,7 @@ class Space:
         if self.sample is not None:
             whole_number("sample", self.sample)
             if self.points != "grid":
-                raise TwofoldError('sample is of a grid; leave it out, or say points = "grid"')
+                raise TwofoldError('sample needs a grid; omit it, or set points = "grid"')
         if self.count > _MOST_POINTS:
             raise TwofoldError(
                 f"the study has {self.count:,} points, at most {_MOST_POINTS:,} are computed; give fewer values, "
@@ -122,7 +122,7 @@ def _check(table: Mapping[str, Sequence[Any]]) -> None:
         TwofoldError: as `Space`.
     """
     if not table:
-        raise TwofoldError("a table of axes that go together is empty; name at least two axes in it")
+        raise TwofoldError("a table of linked axes is empty; it needs at least two axes")
     for name, values in table.items():
         if not isinstance(values, list | tuple) or not values:
             raise TwofoldError(f"axis {name} must be a list of values, such as [1, 2, 4], not {values!r}")
@@ -132,14 +132,14 @@ def _check(table: Mapping[str, Sequence[Any]]) -> None:
     for name in others:
         if len(table[name]) != len(table[first]):
             raise TwofoldError(
-                f"axes {first} and {name} go together, but have {len(table[first])} and {len(table[name])} values; "
-                "give each as many"
+                f"linked axes {first} and {name} have {len(table[first])} and {len(table[name])} values; they need "
+                "the same number"
             )
     rows = [_row(table, place) for place in range(_length(table))]
     if twice := [row for number, row in enumerate(rows) if row in rows[:number]]:
         if others:
             said = ", ".join(f"{name} = {value!r}" for name, value in twice[0].items())
-            raise TwofoldError(f"axes that go together have {said} twice; give each row once")
+            raise TwofoldError(f"linked axes have {said} twice; give each row once")
         raise TwofoldError(f"axis {first} has {twice[0][first]!r} twice; give each value once")
 
 

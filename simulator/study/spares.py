@@ -25,7 +25,7 @@ def waiting_share(num_spares: int, num_devices: int, *, device_mtbf_s: float, re
         num_spares: devices beside those that the job runs on.
         num_devices: that the job runs on.
         device_mtbf_s: mean time between failures of one device.
-        repair_s: mean time from a failure until the device is a spare again.
+        repair_s: mean time hours from a failure until the device is a spare again.
 
     Raises:
         TwofoldError: counts or times that cannot be.

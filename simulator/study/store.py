@@ -78,9 +78,7 @@ class Store:
                 self._found[entry["key"]] = entry["figures"]
             except (ValueError, KeyError, TypeError, RecursionError):
                 if number == 0 and not line.startswith(b'{"key"'):
-                    raise TwofoldError(
-                        f"{str(path)!r} holds no results of a study; name another file for them"
-                    ) from None
+                    raise TwofoldError(f"{str(path)!r} has no results of a study; name another file") from None
         self._begun = b"" if content.endswith(b"\n") or not content else b"\n"
 
     def __contains__(self, key: str) -> bool:

@@ -76,9 +76,9 @@ class Ranks:
             except TwofoldError as error:
                 raise TwofoldError(f"{said} {error}") from None
             except ValueError:
-                raise TwofoldError(f"cannot read {said} {text}; it looks like {said} {looks_like}") from None
+                raise TwofoldError(f"cannot read {said} {text}; write {said} {looks_like}") from None
             if again := found.intersection(named):
-                raise TwofoldError(f"{said} {text}: rank {min(again)} has a {what} already; give one for each rank")
+                raise TwofoldError(f"{said} {text}: rank {min(again)} already has a {what}; give one per rank")
             found.update(named)
             yield text, named, value
 
@@ -97,7 +97,7 @@ def slow_ranks(texts: Iterable[str], ranks: Ranks, said: str = "slow") -> dict[i
     >>> slow_ranks(["0-1=1.2", "1/2=1.1"], Ranks(count=4, stages=[]))
     Traceback (most recent call last):
         ...
-    plans.errors.TwofoldError: slow 1/2=1.1: rank 1 has a factor already; give one for each rank
+    plans.errors.TwofoldError: slow 1/2=1.1: rank 1 already has a factor; give one per rank
     """
     found: dict[int, float] = {}
     for text, named, factor in ranks.given(texts, said, "factor", "3=1.2, 0-7=1.05, stage1=1.3 or 1/1000=1.1"):
@@ -123,7 +123,9 @@ def some_ranks(share: float, num_ranks: int, seed: int = 1) -> tuple[int, ...]:
     16
     """
     if not 0 < share <= 1:
-        raise TwofoldError(f"a share of {share:g} of all ranks is above 0 and at most 1 (1/1000 is one in a thousand)")
+        raise TwofoldError(
+            f"the share of all ranks must be above 0 and at most 1 (1/1000 is one in a thousand), not {share:g}"
+        )
     count = max(1, round(share * num_ranks))
     found = np.random.default_rng(seed).choice(num_ranks, size=count, replace=False)
     return tuple(sorted(found.tolist()))

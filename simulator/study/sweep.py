@@ -43,7 +43,7 @@ class Workers:
         if self.jobs != -1:
             whole_number("jobs", self.jobs)
         if self.scheduler is not None and self.backend != "dask":
-            raise TwofoldError("a scheduler is Dask's: add backend dask, or leave it out")
+            raise TwofoldError("scheduler needs backend dask; add it, or omit the scheduler")
 
 
 def sweep(

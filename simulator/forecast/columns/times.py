@@ -116,7 +116,7 @@ def pipeline_times(
         num_micro_batches = schedule.num_micro_batches
     wanted = np.asarray(num_micro_batches, dtype=np.int64)
     if wanted.size and wanted.min() < 1:
-        raise TwofoldError(f"num_micro_batches is {num_micro_batches}; there is at least one")
+        raise TwofoldError(f"num_micro_batches must be at least 1, not {num_micro_batches}")
     batch_shape = costs.batch_shape(schedule.num_stages, num_ranks, [start_ps])
     batch_shape = np.broadcast_shapes(batch_shape, wanted.shape)
     counts = np.broadcast_to(wanted, batch_shape).reshape(-1)
