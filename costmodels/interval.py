@@ -1,7 +1,7 @@
-"""From the errors of single prices to the interval of a whole step.
+"""From the errors of single prices to the interval of a complete step.
 
 Prices of one class of instructions (matrix products, say) err together: they share their parameters and the chip they
-were measured on. Different classes have parameters of their own: memory bandwidth says nothing about the efficiency of
+were measured on. Different classes have separate parameters: memory bandwidth says nothing about the efficiency of
 attention, links nothing about the host. They err independently, but for matrix products and attention, which run on the
 same units at the same clock: what the clock under load is off by, both are (`TOGETHER`).
 
@@ -141,7 +141,7 @@ def program_load(program: Program, machine: Machine, step_s: float) -> Load:
     """The work of the rank that computes most in a step, from which its clock follows (`costmodels.price.power`).
 
     Args:
-        program: of the step.
+        program: program of the step.
         machine: that it was priced on, at a clock (`at_clock`).
         step_s: how long the step takes there.
     """
@@ -174,7 +174,7 @@ def dispatch_seconds(program: Program, machine: Machine, step_s: float) -> float
     longer, and the class "dispatch" gets the share that makes its interval reach it. The other side is taken alike.
 
     Args:
-        program: of the step.
+        program: program of the step.
         machine: whose hosts run ahead of their devices.
         step_s: the prediction.
     """

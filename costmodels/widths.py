@@ -18,7 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 NINETY = 1.6449
-"""Standard normal quantile at 95 %: 90 % of the probability lies within plus and minus this."""
+"""Standard normal quantile at 95 %: 90 % of the probability is within plus and minus this."""
 
 CHIP_SPREAD = 0.015
 """Of chips of one kind under power management: they vary by 8 % on average in five centres (Sinha et al. 2022, arXiv
@@ -42,7 +42,7 @@ products and attention (root of the mean square over four runs), 0.1 % for memor
 
 DIFFERENT: Mapping[str, float] = {"matrix": 8, "attention": 2, "memory": 8, "collective": 3, "transfer": 1}
 """Class -> instructions of different sizes in a step, whose own errors average out (assumed: the linears of a block and
-the head, each in three forms of unequal length; attention forward and backward; what stands between them)."""
+the head, each in three forms of unequal length; attention forward and backward; what is between them)."""
 
 CARRIED: Mapping[str, float] = {
     "matrix": 0.02, "attention": 0.02, "memory": 0.07, "update": 0.07, "dispatch": 0.0, "collective": 0.05,
@@ -53,8 +53,8 @@ CARRIED: Mapping[str, float] = {
 With a device left out its products are off by 0.1 to 0.7 % together and 9 % each (root mean square; an A100 as
 much as devices of equal cores), attention 0.8 to 1.9 % and 6 to 11 %, memory-bound kernels 7 to 8 % and 15 to 18 %,
 published bandwidths of collectives 1 to 9 % together. Single errors count by the root of `DIFFERENT`; what the
-calibrated device has already is taken off in squares. A host is no part of its device. Transfers were measured on one
-kind of device: assumed.
+calibrated device has already is taken off in squares. A host is not a part of its device. Transfers were measured on
+one kind of device: assumed.
 """
 
 TOGETHER = {frozenset({"matrix", "attention"}): 0.5}

@@ -1,7 +1,7 @@
 """The device of a rank: its streams, clocks, memory, recordings and kernels.
 
-Everything else in this package speaks of a `Device`. What torch does alike for all accelerators stands here; what a
-kind of device has of its own stands in its file of `executor.kinds`.
+Everything else in this package speaks of a `Device`. What torch does alike for all accelerators is here; what a
+kind of device has of its own is in its file of `executor.kinds`.
 
     >>> device = pick_device("cpu")
     >>> device.backend, device.is_async
@@ -124,7 +124,7 @@ class Device:
 
     @property
     def has_streams(self) -> bool:
-        """Whether several streams of work can run beside each other."""
+        """Whether several streams of work can run next to each other."""
         return self.is_async
 
     def stream(self) -> torch.Stream | None:
@@ -204,7 +204,7 @@ class Device:
     # -- feeding -------------------------------------------------------------------------------------------------------
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory of the host that the device can copy from while the host goes on: pinned, where there is a device."""
+        """Host memory that the device can copy from asynchronously; pinned if there is a device."""
         return torch.empty(shape, dtype=dtype, pin_memory=self.is_async)
 
     def current_stream(self) -> torch.Stream | None:
@@ -329,7 +329,7 @@ def num_accelerators() -> int:
 
 
 def environment(device: Device) -> dict[str, str]:
-    """Versions and names that belong beside every measurement."""
+    """Versions and names that belong next to every measurement."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),

@@ -67,7 +67,7 @@ class _Operand:
 
     Args:
         name: what the module calls it.
-        sizes: of its dims; of the last ones if `is_open`.
+        sizes: sizes of its dims; of the last ones if `is_open`.
         is_open: whether more dims may come before.
     """
 
@@ -128,7 +128,7 @@ def _ways(made: list[_Parts]) -> str:
 
 
 def _form(module: nn.Module) -> Form | None:
-    """The form of the operator that a module computes; None for a class, also a subclass, with a forward of its own."""
+    """The form of the operator that a module computes; None for a class, also a subclass, with a separate forward."""
     owner = next(each for each in type(module).__mro__ if "forward" in vars(each))
     form = _TORCH_FORMS.get(owner) or vars(owner).get("form")
     return form if isinstance(form, Form) else None

@@ -63,9 +63,9 @@ def given_strategies(graph: Graph, module: nn.Module, num_ranks: int) -> dict[st
     """operator -> strategy, for the operators of `graph`, captured from `module`, inside sharded modules.
 
     Args:
-        graph: of what is computed at a time (a micro-batch, or a slice of one).
+        graph: graph of what is computed at a time (a micro-batch, or a slice of one).
         module: whose parts are marked.
-        num_ranks: of a pipeline stage.
+        num_ranks: number of ranks of a pipeline stage.
 
     Raises:
         TwofoldError: a module with several operators or none, or a strategy that does not fit its operator.

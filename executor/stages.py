@@ -27,7 +27,7 @@ def configured_stages(module: nn.Module, stage_config: Mapping[str, int] | None 
     """module path -> stage, from the `pipeline_stage` attributes of its parts and from `stage_config`, which wins.
 
     Raises:
-        TwofoldError: a name that is no submodule (the error lists them), a stage that is no int of at least 0.
+        TwofoldError: a name that is not a submodule (the error lists them), a stage that is not an int of at least 0.
     """
     names = [path for path, _ in module.named_modules(remove_duplicate=False) if path]
     for path in stage_config or {}:

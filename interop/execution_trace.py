@@ -52,7 +52,7 @@ def is_execution_trace(text: str) -> bool:
 def read_execution_traces(files: Sequence[Path]) -> tuple[list[RankTrace], list[str]]:
     """The traces of a run, and what they do not say.
 
-    Events are kernels; those of which no time is known last 0 ps and have "untimed".
+    Events are kernels; those with no time is known last 0 ps and have "untimed".
 
     Raises:
         TwofoldError: a file that is missing, cut or of another form, or that does not say its rank.

@@ -1,5 +1,4 @@
-"""What recorded communication says about links: each kind of call beside its price on a machine, and what would explain
-the difference.
+"""Compare recorded communication with the links of a machine: each kind of call with its price, and the likely cause.
 
 A call whose price hangs on the bandwidth of its slowest tier of links is explained by a factor on that bandwidth: the
 one with which the price is what was measured. A short message is not; its difference is given in seconds.
@@ -33,7 +32,7 @@ _EQUAL = 0.02
 """Factors on the bandwidth that are no farther from 1 are taken for none."""
 
 _ALONE = 0.05
-"""Calls beside which other kernels ran for a larger share of their time are slowed by them."""
+"""Calls that overlap with other kernels for a larger share of their time count as slowed down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ class LinkCall:
     Args:
         call: such as "all_reduce".
         size_bytes: of the larger of a member's input and output.
-        num_ranks: of a group.
+        num_ranks: number of ranks of a group.
         tier: number of the slowest tier of links that it needs.
         times: how often it was seen.
         seconds: measured, the median of those that ran alone, else of all; the shortest where ranks have no trace; None
@@ -54,9 +53,9 @@ class LinkCall:
         bandwidth_factor: on the tier's bandwidth that explains the difference; None where none does.
         is_short: whether it hangs on fixed times, not on bandwidth.
         total_s: of all of them and all of their ranks.
-        exposed_s: the part of it beside which no other kernel ran.
+        exposed_s: the part of it next to which no other kernel ran.
         changed: what a change of links makes of the predicted time, as a factor; 1 without a change.
-        is_alone: whether `seconds` are of calls without other kernels beside them.
+        is_alone: whether `seconds` are of calls without other kernels next to them.
         is_whole: whether all of its ranks have a trace.
     """
 
@@ -96,7 +95,7 @@ class Tier:
         bandwidth_factor: the median of the calls that hang on bandwidth; None without such calls.
         low, high: the smallest and the largest factor of a kind of call.
         short_extra_s: how much longer than predicted short messages took, the median; None without such calls.
-        is_alone: False where other kernels ran beside all calls that the factor is of, so that links may be faster.
+        is_alone: False where other kernels ran next to all calls that the factor is of, so that links may be faster.
         is_whole: False where some ranks of all calls that the factor is of have no trace.
     """
 

@@ -2,7 +2,7 @@
 
 Every format becomes `SeenCall`s. A collective is over for all of its ranks at about the same time, but a rank that
 comes early waits inside it; so what it takes is the shortest time of any of its ranks, and the rest of the longest is
-waiting. What ran beside it on that rank slows it, so the share of its time with other kernels is kept too.
+waiting. What ran next to it on that rank slows it, so the share of its time with other kernels is kept too.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _STATED = frozenset({
     "dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "virtual", "recompute", "recompute_layers", "zero",
     "sequence_parallel", "layers", "order",
 })  # fmt: skip
-"""Degrees that Megatron-LM has words for, or that are refused with a reason of their own."""
+"""Degrees that Megatron-LM has words for, or that are refused with a separate reason."""
 
 
 def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
@@ -188,7 +188,7 @@ _MODEL = frozenset(
      "rotary-base", "rotary-percent", "qk-layernorm", "disable-bias-linear", "add-qkv-bias", "mock-data", "train-iters",
      "lr"}
 )  # fmt: skip
-"""Flags of the model, which is named beside them, and of data and rates, which change no step."""
+"""Flags of the model, which is named next to them, and of data and rates, which change no step."""
 
 _SIZES = {
     "tensor-model-parallel-size": "tp", "pipeline-model-parallel-size": "pp", "context-parallel-size": "cp",

@@ -40,7 +40,7 @@ def read_placements(found: dict[str, Any], path: str) -> dict[str, Any]:
 
     Args:
         found: the JSON object.
-        path: of the file, for messages.
+        path: path of the file, for messages.
 
     Raises:
         TwofoldError: keys that are missing or unknown, placements that degrees cannot state.

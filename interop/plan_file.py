@@ -29,7 +29,7 @@ class _Keys(msgspec.Struct):
 
 
 def states_degrees(path: str | os.PathLike[str]) -> bool:
-    """Whether a file states degrees, and is no plan file."""
+    """Whether a file states degrees, and is not a plan file."""
     path = Path(path)
     if path.suffix != ".json":
         return path.suffix == ".toml"
@@ -48,7 +48,7 @@ def read_plan(path: str | os.PathLike[str], machine: Machine) -> tuple[Plan, tup
         the plan, and what was assumed to make it.
 
     Raises:
-        TwofoldError: a file that cannot be read, or degrees of which no plan can be made.
+        TwofoldError: a file that cannot be read, or degrees with no plan can be made.
     """
     if not states_degrees(path):
         return load_plan(path), ()
@@ -60,7 +60,7 @@ def read_degrees(path: str | os.PathLike[str], machine: Machine) -> tuple[Transf
     """The model and the degrees of a file that states them.
 
     Args:
-        path: of the file.
+        path: path of the file.
         machine: that they are for.
 
     Returns:
@@ -91,7 +91,7 @@ def configuration(
 
     Args:
         statement: of the file.
-        path: of the file, for messages.
+        path: path of the file, for messages.
         model: name or config.json, with the layers and experts that the file states.
         global_batch: sequences of a step.
         seq: tokens of a sequence.

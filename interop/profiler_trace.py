@@ -80,7 +80,7 @@ def read_rank_traces(paths: Sequence[str | os.PathLike[str]], *, align: str = "c
     """One timeline of the trace files of all ranks (.json or .json.gz).
 
     Args:
-        paths: a file per rank, in any order; the rank stands in the file (distributedInfo) or in its name ("rank3").
+        paths: a file per rank, in any order; the rank is in the file (distributedInfo) or in its name ("rank3").
         align: "clock": the ranks' clocks agree, as on one host. "step": every rank's first step is taken to begin at
             the same time, where they do not.
 
@@ -127,7 +127,7 @@ class RankTrace:
     """One file: its complete events with times in picoseconds, and its steps as (start, end).
 
     Args:
-        path: of the file.
+        path: path of the file.
         rank: that it is of.
         events: each with `start_ps` and `end_ps`.
         steps: (start, end) of each.

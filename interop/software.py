@@ -31,8 +31,8 @@ class Software:
         stack: whose costs a forecast takes (`simulator.stacks`).
         rules: a configuration that breaks one cannot be run.
         check_model: refuses models that it has no words for.
-        words: of the command that launches a model with degrees, given how many ranks a node has.
-        settings: of a model with degrees, for software that reads them from a file instead.
+        words: words of the command that launches a model with degrees, given how many ranks a node has.
+        settings: settings of a model with degrees, for software that reads them from a file instead.
         ending: of the file in which it is launched, or its settings stand.
     """
 
@@ -64,7 +64,7 @@ class Software:
 
 
 def _folded(words: list[str]) -> str:
-    """A command with every flag on a line of its own, with its value."""
+    """A command with every flag on a separate line, with its value."""
     lines = [words[0]]
     for before, word in pairwise(words):
         is_value = not word.startswith("--") and before.startswith("--")

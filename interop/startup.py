@@ -4,7 +4,7 @@ A rule is one sentence about the values that it looks at (`plans.degrees.rules`)
 inside what a program can run and judges a finished configuration. `num_micro_batches` is that of one data-parallel
 rank, `layers` the blocks of every chunk.
 
-Megatron-LM's checks stand in its training/arguments.py, core/transformer/transformer_config.py and
+Megatron-LM's checks are in its training/arguments.py, core/transformer/transformer_config.py and
 core/pipeline_parallel/schedules.py (core 0.16); torchtitan's in its distributed/parallel_dims.py and
 distributed/pipeline_parallel.py (0.2 and 0.3) and in torch/distributed/pipelining/schedules.py; FSDP2's in
 torch/distributed/fsdp/_fully_shard (torch 2.11 to 2.13).

@@ -40,7 +40,7 @@ class Statement:
         global_batch: sequences of a step.
         seq: tokens of a sequence; None: the model's.
         config: of the model; None where the file does not say.
-        num_layers: of the model for which the file was made; None where it does not say.
+        num_layers: number of layers of the model for which the file was made; None where it does not say.
         experts: of the model, in the words of `Experts` and "shared_ffn", all shared ones together; None where files of
             its kind do not say.
         stages: torchtitan's layers per stage, and how many fewer the first and the last hold.

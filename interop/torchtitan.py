@@ -54,7 +54,7 @@ _STATED = frozenset({
     "dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "virtual", "recompute", "recompute_layers", "zero",
     "sequence_parallel", "layers", "order",
 })  # fmt: skip
-"""Degrees that torchtitan has words for, or that are refused with a reason of their own."""
+"""Degrees that torchtitan has words for, or that are refused with a separate reason."""
 
 
 def torchtitan_settings(config: TransformerConfig, degrees: Degrees) -> dict[str, dict[str, Any]]:
@@ -122,7 +122,7 @@ def torchtitan_flavor(config: TransformerConfig) -> tuple[str, str]:
     """The --module and --config of a model.
 
     Raises:
-        TwofoldError: torchtitan has no such model; its sizes are no flags.
+        TwofoldError: torchtitan has no such model; its sizes are not flags.
 
     >>> from plans.model.transformer import transformer_config
     >>> torchtitan_flavor(transformer_config("llama-3-8b"))
@@ -235,7 +235,7 @@ def _read_settings(document: dict[str, Any], text: str, path: str) -> dict[str, 
         stages = _stage_settings(spread, path)
     else:
         values["micro_batch"] = local
-        _layers_per_stage(spread, path)  # refused where it is no number
+        _layers_per_stage(spread, path)  # refused where it is not a number
     values |= {"zero": level, "sequence_parallel": values["tp"] > 1, "recompute": _recompute(checkpoint, path)}
     layers = re.search(r"^#.*\bnum_layers *= *(\d+)", text, re.MULTILINE)
     assumed = ("places for some tokens at each expert, as the model says; torchtitan's experts drop no token",)
@@ -373,7 +373,7 @@ def stage_values(values: dict[str, Any], stages: tuple[int | None, int, int], nu
     Args:
         values: with pp and the schedule.
         stages: layers per stage, if stated, and how many fewer the first and the last stage hold.
-        num_layers: of the model.
+        num_layers: number of layers of the model.
 
     Raises:
         TwofoldError: what torchtitan refuses; an unknown number of layers.

@@ -15,7 +15,7 @@ class TwofoldError(ValueError):
 
 
 class TrainingStopped(TwofoldError):
-    """Training began and may not go on, as after a loss that is not finite (exit code 1)."""
+    """Training began and may not continue, as after a loss that is not finite (exit code 1)."""
 
     exit_code = 1
 

@@ -1,4 +1,4 @@
-"""Modules of other packages that add schedules, stacks, devices or operators of their own.
+"""Modules of other packages that add schedules, stacks, devices or separate operators.
 
 A package names its module under the entry points "twofold"; the module adds what it has when it is imported. That
 happens the first time a name is not known here, so that nothing is imported for nothing.

@@ -57,7 +57,7 @@ def check_writable(path: str | os.PathLike[str], *, replaces: bool = True) -> No
     Its folder is created.
 
     Args:
-        path: of the file.
+        path: path of the file.
         replaces: whether a file there is replaced; one that is read and added to may be anybody's.
 
     Raises:
@@ -102,8 +102,8 @@ _LOOKED_AT = 1 << 16
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
     """Write `data` to `path` atomically: the previous content stays until the new one is complete.
 
-    What is no file of its own, such as /dev/null or a pipe, is written to, never replaced; of a symbolic link, the file
-    that it leads to is replaced. A file that was there keeps its mode, a new one has what the umask leaves.
+    What is not a separate file, such as /dev/null or a pipe, is written to, never replaced; of a symbolic link, the
+    file that it leads to is replaced. A file that was there keeps its mode, a new one has what the umask leaves.
 
     Raises:
         OSError: with the name of what cannot be written.

@@ -9,8 +9,9 @@ last parts may be smaller or empty (torch.chunk, and DTensor on its mesh axes, d
 where a collective needs equal chunks they are padded to the largest (`local_shape`) and trimmed on arrival. Cut in
 turn, the parts of ("a", "b") nest in the parts of ("a",): gathering or slicing the last axis never crosses a border.
 
-**Copies.** The last axis may be called "interleaved_parallel": it is no axis of devices. It cuts a dim into copies that
-the same rank computes one after the other, so it counts in `sharding_strategy`, not in `size`, `region` or `rank_list`.
+**Copies.** The last axis may be called "interleaved_parallel": it is not an axis of devices. It cuts a dim into copies
+that the same rank computes one after the other, so it counts in `sharding_strategy`, not in `size`, `region` or
+`rank_list`.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Layout:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks the mesh has."""
+        """Number of ranks of the mesh."""
         return len(self.rank_list)
 
     @property
@@ -153,7 +154,7 @@ class Layout:
             raise TwofoldError(f"The axis {axis!r} is not found in {self.alias_name}") from None
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
-        """Where `rank` stands in the device matrix.
+        """Where `rank` is in the device matrix.
 
         Raises:
             TwofoldError: a rank that the mesh does not have.
@@ -232,7 +233,7 @@ class TensorLayout:
     def table(self, shape: Sequence[int] | None = None) -> str:
         """Which ranks hold which part: the last split dim runs across, the one before down, the others block by block.
 
-        Ranks with the same part stand together (`0-3`, `0,4`); terms of a partial sum are joined by `+`.
+        Ranks with the same part are together (`0-3`, `0,4`); terms of a partial sum are joined by `+`.
 
         Args:
             shape: the global shape, to show index ranges; without it parts are numbered.
@@ -296,7 +297,7 @@ class TensorLayout:
 
     @property
     def sharding_strategy(self) -> tuple[int, ...]:
-        """Into how many parts each dim is cut, copies included."""
+        """Number of parts that each dim is cut into, copies included."""
         return tuple(self.mesh.size(axes) * (self.mesh.num_copies if INTERLEAVED in axes else 1) for axes in self.dims)
 
     def to_dict(self) -> dict[str, object]:
@@ -317,7 +318,7 @@ class TensorLayout:
 
     @property
     def split_counts(self) -> tuple[int, ...]:
-        """Into how many parts each dim is cut over the ranks."""
+        """Number of parts that each dim is cut into over the ranks."""
         return tuple(self.mesh.size(axes) for axes in self.dims)
 
     @property

@@ -105,7 +105,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             MiB as in torch's DistributedDataParallel); at level 3 all those of a block. 0: each alone.
         prefetch: level 3: by how many blocks the gather of a block is issued ahead of its compute.
         reduce_every: levels 2 and 3: "micro_batch": reduce after each backward and accumulate shards; "step":
-            accumulate whole gradients and reduce them once.
+            accumulate full gradients and reduce them once.
         gradient_dtype: in which gradients are accumulated; None is the weight's.
         reduce_dtype: in which they are reduced over ranks; None is that of the accumulation.
         master_dtype: of the weights that the optimizer updates, from which the weights of the graph are rounded; None:
@@ -207,7 +207,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return sum(itemsize(each) for each in held)
 
     def has_master(self, dtype: str) -> bool:
-        """Whether a weight of `dtype` has a master weight beside it."""
+        """Whether a weight of `dtype` has a master weight next to it."""
         return self.updates_in(dtype) != dtype
 
 
@@ -230,20 +230,20 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """How one training step is spread over devices.
 
     Args:
-        graph: for the whole batch of a step.
+        graph: for the full batch of a step.
         stages: chunks in pipeline order; several chunks may name the same ranks (virtual stages).
         strategies: operator name -> strategy; an operator that is absent is replicated on its stage.
         num_micro_batches: into how many equal parts the batch is cut; the loss is the mean over them.
         schedule: name of a schedule of `plans.schedules`.
-        recompute: operators whose outputs are dropped after the forward and made again in the backward.
+        recompute: operators whose outputs are dropped after the forward and recomputed in the backward.
         optimizer: its kind, settings and sharding.
-        full_batch: True: every rank is fed the whole batch and takes its part; False: every rank of a stage is fed its
+        full_batch: True: every rank is fed the full batch and takes its part; False: every rank of a stage is fed its
             own part, dim 0 split over all ranks of the stage.
         output_broadcast: whether every stage learns the loss, or only the last.
         interleave: slices of a micro-batch whose communication hides behind each other's compute; 1 is none.
         interleave_order: "interleaved", or "sequential": one slice after the other (to compare with).
         overlap_pairs: whether a forward and the backward of another chunk that comes next on its rank run at once, the
-            communication of one beside the compute of the other (`plans.schedules.pairs`): what dualpipe_v is made
+            communication of one during the compute of the other (`plans.schedules.pairs`): what dualpipe_v is made
             for. False runs one after the other, which is also what forecasts assume.
         memory_limit_bytes: per rank, or None.
         execution: "graph": from the third step on a step is one launch of a recorded graph, where the device can (a CPU
@@ -251,7 +251,7 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         fused: whether runs of memory-bound instructions are one instruction each (`plans.lower.fuse`). A GPU gains by
             it; other devices carry out the steps of a run one by one, and searches leave them apart there.
         receives: when what another stage sends is received: "ahead", from the start of the action before the one that
-            reads it on, beside its compute; "needed", as the action begins that reads it. A transfer on a GPU takes
+            reads it on, next to its compute; "needed", as the action begins that reads it. A transfer on a GPU takes
             multiprocessors while it waits for its peer, so the executor starts no receive before it is needed there.
         redistributions: steps chosen under a machine's price, where they are not those of least bytes.
         step_check: which steps are skipped; None skips none.
@@ -402,7 +402,7 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def num_slices(self) -> int:
-        """Into how many parts the batch of a step is cut: the slices of all micro-batches."""
+        """Number of parts that the batch of a step is cut into: the slices of all micro-batches."""
         return self.num_micro_batches * self.interleave
 
     @property
@@ -426,7 +426,7 @@ def slices_refused(micro_batch: int, interleave: int) -> str | None:
 
 
 def check_execution(execution: str) -> None:
-    """Refuse what is no execution.
+    """Refuse what is not an execution.
 
     Raises:
         TwofoldError: anything but "graph" and "eager".

@@ -5,7 +5,7 @@ the list of instructions of, say, "forward of chunk 1", a `Block` runs a body fo
 for one rank. Simulator and executor both read exactly this.
 
 Names of values are scoped: a "micro" value exists once per micro-batch (several are alive at a time), a "body" value
-within one block only, and is made again in the next block that needs it (a weight that is gathered for each use), a
+within one block only, and is recomputed in the next block that needs it (a weight that is gathered for each use), a
 "step" value once per step (gradient accumulators, tokens of gathers), a "kept" value lives on between steps (weights,
 optimizer state).
 """
@@ -90,7 +90,7 @@ class Value:
 
     @property
     def span_bytes(self) -> int:
-        """The bytes of the whole value, also where it shares another value's memory."""
+        """The bytes of the full value, also where it shares another value's memory."""
         return 0 if self.role == "token" else math.prod(self.shape) * itemsize(self.dtype)
 
 
@@ -109,7 +109,7 @@ class Instruction:
             for it), C communication, L loading.
         operator: the operator of the graph it belongs to, or "".
         inputs: values read.
-        outputs: values written (an update writes its input again: the name stands in both).
+        outputs: values written (an update writes its input again: the name is in both).
         frees: values whose memory is released once it has run.
         mesh: the mesh that `axes` (and axes in `attrs`) belong to; None is the group's mesh.
         axes: mesh axes of the communicating group, first is major; () for none.
@@ -121,7 +121,7 @@ class Instruction:
         flops: local floating-point operations.
         shapes: the local shapes of the operands the price depends on (inputs, then outputs).
         pieces: SEND / RECV: who sends which part (global index ranges) to whom.
-        transfer: SEND / RECV: source and target layout and the whole shape.
+        transfer: SEND / RECV: source and target layout and the full shape.
         attrs: settings for the call; with "adds" it adds what it makes to its output, where that is there already.
         stream: number of the compute stream that it is issued on, for devices that have streams: 0, or 1 for every
             second slice of an interleaved micro-batch. Issue order is program order on all streams together.
@@ -176,17 +176,17 @@ class ParameterPlacement:
     """Where a group keeps one parameter, and how its optimizer is sharded.
 
     Args:
-        name: of the parameter in the graph.
-        shape: whole shape.
+        name: name of the parameter in the graph.
+        shape: full shape.
         dtype: such as "float32".
-        layout: of the local weight.
+        layout: layout of the local weight.
         weight: the value that operators read.
         shard: the value that holds this rank's part of the flattened, zero-padded local weight between steps, or None
             where the weight itself is kept.
         shard_axes: the axes over which it is cut, first is major.
         reduce_axes: the axes over which its gradient is summed.
         states: optimizer state values, of the shard's shape where there is one, else of the weight's; zero at first.
-        master: the value that holds the weight in more digits between steps, beside a whole weight; None where there is
+        master: the value that holds the weight in more digits between steps, next to a full weight; None where there is
             none or where the shard is that value.
     """
 
@@ -212,9 +212,9 @@ class ConstantPlacement:
     """A tensor that no optimizer changes (a buffer, a frozen parameter), as a group keeps it in one layout.
 
     Args:
-        name: of the tensor in the graph.
-        shape: whole shape.
-        layout: of what a rank keeps.
+        name: name of the tensor in the graph.
+        shape: full shape.
+        layout: layout of what a rank keeps.
         value: the value that operators read; nothing makes it, the ranks fill it before the first step.
         is_updated: whether a forward changes it (running statistics), all copies alike.
     """
@@ -299,7 +299,7 @@ class Program:
     Args:
         groups: one program per group of equal ranks; every rank is in exactly one.
         num_micro_batches: how many a step has.
-        name: of the graph.
+        name: name of the graph.
 
     An instruction's id is `f"{block.label}/{instruction.name}"`; with the rank it is unique within a step. A SEND and
     the RECV of the same name and channel form one transfer, member by member as `pieces` says; a collective of one id

@@ -49,7 +49,7 @@ def read_file(path: str | os.PathLike[str], what: str, *, most_bytes: int = _MOS
     """The bytes of a file, decompressed where it is a gzip file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         what: it should be, for messages, such as "the plan file".
         most_bytes: that it may have, before and after decompression.
 
@@ -122,7 +122,7 @@ def json_of(
     Args:
         content: the text.
         source: its file, for messages.
-        type: of the value; any JSON where it is not given.
+        type: type of the value; any JSON where it is not given.
         advice: what to do about a file that is not whole.
         dec_hook: makes values of types that msgspec does not know.
         float_hook: makes numbers with a point, of their digits.

@@ -24,7 +24,7 @@ _notebooks: list[Callable[[], Notebook]] = []
 
 
 def show_by(notebook: Callable[[], Notebook]) -> None:
-    """Say what makes tables and pictures; `twofold` does, so that results need not know what stands above them."""
+    """Say what makes tables and pictures; `twofold` does, so that results need not know what is above them."""
     _notebooks[:] = [notebook]
 
 

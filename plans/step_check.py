@@ -69,7 +69,7 @@ class Spike(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     Args:
         factor: a norm of all gradients, before clipping, above this many times the mean of the last ones is a spike.
         window: of how many updates the mean is taken; until there are as many only what is not finite is skipped.
-        then: "stop" ends training with exit code 1, "skip" goes on with the next batch.
+        then: "stop" ends training with exit code 1, "skip" continues with the next batch.
     """
 
     factor: float
@@ -95,7 +95,7 @@ class StepCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         """Refuse what cannot be.
 
         Args:
-            graph: of the plan.
+            graph: graph of the plan.
             updates_in: the dtype of master weights, None where there are none.
 
         Raises:

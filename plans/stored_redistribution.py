@@ -44,9 +44,9 @@ class Redistribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """The steps that bring a tensor from one layout to another.
 
     Args:
-        mesh: of the source.
+        mesh: mesh of the source.
         source, target: layouts of the tensor.
-        shape: of the whole tensor.
+        shape: shape of the full tensor.
         itemsize: bytes per element.
         start: the source as the first step writes it; the same place, maybe with the axes of another mesh.
         steps: in order.

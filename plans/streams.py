@@ -27,7 +27,7 @@ class StreamOrder:
     """The streams of one step, by position in program order.
 
     Args:
-        count: how many streams there are.
+        count: number of streams.
         streams: the stream of every instruction.
         waits: position -> positions on other streams, over before it begins; only what does not follow from others.
         awaited: the positions that some other stream waits for.

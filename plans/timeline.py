@@ -26,7 +26,7 @@ STREAMS = ("host", "compute", "comm")
 
 
 ALLOWANCES = ("communication", "fragmentation", "library")
-"""Roles of memory beside a program's values."""
+"""Roles of memory next to a program's values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Span:
 class MemoryPeak:
     """The largest number of live bytes on one rank and what they are, by role (weight, gradient, ...).
 
-    The roles of `ALLOWANCES` are no values of a program: what a prediction adds for the buffers of communication, for
+    The roles of `ALLOWANCES` are not values of a program: what a prediction adds for the buffers of communication, for
     the allocator and for the communication library.
     """
 

@@ -47,8 +47,9 @@ class GivenStrategy:
 
         Args:
             operator: of `graph`.
-            graph: of what is computed at a time: a micro-batch, or a slice of one.
-            num_ranks: of the operator's pipeline stage. The mesh of ints counts ranks from 0 within the stage.
+            graph: graph of what is computed at a time: a micro-batch, or a slice of one.
+            num_ranks: number of ranks of the operator's pipeline stage. The mesh of ints counts ranks from 0 within the
+                stage.
 
         Raises:
             TwofoldError: too many operands, another number of dims, sizes that do not divide, dims that disagree, a

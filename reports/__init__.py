@@ -1,6 +1,6 @@
 """Tables, charts and HTML reports (floor 6).
 
-A report is a `Page` of sections (`page.py`, the templates in `templates/`). What stands in a section is a `Table`
+A report is a `Page` of sections (`page.py`, the templates in `templates/`). What is in a section is a `Table`
 (rich in a terminal, a template in a page, pandas and CSV to take away), a `Chart` that matplotlib draws, or a
 `LiveTimeline`, whose spans `live.py` packs and `templates/timeline.js` draws. `step_page` is the report of a
 step. matplotlib and pandas are imported here only, in functions.

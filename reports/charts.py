@@ -51,7 +51,7 @@ class Chart:
     """A chart.
 
     Args:
-        title: of the chart, and what it says to those who cannot see it.
+        title: title of the chart, and what it says to those who cannot see it.
         draw: draws on a matplotlib Figure of any width, and may change its height.
         caption: below it.
     """
@@ -209,7 +209,7 @@ def bars(
     Args:
         names: from top to bottom.
         parts: (name, colour, length for every bar).
-        title: of the chart.
+        title: title of the chart.
         x: name of the axis with its unit.
         caption: below it.
         ends: texts at the ends of the bars.
@@ -249,7 +249,7 @@ def seconds_bars(
 
     Args:
         rows: name -> part -> seconds, from top to bottom.
-        title: of the chart.
+        title: title of the chart.
         x: what the axis shows.
         ends: texts at the ends of the bars; by default the sum of each.
 
@@ -287,7 +287,7 @@ def _with_texts(svg: str) -> str:
         def titled(use: re.Match[str]) -> str:
             return f"{use[1]}><title>{next(texts, '')}</title></use>"
 
-        single = "" if "<use" in match[2] else f"<title>{next(texts, '')}</title>"  # one point is no repeated mark
+        single = "" if "<use" in match[2] else f"<title>{next(texts, '')}</title>"  # one point is not a repeated mark
         return f"<g>{single}" + re.sub(r"(<use [^>]*?)/>", titled, match[2])
 
     svg = re.sub(r'<g id="say:([^"]*)">', one, svg)

@@ -37,7 +37,7 @@ class Figure:
     Args:
         key: in JSON objects and files.
         title: in texts and tables.
-        unit: of the value in JSON objects and files.
+        unit: unit of the value in JSON objects and files.
         definition: what it is.
         form: makes a value print itself for people.
     """

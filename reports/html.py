@@ -39,7 +39,7 @@ class Report:
     """What a report shows; a section appears only when its data is given.
 
     Args:
-        title: of the page.
+        title: title of the page.
         summary: key figures, name -> value, shown first and large.
         plan: for the plan's tables and graph.
         program: for causes, costs and live memory by role; by default the plan's.

@@ -1,7 +1,7 @@
 """Placing a directed graph in layers, from top to bottom.
 
 The method of Sugiyama, Tagawa and Toda (1981) in its simplest form: a node's layer is the longest path to it, edges
-that span layers pass through points of their own, and a few sweeps order every layer by the mean of its neighbours.
+that span layers pass through separate points, and a few sweeps order every layer by the mean of its neighbours.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class LiveTimeline:
     Args:
         timelines: from top to bottom, such as the prediction and the run.
         programs: of each timeline, for causes, costs and memory by role; none where they are not known.
-        names: of each timeline, where their kinds do not tell them apart.
+        names: names of each timeline, where their kinds do not tell them apart.
         limit_bytes: memory of a rank.
     """
 

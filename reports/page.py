@@ -25,7 +25,7 @@ __all__ = ["Link", "Markup", "Page", "Part", "Section", "Text", "as_json", "rend
 
 
 class Part(Protocol):
-    """What stands in a section: a table, a chart, a timeline, a text."""
+    """What is in a section: a table, a chart, a timeline, a text."""
 
     def __html__(self) -> str:
         """HTML that is safe as it is."""
@@ -45,14 +45,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A text that leads to a file beside the page; `path` has slashes."""
+    """A text that leads to a file next to the page; `path` has slashes."""
 
     text: str
     path: str
 
     @property
     def address(self) -> str:
-        """The path as it stands in an address."""
+        """The path as it is in an address."""
         return quote(self.path)
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Page:
 
     Args:
         kind: of report, such as "plan"; `twofold serve` lists it.
-        title: of the page.
+        title: title of the page.
         sections: those without parts are left out.
         subtitle: a sentence under the title.
         notes: sentences in a list under it.

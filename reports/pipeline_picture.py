@@ -36,7 +36,7 @@ def pipeline_picture(timelines: Sequence[Timeline], *, title: str = "Pipeline: w
 
     Args:
         timelines: the prediction first, then the run.
-        title: of the picture.
+        title: title of the picture.
 
     Raises:
         TwofoldError: no timeline, or one without spans.

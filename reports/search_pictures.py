@@ -36,7 +36,7 @@ def trade_picture(found: Sequence[Configuration], *, title: str, limit_bytes: in
 
     Args:
         found: in any order.
-        title: of the chart.
+        title: title of the chart.
         limit_bytes: what a device has for tensors, drawn as a line.
 
     Raises:

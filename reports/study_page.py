@@ -29,7 +29,7 @@ _MOST_TICKS = 8
 _SHOWN = 20
 
 _WIDE = 16.0
-"""Values that span more than this factor stand on a logarithmic axis."""
+"""Values that span more than this factor are on a logarithmic axis."""
 
 
 def study_page(name: str, base: Mapping[str, Any], study: Findings, *, command: str = "") -> Page:

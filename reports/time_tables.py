@@ -1,4 +1,4 @@
-"""Timelines as tables: the step, where its time goes rank by rank, and the prediction beside the run."""
+"""Timelines as tables: the step, where its time goes rank by rank, and the prediction next to the run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _difference(first: float | None, second: float | None, form: type[Quantity])
 
 
 def composition_table(timeline: Timeline, program: Program | None = None) -> Table:
-    """Where the last step's time goes on every rank; the columns add up to the step (see `simulator.composition`).
+    """Where the last step's time continues every rank; the columns add up to the step (see `simulator.composition`).
 
     With the program of the timeline, waits in collectives for a late member are kept apart from the bubble.
     """

@@ -26,7 +26,7 @@ def validation_page(name: str, document: Mapping[str, Any]) -> Page:
     """The page.
 
     Args:
-        name: of the table.
+        name: name of the table.
         document: the JSON object of `twofold validate`: sources, rows, skipped.
     """
     rows, skipped = document["rows"], document["skipped"]

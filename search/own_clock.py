@@ -1,6 +1,6 @@
 """From plans that were compared at one clock to what each takes at its own.
 
-Where a machine's power is known, every step has a clock of its own (`costmodels.price.power`). A search compares all
+Where a machine's power is known, every step has a separate clock (`costmodels.price.power`). A search compares all
 plans, and bounds them, at one clock; the plans that it returns are predicted at theirs.
 """
 

@@ -19,7 +19,7 @@ def physics_s(graph: Graph, machine: Machine, num_devices: int, optimizer: Optim
     activations or a rank that waits.
 
     Args:
-        graph: of the whole batch.
+        graph: graph of the full batch.
         machine: its device, and cores if ranks share them.
         num_devices: that work together.
         optimizer: what it keeps for every parameter.

@@ -110,7 +110,7 @@ class SearchResult(Shown, Generic[PlanT]):
     Args:
         plans: each with its predicted step.
         lower_bound_s: no plan of the searched space is predicted faster; the best's own step where that is proven.
-        relaxed_bound_s: the optimistic relaxation of the whole space, without contention or waiting.
+        relaxed_bound_s: the optimistic relaxation of the full space, without contention or waiting.
         physics_bound_s: all arithmetic at the peak rate, or all parameters through memory once (`search.physics`).
         search_s: how long the search took.
         complete: whether it ended by itself rather than by its time limit or an interrupt.

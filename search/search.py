@@ -3,7 +3,7 @@
 First recursion, over devices: every mesh of a stage's ranks (`space.meshes`). Second recursion, over the graph: the
 exact minimum of the additive cost over all combinations of strategies (`eliminate`), for every mesh of every stage on
 its own, since stages meet only at their borders. The cheapest stage answers and their nearest neighbours are then put
-together and simulated as whole programs; the simulated step time decides, under the memory limit.
+together and simulated as complete programs; the simulated step time decides, under the memory limit.
 
     additive cost of a stage = micro-batches x (operators' forward and backward + redistributions both ways)
                                + weight gathers, gradient reductions and updates
@@ -79,7 +79,7 @@ def search(
     `on_progress` gets which, and why.
 
     Args:
-        graph: of the whole batch; `global_batch` resizes it.
+        graph: graph of the full batch; `global_batch` resizes it.
         num_devices: ranks to use; all of the machine's by default.
         num_stages: pipeline stages; None: searched.
         stages: per stage its operators (as configured by the user); searched or balanced by cost when absent.
@@ -98,9 +98,9 @@ def search(
             (`Machine.fuses`).
         memory_limit_bytes: per rank; by default the machine's device memory without what its runtime takes.
         pinned: operator -> strategy to keep. A mesh of its own has the ranks of its stage, or counts them from 0.
-        degrees: of a transformer on accelerators: those given are fixed, all others searched ({} fixes none); see
-            `search.devices` and `plans.degrees`. Only machine, devices, batch, optimizer, memory, fused and what is to
-            be returned go with it. With them a graph that is no transformer is refused, and AdamW is the default.
+        degrees: degrees of a transformer on accelerators: those given are fixed, all others searched ({} fixes none);
+            see `search.devices` and `plans.degrees`. Only machine, devices, batch, optimizer, memory, fused and what is
+            to be returned go with it. With them a graph that is not a transformer is refused, and AdamW is the default.
         method: "search", or "operators": a transformer operator by operator too.
         top_k: plans to return.
         time_limit_s: after it, or on Ctrl-C, the best so far is returned; what has been started is finished first.

@@ -58,14 +58,14 @@ def uniform_plan(
     """The plan of given degrees.
 
     Args:
-        graph: of the whole batch.
+        graph: graph of the full batch.
         machine: that it must fit on; it prices the choices where something is searched.
         dp, tp, pp: data-, tensor- and pipeline-parallel degree.
         cp: context-parallel degree: ranks share a sequence; transformers only.
         ep: expert-parallel degree: which part of the data-parallel ranks shares the experts out among themselves;
             transformers with a mixture of experts only.
-        micro_batch: samples of one micro-batch per data-parallel rank; the whole batch by default.
-        schedule: of the pipeline.
+        micro_batch: samples of one micro-batch per data-parallel rank; the full batch by default.
+        schedule: schedule of the pipeline.
         virtual: chunks of the model per pipeline rank, in turn (chunk i on rank i % pp); V-shaped schedules have two
             by themselves, placed as a V.
         recompute: "none", "selective" (the attention core), "full" (all of a block but its input), or names of

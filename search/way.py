@@ -30,10 +30,10 @@ def why_by_operators(graph: Graph, machine: Machine, stated: Sequence[str], *, f
     """Why a graph is searched operator by operator; None where its degrees are searched.
 
     Args:
-        graph: of the whole batch.
+        graph: graph of the full batch.
         machine: that it is to run on.
         stated: what is given that only the search over operators knows.
-        full_batch: whether every rank is fed the whole batch.
+        full_batch: whether every rank is fed the full batch.
     """
     if not machine.host_async:
         return f"machine {machine.name} computes on its hosts"

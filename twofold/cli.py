@@ -166,7 +166,7 @@ def _run(command: Command, line: str) -> int:
             raise
         return _refused(f"{error.filename}: {error.strerror}; name another file")
     except KeyboardInterrupt as stopped:
-        more = f"; {stopped}" if str(stopped) else ""  # what is kept, and how to go on
+        more = f"; {stopped}" if str(stopped) else ""  # what is kept, and how to continue
         print(f"interrupted; all started processes have ended{more}", file=sys.stderr, flush=True)
         return 130
     if as_json:

@@ -57,7 +57,7 @@ def options_of(command: type, group: str = "") -> Iterator[Option]:
 
 
 def unknown_command(word: str, commands: Sequence[str]) -> str:
-    """The message about an unknown command; "" is no command at all."""
+    """The message about an unknown command; "" is not a command at all."""
     listed = f"the commands are {', '.join(commands)}; see `twofold --help`"
     if not word:
         return f"name a command: {listed}"

@@ -33,8 +33,8 @@ def fit_cpu_machine(points: Sequence[Point], environment: Mapping[str, str], *, 
 
     Args:
         points: of `executor.calibrate.cpu`.
-        environment: what was written beside them: ranks, cores, memory_bytes, date, torch.
-        name: of the machine.
+        environment: what was written next to them: ranks, cores, memory_bytes, date, torch.
+        name: name of the machine.
 
     Raises:
         TwofoldError: points of a kind are missing, or the environment does not say what is needed.

@@ -59,7 +59,7 @@ class DeviceFit:
     """A calibrated device, the forms that were chosen, and its predictions of all points, held out or not.
 
     The same chip takes up to a fifth longer when it is warm: `held_out_at_clock` are the predictions of held-out
-    products and attention at the clock that was recorded beside each, which a forecast does not know.
+    products and attention at the clock that was recorded next to each, which a forecast does not know.
     """
 
     device: Device
@@ -301,7 +301,7 @@ def _fit_overlap(points: Sequence[Point], draft: Draft) -> SectionFit:
 
 
 def _completed(overlaps: Sequence[Overlap]) -> tuple[Overlap, ...]:
-    """Pairs that were not measured take the rates of the same compute beside an all-reduce, or of a matrix product."""
+    """Pairs that were not measured take the rates of the same compute next to an all-reduce, or of a matrix product."""
     known = {(entry.compute, entry.collective): entry for entry in overlaps}
     entries = []
     for compute in ("matrix", "attention", "memory"):

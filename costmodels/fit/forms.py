@@ -227,7 +227,7 @@ def fit_overlap(
     """The two rates at which compute and communication proceed while both run, from times alone and together.
 
     While both run, compute proceeds at a rate a and communication at a rate b (alone: 1); when one is through, the
-    other goes on alone. So both_s = comm/b + compute - a comm/b if communication ends first, else compute/a + comm -
+    other continues alone. So both_s = comm/b + compute - a comm/b if communication ends first, else compute/a + comm -
     b compute/a.
 
     >>> a, b = fit_overlap([1.0, 3.0, 1.0], [1.0, 1.0, 3.0], [1.5, 3.5, 3.5])

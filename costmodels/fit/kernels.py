@@ -219,7 +219,7 @@ _ATTENTION: Mapping[str, tuple[float, float, float]] = {
 
 
 def relative_clock(point: Point, compute: Compute) -> float:
-    """The clock recorded beside a point, relative to that of the rates; 1 where either is not known."""
+    """The clock recorded next to a point, relative to that of the rates; 1 where either is not known."""
     rates = compute.attention if point.kind == "attention" else compute
     usual = rates.clock_MHz if rates is not None else None
     return point.clock_MHz / usual if point.clock_MHz and usual else 1.0
@@ -231,7 +231,7 @@ def predicted_s(point: Point, compute: Compute, *, at_clock: bool = False) -> fl
     Args:
         point: measured.
         compute: rates.
-        at_clock: at the clock that was recorded beside the point, rather than at that of the rates; what memory bounds
+        at_clock: at the clock that was recorded next to the point, rather than at that of the rates; what memory bounds
             does not go with it.
 
     Raises:

@@ -26,7 +26,7 @@ LEAST_TILED = 30
 BY_SIZE = "tiles and factors by size"
 
 LEAST_DTYPE = 4
-"""Points that a dtype of its own needs."""
+"""Points that a separate dtype needs."""
 
 OCTAVES = 0.7
 """Products whose sizes differ by less than about this many powers of two share their weight in the fit."""
@@ -62,7 +62,7 @@ def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | N
     """Efficiency of matrix products, smooth or by tiles, waves and cuts.
 
     A grid is dense where transformers have their shapes; every region of sizes weighs the same here. Arithmetic goes
-    with the clock that was recorded beside a point, where there is one.
+    with the clock that was recorded next to a point, where there is one.
 
     Args:
         points: kind "matrix", device times, none of them held out.
@@ -82,7 +82,7 @@ def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | N
         **({"tiles": lambda chosen: _Products(chosen, compute, tiled=True, kernel_s=kernel_s)} if tiles else {}),
     }
     still = [msgspec.structs.replace(point, clock_MHz=0.0) for point in points]
-    left_out: dict[str, Floats] = {}  # at the clock recorded beside each, by which forms are compared
+    left_out: dict[str, Floats] = {}  # at the clock recorded next to each, by which forms are compared
     forecast: dict[str, Floats] = {}
     for name, make in forms.items():
         for inside, outside in folds(points):

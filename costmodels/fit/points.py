@@ -44,9 +44,9 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         size_bytes: bytes read and written (memory), or of the larger of input and output of one rank (communication).
         ranks: members of one group.
         active_ranks: ranks that worked at the same time, all groups together; the others slept.
-        dtype: of the tensors; "tf32" for float32 products on the matrix units' tf32 mode.
+        dtype: dtype of the tensors; "tf32" for float32 products on the matrix units' tf32 mode.
         stack: dispatch: whose habit it is, such as twofold, torch, backward, dtensor, fsdp2.
-        beside: overlap: the collective that ran beside the compute `call`.
+        beside: overlap: the collective that ran during the compute `call`.
         options: what else tells the point from others, such as {"causal": 1}.
         held_out: chosen before measuring to be reported on, never fitted.
         seconds: median over repeats of the time of one call; for communication until the last group was through; for
@@ -140,13 +140,13 @@ class PointLog:
     """A file of JSON lines that points are appended to, each whole and at once.
 
     Args:
-        path: of the file; it is made when the first line is written.
+        path: path of the file; it is made when the first line is written.
 
     A last line that was cut off (a process ended while writing) is dropped when the file is opened. `environments` are
     all that the file names, in its order; `environment` is the last of them over those before it.
 
     Raises:
-        TwofoldError: a line that is no point, or one whose time nothing can take; a file that cannot be read.
+        TwofoldError: a line that is not a point, or one whose time nothing can take; a file that cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -213,7 +213,7 @@ def load_points(path: str | os.PathLike[str], *, measured: bool = True) -> tuple
     A file that several runs appended to has several environments: later entries win.
 
     Args:
-        path: of the file.
+        path: path of the file.
         measured: False for points that are only asked for, whose times are 0.
 
     Raises:

@@ -95,7 +95,7 @@ def mixtures(points: Sequence[Point], compute: Compute) -> list[Mixture]:
 
 
 def _message_W(points: Sequence[Point], idle_W: float) -> float:
-    """What large messages draw beside an idle chip; 0 where none was measured with its power."""
+    """What large messages draw next to an idle chip; 0 where none was measured with its power."""
     drawn = [point.power_W for point in points if point.power_W and _is_large_message(point)]
     return round(max(0.0, float(np.median(drawn)) - idle_W), 1) if drawn else 0.0
 
@@ -161,7 +161,7 @@ def fit_power(points: Sequence[Point], others: Sequence[Point], compute: Compute
 
 
 def _product_clock(found: Sequence[Mixture], highest_MHz: float) -> float:
-    """The clock of products on a chip below its limit, from their time beside that at a clock that is known.
+    """The clock of products on a chip below its limit, from their time next to that at a clock that is known.
 
     Only large products, whose time goes with the clock, tell it.
     """

@@ -63,9 +63,9 @@ def predict_points(
 
     Args:
         points: measured.
-        device: of the catalogue.
+        device: device of the catalogue.
         issued: kind of communication -> how its points were issued, unless recorded.
-        at_clock: products and attention at the clock recorded beside them, rather than at the device's usual one.
+        at_clock: products and attention at the clock recorded next to them, rather than at the device's usual one.
     """
     library = library_of(device)
 
@@ -128,7 +128,7 @@ def is_one_group(point: Point) -> bool:
 
 
 def is_priced(point: Point, compute: Compute) -> bool:
-    """Whether there is a rate for the point's dtype, and it is no measurement of warm caches."""
+    """Whether there is a rate for the point's dtype, and it is not a measurement of warm caches."""
     if point.options.get("warm"):
         return False
     return point.kind not in ("matrix", "attention") or point.dtype in compute.matrix_flops_per_s

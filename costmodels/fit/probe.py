@@ -78,7 +78,7 @@ def fit_processor(rows: Sequence[tuple[float, float, float]]) -> ProcessorFit:
 
 
 def with_processor(machine: Machine, fit: ProcessorFit, *, date: str) -> Machine:
-    """The machine whose processor times are those of whole programs."""
+    """The machine whose processor times are those of complete programs."""
     replace = msgspec.structs.replace
     communicating = ("collective", "transfer")
     source_text = (

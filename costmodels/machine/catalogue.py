@@ -1,7 +1,7 @@
 """Machines by name: "<device>-x<number>" is made of a device file and its template of a node and a network.
 
 The device files are in `machines/devices`. Up to the size of its node a number means a part of one node; above it must
-be a multiple of the node and means whole nodes joined by their network cards: "h100-sxm-x1024" is 128 nodes of 8.
+be a multiple of the node and means complete nodes joined by their network cards: "h100-sxm-x1024" is 128 nodes of 8.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CitedProduct(Section, frozen=True, kw_only=True):
 
 
 class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
-    """A device of the catalogue with the node it usually stands in; fields are those of `Machine`.
+    """A device of the catalogue with the node it usually is in; fields are those of `Machine`.
 
     Args:
         typical_products: of a published table of operators; they set matrix_efficiency where that is not calibrated
@@ -119,7 +119,7 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
         """The fields of the machine of `number` devices.
 
         Raises:
-            TwofoldError: more than a node that is no multiple of it, or none.
+            TwofoldError: more than a node that is not a multiple of it, or none.
         """
         if number < 1 or (number > self.per_node and number % self.per_node):
             below = max(1, number // self.per_node) * self.per_node
@@ -194,7 +194,7 @@ def device_of(name: str) -> Path | tuple[Device, int]:
 
 
 def known_names() -> tuple[str, ...]:
-    """Shipped machine files, and every device as one whole node, sorted."""
+    """Shipped machine files, and every device as one complete node, sorted."""
     files = [path.stem for path in _FOLDER.glob("*.json")]
     return tuple(sorted([*files, *(f"{name}-x{load_device(name).per_node}" for name in device_names())]))
 

@@ -32,7 +32,7 @@ class Link(Section, frozen=True, kw_only=True):
         uplink_Bps: of one domain of the tier below into this tier, in one direction, shared by all its ranks (a node's
             or a rack's way out); None where every rank has its own. Above a tier of rails: of one rail.
         reached_fraction: share of its bandwidth that communication reaches; None: as `Collective` says.
-        ports: "own": ranks enter this tier by ports of their own (network cards beside NVLink); "below": by those of
+        ports: "own": ranks enter this tier by separate ports (network cards beside NVLink); "below": by those of
             the tier below, which carry these bytes too (a spine above leaves, a super-node above nodes). None: the
             second tier has its own, a further one uses those below.
         rails: ranks of one number within their domain of the first tier share a switch (a rail); what goes to another
@@ -111,7 +111,7 @@ class Wire(Section, frozen=True, kw_only=True):
         bandwidth_Bps: in one direction.
         latency_s: of passing it.
         length: what a route pays for it; routes are the shortest by their sum.
-        name: of its kind, such as "NVLink"; what a change of links names.
+        name: name of its kind, such as "NVLink"; what a change of links names.
     """
 
     ends: tuple[str, str]

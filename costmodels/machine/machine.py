@@ -63,7 +63,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
     """A machine of `num_devices` equal devices.
 
     Args:
-        name: of the machine.
+        name: name of the machine.
         variant: what exactly it is: board, memory, power, how it is joined.
         device: cpu, cuda or npu.
         num_devices: ranks that can run on it.
@@ -78,12 +78,12 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         collectives: costs by kind, one for each of `COLLECTIVES`.
         dispatch_s: host time to issue an instruction, for each of `DISPATCH_CLASSES`.
         replay: what is left of it where steps are replayed; None: assumed (`costmodels.price.replay`).
-        launch_s: host time of a step beside its instructions; above 0 where steps are replayed (`executing`).
+        launch_s: host time of a step next to its instructions; above 0 where steps are replayed (`executing`).
         host_async: True: compute runs behind the host (GPU, NPU); False: the host thread computes (CPU).
         cores_per_node: cores shared by all ranks of a node, on machines whose hosts compute; None elsewhere.
         overlap: how compute and collectives slow each other.
         host_scale: one factor on every price, from probe programs that were run and simulated.
-        interval: of step times, beside what the spreads below make of it.
+        interval: of step times, next to what the spreads below make of it.
         spreads: class of `SPREAD_CLASSES` -> standard deviation of log(measured / priced) of its instructions.
         price_intervals: class of `SPREAD_CLASSES` -> the 90 % interval of a single price, as factors of it.
         provenance: section or "section.field" -> where its figures come from.
@@ -190,7 +190,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         """The machine of a name such as "h200-x4" or "h100-sxm-x1024", or of a file.
 
         A name is that of a shipped file, or "<device>-x<number>" for a device of the catalogue: up to the size of its
-        node a part of one, above it whole nodes (`costmodels.machine.catalogue`).
+        node a part of one, above it complete nodes (`costmodels.machine.catalogue`).
 
         Raises:
             TwofoldError: an unknown name (with suggestions), no such file, or what `from_json` refuses.
@@ -209,7 +209,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         """`number` devices of the catalogue, in the nodes and the network that they usually have.
 
         Raises:
-            TwofoldError: more than a node that is no multiple of it, or none.
+            TwofoldError: more than a node that is not a multiple of it, or none.
         """
         return cls(**device.fields(number))
 
@@ -237,7 +237,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
 
 
 def shipped_machines() -> tuple[str, ...]:
-    """Names that `Machine.load` knows: the shipped files, and every device of the catalogue as one whole node."""
+    """Names that `Machine.load` knows: the shipped files, and every device of the catalogue as one complete node."""
     return known_names()
 
 

@@ -73,11 +73,11 @@ class Protocol(Section, frozen=True, kw_only=True):
     Args:
         name: such as "LL", "LL128" or "Simple" (NCCL).
         algorithm: see `costmodels.price.flows.ALGORITHMS`.
-        start_s: fixed part, beside that of the collective.
-        hop_s: of every dependent step inside a node, beside the link's latency.
-        cross_s: of every dependent step between nodes, beside the link's latency.
+        start_s: fixed part, next to that of the collective.
+        hop_s: of every dependent step inside a node, next to the link's latency.
+        cross_s: of every dependent step between nodes, next to the link's latency.
         peer_s: of every message to another node, where one rank sends several of them.
-        member_chunk_s: beside `Collective.chunk_s`, times the members: a switch adds one piece for each of them.
+        member_chunk_s: next to `Collective.chunk_s`, times the members: a switch adds one piece for each of them.
         share: of the bandwidth that the collective reaches with the best protocol.
         far_share: its share where the group spans nodes; None: the same, and of a switch: not used there.
         least_members: groups with fewer members, of a switch with fewer in a node, do not use it.
@@ -101,7 +101,7 @@ class Protocol(Section, frozen=True, kw_only=True):
 
 
 class Collective(Section, frozen=True, kw_only=True):
-    """What one kind of communication costs beside the figures of the links.
+    """What one kind of communication costs next to the figures of the links.
 
     The algorithm of a protocol p takes dependent steps and puts bytes on every link (`costmodels.price.flows`). On its
     links it takes, with the protocol that is soonest over,
@@ -116,13 +116,13 @@ class Collective(Section, frozen=True, kw_only=True):
 
     Args:
         start_s: fixed part.
-        hop_s: of every dependent step, beside the link's latency and the protocol's.
+        hop_s: of every dependent step, next to the link's latency and the protocol's.
         link_fraction: share of the link's bandwidth that a large group reaches.
         gap: small groups fill the links less, by gap / n.
         chunk_s: latency of one chunk of a message that goes through in chunks.
-        far_start_s: fixed part of groups that span nodes, beside `start_s`.
-        far_chunk_s: latency of one chunk for every step between nodes, beside `chunk_s`.
-        copy_Bps: passing the whole message through the member's memory; None: no such part.
+        far_start_s: fixed part of groups that span nodes, next to `start_s`.
+        far_chunk_s: latency of one chunk for every step between nodes, next to `chunk_s`.
+        copy_Bps: passing the full message through the member's memory; None: no such part.
         protocols: none: one without figures of its own.
         cpu_start_s: processor time of a member, fixed part.
         cpu_message_s: processor time of a member for every message.
@@ -152,8 +152,8 @@ class Overlap(Section, frozen=True, kw_only=True):
     """The rates (1 = alone) at which a kind of compute and a collective proceed while both run.
 
     A collective needs some of the cores that a kernel holds until it ends: a message waits for `hold` times the length
-    of a kernel before it moves, and meanwhile the compute goes on undisturbed. So the rates depend on how long the two
-    take alone.
+    of a kernel before it moves, and meanwhile the compute continues undisturbed. So the rates depend on how long the
+    two take alone.
 
     Args:
         compute: kind of compute.
@@ -178,7 +178,7 @@ class Overlap(Section, frozen=True, kw_only=True):
             raise TwofoldError(f"hold is {self.hold}; below 1 / comm_rate, or no message would move")
 
     def rates(self, kernel_s: float, message_s: float) -> tuple[float, float]:
-        """The rates of compute by kernels of `kernel_s` beside messages of `message_s`, both alone.
+        """The rates of compute by kernels of `kernel_s` during messages of `message_s`, both alone.
 
         >>> pair = Overlap(compute="matrix", collective="all_reduce", compute_rate=0.7, comm_rate=0.5, hold=0.8)
         >>> [tuple(round(rate, 2) for rate in pair.rates(kernel_s, 1e-4)) for kernel_s in (1e-4, 1e-2)]

@@ -40,7 +40,7 @@ def torus(sizes: Sequence[int], bandwidth_Bps: float, latency_s: float = 0.0) ->
 def leaf_spine(
     nodes: int, per_node: int, *, nodes_of_leaf: int, spines: int, inside: Wire, card: Wire, up_Bps: float
 ) -> Graph:
-    """Nodes with a switch of their own, whose cards meet at leaves that all spines join.
+    """Nodes with a separate switch, whose cards meet at leaves that all spines join.
 
     Args:
         nodes: of `per_node` devices each.
@@ -70,7 +70,7 @@ def dragonfly(devices: int, routers: int, global_ports: int, bandwidth_Bps: floa
     """The canonical dragonfly (Kim, Dally, Scott and Abts 2008) with one global link between any two groups.
 
     Args:
-        devices: of each router.
+        devices: devices of each router.
         routers: of each group, all joined to each other.
         global_ports: of each router; there are routers x global_ports + 1 groups.
         bandwidth_Bps: of every wire.

@@ -1,4 +1,4 @@
-"""The share of a device that a kernel keeps busy, which decides what another kernel gets beside it.
+"""The share of a device that a kernel keeps busy, which decides what another kernel gets next to it.
 
 A product of few tiles leaves cores idle while it runs (`costmodels.price.tiled`: its waves over those that it takes
 the time of), and no kernel uses the device while it is launched and drained (`Compute.kernel_s`, and a product's

@@ -1,6 +1,6 @@
 """A machine at the clock of a training step.
 
-Where a machine says what its chips draw (`Compute.power`), every step has a clock of its own. It is found in two
+Where a machine says what its chips draw (`Compute.power`), every step has a separate clock. It is found in two
 passes: the step is priced at a usual clock, its load tells the clock at which it settles
 (`costmodels.price.power.settled_MHz`), and it is priced again there. Machines that do not say so have the constant
 clock of their file.

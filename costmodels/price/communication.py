@@ -48,7 +48,7 @@ class Carried:
 
 
 def start_s(model: Collective, protocol: Protocol, traffic: Traffic, *, spans_nodes: bool) -> float:
-    """Seconds of a communication beside its steps and the bytes on links."""
+    """Seconds of a communication next to its steps and the bytes on links."""
     copied_s = traffic.size_bytes / model.copy_Bps if model.copy_Bps else 0.0
     return model.start_s + protocol.start_s + copied_s + (model.far_start_s if spans_nodes else 0.0)
 

@@ -58,7 +58,7 @@ class Attention(Section, frozen=True, kw_only=True):
         tail: share of a longest tile by which causal tiles end late.
         backward_tail: likewise.
         clock_MHz: clock under load at which the efficiencies were taken; None: not known.
-        start_s: fixed part of a forward, beside `kernel_s`.
+        start_s: fixed part of a forward, next to `kernel_s`.
         backward_start_s: likewise (its kernels before and after).
         kernel: which kernel the figures are of: software that takes an older one than cuDNN's is slower.
     """
@@ -141,11 +141,11 @@ class Compute(Section, frozen=True, kw_only=True):
         kernel_cost: call -> factor on the time of its bytes, e.g. {"layer_norm.forward": 1.2}; "call:dtype" for a dtype
             that takes another: arithmetic of an element takes as long in two bytes as in four.
         kernel_start: call -> factor on `kernel_s` of memory-bound kernels.
-        kernel_s: the least time of a kernel on the device, which every kernel takes beside its work.
+        kernel_s: the least time of a kernel on the device, which every kernel takes next to its work.
         cache_bytes: what a kernel reads of the cache rather than of memory, when the kernel before left it there.
         cache_Bps: bandwidth of that; None: everything comes from memory.
         attention: the fused attention kernel; None: priced as a matrix product.
-        rules: `rule_name` -> what twofold's executor takes for it; other stacks have kernels of their own.
+        rules: `rule_name` -> what twofold's executor takes for it; other stacks have separate kernels.
     """
 
     matrix_flops_per_s: dict[str, float]
@@ -380,7 +380,7 @@ def fused_rule(steps: Iterable[str]) -> str:
 
 
 def num_inputs(call: str, shapes: tuple[tuple[int, ...], ...]) -> int:
-    """How many operands a call has, by its local shapes, as far as `rule_name` asks.
+    """Number of operands of a call, by its local shapes, as far as `rule_name` asks.
 
     A loss that keeps the logarithms of its sums, which come after the loss itself, was made from logits and labels;
     one that keeps nothing was made from a statistic as well.

@@ -29,7 +29,7 @@ LEAST_POINTS = 1
 COMPUTE_CLASSES = ("matrix", "attention", "memory", "view", "update")
 IN_PLACE = ("accumulate", "store")
 CLASSES = ("memory", "update")
-"""Products and attention have forms of their own."""
+"""Products and attention have separate forms."""
 
 LOOKUPS = ("embedding.forward",)
 """Their bytes are those they find, which `price` knows better than the sum of operands and results."""

@@ -1,4 +1,4 @@
-"""How the ranks of a communication lie on the network: all that its price needs to know of them.
+"""How the ranks of a communication are on the network: all that its price needs to know of them.
 
 A group falls into domains of every tier of links. Regular groups (equal strides, as the axes of a mesh have) are
 counted in closed form, others by listing their ranks. The groups along the same axes of a mesh are siblings: they
@@ -37,7 +37,7 @@ class Domains:
     """How a group falls into the domains of one tier.
 
     Args:
-        number: of the domains that hold members.
+        number: number of the domains that hold members.
         fullest: members in the fullest of them.
         emptiest: members in the emptiest of them.
         cut: the largest product of members inside and outside of a domain: pairs that talk over its border.
@@ -53,7 +53,7 @@ class Domains:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of ranks that communicate, and its siblings, as they lie on a machine's links.
+    """A group of ranks that communicate, and its siblings, as they are on a machine's links.
 
     Args:
         members: ranks of the group.
@@ -87,7 +87,7 @@ class Group:
         return self.tiers[-2].emptiest if self.top else 1
 
     def is_no_nearer(self, other: Group) -> bool:
-        """Whether this group lies on links that are no faster than those of another one of as many members: a farther
+        """Whether this group is on links that are no faster than those of another one of as many members: a farther
         tier, or the same with fewer members together, and no way out is shared by fewer."""
         if (self.top, -self.together) < (other.top, -other.together):
             return False
@@ -102,8 +102,8 @@ def axes_group(
     Args:
         machine: with its links.
         axes: (size, stride) of each axis, in any order; the strides are those of one mesh.
-        num_ranks: of the whole mesh.
-        stages: size and stride of the pipeline's axis: groups of other stages are no siblings.
+        num_ranks: number of ranks of the full mesh.
+        stages: size and stride of the pipeline's axis: groups of other stages are not siblings.
 
     Raises:
         TwofoldError: more ranks than the machine has.
@@ -125,7 +125,7 @@ def axes_group(
 
 
 def mesh_group(machine: Machine, mesh: Layout, axes: Sequence[str]) -> Group:
-    """The groups of a mesh along some of its axes: the ranks of other meshes are no siblings.
+    """The groups of a mesh along some of its axes: the ranks of other meshes are not siblings.
 
     Raises:
         TwofoldError: a rank that the machine does not have.
@@ -171,7 +171,7 @@ def _tier_sizes(links: tuple[Link, ...]) -> Sizes:
 
 
 def _nests(domain: int, axes: Axes) -> bool:
-    """Whether a domain holds whole runs along each axis, or none crosses its border."""
+    """Whether a domain holds complete runs along each axis, or none crosses its border."""
     return all(
         stride % domain == 0
         or (domain % stride == 0 and (domain % (size * stride) == 0 or size * stride % domain == 0))
@@ -215,7 +215,7 @@ def _regular(sizes: Sizes, axes: Axes, family: Axes) -> Group | None:
 
 @lru_cache(maxsize=4096)
 def _listed(sizes: Sizes, axes: Axes, num_ranks: int, stages: tuple[int, int], with_ranks: bool) -> Group:
-    """By listing the groups, until how they lie in domains repeats."""
+    """By listing the groups, until how they are in domains repeats."""
     spans = [size * stride for size, stride in (*axes, stages)]
     period = num_ranks if with_ranks else min(num_ranks, math.lcm(*spans, *(domain for domain, _ in sizes)))
     bases = np.arange(period)

@@ -95,7 +95,7 @@ class Cost:
         work_ps: time on the compute stream; for communication on the links, alone, from its last member's arrival.
         cpu_ps: processor time that every member of a communication spends on its node's shared cores.
         waiting_ps: what it takes longer while the sibling groups of a communication share links with it.
-        energy_pJ: what compute draws at the highest clock beside an idle chip, where that is known (`Compute.power`).
+        energy_pJ: what compute draws at the highest clock next to an idle chip, where that is known (`Compute.power`).
     """
 
     dispatch_ps: int
@@ -202,7 +202,7 @@ def price_wait(machine: Machine) -> Cost:
 
 
 def price_launch(machine: Machine) -> int:
-    """Picoseconds that a step takes the host beside its instructions (`Machine.launch_s`)."""
+    """Picoseconds that a step takes the host next to its instructions (`Machine.launch_s`)."""
     return _ps(machine, machine.launch_s)
 
 
@@ -221,7 +221,7 @@ def compute_class(call: str) -> str:
 
 
 def overlap_class(call: str) -> str:
-    """matrix, attention or memory: what a COMPUTE call is while a collective runs beside it (`Machine.overlap`)."""
+    """matrix, attention or memory: what a COMPUTE call is while a collective runs next to it (`Machine.overlap`)."""
     kind = compute_class(call)
     return kind if kind in ("matrix", "attention") else "memory"
 
@@ -245,7 +245,7 @@ def price_fused(machine: Machine, dtype: str, touched_bytes: int, steps: tuple[F
 
     Args:
         machine: it runs on.
-        dtype: of its operands.
+        dtype: dtype of its operands.
         touched_bytes: that enter and leave.
         steps: in order.
     """
@@ -289,7 +289,7 @@ def price_compute(
         call: as of an instruction; besides "attention.backward" (the backward kernel of an attention whose statistics
             were kept) and "adamw.fused", "adamw.foreach".
         shapes: of inputs, then outputs.
-        dtype: of the operands.
+        dtype: dtype of the operands.
         touched_bytes: read and written; a tensor that is written in place counts twice.
         flops: of the call; 0: not known.
         own: whether twofold's executor makes the call, so that its rules hold (`Compute.rules`).
@@ -366,7 +366,7 @@ def _attention_s(machine: Machine, call: str, shapes: Shapes, dtype: str, touche
     queries, keys, values = shapes[:3] if part == "forward" else shapes[1:4]
     heads, kept = math.prod(queries[:-2]), part != "forward" and keeps_sums(shapes)
     sizes = queries[-1] + values[-1]
-    # a gradient from kept sums makes the scores again, one without makes the whole forward again
+    # a gradient from kept sums makes the scores again, one without makes the full forward again
     depth = sizes if part == "forward" else 2 * sizes + queries[-1] if kept else 3 * sizes
     causal = bool(flops) and flops < 0.75 * 2 * heads * queries[-2] * keys[-2] * depth
     peak = _matrix_rate(machine, dtype)
@@ -418,12 +418,12 @@ def _update(call: str) -> tuple[int, int, int]:
 def price_collective(
     machine: Machine, call: str, group: Group, size_bytes: int, item_bytes: int, copies: int = 0
 ) -> Cost:
-    """The price of a collective of a group and, as `Cost.together_ps`, beside its siblings; kept by its arguments.
+    """The price of a collective of a group and, as `Cost.together_ps`, next to its siblings; kept by its arguments.
 
     Args:
         machine: it runs on.
         call: such as "all_reduce" or "all_gather_flat".
-        group: how its members lie on the links (`costmodels.price.group`).
+        group: how its members are on the links (`costmodels.price.group`).
         size_bytes: of the larger of a member's input and output.
         item_bytes: of an element.
         copies: of all of it that every member makes before or behind (`num_copies`).

@@ -37,7 +37,7 @@ __all__ = [
 PS_PER_S = 10**12
 
 _PRICED_AS = {"broadcast": "all_gather", "reduce": "reduce_scatter"}
-"""Calls without figures of their own -> those whose figures they take."""
+"""Calls without separate figures -> those whose figures they take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def transfer_links(
 
     Args:
         machine: it runs on.
-        num_peers: of its busiest rank.
+        num_peers: number of peers of its busiest rank.
         size_bytes: that this rank sends or receives.
         group: see `pair_group`.
         is_forwarded: the other end is on another rail, so that the bytes pass a rank of a node between.

@@ -17,7 +17,7 @@ The class is that of `costmodels.price.instruction.overlap_class`: matrix, atten
 """
 
 _SLOWEST = 1e-6
-"""A message never moves slower than so, however long the kernel beside it."""
+"""A message never moves slower than so, however long the kernel next to it."""
 
 
 def overlap_law(machine: Machine) -> OverlapLaw | None:

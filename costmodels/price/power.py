@@ -36,7 +36,7 @@ class Power(Section, frozen=True, kw_only=True):
     Args:
         limit_W: that the mean over many kernels does not exceed.
         highest_MHz: clock of a chip below its limit.
-        idle_W: of a chip that waits, at the highest clock; everything below is drawn beside it.
+        idle_W: of a chip that waits, at the highest clock; everything below is drawn next to it.
         matrix_W: by matrix products, at the peak rate and the highest clock.
         attention_W: likewise by attention.
         memory_W: by kernels bound by memory.

@@ -14,7 +14,7 @@ _FORMS = {
     ("linear", "forward"): "nt", ("linear", "grad0"): "nn", ("linear", "grad1"): "tn",
     ("matmul", "forward"): "nn", ("matmul", "grad0"): "nt", ("matmul", "grad1"): "tn",
 }  # fmt: skip
-"""How the operands lie in memory when both are stored as the forward has them (see
+"""How the operands are in memory when both are stored as the forward has them (see
 `costmodels.price.compute.FORMS`)."""
 
 
@@ -56,7 +56,7 @@ def product(call: str, shapes: Shapes) -> Product:
 def keeps_sums(shapes: Sequence[tuple[int, ...]]) -> bool:
     """Whether a gradient of attention reads the output and the logarithms of the sums that the forward kept.
 
-    They stand behind the gradient of the output, q, k and v (`plans.operators.attention`).
+    They are behind the gradient of the output, q, k and v (`plans.operators.attention`).
 
     Args:
         shapes: local shapes of the gradient's call, inputs first.

@@ -67,7 +67,7 @@ class Tiled(Section, frozen=True, kw_only=True):
 
     Args:
         tiles: (rows, columns); a product may also take them turned.
-        start_s: fixed part of a product, beside `kernel_s`.
+        start_s: fixed part of a product, next to `kernel_s`.
         tile_s: fixed part of a tile.
         step_s: latency of a step that work does not hide.
         hidden_s: latency of a step that work hides: a load's, over the steps that are loaded ahead.
@@ -78,7 +78,7 @@ class Tiled(Section, frozen=True, kw_only=True):
         quantisation: how much of a full wave one that is not full costs.
         arithmetic_cost: bytes that the least aligned rows are aligned to, as text -> factor on arithmetic and steps.
         memory_cost: likewise, on loads and on memory.
-        table: factors on the whole time of single products whose rows are aligned; None: none.
+        table: factors on the full time of single products whose rows are aligned; None: none.
     """
 
     tiles: tuple[tuple[int, int], ...] = TILES
@@ -117,11 +117,11 @@ def alignment_bytes(shape: tuple[int, int, int], form: str, item_bytes: int) -> 
 
 
 class ProductTerms(NamedTuple, Generic[Term]):
-    """What the time of a product depends on beside its shape; arrays for many products at once.
+    """What the time of a product depends on next to its shape; arrays for many products at once.
 
     Args:
         core_flops_per_s: rate of one core.
-        num_cores: of the device.
+        num_cores: number of cores of the device.
         batch: equal products in each call.
         item_bytes: of an element.
         form_cost: factor on the arithmetic.

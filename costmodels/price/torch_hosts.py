@@ -39,7 +39,7 @@ DTENSOR_END_HOST_S = {"embedding": (489e-6, 196e-6), "head": (105e-6 + 384e-6 + 
 redistribution, and plain operators (norm, cast, loss) at their measured dispatch."""
 
 CHECKPOINT_S = (714e-6 - 426e-6, 1412e-6 - 615e-6 - 426e-6)
-"""What activation checkpointing adds to a block's forward and, beside the forward made again, to its backward."""
+"""What activation checkpointing adds to a block's forward and, next to the forward recomputed, to its backward."""
 
 ENTRY_HOST_S = (15.6e-6 - 1.9e-6) / 5
 """What a distributed tensor costs the host in a list that an optimizer's operator takes, over a plain one: the fused
@@ -73,7 +73,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What one host needs to issue a block: a file that `twofold calibrate --host` writes.
 
     Args:
-        name: of the host.
+        name: name of the host.
         source: versions, processor and date.
         blocks_s: of `KINDS`, seconds of a block's forward and backward, in the median.
         spread: standard deviation of the logarithm of repeated times.

@@ -5,11 +5,11 @@
 * `timing`: device time of calls and host time of issuing them; `shared_cores`: times on shared cores.
 * `operands`: jobs, and the random operands they work on.
 * `matrix`, `kernels`, `attention`, `rules`: grids of what one device does; `requested_points`: others.
-* `load`: how a device slows, and whole blocks; `allocation`: memory inside and outside the allocator.
+* `load`: how a device slows, and full blocks; `allocation`: memory inside and outside the allocator.
 * `dispatch`, `instructions`, `stacks`: host time of eager torch, of the executor, of torch's parallel parts.
 * `communication`, `overlap`: what several devices do.
 * `rank_sync`: how ranks keep in step, and who is named when one hangs; `resume`: files of earlier runs.
-* `main`: what every rank runs; `steps`: whole steps of plans.
+* `main`: what every rank runs; `steps`: complete steps of plans.
 
 The same code runs on CPU (gloo), CUDA (NCCL) and Ascend NPU (HCCL); it was not run on Ascend.
 """

@@ -1,4 +1,4 @@
-"""How torch's allocator rounds and keeps memory, and what lies outside it: context, workspaces, communicators."""
+"""How torch's allocator rounds and keeps memory, and what is outside it: context, workspaces, communicators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIZES = (
 
 
 def allocation_points(device: Device) -> Iterator[Point]:
-    """One allocation of each size after everything was given back; a pattern like a training step; workspaces."""
+    """One allocation of each size after everything was returned; a pattern like a training step; workspaces."""
     if not device.is_async:
         return  # torch does not count memory on a CPU
     free, total = device.memory_bytes()

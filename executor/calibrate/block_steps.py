@@ -1,4 +1,4 @@
-"""How whole blocks compare with the sum of their kernels."""
+"""How full blocks compare with the sum of their kernels."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def communication_jobs(group_sizes: tuple[int, ...], num_ranks: int, *, seed: in
 
     Args:
         group_sizes: that divide the ranks.
-        num_ranks: of this job.
+        num_ranks: number of ranks of this job.
     """
     rng = random.Random(seed)
     jobs: list[Job] = []
@@ -77,9 +77,9 @@ def recorded_jobs(group_sizes: tuple[int, ...], num_ranks: int, most_bytes: int,
 
     Args:
         group_sizes: that divide the ranks.
-        num_ranks: of this job.
+        num_ranks: number of ranks of this job.
         most_bytes: of a collective; above that the host's time does not show.
-        seed: of the sizes of transfers that are held out.
+        seed: seed of the sizes of transfers that are held out.
     """
     rng = random.Random(seed)
     jobs = [

@@ -101,7 +101,7 @@ def measured_recording(session: Session, job: Job, budget_s: float) -> list[Poin
 
 
 def pair_jobs(session: Session) -> list[Job]:
-    """Every kind of compute beside every kind of communication, between two ranks and between all."""
+    """Every kind of compute next to every kind of communication, between two ranks and between all."""
     sizes = sorted(size for size in session.sync.groups if size in (2, session.sync.size))
     return overlap_jobs(sizes, small=not session.device.is_async)
 

@@ -52,7 +52,7 @@ def dispatch_class(instruction: Instruction) -> str:
 
 @lru_cache(maxsize=1024)
 def code_of(call: str) -> str:
-    """A digest of the file that the rule of a call stands in: figures of other code are not figures of this one."""
+    """A digest of the file that the rule of a call is in: figures of other code are not figures of this one."""
     try:
         rule: Any = FusedRun if call == "fused" else rule_of(call)
     except TwofoldError:  # a collective, a transfer, a wait

@@ -187,7 +187,7 @@ def _embedding_job(name: str, shape: tuple[int, int, int], tier: int, held_out: 
         return gradient(lambda w: F.embedding(ids, w), [table], pool.tensor(tokens, features))
 
     moved = 2 * bytes_of("bfloat16", (tokens, features))
-    if backward:  # the gradient of the whole table is written
+    if backward:  # the gradient of the full table is written
         moved = bytes_of("bfloat16", (tokens, features), (rows, features))
     return _job(_point(name, shape, "bfloat16", moved, held_out=held_out), make, tier=tier, needs=4)
 

@@ -1,7 +1,7 @@
-"""Collectives beside compute: how fast each proceeds while both run.
+"""Collectives during compute: how fast each proceeds while both run.
 
 Compute alone, communication alone, and both together, with either one started first, are taken in turn in one loop,
-because chips warm: only neighbours are compared. Each runs on a stream of its own, behind a common start that both
+because chips warm: only neighbours are compared. Each runs on a separate stream, behind a common start that both
 streams and all ranks wait for, so that the host issues everything ahead; a short spin on one of the streams decides
 which is first on the device. When each of the two ends is kept, which tells both rates.
 """
@@ -48,7 +48,7 @@ MAX_CALLS = 100
 
 
 def overlap_jobs(group_sizes: Sequence[int], *, seed: int = 20_30, small: bool = False) -> list[Job]:
-    """Every kind of compute beside every kind of communication; a share is held out, chosen by `seed`.
+    """Every kind of compute next to every kind of communication; a share is held out, chosen by `seed`.
 
     Args:
         group_sizes: of the communication.

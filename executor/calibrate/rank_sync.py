@@ -35,7 +35,7 @@ class RankSync:
     """Keeps the ranks of a calibration in step. Every rank makes one, at the same point.
 
     Args:
-        device: of this rank.
+        device: device of this rank.
         timeout_s: after which a measurement counts as hung.
         leave: called with the exit code to end this process then (for tests).
     """

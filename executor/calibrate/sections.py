@@ -62,7 +62,7 @@ class AloneSection(_Row):
     whether that disturbs); ranks that share the cores of a CPU wait while rank 0 takes all.
 
     Args:
-        jobs: the points that are wanted.
+        jobs: the points that are needed.
         measure: how one is measured.
     """
 
@@ -152,7 +152,7 @@ class InStepSection(_Row):
     """Points that all ranks take in step; rank 0 keeps them.
 
     Args:
-        jobs: the points that are wanted, the same on every rank.
+        jobs: the points that are needed, the same on every rank.
         measure: how one is measured; every rank calls it. No points: they cannot be measured here.
     """
 

@@ -69,7 +69,7 @@ class SessionOptions:
         sections: names of those to take; all when empty.
         plans: programs whose instructions are timed on the host, and alone on the device.
         rule_plans: programs whose instructions are timed alone on the device; they are not run.
-        requested: a file of points that are asked for beyond the grids.
+        requested: a file of points that are requested beyond the grids.
         order: seed of the order inside a section; another one takes the same points at other times.
         max_call_s: a point whose single call would take longer is left out; None: 0.3 s, on a CPU 0.02 s.
     """
@@ -244,7 +244,7 @@ class Session:
         return point.key not in self.known
 
     def keep(self, point: Point) -> None:
-        """Write a point to this rank's file, with the device's sensors beside it."""
+        """Write a point to this rank's file, with the device's sensors next to it."""
         if self.log is None:
             return
         now = self.clock_s()

@@ -1,7 +1,7 @@
 """Times of calls of CPU ranks that share the cores of a computer.
 
 Ranks that have no part in a measurement sleep in a barrier. A figure is a mean over many calls, taken several times;
-the median is kept with the fastest and the slowest beside it. What several ranks do at once is timed from the first
+the median is kept with the fastest and the slowest next to it. What several ranks do at once is timed from the first
 start to the last end, since the operating system may let some ranks through first, and the processor seconds that the
 ranks spent are kept as well: they tell work on the shared cores apart from waiting.
 """

@@ -81,7 +81,7 @@ def step_points(
         timer: of this rank's device.
         sync: of all ranks.
         plan: for as many ranks as there are.
-        name: of the points.
+        name: name of the points.
         only_replayed: not eagerly where the device can record steps.
 
     Returns:
@@ -211,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
         except torch.OutOfMemoryError as error:
             failed += 1
             print(f"{name}: {str(error).splitlines()[0]}", flush=True)
-            break  # the other ranks cannot go on either
+            break  # the other ranks cannot continue either
         except Exception:
             failed += 1
             traceback.print_exc()

@@ -227,7 +227,7 @@ class Timer:
     def sensors_during(self, run: Call) -> dict[str, float]:
         """What the driver tells of the device while it does `run`: the median of the readings of its later half.
 
-        A kernel that counts cycles beside it would not do: replays on another stream hold back the mark behind it.
+        A kernel that counts cycles next to it would not do: replays on another stream hold back the mark behind it.
         """
         readings: list[dict[str, float]] = []
         ended = threading.Event()

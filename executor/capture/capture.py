@@ -377,7 +377,7 @@ def _check_batch(graph: Graph, double: Graph, where: Callable[[str], str]) -> No
     """Refuse a model in which the samples of a batch meet before the loss, or whose shapes do not follow the batch.
 
     Args:
-        graph: of a batch.
+        graph: graph of a batch.
         double: the graph of the same module for a batch of twice the size.
     """
     size = graph.batch_size

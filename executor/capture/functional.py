@@ -87,7 +87,7 @@ class _Memory:
     now: dict[fx.Node, tuple[int, fx.Node]] = field(default_factory=dict)
 
     def read(self, graph: fx.Graph, name: fx.Node) -> fx.Node:
-        """The value behind a name; calls are added where a view must be made again."""
+        """The value behind a name; calls are added where a view must be recomputed."""
         name = self.same.get(name, name)
         written, value = self.now.get(name, (0, name))
         if written < self.writes:
@@ -99,7 +99,7 @@ class _Memory:
         return value
 
     def write(self, graph: fx.Graph, name: fx.Node, value: fx.Node) -> None:
-        """Let `value` stand behind a name, and in its place of all that it is a view of."""
+        """Let `value` are behind a name, and in its place of all that it is a view of."""
         name = at = self.same.get(name, name)
         whole = value
         while at in self.views:
@@ -126,7 +126,7 @@ def _memories(exported: ExportedProgram) -> dict[fx.Node, _Memory]:
         memory = of_storage.get(key)
         source = next((each for each in node.all_input_nodes if memory and found.get(each) is memory), None)
         if source is None and isinstance(node.meta["val"], tuple | list):
-            continue  # several results, each in a memory of its own
+            continue  # several results, each in a separate memory
         if memory is None or source is None:
             is_state = node.op == "placeholder" and node.name in state
             memory = of_storage[key] = _Memory(root=node, state=node if is_state else None)
@@ -152,7 +152,7 @@ def _read_what_is_now(graph: fx.Graph, node: fx.Node, memories: dict[fx.Node, _M
     """Let a call read values as they are when it runs."""
     own = memories.get(node)
     if own is not None and node in own.views:
-        return  # a view keeps its name: it is made again where it is read
+        return  # a view keeps its name: it is recomputed where it is read
     changed = [each for each in node.all_input_nodes if each in memories and memories[each].writes]
     with graph.inserting_before(node):
         values = {each: memories[each].read(graph, each) for each in changed}
@@ -184,7 +184,7 @@ def _new_value(graph: fx.Graph, node: fx.Node, args: Any, kwargs: Any) -> fx.Nod
         return given
     if target in (aten.zero_.default, aten.fill_.Scalar):
         return called_as(graph, node, aten.full_like.default, (args[0], args[1] if len(args) > 1 else 0))
-    if target is aten.bernoulli_.float:  # whole samples or channels are dropped: stochastic depth
+    if target is aten.bernoulli_.float:  # full samples or channels are dropped: stochastic depth
         kept = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
         settings = {"dtype": old.dtype, "device": old.device}
         ones = called_as(graph, node, aten.full.default, (list(old.shape), 1), settings)

@@ -1,4 +1,4 @@
-"""Capture of operators without a kind of their own: dims found by trying them out, else replicated with a warning.
+"""Capture of operators without a separate kind: dims found by trying them out, else replicated with a warning.
 
 An aten call that changes nothing in place and draws no random numbers is kept as it is, one "opaque" operator per
 result that is read. Its named dims are found by `executor.capture.independence`; where none is, every rank computes

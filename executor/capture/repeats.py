@@ -1,7 +1,7 @@
 """Stacks of equal blocks: three blocks of a stack are exported, the others follow from them.
 
 `torch.export` takes a third of a second for a block of a transformer, and all blocks of a stack are written down alike.
-Whether they are is not assumed: the whole forward runs on the meta device, a millisecond a call, and all its calls are
+Whether they are is not assumed: the full forward runs on the meta device, a millisecond a call, and all its calls are
 compared with those of the shortened module (`stacks_of_equal_blocks`). What is not alike is exported whole.
 """
 
@@ -28,7 +28,7 @@ from plans.model.graph import Graph, Operator, Tensor
 __all__ = ["Stack", "shortened", "stacks_of_equal_blocks", "with_all_blocks"]
 
 KEPT = 3
-"""The first block reads what stands before the stack, the second the first; what follows reads the last."""
+"""The first block reads what is before the stack, the second the first; what follows reads the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Stack:
     """Blocks that are called one after the other.
 
     Args:
-        path: of the container in the module.
+        path: path of the container in the module.
         keys: of the blocks in the container, in order.
     """
 
@@ -100,7 +100,7 @@ def shortened(module: nn.Module, stacks: Sequence[Stack]) -> Iterator[None]:
 
 
 def with_all_blocks(graph: Graph, stacks: Sequence[Stack]) -> Graph | None:
-    """The graph of the whole module from that of the shortened one; None where its blocks are not alike."""
+    """The graph of the complete module from that of the shortened one; None where its blocks are not alike."""
     for stack in stacks:
         longer = _with_blocks(graph, stack)
         if longer is None:
@@ -155,7 +155,7 @@ class _Recording:
     Args:
         outside: the calls outside of the stacks.
         blocks: (path of the stack, key) -> the calls of the block.
-        begins: path of the stack -> how many calls outside of stacks stand before it.
+        begins: path of the stack -> how many calls outside of stacks are before it.
     """
 
     outside: list[object] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """From aten calls to operators: one short rule per call.
 
-Here stand the calls that change nothing; the rest stands in `elementwise`, `shapes`, `layers` and `losses`, and a call
+Here stand the calls that change nothing; the rest is in `elementwise`, `shapes`, `layers` and `losses`, and a call
 without a rule goes to `opaque`. Calls that change nothing (identity, a cast to the
 same dtype, dropout that drops nothing) leave no operator. A transposed parameter exists only as the weight of a matrix
 product, until something else reads it.

@@ -1,6 +1,6 @@
 """What torch.export writes in a roundabout way, put straight: nested graphs, and tensors without elements.
 
-What stands under `torch.no_grad` or a disabled `torch.autocast` is a graph of its own. Its nodes are moved into the
+What is under `torch.no_grad` or a disabled `torch.autocast` is a separate graph. Its nodes are moved into the
 outer graph; those under no_grad are marked, because a plan takes gradients of every trained value. Tensors without
 elements, such as an empty cache or what a rotation leaves of a head, are left out where they are joined to others. A
 dim that is put in front of the batch only to be taken apart, as of queries, keys and values, is so where it was.

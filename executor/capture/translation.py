@@ -56,11 +56,11 @@ class Translation:
         arguments: the names of forward's arguments, one per input tensor.
         rules: aten call -> its rule.
         fallback: the rule, given no arguments, for calls without one.
-        computed: the rule, given no arguments, for values that follow from shapes and have no operators of their own.
+        computed: the rule, given no arguments, for values that follow from shapes and have no separate operators.
         grown: names of the calls whose result has the batch as its dim 0.
 
     Raises:
-        TwofoldError: an operator that is not known, dims that are not static, or what is no training step.
+        TwofoldError: an operator that is not known, dims that are not static, or what is not a training step.
     """
 
     def __init__(
@@ -393,7 +393,7 @@ class Translation:
         return name if not count else self._unique(f"{name}_{count}")
 
     def where(self, node: fx.Node) -> str:
-        """Where a call stands in the model, for an error."""
+        """Where a call is in the model, for an error."""
         path = self.path(node)
         lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
         source = f" ({' | '.join(lines[-2:])})" if lines else ""

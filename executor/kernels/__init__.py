@@ -8,7 +8,7 @@ It reads its inputs and returns new memory unless the program says that the valu
 * `operators`: forward and gradients of the operators, collected from `attention`, `elementwise`, `experts`, `images`,
   `lookup`, `matrix`, `normalisation`, `positions`, `random`, `reductions`, `shapes` and `sources`.
 * `place`: where a rank's part of a split dim lies; gradients by autograd of one operator alone.
-* `losses`: the losses, as means over a whole micro-batch whose parts add up.
+* `losses`: the losses, as means over a full micro-batch whose parts add up.
 * `movement`: slices, sums, accumulation, parts of flattened tensors.
 * `flat`: flat buffers of several parameters, clipping by the global norm, master weights.
 * `optimizers`: the updates, with the arithmetic of torch.optim.

@@ -1,6 +1,6 @@
 """Scaled-dot-product attention by fused kernels, forward and backward.
 
-Without a mask and without dropout the forward keeps the logarithms of its sums, from which the backward goes on: by
+Without a mask and without dropout the forward keeps the logarithms of its sums, from which the backward continues: by
 torch's own kernels (`executor.kernels.fused_attention`) unless a kind of device brings others. With one of them
 gradients come by autograd of the operator alone, which makes its forward again.
 
@@ -172,11 +172,11 @@ def _dropped(attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
 
 
 def _kept_weights(context: OpContext, attrs: Attrs, q: Tensor, keys: int) -> Tensor:
-    """Which of this rank's weights are kept, by their position in the whole batch."""
+    """Which of this rank's weights are kept, by their position in the full batch."""
     num_heads, rows = q.shape[-3], q.shape[-2]
     first_of = [offset(context, attrs, f"b{at}", size) for at, size in enumerate(q.shape[:-3])]
     sizes = [size * num_parts(context, attrs, f"b{at}") for at, size in enumerate(q.shape[:-3])]
-    # heads are (h, r): a part of r stands in one h alone
+    # heads are (h, r): a part of r is in one h alone
     parts, part = num_parts(context, attrs, "r"), offset(context, attrs, "r", 1)
     first_head = (offset(context, attrs, "h", 1) * parts + part) * num_heads
     first_row = offset(context, attrs, "s", rows)

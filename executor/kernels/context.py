@@ -1,4 +1,4 @@
-"""What a kernel rule gets beside its inputs: the rank, its mesh, the shape and dtype to make, the step."""
+"""What a kernel rule gets next to its inputs: the rank, its mesh, the shape and dtype to make, the step."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StepCounter:
         Args:
             of: a function of a module, called with this counter and `arguments`.
             arguments: what else it depends on, the same in every step.
-            dtype: of the scalar.
+            dtype: dtype of the scalar.
             device: where it is read.
 
         >>> counter = StepCounter()
@@ -106,10 +106,10 @@ class OpContext:
     """Where an instruction runs and what it makes.
 
     Args:
-        rank: of the process.
+        rank: rank of the process.
         mesh: the mesh that axes in the instruction's attrs belong to.
         shape: local shape of the first output.
-        dtype: of the first output, such as "float32".
+        dtype: dtype of the first output, such as "float32".
         shares: whether the first output lives in an input's memory.
         counter: the rank's step count.
         micro_batch: the number of the micro-batch.

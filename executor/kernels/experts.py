@@ -60,7 +60,7 @@ def _spread(rows: Tensor, source: Tensor, count: int, factor: Tensor | None = No
 
 
 def _collected(rows: Tensor, routed: Tensor, number: int) -> Tensor:
-    """[b, s, h]: what stands in the row of each token's choice `number`; zeros where it had no place."""
+    """[b, s, h]: what is in the row of each token's choice `number`; zeros where it had no place."""
     at = rows[..., number]
     flat, last = routed.reshape(-1, routed.shape[-1]), routed.shape[0] * routed.shape[1]
     found = flat.index_select(0, at.reshape(-1).clamp(max=last - 1)).view(*at.shape, -1)

@@ -1,7 +1,7 @@
 """Flat buffers of several parameters, clipping by the global norm, and weights rounded from master weights.
 
 A flat buffer is a matrix of attrs "rows" rows in which parts of several tensors, of attrs "sizes" elements each, stand
-beside each other (`plans.lower.buckets`).
+next to each other (`plans.lower.buckets`).
 """
 
 from __future__ import annotations

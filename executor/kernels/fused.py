@@ -5,7 +5,7 @@ form, and Inductor makes it kernels that keep in registers what one step hands t
 precision and rounded where it leaves, not between steps. That happens in the first step, which is neither recorded nor
 replayed. Where a run cannot be compiled its steps run as they are, and one line says why.
 
-Losses have kernels of their own, which read logits in any dtype: a cast around one is left out on every device, with
+Losses have separate kernels, which read logits in any dtype: a cast around one is left out on every device, with
 the same result, as they compute in at least single precision.
 """
 
@@ -49,7 +49,7 @@ class FusedRun:
 
     Args:
         instruction: with the call "fused".
-        values: of the rank's group.
+        values: values of the rank's group.
         context: of the instruction.
         rule_of: the rule of a call.
 
@@ -117,7 +117,7 @@ class FusedRun:
             return self.plainly
         try:
             return compiled(self, inputs)
-        except Exception as error:  # whatever a compiler may raise: training goes on without it
+        except Exception as error:  # whatever a compiler may raise: training continues without it
             _REFUSED.add(self.form)
             first = str(error).strip().partition("\n")[0]
             warnings.warn(

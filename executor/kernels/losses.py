@@ -1,6 +1,6 @@
-"""Losses: means over a whole micro-batch, computed in parts that add up.
+"""Losses: means over a full micro-batch, computed in parts that add up.
 
-attrs "count" is the number of terms of the whole micro-batch (elements, or labels for the cross entropy): each rank
+attrs "count" is the number of terms of the full micro-batch (elements, or labels for the cross entropy): each rank
 divides the sum of its own part by it, so that the parts add up to the mean. The backward begins with the gradient of
 the loss, which takes no incoming gradient; attrs "scale" stands for it (one over the number of micro-batches). With
 attrs "scaled" the last input holds the scale of the loss (`plans.step_check`), by which it is multiplied.
@@ -81,7 +81,7 @@ def batch_sum(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def pick(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
-    """x[b.., t[b..]], 0 where the class lies in another part."""
+    """x[b.., t[b..]], 0 where the class is in another part."""
     label, mine = local_ids(context, attrs, "c", t, x.shape[-1], "a label")
     return x.gather(-1, label.unsqueeze(-1)).squeeze(-1).masked_fill_(~mine, 0)
 
@@ -99,7 +99,7 @@ def count_labels(context: OpContext, attrs: Attrs, t: Tensor) -> Tensor:
 
 
 def _labels(context: OpContext, attrs: Attrs, t: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """For a part of the classes: the labels relative to its first class, and whether they lie inside it."""
+    """For a part of the classes: the labels relative to its first class, and whether they are inside it."""
     what = "a label of a cross_entropy"
     if (ignored := attrs.get("ignore_index")) is None:
         return local_ids(context, attrs, "c", t, width, what)
@@ -190,7 +190,7 @@ def gradient_plainly(
     Args:
         x: logits [b.., classes].
         label: [b..], a class of `x` wherever it is `mine`.
-        mine: [b..], where the label stands in `x`.
+        mine: [b..], where the label is in `x`.
         sums: [b..], logarithms of sums of exponentials.
         factor: a number or a scalar tensor.
         ignored: [b..], rows whose gradient is 0; None: none.

@@ -88,7 +88,7 @@ def _can_attend(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _layout(q: Tensor) -> str:
-    """How heads and lengths lie in memory; q, k and v lie alike."""
+    """How heads and lengths are in memory; q, k and v lie alike."""
     return "BSND" if q.transpose(1, 2).is_contiguous() else "BNSD"
 
 

@@ -11,7 +11,7 @@ product is made in float32.
 
 With attrs "checked" the last two inputs are the decision whether the step is skipped and what is held of the check
 (`plans.step_check`). Skipped, everything stays as it is; the number of the update, for AdamW's correction of its means,
-leaves out the steps that were skipped. A CPU looks at the decision, other devices go on without it: the fused kernel
+leaves out the steps that were skipped. A CPU looks at the decision, other devices continue without it: the fused kernel
 takes it, and else what was there before is put back.
 """
 

@@ -1,4 +1,4 @@
-"""Where a rank's part lies in a dim that an instruction names in attrs "split"."""
+"""Where a rank's part is in a dim that an instruction names in attrs "split"."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def number(attrs: Attrs, key: str) -> float:
 
 
 def num_parts(context: OpContext, attrs: Attrs, dim: str) -> int:
-    """Into how many parts the named dim is cut."""
+    """Number of parts that the named dim is cut into."""
     return context.mesh.size(attrs.get("split", {}).get(dim, ()))
 
 

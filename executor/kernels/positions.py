@@ -1,6 +1,6 @@
 """Rotary position embedding: pairs of elements turned by an angle that grows with the position.
 
-On a GPU with Triton one kernel reads and writes the tensor once; a kind of device may bring a kernel of its own;
+On a GPU with Triton one kernel reads and writes the tensor once; a kind of device may bring a separate kernel;
 elsewhere plain torch does the same, in a few passes.
 """
 
@@ -91,7 +91,7 @@ def _turned_by_torch(x: Tensor, cos: Tensor, sin: Tensor, sign: int, *, interlea
 def turned_plainly(x: Tensor, cos: Tensor, sin: Tensor, sign: int, *, interleaved: bool) -> Tensor:
     """The pairs of `x` [.., length, heads, dim] turned by the angles of cos and sin [length, 1, pairs], in plain torch.
 
-    `sign` -1 turns back; pairs are (2i, 2i + 1) where `interleaved`, else (i, i + pairs). What lies behind the pairs is
+    `sign` -1 turns back; pairs are (2i, 2i + 1) where `interleaved`, else (i, i + pairs). What is behind the pairs is
     copied. Half precision is turned in single, which the tables are in, and rounded once.
     """
     rotary = 2 * cos.shape[-1]

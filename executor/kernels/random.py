@@ -1,6 +1,6 @@
 """Dropout that does not depend on the layout: random numbers are a function of an element's position.
 
-The bits are those of splitmix64 (Steele, Lea and Flood 2014) for the counter "position in the whole batch", started
+The bits are those of splitmix64 (Steele, Lea and Flood 2014) for the counter "position in the full batch", started
 from the operator's seed and the step: no generator has a state, so any part, any micro-batch and any recomputation
 finds the same numbers without talking to anybody.
 """
@@ -40,9 +40,9 @@ def kept_elements(
 
     Args:
         region: half-open index ranges of the part, one per dim.
-        shape: of the whole tensor for one micro-batch; dim 0 is the batch.
+        shape: shape of the full tensor for one micro-batch; dim 0 is the batch.
         p: the probability of dropping an element.
-        seed: of the operator.
+        seed: seed of the operator.
         step: of training, from 1.
         micro_batch: number of the micro-batch.
 

@@ -1,6 +1,6 @@
 """Dropout in one pass over the tensor, in Triton: imported only where a GPU runs it.
 
-The bits are those of `executor.kernels.random`: splitmix64 of an element's position in the whole batch.
+The bits are those of `executor.kernels.random`: splitmix64 of an element's position in the full batch.
 """
 
 from __future__ import annotations

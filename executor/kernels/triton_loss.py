@@ -63,8 +63,8 @@ def log_sum_and_logit(x: Tensor, label: Tensor, dtype: torch.dtype) -> tuple[Ten
 
     Args:
         x: [b.., classes].
-        label: [b..], integers; where it is no class of `x` its logit is 0.
-        dtype: of the results [b..], and of the sums.
+        label: [b..], integers; where it is not a class of `x` its logit is 0.
+        dtype: dtype of the results [b..], and of the sums.
     """
     flat = _rows(x)
     sums = torch.empty(x.shape[:-1], dtype=dtype, device=x.device)
@@ -82,7 +82,7 @@ def label_gradient(x: Tensor, label: Tensor, sums: Tensor, factor: Tensor, ignor
 
     Args:
         x: logits [b.., classes].
-        label: [b..], integers; one that is no class of `x` stands nowhere.
+        label: [b..], integers; one that is not a class of `x` stands nowhere.
         sums: [b..], logarithms of sums of exponentials, over these classes or more.
         factor: a scalar on the device.
         ignored: [b..], boolean, or None.

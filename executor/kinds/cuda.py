@@ -1,6 +1,6 @@
 """GPUs of NVIDIA: ranks talk over NCCL, launches are recorded in CUDA graphs. Run on H100 and H200.
 
-Their kernels are torch's own, which `executor.kernels` calls, and a few in Triton beside them (`kernels.chips`).
+Their kernels are torch's own, which `executor.kernels` calls, and a few in Triton next to them (`kernels.chips`).
 """
 
 from __future__ import annotations

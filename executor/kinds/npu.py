@@ -1,6 +1,6 @@
 """NPUs of Ascend: ranks talk over HCCL, launches are recorded in NPU graphs. **Not run on Ascend.**
 
-torch-npu registers the device; its fused kernels stand in `executor.kernels.npu`. How both were checked without a
+torch-npu registers the device; its fused kernels are in `executor.kernels.npu`. How both were checked without a
 device, and what will run them on one: docs/ascend.md.
 """
 

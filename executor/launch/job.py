@@ -53,7 +53,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         profile_steps: of how many steps before the recorded ones torch's profiler writes `profile.rank.N.json`.
         learning_rate: a schedule over the steps; None keeps the rate of the plan's optimizer.
         checkpoints: to write and to resume from, or None.
-        metrics: the files of figures that are written beside `metrics.jsonl` ("csv", "tensorboard"); None writes none.
+        metrics: the files of figures that are written next to `metrics.jsonl` ("csv", "tensorboard"); None writes none.
         peak_flops_per_s: of one device, for the utilization.
         replicas: how often ranks are compared, and what follows.
         weights: file or folder of initial weights (`executor.train.weights_files`); "" takes those of the model.

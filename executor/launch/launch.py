@@ -36,7 +36,7 @@ LOOPBACK = "127.0.0.1"
 POLL_S = 0.05
 SETTLE_S = 0.8  # below LOST_PEER_WAIT_S: how long a rank that lost a peer waits for the cause to be told
 GRACE_S = 2.0  # for guards and torchrun, which answer at once unless the machine is very busy
-GONE_S = 5.0  # a killed process may first have to give back a lot of memory
+GONE_S = 5.0  # a killed process may first have to return a lot of memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class _Torchrun:
 
     Args:
         job: whose ranks they are.
-        ranks: of this machine.
+        ranks: ranks of this machine.
         preloaded: module that is imported before ranks are forked; "" for none.
         torchrun_args: what they run.
         env: the whole environment.

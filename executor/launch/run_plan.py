@@ -31,7 +31,7 @@ class RunResult:
     Args:
         plan: what was run.
         losses: mean loss of every step.
-        weights: final whole weights by name.
+        weights: final full weights by name.
         step_times_s: per rank the seconds of every step, as emulated time where it is emulated.
         interval_s: seconds between the ends of consecutive steps (of the latest rank), as emulated time likewise.
         timeline: spans of the last steps.
@@ -46,7 +46,7 @@ class RunResult:
         execution: how the last steps ran: "graph" or "eager".
         fallback: why they ran eagerly though the device can record, "" otherwise.
         log_dir: where `1/rank.N/stdout` lies.
-        launch_s: seconds of the whole launch, start-up included.
+        launch_s: seconds of the complete launch, start-up included.
     """
 
     plan: Plan
@@ -118,8 +118,8 @@ def run(
         record_steps: of how many of the last steps spans are kept.
         execution: "graph" or "eager" instead of what the plan says.
         profile_steps: of how many steps before those every rank writes a trace of torch's profiler into `out`.
-        timeout_s: for the whole launch.
-        port: of the rendezvous; a free one when None.
+        timeout_s: for the complete launch.
+        port: port of the rendezvous; a free one when None.
         on_line: called with (rank, line) for what the last rank prints.
 
     Raises:

@@ -1,7 +1,7 @@
 """Ranks that stopped: which one, where in its program, and who waits for it.
 
 A rank that trains notes its position (`executor.train.heartbeat`). One that does not move for 10 s, or three steps if
-they are longer, has stopped, or waits for one that has: a rank that stands at a communication waits for the other ranks
+they are longer, has stopped, or waits for one that has: a rank that is at a communication waits for the other ranks
 that must take part and are elsewhere. A process that was stopped by a signal is seen at once in /proc (Linux).
 """
 
@@ -42,7 +42,7 @@ class StallWatch:
 
     Args:
         job: whose folder has the heartbeats.
-        ranks: of this machine.
+        ranks: ranks of this machine.
         agent_pid: of torchrun's process.
     """
 

@@ -43,7 +43,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         seed: of initial weights and data order.
         learning_rate: a schedule; None keeps the rate of the plan's optimizer.
         checkpoints: None writes none.
-        metrics: files of figures beside `metrics.jsonl`: "csv", "tensorboard".
+        metrics: files of figures next to `metrics.jsonl`: "csv", "tensorboard".
         peak_flops_per_s: of one device, for the utilization (MFU) among the figures.
         undecayed: patterns of names of parameters that keep their weights without decay, such as "*bias", instead of
             those of the plan's optimizer.
@@ -98,7 +98,7 @@ def train(
 
     Args:
         job: what to do. Everything in it is checked before ranks are started.
-        resume: go on from the newest checkpoint, which may be of another plan of the same model and optimizer.
+        resume: resume from the newest checkpoint, which may be of another plan of the same model and optimizer.
         on_line: called with (rank, line) for what the last rank prints.
 
     Raises:
@@ -198,7 +198,7 @@ def _evaluation(asked: EvaluationSettings, plan: Plan, seed: int) -> EvaluationS
 
 
 def _checkpoints(job: TrainingJob, resume: bool) -> TaskCheckpoints | None:
-    """Where the ranks write checkpoints, and which one they go on from; it is whole and for the plan's model."""
+    """Where the ranks write checkpoints, and which one they resume from; it is whole and for the plan's model."""
     from executor.train.checkpoint_files import check_checkpoint, written_checkpoints
 
     if job.checkpoints is None:

@@ -131,7 +131,7 @@ def run_guard(job_dir: str, kind: str, target: str, args: list[str]) -> None:
     rank_pid = os.fork()
     if rank_pid == 0:
         # A group of its own: torchrun sends SIGTERM to the guard's, and only the guard is to answer it. A rank that
-        # died of it, or ran a handler of its own, would look as if it had failed by itself.
+        # died of it, or ran a separate handler, would look as if it had failed by itself.
         os.setpgid(0, 0)
         die_with_parent(guard_pid, signal.SIGKILL)
         os.close(watching)

@@ -32,7 +32,7 @@ class Dropping:
     """Replaces torch's dropout while a module runs.
 
     Args:
-        graph: of the module, to check that both number their dropouts alike; None checks nothing.
+        graph: graph of the module, to check that both number their dropouts alike; None checks nothing.
 
     >>> dropping = Dropping()
     >>> with dropping.forward(step=1, micro_batch=0):
@@ -57,7 +57,7 @@ class Dropping:
         """
         self._step, self._micro_batch, self._found = step, micro_batch, []
         with contextlib.ExitStack() as stack:
-            # by name for torch's own composite functions, inside of which no mode is asked; by the mode for the rest
+            # by name for torch's own composite functions, inside with no mode is asked; by the mode for the rest
             stack.enter_context(mock.patch.object(F, "dropout", self._dropout))
             stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", self._attention))
             stack.enter_context(_Mode(self))

@@ -57,10 +57,10 @@ def train_reference(
             dtypes it reduces and keeps states has no meaning here.
         num_steps: how many batches to train on.
         num_micro_batches: into how many equal parts each batch is cut; loss and gradients are the mean over them, the
-            same function as the whole batch at once (1), summed in another order.
-        seed: of the initial weights (`executor.train.initial`).
-        graph: of the module, to check that its dropouts are those of the graph. Dropout drops the elements that it
-            drops in a run of a plan (`executor.reference.dropout`).
+            same function as the full batch at once (1), summed in another order.
+        seed: seed of the initial weights (`executor.train.initial`).
+        graph: graph of the module, to check that its dropouts are those of the graph. Dropout drops the elements that
+            it drops in a run of a plan (`executor.reference.dropout`).
         nudge: begin with weights that are off by a few units in the last place, drawn with this seed: how far the
             result is from that without says what rounding alone decides.
 
@@ -163,7 +163,7 @@ def _dtype_of(tensor: torch.Tensor) -> str:
 
 
 def compare_losses(actual: Sequence[float], expected: Sequence[float]) -> Difference:
-    """|actual - expected| / |expected| of every step; a loss that is no number is infinitely far off.
+    """|actual - expected| / |expected| of every step; a loss that is not a number is infinitely far off.
 
     >>> compare_losses([2.0, 1.1], [2.0, 1.0]).where
     'step 2'

@@ -79,7 +79,7 @@ def collective_launch(instruction: Instruction, team: Team, output: Value) -> La
     """The function that launches a collective; `output` is the value it makes.
 
     Raises:
-        TwofoldError: a call that is no collective.
+        TwofoldError: a call that is not a collective.
     """
     call, step = instruction.call, instruction.attrs.get("step")
     in_place = instruction.inputs == instruction.outputs or output.shares is not None
@@ -251,7 +251,7 @@ def _padded(x: Tensor, dim: int, width: int) -> Tensor:
     return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, missing)) if missing else x.contiguous()
 
 
-# -- whole tensors, flattened
+# -- full tensors, flattened
 
 
 def _gather_flat(team: Team, shape: tuple[int, ...]) -> Launch:

@@ -4,7 +4,7 @@ The first step runs eagerly and is checked value by value, the second warms up (
 third is recorded and replayed, and all later ones are replayed. What a replay reads stays at its address: weights and
 states, the buffers of the inputs (`Feeds`), the numbers that change from step to step (`StepCounter`).
 
-The recording has a memory of its own, for which the eager steps' memory is given back first. An instruction that cannot
+The recording has a separate memory, for which the eager steps' memory is returned first. An instruction that cannot
 be recorded is issued by the host between two recordings (`executor.step.pieces`). A step that one rank cannot record so
 either runs eagerly on all of them. `fallback` says which it is, and why.
 """
@@ -33,7 +33,7 @@ __all__ = ["CompiledStep", "Stepper"]
 _WARM_STEPS = 2
 
 _MOST_BY_HOST = 8
-"""Instructions of a step that the host issues between recordings; with more of them the whole step runs eagerly."""
+"""Instructions of a step that the host issues between recordings; with more of them the complete step runs eagerly."""
 
 
 class Stepper(Protocol):
@@ -149,7 +149,7 @@ class CompiledStep:
 
         Args:
             wait: for the replays that are under way. Without it nothing waits, not even for ranks that are gone, and
-                the memory is not given back.
+                the memory is not returned.
         """
         if self._whole is None:
             return
@@ -163,7 +163,7 @@ class CompiledStep:
             self._interpreter.device.release_memory()
 
     def _recorded(self, *, marked: bool = False) -> Replay | None:
-        """A recording of the whole step; nothing is executed.
+        """A recording of the complete step; nothing is executed.
 
         An instruction that cannot be recorded is left to the host, between two recordings. None where that is no way
         out on one of the ranks; `fallback` then says why.

@@ -1,4 +1,4 @@
-"""A COMPUTE instruction as a call: its rule on a device, what the rule knows beside its operands, and what it reads."""
+"""A COMPUTE instruction as a call: its kernel on a device, the kernel's context, and its operands."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def prepared(
 
     Args:
         instruction: a COMPUTE instruction, not "load", which reads what the interpreter is fed.
-        group: of the rank.
-        rank: of all.
+        group: group of the rank.
+        rank: rank of all.
         micro_batch: number of the block that the instruction is in.
         counter: of the rank's steps.
-        device: of the rank.
+        device: device of the rank.
 
     Raises:
         TwofoldError: an unknown call.

@@ -30,7 +30,7 @@ class Communication:
 
     Args:
         kind: all_reduce, all_gather, reduce_scatter, all_to_all, send or recv; for others the name that c10d has.
-        num_bytes: of the larger of what goes in and what comes out on this rank.
+        num_bytes: number of bytes of the larger of what goes in and what comes out on this rank.
         ranks: the members, ascending; for a message the sender and the receiver.
     """
 

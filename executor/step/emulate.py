@@ -234,7 +234,7 @@ class _EmulatedStep:
             self.compute.time_ns = dispatched
             self._on_compute(code, dispatched, work_ns)
             self.host.time_ns = self.compute.time_ns
-            # the host is busy with compute itself; for communication it is busy until it may go on
+            # the host is busy with compute itself; for communication it is busy until it may continue
             is_compute = code.instruction.kind is Kind.COMPUTE
             self.host_ns.append((start, dispatched if is_compute else self.host.time_ns))
         self.failed = None

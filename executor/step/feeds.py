@@ -1,6 +1,6 @@
 """Input buffers of a rank at fixed addresses, filled while the device still works on the step before.
 
-A batch goes from the data to pinned memory of the host, from there on a stream of its own to the device, and at the
+A batch goes from the data to pinned memory of the host, from there on a separate stream to the device, and at the
 start of its step into the buffers that the step reads. Two pinned buffers take turns, so that the host may write one
 while the device still copies the other. On a CPU there is one copy, into the buffers.
 """

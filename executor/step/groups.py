@@ -4,10 +4,10 @@ Collectives have one group for every (channel, set of ranks). torch sorts the ra
 collective's members is that of `mesh.group_of(rank, axes)`; `Team` knows both.
 
 On gloo transfers run over the default group, one tag per channel. NCCL has no tags and runs the messages of one
-communicator in order, so there each direction between two ranks has a group of its own (one per channel where the two
+communicator in order, so there each direction between two ranks has a separate group (one per channel where the two
 ends do not agree on the order), and opposite directions cannot block each other. An NCCL kernel that waits for its peer
 occupies multiprocessors, so a receive is started where its data is first needed and not where the program posts it:
-what computes in between has the whole device (`Lane`). On gloo, where waiting costs nothing, it is started at once.
+what computes in between has the complete device (`Lane`). On gloo, where waiting costs nothing, it is started at once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Team:
 
     @property
     def is_sorted(self) -> bool:
-        """Whether member i stands at position i."""
+        """Whether member i is at position i."""
         return self.order == tuple(range(len(self.order)))
 
 
@@ -175,7 +175,7 @@ class Groups:
     def _warm_up(self) -> None:
         """One tiny exchange per group, in the same order everywhere: it builds the communicators without deadlock.
 
-        NCCL makes a communicator of its own for sending and receiving, and whoever comes first waits for the other, on
+        NCCL makes a separate communicator for sending and receiving, and whoever comes first waits for the other, on
         the host: made in the middle of a step, that would be a deadlock (seen on 4 H200).
         """
         token = torch.zeros(1, device=self.device.torch_device)

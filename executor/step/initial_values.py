@@ -26,10 +26,10 @@ def initial_values(
     """Names of kept values with their tensors, one after the other.
 
     Args:
-        group: of the rank.
+        group: group of the rank.
         rank: this one.
         device: where the tensors live.
-        whole: name of a parameter or constant -> array of its whole shape; looked up for what the rank keeps only.
+        whole: name of a parameter or constant -> array of its full shape; looked up for what the rank keeps only.
 
     Raises:
         TwofoldError: a parameter that is missing or has another shape.

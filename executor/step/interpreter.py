@@ -49,7 +49,7 @@ class Interpreter:
     """One rank's program, ready to run.
 
     Args:
-        program: of all ranks.
+        program: program of all ranks.
         rank: this process's.
         device: where tensors live.
         groups: the program's process groups; None where the program has one rank.
@@ -106,7 +106,7 @@ class Interpreter:
         """Take this rank's part of all parameters and constants it keeps; states become zero, the step count 0.
 
         Args:
-            whole: name of a parameter or constant -> array of its whole shape; only names that this rank keeps are
+            whole: name of a parameter or constant -> array of its full shape; only names that this rank keeps are
                 looked up, so a mapping may make each array when it is asked for.
 
         Raises:
@@ -270,7 +270,7 @@ class Interpreter:
         return self._env[: self._num_kept]
 
     def settle(self, kept: Sequence[Tensor]) -> None:
-        """Bring what the step made again back to where `kept` says that it lives."""
+        """Bring what the step recomputed back to where `kept` says that it lives."""
         for slot, home in enumerate(kept):
             if self._env[slot] is not home:
                 home.copy_(self._env[slot])

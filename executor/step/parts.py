@@ -33,7 +33,7 @@ def cut_parts(x: Tensor, team: Team, dim: int) -> Tensor:
 def _wide(x: Tensor, parts: int = 1) -> Tensor:
     """`x` in elements of 8 bytes where `parts` of its rows are whole numbers of them.
 
-    A GPU copies what does not lie in one piece element by element, so small ones take several times as long.
+    A GPU copies what does not are in one piece element by element, so small ones take several times as long.
     """
     width = 8 // x.element_size()
     if width < 2 or not x.is_contiguous() or x.shape[-1] % (parts * width) or x.storage_offset() % width:

@@ -85,7 +85,7 @@ class BatchCheck:
 
     Args:
         graph: that they are for.
-        parts: a batch given to it has one of this many equal parts of the samples of a whole batch.
+        parts: a batch given to it has one of this many equal parts of the samples of a full batch.
     """
 
     def __init__(self, graph: Graph, parts: int = 1) -> None:
@@ -105,8 +105,8 @@ class BatchCheck:
                 planned in half precision may come as float32; they are rounded.
 
         Raises:
-            TwofoldError: another number of arrays, other names, another shape or dtype, a number that is no row of the
-                table, no class or no probability of the loss that reads it.
+            TwofoldError: another number of arrays, other names, another shape or dtype, a number that is not a row of
+                the table, no class or no probability of the loss that reads it.
         """
         arrays = self._in_order(batch)
         return {tensor.name: self._checked(tensor, array) for tensor, array in zip(self._inputs, arrays, strict=True)}
@@ -241,7 +241,7 @@ class Share:
         return cls(slices=plan.num_slices, parts=mesh.num_ranks, part=mesh.rank_list.index(rank))
 
     def of(self, array: Any) -> Any:
-        """The rows of this part, of an array or tensor with the rows of a whole batch."""
+        """The rows of this part, of an array or tensor with the rows of a full batch."""
         if self.parts == 1:
             return array
         rest = array.shape[1:]

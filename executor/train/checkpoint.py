@@ -1,9 +1,9 @@
-"""Checkpoints of a run, written by torch.distributed.checkpoint while training goes on.
+"""Checkpoints of a run, written by torch.distributed.checkpoint while training continues.
 
 A checkpoint is a folder `step-00000020`: the files of torch.distributed.checkpoint, each distinct part of weights (or
 masters) and optimizer states written by one rank; `plan.json`; and `manifest.json` with the step and the size and hash
 of every file. It is written under another name, brought to the disk (fsync) and renamed, and renamed again before it is
-removed, so that a folder of this name is whole. A part's key says where it lies in the whole tensor: on the plan that
+removed, so that a folder of this name is whole. A part's key says where it is in the full tensor: on the plan that
 wrote it every rank reads back its own parts; on another plan it reads the parts that its own ones overlap.
 
 The state of a run has nothing else but what is held of a step check (the loss scale, skipped steps, norms of
@@ -46,10 +46,10 @@ class Saver:
     """Writes checkpoints of one rank; all ranks of the program have one.
 
     Args:
-        program: of all ranks.
-        plan: it comes from; saved beside the tensors.
+        program: program of all ranks.
+        plan: it comes from; saved next to the tensors.
         interpreter: of this rank.
-        folder: of the checkpoints.
+        folder: folder of the checkpoints.
         every: steps from one checkpoint to the next.
         keep: how many whole ones stay.
     """
@@ -59,7 +59,7 @@ class Saver:
     ) -> None:
         self._plan, self._interpreter, self._folder, self._every, self._keep = plan, interpreter, folder, every, keep
         self._alone = program.num_ranks == 1
-        # a group of its own, on CPUs: its messages go beside those of the steps
+        # a separate group, on CPUs: its messages go next to those of the steps
         self._group = None if self._alone else dist.new_group(backend="gloo")
         keep_it = holders(program)
         self._mine = [

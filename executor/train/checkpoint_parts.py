@@ -43,7 +43,7 @@ class SavedParts:
         return part.key in self._stored
 
     def whole(self, role: str) -> Iterator[Part]:
-        """The whole tensors of a role."""
+        """The full tensors of a role."""
         for (name, found), parts in self._parts.items():
             if found == role:
                 region = tuple(

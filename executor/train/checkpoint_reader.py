@@ -38,7 +38,7 @@ class CheckpointReader(FileSystemReader):
         """The index.
 
         Raises:
-            TwofoldError: it names something else than an index does, lies about a file, or is no pickle.
+            TwofoldError: it names something else than an index does, lies about a file, or is not a pickle.
         """
         path = os.path.join(self.path, ".metadata")
         try:

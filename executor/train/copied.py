@@ -23,7 +23,7 @@ def copy_weights(program: Program, source: Interpreter, target: Interpreter) -> 
     """Copy what training has changed, whichever way each program cuts it; every rank of both must call it.
 
     One region of a tensor after the other is sent to all ranks by those that keep its parts, so no rank ever holds
-    more than a region beside its own.
+    more than a region next to its own.
 
     Args:
         program: of `source`, of all ranks.

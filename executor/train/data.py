@@ -294,7 +294,7 @@ class _Shelf(Generic[T]):
         self.changed = threading.Condition()
 
     def wait_for_room(self) -> bool:
-        """Whether another item is wanted, once there is room for it."""
+        """Whether another item is needed, once there is room for it."""
         with self.changed:
             self.changed.wait_for(lambda: self.is_closed or len(self.items) < self.depth)
             return not self.is_closed

@@ -1,6 +1,6 @@
 """The forward of a plan alone, on the plan's ranks: its loss, and what the loss reads of the model.
 
-An evaluation is a plan of its own: the same graph with constants where weights are trained, with running statistics
+An evaluation is a separate plan: the same graph with constants where weights are trained, with running statistics
 and without dropout. What is left of a step when no gradient is asked for are its forwards, so lowering and executing
 need no other case.
 """
@@ -43,7 +43,7 @@ class Evaluation:
 
     Args:
         losses: of every batch, the mean over its samples; on all ranks.
-        outputs: of every batch what the loss reads of the model, such as logits: rows of the whole batch, on rank 0 if
+        outputs: of every batch what the loss reads of the model, such as logits: rows of the full batch, on rank 0 if
             they were asked for; else empty.
         accuracy: of a classifier (`is_classifier`) the share of samples whose largest logit is that of the label,
             without samples that the loss ignores; None for other models.
@@ -127,8 +127,8 @@ def evaluate(
         plan: as for training. What the optimizer's level shards is whole here: a rank holds the weights that its
             strategies give it.
         feed: name of an input -> rows, as for `run_rank`.
-        parameters: name in the module -> whole array of a weight or constant.
-        device: of this rank; the default process group has been joined, unless the plan has one rank.
+        parameters: name in the module -> full array of a weight or constant.
+        device: device of this rank; the default process group has been joined, unless the plan has one rank.
         outputs: whether rank 0 collects what the loss reads.
         timeout_s: after which a rank that waits for another one gives up.
 
@@ -146,8 +146,8 @@ class Evaluator:
 
     Args:
         plan: as for training.
-        parameters: name in the module -> whole array of a weight or constant.
-        device: of this rank.
+        parameters: name in the module -> full array of a weight or constant.
+        device: device of this rank.
         timeout_s: after which a rank that waits for another one gives up.
     """
 
@@ -264,7 +264,7 @@ class _Read:
 
     @torch.inference_mode()
     def gathered(self, forward: _Forward, parts: Mapping[int, tuple[Tensor, ...]]) -> npt.NDArray[Any] | None:
-        """The rows of the whole batch on rank 0, None elsewhere; each region comes from the lowest rank that has it."""
+        """The rows of the full batch on rank 0, None elsewhere; each region comes from the lowest rank that has it."""
         rank, device = forward.rank, forward.device
         owners: dict[tuple[tuple[int, int], ...], int] = {}
         for member in sorted(self.layout.mesh.rank_list):

@@ -26,10 +26,10 @@ class Evaluations:
     Args:
         asked: when, and on what; its `batches` are stated.
         plan: that is trained.
-        program: of the plan.
+        program: program of the plan.
         parameters: name -> whole initial array, for what training does not change.
-        seed: of the order of the data.
-        steps: of the run in all; after the last one there is always an evaluation.
+        seed: seed of the order of the data.
+        steps: steps of the run in all; after the last one there is always an evaluation.
         tell: called with the outcome, the same on every rank.
         timeout_s: after which a rank that waits for another one gives up.
     """

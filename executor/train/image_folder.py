@@ -32,7 +32,7 @@ def rows_of_images(folder: Path, graph: Graph) -> Rows:
 
     Raises:
         TwofoldError: a model of other inputs, a class without images, more classes than the model has, no Pillow; while
-            samples are read, a file that is no image.
+            samples are read, a file that is not an image.
     """
     from executor.train.batches import input_limits
 

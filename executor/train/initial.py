@@ -123,8 +123,8 @@ def initializer(
     Args:
         init: a name ("normal", "uniform", "truncatedNormal", "xavier_uniform", "he_uniform", "zeros", "ones"; normal is
             N(0, 0.01^2) as in MindSpore) or a function that fills a tensor in place.
-        shape: of the parameter.
-        dtype: of the parameter.
+        shape: shape of the parameter.
+        dtype: dtype of the parameter.
 
     Raises:
         TwofoldError: a name that is not known.

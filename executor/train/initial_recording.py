@@ -170,7 +170,7 @@ class Recorded:
         """The values on the CPU; elements that nothing was written to are NaN (of a floating dtype).
 
         Args:
-            seed: of a generator that serves this tensor alone.
+            seed: seed of a generator that serves this tensor alone.
         """
         memories: dict[int, torch.UntypedStorage] = {}
         with torch.random.fork_rng(devices=[]), torch.no_grad():

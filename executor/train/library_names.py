@@ -52,7 +52,7 @@ _NAMES = {
 }  # fmt: skip
 
 _BY_HEADS = ("gpt_neox",)
-"""Model types that keep queries, keys and values of one head beside each other, then those of the next."""
+"""Model types that keep queries, keys and values of one head next to each other, then those of the next."""
 
 KNOWN_TYPES = tuple(sorted(_NAMES))
 """The model types of the library whose names are known."""
@@ -62,10 +62,10 @@ _SAME = ("attention", "layer_norm", "mul", "rms_norm", "rope")
 
 
 def library_parts(graph: Graph, config: str | os.PathLike[str]) -> dict[str, Part]:
-    """For every parameter of a graph what it is a part of in the library; those of one tensor stand beside each other.
+    """For every parameter of a graph what it is a part of in the library; those of one tensor are next to each other.
 
     Args:
-        graph: of a transformer by its name or configuration, maybe with fewer blocks than the configuration says.
+        graph: graph of a transformer by its name or configuration, maybe with fewer blocks than the configuration says.
         config: config.json of the library.
 
     Raises:
@@ -112,7 +112,7 @@ _ORDER = ("wq", "wk", "wv", "w1", "w3")
 
 
 def _place(name: str) -> int:
-    """In which order tensors stand beside each other."""
+    """In which order tensors are next to each other."""
     last = name.rpartition(".")[0].rpartition(".")[2]
     return _ORDER.index(last) if last in _ORDER else len(_ORDER)
 

@@ -69,7 +69,7 @@ def train(
         device: where.
         batches: of these steps.
         steps: to be done.
-        options: of the run.
+        options: options of the run.
         heartbeat: told where the loop is.
         first: number of the first step, the steps that were done before.
         after_step: called with the number of steps done in all, the batch and the loss when a step was launched.

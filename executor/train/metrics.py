@@ -1,4 +1,4 @@
-"""Figures of every step, written while a run goes on: JSON lines, and CSV and TensorBoard where they are asked for."""
+"""Figures of every step, written during the run: JSON lines, and CSV and TensorBoard on request."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Figures:
 
     Args:
         step: its number, from 1.
-        loss: of the whole batch; None where it is not finite and the step was skipped.
+        loss: of the full batch; None where it is not finite and the step was skipped.
         learning_rate: of the schedule; None where the plan's optimizer has its own.
         step_s: from the end of the step before; None in the first step of a process, which compiles and checks.
         samples_per_s: of all ranks.
-        tokens_per_s: of all ranks; None where samples are no rows of tokens.
+        tokens_per_s: of all ranks; None where samples are not rows of tokens.
         mfu: model FLOPs utilization (Chowdhery et al., arXiv 2204.02311): the FLOPs that the step needs, without what
             is computed again, over those that the devices could do in its time; None where their peak is not known.
         memory_bytes: the most that this rank held so far: allocated on a device, or resident on a host.
@@ -172,7 +172,7 @@ class Metrics:
                     self._board.add_scalar(name, value, step + 1)
 
     def evaluated(self, found: EvaluationRow) -> None:
-        """An evaluation was done; the time it took is no step's."""
+        """An evaluation was done; the time it took is not a step's."""
         if self._seen_s is not None:
             self._seen_s += found.seconds
         row = asdict(found)

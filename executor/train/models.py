@@ -83,7 +83,7 @@ class InitialParameters(Mapping[str, npt.NDArray[Any]]):
 def random_parameters(graph: Graph, seed: int) -> dict[str, npt.NDArray[Any]]:
     """Parameters drawn from N(0, 1 / size of the last dim), each by its own name and `seed`.
 
-    Constants likewise, those that are no floats are zero (false).
+    Constants likewise, those that are not floats are zero (false).
     """
     found: dict[str, npt.NDArray[Any]] = {}
     for tensor in (*graph.parameters, *graph.constants):

@@ -23,7 +23,7 @@ def as_graph(graph: Graph | None, weights: Mapping[str, Any]) -> Mapping[str, An
 
     Args:
         graph: has the parts; None: there are none.
-        weights: name -> whole array, or what has `shape` and reads what it is indexed with. Names of the graph are
+        weights: name -> full array, or what has `shape` and reads what it is indexed with. Names of the graph are
             looked up first.
     """
     return _Parts(graph, weights) if graph is not None and graph.parts else weights

@@ -23,7 +23,7 @@ class Checkpoints:
         folder: where they go.
         every: steps from one to the next.
         keep: how many whole ones stay.
-        resume: the one to go on from; None begins again.
+        resume: the one to resume from; None begins again.
     """
 
     folder: Path

@@ -24,13 +24,13 @@ STEP_CHECK = "step_check"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a whole tensor: elements [number size, (number + 1) size) of a region, flattened and padded.
+    """A part of a full tensor: elements [number size, (number + 1) size) of a region, flattened and padded.
 
     Args:
-        name: of the parameter.
+        name: name of the parameter.
         role: "weight" (the master, where there is one), "state0", "state1", "step_check".
-        region: of the whole tensor.
-        number: of the part.
+        region: of the full tensor.
+        number: number of the part.
         size: elements of it.
     """
 

@@ -15,7 +15,7 @@ class Profile:
     """torch's profiler, from `start` to `stop`.
 
     Args:
-        path: of the trace (Chrome's JSON, which Perfetto opens).
+        path: path of the trace (Chrome's JSON, which Perfetto opens).
         device: whose kernels it sees too.
     """
 

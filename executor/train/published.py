@@ -1,7 +1,7 @@
 """The module that transformers builds from a config.json, with the loss that it makes of its labels.
 
-It is the way for models that no `TransformerConfig` can say. transformers is no dependency of the project; only its own
-classes are used, no code that a file names, and nothing is downloaded.
+It is the way for models that no `TransformerConfig` can say. transformers is not a dependency of the project; only its
+own classes are used, no code that a file names, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def published_model(
     """The module of a config.json (or of the one in a folder), and the shapes of a batch of inputs and labels.
 
     Inputs are ids of tokens [batch, seq], or images [batch, channels, side, side]; labels are [batch, seq], or [batch]
-    for a class of the whole sample.
+    for a class of the full sample.
 
     Args:
-        path: of the file or its folder.
+        path: path of the file or its folder.
         seq: tokens of a sample; 2,048 or what the model can read, if that is less, when None.
         layers: blocks, of an encoder and of a decoder alike, instead of the file's.
 

@@ -34,11 +34,11 @@ class ReplicaCheck:
     """Compares copies between the ranks of a program; all of them have one and call it after the same steps.
 
     Args:
-        program: of all ranks.
+        program: program of all ranks.
         plan: it comes from, which says whether every rank is fed whole batches; None is yes.
         interpreter: of this rank.
         asked: how often, and what follows.
-        steps: of the run in all; the last one is always looked at.
+        steps: steps of the run in all; the last one is always looked at.
     """
 
     def __init__(

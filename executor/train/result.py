@@ -111,10 +111,10 @@ class RankResult:
 
     Args:
         rank: this one.
-        num_ranks: of the run.
+        num_ranks: number of ranks of the run.
         kind: "measured" or "emulated".
         losses: the mean loss of every step; the same on all ranks.
-        step_start_ns, step_end_ns: of every step on this rank; no barrier stands between steps.
+        step_start_ns, step_end_ns: of every step on this rank; no barrier is between steps.
         cpu_s: processor seconds of this process (all its threads) per step, without the first quarter of the steps.
         peak: the most bytes that values take, from the program, whose values were checked against the real tensors.
         device_peak_bytes: the most bytes that torch's allocator gave out on an accelerator, 0 on a CPU.

@@ -24,7 +24,7 @@ def take_back(module: nn.Module, weights: Mapping[str, Any] | None, device: Devi
 
     Args:
         module: as the plan was made for.
-        weights: name -> whole array, on rank 0; the others have None.
+        weights: name -> full array, on rank 0; the others have None.
         device: for the communication.
 
     >>> layer = nn.Linear(2, 1, bias=False)

@@ -57,7 +57,7 @@ def run_rank(
     """Train for `steps` steps on this rank.
 
     Args:
-        program: of all ranks; a program of one rank needs no process group.
+        program: program of all ranks; a program of one rank needs no process group.
         plan: it comes from, for its memory limit and for parts of the module's weights; may be None.
         feed: one batch per step: name of an input -> array with the rows of all micro-batches, or this rank's own rows
             where the plan has full_batch=False. It is read one batch at a time.
@@ -202,7 +202,7 @@ def _labels(interpreter: Interpreter, emulation: Emulation | None) -> dict[str, 
 
 @torch.inference_mode()
 def gather_parameters(program: Program, interpreter: Interpreter) -> dict[str, np.ndarray[Any, Any]] | None:
-    """The whole parameters and changed constants on rank 0, None on the others; every rank must call it.
+    """The full parameters and changed constants on rank 0, None on the others; every rank must call it.
 
     Each distinct part (a region, or a shard of one) is sent once, by the lowest rank that keeps it.
     """

@@ -14,7 +14,7 @@ class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     Args:
         every: steps from one comparison to the next; one more comes after the last step.
-        then: "stop" ends training with exit code 1, "warn" prints a line and goes on.
+        then: "stop" ends training with exit code 1, "warn" prints a line and continues.
     """
 
     every: int = 100

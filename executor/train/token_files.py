@@ -46,7 +46,7 @@ def read_documents(path: str) -> Documents:
     """The documents of a file.
 
     Args:
-        path: NAME.npy, a row of tokens, which is one document; or NAME.idx with NAME.bin beside it, as Megatron-LM's
+        path: NAME.npy, a row of tokens, which is one document; or NAME.idx with NAME.bin next to it, as Megatron-LM's
             `tools/preprocess_data.py` writes them.
 
     Raises:
@@ -97,7 +97,7 @@ def packed(documents: Documents, graph: Graph, *, seed: int, epoch: int, name: s
         graph: a model of tokens and labels [batch, length].
         seed: of both orders.
         epoch: from 0.
-        name: of the data, for messages.
+        name: name of the data, for messages.
 
     Raises:
         TwofoldError: a model of other inputs.

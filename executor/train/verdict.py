@@ -27,7 +27,7 @@ class Verdict:
         norm: of all its gradients, before clipping.
         usual: the mean norm that it was compared with; NaN while there is none.
         in_a_row: steps skipped without an update between them.
-        skipped: steps skipped in all, those of earlier runs that this one goes on from included.
+        skipped: steps skipped in all, those of earlier runs that this one resumes from included.
     """
 
     check: StepCheck
@@ -56,7 +56,7 @@ class Verdict:
 
     @property
     def goes_on_without_a_loss(self) -> bool:
-        """Whether training goes on although the loss of the step is not finite."""
+        """Whether training continues although the loss of the step is not finite."""
         return self.is_skipped and self.check.spike is not None and self.check.spike.then == "skip"
 
     def __str__(self) -> str:

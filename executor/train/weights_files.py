@@ -47,7 +47,7 @@ class _Mapped:
 
 
 class WeightsFile(Mapping[str, Any]):
-    """Name -> tensor with `shape`, of which only the elements that are asked for are read.
+    """Name -> tensor with `shape`, of which only the elements that are requested are read.
 
     Args:
         path: for messages.

@@ -148,7 +148,7 @@ class _Weight:
         return math.prod(self.shape) * itemsize(self.dtype)
 
     def joined(self, read: Sequence[Tensor]) -> Tensor:
-        """The whole tensor, from those that were saved, flattened."""
+        """The full tensor, from those that were saved, flattened."""
         shapes = [[last for _, last in part.region] for part, _ in self.saved]
         tensors = [each.to(torch_dtype(self.dtype)).view(shape) for each, shape in zip(read, shapes, strict=True)]
         if self.saved[0][1] is None:

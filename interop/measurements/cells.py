@@ -29,7 +29,7 @@ _COUNTED = {
     "micro_batch": "seqs?|sequences|samples", "gpu_count": r"(?:gpus?|devices?|npus?|chips?|cards|[ah]\d00s?)",
     "tp": "-?way", "pp": "-?way|stages", "dp": "-?way", "cp": "-?way", "ep": "-?way", "vpp": "chunks",
 }  # fmt: skip
-"""Column -> words that may stand behind its number."""
+"""Column -> words that may are behind its number."""
 
 _MOST = 2**21
 """No count of a real model, batch or cluster is larger."""

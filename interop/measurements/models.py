@@ -31,7 +31,7 @@ class Family:
     """What models of one kind have in common.
 
     Args:
-        words: of the kind, for what is said to be assumed.
+        words: words of the kind, for what is said to be assumed.
         settings: of `TransformerConfig`.
         vocab: usual size of the vocabulary.
         dropout: whether models of the kind are trained with dropout by Megatron-LM's defaults.
@@ -194,7 +194,7 @@ def family_of(
     """The family of a model, and what had to be assumed of it; "" where its name says it.
 
     Raises:
-        TwofoldError: a model that is no decoder-only transformer, or a mixture of experts that is not catalogued.
+        TwofoldError: a model that is not a decoder-only transformer, or a mixture of experts that is not catalogued.
 
     >>> family_of("my-7b", hidden=4096, heads=32, kv_heads=8, ffn=14336)[0].settings["gated"]
     True

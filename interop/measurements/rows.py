@@ -42,7 +42,7 @@ _NARAYANAN = "2104.04473"
 
 _ZERO_BUBBLE_VOCAB = 32_000
 """The zero-bubble experiments use a SentencePiece model; the parameters that their models' names state (1.5B, 6.2B,
-14.6B, 28.3B) leave 28,000 to 35,000 entries beside their layers."""
+14.6B, 28.3B) leave 28,000 to 35,000 entries next to their layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def case_of(row: Mapping[str, str], number: int, stack: str | None = None) -> Ca
 
     Args:
         row: column -> text; absent columns count as blank.
-        number: of the row.
+        number: number of the row.
         stack: the software that ran it; found from the row when None.
 
     Raises:

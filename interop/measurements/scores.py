@@ -84,7 +84,7 @@ def validate(
         on_progress: told every few seconds how many rows are done.
 
     Raises:
-        TwofoldError: a table that cannot be read, or of which no row can be predicted; an unknown stack or machine.
+        TwofoldError: a table that cannot be read, or with no row can be predicted; an unknown stack or machine.
     """
     if stack is not None:
         stack_named(stack)
@@ -347,7 +347,7 @@ _SHOWN = {
         "recompute", "zero_level", "compile", "gpu_count",
     )
 }  # fmt: skip
-"""Column -> its name beside a prediction."""
+"""Column -> its name next to a prediction."""
 
 
 def measured_as(case: Case, found: Forecast, step_s: float) -> float:

@@ -165,7 +165,7 @@ def _named(words: str) -> Software | None:
 
 
 def _exchanges(words: str, stacks: list[str]) -> list[str]:
-    """With the messages of experts beside compute where a row says so, as another reading where the software can."""
+    """With the messages of experts during compute where a row says so, as another reading where the software can."""
     exchange = r"(expert|moe|ep\b|all-?to-?all|a2a)"
     if re.search(rf"overlap[-_ \w]*{exchange}|{exchange}[-_ \w]*overlap|dualpipe", words):
         return ["megatron-overlap", *stacks]

@@ -236,7 +236,7 @@ def _measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | N
         return {**row, "metric": header, "value": cell}
     value = number(text)
     if value is None:
-        return {**row, "metric": figure.metric, "value": cell}  # the row says that it is no number
+        return {**row, "metric": figure.metric, "value": cell}  # the row says that it is not a number
     value *= figure.factor
     if figure.inverse:
         value = 1 / value if value else 0.0

@@ -27,7 +27,7 @@ def values_from_json(found: Mapping[str, Any], path: str) -> dict[str, Any]:
 
     Args:
         found: the JSON object.
-        path: of the file, for messages.
+        path: path of the file, for messages.
 
     Raises:
         TwofoldError: missing or unknown names, values of a wrong type, degrees that contradict each other.

@@ -144,7 +144,7 @@ class MeshAxes:
     """What the axes of a stage's mesh are for; axes of size 1 are left out, so that they split nothing.
 
     Args:
-        names: of all axes, the outermost first.
+        names: names of all axes, the outermost first.
         sizes: of them.
         dp, cp, tp: data, context and tensor parallel.
         kv: those of tp that split the heads of keys and values.

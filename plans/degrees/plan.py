@@ -33,9 +33,9 @@ def plan_of(
 
     Args:
         degrees: everything they state is in the plan: layers per chunk, order of the axes, what recomputes.
-        graph: of the whole batch.
+        graph: graph of the full batch.
         recompute: names of operators or modules that recompute, instead of a mode.
-        stages: operators per chunk, instead of whole blocks.
+        stages: operators per chunk, instead of full blocks.
         full_batch: see `Plan`.
 
     Raises:

@@ -210,7 +210,7 @@ def _pairs(
 
 
 def schedule_virtual(schedule: str, virtual: int | None) -> int | None:
-    """The chunks per rank as `make_schedule` takes them: 1 leaves it to schedules that have a number of their own."""
+    """The chunks per rank as `make_schedule` takes them: 1 leaves it to schedules that have a separate number."""
     return None if virtual == 1 and (is_written(schedule) or chunks_per_rank(schedule) is not None) else virtual
 
 

@@ -27,7 +27,7 @@ class Degree:
 
     Args:
         name: in Python, in files, and as a pin of the search.
-        type: of its values.
+        type: type of its values.
         default: of `Degrees`.
         meaning: what it is; the help of its flag.
         check: gives the sentence about a value that cannot be.
@@ -49,7 +49,7 @@ class Degree:
 
     @property
     def path(self) -> str:
-        """Where its value stands in `Degrees`."""
+        """Where its value is in `Degrees`."""
         return f"optimizer.{self.setting}" if self.setting else self.name
 
 
@@ -234,7 +234,7 @@ class Degrees:
 
     @property
     def num_chunks(self) -> int:
-        """Chunks of the whole model."""
+        """Chunks of the complete model."""
         if is_written(self.schedule):
             return self.pipeline.num_stages
         return self.pp * (chunks_per_rank(self.schedule) or self.virtual)
@@ -256,7 +256,7 @@ class Degrees:
 def even_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
     """Blocks spread evenly over chunks; what does not divide goes to chunks in the middle.
 
-    The first chunk has the embedding beside its blocks, the last the head.
+    The first chunk has the embedding next to its blocks, the last the head.
 
     >>> even_layers(6, 4), even_layers(9, 4)
     ((1, 2, 2, 1), (2, 3, 2, 2))
@@ -297,7 +297,7 @@ def check_values(values: Mapping[str, Any]) -> None:
     """Refuse values that a degree cannot have, each by itself.
 
     Raises:
-        TwofoldError: such a value, or a name that is no degree's.
+        TwofoldError: such a value, or a name that is not a degree's.
     """
     for name, value in values.items():
         if name not in _CHECKS:

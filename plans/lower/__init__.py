@@ -4,7 +4,7 @@
 * `choose`: the steps of redistributions: those that the plan stores, those of least bytes, or those of a price.
 * `chunk`: one stage's forward and backward.
 * `optimizer`: weight gathers, gradient reductions, updates.
-* `slices`: a body written out for the slices of a micro-batch, communication of one beside compute of the others.
+* `slices`: a body written out for the slices of a micro-batch, communication of one during compute of the others.
 * `liveness`: where each value is freed.
 * `lower`: everything put in the order of the schedule.
 """

@@ -2,7 +2,7 @@
 
 A shard is cut from each parameter on its own: its local weight is flattened, padded with zeros to a multiple of the
 number of shards, and cut evenly. A bucket is a matrix with one row per member of the collective, in which the shards of
-its parameters stand beside each other; so one collective over the flattened matrix serves them all, and weights, states
+its parameters are next to each other; so one collective over the flattened matrix serves them all, and weights, states
 and updates know nothing of buckets.
 """
 
@@ -37,7 +37,7 @@ class LocalParameter:
     """A parameter on the ranks of one group.
 
     Args:
-        tensor: of the graph.
+        tensor: tensor of the graph.
         home: the layout of its weight.
         summed: the axes along which its accumulated gradient is a partial sum.
         optimizer: how it is sharded, reduced and updated.

@@ -3,7 +3,7 @@
 Forward: each operator's inputs are brought to the layouts its strategy asks for, once per (tensor, target layout).
 Backward: operators in reverse; the gradients of a tensor are summed per layout before they are redistributed, so that
 several readers cost one reduction. Input gradients come before weight gradients, whose work then hides the reduction.
-What a recomputed operator made is made again just before the backward needs it.
+What a recomputed operator made is recomputed just before the backward needs it.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class ChunkLowering:
         assignment = self.plan.strategy(operator).dims
         if operator.kind in LOSSES:
             terms = self.micro.tensors[operator.inputs[:2][-1]]  # the labels, where there are any
-            attrs["count"] = terms.num_elements  # of the whole micro-batch: local parts add up to the mean
+            attrs["count"] = terms.num_elements  # of the full micro-batch: local parts add up to the mean
         return attrs | spec.local_attrs(assignment)
 
     def obtain(self, emitter: Emitter, name: str, target: TensorLayout) -> str:
@@ -208,7 +208,7 @@ class ChunkLowering:
         return value
 
     def _keep(self, name: str, target: TensorLayout) -> str:
-        """A constant: every rank can cut its part out of the whole value, so each layout of it is kept."""
+        """A constant: every rank can cut its part out of the full value, so each layout of it is kept."""
         tensor = self.micro.tensors[name]
         kept = Value(
             name=self.name_of(name, target), shape=target.local_shape(tensor.shape), dtype=tensor.dtype,
@@ -220,7 +220,7 @@ class ChunkLowering:
         return kept.name
 
     def _load(self, emitter: Emitter, name: str, target: TensorLayout) -> str:
-        """Take the micro-batch's rows of what the rank is fed: the whole batch, or its own part of it."""
+        """Take the micro-batch's rows of what the rank is fed: the full batch, or its own part of it."""
         tensor, found = self.micro.tensors[name], self.placed[name]
         layout, source = target, "full"
         if not self.plan.full_batch:
@@ -309,7 +309,7 @@ class _Backward:
                     self._gradients(main, operator, spec, group, "B")
             if not self.split:
                 self._weight_gradients(late, later)
-        self._weight_gradients(late, later)  # last, so that they find what the input gradients have made again
+        self._weight_gradients(late, later)  # last, so that they find what the input gradients have recomputed
         self.reduction.finish(late)
         main.flush()
         late.flush()
@@ -363,7 +363,7 @@ class _Backward:
                     self._complete(emitter, name)
 
     def _saved(self, emitter: Emitter, operator: Operator, spec: OperatorSpec, need: str) -> str | None:
-        """The operand "x<i>", "y<i>", "s<i>" or "k<i>" of the forward, made again when it was dropped.
+        """The operand "x<i>", "y<i>", "s<i>" or "k<i>" of the forward, recomputed when it was dropped.
 
         None for a statistic or a kept value that the operator's strategy leaves out.
         """
@@ -383,7 +383,7 @@ class _Backward:
         return self._ensure(emitter, value)
 
     def _ensure(self, emitter: Emitter, value: str) -> str:
-        """The value, or what stands for it once it was dropped: made again by what made it in the forward."""
+        """The value, or what stands for it once it was dropped: recomputed by what made it in the forward."""
         chunk = self.chunk
         if value not in chunk.dropped:
             return value

@@ -26,7 +26,7 @@ class ChunkPlan(Protocol):
 
     @property
     def full_batch(self) -> bool:
-        """Whether every rank is fed the whole batch."""
+        """Whether every rank is fed the full batch."""
 
     @property
     def interleave(self) -> int:
@@ -60,7 +60,7 @@ class StageBoundary:
 
 
 def is_recomputed(plan: ChunkPlan, graph: Graph, operator: str) -> bool:
-    """Whether what an operator makes is dropped and made again; a forward that changes a constant runs once."""
+    """Whether what an operator makes is dropped and recomputed; a forward that changes a constant runs once."""
     return operator in plan.recompute and not graph.spec(graph.by_name[operator]).updated
 
 

@@ -1,7 +1,7 @@
 """Writing instructions: values, redistribution steps, lazy waits.
 
 An `Emitter` fills one body. Communication is issued with a token, and its WAIT is written just before the first
-instruction that reads what it brings, so that whatever stands between overlaps with it.
+instruction that reads what it brings, so that whatever is between overlaps with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 Ways = Callable[[TensorLayout, TensorLayout, tuple[int, ...], str], tuple[Step, ...]]
-"""The steps from a source to a target layout, for a whole shape and a dtype; all layouts on the way are even."""
+"""The steps from a source to a target layout, for a full shape and a dtype; all layouts on the way are even."""
 
 
 def least_bytes(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> tuple[Step, ...]:

@@ -2,7 +2,7 @@
 
 Memory-bound instructions of one block and one compute stream that share a tensor are brought together where the order
 of their reads and writes allows it, and become one instruction "fused" that carries them as its steps (attrs "steps").
-Values that only steps read are no values of the program any more (attrs "inner"). What costs next to nothing to make,
+Values that only steps read are not values of the program any more (attrs "inner"). What costs next to nothing to make,
 an activation function or a cast of one tensor, is not kept for the backward: each run that reads it makes it again, out
 of what is kept.
 
@@ -38,7 +38,7 @@ FUSIBLE = frozenset({
 """Calls that may be steps of a run: bound by memory, they depend on nothing but their operands and write no other's."""
 
 MADE_AGAIN = frozenset(f"{kind}.forward" for kind in _UNARY)
-"""Calls whose result is made again rather than kept, where only runs read it and its operand takes no more bytes."""
+"""Calls whose result is recomputed rather than kept, where only runs read it and its operand takes no more bytes."""
 
 
 def block_names(operators: Sequence[Operator]) -> dict[str, str]:
@@ -89,7 +89,7 @@ def _names(body: Sequence[Instruction]) -> Iterator[str]:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Steps that stand together at the place `at` of a body."""
+    """Steps that are together at the place `at` of a body."""
 
     at: int
     key: tuple[object, ...]
@@ -201,7 +201,7 @@ def _joins(
     run: _Run, line: Instruction, at: int, table: ValueTable, ready: Mapping[str, int],
     readers: Mapping[str, Sequence[str]],
 ) -> bool:  # fmt: skip
-    """Whether a run can wait for an instruction, and then stands there, or the instruction can go to the run."""
+    """Whether a run can wait for an instruction, and then is there, or the instruction can go to the run."""
     made, read, shape = run.made, run.read, run.key[0]
     if not any((name in made or name in read) and table[name].shape == shape for name in line.inputs):
         return False
@@ -214,7 +214,7 @@ def _joins(
 
 
 def _make_again(found: Sequence[Sequence[_Runs]], table: ValueTable, num_shared: int) -> None:
-    """Let runs make again what only they read, where that is nearly free: what was made last comes first."""
+    """Let runs recompute what only they read, where that is nearly free: what was made last comes first."""
     for number, variant in enumerate(found):
         for place, body in reversed(list(enumerate(variant))):
             if place < num_shared and number:

@@ -24,7 +24,7 @@ def sum_in_place(variants: Sequence[Sequence[Sequence[Instruction]]], table: Val
 
     Args:
         variants: the bodies that follow each other for one micro-batch, for every kind of backward; an all-reduce that
-            stands in several is made in place if that is free in all.
+            is in several is made in place if that is free in all.
         table: of the values, in which those outputs are entered again.
     """
     free: dict[str, str] = {}

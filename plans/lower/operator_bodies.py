@@ -1,10 +1,10 @@
 """One operator lowered by itself: what a search prices single strategies by.
 
-The instructions are those that the lowering of a whole plan writes for the operator: its kernels, bringing its output
-to the layout that its strategy asks for, gathering, reducing and updating its parameters, and, for the operator that
-makes the loss, summing that over the ranks that hold parts of it. What it reads is there in the layouts that it reads;
-its output's gradient is there in the layout in which readers return it; the gradients of what it reads stay as they are
-made. Those redistributions depend on the neighbours' strategies too.
+The instructions are those that the lowering of a complete plan writes for the operator: its kernels, bringing its
+output to the layout that its strategy asks for, gathering, reducing and updating its parameters, and, for the operator
+that makes the loss, summing that over the ranks that hold parts of it. What it reads is there in the layouts that it
+reads; its output's gradient is there in the layout in which readers return it; the gradients of what it reads stay as
+they are made. Those redistributions depend on the neighbours' strategies too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OperatorBodies:
     """The instructions of one operator in one step.
 
     Args:
-        begin: once, at the start of the step: weights that are gathered for the whole step.
+        begin: once, at the start of the step: weights that are gathered for the complete step.
         forward: of every micro-batch.
         backward: of every micro-batch but the last.
         last_backward: of the last micro-batch, with the reductions that are done once a step.
@@ -90,11 +90,11 @@ def lower_operator(
 
     Args:
         micro: the graph of one micro-batch.
-        operator: of the graph.
+        operator: operator of the graph.
         strategy: how it is split.
         mesh: the mesh of its stage.
         optimizer: of its parameters. Clipping is left out: the norm is one of all parameters.
-        num_micro_batches: of a step.
+        num_micro_batches: number of micro batches of a step.
         ways: by which steps tensors are redistributed.
 
     Raises:

@@ -9,7 +9,7 @@
 * Level 3: weights too; they are gathered block by block in every body that reads them (`plans.lower.gathering`).
 
 AdamW updates the parameters of a block together, by one kernel on a GPU. With `master_dtype` the update works on a
-master weight: the shard, or one beside the whole weight, which is then rounded from it. A `StepCheck` decides from the
+master weight: the shard, or one next to the full weight, which is then rounded from it. A `StepCheck` decides from the
 norm of all gradients whether the step updates anything; every update reads the decision, so nothing waits for a host.
 """
 

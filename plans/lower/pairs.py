@@ -34,7 +34,7 @@ def is_part(body: Body) -> bool:
 
 
 class Pairing:
-    """Puts the blocks of pairs beside each other; `values` are those of the group."""
+    """Puts the blocks of pairs next to each other; `values` are those of the group."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values = values

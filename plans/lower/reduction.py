@@ -2,7 +2,7 @@
 
 * Levels 0 and 1, and gradients that are not sharded: once a step, begun in the last backward, waited for at its end.
 * Levels 2 and 3 with `reduce_every` "micro_batch": after each backward, and the shards are accumulated. With "step":
-  once, in the last backward, whose whole gradients are freed as soon as they are reduced. At most two are
+  once, in the last backward, whose full gradients are freed as soon as they are reduced. At most two are
   under way: when one has been issued, the one before is waited for; the last is at the end of the body.
 
 A gradient that every rank along some of its shard axes has alike is not summed along those: each rank packs its own

@@ -1,8 +1,8 @@
-"""Slices of a micro-batch: one body becomes n, whose instructions are put beside each other.
+"""Slices of a micro-batch: one body becomes n, whose instructions are put next to each other.
 
 A chunk is lowered once, for one slice. Here its bodies are written out for every slice (values and instructions of
 slice i are called "name[i]") and merged. In the **interleaved** order a slice runs until it would wait for
-communication; then the next slice has its turn. So the communication of one slice stands beside the compute of the
+communication; then the next slice has its turn. So the communication of one slice stands during the compute of the
 others, in the forward and in the backward. In the **sequential** order one slice follows the other. Interleaved slices
 take turns on two compute streams, so that on a device none waits for the communication of another.
 

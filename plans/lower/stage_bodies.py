@@ -46,12 +46,12 @@ class StageBodies:
 def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[StageBoundary] | None = None) -> StageBodies:
     """The bodies of stage `number`, with no other stage on its ranks and micro-batches in one piece.
 
-    Gradients are accumulated by instructions of their own, also where a product can do it: what reads the bodies knows
+    Gradients are accumulated by separate instructions, also where a product can do it: what reads the bodies knows
     how the optimizer keeps gradients (`plans.lower.symbolic.template.Cell.joined`).
 
     Args:
         plan: with the stage.
-        number: of the stage.
+        number: number of the stage.
         ways: by which steps tensors are redistributed.
         borders: of the plan, where they are known.
 

@@ -1,4 +1,4 @@
-"""What an operator makes beside its outputs: a statistic that is gathered over shards, and what gradients keep of it.
+"""What an operator makes next to its outputs: a statistic that is gathered over shards, and what gradients keep of it.
 
 Half precision is made in float32: sums of exponentials and of squares need it.
 """

@@ -10,7 +10,7 @@ __all__ = ["block_of"]
 def block_of(operator: Operator) -> str:
     """The block that an operator belongs to: its module up to the first number, or all of it where it has none.
 
-    An operator without a module is a block of its own.
+    An operator without a module is a separate block.
 
     >>> make = lambda module: Operator(name="q.linear", kind="linear", inputs=(), outputs=(), module=module)
     >>> [block_of(make(module)) for module in ("model.layers.3.attention.q", "model.embed", "")]

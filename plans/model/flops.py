@@ -10,7 +10,7 @@ __all__ = ["necessary_flops"]
 def necessary_flops(graph: Graph) -> dict[str, int]:
     """dtype -> floating-point operations that every step of the graph needs.
 
-    These are every operator's forward and the gradients that are wanted, without anything made again.
+    These are every operator's forward and the gradients that are needed, without anything recomputed.
 
     >>> from plans.model.mlp import mlp_graph
     >>> necessary_flops(mlp_graph([64, 32], 16))["float32"] >= 2 * 2 * 16 * 64 * 32

@@ -62,12 +62,12 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def num_elements(self) -> int:
-        """How many elements the whole tensor has."""
+        """Number of elements of the full tensor."""
         return math.prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole tensor."""
+        """Bytes of the full tensor."""
         return self.num_elements * itemsize(self.dtype)
 
     @property
@@ -93,14 +93,14 @@ class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Operators in topological order, the tensors they read and write, and the name of the loss.
 
-    Shapes are those of one whole batch of `batch_size` samples on one device; `with_batch` gives the same graph for
+    Shapes are those of one full batch of `batch_size` samples on one device; `with_batch` gives the same graph for
     another batch size, which is how micro-batches are made. `parts` says which parameters and constants are parts of
     larger tensors of the module that the graph was captured from. `later` has inputs [batch, length] of which every
     sample is fed without its first element, and with this number behind its last one. `recompute` names the operators
     that the module itself asks to compute again in the backward (`torch.utils.checkpoint`).
 
     Raises:
-        TwofoldError: a tensor read before it is made, made twice, unknown, or a loss that is no scalar.
+        TwofoldError: a tensor read before it is made, made twice, unknown, or a loss that is not a scalar.
     """
 
     name: str

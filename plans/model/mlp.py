@@ -18,7 +18,7 @@ def mlp_graph(sizes: Sequence[int], batch_size: int, *, bias: bool = True, name:
         sizes: features of the input, of each layer's output in turn; at least two.
         batch_size: of a step.
         bias: whether layers add one.
-        name: of the graph.
+        name: name of the graph.
 
     Raises:
         TwofoldError: fewer than two sizes.

@@ -19,8 +19,8 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """A region of a module's tensor, in the shape that the graph has it in.
 
     Args:
-        name: of the module's tensor.
-        shape: of the module's tensor.
+        name: name of the module's tensor.
+        shape: shape of the module's tensor.
         view: the shape in which it is cut; as many elements as `shape`.
         region: the first element of every dim of `view`, and the one behind the last.
         transposed: the graph has the part's rows as columns.
@@ -36,7 +36,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def num_elements(self) -> int:
-        """How many elements the part has."""
+        """Number of elements of the part."""
         return math.prod(stop - start for start, stop in self.region)
 
     @property
@@ -56,7 +56,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return cut.reshape(tuple(shape)[::-1]).T if self.transposed else cut.reshape(tuple(shape))
 
     def put(self, whole: Any, part: Any) -> None:
-        """Write the part into an array of the whole's shape, whose elements lie in one piece.
+        """Write the part into an array of the whole's shape, whose elements are in one piece.
 
         >>> import numpy as np
         >>> part, whole = Part(name="w", shape=(4,), view=(2, 2), region=((0, 2), (0, 1))), np.zeros(4)

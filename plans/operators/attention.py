@@ -23,10 +23,10 @@ def _attention(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Oper
 
     A part of a causal s reads keys only as far as its last row. Parts do not cost the same then; prices take the mean.
 
-    With attrs "layout" "bshd" the heads stand after the lengths: q[b.., s, heads, d] and so on, the mask as before.
+    With attrs "layout" "bshd" the heads are after the lengths: q[b.., s, heads, d] and so on, the mask as before.
 
     With attrs "p" and "seed" the weights of the softmax are dropped as `dropout` drops: by their position among those
-    of the whole batch, [b.., heads, s, t].
+    of the full batch, [b.., heads, s, t].
 
     Without a mask and without dropout the forward keeps the logarithms of the sums of exponentials, [b.., heads, s] in
     either layout, and the gradients make the weights of the softmax from them (Dao 2023, FlashAttention-2, section
@@ -55,7 +55,7 @@ def _attention(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Oper
     keeps = len(inputs) == 3 and not attrs.get("p")
     if keeps:
         needs += ("y0", "k0")
-    # the scores (d), or all of the forward, are made again; then the gradients of the scores (e), q (d), k (d), v (e)
+    # the scores (d), or all of the forward, are recomputed; then the gradients of the scores (e), q (d), k (d), v (e)
     again = product[0] if keeps else forward
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=tuple(operands), outputs=(output,), flops=forward,

@@ -40,7 +40,7 @@ def _detach(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
 def _dropout(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
     """Zero with probability attrs "p", else x / (1 - p).
 
-    Whether an element is dropped is a function of its position in the whole batch, of the step and of attrs "seed", so
+    Whether an element is dropped is a function of its position in the full batch, of the step and of attrs "seed", so
     that every layout, every number of micro-batches and every recomputation drops the same ones; nothing is saved.
     """
     flops = 8 * math.prod(inputs[0])

@@ -1,4 +1,4 @@
-"""Pooling of images: batch and channels can be split, the image stays whole. (Convolution stands in `matrix`.)"""
+"""Pooling of images: batch and channels can be split, the image stays whole. (Convolution is in `matrix`.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses: means over the whole micro-batch, as sums of parts (the rules divide by attrs "count")."""
+"""Losses: means over the full micro-batch, as sums of parts (the rules divide by attrs "count")."""
 
 from __future__ import annotations
 

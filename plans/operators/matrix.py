@@ -68,7 +68,7 @@ def _conv2d(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
     """y[b, n, h', w'] = sum over k and a window of x[b, k, h, w] weight[n, k, .., ..] + bias[n]; h and w stay whole.
 
     attrs "stride", "padding", "dilation" are pairs, attrs "groups" the number of groups of channels (1 by default):
-    with several, channels are (g, k) and (g, n), and every g is a convolution of its own.
+    with several, channels are (g, k) and (g, n), and every g is a separate convolution.
     """
     (batch, _, height, width), (_, contracted, *kernel), groups = inputs[0], inputs[1], attrs.get("groups", 1)
     sizes = {
@@ -87,7 +87,7 @@ def _conv2d(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
     if len(inputs) == 3:
         operands += ((made,),)
         gradients[2] = Gradient(flops=math.prod(outputs[0]))
-    # with groups, n and k of a part would need every g on a rank of its own
+    # with groups, n and k of a part would need every g on a separate rank
     splittable = {"b", "g"} if groups > 1 else {"b", "n", "k"}
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=operands, outputs=(("b", made, "_oh", "_ow"),), flops=flops,

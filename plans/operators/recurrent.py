@@ -1,4 +1,4 @@
-"""Recurrent layers: one layer of an LSTM, a GRU or a plain RNN over a whole sequence, in one direction."""
+"""Recurrent layers: one layer of an LSTM, a GRU or a plain RNN over a full sequence, in one direction."""
 
 from __future__ import annotations
 

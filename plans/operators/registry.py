@@ -1,6 +1,6 @@
 """The table of kinds, and what the declarations of all families share.
 
-A declaration is a function (kind, input shapes, output shapes, attrs) -> OperatorSpec for whole shapes. FLOPs count a
+A declaration is a function (kind, input shapes, output shapes, attrs) -> OperatorSpec for full shapes. FLOPs count a
 multiply-add as two. Dims named `_...` are never split.
 """
 
@@ -41,7 +41,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def declare(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs, name: str) -> OperatorSpec:
-    """The spec of an operator of `kind` for whole shapes.
+    """The spec of an operator of `kind` for full shapes.
 
     Raises:
         TwofoldError: an unknown kind, or shapes that the kind does not take.
@@ -83,7 +83,7 @@ def aligned(
 ) -> tuple[str, ...]:
     """The dims of an operand that is broadcast against the dims `against`, last to last.
 
-    A dim of size 1 that is repeated gets a name of its own, which is entered into `sizes`.
+    A dim of size 1 that is repeated gets a separate name, which is entered into `sizes`.
     """
     names = []
     for dim, size in zip(against[len(against) - len(shape) :], shape, strict=True):

@@ -62,7 +62,7 @@ def _dims(names: list[list[str]]) -> tuple[Dim, ...]:
 
 @declares("permute")
 def _permute(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
-    """Dim i of the output is dim attrs "dims"[i] of the input; a copy, so that every value lies in one piece."""
+    """Dim i of the output is dim attrs "dims"[i] of the input; a copy, so that every value is in one piece."""
     dims = named("d", inputs[0])
     order = attrs["dims"]
     if sorted(order) != list(range(len(dims))):

@@ -3,7 +3,7 @@
 An operator names the dims of its inputs and outputs. A **strategy** gives mesh axes to dims. From that alone follow
 
 - the layout of every input and output: each dim is split by the axes given to it;
-- the partial sums of the outputs: a dim that stands in an input but in no output is summed over, so the axes given to
+- the partial sums of the outputs: a dim that is in an input but in no output is summed over, so the axes given to
   it leave partial sums behind;
 - the layout of the gradient of input i: split as input i is, and partial over the axes of every dim that input i lacks
   (the gradient sums over them), except that an *additive* input (a bias) is outside the forward sum.
@@ -16,7 +16,7 @@ a split one is split to single elements, and `check` asks for that.
 cross-entropy) names a `Statistic`: a small tensor that every shard makes of its part, gathered over the shards, and
 read by the forward and by gradients that need "s0".
 
-**Kept values.** What a forward finds on its way and its gradients would have to make again (the logarithms of the sums
+**Kept values.** What a forward finds on its way and its gradients would have to recompute (the logarithms of the sums
 of a softmax, the scale of a norm) is `Kept`: further outputs of the forward's call, read by gradients that need "k0".
 """
 
@@ -79,7 +79,7 @@ class Kept:
     It is in float32, or in the dtype of the first input where that has more digits.
 
     Args:
-        dims: of its tensor; none of them is summed over.
+        dims: dims of its tensor; none of them is summed over.
         whole: a dim that stays whole where it is kept; "" for none. Where it is split a statistic says the same.
     """
 
@@ -97,9 +97,9 @@ class OperatorSpec:
         inputs: dim names of every input.
         outputs: dim names of every output.
         splittable: the dims that a strategy may split.
-        flops: floating-point operations of the whole forward.
+        flops: floating-point operations of the full forward.
         gradients: input index -> its gradient; inputs that are absent have none.
-        remade_flops: those of the gradients that make again what the forward has made.
+        remade_flops: those of the gradients that recompute what the forward has made.
         additive: inputs added outside the sum over the contracted dims (a bias).
         aliases: whether the output shares the input's memory (a reshape): it costs no bytes and no time.
         located: dims of which a rank must know where its part lies (a causal mask, a table of embeddings): the axes
@@ -109,7 +109,7 @@ class OperatorSpec:
         passed: inputs whose gradient is that of the output as it is (a sum's terms that are not repeated), so that both
             can share one memory.
         updated: inputs that the forward changes in place (running statistics); such a forward is never recomputed.
-        joint: inputs whose gradients come out of one call, "<kind>.grad012", where all of them are wanted.
+        joint: inputs whose gradients come out of one call, "<kind>.grad012", where all of them are needed.
         joint_in_part: whether such a call also makes the gradients of some of them, "<kind>.grad12".
         blind: whether no gradient goes through it: only the shape of its inputs matters, or it is a detach.
         of_the_batch: whether it makes one value of all samples of a micro-batch on purpose (how many labels count).
@@ -152,7 +152,7 @@ class OperatorSpec:
         return next((factors(dims[0])[0] for dims in (*self.outputs, *self.inputs) if dims), "")
 
     def output_shape(self, index: int) -> tuple[int, ...]:
-        """The whole shape of output `index`."""
+        """The full shape of output `index`."""
         return self._shape(self.outputs[index])
 
     def input_layout(self, index: int, mesh: Layout, assignment: Assignment) -> TensorLayout:
@@ -183,13 +183,13 @@ class OperatorSpec:
         return TensorLayout(mesh=mesh, dims=(own, (), *_axes(self.statistic.dims, assignment)))
 
     def statistic_shape(self, mesh: Layout, assignment: Assignment) -> tuple[int, ...]:
-        """The whole shape of the statistic: [shards, width, *dims]."""
+        """The full shape of the statistic: [shards, width, *dims]."""
         assert self.statistic is not None
         shards = mesh.size(assignment.get(self.statistic.over, ()))
         return (shards, self.statistic.width, *self._shape(self.statistic.dims))
 
     def kept_layouts(self, mesh: Layout, assignment: Assignment) -> tuple[tuple[TensorLayout, tuple[int, ...]], ...]:
-        """The layout and the whole shape of every kept value; () under a strategy that keeps none."""
+        """The layout and the full shape of every kept value; () under a strategy that keeps none."""
         if any(kept.whole and mesh.size(assignment.get(kept.whole, ())) > 1 for kept in self.kept):
             return ()
         return tuple(
@@ -272,7 +272,7 @@ class OperatorSpec:
                         )
 
     def local_fraction(self, mesh: Layout, assignment: Assignment) -> int:
-        """Into how many equal parts the whole work is cut."""
+        """Number of equal parts that the work is cut into."""
         return math.prod(mesh.size(axes) for axes in assignment.values())
 
 

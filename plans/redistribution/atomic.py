@@ -79,7 +79,7 @@ def _digits_of_axes(position: npt.NDArray[np.int64], borders: list[int]) -> list
     """Per axis of the first mesh its digits, minor first: (size, place value in the second mesh); None without any.
 
     Args:
-        position: [the first mesh's matrix] where each rank stands in the second mesh.
+        position: [the first mesh's matrix] where each rank is in the second mesh.
         borders: the place values of the axes of the second mesh, and behind them the number of its ranks.
     """
     found = []

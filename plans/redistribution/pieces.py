@@ -36,7 +36,7 @@ class Piece:
 
     @property
     def num_elements(self) -> int:
-        """How many elements the box has."""
+        """Number of elements of the box."""
         return math.prod(stop - start for start, stop in self.region)
 
 

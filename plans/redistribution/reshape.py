@@ -129,5 +129,5 @@ def _carry(
             after[new_dims[at]] += (axis,)
             left //= size
             whole //= size
-        if whole > 1:  # the rest of this dim lies between the parts of the next ones
+        if whole > 1:  # the rest of this dim is between the parts of the next ones
             return

@@ -23,7 +23,7 @@ from the sequences of `greedy` and never ends above them.
 With `even` only layouts count that cut every dim evenly, as the values of a program must.
 
 Two different meshes over the same ranks are refined to their atomic mesh (`atomic`; one of the two where possible), and
-all layouts of the steps lie on it; so the first step's `before` and the last step's `after` are placed like source and
+all layouts of the steps are on it; so the first step's `before` and the last step's `after` are placed like source and
 target but may be written with other axes. Without a common refinement, with different ranks, or where an axis of
 several atoms cuts a dim unevenly (its atoms would cut it elsewhere), all sums are reduced first, for all ranks or
 scattered onto one dim, and a transfer does the rest, if anything is left.

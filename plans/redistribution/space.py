@@ -81,7 +81,7 @@ class Space:
         return Step(kind=move.kind, axes=move.axes, dim=move.dim, to_dim=move.to_dim, before=before, after=after)
 
     def states(self, least: DimAxes, most: DimAxes) -> Iterator[State]:
-        """Every state whose partial axes include `least` and lie within `most`.
+        """Every state whose partial axes include `least` and are within `most`.
 
         >>> mesh = Layout((2,), ("a",))
         >>> list(Space(mesh, mesh("a"), (4,)).states((), ("a",)))
@@ -223,7 +223,7 @@ class Space:
     def lacking(self, state: State, goal: State | None = None) -> int:
         """The elements of `goal` (the target by default) that the worst rank does not hold in `state`.
 
-        Where sums are still to be taken a rank holds no finished value, and lacks its whole part.
+        Where sums are still to be taken a rank holds no finished value, and lacks its full part.
         """
         goal = self.goal if goal is None else goal
         key = (state, goal)

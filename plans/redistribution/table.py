@@ -96,7 +96,7 @@ def num_layouts(num_axes: int, num_dims: int) -> int:
 
 @lru_cache(maxsize=256)
 def step_table(num_axes: int, num_dims: int, before: int, after: int) -> StepTable:
-    """The steps between layouts whose partial axes include those of `after` and lie within those of `before` (bits)."""
+    """The steps between layouts whose partial axes include those of `after` and are within those of `before` (bits)."""
     every = _every(num_axes, num_dims)
     ids, partial, codes = every.ids, every.partial, every.codes
     kept = ((partial & after) == after) & ((partial | before) == before)

@@ -18,7 +18,7 @@ class ActionKind(StrEnum):
 
     FORWARD = "F"
     BACKWARD = "B"
-    """The whole backward: gradients of the input and of the weights."""
+    """The full backward: gradients of the input and of the weights."""
     INPUT_GRADIENT = "I"
     """The part of the backward that the previous stage waits for."""
     WEIGHT_GRADIENT = "W"
@@ -38,8 +38,8 @@ class Action:
     """One action.
 
     Args:
-        stage: the virtual stage (chunk) counted along the whole model, as in torch.distributed.pipelining.
-        kind: forward, whole backward, input gradient or weight gradient.
+        stage: the virtual stage (chunk) counted along the complete model, as in torch.distributed.pipelining.
+        kind: forward, full backward, input gradient or weight gradient.
         micro_batch: counted from 0.
 
     >>> Action.parse("2F0")
@@ -66,7 +66,7 @@ class Action:
         """Reads `2F0`; blanks around it are ignored.
 
         Raises:
-            ScheduleError: the text is no action; the message points at the first character that does not fit.
+            ScheduleError: the text is not an action; the message points at the first character that does not fit.
         """
         start = len(text) - len(text.lstrip())
         end = len(text.rstrip())

@@ -53,7 +53,7 @@ def repeat_block(name: str, blocks: Sequence[Block], num_micro_batches: int, max
     """The schedule that repeats `blocks` (one per rank) for every micro-batch, both ends replayed.
 
     Args:
-        name: of the schedule.
+        name: name of the schedule.
         blocks: the passes must not meet: the four times of a rank differ modulo 6.
         num_micro_batches: at least 1.
         max_alive: the most activations on a rank, in units of one micro-batch on one chunk.

@@ -17,7 +17,7 @@ __all__ = ["gpipe", "interleaved_1f1b", "looped_bfs", "micro_batches_per_round",
 def gpipe(num_ranks: int, num_micro_batches: int) -> Schedule:
     """GPipe: all forwards, then all backwards (Huang et al. 2019, arXiv 1811.06965).
 
-    Every rank keeps all micro-batches alive; the bubble is (p - 1)(T_F + T_B), with whole backwards.
+    Every rank keeps all micro-batches alive; the bubble is (p - 1)(T_F + T_B), with full backwards.
 
     >>> print(gpipe(2, 2))
     0F0,0F1,0B0,0B1

@@ -3,7 +3,7 @@
 One byte is a step: a kind of action on one of the rank's chunks, without a micro-batch. So a warm-up of three forwards
 is `forward(0) * 3`, and a steady phase `(backward(0) + forward(0)) * n`. `build` numbers the micro-batches: on each
 chunk forwards, and whole or input backwards, take them in their order; the k-th weight gradient of a chunk belongs to
-its k-th input gradient. Everything is done on whole arrays, so that a schedule of ten thousand actions takes a
+its k-th input gradient. Everything is done on full arrays, so that a schedule of ten thousand actions takes a
 millisecond.
 """
 
@@ -47,7 +47,7 @@ def forward(chunk: int) -> bytes:
 
 
 def backward(chunk: int) -> bytes:
-    """The step: whole backward."""
+    """The step: full backward."""
     return bytes([chunk * _NUM_KINDS + _BACKWARD])
 
 
@@ -155,7 +155,7 @@ def _stages_by_chunk(placement: tuple[int, ...], num_ranks: int) -> NDArray[np.i
 
 
 def _occurrence(keys: NDArray[np.int32]) -> NDArray[np.int64]:
-    """For each entry how many equal ones stand before it."""
+    """For each entry how many equal ones are before it."""
     by_key = np.argsort(keys, kind="stable")
     ordered = keys[by_key]
     place = np.arange(len(keys))

@@ -80,7 +80,7 @@ def make_schedule(name: str, num_ranks: int, num_micro_batches: int, *, virtual:
 
     Raises:
         ScheduleError: an unknown name, or a combination that the schedule cannot do; the message says what would do. A
-            text that is no schedule, cannot run, or is for other ranks, micro-batches or chunks.
+            text that is not a schedule, cannot run, or is for other ranks, micro-batches or chunks.
 
     >>> make_schedule("1F1B", 2, 4).placement
     (0, 1)
@@ -138,7 +138,7 @@ def _make(name: str, num_ranks: int, num_micro_batches: int, virtual: int | None
 
 
 def declare_schedule(name: str, make: Callable[..., Schedule], *, num_chunks: int | None = 1) -> None:
-    """Add a schedule of one's own.
+    """Add a separate schedule.
 
     Args:
         name: by which plans and commands know it.

@@ -48,7 +48,7 @@ class Schedule:
 
     Args:
         name: one line of text.
-        num_stages: virtual stages (chunks) along the whole model.
+        num_stages: virtual stages (chunks) along the complete model.
         num_micro_batches: micro-batches of one step.
         placement: for each virtual stage the pipeline rank (a group of devices) that owns it.
         table: the actions; `Schedule.from_order` makes it from `Action` values.
@@ -140,7 +140,7 @@ class Schedule:
         actions one after the other.
 
         Raises:
-            ScheduleError: a cell that is no action, or that holds two; the message shows the row and the cell.
+            ScheduleError: a cell that is not an action, or that holds two; the message shows the row and the cell.
         """
         header, order = read_rows(text)
         return cls.from_order(
@@ -171,7 +171,7 @@ class Schedule:
 
     @property
     def num_ranks(self) -> int:
-        """How many pipeline ranks there are."""
+        """Number of pipeline ranks."""
         return len(self.table.rank_start) - 1
 
     @property
@@ -213,7 +213,7 @@ class Schedule:
         return write_rows(self.cells())
 
     def to_text(self) -> str:
-        """The whole schedule as text; `Schedule.from_text` gives it back."""
+        """The complete schedule as text; `Schedule.from_text` gives it back."""
         placement = ",".join(map(str, self.placement))
         return (
             f"# schedule stages={self.num_stages} micro_batches={self.num_micro_batches} placement={placement} "

@@ -60,7 +60,7 @@ def _check_owners(schedule: Schedule) -> None:
 
 
 def _check_each_once(schedule: Schedule) -> None:
-    """One forward, and one whole backward or one input and one weight gradient, per stage and micro-batch."""
+    """One forward, and one full backward or one input and one weight gradient, per stage and micro-batch."""
     table, num_stages = schedule.table, schedule.num_stages
     key = table.micro_batch.astype(np.int64) * num_stages + table.stage
     for kinds, what in (
@@ -130,7 +130,7 @@ def _check_waiting(schedule: Schedule) -> None:
     while rank not in visited:
         visited.append(rank)
         row = stuck[rank]
-        assert row is not None  # what a stuck rank waits for stands behind another rank's stuck action
+        assert row is not None  # what a stuck rank waits for is behind another rank's stuck action
         rank = int(rank_of[waits[row]])
     cycle = visited[visited.index(rank) :]
     lines = []

@@ -1,6 +1,6 @@
 """Zero-bubble schedules: a backward is split, and the weight gradients fill what would be idle time.
 
-The input gradient travels on at once; its weight gradient may be done any time later. Stages lie on the ranks as in the
+The input gradient travels on at once; its weight gradient may be done any time later. Stages are on the ranks as in the
 looped schedules. In the formulas T_F, T_B and T_W are the times of a forward, an input gradient and a weight gradient,
 M_B and M_W the memory that a micro-batch holds before its input gradient and before its weight gradient.
 """

@@ -80,7 +80,7 @@ class AxisOrders:
         return StageConfig(place.tp, place.cp, sp, size, recompute, split, place.ep, self._tiers_of.get(place, ()))
 
     def is_farther(self, place: Mesh, mesh: Mesh) -> bool:
-        """Whether every group inside a stage lies on links that are no faster than where another mesh has it."""
+        """Whether every group inside a stage is on links that are no faster than where another mesh has it."""
         here, there = self._where[place], self._where[mesh]
         return self.slower_outside and all(group.is_no_nearer(there[name]) for name, group in here.items())
 

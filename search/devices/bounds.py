@@ -78,7 +78,7 @@ class ScheduleSpace:
     """A schedule and several spreads of the layers over its chunks, ready to be priced.
 
     Args:
-        schedule: of the pipeline.
+        schedule: schedule of the pipeline.
         layers: per spread the blocks of every chunk.
         num_dense: how many of the first blocks have a plain MLP where the others have experts.
 
@@ -290,10 +290,10 @@ def mesh_bound_s(forward_s: float, backward_s: float, way_s: float, pp: int, cou
 
     One chunk per rank: rank r ends no earlier than s_0 + ... + s_(r-1) + m s_r, s its seconds per micro-batch. The
     largest of these is smallest, V, where all are equal: V = T / (1 - (1 - 1/m)^p) with T the sum of all s. Several
-    chunks per rank, or a split backward: m T / p. And a micro-batch must go through the whole model and back.
+    chunks per rank, or a split backward: m T / p. And a micro-batch must go through the complete model and back.
 
     Args:
-        forward_s, backward_s: of the whole model.
+        forward_s, backward_s: of the complete model.
         way_s: the part of both that the way of a micro-batch consists of; weight gradients may come later.
         pp, count: pipeline ranks, micro-batches.
         looped: several chunks per rank, or a split backward.

@@ -112,7 +112,7 @@ class Costs:
 
     @cached_property
     def all_counts(self) -> Ints:
-        """(piece) how often the whole model has each."""
+        """(piece) how often the complete model has each."""
         config = self.problem.config
         return np.asarray(piece_counts([(config.num_layers,)], num_dense(config))[0, 0])
 
@@ -150,7 +150,7 @@ class Costs:
         )
 
     def model_seconds(self, stage: StageConfig) -> tuple[float, ...]:
-        """Seconds of the whole model and one micro-batch, forward and backward (in one part or two).
+        """Seconds of the complete model and one micro-batch, forward and backward (in one part or two).
 
         Without contention and without the optimizer: the cheapest thing there is to know of a layout.
         """
@@ -188,7 +188,7 @@ class Costs:
             for number, piece in enumerate(self.pieces):
                 if stage.recompute != "none" and number not in self.blocks:
                     continue
-                beside = piece.endswith("block")  # what runs beside the others is left out
+                beside = piece.endswith("block")  # what runs next to the others is left out
                 first = chunks.clock_map(piece, "F", gathers=gathers and beside).work_ps
                 part = "W" if stage.split else "B"
                 closing = chunks.clock_map(piece, part, gathers=gathers and beside, reduces=reduces and beside).work_ps
@@ -279,7 +279,7 @@ class Costs:
     def floor_table(self, stage: StageConfig, dp: int, level: int, *, partial: bool) -> Table:
         """An early table no entry of which is above that of any blocks that may be there, with any of them kept whole.
 
-        `partial`: whether blocks may keep everything, too. Recomputing adds work to a body; beside communication it
+        `partial`: whether blocks may keep everything, too. Recomputing adds work to a body; during communication it
         may spare other work its share of the slowing down, but no more than it takes itself (`recompute_only_adds`).
         """
         if not partial:
@@ -289,7 +289,7 @@ class Costs:
 
     @cached_property
     def recompute_only_adds(self) -> bool:
-        """Whether one second of any work beside a collective spares no other work more than that second.
+        """Whether one second of any work during a collective spares no other work more than that second.
 
         It moves the collective on by its rate r, which would take other work w seconds r / r_w, of which it loses
         (1 - s_w): at most 1 where r (1 - s_w) <= r_w.
@@ -308,8 +308,8 @@ class Costs:
     def longer_with_recompute(self, stage: StageConfig, dp: int, level: int) -> bool:
         """Whether a chunk surely takes no less time, in each of its actions, with every further block that recomputes.
 
-        So it is where each action of such a block is no shorter than one of a block that keeps everything, in all that
-        maps of clocks consist of, and no channel lags behind: such maps compose monotonically.
+        So it is where each action of such a block is not a shorter than one of a block that keeps everything, in all
+        that maps of clocks consist of, and no channel lags behind: such maps compose monotonically.
         """
         key = (stage, dp, level)
         if key not in self._longer:

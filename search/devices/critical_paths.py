@@ -37,7 +37,7 @@ class CriticalPaths:
     """The longest paths of a schedule that are known.
 
     Args:
-        schedule: of the pipeline.
+        schedule: schedule of the pipeline.
         split: whether the schedule splits the backward; a whole one then takes both parts.
 
     Attributes:

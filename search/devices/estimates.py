@@ -87,7 +87,7 @@ class Estimates:
     def _spread_bound_s(
         self, mesh: Mesh, size: int, split: bool, forward_s: float, backward_s: float, weights_s: float
     ) -> float:
-        """`backward_s` is the whole backward, or what must be on the way back; `weights_s` what may come later."""
+        """`backward_s` is the full backward, or what must be on the way back; `weights_s` what may come later."""
         problem = self.problem
         count = problem.global_batch // (mesh.dp * size)
         looped = split or any(shape.virtual > 1 for shape in shapes(problem, mesh.pp))
@@ -119,7 +119,7 @@ class Estimates:
         return self.costs.recompute_only_adds and all(map(operator.ge, own, whole))
 
     def excess_bytes(self, mesh: Mesh, stage: StageConfig, level: int) -> float:
-        """What recomputing must save in the whole model, where not all blocks must recompute."""
+        """What recomputing must save in the complete model, where not all blocks must recompute."""
         if not self.spaces.is_partial(stage.recompute):
             return 0.0
         return self.peak_memory.excess_bytes(
@@ -141,7 +141,7 @@ class Estimates:
         ])  # fmt: skip
 
     def _least_s(self, stage: StageConfig, excess_bytes: float) -> list[float]:
-        """The parts of the whole model and one micro-batch at least, the first of them the forward.
+        """The parts of the complete model and one micro-batch at least, the first of them the forward.
 
         Where some blocks may keep everything: each piece as the shorter of its two kinds, and what recomputing adds to
         save that number of bytes, where it adds least per byte; that counts with the last part.

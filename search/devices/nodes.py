@@ -101,7 +101,7 @@ class Nodes:
             bound = min(self.estimates.mesh_bound_s(mesh, size, sp) for sp in sps)
             yield bound, Kind.MESH, (mesh, size, True)
             for place in places[1:]:
-                # where no group inside a stage lies on nearer links, the bound is no less: priced when it comes up
+                # where no group inside a stage is on nearer links, the bound is no less: priced when it comes up
                 is_farther = self.axis_orders.is_farther(place, mesh)
                 own = bound if is_farther else min(self.estimates.mesh_bound_s(place, size, sp) for sp in sps)
                 yield own, Kind.MESH, (place, size, not is_farther)
@@ -245,7 +245,7 @@ class Nodes:
             yield max(bound, float(bounds.min())), Kind.SPREADS, (ordered, left)
 
     def _not_beaten(self, decided: Scheduled, space: ScheduleSpace, fit: Ints) -> Ints:
-        """Without the rows of which another one surely fits, and surely takes no longer, with fewer blocks made again.
+        """Without the rows of which another one surely fits, and surely takes no longer, with fewer blocks recomputed.
 
         Only where one plan is asked for, where all ranks begin together, so that no action that takes longer can make a
         step shorter, and where the stack adds nothing to the memory that is known here.
@@ -343,7 +343,7 @@ def after_leaf(node: tuple[Any, ...]) -> Iterator[Child]:
 
 
 def _chunks(layers: Sequence[int], dense: int, whole: Sequence[int]) -> list[Chunk]:
-    """Of a spread, with the blocks of each chunk that keep everything beside others that recompute."""
+    """Of a spread, with the blocks of each chunk that keep everything next to others that recompute."""
     last, counts = len(layers) - 1, piece_counts([layers], dense)[0, :, 3:].sum(axis=1).tolist()
     return [
         Chunk(num_blocks=count, has_embedding=number == 0, has_head=number == last, num_dense=plain, num_kept=own)

@@ -26,7 +26,7 @@ def plans_of_graph(
     """The best plans of a graph that is a transformer, each with its forecast.
 
     Args:
-        graph: of the whole batch.
+        graph: graph of the full batch.
         top_k: plans to return; the first is proven.
         time_limit_s: see `solve`.
         asked: all else that a `Problem` has.

@@ -1,4 +1,4 @@
-"""What every operator of a block costs in the best configuration, and what it would cost in those beside it.
+"""What every operator of a block costs in the best configuration, and what it would cost in those next to it.
 
 Seconds are those of one step on the mean pipeline rank: of one block and micro-batch, times micro-batches, times blocks
 per rank. Redistributions count for the operator that asks for them: what is gathered for the one that reads it, what is
@@ -77,7 +77,7 @@ def operator_costs(problem: Problem, best: Degrees, others: Iterable[Degrees]) -
     Args:
         problem: what is asked.
         best: the configuration chosen.
-        others: configurations beside it; of those with one layout the first counts, what cannot be is left out.
+        others: configurations next to it; of those with one layout the first counts, what cannot be is left out.
     """
     columns: dict[str, dict[str, OperatorCost]] = {layout_words(best): _costs(problem, best, True)}
     for degrees in others:

@@ -27,7 +27,7 @@ _MOST_KNOWN = 2000
 """Layouts and spaces whose activations are remembered at a time."""
 
 _KINDS = 4
-"""Forward, whole backward, input gradient, weight gradient."""
+"""Forward, full backward, input gradient, weight gradient."""
 
 
 @dataclass(kw_only=True)
@@ -79,7 +79,7 @@ class PeakMemory:
         return (rest + max(self.kept_of_model(stage), gradient)) / pp
 
     def excess_bytes(self, stage: StageConfig, *, pp: int, dp: int, level: int, limit: int) -> float:
-        """How many bytes recomputing must at least save, in the whole model, for any schedule and spread to fit."""
+        """How many bytes recomputing must at least save, in the complete model, for any schedule and spread to fit."""
         rest, _ = self._least(stage, dp, level)
         return max(0.0, self.kept_of_model(without_recompute(stage)) + rest - pp * limit)
 
@@ -144,7 +144,7 @@ class PeakMemory:
         return np.array([chunks.weight_bytes(piece) for piece in self.costs.pieces], dtype=np.int64)
 
     def _gathered(self, stage: StageConfig, has: NDArray[np.bool_]) -> Ints:
-        """Per spread and rank the whole weights that are there at a time, given (spread, piece, rank) what it has."""
+        """Per spread and rank the full weights that are there at a time, given (spread, piece, rank) what it has."""
         names = self.costs.pieces
         weights = dict(zip(names, self._whole_weights(stage).tolist(), strict=True))
         codes = np.tensordot(2 ** np.arange(len(names)), has, axes=(0, 1))  # spread, rank

@@ -42,7 +42,7 @@ class Reasons:
 
 
 def reasons_for(problem: Problem, candidate: Candidate, beside: Iterable[Degrees] = ()) -> Reasons:
-    """The costs of its operators, also in the layouts of configurations beside it, and its critical path."""
+    """The costs of its operators, also in the layouts of configurations next to it, and its critical path."""
     return Reasons(
         operators=operator_costs(problem, candidate.degrees, beside), critical_s=critical_path_s(problem, candidate)
     )

@@ -187,7 +187,7 @@ def placement(problem: Problem, mesh: Mesh) -> Placement:
         name: axes_group(machine, axes, ranks, stages) for name, axes in groups.items()
         if name in ("tp", "cp", "ep", "tp_q", "tp_kv")
     }  # fmt: skip
-    outer = tuple(  # the optimizer communicates among ranks with the same weights, and with those of tp beside them
+    outer = tuple(  # the optimizer communicates among ranks with the same weights, and with those of tp next to them
         axes_group(machine, axes, ranks, stages)
         for name in ("dp", "copies") if name in groups for axes in (groups[name], groups[name] + groups["tp"])
     )  # fmt: skip

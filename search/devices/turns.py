@@ -87,7 +87,7 @@ def turns(problem: Problem, found: Sequence[Candidate], *, deadline_s: float | N
 def _trials(
     problem: Problem, found: Sequence[Candidate], rejected: list[Rejected], deadline_s: float | None
 ) -> list[tuple[float, int, Degrees]]:
-    """What may gain: the seconds that its step is expected to take, a number of its own, and its degrees."""
+    """What may gain: the seconds that its step is expected to take, a separate number, and its degrees."""
     trials: list[tuple[float, int, Degrees]] = []
     tried = lru_cache(_tried)  # configurations whose layers differ have equal short steps
     for own in _promising(problem, found):
@@ -150,7 +150,7 @@ def _tried(config: TransformerConfig, short: Degrees, longer: float, machine: Ma
 
     Args:
         config, short: as `_short` makes them.
-        longer: how many times as many instructions the whole step has.
+        longer: how many times as many instructions the complete step has.
         machine: that both run on.
 
     Raises:

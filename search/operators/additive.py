@@ -41,7 +41,7 @@ class StageCosts:
         cost: seconds of an instruction.
         pinned: operator name -> strategy that must be kept.
         allowed: leaves only some strategies, where given.
-        suggested: operator name -> strategies to choose from beside those on the stage's mesh.
+        suggested: operator name -> strategies to choose from next to those on the stage's mesh.
         choice: of the steps of redistributions; those of least bytes where it is None.
         moves: seconds of redistributions, or bounds of them; by `choice`, all exact, where it is None.
         known: costs of single operators by all that they depend on; may be shared by stages and meshes.

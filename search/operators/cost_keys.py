@@ -25,7 +25,7 @@ class CostKeys:
     Args:
         micro: the graph of one micro-batch.
         mesh: the stage's mesh.
-        num_micro_batches: of a step.
+        num_micro_batches: number of micro batches of a step.
         group_key: (mesh, axes) -> a key; collectives over sets of axes with equal keys cost the same.
     """
 
@@ -61,8 +61,7 @@ class CostKeys:
         return signature, self._cuts(operator, spec, strategy)
 
     def _cuts(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
-        """Into how many parts the dims are cut, and what kind of groups parameters and the loss are summed or gathered
-        over."""
+        """Numbers of parts of the dims, and the groups over which parameters and the loss are summed or gathered."""
         dims, sizes = strategy.dims, self._axis_sizes
         parts = tuple([math.prod([sizes[axis] for axis in dims.get(dim, ())]) for dim in spec.sizes])
         groups: list[object] = []

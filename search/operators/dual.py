@@ -350,7 +350,7 @@ class Dual:
         return tuple(values)
 
     def _chosen(self, variable: int, told: Sequence[Floats], values: Sequence[int]) -> int:
-        """The best value of a variable beside those that are chosen already."""
+        """The best value of a variable next to those that are chosen already."""
         score = self.own[variable].copy()
         for side, least in zip(self._sides[variable], told, strict=True):
             table = side.table

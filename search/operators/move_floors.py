@@ -161,7 +161,7 @@ def _least_steps(
 ) -> tuple[tuple[float, ...], float]:
     """For each number of bytes the least seconds of one step that brings them to a rank; and of one that adds."""
     if floors.domains(mesh.rank_list) is not None:
-        mesh = primes(mesh)[0]  # a step may be taken over a part of an axis that lies within a node
+        mesh = primes(mesh)[0]  # a step may be taken over a part of an axis that is within a node
     axes = [axis for axis in mesh.alias_name if mesh.size((axis,)) > 1]
     most = len(axes) if len(axes) <= _MAX_GROUPED else 1
     groups = [frozenset(some) for count in range(1, most + 1) for some in itertools.combinations(axes, count)]

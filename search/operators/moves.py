@@ -22,7 +22,7 @@ from search.operators.move_floors import Floors, least_seconds
 __all__ = ["MoveSeconds", "Moves"]
 
 MoveSeconds = Callable[[TensorLayout, TensorLayout, tuple[int, ...], str], float]
-"""(source, target, whole shape, dtype) -> seconds."""
+"""(source, target, full shape, dtype) -> seconds."""
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -1,6 +1,6 @@
 """Strategies that the user has pinned: put on the ranks of a stage, and carried on to the operators around them.
 
-A pinned operator may have a mesh of its own, whose layouts the search's meshes cannot express (another order of axes).
+A pinned operator may have a separate mesh, whose layouts the search's meshes cannot express (another order of axes).
 So that no tensor has to be redistributed behind it without need, its neighbours may also be split the way in which its
 tensors leave it or arrive: operators that read its output (or make its input) in just that layout, and their
 neighbours in turn.
@@ -50,10 +50,10 @@ def suggestions(
     """operator name -> strategies that take over the layouts of pinned operators around it.
 
     Args:
-        graph: of what is computed at a time.
+        graph: graph of what is computed at a time.
         names: operators of the stage.
         pinned: with meshes on the stage's ranks.
-        mesh: of the stage.
+        mesh: mesh of the stage.
     """
     return _Spreading(graph, names, pinned, mesh).run() if pinned else {}
 

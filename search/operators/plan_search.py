@@ -42,7 +42,7 @@ _EVERY = 1 << 30
 
 @dataclass(slots=True)
 class PlanSearch:
-    """The search of whole plans; see `search.search` for the arguments."""
+    """The search of complete plans; see `search.search` for the arguments."""
 
     graph: Graph
     machine: Machine

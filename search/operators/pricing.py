@@ -130,8 +130,8 @@ class StepSeconds(LocalPrice):
 
     Args:
         machine: whose prices are taken.
-        num_ranks: of the whole program.
-        dtype: of the tensor; its size must be the `itemsize` that is asked for.
+        num_ranks: number of ranks of the complete program.
+        dtype: dtype of the tensor; its size must be the `itemsize` that is requested.
 
     >>> mesh = Layout((2, 2), ("dp", "mp"))
     >>> step = Step(kind=StepKind.ALL_GATHER, axes=("mp",), dim=0, before=mesh("mp"), after=mesh("None"))
@@ -245,7 +245,7 @@ def _exchange_floors(
     """Lines below the seconds of an exchange over its bytes: what it takes anyway, what of the rest the host hides, and
     [tiers, least peers] where the lines start and how they rise.
 
-    With one protocol the seconds lie on a line, with several they are the least of some lines, above their chord. More
+    With one protocol the seconds are on a line, with several they are the least of some lines, above their chord. More
     peers cost processor time and may use more links, so the lowest line of all larger numbers counts.
     """
     machine, shared, large = price.machine, ranks_per_core(price.machine, price.num_ranks), 1 << 62

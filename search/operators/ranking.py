@@ -18,7 +18,7 @@ from search.operators.shapes import Option
 __all__ = ["NUM_NEAR", "Ranking"]
 
 NUM_SHAPES = 12
-"""How many shapes are simulated, beside one for every promising number of stages and micro-batches."""
+"""How many shapes are simulated, next to one for every promising number of stages and micro-batches."""
 
 NUM_NEAR = 24
 """How many shapes are simulated that differ little from the fastest one."""

@@ -18,7 +18,7 @@ from search.operators.stage import Floor, StageSearch
 __all__ = ["ShapeCosts"]
 
 _Stage = tuple[int, int, int, int, int]
-"""Micro-batches, ranks of the whole plan, the ends of the stage (`ShapeSpace.ends`), and its devices."""
+"""Micro-batches, ranks of the complete plan, the ends of the stage (`ShapeSpace.ends`), and its devices."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class ShapeCosts:
     Args:
         space: of the shapes.
         machine: that prices.
-        stage_search: (micro-batches, ranks of the whole plan) -> the search of its stages.
+        stage_search: (micro-batches, ranks of the complete plan) -> the search of its stages.
         is_late: whether stages that are not priced yet may only be looked at.
 
     `seconds` has for every number what the stage takes, or less; `reason` why a stage has no answer, once one had none.
@@ -114,7 +114,7 @@ class ShapeCosts:
         return self._numbers[key]
 
     def _floors_key(self, count: int, widths: Sequence[int], width: int) -> tuple[int, int, int]:
-        """Micro-batches, ranks of the whole plan, and devices of a stage."""
+        """Micro-batches, ranks of the complete plan, and devices of a stage."""
         return count, self.space.num_devices if self.machine.host_async else sum(widths), width
 
     def _floors_of(self, count: int, ranks: int, width: int) -> dict[str, Floor]:

@@ -1,6 +1,6 @@
 """What stands around the strategies: stages with boundaries and widths, and micro-batches; and what of it is searched.
 
-Beams: boundaries lie at no more than 12 places, those with few bytes across among even parts of the work; up to 4
+Beams: boundaries are at no more than 12 places, those with few bytes across among even parts of the work; up to 4
 stages where their number is searched; no more than 12 different widths; micro-batches up to 32.
 """
 
@@ -51,7 +51,7 @@ class ShapeSpace:
     """The shapes of a question.
 
     Args:
-        graph: of the whole batch.
+        graph: graph of the full batch.
         num_devices: at most.
         stages: the operators of every stage, where they are given.
 

@@ -41,7 +41,7 @@ def meshes(ranks: Sequence[int], ordered: bool = False) -> list[Layout]:
     """The meshes of a stage's ranks; one axis of size 1 for a single rank.
 
     Args:
-        ranks: of the stage.
+        ranks: ranks of the stage.
         ordered: whether axes of the same sizes in another order are another mesh, as they are where links have tiers:
             the last axis joins neighbours.
     """
@@ -77,7 +77,7 @@ def _cuts(fine: tuple[int, ...], coarse: tuple[int, ...]) -> bool:
 def strategies(spec: OperatorSpec, mesh: Layout) -> list[Strategy]:
     """Every way to give each axis of `mesh` to a splittable dim of the operator, or to none, that divides evenly.
 
-    Axes given to one dim stand in mesh order, the first is major.
+    Axes given to one dim are in mesh order, the first is major.
     """
     dims = [dim for dim in spec.sizes if dim in spec.splittable and spec.sizes[dim] > 1]
     axes = [axis for axis in mesh.alias_name if mesh.size((axis,)) > 1]

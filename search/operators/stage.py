@@ -56,9 +56,9 @@ class StageSearch:
     """Searches stages of one graph on one machine.
 
     Args:
-        graph: of the whole batch.
+        graph: graph of the full batch.
         machine: whose prices are taken.
-        num_ranks: of the whole plan.
+        num_ranks: number of ranks of the complete plan.
         num_micro_batches, interleave, optimizer, full_batch, fused: as of a `Plan`.
         pinned: operator -> strategy to keep.
 
@@ -119,7 +119,7 @@ class StageSearch:
     def meshes(self, names: Sequence[str], ranks: Sequence[int]) -> list[Layout]:
         """The meshes that are searched: of those that differ only by how finely axes are cut, the finest.
 
-        Where pins name axes without a mesh of their own, every mesh that they fit.
+        Where pins name axes without a separate mesh, every mesh that they fit.
 
         Raises:
             TwofoldError: pins that fit no mesh.

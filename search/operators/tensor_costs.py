@@ -149,7 +149,7 @@ class TensorCosts:
     def _layouts_of(self, name: str, operator: Operator, strategy: Strategy, made: bool, wanted: bool) -> Layouts:
         """In which layout a strategy hands a tensor on; or in which it is read, and its gradient made, each time.
 
-        Where no gradient is wanted, its layout makes no difference, and that of the tensor stands for it.
+        Where no gradient is needed, its layout makes no difference, and that of the tensor stands for it.
         """
         spec, mesh = self.micro.spec(operator), strategy.mesh or self.mesh
         if made:

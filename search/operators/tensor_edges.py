@@ -25,7 +25,7 @@ class TensorEdge:
         form: its shape and dtype; layouts of tensors of one form have the same numbers.
         variables: positions of the maker, if it is inside, and of the readers.
         source, arrives: per kind of the first variable the numbers (in `Moves`) of the layouts in which the tensor is
-            handed on, and in which its gradient is wanted.
+            handed on, and in which its gradient is needed.
         slots: per reading input: which of `variables` it belongs to, and per kind of that variable's strategies the
             numbers of the layout that is read, and of the gradient's.
         kind_of: per variable and strategy the kind.

@@ -1,4 +1,4 @@
-"""What else of a plan is searched, beside its stages and strategies: how it is run.
+"""What else of a plan is searched, next to its stages and strategies: how it is run.
 
 The optimizer-parallel level, the schedule with its chunks, slices of micro-batches, and which blocks are computed again
 in the backward. Plans that differ in one of them are made here; simulation decides.
@@ -132,7 +132,7 @@ def recomputable(graph: Graph) -> list[tuple[str, ...]]:
 
 
 def _again(plan: Plan, blocks: Sequence[Sequence[str]]) -> Plan:
-    """The plan with these blocks computed again, beside what is already."""
+    """The plan with these blocks computed again, next to what is already."""
     again = {*plan.recompute, *(name for block in blocks for name in block)}
     names = tuple(operator.name for operator in plan.graph.operators if operator.name in again)
     return plan if names == plan.recompute else _changed(plan, recompute=names)

@@ -2,7 +2,7 @@
 
 What a rank reads must have been written before, on that rank and in that step, and must not have been freed; what
 communication under way brings is there once a WAIT has taken its token, and until then what it sends may not be
-written. A program in which one instruction needs another that stands behind it, directly or by way of others, has a
+written. A program in which one instruction needs another that is behind it, directly or by way of others, has a
 cycle: program order is itself a dependency. Between ranks every communication must have its partners
 (`simulator.engine.matching`), and no ranks may wait for each other (`simulator.engine.deadlock`).
 """
@@ -33,7 +33,7 @@ def check_program(program: Program, *, between_ranks: bool = True) -> None:
 
     Raises:
         TwofoldError: a value that is read before it is written, after it is freed or while communication brings it, one
-            that is written while communication reads or writes it, a name that is no value, communication without
+            that is written while communication reads or writes it, a name that is not a value, communication without
             partner, ranks that wait for each other, a rank in no group or in two.
 
     >>> from plans.layout import Layout

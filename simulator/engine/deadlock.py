@@ -50,7 +50,7 @@ def refuse_deadlock(orders: Sequence[Order], matching: Matching) -> None:
         return walk.waiting_for
 
     if stuck(matching):
-        # again with every transfer as a meeting of its own, which knows who is missing
+        # again with every transfer as a separate meeting, which knows who is missing
         waiting = stuck(replace(matching, pairs=()))
         parts = {rank: waiting[rank] for rank in sorted(waiting)}
         raise TwofoldError(

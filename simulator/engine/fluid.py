@@ -1,4 +1,4 @@
-"""Fluid sharing: work that proceeds at rates which change whenever what runs beside it changes.
+"""Fluid sharing: work that proceeds at rates which change whenever what runs next to it changes.
 
 An `Activity` has an amount of work in picoseconds when alone. Its rate is a rational number; between two changes the
 rate is constant, so what is left is known exactly: everything is integer arithmetic over a common denominator. An
@@ -51,7 +51,7 @@ class Activity:
         env: the environment whose time is whole picoseconds.
         work_ps: how long it lasts at rate 1.
         done: called once, at the end.
-        marks: amounts of work, ascending, whose times of completion are wanted; they are found in `times`.
+        marks: amounts of work, ascending, whose times of completion are needed; they are found in `times`.
 
     >>> env, ended = simpy.Environment(), []
     >>> activity = Activity(env, 9, lambda: ended.append(env.now), marks=(3, 9))
@@ -158,7 +158,7 @@ class Cores:
     """The processor cores of one node: n busy activities on c cores proceed at rate min(1, c / n) each.
 
     As all have one rate, one clock of work done says how far each is: it starts at one reading and ends at another. The
-    clock counts in whole parts of a picosecond, so that it is exact.
+    clock counts in integer fractions of a picosecond, so that it is exact.
 
     >>> env, ended = simpy.Environment(), []
     >>> cores = Cores(env, 2)
@@ -181,7 +181,7 @@ class Cores:
         """Start an activity now; `done` is called at its end, and the times of `marks` of its work are kept.
 
         Args:
-            work_ps: how long it lasts on a core of its own.
+            work_ps: how long it lasts on a separate core.
             done: called once, at the end.
             marks: amounts of work, ascending.
         """
@@ -418,7 +418,7 @@ class Fabric:
             load.run_at(rate)
 
     def _limit(self, load: _Load) -> Fraction:
-        """Its rate beside what runs on its devices, links apart."""
+        """Its rate next to what runs on its devices, links apart."""
         rate = _ONE
         if self._rates is None:
             return rate

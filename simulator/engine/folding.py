@@ -119,9 +119,9 @@ class Folded:
     """A program of representatives.
 
     Args:
-        program: rank r of it is the rank `ranks[r]` of the whole program.
+        program: rank r of it is the rank `ranks[r]` of the complete program.
         ranks: ascending.
-        representatives: rank of the whole program -> the one of `ranks` that stands for it.
+        representatives: rank of the complete program -> the one of `ranks` that stands for it.
     """
 
     program: Program
@@ -134,7 +134,7 @@ class Folded:
     _link_class: Mapping[Hashable, int]
 
     def cost_of(self, whole: CostOf) -> CostOf:
-        """The prices of the whole program for this one."""
+        """The prices of the complete program for this one."""
 
         def cost_of(instruction: Instruction, group: GroupProgram) -> Priced:
             original = self._originals.get(id(instruction))
@@ -143,7 +143,7 @@ class Folded:
         return cost_of
 
     def wires(self, whole: Wires) -> Wires:
-        """The links of the whole program for this one."""
+        """The links of the complete program for this one."""
         return _FoldedWires(whole, self)
 
     def named(self, timeline: Timeline) -> Timeline:
@@ -436,7 +436,7 @@ class _Writer:
     """Writes the groups of the representatives.
 
     Attributes:
-        number_of: rank of the whole program -> its number in the folded one.
+        number_of: rank of the complete program -> its number in the folded one.
         originals: by `id` of a communication the instruction that it was, with its group and the representative.
         joins: whether a rank has two equal partners in one transfer, which are one then.
     """

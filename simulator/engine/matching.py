@@ -82,7 +82,7 @@ def match(orders: Sequence[Order]) -> Matching:
 
     Raises:
         TwofoldError: a rank in two groups or missing between 0 and the largest, a member of a collective that is not in
-            the program or does not issue it, a SEND without RECV or the other way round.
+            the program or does not issue it, a SEND without RECV or vice versa.
     """
     ranks = [rank for order in orders for rank in order.group.ranks]
     if sorted(ranks) != list(range(len(ranks))):
@@ -116,7 +116,7 @@ class _Matcher:
 
     def __init__(self, num_ranks: int) -> None:
         self.positions: dict[int, npt.NDArray[np.int64]] = {}
-        self.transfers: list[tuple[Peers, int]] = []  # with how often they stand in a step
+        self.transfers: list[tuple[Peers, int]] = []  # with how often they are in a step
         self._num_ranks = num_ranks
         self._streams = _Numbers()
         self._meetings = _Numbers()

@@ -217,7 +217,7 @@ class Network:
                 if tier == 0:
                     instead = msgspec.structs.replace(instead, uplink_Bps=None, ports=None, rails=False)
                 links[tier] = instead
-            # a name of its own: prices are kept by machine
+            # a separate name: prices are kept by machine
             name = f"{self.machine.name}/links{len(self._machines)}"
             self._machines[key] = msgspec.structs.replace(self.machine, links=tuple(links), name=name)
         return self._machines[key]

@@ -31,7 +31,7 @@ _Triple = tuple[str, str, str]
 class Names(Sequence[_Triple]):
     """The (id, call, part) triples of spans, numbered in order of their first appearance, spelled out when looked at.
 
-    An id is held as what stands before its first slash, mostly the label of a block, and the rest.
+    An id is held as what is before its first slash, mostly the label of a block, and the rest.
 
     >>> names = Names()
     >>> names.number("0F0/fc.F", "linear.forward", "F"), names.number("0F1/fc.F", "linear.forward", "F")
@@ -55,7 +55,7 @@ class Names(Sequence[_Triple]):
         return len(self._heads)
 
     def heads(self, texts: Sequence[str]) -> _Ints:
-        """The numbers of what stands before the first slashes of ids."""
+        """The numbers of what is before the first slashes of ids."""
         known = self._heads
         return np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
 
@@ -132,7 +132,7 @@ class _Lines:
         self._numbers: dict[tuple[int, str], int] = {}
 
     def bodies(self, blocks: Sequence[Block]) -> tuple[list[int], list[str]]:
-        """The number of every block's body, and what stands before the first slash of its label."""
+        """The number of every block's body, and what is before the first slash of its label."""
         heads = [block.label for block in blocks]
         prefixes = [""] * len(blocks)
         if "/" in "".join(heads):
@@ -146,7 +146,7 @@ class _Lines:
         return [known[key] for key in keys], heads
 
     def _add(self, block: Block, key: tuple[int, str]) -> None:
-        """Number a block's body that is new; its instructions' names stand behind a prefix, the key's."""
+        """Number a block's body that is new; its instructions' names are behind a prefix, the key's."""
         self._numbers[key] = number = len(self._numbers)
         self.begin.append(len(self._rows))
         self.size.append(len(block.body.instructions))
@@ -190,7 +190,7 @@ class Order:
         line: number of each among the instructions of all bodies, `line_instructions`; equal where the body is.
         issues: positions of communications.
         bounds: (first, stop) positions of each run of consecutive COMPUTE instructions, one row each.
-        num_slots: how many tokens there are.
+        num_slots: number of tokens.
         unwaited: positions of communications that no later WAIT of the step takes.
 
     Raises:

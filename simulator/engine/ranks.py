@@ -1,4 +1,4 @@
-"""Ranks that share cores or devices with what runs beside them, as SimPy processes.
+"""Ranks that share cores or devices with what runs next to them, as SimPy processes.
 
 Such a rank keeps step with the clock, since what it does is slowed by what others do at that time. What computes on a
 device while nothing communicates there takes one event, which the next communication cuts short. The rules are those of
@@ -187,7 +187,7 @@ class _Device:
     free: list[int]
 
     def run(self, number: int, host: int, stream: int) -> Generator[simpy.Event, object, tuple[int, int]]:
-        """A run: all that comes before the next communication on the device at once, what is beside one step by step.
+        """A run: all that comes before the next communication on the device at once, what is next to one step by step.
 
         Returns:
             when host and stream are free.

@@ -65,7 +65,7 @@ class RunOptions(TypedDict, total=False):
             its own.
         host_async: True, the default: compute runs behind the host; False: the host computes, dispatch and work are one
             span.
-        launch_ps: host time of every step beside its instructions; 0.
+        launch_ps: host time of every step next to its instructions; 0.
         overlap: how compute and communication of a device slow each other; by default not. Only with host_async=True.
         chip_share: the share of a device that compute keeps busy: what runs on another stream gets the rest, and more
             of it only by slowing it. All of it by default. Only where instructions are on several streams.
@@ -148,7 +148,7 @@ def run_program(program: Program, cost_of: CostOf, **options: Unpack[RunOptions]
     """Run a program in virtual time.
 
     Args:
-        program: of one step.
+        program: program of one step.
         cost_of: the price of an instruction of a group, in whole picoseconds (`costmodels.price.instruction.Cost`).
             A transfer's work is that of the slower of its SEND and RECV, for every pair of ranks; pairs run side by
             side.
@@ -239,7 +239,7 @@ def _on_cores(program: Program, matching: Matching, prices: _Prices, recorder: R
 def _on_devices(
     orders: Sequence[Order], matching: Matching, prices: _Prices, recorder: Recorder, settings: _Settings
 ) -> bool:
-    """Run ranks where what runs beside each other on a device slows each other; returns whether some are stuck."""
+    """Run ranks where what runs next to each other on a device slows each other; returns whether some are stuck."""
     env = simpy.Environment(initial_time=0)
     fabric = Fabric(env, _checked(_undisturbed if settings.overlap is None else settings.overlap))
     shared = Shared(env, fabric=fabric, all_on_fabric=True, wires=settings.wires)
@@ -257,7 +257,7 @@ def _on_devices(
 
 
 def _share_of(chip_share: ChipShare | None) -> ShareOf:
-    """Shares in whole parts of `_SHARES`, so that rates have few denominators."""
+    """Shares as integer multiples of 1 / `_SHARES`, so that rates have few denominators."""
     if chip_share is None:
         return lambda instruction, work_ps: Fraction(1)
 

@@ -2,7 +2,7 @@
 
 * `predict`: the forecast. `step`: one configuration. `symbolic`, `program`: its bodies, from templates or from a
   lowered program, the same either way. `body`: what a body does to a rank's clocks. `overlap`: how long its operations
-  take beside each other. `rank`: the costs of a pipeline. `columns`: the pipeline evaluated. `held`: memory. `turns`:
+  take next to each other. `rank`: the costs of a pipeline. `columns`: the pipeline evaluated. `held`: memory. `turns`:
   slices and pairs, in the event engine.
 * `estimate`, `estimate_grid`: a quick estimate for searches and for other software (`chunks`, `action`, `pricing`,
   `case`, `pipeline`, `batch`, `memory`).

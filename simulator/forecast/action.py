@@ -5,7 +5,7 @@ stream is free at c to h + dispatch and max(c + work, h + lead): along the one p
 along the other the host is late (Heidergott, Olsder and van der Woude, Max Plus at Work, 2006, chapter 1: such maps
 compose as matrices do, with max for the sum and + for the product). n equal sequences in a row are one map again.
 
-`work` is found by walking the instructions once, with collectives on their channels beside the compute: while both
+`work` is found by walking the instructions once, with collectives on their channels during the compute: while both
 run, each proceeds at the rate of the pair.
 """
 
@@ -112,7 +112,7 @@ class ClockMap(NamedTuple):
 
 
 _SETTLED = 4
-"""Repetitions after which a sequence beside the communication of its neighbours is taken as steady."""
+"""Repetitions after which a sequence during the communication of its neighbours is taken as steady."""
 
 
 def measure(lines: Sequence[Line], rates: Rates | None = None, *, steady: bool = False) -> ClockMap:
@@ -252,7 +252,7 @@ def _joined(lines: Sequence[Line]) -> list[Line]:
 
 
 def _alone(lines: Sequence[Line]) -> ClockMap:
-    """The map of a sequence with nothing beside its compute."""
+    """The map of a sequence with nothing next to its compute."""
     dispatch, work, lead = 0, 0, 0
     for line in lines:
         dispatch += line.dispatch_ps
@@ -331,7 +331,7 @@ class _Walk:
         self._host = host
 
     def again(self) -> _Walk:
-        """Another walk that goes on from here on its own."""
+        """Another walk that resumes from here on its own."""
         walk = _Walk(self._rates)
         walk.stream, walk.compute, walk.exposed = self.stream, self.compute, dict(self.exposed)
         walk._channels = {
@@ -342,7 +342,7 @@ class _Walk:
         return walk
 
     def left(self) -> _Left:
-        """What is under way, from the time of the stream on: with an equal rest walks go on equally."""
+        """What is under way, from the time of the stream on: with an equal rest walks continue equally."""
         if not self._num_flows:
             return ()
         return self._clock - self.stream, tuple(

@@ -57,7 +57,7 @@ class _Levels:
         by_level: rows in the order of their levels.
         bounds: first place of each level in it, and the number of rows.
         inputs: (2, rows) for each row in this order where the action before it on its rank, and the one that it waits
-            for, stand in this order; counted from 1, 0 for none.
+            for, are in this order; counted from 1, 0 for none.
         needed: for each row of the table the row it waits for, -1 for none.
         receives, sends: for each row of the table whether what it takes comes from another rank, and whether what it
             makes goes there.
@@ -116,7 +116,7 @@ def pipeline_ends_ps(
     """(batch) when the last rank has ended its step, or the longest time of a rank, as `pipeline_end_ps` says of each.
 
     Args:
-        schedule: of all of them.
+        schedule: schedule of all of them.
         actions: (7, variants, stages, batch) as `action_columns`.
         updates: (2, ranks, batch) work and lead of what follows each rank's last action.
         transfer_ps: (stages, batch) between each stage and the next one; of no account within a rank.
@@ -212,7 +212,7 @@ def peak_bytes(schedule: Schedule, kept: Ints, kept_for_weights: Ints, during: I
     """(ranks, batch) the most bytes of activations alive at once on every pipeline rank, as `peak_activations` of each.
 
     Args:
-        schedule: of all of them.
+        schedule: schedule of all of them.
         kept, kept_for_weights: (stages, batch), as there.
         during: (4, stages, batch) what F, B, I and W need for themselves.
     """

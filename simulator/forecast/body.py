@@ -3,7 +3,7 @@
 A rank has clocks: when its **host** is free, when its compute **stream** is free, when each communication channel is.
 Compute starts when host and stream are free. A collective is issued by the host and starts after the compute issued
 before it and after what went over its channel before; a WAIT holds up the stream. Without contention every operation
-moves a clock to the latest of some clocks plus a constant, so a whole body does too: it is linear in (max, +)
+moves a clock to the latest of some clocks plus a constant, so a full body does too: it is linear in (max, +)
 (Baccelli et al., "Synchronization and Linearity", 1992, chapter 3). The coefficients of one clock are found by walking
 the body once, backwards, as an adjoint: what is asked for is how long before the end each operation must have begun.
 """
@@ -102,7 +102,7 @@ def row(steps: Steps, *, after: str = "", ends: Mapping[str, int] | None = None)
     """The coefficients of one clock after a body.
 
     Args:
-        steps: of the body.
+        steps: steps of the body.
         after: "stream", "host", "sent" (when what it sends is posted), or "" for none of them.
         ends: token -> constant: the clock waits for the end of these collectives plus the constant.
 

@@ -82,7 +82,7 @@ class Activations(NamedTuple):
 
 
 def is_split(schedule: Schedule) -> bool:
-    """Whether the gradients of inputs and of weights are actions of their own."""
+    """Whether the gradients of inputs and of weights are separate actions."""
     return bool((schedule.table.kind >= 2).any())
 
 
@@ -168,7 +168,7 @@ class LayoutCosts:
                 for role, size in self._static(chunk).items():
                     roles[role] = roles.get(role, 0) + count * size
             if costs.degrees.optimizer.parallel_level >= 3 and costs.shards > 1:
-                # whole weights exist only while their block computes: its own and the next one's
+                # full weights exist only while their block computes: its own and the next one's
                 held = {plain(piece) for chunk in chunks for piece, _ in chunk.pieces}
                 whole = {piece: costs.weight_bytes(piece) for piece in sorted(held)}
                 roles["weight"] += costs.stack.whole_bytes(whole)
@@ -218,7 +218,7 @@ class LayoutCosts:
 
     @cached_property
     def overlap_penalty_share(self) -> float:
-        """Seconds that a block's kernels lose beside one second of a transfer between stages."""
+        """Seconds that a block's kernels lose next to one second of a transfer between stages."""
         seconds = device_classes(self.costs, (Chunk(num_blocks=1, has_embedding=False, has_head=False),))
         return overlap_penalty_share(self.costs.machine, seconds)
 

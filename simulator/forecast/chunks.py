@@ -1,6 +1,6 @@
 """What the chunks of a pipeline cost: pieces priced once, counted, joined.
 
-The reduction of gradients and the gathering of sharded weights run on a channel of their own beside the compute; they
+The reduction of gradients and the gathering of sharded weights run on a separate channel during the compute; they
 are woven into the blocks: a block's gradients are reduced while the block before it computes its own, a block's weights
 are gathered while the block before it computes (`plans.lower.optimizer`).
 """
@@ -52,7 +52,7 @@ _NO_TOKEN = -2
 
 
 class _Depends(tuple[Any, ...]):
-    """What a clock map depends on: piece, part, host time or gradients that stand alone, lines of the optimizer.
+    """What a clock map depends on: piece, part, host time or gradients that are alone, lines of the optimizer.
 
     Its hash is taken once, as it goes over many lines.
     """
@@ -191,7 +191,7 @@ class Chunks:
 
     @cached_property
     def sizes(self) -> PieceSizes:
-        """What the memory of pieces depends on beside their own tensors."""
+        """What the memory of pieces depends on next to their own tensors."""
         head = self.template.pieces["head"].parts["F"].cells
         logits = next(cell.shapes[-1] for cell in reversed(head) if cell.call == "linear.forward")
         block = self.template.pieces["block"].parts["F"].cells
@@ -244,7 +244,7 @@ class Chunks:
         return total
 
     def weight_bytes(self, piece: str) -> int:
-        """Bytes of a piece's whole weights on one rank."""
+        """Bytes of a piece's full weights on one rank."""
         return sum(self.numbers[each.elements] * itemsize(each.dtype) for each in self.parameters(piece))
 
     def _bytes_of(self, parameters: Sequence[ParameterTemplate], item_bytes: int) -> int:
@@ -326,7 +326,7 @@ class Chunks:
     # ------------------------------------------------------------------- actions
 
     def clock_map(self, piece: str, part: str, *, gathers: bool = False, reduces: bool = False) -> ClockMap:
-        """One of many equal pieces in a row, steady; beside it the gather of the next and the reduction of its own."""
+        """One of many equal pieces in a row, steady; next to it the gather of the next and the reduction of its own."""
         return self._clock_map(self._beside(piece, part, gathers, reduces))
 
     def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> _Depends:
@@ -421,7 +421,7 @@ class Chunks:
             parts = [self._clock_map(beside).times(count) for beside, count in own]
             if gathers and pieces and self.lowered is not None:
                 beside, count = own[0]
-                if beside[3] and beside[3][0]:  # the last piece has nothing to gather beside it
+                if beside[3] and beside[3][0]:  # the last piece has nothing to gather next to it
                     parts[0] = self._first(beside).then(self._clock_map(beside).times(count - 1))
             elif gathers and pieces and (gather := self.gather(pieces[0][0])):
                 parts.insert(0, self._gathered(gather))

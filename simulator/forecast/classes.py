@@ -55,7 +55,7 @@ def _of_piece(costs: Chunks, piece: str) -> Mapping[str, float]:
 
 
 def overlap_penalty_share(machine: Machine, kernels: Mapping[str, float]) -> float:
-    """Seconds that kernels lose beside one second of a transfer, which itself is slowed.
+    """Seconds that kernels lose next to one second of a transfer, which itself is slowed.
 
     With the rates c of compute and k of the transfer while both run a transfer of a second takes 1 / k and compute
     loses (1 - c) / k meanwhile. The rates are those of a machine's pairs, measured between devices of one node; for

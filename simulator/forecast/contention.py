@@ -39,8 +39,8 @@ Needs = Mapping[Hashable, float]
 Ops = tuple[Op, ...]
 
 _SLOWED = 0.3
-"""What compute loses while transfers, or collectives that outlast a body, run beside it, as matrix products do on the
-measured machines. The maps follow what outlasts a body as if nothing computed beside the rest of it."""
+"""What compute loses while transfers, or collectives that outlast a body, run next to it, as matrix products do on the
+measured machines. The maps follow what outlasts a body as if nothing computed next to the rest of it."""
 
 _ROOM = 1 + 1e-9
 
@@ -61,7 +61,7 @@ class Contention:
     """What the ranks of a configuration have under way at once.
 
     Args:
-        degrees: of the configuration.
+        degrees: degrees of the configuration.
         kv_heads: of its model.
         machine: that it runs on.
         bodies: of each pipeline rank, undisturbed.
@@ -147,7 +147,7 @@ class Contention:
 
         On a link that streams share, none of them is delayed by longer than all others take on it, but for the
         busiest; compute is slowed while transfers, or collectives that outlast bodies, run, and more than a body knows
-        where its host has got ahead; how much longer a transfer takes beside kernels is known on average only, and a
+        where its host has got ahead; how much longer a transfer takes during kernels is known on average only, and a
         pipeline waits for it once per boundary as it fills and drains, and, where it receives when it needs to, once
         per micro-batch.
         """
@@ -161,7 +161,7 @@ class Contention:
         return self._shared_ps + slowed_ps + waits * self._held_ps(rates)
 
     def _held_ps(self, rates: PairRates) -> int:
-        """How much longer a transfer takes beside kernels, the most of all."""
+        """How much longer a transfer takes during kernels, the most of all."""
         held = [
             self._bodies[rank].holds_ps(rates, each.work_ps)
             for key, each in self._transfers.items() if len(ends := set(self._ends(key))) > 1 for rank in ends
@@ -345,7 +345,7 @@ def _waited_at_once(bodies: Iterable[Ops]) -> Collection[str]:
 
 @lru_cache(maxsize=16_384)
 def _family(machine: Machine, mesh: Layout, axes: tuple[str, ...], payload: Payload) -> tuple[int, int, Needs]:
-    """A collective of all groups along some axes: alone, beside its siblings, and what they need of links."""
+    """A collective of all groups along some axes: alone, next to its siblings, and what they need of links."""
     group = mesh_group(machine, mesh, axes)
     cost = price_collective(machine, payload.call, group, payload.size_bytes, payload.item_bytes, payload.copies)
     needs: dict[Hashable, float] = {}

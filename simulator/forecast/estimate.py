@@ -143,7 +143,7 @@ def chunks_of(config: TransformerConfig, degrees: Degrees) -> tuple[Chunk, ...]:
 
 @lru_cache(maxsize=64)
 def rates_of(machine: Machine) -> Rates | None:
-    """The machine's rates of work that overlaps; what is not among its pairs goes on undisturbed."""
+    """The machine's rates of work that overlaps; what is not among its pairs continues undisturbed."""
     if not machine.overlap:
         return None
     pairs = {(entry.compute, entry.collective): (entry.compute_rate, entry.comm_rate) for entry in machine.overlap}

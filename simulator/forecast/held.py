@@ -1,6 +1,6 @@
 """What a rank holds over a step, from its symbolic bodies: the peak of its program in the order of its instructions.
 
-A body takes and gives back memory as it runs; of that only two figures matter to the others: what it leaves behind, and
+A body takes and returns memory as it runs; of that only two figures matter to the others: what it leaves behind, and
 the most it needs on the way. An allocator follows the order in which work is issued, so no times are needed, and the
 peak is that of `simulator.timeline.memory.peak_of_order` of the lowered program.
 """
@@ -94,7 +94,7 @@ class _Counter:
         self._rest_of_peak: Roles = {}
 
     def add(self, role: str, size: int) -> None:
-        """Bytes are taken, or given back where `size` is negative."""
+        """Bytes are taken, or returned where `size` is negative."""
         self._parts.append((role, size))
         self._total += size
         if self._total > self._peak:
@@ -205,8 +205,8 @@ class RankMemory:
         """The peak and what it consists of.
 
         Args:
-            schedule: of the pipeline.
-            stages: of the rank's chunks.
+            schedule: schedule of the pipeline.
+            stages: stages of the rank's chunks.
             posts_ahead: whether receives are posted one action ahead.
         """
         table, rank = schedule.table, schedule.placement[stages[0]]

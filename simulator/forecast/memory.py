@@ -25,7 +25,7 @@ def footprint(piece: PieceTemplate, numbers: Sequence[int], arrives: int = 0, *,
         piece: its template.
         numbers: the values of the template's monomials.
         arrives: bytes of the tensor that the piece before hands over, which its backward needs again.
-        split: whether the gradients of inputs and of weights are parts of their own.
+        split: whether the gradients of inputs and of weights are separate parts.
     """
     kept, forward = (arrives + bytes_ for bytes_ in _net(piece.parts["F"], numbers))
     if not split:
@@ -50,7 +50,7 @@ def parameter_bytes(
     """Bytes of the weights, gradients and optimizer states of a piece on one rank.
 
     Level 1 shards states over `shards` ranks, level 2 gradients too where they are reduced in every micro-batch, level
-    3 weights between uses too. A sharded weight is kept beside the gathered one.
+    3 weights between uses too. A sharded weight is kept next to the gathered one.
     """
     level = optimizer.parallel_level if shards > 1 else 0
     result = {"weight": 0, "gradient": 0, "optimizer": 0}
@@ -100,7 +100,7 @@ def peak_activations(
     """The most bytes of activations alive at once on every pipeline rank; a rank does one action at a time.
 
     Args:
-        schedule: of the pipeline.
+        schedule: schedule of the pipeline.
         kept: per stage, from its forward until its (whole or input-gradient) backward.
         kept_for_weights: per stage, from the input gradient until the weight gradient.
         during: per stage what F, B, I and W need for themselves.

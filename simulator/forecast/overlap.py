@@ -38,7 +38,7 @@ def pair_rates(machine: Machine) -> PairRates | None:
 
 
 def slowed(ops: Sequence[Op], rates: PairRates | None) -> tuple[Op, ...]:
-    """The operations with the work that they take beside each other.
+    """The operations with the work that they take next to each other.
 
     Args:
         ops: of a body, or of bodies that follow each other.
@@ -55,7 +55,7 @@ def host_lead_ps(ops: Sequence[Op], rates: PairRates) -> tuple[int, int]:
     """By how much a body lets its host get ahead, and how much longer its compute takes if the host was ahead before.
 
     `slowed` takes the host to set the pace where it has more to do than the device. A body before may have given it a
-    lead; then more of the communication runs beside compute.
+    lead; then more of the communication runs during compute.
     """
     if not _host_sets_the_pace(ops):
         return _computed(ops) - sum(op.dispatch_ps for op in ops), 0
@@ -151,7 +151,7 @@ class _Walk:
         self._drain()
 
     def _drain(self) -> None:
-        """All that is under way ends, with nothing beside it."""
+        """All that is under way ends, with nothing next to it."""
         while self._num_flows:
             for queue in self._queues.values():
                 if queue:

@@ -22,12 +22,12 @@ class Runtime:
     """How a pipeline's software sends and starts, where it differs from twofold's executor.
 
     Args:
-        blocking: a rank goes on only when what it sent has arrived.
+        blocking: a rank continues only when what it sent has arrived.
         synchronises: the host waits for the device whenever something was received or sent.
         fetch_ps: host time before every forward for its data, after the device has ended what it was given; 0: none.
         together: all ranks begin a step together; else each begins its next one when it has ended this one.
-        overlap_penalty_ps: per stage by how much its compute is slowed by the transfers beside an action; nothing where
-            absent.
+        overlap_penalty_ps: per stage by how much its compute is slowed by the transfers next to an action; nothing
+            where absent.
     """
 
     blocking: bool = False
@@ -56,7 +56,7 @@ def pipeline_end_ps(
     """When the last rank has ended its step; where ranks do not begin together, the longest time of a rank.
 
     Args:
-        schedule: of the pipeline.
+        schedule: schedule of the pipeline.
         actions: per stage its actions by kind; "F.first" for its first forward, "B.last" or "W.last" for its last
             backward, where they differ.
         updates: per pipeline rank what follows its last action.

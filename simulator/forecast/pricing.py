@@ -35,7 +35,7 @@ from simulator.stacks.steps import Kernel, Message, Step
 __all__ = ["Groups", "busy_ps", "cell_work", "hosted", "priced_cells", "priced_lines"]
 
 Groups = Mapping[str, Group]
-"""axis -> its groups, as they lie on the links."""
+"""axis -> its groups, as they are on the links."""
 
 Shape = tuple[int, ...]
 
@@ -66,7 +66,7 @@ def priced_cells(
 
 
 def hosted(lines: list[Line], given_s: float | None) -> list[Line]:
-    """The lines with the host time that the stack is known to take for a whole block, in equal proportion."""
+    """The lines with the host time that the stack is known to take for a full block, in equal proportion."""
     summed = sum(line.dispatch_ps for line in lines)
     if given_s is None or not summed:
         return lines

@@ -78,10 +78,10 @@ class RankBodies:
         return self._issued[key]
 
     def slowed(self, rates: PairRates | None) -> RankBodies:
-        """The same with the work that operations take beside each other.
+        """The same with the work that operations take next to each other.
 
-        The first forward runs beside the gathers that opened the step, the updates beside the reductions that the last
-        backward has left.
+        The first forward runs next to the gathers that opened the step, the updates next to the reductions that the
+        last backward has left.
         """
         if rates is None:
             return self
@@ -112,7 +112,7 @@ class RankBodies:
         return Counter((op.name, op.work_ps) for op in ops if op.kind == COMPUTE)
 
     def holds_ps(self, rates: PairRates, work_ps: int) -> int:
-        """How much longer a transfer takes beside kernels of the actions, as one meets them at any moment."""
+        """How much longer a transfer takes during kernels of the actions, as one meets them at any moment."""
         total_ps, longer_ps = 0, 0.0
         for (name, kernel_ps), count in self._kernels.items():
             _, rate = rates(name, kernel_ps, "transfer", work_ps)
@@ -142,7 +142,7 @@ def pipeline_costs(
     """The costs of a pipeline.
 
     Args:
-        schedule: of the pipeline.
+        schedule: schedule of the pipeline.
         ranks: per pipeline rank.
         transfers: (sending stage, "F" or "B") -> what it sends to the next stage, or the gradient to the one before.
         posts_ahead: whether receives are posted one action ahead.

@@ -122,7 +122,7 @@ class StepForecast:
 
     @cached_property
     def _slowed_transfers(self) -> dict[tuple[int, str], Transfers]:
-        """With the time that they take beside kernels of their ends, on average; what is received when it is needed
+        """With the time that they take during kernels of their ends, on average; what is received when it is needed
         moves beside few of them."""
         rates, placement = pair_rates(self.machine), self.schedule.placement
         if rates is None or not self.degrees.posts_ahead:

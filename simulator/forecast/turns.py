@@ -26,7 +26,7 @@ _PACED = 2
 
 
 def program_of(config: TransformerConfig, degrees: Degrees) -> Program:
-    """The program of a configuration, at its whole length.
+    """The program of a configuration, at its full length.
 
     Raises:
         TwofoldError: degrees that no plan can be made of.

@@ -21,7 +21,7 @@ from simulator.forecast.overlap import PairRates
 __all__ = ["Actions", "Line", "Run", "Transmission", "Way", "walked"]
 
 POST, SENT = 5, 6
-"""Lines beside those of a body: a receive is posted; all sends of the step are waited for."""
+"""Lines next to those of a body: a receive is posted; all sends of the step are waited for."""
 
 _BEGIN, _END, _WAKE = range(3)
 
@@ -63,7 +63,7 @@ class Line:
     """What a rank does next.
 
     Args:
-        kind: of an operation of a body; COMPUTE is a whole run.
+        kind: kind of an operation of a body; COMPUTE is a complete run.
         dispatch_ps: host time.
         work_ps: of a collective.
         token, channel, meeting: of a collective.
@@ -151,7 +151,7 @@ def walked(
 
     Args:
         ranks: what each does in a step.
-        rates: of compute and communication beside each other; None: they do not slow each other.
+        rates: of compute and communication next to each other; None: they do not slow each other.
         launch_ps: host time at the start of a step.
         num_steps: one after the other, on every rank.
 
@@ -302,7 +302,7 @@ class _Walk:
         rank.version += 1
 
     def _compute(self, rank: _Rank, op: Op, left: float) -> Generator[None, None, None]:
-        """An operation, or what is left of it, beside what communicates."""
+        """An operation, or what is left of it, next to what communicates."""
         rank.op, rank.left, rank.rate, rank.since = op, left, 0.0, self._now
         self._update((rank,))
         yield

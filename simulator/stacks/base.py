@@ -30,7 +30,7 @@ _ENDS_APART = frozenset({"zb_h2", "zb_v", "dualpipe_v"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceSizes:
-    """What a stack's memory depends on beside the tensors of a piece.
+    """What a stack's memory depends on next to the tensors of a piece.
 
     Args:
         arrival_bytes: of the tensor between blocks, on one rank.
@@ -61,7 +61,7 @@ class Stack:
 
     Args:
         name: what the user calls it.
-        overlaps_sends: whether a stage goes on while its tensor is sent and received.
+        overlaps_sends: whether a stage continues while its tensor is sent and received.
         gathers_again: whether sequence parallelism drops the gathered input of a product and gathers it again for the
             weight gradient.
         step_s: host seconds of a step outside its instructions (zeroing gradients, hooks, logging).
@@ -69,7 +69,7 @@ class Stack:
         gathers_ahead: whether the gathers of a step begin with it, before the tensor of the stage before arrives.
         chip_spread: standard deviation of the logarithm of a chip's rate among equal ones: whoever works in step works
             at the pace of the slowest.
-        hides_experts: whether the messages of experts go on beside the compute of another micro-batch
+        hides_experts: whether the messages of experts continue during the compute of another micro-batch
             (Megatron-core's --overlap-moe-expert-parallel-comm, DualPipe); they are priced as free.
         exchanged: share of the bytes of messages of experts that are sent, below 1 where a token goes to each node once
             (`exchanged_share`).
@@ -204,7 +204,7 @@ class Stack:
         return max(optimizer.bucket_bytes, largest_bytes)
 
     def whole_bytes(self, pieces: Mapping[str, int]) -> int:
-        """Bytes of whole weights at level 3, given those of every piece: one computes, the next is gathered."""
+        """Bytes of full weights at level 3, given those of every piece: one computes, the next is gathered."""
         return 2 * max(pieces.values())
 
     def steps_together(self, degrees: Degrees) -> bool:
@@ -216,7 +216,7 @@ class Stack:
         return not self.runs_programs or degrees.schedule not in _ENDS_APART
 
     def waits_for_sends(self, degrees: Degrees) -> bool:
-        """Whether a stage goes on only when what it sent has arrived."""
+        """Whether a stage continues only when what it sent has arrived."""
         return not self.overlaps_sends
 
     def synchronises(self, degrees: Degrees) -> bool:

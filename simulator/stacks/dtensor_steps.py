@@ -23,9 +23,9 @@ __all__ = [
 
 
 def beside_products(steps: Sequence[Step], ways: int) -> list[Step]:
-    """A gather beside the products that read it, a scatter beside the product that it takes: cut into as many pieces as
-    ranks, each piece's product runs while the next piece is copied (torch/_inductor/fx_passes/micro_pipeline_tp.py). A
-    scatter of a sum of products stays behind them. What is cut is not concatenated again; a rank first copies its own
+    """A gather next to the products that read it, a scatter next to the product that it takes: cut into as many pieces
+    as ranks, each piece's product runs while the next piece is copied (torch/_inductor/fx_passes/micro_pipeline_tp.py).
+    A scatter of a sum of products stays behind them. What is cut is not concatenated again; a rank first copies its own
     piece to where others read it, and sums the pieces that it was sent behind the product
     (torch/distributed/_symmetric_memory/__init__.py, _pipelined_multi_all_gather_and_consume and
     _fused_matmul_reduce_scatter_impl)."""
@@ -72,7 +72,7 @@ def _is_product(step: Step) -> bool:
 
 
 _PIECES = "pieces"
-"""Stands for the operator of a message that goes on in pieces."""
+"""Stands for the operator of a message that continues in pieces."""
 
 
 def _dtype_of(steps: Sequence[Step]) -> str:
@@ -95,8 +95,8 @@ def loss_as_logits(steps: Sequence[Step]) -> Sequence[Step]:
 
 
 def along_sequence(steps: Sequence[Step]) -> list[Step]:
-    """Gathers and scatters along the sequence, which is no tensor's first dim: what is gathered is concatenated again,
-    what is scattered is cut and concatenated before (torch/distributed/_functional_collectives.py)."""
+    """Gathers and scatters along the sequence, which is not the first dim: gathered parts are concatenated, and
+    scattered tensors are cut and concatenated first (torch/distributed/_functional_collectives.py)."""
     result: list[Step] = []
     dtype = _dtype_of(steps)
     gathered: dict[int, Step] = {}

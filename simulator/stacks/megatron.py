@@ -54,18 +54,18 @@ class Megatron(Stack):
 
     Args:
         flash_attention: one kernel for the attention core (from 2023 on), or the products written out.
-        overlaps_interleaved: whether the interleaved schedule sends beside the compute (since 2023, unless
+        overlaps_interleaved: whether the interleaved schedule sends during the compute (since 2023, unless
             --no-overlap-p2p-communication).
         overlaps_split: whether schedules with split backward do (the runtime of the zero-bubble repository).
         waits_for_device: whether the host waits for the device after a batch of sends.
-        sinks_graph: whether the device has the whole graph of a step, so that the host issues nothing.
+        sinks_graph: whether the device has the complete graph of a step, so that the host issues nothing.
     """
 
     name: str = "megatron"
     chip_spread: float = CHIP_SPREAD
     runs_programs: bool = False
     adds_memory: bool = True
-    recomputes_some: tuple[str, ...] = ("full",)  # --recompute-method block is for whole blocks
+    recomputes_some: tuple[str, ...] = ("full",)  # --recompute-method block is for full blocks
     recipes: str = "engine"
     gathers_again: bool = True
     flash_attention: bool = True
@@ -103,7 +103,7 @@ class Megatron(Stack):
 
     @property
     def recompute_modes(self) -> tuple[str, ...]:
-        """The attention core or whole layers (--recompute-granularity)."""
+        """The attention core or full layers (--recompute-granularity)."""
         return "none", "selective", "full"
 
     def message_bytes(self, optimizer: Optimizer, members: int, item_bytes: int, largest_bytes: int) -> int:

@@ -80,7 +80,7 @@ _STACKS: dict[str, Callable[[], Stack]] = {
 
 
 _PRECISIONS = sorted({name for own in RECIPES.values() for name in own}, key=len, reverse=True)
-"""What may stand behind the name of a stack: how a block's linears multiply."""
+"""What may are behind the name of a stack: how a block's linears multiply."""
 
 
 def stack_names() -> tuple[str, ...]:
@@ -91,7 +91,7 @@ def stack_names() -> tuple[str, ...]:
 
 
 def declare_stack(name: str, make: Callable[[], Stack]) -> None:
-    """Add a stack of one's own.
+    """Add a separate stack.
 
     Args:
         name: by which commands and tables know it.

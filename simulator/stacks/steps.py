@@ -19,7 +19,7 @@ class Kernel:
         times: how many times as long as the machine's price it takes, where the stack has a slower kernel.
         causal: of an attention.
         part: as of `Instruction`.
-        steps: of a run of fused instructions, as `price_fused` takes them.
+        steps: steps of a run of fused instructions, as `price_fused` takes them.
     """
 
     call: str

@@ -89,7 +89,8 @@ class TorchNative(Stack):
         one_input: whether the products that share an input get it as one distributed tensor, so that its gradient is
             reduced once; else every product reduces its own (ColwiseParallel without PrepareModuleInput).
         clips: whether gradients are clipped by their global norm.
-        async_tp: whether gathers and scatters of tensor parallelism go on in pieces beside the products next to them.
+        async_tp: whether gathers and scatters of tensor parallelism continue in pieces next to the products next to
+            them.
     """
 
     name: str = "torch"
@@ -161,7 +162,7 @@ class TorchNative(Stack):
         return replace(self, flash_2=False) if self.flash_2 and known is not None and known.kernel != "cudnn" else self
 
     def as_run(self, degrees: Degrees) -> Degrees:
-        """Stages of torch's pipelines keep gathered weights and whole gradients until their last backward.
+        """Stages of torch's pipelines keep gathered weights and full gradients until their last backward.
 
         The runtime tells FSDP2 neither to shard weights again nor to reduce gradients before
         (torch/distributed/pipelining/stage.py, backward_maybe_with_nosync); torchtitan does not shard weights after a
@@ -278,7 +279,7 @@ class TorchNative(Stack):
         if self.compiled:  # Inductor joins it with the sum before it: the sum's output is not read again
             reads = 1 if which == "forward" else 2
             return (elementwise(call, elements, dtype, reads, 1, shapes[0]),)
-        if self.fused_norm or not call.startswith("rms"):  # a layer norm has had a kernel of its own since torch 1.0
+        if self.fused_norm or not call.startswith("rms"):  # a layer norm has had a separate kernel since torch 1.0
             return (Kernel(call=call, shapes=shapes, dtype=dtype, touched_bytes=touched),)
         return (Kernel(call=f"rms_norm_by_hand.{which}", shapes=shapes, dtype=dtype, touched_bytes=touched),)
 
@@ -348,7 +349,7 @@ class TorchNative(Stack):
         return elements * (low + 3 * (4 - low)), elements * 4
 
     def message_bytes(self, optimizer: Optimizer, members: int, item_bytes: int, largest_bytes: int) -> int:
-        """FSDP2 gathers and reduces a block at once, DistributedDataParallel in buckets that whole tensors fill."""
+        """FSDP2 gathers and reduces a block at once, DistributedDataParallel in buckets that full tensors fill."""
         if optimizer.parallel_level:
             return 0
         return super().message_bytes(optimizer, members, item_bytes, largest_bytes)
@@ -390,7 +391,7 @@ class TorchNative(Stack):
     def memory(
         self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0, received_bytes: int = 0
     ) -> dict[str, int]:
-        """What torch's parts keep beside a rank's tensors.
+        """What torch's parts keep next to a rank's tensors.
 
         DistributedDataParallel's buckets hold every gradient once more, since gradient_as_bucket_view is off; steps of
         small decoders show one copy more (kind step in benchmarks/data: 12.9 GB against 10.7 GB with FSDP2). A

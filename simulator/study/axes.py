@@ -21,7 +21,7 @@ class Axis:
 
     Args:
         name: in files, in Python and in tables.
-        type: of its values.
+        type: type of its values.
         meaning: what it is, with its unit.
         has_parts: whether NAME.PART is an axis as well, such as bandwidth.NVLink.
     """

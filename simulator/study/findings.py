@@ -21,7 +21,7 @@ class Findings:
 
     Args:
         axes: names of what was varied.
-        rows: of every point, in order.
+        rows: rows of every point, in order.
         alone: one change at a time, after the base itself; else every combination.
         searched: the degrees of every point were searched.
     """

@@ -1,8 +1,8 @@
 """Checkpoints and failures: how much of the time is progress that lasts.
 
-Failures come at a constant rate (exponential times between them, mean M for the whole machine), also while a checkpoint
-is written and while a failed run restarts. With work w between checkpoints, a blocking write d and a restart R the
-expected time from one checkpoint to the next is
+Failures come at a constant rate (exponential times between them, mean M for the complete machine), also while a
+checkpoint is written and while a failed run restarts. With work w between checkpoints, a blocking write d and a restart
+R the expected time from one checkpoint to the next is
 
     M exp(R / M) (exp((w + d) / M) - 1)
 
@@ -10,7 +10,7 @@ expected time from one checkpoint to the next is
 Systems 22, 2006). To first order the best w is sqrt(2 d M) (J. W. Young, "A first order approximation to the
 optimum checkpoint interval", Communications of the ACM 17, 1974); Daly's higher order estimate adds two terms.
 
-An asynchronous write of length d goes on beside the next work; until it ends a failure falls back to the checkpoint
+An asynchronous write of length d continues next to the next work; until it ends a failure falls back to the checkpoint
 before. From one durable checkpoint to the next a = max(w, d) passes without a failure; with one, what is lost is R,
 the work w from the durable checkpoint on and the write behind it, d. The same renewal argument gives
 
@@ -177,7 +177,7 @@ def best_interval_s(write_s: float, mean_s: float) -> float:
 
     Args:
         write_s: of one checkpoint.
-        mean_s: between failures of the whole machine.
+        mean_s: between failures of the complete machine.
 
     >>> round(best_interval_s(60.0, 86400.0) / 60)
     53
@@ -208,7 +208,7 @@ def sampled_goodput(
     passed_s, durable = 0.0, 0
     while durable < num_checkpoints:  # from a (re)start at the last durable checkpoint to the next failure
         failure_s = float(draw.exponential(mean_s))
-        now_s, written_s = 0.0, None  # when work goes on, and when the checkpoint under way is durable
+        now_s, written_s = 0.0, None  # when work continues, and when the checkpoint under way is durable
         while True:
             begin_s = now_s + work_s if written_s is None else max(now_s + work_s, written_s)
             if written_s is not None and written_s <= failure_s:

@@ -57,7 +57,7 @@ def simulate_jobs(
     Args:
         jobs: with no device in common; devices without a job stand idle.
         machine: they run on.
-        num_steps: of every job.
+        num_steps: number of steps of every job.
         what_if: changes; its ranks are devices of the machine.
 
     Returns:

@@ -186,7 +186,7 @@ def _written(name: str) -> tuple[int, int]:
 
 
 def _what_if(settings: Settings) -> WhatIf:
-    """Factors on the whole machine and on tiers of links."""
+    """Factors on the complete machine and on tiers of links."""
     factors: dict[str, Any] = {name: float(settings[name]) for name in KNOBS if name in settings}
     links: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():

@@ -1,4 +1,4 @@
-"""A program beside itself under changes: what-ifs on one machine, alone or with other jobs, each simulated once."""
+"""A program next to itself under changes: what-ifs on one machine, alone or with other jobs, each simulated once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["Scenarios"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenarios:
-    """Where a program runs and beside what.
+    """Where a program runs and next to what.
 
     Args:
-        program: of one step.
+        program: program of one step.
         machine: it runs on.
         devices: for every rank its device of the machine; None: rank r is on device r.
         others: jobs that run at the same time.

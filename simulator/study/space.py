@@ -31,7 +31,7 @@ class Space:
         points: "grid": every combination; "one-at-a-time": the base, and each value of each axis (of axes that go
             together, each of their rows) with the others as they are in the base.
         sample: how many combinations of the grid are drawn, without repetition; None: all of them.
-        seed: of the sample.
+        seed: seed of the sample.
 
     Raises:
         TwofoldError: an unknown axis, an axis without values or with values of another type, one value twice, axes that
@@ -72,7 +72,7 @@ class Space:
 
     @property
     def count(self) -> int:
-        """How many points there are."""
+        """Number of points."""
         if self.points != "grid":
             return len(list(self._one_at_a_time()))
         return self._size if self.sample is None else min(self.sample, self._size)

@@ -22,7 +22,7 @@ def waiting_share(num_spares: int, num_devices: int, *, device_mtbf_s: float, re
     """The share of time in which a job waits for a device to come back from repair.
 
     Args:
-        num_spares: devices beside those that the job runs on.
+        num_spares: devices next to those that the job runs on.
         num_devices: that the job runs on.
         device_mtbf_s: mean time between failures of one device.
         repair_s: mean time hours from a failure until the device is a spare again.

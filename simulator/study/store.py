@@ -51,10 +51,10 @@ def _content(name: str) -> str:
 class Store:
     """An append-only file of results; without a path they are kept in memory only.
 
-    A line that was cut when its writer was killed is left out; the next one begins on a line of its own.
+    A line that was cut when its writer was killed is left out; the next one begins on a separate line.
 
     Args:
-        path: of the file; it is created with the first result.
+        path: path of the file; it is created with the first result.
 
     Raises:
         TwofoldError: a file that holds something else.

@@ -88,7 +88,7 @@ def slow_ranks(texts: Iterable[str], ranks: Ranks, said: str = "slow") -> dict[i
 
     Args:
         texts: each RANKS=FACTOR.
-        ranks: of the plan.
+        ranks: ranks of the plan.
         said: before a text in messages.
 
     Raises:

@@ -26,7 +26,7 @@ KNOBS = {
     "memory": "memory bandwidth of devices",
     "dispatch": "host time to issue",
 }
-"""Factors on the whole machine and what they scale; a larger `latency` or `dispatch` is slower, the others faster."""
+"""Factors on the machine and what they scale; larger `latency` and `dispatch` are slower, the others faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class WhatIf:
         slowdown: rank -> factor on all that it does itself (dispatch, compute, processor time of communication).
         jitter: standard deviation of the logarithm of such a factor (median 1), drawn for every rank, step and
             instruction; 0 is none.
-        seed: of the jitter and of sampled failures.
+        seed: seed of the jitter and of sampled failures.
         links: degraded or failed links.
         devices: rank -> the machine whose device and host it has instead; links, sharing and overlap rates stay.
         checkpoints: how often they are written, in steps, or None.
@@ -91,7 +91,7 @@ class WhatIf:
 
     @property
     def factors(self) -> dict[str, float]:
-        """The factors on the whole machine that are not 1."""
+        """The factors on the machine that are not 1."""
         return {name: getattr(self, name) for name in KNOBS if getattr(self, name) != 1.0}
 
     def machine(self, machine: Machine) -> Machine:

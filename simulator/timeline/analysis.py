@@ -40,7 +40,7 @@ class Composition:
 
     @property
     def step_ps(self) -> int:
-        """The whole step, from the end of the one before (`Timeline.window_ps`)."""
+        """The complete step, from the end of the one before (`Timeline.window_ps`)."""
         waiting_ps = self.bubble_ps + sum(self.straggler_ps.values())
         return self.compute_ps + sum(self.exposed_ps.values()) + self.host_wait_ps + waiting_ps
 

@@ -1,9 +1,9 @@
-"""Memory that communication takes beside a program's values: messages that are packed, parts that are joined.
+"""Memory that communication takes next to a program's values: messages that are packed, parts that are joined.
 
-What is counted is what this project's executor does. Reductions of whole tensors work in place, and a gather along the
+What is counted is what this project's executor does. Reductions of full tensors work in place, and a gather along the
 first dim arrives where it is to be; the parts of any other gather are joined when they are there, which takes their
 size once more for a moment; what is scattered or exchanged along another dim than the first is laid out again and stays
-until it is over, and so does a message of a transfer, packed or to be unpacked, that is not one whole piece. Buffers
+until it is over, and so does a message of a transfer, packed or to be unpacked, that is not one full piece. Buffers
 that a communication library keeps for itself are another matter (`Machine.communicator_bytes`), as are those of a
 kernel that computes.
 """
@@ -33,7 +33,7 @@ class Buffers:
 
 
 def buffers_of(instruction: Instruction, group: GroupProgram, rank: int) -> Buffers:
-    """What one communication of `rank` takes beside its inputs and outputs.
+    """What one communication of `rank` takes next to its inputs and outputs.
 
     >>> from plans.layout import Layout
     >>> from plans.program import Value
@@ -92,7 +92,7 @@ def _messages(instruction: Instruction, rank: int) -> int:
 def peak_of_sum(
     times_ps: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], changes: Sequence[tuple[int, int]]
 ) -> int:
-    """The largest sum of a curve of live bytes and of changes (time, bytes) beside it.
+    """The largest sum of a curve of live bytes and of changes (time, bytes) next to it.
 
     What happens at one time is taken to overlap: the largest entry of each counts.
 

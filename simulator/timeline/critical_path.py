@@ -3,7 +3,7 @@
 It is followed backwards from the end of the last step to the end of the one before (to its own start where there is one
 step only), so it is as long as a step takes from end to end, the pace of training. Before every span stands what it
 waited for last, on its own rank or on another. A collective or transfer is on the path from the arrival of its last
-member on, and the path goes on with that member, so that nothing on it waits. `CriticalPath` gives its composition,
+member on, and the path continues with that member, so that nothing on it waits. `CriticalPath` gives its composition,
 which adds up to that time to the picosecond, and the waits that it passed by: who waited for whom, and how long.
 
 On predicted timelines the path is exact, contention included, but for transfers between ranks of unequal numbers of

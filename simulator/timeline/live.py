@@ -44,7 +44,7 @@ class LiveBytes:
         total = self.total
         rows = np.flatnonzero(np.append(self.times_ps[1:] != self.times_ps[:-1], True))
         column = np.floor(self.times_ps[rows] * (num_columns / length_ps)).astype(np.int64)
-        by_height = np.lexsort((total[rows], column))  # the highest of a column stands last
+        by_height = np.lexsort((total[rows], column))  # the highest of a column is last
         highest = by_height[np.append(column[by_height][1:] != column[by_height][:-1], True)]
         ends = np.flatnonzero(np.append(column[1:] != column[:-1], True))
         kept = rows[np.union1d(highest, ends)]

@@ -59,7 +59,7 @@ def memory_timeline(
     Args:
         program: that ran.
         timeline: of it.
-        orders: of its groups, whose names have the timeline's numbers; made again where they are not known.
+        orders: of its groups, whose names have the timeline's numbers; recomputed where they are not known.
 
     Returns:
         peaks by rank; rank -> (times in ps, live bytes from then on), with every change, also where several fall on one
@@ -93,9 +93,9 @@ def times_of_instructions(
     Args:
         program: that ran.
         timeline: of it.
-        orders: of its groups, whose names have the timeline's numbers; made again where they are not known.
+        orders: of its groups, whose names have the timeline's numbers; recomputed where they are not known.
         step: by default the last.
-        ranks: whose times are wanted; by default all that have spans.
+        ranks: whose times are needed; by default all that have spans.
     """
     number_of = {} if orders is not None else {triple: number for number, triple in enumerate(timeline.names)}
     step = timeline.num_steps - 1 if step is None else step
@@ -119,13 +119,13 @@ def times_of_instructions(
 
 
 def with_allowance(timeline: Timeline, program: Program, machine: Machine) -> Timeline:
-    """The timeline with peaks that hold what is no value of the program, as further roles, each where it is not 0.
+    """The timeline with peaks that hold what is not a value of the program, as further roles, each where it is not 0.
 
     "communication" is what the buffers of communication (`simulator.timeline.buffers`) add to the peak of the values.
     "fragmentation" is `machine.memory_allowance` times the peak of the values: what an allocator's rounding and holes
     take, and the temporaries inside a kernel. "library" is what the communication library keeps for every group of
     ranks that a rank communicates in (one more for all its transfers): `machine.communicator_bytes` each. Where the
-    figures come from stands under `machine.provenance`. The curve stays that of the values.
+    figures come from is under `machine.provenance`. The curve stays that of the values.
     """
     share, per_group = machine.memory_allowance, machine.communicator_bytes or 0
     if not timeline.memory:
@@ -220,7 +220,7 @@ class Changes:
         size: bytes, negative for a release.
         role: number of the role in `roles`.
         value, micro_batch: whose memory it is; number of the value in `names`.
-        names: of the values.
+        names: names of the values.
         key: program order.
         kept: bytes that are always there.
     """
@@ -331,7 +331,7 @@ class _When:
     def of(
         self, timeline: Timeline, rows: npt.NDArray[np.int64], step_start_ps: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Start and end of every position; without a span an instruction takes no time where it stands in order.
+        """Start and end of every position; without a span an instruction takes no time where it is in order.
 
         A rank begins with its first span: others may have begun the step long before.
         """

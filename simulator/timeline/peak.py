@@ -21,7 +21,7 @@ class LiveValue:
     """A value that is alive.
 
     Args:
-        name: of the value.
+        name: name of the value.
         role: weight, gradient, optimizer, activation, input or buffer.
         size_bytes: of its own memory.
         made_by: id of the instruction that took the memory, "" for what is kept between steps.
@@ -45,7 +45,7 @@ class Peak:
     Args:
         rank: the rank.
         time_ps: when, the first of equal ones, from the step's start on.
-        values: what is alive then; allowances (`plans.timeline.ALLOWANCES`) are no values and not among them.
+        values: what is alive then; allowances (`plans.timeline.ALLOWANCES`) are not values and not among them.
     """
 
     rank: int
@@ -114,7 +114,7 @@ def memory_peak(program: Program, timeline: Timeline, rank: int) -> Peak:
 
 
 def _alive(changes: Changes, until: npt.NDArray[np.int64], ids: list[str]) -> list[LiveValue]:
-    """What was taken and not given back."""
+    """What was taken and not returned."""
     alive: dict[tuple[int, int], LiveValue] = {}
     for at in until:
         key = (int(changes.value[at]), int(changes.micro_batch[at]))

@@ -166,7 +166,7 @@ class LaunchOptions:
         seed: random seed of weights and data order.
         port: port of the rendezvous; by default a free one.
         execution: graph (a step is one launch, if the device supports it) or eager; by default that of the plan.
-        fused: --no-fused runs every memory-bound instruction as a kernel of its own.
+        fused: --no-fused runs every memory-bound instruction as a separate kernel.
         profile: number of steps for which every rank writes a trace of torch's profiler into OUT.
         timeout: time limit of the launch in seconds. Without it, only ranks that hang are stopped.
     """

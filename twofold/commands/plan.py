@@ -113,7 +113,7 @@ class PlanCommand:
         stack: for transformers: the software whose costs are used, such as torch-compile or megatron; by default as
             --for.
         execution: graph (a step is one launch, if the device supports it; the default) or eager.
-        fused: --no-fused runs every memory-bound instruction as a kernel of its own.
+        fused: --no-fused runs every memory-bound instruction as a separate kernel.
         memory: memory limit per device, such as 25GB.
         time_limit: seconds after which the search returns the best plan so far; 60 by default for graphs of over 100
             operators that are searched operator by operator.

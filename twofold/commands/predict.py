@@ -31,7 +31,7 @@ class Predict:
             -float8-rowwise, -float8-block, -mxfp8, -nvfp4; all take -tf32.
         host: host file (`twofold calibrate --host`) with the times to issue work.
         execution: for twofold's executor: graph (one launch per step, the default) or eager.
-        fused: --no-fused runs every memory-bound instruction of twofold's executor as a kernel of its own.
+        fused: --no-fused runs every memory-bound instruction of twofold's executor as a separate kernel.
         report: write the figures, where time and memory go and what limits them to this HTML file.
     """
 

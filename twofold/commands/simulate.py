@@ -69,7 +69,7 @@ class Simulate:
         plan: plan file, or a file of degrees (.degrees.json).
         steps: number of consecutive steps; the last one is reported.
         execution: graph (a step is one launch, if the device supports it) or eager; by default that of the plan.
-        fused: --no-fused runs every memory-bound instruction as a kernel of its own.
+        fused: --no-fused runs every memory-bound instruction as a separate kernel.
         fold: simulate equal ranks once; the result is the same.
         recost: forecast the degrees of a file: .degrees.json of `twofold plan`, DTensor placements (.json),
             torchtitan's settings (.toml), or a text with Megatron-LM's flags and --world-size.

@@ -50,7 +50,7 @@ class StudyOptions:
 class WhatIfCommand:
     """Predict a plan with and without changes to its machine. One option may have several values.
 
-    Every change has a row of its own, and one row combines them all. A plan file is simulated. A file of degrees is
+    Every change has a separate row, and one row combines them all. A plan file is simulated. A file of degrees is
     forecast, in seconds at any number of devices, unless a change needs the event engine or --simulate is given.
 
     Args:

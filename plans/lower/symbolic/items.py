@@ -31,7 +31,7 @@ class PieceUse(NamedTuple):
 class Cells(NamedTuple):
     """The cells `first` to `stop` of a part of a piece.
 
-    `is_dropped`: they are left out, as an instruction stands in their place, and what they would free stays alive.
+    `is_dropped`: they are left out, as an instruction is in their place, and what they would free stays alive.
     `is_joined`: what they make is made in memory of the step, which an instruction before them names.
     """
 
@@ -53,7 +53,7 @@ def spelled(
     chunk: Sequence[PieceUse], part: str, pieces: Mapping[str, PieceTemplate], skeleton: Skeleton,
     body: Sequence[Instruction],
 ) -> tuple[tuple[int, Item], ...]:  # fmt: skip
-    """The items of a body in order, each with the number of the block that it stands in, -1 outside of one.
+    """The items of a body in order, each with the number of the block that it is in, -1 outside of one.
 
     Args:
         chunk: its pieces in the order of the body.
@@ -102,7 +102,7 @@ class _Spelling:
         self.items: list[tuple[int, Item]] = []
 
     def run(self, skeleton: Skeleton, body: Sequence[Instruction]) -> tuple[tuple[int, Item], ...]:
-        """What the optimizer added before a cell (gathers, arrivals) stands right before it, reductions right
+        """What the optimizer added before a cell (gathers, arrivals) is right before it, reductions right
         behind."""
         behind = {line.name for line in skeleton.lines}
         waiting: list[Instruction] = []

@@ -50,7 +50,7 @@ class ModelOutline:
     """All pieces: "embedding", "block", "head", and "dense_block" where there is one.
 
     Args:
-        mesh: of the ranks of the first pipeline rank.
+        mesh: mesh of the ranks of the first pipeline rank.
         pieces: by name.
         homes: parameter -> the layout of its weight.
         reduced: parameter -> the layout of its gradient before it is reduced.

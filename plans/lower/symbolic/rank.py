@@ -38,7 +38,7 @@ class SymbolicRank:
     Args:
         begin, end: what opens and closes the step, without the waits for what was sent.
         bodies: (chunk of the rank, variant such as "F.first" or "B.last") -> its items in order, each with the
-            number of the block that it stands in. An instruction whose call is "cell" has been done by the cell before
+            number of the block that it is in. An instruction whose call is "cell" has been done by the cell before
             it: it says only which values of the step are alive.
         values: every value that an instruction names.
     """

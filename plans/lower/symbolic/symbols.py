@@ -1,6 +1,6 @@
 """Sizes as products of symbols, read off numbers.
 
-Lowering works with numbers. If every size of a model is a prime of its own, a number that comes out of lowering says
+Lowering works with numbers. If every size of a model is a separate prime, a number that comes out of lowering says
 by its factors which sizes it is the product of: with b = 43, s = 47 and h = 53 an element count of 214,226 can only be
 2 b s h. So a block that was lowered once, with prime sizes, tells the shapes and bytes of every block of its structure.
 """
@@ -26,7 +26,7 @@ class Symbols:
     Args:
         sizes: symbol -> its number in the template. A symbol's number may be a product that contains the numbers of
             other symbols (heads that a degree divides); such symbols come before those they contain.
-        marks: symbol -> the prime that stands in no other symbol's number, in the order of `sizes`.
+        marks: symbol -> the prime that is in no other symbol's number, in the order of `sizes`.
 
     >>> symbols = Symbols(sizes={"heads": 3 * 11, "tp": 3}, marks={"heads": 11, "tp": 3})
     >>> symbols.read(2 * 11)  # half as many twos as heads over tp

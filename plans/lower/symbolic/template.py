@@ -1,7 +1,7 @@
 """Bodies of a piece of a model as rows of symbolic sizes.
 
 A piece is what a model consists of many times or once: the embedding, one block, the head with the loss. A template is
-made from the lowered bodies of a small plan in which every piece is a stage of its own; what crosses between stages
+made from the lowered bodies of a small plan in which every piece is a separate stage; what crosses between stages
 there is dropped, because pieces of one stage hand over in place.
 """
 
@@ -60,7 +60,7 @@ class Cell:
         writes: the value of the step that it writes, such as the loss; "" for none.
         is_view: all that it makes shares the memory of what it reads, so that no kernel runs.
         causal: of an attention.
-        steps: of a run of fused instructions.
+        steps: steps of a run of fused instructions.
     """
 
     kind: Kind
@@ -85,7 +85,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PartTemplate:
-    """One body: forward, whole backward, input-gradient or weight-gradient part.
+    """One body: forward, full backward, input-gradient or weight-gradient part.
 
     Args:
         cells: in program order.
@@ -110,10 +110,10 @@ class ParameterTemplate:
     """A parameter.
 
     Args:
-        name: of the tensor.
+        name: name of the tensor.
         elements: of the local weight (a place).
-        dtype: of the weight.
-        whole: elements of the whole tensor (a place).
+        dtype: dtype of the weight.
+        whole: elements of the full tensor (a place).
         summed: axes inside a stage along which its gradient is a partial sum.
         same: the other axes inside a stage along which ranks hold the same weight.
     """

@@ -6,7 +6,7 @@
 * `parts`: embedding, blocks and head of a graph.
 * `sizes`: those that degrees must divide.
 * `strategies`: the layouts for degrees of data, context and tensor parallelism, with or without sequence parallelism.
-* `recompute`: which operators are made again in the backward.
+* `recompute`: which operators are recomputed in the backward.
 * `recognise`: the configuration that the graph of a module is of.
 """
 

@@ -131,7 +131,7 @@ class _Builder:
         return self._joined(f"{module}.residual", f"{module}.ffn", x, made)
 
     def _joined(self, name: str, part: str, x: str, made: str) -> str:
-        """The residual stream with what attention or MLP made, and the norm that stands behind them."""
+        """The residual stream with what attention or MLP made, and the norm that is behind them."""
         module, place = name.rpartition(".")[0], self.config.norm_place
         if place == "sum":
             return self._norm(f"{part}_norm", self._residual(name, module, x, made))
@@ -181,7 +181,7 @@ class _Builder:
         """Queries, keys and values of multi-head latent attention; the rotated elements come first in a head.
 
         The published code makes the latent and the shared key in one product, and a head's key and value in another.
-        Products of their own are the same rows, and nothing has to be cut apart afterwards.
+        separate Products are the same rows, and nothing has to be cut apart afterwards.
         """
         config, own = self.config, (self.batch, self.seq, self.config.num_heads)
         if latent.q_rank is None:

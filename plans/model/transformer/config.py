@@ -92,7 +92,7 @@ class Experts:
 class Latent:
     """Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1).
 
-    Keys and values are made of one narrow, normalised latent; beside what a head has of its own, all heads share one
+    Keys and values are made of one narrow, normalised latent; next to what a head has of its own, all heads share one
     key that bears the position.
 
     Args:
@@ -148,7 +148,7 @@ class TransformerConfig:
         name: for messages and reports.
         num_layers: blocks.
         hidden: width of the residual stream.
-        num_heads: of the queries.
+        num_heads: number of heads of the queries.
         num_kv_heads: of keys and values; `num_heads` when None. They divide the query heads.
         head_dim: elements of one head; hidden / num_heads when None.
         ffn: inner size of the MLP; 4 x hidden when None.
@@ -163,7 +163,7 @@ class TransformerConfig:
         qk_norm: whether queries and keys are normalised: "none", "head" by head before they are rotated (Qwen 3),
             "head_no_weights" likewise by a norm without weights (Llama 4), or all heads of a token as one "row"
             (OLMo 2).
-        embedding_norm: whether a norm stands after the embedding.
+        embedding_norm: whether a norm is after the embedding.
         qkv_bias, out_bias, mlp_bias, head_bias: which linear layers add a bias.
         tied: whether the head shares its weights with the embedding.
         position: "rope", "learned" (a table with a row per position), "alibi" (a number per head and distance added to
@@ -360,11 +360,11 @@ class TransformerConfig:
 
     @property
     def num_parameters(self) -> int:
-        """The number of parameters of the whole model; a tied table counts once."""
+        """The number of parameters of the complete model; a tied table counts once."""
         return sum(self.block_parameters(layer) for layer in range(self.num_layers)) + self._end_parameters()
 
     def _end_parameters(self) -> int:
-        """Of what stands before and after the blocks."""
+        """Of what is before and after the blocks."""
         norm = self._norm_parameters(self.hidden)
         rows = self.vocab * (1 if self.tied else 2) + self.token_types
         rows += self.position_rows if self.position == "learned" else 0

@@ -2,7 +2,7 @@
 
 A row says which key of a config.json holds which field of `TransformerConfig`, what the class of transformers takes for
 keys that a file leaves out, and what all models of the family have in common. What takes a calculation is a function
-beside the row; what cannot be modelled is refused with the family, the key and a way out.
+next to the row; what cannot be modelled is refused with the family, the key and a way out.
 """
 
 from __future__ import annotations
@@ -463,7 +463,7 @@ FAMILIES: dict[str, Family] = {
 """model_type -> its row."""
 
 NESTED = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
-"""model_type of text and images -> that of its text model, which stands under text_config."""
+"""model_type of text and images -> that of its text model, which is under text_config."""
 
 _MODULE = "plan the module itself, as package.module:function"
 

@@ -3,7 +3,7 @@
 Every key is one of four things: it says something that the configuration says too; it must have the one value that is
 modelled; it changes no shape, no cost and no result of a training step, and is ignored for a stated reason; or it says
 what the planned model leaves out, which is reported. A key that is none of these is refused, since it may change the
-architecture. What a family's keys are called stands in `families`.
+architecture. What a family's keys are called is in `families`.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def read_config(path: str | os.PathLike[str], *, seq: int | None = None) -> Read
     """Read a config.json, or the one in a folder.
 
     Args:
-        path: of the file or its folder.
+        path: path of the file or its folder.
         seq: tokens of a sample, where not the longest that the model can read: a window of attention that hides none
             of them changes nothing.
 

@@ -22,10 +22,10 @@ def recompute_set(graph: Graph, mode: str | Sequence[str], layers: Collection[in
     """The operators to recompute, in graph order.
 
     Args:
-        graph: of a transformer; with names, any graph.
+        graph: graph of a transformer; with names, any graph.
         mode: "none"; "selective": the attention core (Korthikanti et al. 2022, arXiv 2205.05198, section 5);
             "selective_op": as torchtitan's selective checkpointing by operator, the attention and every second product
-            of a block are kept, all else is made again; "full": every operator of a block but the last sum, which is
+            of a block are kept, all else is recomputed; "full": every operator of a block but the last sum, which is
             the next block's input and is kept; or names of operators, or of modules, of which every operator is
             recomputed.
         layers: numbers of the blocks to which a mode applies; all by default.

@@ -5,7 +5,7 @@ The executor has one kernel for each, layouts split one operator instead of many
 of the same model by name. `whole_operators` finds them by what is computed; names of modules do not matter.
 
 A module may also make in one product what is split apart afterwards, such as queries, keys and values. `apart` gives
-each a product of its own, with parts of the module's weights, as models by name have them.
+each a separate product, with parts of the module's weights, as models by name have them.
 
 * `rewrite`: rules applied to a graph. `norms`, `activations`, `rotations`, `heads`: operators in parts.
 * `fused`, `views`, `sums`, `labels`: what `apart` takes apart and puts in order.

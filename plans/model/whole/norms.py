@@ -102,4 +102,4 @@ def _weighted(view: View, operator: Operator) -> Sequence[New] | None:
 
 
 NORM_RULES: tuple[Rule, ...] = (_bare, _narrow, _weighted, _narrow)
-"""The cast back stands before the weight, or behind it."""
+"""The cast back is before the weight, or behind it."""

@@ -151,7 +151,7 @@ class _Rewriting:
         return read.tensor.name
 
     def named(self, graph: Graph) -> Graph:
-        """The graph, new operators and what they make with names of their own."""
+        """The graph, new operators and what they make with separate names."""
         taken = {operator.name for operator in self.operators}
         called: dict[str, str] = {}
         operators, again = [], []

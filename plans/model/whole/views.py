@@ -12,7 +12,7 @@ __all__ = ["CUT_RULES", "ROW_RULES", "same_view"]
 
 _BY_ROW = ("linear", "layer_norm", "rms_norm", "gelu", "relu", "silu", "cast", "mul", "add", "dropout")
 """Kinds that treat every row alike: the same rows in another shape give the same result. A dropout drops elements by
-their number in the whole tensor, which is the same in both shapes."""
+their number in the full tensor, which is the same in both shapes."""
 
 
 def _everything(view: View, operator: Operator) -> str | None:

@@ -42,7 +42,7 @@ class PipelineCosts:
         end: constants (*batch, num_ranks): "stream" and "host" from "stream", "host", `CHANNELS`, "start".
         wait_dispatch_ps: (*batch, num_ranks) host time of the WAIT for one send; all sends are waited for at the end.
         posts_ahead: whether receives are posted one action ahead, or as the action begins (`Plan.receives`); of the
-            whole batch.
+            full batch.
     """
 
     maps: Mapping[str, MaxPlus]

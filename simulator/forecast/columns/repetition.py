@@ -2,7 +2,7 @@
 
 One period of events is a max-plus map of the periods before it, so sooner or later the events of a number of periods
 (the cyclicity of the map, mostly 1, or as many as there are ranks in the slowest loop) are each later than their
-fellows by some time of their own. The next ones go on in the same way for as long as, for each event, what it waited
+fellows by some time of their own. The next ones continue in the same way for as long as, for each event, what it waited
 for stays the latest: the latest of straight lines is a straight line until another one overtakes. So the number of
 periods that follow exactly is known, and is jumped over; then periods are evaluated again.
 Source: Baccelli et al., "Synchronization and Linearity" (1992), theorem 3.109 (cyclicity).
@@ -54,7 +54,7 @@ def insert_periods(
 
     Args:
         cut: where.
-        values: of the events; those before the cut are evaluated.
+        values: values of the events; those before the cut are evaluated.
         period: the constants.
         repeats: (batch) how many periods.
         most: cyclicities up to this one are looked for.

@@ -65,7 +65,7 @@ class Steady:
     Attributes:
         structure: of the small schedule.
         cuts: of its phases, in order.
-        num_micro_batches: of the small schedule.
+        num_micro_batches: number of micro batches of the small schedule.
         step: micro-batches of one period.
         far: transfers from a stage in one phase to a stage in another, such as from chunk to chunk of looped BFS. With
             more micro-batches they meet other actions of the sender, so the sender must never be what they wait for.
@@ -98,7 +98,7 @@ def family_of(schedule: Schedule, num_micro_batches: int | None = None) -> Famil
 
     Args:
         schedule: any.
-        num_micro_batches: of another member of the family, whose period is wanted (rounds may differ in size).
+        num_micro_batches: of another member of the family, whose period is needed (rounds may differ in size).
     """
     if schedule.name not in schedule_names() or schedule.num_stages % schedule.num_ranks:
         return None
@@ -306,7 +306,7 @@ def _cut(
     blocks.reverse()
     first = int(np.searchsorted(levels, level - period * num_periods))
     if event - first != num_periods * len(own):
-        return None  # something else happens beside the periods
+        return None  # something else happens next to the periods
     place = np.full(structure.num_events + 1, -1)
     place[fellow[blocks[0]]] = np.arange(len(own))
     place[-1] = -1

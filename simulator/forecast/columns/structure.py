@@ -57,7 +57,7 @@ class Structure:
         inputs: (5 + channels, number of events) the events waited for, 0 for none (see `FROM_STREAM`).
         level: of each event; they are in ascending order.
         bounds: first event of each level, and the number of events.
-        kind: of each event.
+        kind: kind of each event.
         row: the action of an event; of a transfer the one that sends.
         receiver: of a transfer the row that receives, else -1.
         event_of_row: the event of each action.
