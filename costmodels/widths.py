@@ -1,4 +1,4 @@
-"""How far off the parts of a prediction are: every figure that an interval is made of, and where it comes from.
+"""The uncertainty of the parts of a prediction: all figures of an interval and their sources.
 
 An interval is composed of parts (`costmodels.interval`): the classes of kernels and of messages, the host where it
 sets the pace, and what no instruction explains, for other software what is not known of it. Figures are the errors of
@@ -61,7 +61,7 @@ TOGETHER = {frozenset({"matrix", "attention"}): 0.5}
 """Classes whose errors are correlated, and how much (assumed: about half of each is the clock)."""
 
 UNEXPLAINED = Interval(low=0.965, high=1.05)
-"""What the spreads of prices do not explain of this executor's steps, measured over predicted. Of 60 replayed steps of
+"""Differences between measured and predicted steps that the spreads of prices do not explain. Of 60 replayed steps of
 our own transformers on 1 and 2 H200 of three hosts (the third and fourth set of plans), none of them fitted, the 5 %
 and 95 % quantiles were 0.96 and 1.07; prices alone explain 0.963 to 1.038. The fifth and sixth set test it."""
 

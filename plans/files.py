@@ -33,10 +33,10 @@ def finite(value: Any) -> Any:
 
 
 _OURS = re.compile(rb"twofold|class=\"tf\"|\"version\":\s*\d|\"environment\"|\"key\"|step_s|^\s*$")
-"""What the beginning of every file that we write has, or an empty one."""
+"""Texts at the beginning of the files that twofold writes."""
 
 _TABLE = re.compile(rb"\A[^\n]*\bstep_s\b")
-"""What the first line of a table that we write has."""
+"""Texts in the first line of the tables that twofold writes."""
 
 _replaces_all: ContextVar[bool] = ContextVar("replaces_all", default=False)
 

@@ -135,7 +135,7 @@ class Layout:
 
     @property
     def num_copies(self) -> int:
-        """Into how many copies the virtual axis cuts a dim; 1 without such an axis."""
+        """Number of copies into which the virtual axis cuts a dim; 1 without such an axis."""
         return self.device_matrix[-1] if self.alias_name[-1] == INTERLEAVED else 1
 
     def size(self, axes: Iterable[str]) -> int:
@@ -154,7 +154,7 @@ class Layout:
             raise TwofoldError(f"The axis {axis!r} is not found in {self.alias_name}") from None
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
-        """Where `rank` is in the device matrix.
+        """The coordinates of `rank` in the device matrix.
 
         Raises:
             TwofoldError: a rank that the mesh does not have.

@@ -43,10 +43,10 @@ __all__ = [
 PLAN_VERSION = 1
 
 EXECUTIONS = ("graph", "eager")
-"""How a step runs (`Plan.execution`)."""
+"""Ways to run a step (`Plan.execution`)."""
 
 RECEIVES = ("ahead", "needed")
-"""When what another stage sends is received (`Plan.receives`)."""
+"""Values of `Plan.receives`: when to receive from other stages."""
 
 
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -215,7 +215,7 @@ _FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
 class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the simulator said of the plan on a machine when it was chosen; the figures of `reports.figures`."""
+    """The prediction for the plan when it was chosen, with the figures of `reports.figures`."""
 
     machine: str
     step_s: float
@@ -227,7 +227,7 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How one training step is spread over devices.
+    """The distribution of one training step over devices.
 
     Args:
         graph: for the full batch of a step.
@@ -392,7 +392,7 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks the plan uses."""
+        """Number of ranks of the plan."""
         return len({rank for stage in self.stages for rank in stage.mesh.rank_list})
 
     @property

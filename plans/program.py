@@ -45,7 +45,7 @@ BEGIN, END = -1, -2
 
 
 class Kind(StrEnum):
-    """What an instruction needs: a compute stream, a group of ranks, one peer, or only patience."""
+    """The resource that an instruction needs: a compute stream, a group of ranks, one peer, or only time."""
 
     COMPUTE = "compute"
     COLLECTIVE = "collective"
@@ -55,7 +55,7 @@ class Kind(StrEnum):
 
 
 class Scope(StrEnum):
-    """How long a value lives (see the module)."""
+    """The lifetime of a value (see the module)."""
 
     MICRO = "micro"
     BODY = "body"
@@ -173,7 +173,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterPlacement:
-    """Where a group keeps one parameter, and how its optimizer is sharded.
+    """The location of a parameter in a group, and how its optimizer is sharded.
 
     Args:
         name: name of the parameter in the graph.
@@ -228,7 +228,7 @@ class ConstantPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCheckPlacement:
-    """What every rank keeps of a `StepCheck` between steps.
+    """The values of a `StepCheck` that every rank keeps between steps.
 
     Args:
         check: what is asked for.
@@ -244,7 +244,7 @@ class StepCheckPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupProgram:
-    """What every rank of `mesh` does in one step.
+    """The instructions of every rank of `mesh` in one step.
 
     Args:
         mesh: the ranks, with the axes over which its collectives run.
@@ -312,7 +312,7 @@ class Program:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks the program runs on."""
+        """Number of ranks that the program runs on."""
         return sum(len(group.ranks) for group in self.groups)
 
     def group_of(self, rank: int) -> GroupProgram:

@@ -76,7 +76,7 @@ def read_file(path: str | os.PathLike[str], what: str, *, most_bytes: int = _MOS
 
 
 def decompressed(content: bytes, most_bytes: int = _MOST_BYTES) -> bytes:
-    """What a gzip file holds.
+    """The content of a gzip file.
 
     Raises:
         EOFError: the file is cut.
@@ -328,4 +328,4 @@ _DAMAGED = (
     ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, SyntaxError, TypeError,
     MemoryError, OverflowError, RecursionError, RuntimeError, tokenize.TokenError,
 )  # fmt: skip
-"""What zipfile and numpy raise for damaged files."""
+"""Exceptions that zipfile and numpy raise for damaged files."""

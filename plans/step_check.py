@@ -78,7 +78,7 @@ class Spike(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class StepCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a step is skipped: weights, masters and optimizer states stay as they are, on all ranks alike.
+    """When a step is skipped: weights, masters and optimizer states stay unchanged on all ranks.
 
     What the forward changes (running statistics) is changed, and the step counts for the learning rate and the data,
     but not for AdamW's correction of its means.

@@ -67,7 +67,7 @@ class MemoryPeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """What one step of a rank consists of, in picoseconds.
+    """The parts of one step of a rank, in picoseconds.
 
     Args:
         compute_ps: its compute stream is busy.
@@ -234,7 +234,7 @@ class Timeline(Shown):
 
     @cached_property
     def step_parts(self) -> Mapping[int, StepParts]:
-        """What the last step of every rank that has spans consists of."""
+        """The parts of the last step of every rank that has spans."""
         begin, end = self.window_ps
         last = np.flatnonzero(self.step == self.num_steps - 1)
         rows = last[np.lexsort((self.start_ps[last], self.rank[last]))]
@@ -280,7 +280,7 @@ class Timeline(Shown):
         return total / self.num_ranks if self.num_ranks else 0.0
 
     def _parts(self, rows: npt.NDArray[np.int64], begin: int, end: int) -> StepParts:
-        """Of the rows of one rank by start."""
+        """The rows of one rank by start."""
         stream = self.stream[rows]
         compute, works = rows[stream == STREAMS.index("compute")], rows[stream != STREAMS.index("host")]
         compute_ps = _union_ps(self.start_ps[compute], self.end_ps[compute])

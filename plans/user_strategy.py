@@ -22,7 +22,7 @@ from plans.plan import Strategy
 __all__ = ["Entry", "GivenStrategy", "given_strategy"]
 
 Entry = tuple[int, ...] | TensorLayout
-"""How one operand is split: parts per dim, or a layout."""
+"""The split of one operand: parts per dim, or a layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,4 +163,4 @@ SECTIONS = (
     ),
     FitSection(name="sharing", points=_shared, fit=_fit_sharing),
 )
-"""What is fitted, in the order in which one section needs another."""
+"""The sections to fit, in the order of their dependencies."""

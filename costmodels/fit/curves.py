@@ -1,4 +1,4 @@
-"""What fitted forms say between the points: rates and bandwidths as curves over size."""
+"""Fitted curves: rates and bandwidths over size."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def message_bandwidths(device: Device, call: str, ranks: int, low_bytes: float, 
 
 
 def moved_bytes(device: Device, call: str, ranks: int, size_bytes: int) -> float:
-    """What a rank sends for a message."""
+    """The bytes that a rank sends for a message."""
     return _traffic(device, call, ranks, size_bytes).moved_bytes
 
 

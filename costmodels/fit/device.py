@@ -77,12 +77,12 @@ class DeviceFit:
 
     @property
     def residuals(self) -> tuple[Residuals, ...]:
-        """Of the points that were fitted, by section."""
+        """Residuals of the fitted points, by section."""
         return scoreboard([entry for entry in self.predicted if not entry.point.held_out])
 
     @property
     def held_out(self) -> tuple[Residuals, ...]:
-        """Of the points that were not, by section."""
+        """Residuals of the held-out points, by section."""
         return scoreboard([entry for entry in self.predicted if entry.point.held_out])
 
 
@@ -137,7 +137,7 @@ def usable_points(points: Iterable[Point]) -> list[Point]:
 
 
 def _subject(point: Point) -> tuple[object, ...]:
-    """What was measured, held out or not, whatever way it was timed."""
+    """The measured points, held out or not, of any timing method."""
     options = tuple(sorted((name, value) for name, value in point.options.items() if name != "recorded"))
     return (point.kind, point.call, point.shape, point.form or "nt", point.batch, point.size_bytes, point.ranks,
             point.dtype, point.beside, options)  # fmt: skip
@@ -365,7 +365,7 @@ SECTIONS = (
     ),
     FitSection(name="replay", points=_replays, fit=_fit_replay),
 )
-"""What is fitted, in the order in which one section needs another."""
+"""The sections to fit, in the order of their dependencies."""
 
 STEP_CLOCK = FitSection(name="step clock", points=_mixed_products, fit=_fit_step_clock)
 """Fitted last: points of kernels are predicted as they were measured, without others between them."""

@@ -46,7 +46,7 @@ TYPICAL_WEIGHT = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residuals:
-    """How far predictions lie from measurements: predicted / measured - 1, over `num_points` points."""
+    """Errors of predictions: predicted / measured - 1, over `num_points` points."""
 
     section: str
     num_points: int
@@ -164,7 +164,7 @@ def fit_collective(
     cores: int | None = None,
     itemsize: int = 4,
 ) -> tuple[Collective, Residuals]:
-    """What one kind of communication costs, from calls of it (or of transfers) back to back.
+    """The cost of one kind of communication, from back-to-back calls of it (or of transfers).
 
     On links alone (`cores` None): time = max(dispatch, start + hops latency + moved / (bandwidth fraction) + size /
     copy). Carried by processors: every member spends cpu = start + messages message + moved / rate, known from its
@@ -249,7 +249,7 @@ def worked_s(point: Point) -> float:
 
 
 def crowding(point: Point, cores: int) -> float:
-    """By what factor work on the processors takes longer while `active_ranks` share what others leave of the cores."""
+    """The factor by which work on the processors slows down while `active_ranks` share the remaining cores."""
     return max(1.0, point.active_ranks / max(0.5, cores - point.outside_cores))
 
 

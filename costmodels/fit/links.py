@@ -1,4 +1,4 @@
-"""What collectives cost on links alone (NCCL, HCCL): latencies, bandwidth by group size; and contention."""
+"""Costs of collectives on links alone (NCCL, HCCL): latencies, bandwidth by group size; and contention."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ the bandwidth and 14 / 3.5 us for a step.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackToBack:
-    """How a measurement that issues calls back to back differs from the time of one call on its links.
+    """The difference between back-to-back calls and the time of one call on its links.
 
     Args:
         host_s: the host issues one in this time: no measurement is below it.
@@ -79,7 +79,7 @@ class BackToBack:
     hidden_s: float = 0.0
 
     def measured_s(self, point: Point, alone_s: float) -> float:
-        """What is measured of a call that takes `alone_s`.
+        """The measured time of a call that takes `alone_s`.
 
         Recorded launches have no host in them. Of a chain of transfers one way each hides its start behind the one
         before; back and forth (ping_pong) nothing is hidden, nor among recorded collectives, which wait for each other.
@@ -116,7 +116,7 @@ def communication_s(point: Point, model: Collective, links: Sequence[Link], libr
 
 
 def _way(point: Point, links: Sequence[Link], library: str) -> tuple[tuple[Link, ...], Group, str, Traffic]:
-    """What `wire_s` needs to know of a measured call."""
+    """The facts about a measured call that `wire_s` needs."""
     if point.kind == "transfer":
         return tuple(links), first_group(links, 2), "transfer", transfer_traffic(1, point.size_bytes)
     traffic = collective_traffic(point.call, point.ranks, point.size_bytes, itemsize(point.dtype), library)
@@ -124,7 +124,7 @@ def _way(point: Point, links: Sequence[Link], library: str) -> tuple[tuple[Link,
 
 
 def fit_links(points: Sequence[Point], links: Sequence[Link], library: str) -> LinkFit:
-    """What one kind of communication costs on its links.
+    """The cost of one kind of communication on its links.
 
     Args:
         points: of one call, device times, none of them held out.

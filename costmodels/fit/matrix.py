@@ -45,14 +45,14 @@ _TYPICAL: Mapping[str, tuple[float, float, float]] = {
 """Parameter -> typical value, least, most."""
 
 MOST_FITTED = 600
-"""Of more products the parameters are fitted to a sample, the rarer their sizes the more likely; factors by size take
-all of them."""
+"""Largest number of products that the parameters are fitted to: a sample, in which rare sizes are more likely; factors
+by size use all of them."""
 
 LEAST_TABLE = 100
 """Points that factors by size need."""
 
 FLAGGED = 2.0**0.5
-"""How many times as noisy a point is whose repeats or clocks differed."""
+"""Factor on the noise of a point whose repeats or clocks differed."""
 
 _UNALIGNED = {8: (3.0, 1.5), 4: (4.0, 1.5), 2: (6.0, 1.5)}
 """Bytes that rows are aligned to -> typical factors on arithmetic and on loads."""
@@ -240,7 +240,7 @@ class _Products:
         ])  # fmt: skip
 
     def seconds(self, compute: Compute) -> Floats:
-        """What `matrix_s` gives, for all points."""
+        """The values of `matrix_s` for all points."""
         per_s = self.peak * compute.matrix_efficiency * compute.sustained_clock * self.clock
         memory_s = self.touched / (compute.memory_Bps * compute.memory_efficiency)
         cost = np.ones(len(self.shapes))

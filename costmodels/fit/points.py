@@ -90,7 +90,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What was measured, without the figures.
+        """The subject of a measurement, without its figures.
 
         >>> a, b = Point(kind="memory", call="relu", seconds=1.0), Point(kind="memory", call="relu", seconds=2.0)
         >>> a.key == b.key
@@ -117,7 +117,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def flops_per_byte(self) -> float:
-        """Of a matrix product or of attention, by its operands and its result."""
+        """The subject for a matrix product or attention, by its operands and its result."""
         if self.kind == "matrix":
             m, n, k = self.shape
             items = self.batch * (m * k + n * k + m * n)
@@ -163,7 +163,7 @@ class PointLog:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Where the points were taken; where several runs differ, the last one counts."""
+        """The environment of the measurements; if several runs differ, that of the last one."""
         return _joined(self.environments)
 
     def __contains__(self, point: Point) -> bool:

@@ -1,4 +1,4 @@
-"""What a chip draws, from the clocks at which mixtures of kernels settle (`costmodels.price.power`)."""
+"""The power of a chip, from the clocks at which mixtures of kernels settle (`costmodels.price.power`)."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def mixtures(points: Sequence[Point], compute: Compute) -> list[Mixture]:
 
 
 def _message_W(points: Sequence[Point], idle_W: float) -> float:
-    """What large messages draw next to an idle chip; 0 where none was measured with its power."""
+    """The extra power of large messages over an idle chip; 0 if none was measured with its power."""
     drawn = [point.power_W for point in points if point.power_W and _is_large_message(point)]
     return round(max(0.0, float(np.median(drawn)) - idle_W), 1) if drawn else 0.0
 

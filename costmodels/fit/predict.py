@@ -1,4 +1,4 @@
-"""What the forms of a device predict for measured points."""
+"""Predictions of a device's fit for measured points."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def library_of(device: Device) -> str:
 def predict_points(
     points: Iterable[Point], device: Device, issued: Mapping[str, BackToBack] | None = None, *, at_clock: bool = False
 ) -> list[Predicted]:
-    """What a device's forms predict for measured points; points of kinds without a form are left out.
+    """Predictions of a device's fit for measured points; points of kinds without a form are left out.
 
     Args:
         points: measured.
@@ -101,7 +101,7 @@ def scoreboard(predicted: Sequence[Predicted]) -> tuple[Residuals, ...]:
 
 
 def pair_lengths_s(point: Point, device: Device) -> tuple[float, float]:
-    """How long one kernel and one message of a measured pair take alone; each was repeated until both took long."""
+    """The times of one kernel and one message of a measured pair when alone; each was repeated until both took long."""
     call = {"matrix": "mm", "attention": "sdpa_forward", "memory": "add"}[point.call]
     size = 3 * itemsize(point.dtype) * math.prod(point.shape) if point.call == "memory" else 0
     kernel = Point(kind=point.call, call=call, shape=point.shape, size_bytes=size, dtype=point.dtype, form="nn",

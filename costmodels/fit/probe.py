@@ -21,7 +21,7 @@ PRIOR_SPREAD = 0.12
 """Spread of log(measured / predicted) from program to program that is expected before any probe ran (assumed)."""
 
 PRIOR_PROBES = 6
-"""For how many probes that expectation counts."""
+"""Number of probes for which that expectation counts."""
 
 FLOOR = 0.10
 """The least half-width of the interval, whatever few probes say: a probe is not the program."""
@@ -29,7 +29,7 @@ FLOOR = 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorFit:
-    """By what factors programs spend more processor time than their instructions alone in a loop.
+    """Factors by which programs take more processor time than their instructions alone in a loop.
 
     Caches are cold between different instructions, and processes are switched: micro-benchmarks cannot show that.
 
@@ -113,7 +113,7 @@ def with_processor(machine: Machine, fit: ProcessorFit, *, date: str) -> Machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFit:
-    """What probes say.
+    """The results of the probes.
 
     Args:
         host_scale: geometric mean of measured / predicted.

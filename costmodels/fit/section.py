@@ -28,7 +28,7 @@ __all__ = ["Draft", "FitSection", "SectionFit", "fit_sections"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionFit:
-    """What one section has fitted.
+    """The fit of one section.
 
     Args:
         values: field of the machine file -> its new value.

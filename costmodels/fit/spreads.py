@@ -1,4 +1,4 @@
-"""How well the prices of a calibrated device are known: a spread by class of instructions, and 90 % intervals."""
+"""The uncertainty of the prices of a calibrated device: a spread by class of instruction, and 90 % intervals."""
 
 from __future__ import annotations
 
@@ -98,4 +98,4 @@ SPREADS = (
     FitSection(name="update", points=_updates, fit=_fit_update_spread),
     FitSection(name="dispatch", points=_host_times, fit=_fit_dispatch_spread),
 )
-"""How well prices are known; fitted once every point is predicted (`Draft.predicted`)."""
+"""The uncertainty of prices; fitted once every point is predicted (`Draft.predicted`)."""

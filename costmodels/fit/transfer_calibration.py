@@ -28,8 +28,8 @@ ONE_KERNEL = (
     "accumulate", "add.", "adamw.fused", "adamw.update", "cast", "dropout.", "embedding.", "flat_pack", "flat_unpack",
     "gelu.", "layer_norm.forward", "mul.", "relu.", "rms_norm.forward", "silu.", "slice", "softmax.forward", "zero_.",
 )  # fmt: skip
-"""How the names of calls begin that torch or the executor runs as one kernel, or as several that each handle other
-tensors: operands are read and results written once (torch 2.11, aten/src/ATen/native/cuda)."""
+"""Prefixes of calls that torch or the executor runs as one kernel, or as several that handle different tensors:
+operands are read and results written once (torch 2.11, aten/src/ATen/native/cuda)."""
 
 
 def carried(device: Device, source: Device, *, date: str) -> Device:
@@ -134,7 +134,7 @@ class _Transfer:
         return round(math.hypot(spread, CARRIED[name]), 4)
 
     def price_intervals(self) -> dict[str, Interval]:
-        """As wide as the spreads say."""
+        """Widths from the spreads."""
         if "price_intervals" in self.own:
             return self.device.price_intervals
         self.assume("price_intervals", "as wide as the spreads say")
@@ -214,7 +214,7 @@ def _wider(edge: float, spread: float) -> float:
 
 
 def _same_cores(compute: Compute, source: Compute) -> bool:
-    """As many cores of the same rate."""
+    """The device with this number of cores of the same rate."""
     return compute.num_cores == source.num_cores and abs(_core_rate(compute) / _core_rate(source) - 1) < 0.02
 
 
@@ -236,7 +236,7 @@ def _core_rate(compute: Compute) -> float:
 
 
 def _form_rate(device: Device) -> float:
-    """What the form gives for the product that was the fastest to be reported, with no other kernels around it."""
+    """The time of the fastest reported product according to the form, without other kernels."""
     best = device.best_product
     assert best is not None
     m, n, k = best.shape

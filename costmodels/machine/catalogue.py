@@ -53,7 +53,7 @@ _NAME = re.compile(r"(?P<device>.+)-x(?P<number>\d+)")
 
 
 class Network(Section, frozen=True, kw_only=True):
-    """What joins nodes, of one device in one direction (see `costmodels.machine.links.Link`)."""
+    """The links between nodes, of one device in one direction (see `costmodels.machine.links.Link`)."""
 
     name: str
     latency_s: float
@@ -169,7 +169,7 @@ _SHARED = ("device", "memory_bytes", "runtime_bytes", "memory_allowance", "commu
 
 
 def device_of(name: str) -> Path | tuple[Device, int]:
-    """What a machine's name stands for (see the module): a shipped file, or a device and how many of it.
+    """Parse the name of a machine (see the module): a shipped file, or a device and a number.
 
     Raises:
         TwofoldError: an unknown name, with suggestions.

@@ -66,13 +66,14 @@ class Link(Section, frozen=True, kw_only=True):
         return self.bandwidth_Bps if self.peer_Bps is None else min(self.bandwidth_Bps, num_peers * self.peer_Bps)
 
     def port_Bps(self, num_peers: int, otherwise: float) -> float:
-        """What communication reaches of a rank's port; `otherwise` is the share where the tier says none."""
+        """The bandwidth that communication reaches on a rank's port; `otherwise` is the share if the tier has none."""
         reached = otherwise if self.reached_fraction is None else self.reached_fraction
         return self.reach_Bps(num_peers) * reached / (2 if self.half_duplex else 1)
 
     @property
     def way_out_Bps(self) -> float | None:
-        """What communication reaches of one shared way out of a domain of the tier below; None: nothing is shared."""
+        """The bandwidth that communication reaches on the uplink of a domain of the tier below; None without
+        sharing."""
         if self.uplink_Bps is None:
             return None
         return self.uplink_Bps * (self.reached_fraction or 1.0) / (2 if self.half_duplex else 1)
@@ -86,7 +87,7 @@ class Link(Section, frozen=True, kw_only=True):
         return inside if self.rails else 1
 
     def reduced_bytes(self, tree_bytes: float, size_bytes: float) -> float:
-        """What leaves a domain below in an all-reduce: by a tree over domains, or added on its way."""
+        """The bytes that leave a domain below in an all-reduce: by a tree over domains, or added on its way."""
         return size_bytes if self.reduces else tree_bytes
 
     def is_entered_from_below(self, tier: int) -> bool:

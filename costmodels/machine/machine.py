@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 DISPATCH_CLASSES = ("attention", "matrix", "memory", "view", "update", "collective", "transfer", "wait")
-"""What the host issues, by how long that takes it."""
+"""Kinds of work that the host issues, by the time to issue them."""
 
 SPREAD_CLASSES = ("attention", "matrix", "memory", "update", "dispatch", "collective", "transfer")
 """Kinds of instructions whose prices err together (see `costmodels.interval`)."""
@@ -151,7 +151,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
 
     @property
     def room_bytes(self) -> int:
-        """What a device has for tensors."""
+        """Device memory available for tensors."""
         return self.memory_bytes - (self.runtime_bytes or 0)
 
     @property

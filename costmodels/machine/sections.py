@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 MACHINE_VERSION = 2
-"""Of machine and device files."""
+"""Provenance of machine and device files."""
 
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter", "transfer")
 """Kinds of communication; the flat variants of the optimizer are priced as the plain ones."""
@@ -56,7 +56,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Replay(Section, frozen=True, kw_only=True):
-    """What is left of host time where a step is replayed (`costmodels.price.replay`).
+    """The remaining host time of a replayed step (`costmodels.price.replay`).
 
     Args:
         launch_s: of a step: its launch, and the device's pause between two replays.
@@ -101,7 +101,7 @@ class Protocol(Section, frozen=True, kw_only=True):
 
 
 class Collective(Section, frozen=True, kw_only=True):
-    """What one kind of communication costs next to the figures of the links.
+    """The cost of one kind of communication, in addition to the figures of the links.
 
     The algorithm of a protocol p takes dependent steps and puts bytes on every link (`costmodels.price.flows`). On its
     links it takes, with the protocol that is soonest over,
@@ -205,7 +205,7 @@ class Interval(Section, frozen=True, kw_only=True):
 
 
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Where figures come from."""
+    """The source of figures."""
 
     status: Literal["measured", "interpolated", "assumed", "cited"]
     source: str

@@ -30,7 +30,7 @@ _PLAIN = (Protocol(name="plain"),)
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """How the library carries a communication.
+    """The algorithm and protocol of a communication.
 
     Args:
         alone_s: seconds from the arrival of its last member, while its siblings are silent.

@@ -88,7 +88,7 @@ class Attention(Section, frozen=True, kw_only=True):
 
 
 class Rule(Section, frozen=True, kw_only=True):
-    """What one instruction of twofold's executor takes: several kernels that move its operands several times.
+    """The cost of one instruction of twofold's executor: several kernels that move its operands several times.
 
     Args:
         kernels: least times of a kernel in it (a fit, so not a whole number).
@@ -217,7 +217,7 @@ def matrix_rate(compute: Compute, dtype: str, owner: str = "this machine") -> fl
 
 
 class Pace(NamedTuple):
-    """At which clock a product runs.
+    """The clock at which a product runs.
 
     Args:
         clock: of the chip, relative to that of the one the efficiencies were taken on.
@@ -351,7 +351,7 @@ def _of_kernel(factors: Mapping[str, float], call: str, dtype: str) -> float:
 
 
 def rule_name(call: str, num_inputs: int) -> str:
-    """How a rule is kept: calls that do something else with more operands have one for each number of them.
+    """The key of a rule: calls that do something else with more operands have one for each number of them.
 
     >>> rule_name("sum", 3), rule_name("mul.forward", 2)
     ('sum:3', 'mul.forward')
@@ -360,7 +360,7 @@ def rule_name(call: str, num_inputs: int) -> str:
 
 
 def fused_rule(steps: Iterable[str]) -> str:
-    """How the rule of a run of fused instructions is kept, by what its steps do besides reading and writing elements.
+    """The key of the rule of fused instructions: the operations of its steps besides reading and writing elements.
 
     A loss runs kernels of its own. The gradients of weights and biases are sums over rows, which take a second kernel.
     A norm's sums along a row are in the one kernel.

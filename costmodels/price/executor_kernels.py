@@ -1,4 +1,4 @@
-"""What the executor's own instructions take on a device: several kernels, several passes over their operands.
+"""The cost of the executor's instructions on a device: several kernels, several passes over their operands.
 
 A norm's gradient, rotary positions or a loss written in a few torch calls read and write more than their operands and
 results once. A rule says how much more, fitted to every distinct instruction measured alone on the device. It holds for
@@ -24,7 +24,7 @@ from plans.model.graph import itemsize
 __all__ = ["RuleFit", "fit_rules", "rule_points"]
 
 LEAST_POINTS = 1
-"""Of an instruction: a single one tells its passes, with one kernel at the least."""
+"""The passes of an instruction; at least one kernel."""
 
 COMPUTE_CLASSES = ("matrix", "attention", "memory", "view", "update")
 IN_PLACE = ("accumulate", "store")

@@ -1,4 +1,4 @@
-"""What a communication sends over which links, by the algorithm of its library, on links in tiers.
+"""The bytes that a communication sends over each link, by the algorithm of its library, on links in tiers.
 
 A communication is a handful of rows: bytes on the fullest port of a rank, or on the fullest way out of a domain, for
 every tier that it uses; and the dependent steps inside nodes and over every tier beyond. With n members, q of them in a
@@ -57,7 +57,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """What a communication by one algorithm does.
+    """The flows of a communication by one algorithm.
 
     Args:
         loads: bytes on links.
@@ -224,7 +224,7 @@ def _less_one(number: int) -> int:
 
 
 def _telescoped(group: Group, total: int, whole: int, of: Callable[[int], int]) -> tuple[tuple[int, int], ...]:
-    """How many of `total` steps cross each tier, so that a tier cut in two changes nothing."""
+    """The number of the `total` steps that cross each tier, so that splitting a tier in two changes nothing."""
     if not total or not whole:
         return ()
     steps, left = [], total

@@ -1,4 +1,4 @@
-"""How the ranks of a communication are on the network: all that its price needs to know of them.
+"""The location of a communication's ranks on the network: everything that its price depends on.
 
 A group falls into domains of every tier of links. Regular groups (equal strides, as the axes of a mesh have) are
 counted in closed form, others by listing their ranks. The groups along the same axes of a mesh are siblings: they
@@ -26,7 +26,7 @@ Axes = tuple[tuple[int, int], ...]
 """(size, stride) of axes of a mesh."""
 
 Sizes = tuple[tuple[int, bool], ...]
-"""Of each tier the ranks of a domain, and whether they share a way out."""
+"""For each tier the ranks of a domain, and whether they share an uplink."""
 
 _MOST_LISTED = 2**22
 """Members of all groups together, above which groups are not listed."""
@@ -34,7 +34,7 @@ _MOST_LISTED = 2**22
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """How a group falls into the domains of one tier.
+    """The division of a group into the domains of one tier.
 
     Args:
         number: number of the domains that hold members.

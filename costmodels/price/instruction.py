@@ -162,7 +162,7 @@ def price_step(step: Step, shape: tuple[int, ...], dtype: str, machine: Machine)
 
 
 def num_copies(instruction: Instruction) -> int:
-    """How often a COLLECTIVE copies what it moves, to cut it along an inner dim or to join it there."""
+    """Number of copies that a COLLECTIVE needs to cut or join its tensor along an inner dim."""
     step = instruction.attrs.get("step")
     return 0 if step is None else _copied(step.leading(*instruction.shapes))
 
@@ -336,7 +336,7 @@ def price_compute(
 
 
 def _energy_pJ(machine: Machine, kind: str, dtype: str, flops: int) -> int:
-    """Of arithmetic on matrix units: it goes with the operations."""
+    """Energy of arithmetic on matrix units: proportional to the operations."""
     power = machine.compute.power
     if power is None:
         return 0
@@ -345,7 +345,7 @@ def _energy_pJ(machine: Machine, kind: str, dtype: str, flops: int) -> int:
 
 
 def _slow_energy_pJ(machine: Machine, kind: str, work_ps: int, kernels: float) -> int:
-    """Of kernels bound by memory: it goes with the time but for that in which they start."""
+    """Energy of memory-bound kernels: proportional to the time without their start-up."""
     power = machine.compute.power
     if power is None:
         return 0
@@ -354,7 +354,7 @@ def _slow_energy_pJ(machine: Machine, kind: str, work_ps: int, kernels: float) -
 
 
 def _slower(machine: Machine, kind: str) -> float:
-    """How many times as long kernels bound by memory take at the clock of the prices."""
+    """The factor on the time of memory-bound kernels at the clock of the prices."""
     power, clock_MHz = machine.compute.power, machine.compute.at_MHz
     if power is None or clock_MHz is None:
         return 1.0
@@ -400,7 +400,7 @@ def _matrix_rate(machine: Machine, dtype: str) -> float:
 
 
 def _num_updated(call: str, shapes: Shapes) -> int:
-    """How many parameters an instruction of this executor updates: AdamW has 4 operands and 3 results of each."""
+    """Number of parameters that an instruction of this executor updates: AdamW has 4 operands and 3 results of each."""
     return max(1, len(shapes) // 7) if call == "adamw.update" else 1
 
 

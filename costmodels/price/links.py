@@ -50,7 +50,7 @@ class Links:
 
 
 def collective_links(machine: Machine, call: str, group: Group, size_bytes: int, item_bytes: int) -> Links:
-    """What a collective of a group takes on the links.
+    """The time of a group's collective on the links.
 
     Raises:
         TwofoldError: a call that has no price.
@@ -69,7 +69,7 @@ def collective_links(machine: Machine, call: str, group: Group, size_bytes: int,
 def transfer_links(
     machine: Machine, num_peers: int, size_bytes: int, group: Group, *, is_forwarded: bool = False
 ) -> Links:
-    """What a transfer takes on links in tiers.
+    """The time of a transfer on links in tiers.
 
     Args:
         machine: it runs on.
@@ -86,7 +86,7 @@ def transfer_links(
 
 
 def pieces_links(machine: Machine, sizes: Mapping[tuple[int, int], int]) -> Links:
-    """What a transfer of several pairs at once takes: (from rank, to rank) -> bytes."""
+    """The time of a transfer of several pairs at once, given bytes by (from rank, to rank)."""
     return _pieces_links(machine, tuple(sizes.items()))
 
 
@@ -274,7 +274,7 @@ def _graph_pieces(machine: Machine, sizes: Mapping[tuple[int, int], int], num_pe
 
 @lru_cache(maxsize=65_536)
 def transfer_on_graph(machine: Machine, pair: tuple[int, int], size_bytes: int) -> Links:
-    """What a transfer between two ranks takes on a graph of links."""
+    """The time of a transfer between two ranks on a graph of links."""
     model, traffic = machine.collectives["transfer"], transfer_traffic(1, size_bytes)
     protocols = usable_protocols(model, pair_group(0), "transfer")
     seconds = min(

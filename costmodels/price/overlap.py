@@ -1,4 +1,4 @@
-"""How a kernel and a collective slow each other while both run on a device: the one law that every evaluator reads."""
+"""How a kernel and a collective slow each other down while both run on a device: the only model of overlap."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _HALVINGS = 40
 
 
 class Power(Section, frozen=True, kw_only=True):
-    """What a chip draws.
+    """The power of a chip.
 
     Args:
         limit_W: that the mean over many kernels does not exceed.
@@ -167,7 +167,7 @@ def settled_MHz(power: Power, load: Load, num_chips: int = 1) -> float:
 
 
 def slower(power: Power, clock_MHz: float, *, is_update: bool) -> float:
-    """How many times as long a kernel bound by memory takes at a clock as at the highest one.
+    """The factor on the time of a memory-bound kernel at a clock, relative to the highest one.
 
     >>> power = Power(limit_W=700, highest_MHz=2000, idle_W=100, matrix_W=1200, attention_W=700, memory_W=450,
     ...               update_W=400, peak_W=950, memory_share=0.1)

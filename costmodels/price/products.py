@@ -14,8 +14,7 @@ _FORMS = {
     ("linear", "forward"): "nt", ("linear", "grad0"): "nn", ("linear", "grad1"): "tn",
     ("matmul", "forward"): "nn", ("matmul", "grad0"): "nt", ("matmul", "grad1"): "tn",
 }  # fmt: skip
-"""How the operands are in memory when both are stored as the forward has them (see
-`costmodels.price.compute.FORMS`)."""
+"""The memory layout of the operands if both are stored as in the forward (see `costmodels.price.compute.FORMS`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ Loads = dict[int, float]
 
 
 class Shape(NamedTuple):
-    """What the time of a communication of one byte depends on, but for its protocol.
+    """The facts on which the time of a communication of one byte depends, apart from its protocol.
 
     Args:
         near_steps: dependent steps inside nodes.
@@ -51,14 +51,14 @@ class Shape(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """What a communication of one byte does to the links: its shape, and for how long it fills each link."""
+    """The load of a communication of one byte on the links: its shape, and the time on each link."""
 
     shape: Shape
     filled_s: Loads
 
 
 class Family(NamedTuple):
-    """What sibling groups do at once: the shapes that they have, and how long they fill the fullest link."""
+    """The load of sibling groups: their shapes, and the time on the fullest link."""
 
     shapes: frozenset[Shape]
     fullest_s: float
@@ -145,7 +145,7 @@ def routes_of(machine: Machine) -> Routes:
 
 @lru_cache(maxsize=4096)
 def family(machine: Machine, call: str, algorithm: str, groups: tuple[tuple[int, ...], ...]) -> Family:
-    """What sibling groups do to the links of a machine's graph, each for one byte."""
+    """The load of sibling groups on the links of a machine's graph, each for one byte."""
     shapes, filled_s = set(), defaultdict[int, float](float)
     for members in groups:
         own = pattern(machine, call, algorithm, members)
@@ -157,7 +157,7 @@ def family(machine: Machine, call: str, algorithm: str, groups: tuple[tuple[int,
 
 @lru_cache(maxsize=65_536)
 def pattern(machine: Machine, call: str, algorithm: str, members: tuple[int, ...]) -> Pattern:
-    """What a communication among `members` (ascending) does to the links of a machine's graph, for one byte.
+    """The load of a communication among `members` (ascending) on the links of a machine's graph, for one byte.
 
     Args:
         machine: with a graph.

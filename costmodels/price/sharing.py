@@ -25,7 +25,7 @@ _PARTS = 2**40
 
 
 def claims_of(needed: Mapping[Hashable, int], work_ps: int) -> Claims:
-    """What a communication that takes `work_ps` alone claims of links, each of which its bytes fill for so long.
+    """The shares of links that a communication claims, which takes `work_ps` alone and fills each link for some time.
 
     At most one of each: that a communication alone is slower than its link is a matter of its price. Shares are whole
     parts of 2**-40, less than a picosecond in a second off, so that they are added up quickly.

@@ -1,4 +1,4 @@
-"""What a library's choice among its kernels adds to a form: a smooth factor on times by the sizes of a product.
+"""A smooth factor on times by the sizes of a product, for the library's choice among its kernels.
 
 A form knows tiles and waves, not which of hundreds of kernels a library takes. Neighbours in size mostly take the same
 one, so what the form misses is smooth on a scale of a few octaves: a Gaussian process over the logarithms of the three
@@ -86,7 +86,7 @@ class SizeTable(Section, frozen=True, kw_only=True):
 
 
 def knot_weights(shapes: Floats) -> Floats:
-    """How much each knot counts at each product (m, n, k): one row per product."""
+    """The weight of each knot for each product (m, n, k): one row per product."""
     place = np.clip((np.log2(np.maximum(shapes, 1.0)) - FIRST) / STEP, 0.0, NUMBER - 1.0)
     knot = np.minimum(place.astype(int), NUMBER - 2)
     part, rows = place - knot, np.arange(len(shapes))

@@ -52,7 +52,7 @@ sections on the tensor map and on asynchronous copies); kernels for less are old
 
 
 class Tiled(Section, frozen=True, kw_only=True):
-    """How cores make a matrix product (m, n, k).
+    """The way cores compute a matrix product (m, n, k).
 
     The result is cut into T tiles, `num_cores` of which are made at a time, w = T / num_cores; the sums may be cut into
     equal parts as well, which makes as many times more tiles. Of all tiles and cuts the fastest is taken. With (r, c)
@@ -117,7 +117,7 @@ def alignment_bytes(shape: tuple[int, int, int], form: str, item_bytes: int) -> 
 
 
 class ProductTerms(NamedTuple, Generic[Term]):
-    """What the time of a product depends on next to its shape; arrays for many products at once.
+    """The properties of a product that its time depends on, besides its shape; arrays for many products at once.
 
     Args:
         core_flops_per_s: rate of one core.

@@ -39,12 +39,12 @@ DTENSOR_END_HOST_S = {"embedding": (489e-6, 196e-6), "head": (105e-6 + 384e-6 + 
 redistribution, and plain operators (norm, cast, loss) at their measured dispatch."""
 
 CHECKPOINT_S = (714e-6 - 426e-6, 1412e-6 - 615e-6 - 426e-6)
-"""What activation checkpointing adds to a block's forward and, next to the forward recomputed, to its backward."""
+"""The host time that activation checkpointing adds to a block's forward and, besides the recomputed forward, to its
+backward."""
 
 ENTRY_HOST_S = (15.6e-6 - 1.9e-6) / 5
-"""What a distributed tensor costs the host in a list that an optimizer's operator takes, over a plain one: the fused
-update takes lists of weights, gradients, two states and counts (kinds of dispatch adamw_fused, stacks fsdp2 and
-optimizer)."""
+"""The extra host time for a distributed tensor in a list of an optimizer's operator: the fused update takes lists of
+weights, gradients, two states and counts (kinds of dispatch adamw_fused, stacks fsdp2 and optimizer)."""
 
 UPDATE_HOST_S = {"fused": (1.9e-6, 15.6e-6), "foreach": (5.7e-6, 5.7e-6 + 14 * ENTRY_HOST_S)}
 """Of one parameter in an update, plain and sharded: measured (adamw_fused, adamw_foreach) but for the sharded foreach
@@ -70,7 +70,7 @@ PLAIN_HOSTS_US = ((410, 512), (371, 728), (452, 633))
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one host needs to issue a block: a file that `twofold calibrate --host` writes.
+    """The time that one host needs to issue a block: a file written by `twofold calibrate --host`.
 
     Args:
         name: name of the host.

@@ -1,4 +1,4 @@
-"""How many messages, dependent hops and bytes a communication takes, by the algorithm of its library.
+"""The number of messages, dependent hops and bytes of a communication, by the algorithm of its library.
 
 NCCL and HCCL: rings. With n members and a message of S bytes (the larger of a member's input and output) each member
 sends and receives in n-1 steps S/n bytes for an all-gather or a reduce-scatter, both in turn for an all-reduce
@@ -19,7 +19,7 @@ __all__ = ["Traffic", "collective_traffic", "plain_call", "transfer_traffic"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What one member does.
+    """The traffic of one member.
 
     Args:
         messages: that it sends.

@@ -141,7 +141,7 @@ def rank_groups(spread: Spread, num_kv_heads: int) -> dict[str, tuple[Axis, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxes:
-    """What the axes of a stage's mesh are for; axes of size 1 are left out, so that they split nothing.
+    """The role of each mesh axis of a stage; axes of size 1 are left out, so that they split nothing.
 
     Args:
         names: names of all axes, the outermost first.

@@ -297,7 +297,7 @@ def _enough_layers(
 
 
 def unpredicted(model: ModelSizes, tp: int, sequence_parallel: bool) -> str | None:
-    """What plans can do, but forecasts cannot."""
+    """Degrees that plans support, but forecasts do not."""
     if sequence_parallel and tp > model.kv_heads > 1:
         return (
             f"{model.name}: sequence parallelism with tp {tp} above the {model.kv_heads} key-value heads is not "
@@ -307,7 +307,7 @@ def unpredicted(model: ModelSizes, tp: int, sequence_parallel: bool) -> str | No
 
 
 def tied_head(model: ModelSizes, pp: int, schedule: str, num_micro_batches: int, virtual: int = 1) -> str | None:
-    """What forecasts can do, but plans cannot: a tied head on another rank than the table of embeddings."""
+    """Degrees that forecasts support, but plans do not: a tied head on another rank than the embedding."""
     if pp == 1 or not model.tied:
         return None
     made = make_schedule(schedule, pp, num_micro_batches, virtual=schedule_virtual(schedule, virtual))
@@ -347,7 +347,7 @@ class Rule:
     values: Callable[[Mapping[str, Any]], tuple[Any, ...]]
 
     def apply(self, known: Mapping[str, Any]) -> str | None:
-        """Its sentence about known values; None where they keep it, or where too little is known."""
+        """The rule's message about known values; None if they satisfy it, or if too little is known."""
         try:
             values = self.values(known)
         except KeyError:
@@ -369,7 +369,7 @@ def rules(*sentences: Callable[..., str | None]) -> tuple[Rule, ...]:
 
 
 def _values_of(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """What takes the values of these names, which `itemgetter` puts into a tuple only where there are several."""
+    """Get the values of these names as a tuple (`itemgetter` returns a tuple for several names only)."""
     return operator.itemgetter(*names) if len(names) > 1 else lambda known: (known[names[0]],)
 
 

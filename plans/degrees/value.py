@@ -23,7 +23,7 @@ Check = Callable[[str, Any], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degree:
-    """What is said of a degree once, and used wherever degrees are listed: files, command line, tables, search.
+    """The declaration of a degree, used wherever degrees are listed: files, command line, tables, search.
 
     Args:
         name: in Python, in files, and as a pin of the search.
@@ -49,7 +49,7 @@ class Degree:
 
     @property
     def path(self) -> str:
-        """Where its value is in `Degrees`."""
+        """Path of its value in `Degrees`."""
         return f"optimizer.{self.setting}" if self.setting else self.name
 
 
@@ -290,7 +290,7 @@ _ALL = operator.attrgetter(*(degree.path for degree in DEGREES.values()))
 _CHECKS: dict[str, tuple[Check, bool]] = {
     name: (degree.check, degree.default is None) for name, degree in DEGREES.items()
 } | {"global_batch": (rules.whole_number, False)}
-"""How a value is checked by itself, and whether it may be None."""
+"""Check of one value, and whether it may be None."""
 
 
 def check_values(values: Mapping[str, Any]) -> None:

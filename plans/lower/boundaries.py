@@ -1,4 +1,4 @@
-"""What the lowering of every stage starts from: what crosses between stages, where parameters live."""
+"""Tensors that cross between stages, and locations of parameters: the input of the lowering of every stage."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def find_boundaries(plan: Plan, micro: Graph) -> list[StageBoundary]:
 def parameter_layouts(
     plan: ChunkPlan, micro: Graph, stages: Sequence[int]
 ) -> tuple[dict[str, TensorLayout], dict[str, TensorLayout]]:
-    """Where each parameter of these stages lives (as its first reader wants it), and the layout of its gradient.
+    """The layout of each parameter of these stages (as its first reader needs it), and that of its gradient.
 
     Raises:
         TwofoldError: a parameter that does not reach the loss.

@@ -50,7 +50,7 @@ class LocalParameter:
 
     @property
     def name(self) -> str:
-        """Of the tensor, and of the value that operators read."""
+        """Name of the tensor, and of the value that operators read."""
         return self.tensor.name
 
     @property
@@ -60,7 +60,7 @@ class LocalParameter:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Of the local weight."""
+        """Shape of the local weight."""
         return self.home.local_shape(self.tensor.shape)
 
     @cached_property
@@ -109,13 +109,13 @@ class Bucket:
 
     @cached_property
     def name(self) -> str:
-        """Its first parameter, and how many more there are."""
+        """Its first parameter and the number of others."""
         more = f"+{len(self.parameters) - 1}" if len(self.parameters) > 1 else ""
         return f"{self.first.name}{more}"
 
     @property
     def first(self) -> LocalParameter:
-        """What all agree in can be asked of the first."""
+        """The first parameter, which has all common properties."""
         return self.parameters[0]
 
     @property
@@ -125,7 +125,7 @@ class Bucket:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of its parameters."""
+        """Names of its parameters."""
         return tuple(parameter.name for parameter in self.parameters)
 
     @cached_property

@@ -85,7 +85,7 @@ class ChunkLowering:
         return value_name(self.label(tensor), layout, self.mesh)
 
     def label(self, tensor: str) -> str:
-        """What stands for a tensor in names of values.
+        """The name of a tensor in names of values.
 
         The tensor's name; with the stage's number where another stage on the same ranks makes or holds it too.
         """
@@ -138,7 +138,7 @@ class ChunkLowering:
         return name in self.dropped or self.table[name].scope is Scope.BODY
 
     def sources(self, instruction: Instruction) -> tuple[str, ...]:
-        """What an instruction of the forward makes its outputs from; a transfer inside the stage reads in its SEND."""
+        """The values that an instruction of the forward reads; a transfer inside the stage reads in its SEND."""
         return (self.senders[instruction.name] if instruction.kind is Kind.RECV else instruction).inputs
 
     def _forward_operator(self, emitter: Emitter, operator: Operator, spec: OperatorSpec) -> None:

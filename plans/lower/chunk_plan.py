@@ -1,4 +1,4 @@
-"""What the lowering of a chunk starts from: its plan, and the tensors that cross to and from other stages."""
+"""The input of the lowering of a chunk: its plan, and the tensors that cross to and from other stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ChunkPlan", "StageBoundary", "fed_layout", "is_recomputed"]
 
 
 class ChunkPlan(Protocol):
-    """What the lowering of a chunk asks of its plan; see `plans.plan.Plan`."""
+    """The parts of a plan that the lowering of a chunk needs; see `plans.plan.Plan`."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -65,7 +65,7 @@ def is_recomputed(plan: ChunkPlan, graph: Graph, operator: str) -> bool:
 
 
 def fed_layout(mesh: Layout, shape: tuple[int, ...]) -> TensorLayout:
-    """How a batch arrives that every rank of a stage reads its own part of: dim 0 split over all axes."""
+    """The layout of a batch of which every rank of a stage reads its part: dim 0 split over all axes."""
     layout = TensorLayout(mesh=mesh, dims=(mesh.alias_name, *(() for _ in shape[1:])))
     layout.check(shape, "an input that is fed in parts (full_batch=False)")
     return layout

@@ -1,4 +1,4 @@
-"""How a backward completes the gradients of parameters: in which order, and whether their products add them up."""
+"""The order in which a backward completes gradients of parameters, and whether products add to them."""
 
 from __future__ import annotations
 

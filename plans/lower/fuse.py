@@ -97,12 +97,12 @@ class _Run:
 
     @property
     def made(self) -> dict[str, None]:
-        """What its steps write, in order."""
+        """Values that its steps write, in order."""
         return dict.fromkeys(name for step in self.steps for name in step.outputs)
 
     @property
     def read(self) -> dict[str, None]:
-        """What it reads from outside, in order."""
+        """Values that it reads from outside, in order."""
         found, made = dict[str, None](), set[str]()
         for step in self.steps:
             found.update(dict.fromkeys(name for name in step.inputs if name not in made))
@@ -149,7 +149,7 @@ class _Runs:
         return (line for line in self.body if line.name not in self.run_of)
 
     def reads(self, but: _Run | None = None) -> set[str]:
-        """What its instructions read and its runs read from outside, those of one run left out."""
+        """Values that its instructions and its runs read from outside, except those within one run."""
         found = {name for line in self.alone() for name in line.inputs}
         return found.union(*(run.read for run in self.runs if run is not but))
 

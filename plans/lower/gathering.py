@@ -23,7 +23,7 @@ __all__ = ["Arrival", "collective", "gather", "wait", "with_arrivals", "with_gat
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrival:
-    """What makes gathered weights usable: a WAIT and, of several weights, the unpacking."""
+    """The end of a gather: a WAIT and, for several weights, the unpacking."""
 
     instructions: tuple[Instruction, ...]
 

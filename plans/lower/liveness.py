@@ -1,4 +1,4 @@
-"""When a value dies: the last instruction that reads it frees it.
+"""Liveness: the last instruction that reads a value frees it.
 
 Bodies run in a known order for one micro-batch (receive, forward, receive, backward), so the last use of a value is
 found by walking that sequence once. A value that lives within a body dies in the body that made it.

@@ -28,7 +28,7 @@ def loss_operator(micro: Graph) -> Operator:
 
 
 def accumulate_loss(plan: ChunkPlan, micro: Graph, table: ValueTable, stage: int) -> list[Instruction]:
-    """What adds a micro-batch's part of the loss to the step's, on the stage that makes it."""
+    """The instruction that adds a micro-batch's loss to the step's, on the stage that computes it."""
     operator = loss_operator(micro)
     stage_mesh = plan.stages[stage].mesh
     mesh = plan.strategy(operator).mesh or stage_mesh

@@ -76,7 +76,7 @@ def _groups(plan: Plan) -> list[Layout]:
 
 
 def _closing(order: Sequence[Action]) -> list[bool]:
-    """For each action whether no later one of its stage adds to weight gradients."""
+    """Whether an action is the last of its stage that adds to weight gradients, for each action."""
     result, seen = list[bool](), set[int]()
     for action in reversed(order):
         result.append(action.stage not in seen)
@@ -265,7 +265,7 @@ class _Lowering:
         )
 
     def _read_elsewhere(self, stage: int) -> set[str]:
-        """What other stages read: a parameter among it gets gradients from several chunks."""
+        """Tensors that other stages read: a parameter among them gets gradients from several chunks."""
         mine = set(self.plan.stages[stage].operators)
         return {name for operator in self.micro.operators if operator.name not in mine for name in operator.inputs}
 

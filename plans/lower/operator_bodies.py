@@ -68,7 +68,7 @@ class _OperatorPlan:
     interleave: int = 1
 
     def strategy(self, operator: Operator) -> Strategy:
-        """That of the operator."""
+        """Strategy of the operator."""
         return self.chosen
 
     def stage_of(self) -> Mapping[str, int]:

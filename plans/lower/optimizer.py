@@ -327,7 +327,7 @@ class OptimizerLowering:
             emitter.compute(f"{first.name}{more}.store", "store", "U", masters, tuple(home.weight for home in homes))
 
     def _norm(self, emitter: Emitter, gradients: Mapping[str, str]) -> _Decided:
-        """What follows from the norm of all gradients of the program; each element is counted on one of its ranks.
+        """The instructions that depend on the norm of all gradients; each element is counted on one of its ranks.
 
         With no parameter of its own a group adds nothing.
         """
@@ -382,7 +382,7 @@ class _Decided:
 
 @dataclass(slots=True)
 class _Gradients:
-    """What the updates read, brought into being one after the other."""
+    """The values that updates read, written one after the other."""
 
     emitter: Emitter
     found: Mapping[str, Reduced]

@@ -1,4 +1,4 @@
-"""By which steps tensors are redistributed: as the plan says, by least bytes, or as a price would have it.
+"""Choice of redistribution steps: those of the plan, those with the fewest bytes, or those of a price.
 
 A plan that was chosen for a machine stores the steps that are faster there than those of least bytes. Which those are
 is found by lowering with a `Choice`: it is asked for every redistribution that the program has, forward and backward.
@@ -80,5 +80,5 @@ class Choice:
 
     @property
     def redistributions(self) -> tuple[Redistribution, ...]:
-        """What a plan has to store, in the order in which lowering first asked."""
+        """The redistributions that a plan has to store, in the order in which lowering asks for them."""
         return tuple(self._stored.values())

@@ -24,7 +24,7 @@ __all__ = ["Reduced", "Reduction"]
 
 @dataclass(slots=True, eq=False)
 class Reduced:
-    """Where the reduced gradient of a bucket is, or will be.
+    """The reduced gradient of a bucket, which may still be in flight.
 
     Args:
         bucket: of parameters.
@@ -139,5 +139,5 @@ class Reduction:
 
 
 def _of_step(table: ValueTable, names: Sequence[str]) -> tuple[str, ...]:
-    """Those that no liveness frees."""
+    """Values that liveness does not free."""
     return tuple(name for name in names if table[name].scope is Scope.STEP)

@@ -115,7 +115,7 @@ def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[StageBoun
 
 
 def _arrival(chunk: ChunkLowering, border: StageBoundary, gradient: bool) -> Instruction:
-    """What brings a tensor, or its gradient, from another stage."""
+    """The instruction that receives a tensor, or its gradient, from another stage."""
     tensor, layout = chunk.micro.tensors[border.tensor], border.source if gradient else border.target
     crossing = chunk.crossing(border, gradient)
     name = f"{crossing}@{layout}" if gradient else chunk.name_of(border.tensor, layout)

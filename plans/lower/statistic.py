@@ -1,4 +1,4 @@
-"""What an operator makes next to its outputs: a statistic that is gathered over shards, and what gradients keep of it.
+"""Further results of an operator: a statistic that is gathered over shards, and values kept for gradients.
 
 Half precision is made in float32: sums of exponentials and of squares need it.
 """

@@ -1,4 +1,4 @@
-"""What is chosen by ids: rows of a table, and the weights of an expert for each token."""
+"""Selection by ids: rows of a table, and the weights of an expert for each token."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _cross_entropy(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> 
 
 @declares("count_labels")
 def _count_labels(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
-    """How many labels are not attrs "ignore_index": each rank counts its own, and the counts are summed."""
+    """The number of labels that are not attrs "ignore_index": each rank counts its own, and the counts are summed."""
     dims = named("b", inputs[0])
     return OperatorSpec(
         kind=kind, sizes=dict(zip(dims, inputs[0], strict=True)), inputs=(dims,), outputs=((),),

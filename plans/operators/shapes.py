@@ -11,7 +11,7 @@ from plans.operators.spec import Dim, Gradient, OperatorSpec
 __all__ = ["MAX_CONCAT"]
 
 MAX_CONCAT = 64
-"""How many tensors a concat takes."""
+"""Largest number of tensors of a concat."""
 
 
 @declares("reshape")

@@ -13,7 +13,7 @@ from plans.reading import json_of
 __all__ = ["MAX_OPAQUE_INPUTS"]
 
 MAX_OPAQUE_INPUTS = 16
-"""How many tensors an opaque operator reads at most."""
+"""Largest number of tensors that an opaque operator reads."""
 
 
 @declares("arange")

@@ -1,4 +1,4 @@
-"""How an operator declares itself: named dims once, everything else follows.
+"""Declarations of operators: an operator names its dims once, and everything else follows.
 
 An operator names the dims of its inputs and outputs. A **strategy** gives mesh axes to dims. From that alone follow
 
@@ -32,7 +32,7 @@ from plans.layout import DimAxes, Layout, TensorLayout
 __all__ = ["Assignment", "Dim", "Gradient", "Kept", "OperatorSpec", "Statistic", "factors"]
 
 Dim = str | tuple[str, ...]
-"""What one dim of a tensor is: a named dim, or a product of named dims, the first is major."""
+"""The meaning of one dim of a tensor: a named dim, or a product of named dims, first is major."""
 
 Assignment = Mapping[str, DimAxes]
 """dim name -> the axes that split it (first is major); dims that are absent stay whole."""
@@ -61,7 +61,7 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistic:
-    """What every shard of dim `over` makes of its part of the inputs, for all shards to know.
+    """A result that every shard of dim `over` computes from its part of the inputs, and that all shards need.
 
     Its tensor has the shape [shards, width, *dims]: the call "<kind>.statistic" makes one row of it, an all-gather
     brings the others.

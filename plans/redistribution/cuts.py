@@ -35,7 +35,7 @@ def cut(mesh: Layout, axes: DimAxes, size: int) -> tuple[Indices, Indices]:
 
 @lru_cache(maxsize=16384)
 def overlap(mesh: Layout, one: DimAxes, two: DimAxes, size: int) -> Indices:
-    """How much of a dim every rank holds under both cuts."""
+    """The number of elements of a dim that every rank holds under both cuts."""
     low, high = cut(mesh, one, size)
     other_low, other_high = cut(mesh, two, size)
     return np.maximum(np.minimum(high, other_high) - np.maximum(low, other_low), 0)

@@ -51,7 +51,7 @@ def by_moving(space: Space, start: State, goal: State, one_by_one: bool = False)
 
 
 def by_moving_each(space: Space, start: State, goal: State) -> list[Move]:
-    """As `by_moving`, gathering one axis at a time: over prime factors, links inside a node and between nodes apart."""
+    """As `by_moving`, gathering one axis at a time: prime factors, and links inside and between nodes, are separate."""
     return by_moving(space, start, goal, one_by_one=True)
 
 

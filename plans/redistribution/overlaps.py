@@ -1,4 +1,4 @@
-"""How two cuts of one dim overlap, for all pairs of cuts by the axes of a mesh at once, as arrays.
+"""Overlaps of two cuts of one dim, for all pairs of cuts by the axes of a mesh at once, as arrays.
 
 A cut is a sequence of axes; it cuts a dim by one axis after the other, each time into parts of ceil(size / axis size)
 (`plans.layout`). Cuts are numbered as in `table.sequences`.
@@ -20,7 +20,7 @@ __all__ = ["leaves_domain", "overlaps"]
 
 @lru_cache(maxsize=1024)
 def overlaps(sizes: tuple[int, ...], size: int) -> tuple[Array, Array]:
-    """How the cuts of a dim of `size` overlap, on a mesh whose axes have `sizes`.
+    """Overlaps of the cuts of a dim of `size`, on a mesh whose axes have `sizes`.
 
     Returns:
         [sequences, sequences, ranks]: how much of the dim a rank has under both cuts; and how many different parts of
@@ -60,7 +60,7 @@ def leaves_domain(sizes: tuple[int, ...], size: int, domains: tuple[int, ...]) -
 
 @lru_cache(maxsize=1024)
 def _parts(sizes: tuple[int, ...], size: int) -> Array:
-    """How much any two parts of all cuts of a dim have in common, in the order of `_positions`."""
+    """The number of common elements of any two parts of all cuts of a dim, in the order of `_positions`."""
     low, length = [], []
     for order in sequences(len(sizes)):
         start, long = np.zeros(1, dtype=np.int64), np.full(1, size, dtype=np.int64)

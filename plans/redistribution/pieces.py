@@ -89,7 +89,7 @@ def _counted(device_matrix: tuple[int, ...], names: tuple[str, ...], first: int,
 
 
 _Part = tuple[tuple[int, int], int, int]
-"""Of one dim: the range that is handed over, its length, and the number of the source's cut that holds it."""
+"""For one dim: the range that is sent, its length, and the number of the source's cut that holds it."""
 
 
 def _hand_overs(

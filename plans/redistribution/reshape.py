@@ -20,7 +20,7 @@ __all__ = ["Reshaped", "reshape_layout", "transpose_layout"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reshaped:
-    """How a layout passes a reshape: redistribute to `before`, reshape every local part, and the layout is `after`.
+    """A layout through a reshape: redistribute to `before`, reshape every local part, and the layout is `after`.
 
     Args:
         before: the layout wanted on the old shape; the given one if nothing has to be gathered.

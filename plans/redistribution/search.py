@@ -249,7 +249,7 @@ def _across(
 def _endings(
     target: TensorLayout, shape: tuple[int, ...], price: StepPrice | None, even: bool
 ) -> list[tuple[TensorLayout, tuple[Step, ...]]]:
-    """Where a transfer may lead, and the steps from there to the target: the target, or one collective before it."""
+    """The possible targets of a transfer, and the steps from there: the target, or one collective before it."""
     endings: list[tuple[TensorLayout, tuple[Step, ...]]] = [(target, ())]
     if price is not None:
         space = Space(target.mesh, target, shape)

@@ -50,7 +50,7 @@ class Space:
         self._lacking: dict[tuple[State, State], int] = {}
 
     def drop_spare_dims(self, start: State, goal: State) -> None:
-        """Of the dims that neither layout splits, leave one to split on the way, if it can be split evenly by all axes.
+        """Keep only one of the dims that neither layout splits, for splits on the way, if all axes can split it evenly.
 
         Such dims are alike: what is won by splitting one of them is won by splitting any other.
         """

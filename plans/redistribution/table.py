@@ -22,7 +22,7 @@ __all__ = ["KINDS", "StepTable", "code", "num_layouts", "sequences", "step_table
 Array = npt.NDArray[np.int64]
 
 KINDS = (StepKind.SLICE, StepKind.ALL_GATHER, StepKind.ALL_TO_ALL, StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
-"""What `StepTable.kind` numbers."""
+"""The kinds that `StepTable.kind` numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def _width(num_axes: int) -> int:
 
 
 def num_layouts(num_axes: int, num_dims: int) -> int:
-    """How many ways there are to split dims by axes, without partial sums.
+    """Number of ways to split dims by axes, without partial sums.
 
     >>> num_layouts(2, 1)  # whole, by either axis, by both in either order
     5

@@ -14,7 +14,7 @@ __all__ = ["KINDS", "Action", "ActionKind"]
 
 
 class ActionKind(StrEnum):
-    """What an action does; prints as its letter."""
+    """The kind of an action; prints as its letter."""
 
     FORWARD = "F"
     BACKWARD = "B"

@@ -41,7 +41,7 @@ _WEIGHT_OF = {_I0: _W0, _I1: _W1}
 
 
 class Block(NamedTuple):
-    """When one micro-batch does its passes on one rank, in units of one action."""
+    """The times of the passes of one micro-batch on one rank, in units of one action."""
 
     forward_first: int
     forward_second: int
@@ -109,7 +109,7 @@ def _slots(block: Block, num_micro_batches: int) -> _Slots:
 
 
 def _part(slots: _Slots, begin: int, end: int) -> _Slots:
-    """What happens from `begin` until before `end`."""
+    """The passes from `begin` until before `end`."""
     first, last = np.searchsorted(slots.times, (begin, end))
     return _Slots(slots.times[first:last], slots.steps[first:last])
 
@@ -123,7 +123,7 @@ class _Pass(NamedTuple):
     micro_batch: int
     previous_rank: int
     previous_step: int
-    """Where the same micro-batch comes from; rank -1 if from outside."""
+    """The source of the same micro-batch; rank -1 if from outside."""
     num_forwards_before: int
     """Forwards that the block has earlier on this rank; -1 for an input gradient, which needs no room."""
 

@@ -1,4 +1,4 @@
-"""What an action waits for on another rank, and the order replayed with one unit of time per action.
+"""Dependencies of actions on other ranks, and the order replayed with one unit of time per action.
 
 A forward waits for the forward of the stage before, a backward (whole, or of the input) for that of the stage after.
 Everything else that an action needs is earlier on its own rank.
@@ -17,7 +17,7 @@ _FORWARD, _WEIGHT = 0, 3
 
 
 def remote_dependencies(schedule: Schedule) -> NDArray[np.int64]:
-    """For each row of `schedule.table` the row that it waits for in another stage, or -1.
+    """The row of another stage that each row of `schedule.table` waits for, or -1.
 
     Every micro-batch must have exactly one forward and one (whole or input) backward on every stage.
     """
@@ -35,7 +35,7 @@ def remote_dependencies(schedule: Schedule) -> NDArray[np.int64]:
 
 
 def unit_start_times(schedule: Schedule) -> NDArray[np.int64]:
-    """When each row of the table starts if every action takes one unit; -1 for those that never can.
+    """The start of each row of the table if every action takes one unit; -1 for those that never run.
 
     Each rank works down its order and waits at an action until what it needs is done, so ranks that wait for each other
     stop, and the rows from there on keep -1.

@@ -1,4 +1,4 @@
-"""How many activations a schedule keeps alive."""
+"""Number of activations that a schedule keeps alive."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _FORWARD, _BACKWARD, _INPUT, _WEIGHT = range(4)
 _NUM_KINDS = 4
 
 MAX_CHUNKS = 256 // _NUM_KINDS
-"""How many chunks per rank the one-byte steps can tell apart."""
+"""Largest number of chunks per rank that the one-byte steps can represent."""
 
 _MAX_TURNS = 2**22
 """Ranks times micro-batches: larger tables take minutes and many gigabytes, and no training has them."""
@@ -155,7 +155,7 @@ def _stages_by_chunk(placement: tuple[int, ...], num_ranks: int) -> NDArray[np.i
 
 
 def _occurrence(keys: NDArray[np.int32]) -> NDArray[np.int64]:
-    """For each entry how many equal ones are before it."""
+    """The number of equal entries before each entry."""
     by_key = np.argsort(keys, kind="stable")
     ordered = keys[by_key]
     place = np.arange(len(keys))

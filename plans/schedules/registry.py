@@ -55,7 +55,7 @@ def schedule_names() -> tuple[str, ...]:
 
 
 def chunks_per_rank(name: str) -> int | None:
-    """How many chunks of the model a rank has in the named schedule; None if the caller chooses, or a text says.
+    """Number of chunks per rank in the named schedule; None if the caller or a text decides.
 
     Raises:
         ScheduleError: an unknown name.

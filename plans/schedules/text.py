@@ -23,7 +23,7 @@ _SEPARATOR = re.compile(r"[;+/|\s]+")
 
 
 class Header(NamedTuple):
-    """What the comment line of a schedule says; None where there is no such line."""
+    """The comment line of a schedule; None without such a line."""
 
     num_stages: int | None = None
     num_micro_batches: int | None = None

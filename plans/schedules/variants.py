@@ -14,7 +14,7 @@ from plans.schedules.schedule import Schedule
 __all__ = ["VARIANTS", "counts_of_variants", "variant_of_rows"]
 
 VARIANTS = ("F", "B", "I", "W", "F.first", "B.last", "W.last")
-"""What an action may do: the four kinds, and those of the first forward and the last backward of a stage."""
+"""Variants of actions: the four kinds, and those of the first forward and the last backward of a stage."""
 
 
 @lru_cache(maxsize=64)

@@ -44,7 +44,7 @@ class Cells(NamedTuple):
 
 
 ARRIVE, SEND = "arrive", "send"
-"""Where a body waits for the tensor of another stage, and where it sends its own."""
+"""Positions at which a body waits for the tensor of another stage, and sends its own."""
 
 Item = Cells | Instruction | str
 
@@ -102,8 +102,7 @@ class _Spelling:
         self.items: list[tuple[int, Item]] = []
 
     def run(self, skeleton: Skeleton, body: Sequence[Instruction]) -> tuple[tuple[int, Item], ...]:
-        """What the optimizer added before a cell (gathers, arrivals) is right before it, reductions right
-        behind."""
+        """Instructions of the optimizer: gathers and arrivals directly before a cell, reductions directly after it."""
         behind = {line.name for line in skeleton.lines}
         waiting: list[Instruction] = []
         for line in body:

@@ -1,4 +1,4 @@
-"""What the optimizer's lowering asks of a transformer in stated degrees: its parameters, piece by piece.
+"""The parameters of a transformer for given degrees, piece by piece, as the optimizer's lowering needs them.
 
 The layouts of parameters and the order in which their gradients are complete are read off a model of one block of each
 kind, with the real sizes and the real mesh; a block's parameters differ from another's in their names only.

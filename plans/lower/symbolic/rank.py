@@ -33,7 +33,7 @@ __all__ = ["SymbolicRank", "lower_rank"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SymbolicRank:
-    """What a rank does in a step.
+    """The step of a pipeline rank.
 
     Args:
         begin, end: what opens and closes the step, without the waits for what was sent.

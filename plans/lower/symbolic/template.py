@@ -174,7 +174,7 @@ def joined_gradients(part: PartTemplate) -> frozenset[str]:
 
 
 def _split(layout: TensorLayout, axes: Iterable[str]) -> tuple[str, ...]:
-    """Those of the axes that have more than one rank."""
+    """The axes that have more than one rank."""
     return tuple(axis for axis in axes if layout.mesh.size((axis,)) > 1)
 
 

@@ -141,7 +141,7 @@ def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int
 
 
 def _grouping(config: TransformerConfig, tp: int) -> str:
-    """How heads of keys and values are shared and split: it decides which sizes are independent."""
+    """How key-value heads are shared and split, which decides which sizes are independent."""
     if config.kv_heads == 1 and config.num_heads > 1:
         return "single"
     if tp > config.kv_heads:
@@ -150,7 +150,7 @@ def _grouping(config: TransformerConfig, tp: int) -> str:
 
 
 class _Structure:
-    """What the templates of all recompute modes have in common."""
+    """The parts that the templates of all recompute modes share."""
 
     def __init__(self, plan: Plan, names: Sequence[str], symbols: Symbols, ways: Ways) -> None:
         self._plan = plan
@@ -162,7 +162,7 @@ class _Structure:
         self._templates: dict[tuple[str, bool], ModelTemplate] = {}
 
     def template(self, recompute: str, fused: bool) -> ModelTemplate:
-        """Of one recompute mode; only blocks differ between them."""
+        """The template of a recompute mode; only blocks differ between modes."""
         if (recompute, fused) not in self._templates:
             self._templates[recompute, fused] = self._template(recompute, fused)
         return self._templates[recompute, fused]

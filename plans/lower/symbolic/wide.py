@@ -28,7 +28,7 @@ class WideBucket(Bucket):
 
     @cached_property
     def name(self) -> str:
-        """As that of a bucket with all of them."""
+        """The key of a bucket with all of them."""
         return f"{self.first.name}+{sum(self.counts) - 1}"
 
     @cached_property

@@ -364,7 +364,7 @@ class TransformerConfig:
         return sum(self.block_parameters(layer) for layer in range(self.num_layers)) + self._end_parameters()
 
     def _end_parameters(self) -> int:
-        """Of what is before and after the blocks."""
+        """Number of parameters before and after the blocks."""
         norm = self._norm_parameters(self.hidden)
         rows = self.vocab * (1 if self.tied else 2) + self.token_types
         rows += self.position_rows if self.position == "learned" else 0

@@ -110,7 +110,7 @@ def _mixtral(keys: Keys, fields: Fields) -> None:
 
 
 def _first_dense_layers(keys: Keys, num_layers: int) -> int:
-    """How many first layers are dense where every layer after them has experts."""
+    """Number of dense first layers, if all later layers have experts."""
     if (step := keys.get("decoder_sparse_step", 1)) != 1:
         raise keys.refuse("decoder_sparse_step", f"is {step}: layers with and without experts alternate",
                           "1, experts in every layer, is modelled")  # fmt: skip

@@ -116,7 +116,7 @@ _ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a config.json says.
+    """The content of a config.json.
 
     Args:
         config: of the model.
@@ -174,7 +174,7 @@ def read_keys(path: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
 
 
 def reading_of(keys: Mapping[str, Any], name: str = "transformer", *, seq: int | None = None) -> Reading:
-    """What the keys of a config.json say.
+    """Interpret the keys of a config.json.
 
     Raises:
         TwofoldError: as `read_config`.

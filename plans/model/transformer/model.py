@@ -51,7 +51,7 @@ def transformer_config(
 
 
 def config_remarks(source: Source, *, seq: int | None = None) -> tuple[str, ...]:
-    """What is to be said about a config.json: what the planned model leaves out of it, and keys that change nothing.
+    """Remarks about a config.json: parts that the planned model leaves out, and keys without effect.
 
     Nothing is to be said about a name or a `TransformerConfig`.
 

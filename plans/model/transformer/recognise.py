@@ -129,7 +129,7 @@ def _recognised(graph: Graph) -> Recognised:
 
 
 class _Different(Exception):
-    """What stands where the graph of a configuration has something else."""
+    """The first difference between the graph and that of a configuration."""
 
 
 class _Matching:
@@ -188,7 +188,7 @@ class _Matching:
         return given
 
     def _look(self, graph: Graph, name: str, depth: int) -> Any:
-        """What a tensor is made by, a few operators back."""
+        """The last few operators that produce a tensor."""
         maker = graph.producers().get(name)
         if maker is None or not depth:
             tensor = graph.tensors[name]
@@ -226,7 +226,7 @@ def _candidates(graph: Graph) -> Iterator[TransformerConfig]:
 
 
 class _Features:
-    """What the operators of a graph tell of the transformer that it may be."""
+    """Features of a graph that determine the configuration of the transformer."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -277,7 +277,7 @@ class _Features:
         )  # fmt: skip
 
     def _behind(self, name: str, *kinds: str) -> Operator | None:
-        """What made a tensor, before operators of these kinds with one input."""
+        """The operator that produces a tensor, skipping operators of these kinds with one input."""
         maker = self.makers.get(name)
         while maker is not None and maker.kind in kinds and len(maker.inputs) == 1:
             maker = self.makers.get(maker.inputs[0])

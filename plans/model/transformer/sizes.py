@@ -13,7 +13,7 @@ __all__ = ["sizes_of"]
 
 
 def sizes_of(model: TransformerConfig | Graph) -> ModelSizes:
-    """Of a configuration, or of a graph that `transformer` built.
+    """The sizes of a configuration, or of a graph built by `transformer`.
 
     Raises:
         TwofoldError: any other graph.

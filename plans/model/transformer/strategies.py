@@ -82,7 +82,7 @@ def _expert_dims(role: str, kind: str, axes: MeshAxes) -> dict[str, DimAxes]:
 
 
 def _dims_by_role(role: str, axes: MeshAxes, between: DimAxes) -> dict[str, DimAxes] | None:
-    """Of operators that stand once in a model or a block; None for others.
+    """Dims of an operator that occurs once in a model or a block; None for others.
 
     `between` are the axes that split the sequence between blocks.
     """
@@ -111,7 +111,7 @@ def _dims_by_role(role: str, axes: MeshAxes, between: DimAxes) -> dict[str, DimA
 
 
 def _dims_by_kind(role: str, kind: str, axes: MeshAxes, between: DimAxes) -> dict[str, DimAxes]:
-    """Of all other operators; `between` are the axes that split the sequence between blocks."""
+    """Dims of all other operators; `between` are the axes that split the sequence between blocks."""
     dp, cp, tp, kv = axes.dp, axes.cp, axes.tp, axes.kv
     part = role.rpartition(".")[2]
     if kind == "linear":

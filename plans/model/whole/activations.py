@@ -58,7 +58,7 @@ def _is_cube(view: View, name: str, x: str) -> bool:
 
 
 def _times(view: View, name: str, number: float) -> str | None:
-    """What a tensor is `number` times of."""
+    """The tensor of which another is `number` times the value."""
     maker = view.made(name, "mul")
     if maker is None or len(maker.inputs) != 1:
         return None

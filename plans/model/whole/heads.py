@@ -1,4 +1,4 @@
-"""What stands around attention and the loss: heads moved before the length and back, repeated heads, flattened dims."""
+"""Rewrites around attention and the loss: transposed heads, repeated heads, flattened dims."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _shared(view: View, operator: Operator) -> Sequence[New] | None:
 
 
 def _unrepeated(view: View, name: str, heads_at: int) -> str | None:
-    """What `name` is with every head repeated, one after the other; heads are its dim `heads_at`."""
+    """The tensor that `name` repeats head by head; heads are its dim `heads_at`."""
     flat = view.made(name, "reshape")
     wide = flat and view.made(flat.inputs[0], "expand")
     if flat is None or wide is None or len(view.shape(flat.inputs[0])) != 5:

@@ -43,7 +43,7 @@ def with_later_labels(graph: Graph) -> Graph:
 
 
 def _cut(graph: Graph, name: str, *, first: int) -> Operator | None:
-    """What leaves out one element of dim 1: the one before `first`, or the last one."""
+    """The operators that leave out one element of dim 1: the one before `first`, or the last one."""
     cut = graph.producers().get(name)
     if cut is None or cut.kind != "narrow" or cut.attrs["dim"] != 1 or cut.attrs.get("step", 1) != 1:
         return None

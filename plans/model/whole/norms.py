@@ -53,7 +53,7 @@ def _inverse_root(view: View, scale: str, kind: str) -> tuple[str, dict[str, Att
 
 
 def _averaged(view: View, name: str) -> str | None:
-    """What a tensor is the mean of over the last dim, which is kept."""
+    """The tensor whose mean over the last dim (kept) another is."""
     mean = view.made(name, "reduce_mean")
     if mean is None or not mean.attrs.get("keepdim"):
         return None

@@ -71,7 +71,7 @@ class View:
         return self.tensors[name].shape
 
     def behind(self, name: str, *kinds: str) -> str:
-        """What a tensor was made from by operators of these kinds, which have one input: itself where by none."""
+        """The input of a chain of operators of these kinds with one input; the tensor itself if there is none."""
         while (maker := self.makers.get(name)) is not None and maker.kind in kinds and len(maker.inputs) == 1:
             name = maker.inputs[0]
         return name

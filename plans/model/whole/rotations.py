@@ -15,7 +15,7 @@ __all__ = ["PART_RULES", "ROTATION_RULES"]
 
 
 class _Table(NamedTuple):
-    """What tells the cosines or sines of a rotation: a table [length, pairs] of the model, or frequencies [pairs].
+    """The source of the cosines or sines of a rotation: a table [length, pairs] of the model, or frequencies [pairs].
 
     `length_at` is the dim of four at which the length stands where they are multiplied with.
     """
@@ -26,7 +26,7 @@ class _Table(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """What a rotation reads."""
+    """The operands of a rotation."""
 
     x: str
     cos: _Table
@@ -147,7 +147,7 @@ def _angles(view: View, name: str, kind: str, num_dims: int, *, interleaved: boo
 
 
 def _once(view: View, name: str, kind: str, *, interleaved: bool) -> str | None:
-    """What `name` is the cosine (or sine) of, every one twice: side by side (interleaved), or all after all."""
+    """The angles of which `name` is the cosine (or sine), each twice: adjacent (interleaved), or in two halves."""
     if interleaved and (single := _each_twice(view, name)) is not None:
         cut = view.made(single, "narrow")
         if cut is None or (cut.attrs["dim"], cut.attrs["start"]) != (len(view.shape(single)) - 1, 0):
@@ -166,7 +166,7 @@ def _once(view: View, name: str, kind: str, *, interleaved: bool) -> str | None:
 
 
 def _each_twice(view: View, name: str) -> str | None:
-    """What `name` is with every element of its last dim repeated once."""
+    """The tensor that `name` contains with every element of its last dim twice."""
     flat = view.made(name, "reshape")
     wide = flat and view.made(flat.inputs[0], "expand")
     if wide is None:
@@ -197,7 +197,7 @@ def _outer(view: View, name: str) -> tuple[str, str] | None:
 
 
 def _unscaled(view: View, name: str) -> str:
-    """What a tensor is but for its form and a factor of 1."""
+    """A tensor without reshapes and factors of 1."""
     while (maker := view.makers.get(name)) is not None and len(maker.inputs) == 1:
         if maker.kind not in ("reshape", "cast", "expand") and (maker.kind, maker.attrs.get("number")) != ("mul", 1):
             break
@@ -234,7 +234,7 @@ def _turned_pair(view: View, made: Sequence[str]) -> tuple[tuple[str, str], _Tab
 
 
 def _operands(view: View, product: Operator) -> tuple[str, _Table] | None:
-    """What is multiplied, and the table that it is multiplied with."""
+    """The operands of a product, and the table that it multiplies with."""
     for x, factor in (product.inputs, product.inputs[::-1]):
         table = _table(view, factor, len(view.shape(x)))
         if table is not None:
@@ -272,7 +272,7 @@ def _table(view: View, name: str, num_dims: int, *, doubled: bool = False) -> _T
 
 
 def _parts_of(view: View, parts: Sequence[Operator | None], *, step: int, sizes: tuple[int, int]) -> str | None:
-    """What two parts of the last dim were cut from, the first from 0 and the second from `step` on."""
+    """The tensor from which two parts of the last dim were cut, the first from 0 and the second from `step` on."""
     first, second = parts
     if first is None or second is None or first.inputs != second.inputs:
         return None
@@ -315,7 +315,7 @@ def _rope(view: View, operator: Operator, turn: _Turn, *, interleaved: bool) -> 
 
 
 def _exchanged(view: View, name: str) -> tuple[list[New], str | int] | None:
-    """What makes a tensor with heads and length exchanged, where it, or what it is a part of, was made by that."""
+    """The operator that transposes heads and length of a tensor, or of a tensor that it is a part of."""
     swapped = view.made(view.behind(name, "reshape"), "permute")
     if swapped is not None:
         is_swap = swapped.attrs.get("dims") == SWAPPED and view.shape(swapped.outputs[0]) == view.shape(name)
@@ -366,4 +366,4 @@ def _first_part(view: View, operator: Operator) -> Sequence[New] | None:
 
 ROTATION_RULES: tuple[Rule, ...] = (_neighbours, _halves, _turned_halves, _turned_neighbours, _narrow)
 PART_RULES: tuple[Rule, ...] = (_first_part,)
-"""Of a head whose first elements alone are turned; after `CUT_RULES`."""
+"""Rules for heads of which only the first elements are rotated; applied after `CUT_RULES`."""

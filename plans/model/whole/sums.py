@@ -1,4 +1,4 @@
-"""What blocks add up and scale, in the order and at the place in which named transformers do."""
+"""Sums and scales of blocks, brought into the order of named transformers."""
 
 from __future__ import annotations
 
