@@ -38,7 +38,8 @@ __all__ = ["MAX_SPANS", "TRACE_VERSION", "read_trace", "write_rank_traces", "wri
 
 TRACE_VERSION = 2
 MAX_SPANS = 200_000
-"""Beyond about a million slices viewers of this format give up; 200,000 are 20 MB, 2 MB packed."""
+"""Number of slices that viewers of this format handle well: they give up at about a million; 200,000 are 20 MB, 2 MB
+packed."""
 
 _PROCESS = 1_000_000
 _TRACK = {"host": 1, "compute": 1001, "comm": 2001}
@@ -348,7 +349,7 @@ def _step(number: int, pid: int, start: int, end: int, origin: int) -> dict[str,
 
 
 def _launches(rank: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
-    """What analysis tools tie a kernel to its step by: a launch on the host with the same correlation."""
+    """The host launch by which analysis tools assign a kernel to its step: it has the same correlation."""
     origin = _origin(timeline)
     rows = np.flatnonzero(timeline.rank == rank)
     on_host = timeline.stream[rows] == STREAMS.index("host")

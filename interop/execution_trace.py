@@ -117,7 +117,7 @@ def _of_torch(nodes: Sequence[Node], *, is_one_group: bool) -> Iterator[dict[str
 
 
 def _facts(node: Node) -> dict[str, Any]:
-    """What is known of a communication, in Kineto's words; of gloo the shapes and types of its tensors."""
+    """The facts about a communication in Kineto's words; for gloo the shapes and types of its tensors."""
     attributes = {each["name"]: each["value"] for each in node["attrs"]}
     facts = {word: attributes[name] for name, word in _WORDS.items() if name in attributes}
     if "pg_name" in node:

@@ -86,7 +86,7 @@ class LinkCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """What all calls over one tier of links say.
+    """The result of all calls over one tier of links.
 
     Args:
         number, name: of the tier.
@@ -126,7 +126,7 @@ class Spent:
 
 
 def spent(calls: Sequence[SeenCall], found: Sequence[LinkCall]) -> tuple[Spent, Spent]:
-    """What the mean rank spends in communication, as it was seen and with the change of links.
+    """The communication time of the mean rank, as measured and with the change of links.
 
     Every call takes as many times as long as its price does.
     """
@@ -189,7 +189,7 @@ def tiers_of_calls(found: Sequence[LinkCall], machine: Machine) -> list[Tier]:
 
 
 def changes_seen(tiers: Sequence[Tier]) -> list[LinkChange]:
-    """What makes the links of a machine those that were seen: the bandwidth that calls reached on each tier.
+    """Changes that make the links of a machine match the measured bandwidth of each tier.
 
     Tiers on which other kernels slowed all calls, or whose ranks have no trace, do not tell it.
     """

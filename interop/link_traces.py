@@ -116,7 +116,7 @@ def _of_traces(traces: Sequence[RankTrace], what: str, by: str, assumed: Sequenc
 
 
 class _Busy:
-    """When more than one kernel of a rank runs."""
+    """Intervals in which more than one kernel of a rank runs."""
 
     def __init__(self, trace: RankTrace) -> None:
         kernels = [event for event in trace.events if event.get("cat") == "kernel"]
@@ -137,7 +137,7 @@ class _Busy:
 
 
 class _Unknown(Exception):
-    """What a trace does not say of a communication."""
+    """The facts that a trace does not contain about a communication."""
 
 
 def _communication(trace: RankTrace) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:

@@ -110,7 +110,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "embedding_norm": (False,), "head_transform": (False,), "head_bias": (False,), "latent": (None,),
     "scales": (Scales(),), "ignore_index": (None,),
 }  # fmt: skip
-"""What a model may be that Megatron-LM's flags, as they are written here, can state."""
+"""The properties that a model must have for Megatron-LM's flags."""
 
 
 def check_megatron_model(config: TransformerConfig) -> None:
@@ -413,7 +413,7 @@ def _experts(
 
 
 def _dense_layers(flags: dict[str, list[str]], layers: int | None, path: str) -> int:
-    """How many first layers have no experts, from 1 (none) or a list such as ([0]*1+[1]*27)."""
+    """Number of first layers without experts, from 1 (none) or a list such as ([0]*1+[1]*27)."""
     told = "".join(flags.get("moe-layer-freq", ["1"]))
     if told == "1":
         return 0

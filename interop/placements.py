@@ -120,7 +120,7 @@ def _order(axes: list[str], path: str) -> tuple[str, ...]:
 
 
 def _kind(number: int, dim: str, placements: dict[str, Any], count: int, path: str) -> str:
-    """What a mesh dim does to the weights: "tp", "shards" or "replicas"."""
+    """The effect of a mesh dim on the weights: "tp", "shards" or "replicas"."""
     seen: dict[str, str] = {}
     for weight, stated in placements.items():
         parts = weight.split(".")

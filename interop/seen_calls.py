@@ -49,7 +49,7 @@ class SeenCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenCalls:
-    """What files say.
+    """The facts in the files.
 
     Args:
         calls: in order of their first occurrence.

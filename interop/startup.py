@@ -1,4 +1,4 @@
-"""What Megatron-LM, torchtitan and FSDP2 cannot run, or refuse when they start: a table of rules for each.
+"""Configurations that Megatron-LM, torchtitan and FSDP2 cannot run: a table of rules for each.
 
 A rule is one sentence about the values that it looks at (`plans.degrees.rules`), so the same table keeps a search
 inside what a program can run and judges a finished configuration. `num_micro_batches` is that of one data-parallel
@@ -252,7 +252,7 @@ def _t_stages(layers: tuple[int, ...], pp: int, schedule: str, virtual: int) -> 
 
 
 def fewer_layers(layers: tuple[int, ...]) -> tuple[int, int] | None:
-    """How many layers fewer torchtitan's first and last stage must hold to make these; None if nothing makes them.
+    """The numbers of layers that torchtitan's first and last stage must have less to give these; None if impossible.
 
     >>> fewer_layers((7, 9, 9, 7)), fewer_layers((9, 7, 9, 7))
     ((2, 2), None)

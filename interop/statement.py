@@ -33,7 +33,7 @@ __all__ = ["Statement", "read_statement", "write_statement"]
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What a file states.
+    """The configuration that a file states.
 
     Args:
         values: degrees, as `Degrees.of` takes them.

@@ -47,7 +47,7 @@ _ONLY_SO: dict[str, tuple[Any, ...]] = {
     "context_parallel_rotate_method": ("allgather",), "context_parallel_load_balancer": ("headtail",),
     "pipeline_parallel_expert_parallel_overlap": (True, False),
 }  # fmt: skip
-"""What else [parallelism] may state, and the only values that degrees can express."""
+"""Other keys of [parallelism], and the only values that degrees can express."""
 
 
 _STATED = frozenset({

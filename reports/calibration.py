@@ -42,7 +42,7 @@ class Probe(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the program."""
+        """Title of the program."""
 
     @property
     def predicted_s(self) -> float:
@@ -55,7 +55,7 @@ class Probe(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationReport:
-    """What a calibration report shows.
+    """The content of a calibration report.
 
     Args:
         machine: what was fitted: a device of the catalogue, or the machine of a CPU.

@@ -30,8 +30,7 @@ ROLE_COLOURS = {
     "weight": "sky", "optimizer": "green", "gradient": "orange", "activation": "purple", "input": "yellow",
     "buffer": "grey", "communication": "vermillion", "library": "blue", "live": "sky",
 }  # fmt: skip
-"""What is in memory -> its colour, from the bottom of the stack to its top; "live" is all of it where roles are not
-known."""
+"""Colours of memory roles, from the bottom of the stack to its top; "live" is all memory if roles are unknown."""
 
 _BY_PART = {
     "F": "forward", "B": "input gradient", "W": "weight gradient", "R": "recompute", "C": "communication",

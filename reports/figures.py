@@ -76,7 +76,7 @@ FIGURES: Mapping[str, Figure] = {
 
 
 class Step(Protocol):
-    """What has the figures of a step: a forecast, the prediction of a plan, the outcome of a what-if."""
+    """An object with the figures of a step: a forecast, the prediction of a plan, the outcome of a what-if."""
 
     @property
     def step_s(self) -> float:

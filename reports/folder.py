@@ -23,7 +23,7 @@ _TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 
 
 _HOSTS = ("localhost", "127.0.0.1", "[::1]")
-"""What a browser on this computer calls it, also through a tunnel of ssh."""
+"""Host names of this computer in a browser, including tunnels of ssh."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a page says of one configuration that was forecast: its composition, what limits it, its pipeline."""
+"""Sections of a page about one forecast configuration: its composition, its limits, its pipeline."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def figure_cells(candidate: Candidate) -> list[Cell]:
 
 
 def headline(problem: Problem, candidate: Candidate) -> dict[str, Cell]:
-    """What stands large at the top of a page: the figures of a forecast, its interval and its rates."""
+    """The headline figures of a page: a forecast, its interval and its rates."""
     seen, titles = candidate.forecast, [figure.title for figure in FIGURES.values()]
     rate = problem.global_batch * problem.config.seq / seen.step_s / problem.num_devices
     return dict(zip(titles, figure_cells(candidate), strict=True)) | {
@@ -52,12 +52,12 @@ def headline(problem: Problem, candidate: Candidate) -> dict[str, Cell]:
 
 
 def subject(problem: Problem) -> str:
-    """What is trained on what, in words."""
+    """The model and the machine, in words."""
     return f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
 
 
 def composition_table(candidate: Candidate, of: str = "") -> Table:
-    """What the step and the memory consist of; `of` says which configuration it is."""
+    """The composition of step and memory; `of` names the configuration."""
     from search.devices.explain import composition
 
     seen = candidate.forecast

@@ -90,7 +90,7 @@ def _fill(stage: int | None) -> str:
 
 
 def _drawn(edge: GraphEdge, label: list[str], route: Sequence[tuple[float, float]], joins: bool) -> dict[str, Any]:
-    """What the template draws of an edge; `joins`: others lead to its target too."""
+    """The data of an edge for the template; `joins`: others lead to its target too."""
     path = f"M{route[0][0]:.1f} {route[0][1]:.1f}"
     for (x0, y0), (x1, y1) in pairwise(route):
         middle = (y0 + y1) / 2

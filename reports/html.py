@@ -36,7 +36,7 @@ _MAX_OPEN_ROWS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a report shows; a section appears only when its data is given.
+    """The content of a report; a section appears only if its data is given.
 
     Args:
         title: title of the page.
@@ -86,7 +86,7 @@ class Report:
 
     @property
     def kind(self) -> str:
-        """Of report, as `twofold serve` lists it."""
+        """The kind of report that `twofold serve` lists."""
         kinds = (
             ("verification", self.checks), ("what-if", self.what_if), ("plan", self.results),
             ("comparison of prediction and run", self.predicted and self.measured),

@@ -33,7 +33,7 @@ from simulator.timeline.stretches import exposed, joined
 __all__ = ["MAX_SPANS", "LiveTimeline", "Packed", "pack"]
 
 MAX_SPANS = 100_000
-"""Of one timeline; of a larger step what the host issues, then all but one rank of each group are left out."""
+"""Largest number of spans of one timeline; beyond it host spans, then all but one rank of each group are left out."""
 
 _MAX_CAUSED = 30_000
 """Spans of a step for whose starts causes are looked up."""
@@ -188,7 +188,7 @@ def _starts(lane: Column, starts: Column, unit: int) -> Column:
 
 
 def _causes(timeline: Timeline, causes: Causes, spans: Column, row_of: Mapping[int, int], step: int) -> Column:
-    """For each span how many spans before it the one stands that it waited for last; 0 where none is shown."""
+    """The distance from each span back to the span that it waited for last; 0 if that is not shown."""
     of = timeline.representatives
     columns = (timeline.rank, timeline.stream, timeline.name_index, timeline.end_ps)
     places = {
@@ -211,7 +211,7 @@ def _causes(timeline: Timeline, causes: Causes, spans: Column, row_of: Mapping[i
 
 
 def _names(timeline: Timeline, used: npt.NDArray[Any], program: Program | None) -> dict[str, list[Any]]:
-    """Of every name its id, call, kind, and with the program its operator and what it costs."""
+    """The id, call and kind of every name, and with the program its operator and cost."""
     known: dict[str, Instruction] = {}
     for group in program.groups if program is not None else ():
         for block, instruction in group.walk():

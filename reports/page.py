@@ -25,7 +25,7 @@ __all__ = ["Link", "Markup", "Page", "Part", "Section", "Text", "as_json", "rend
 
 
 class Part(Protocol):
-    """What is in a section: a table, a chart, a timeline, a text."""
+    """The content of a section: a table, a chart, a timeline, a text."""
 
     def __html__(self) -> str:
         """HTML that is safe as it is."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_ROWS", "pipeline_picture"]
 
 MAX_ROWS = 64
-"""Of a timeline; of more ranks one of each group is drawn, of more groups some."""
+"""Largest number of ranks that are drawn; beyond it one rank of each group is drawn, or fewer."""
 
 _LANES = {"compute": (-0.4, 0.56), "comm": (0.2, 0.16)}
 """Stream -> top and height of its lane in a row of height 1."""

@@ -18,7 +18,7 @@ from simulator.study.findings import Findings, Row
 __all__ = ["study_page"]
 
 _MOST_POINTS = 500
-"""Of a chart."""
+"""Largest number of points of a chart."""
 
 _MOST_AXES = 6
 """Axes with a chart, those that matter most first."""
@@ -54,7 +54,7 @@ def study_page(name: str, base: Mapping[str, Any], study: Findings, *, command: 
 
 
 def _tables(study: Findings) -> tuple[Table, Table]:
-    """What is shown first, and all points."""
+    """The overview, and all points."""
     if study.alone:
         table = change_table(study)
         return table, table
@@ -88,7 +88,7 @@ def _changes(study: Findings) -> Iterator[Chart]:
 
 
 def _axes(study: Findings) -> Iterator[Part]:
-    """Of a grid: how much the best of each value differs, and tokens/s over the values of the axes that matter most."""
+    """Charts of a grid: the effect of each value, and tokens/s over the most important axes."""
     if study.alone:
         return
     bests = {name: best for name in study.axes if len(best := study.best_by_value(name)) > 1}

@@ -18,7 +18,7 @@ _MOST_REFUSALS = 5
 
 
 def study_table(found: Findings, most: int | None = None) -> Table:
-    """What was varied and the main figures.
+    """The axes and the main figures.
 
     Args:
         found: the points.

@@ -21,7 +21,7 @@ Cell = str | float | Link | None
 """A text, a number (a `Quantity` says its unit), a link, or nothing."""
 
 _MOST_ROWS = 1000
-"""Of a table in a page."""
+"""Largest number of rows of a table in a page."""
 
 _MARKS = {"pass": "pass", "FAIL": "fail", "OUTSIDE": "warn"}
 
@@ -168,5 +168,5 @@ def _text(cell: Cell) -> Any:
 
 
 def _key(cell: Cell) -> str:
-    """What a cell is sorted by; "" where that is its text."""
+    """The sort key of a cell; "" if that is its text."""
     return repr(float(cell)) if isinstance(cell, int | float) else ""

@@ -67,7 +67,7 @@ def _difference(first: float | None, second: float | None, form: type[Quantity])
 
 
 def composition_table(timeline: Timeline, program: Program | None = None) -> Table:
-    """Where the last step's time continues every rank; the columns add up to the step (see `simulator.composition`).
+    """Where the last step's time goes on every rank; the columns add up to the step (see `simulator.composition`).
 
     With the program of the timeline, waits in collectives for a late member are kept apart from the bubble.
     """
@@ -96,7 +96,7 @@ def composition_table(timeline: Timeline, program: Program | None = None) -> Tab
 
 
 def critical_path_table(path: CriticalPath, kind: str = "predicted") -> Table:
-    """What the chain of spans that determines the step's end consists of, and whom it waited for."""
+    """The composition of the critical path of the step, and the ranks it waited for."""
     rows = [
         (name, Seconds(part / PS_PER_S), Share(part / max(1, path.step_ps))) for name, part in path.by_kind_ps.items()
     ]
@@ -133,7 +133,7 @@ def comparison_table(predicted: Timeline, measured: Timeline) -> Table:
 
 
 def actions_table(timeline: Timeline) -> Table:
-    """When each action of each rank computes in the step that pictures show: the pipeline for those who read it."""
+    """When each action of each rank computes in the shown step: the pipeline as a table."""
     step = representative_step(timeline)
     begin = timeline.step_start_ps[step]
     found: dict[tuple[int, str], list[int]] = {}

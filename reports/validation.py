@@ -15,7 +15,7 @@ __all__ = ["validation_page"]
 
 _MOST_POINTS = 2_000
 _MOST_SERIES = 8
-"""Of a chart; sources beyond are drawn together."""
+"""Largest number of sources with their own colour in a chart; others are drawn together."""
 
 _OTHERS = "others"
 
@@ -72,7 +72,7 @@ def _scores(sources: Sequence[Row]) -> Table:
 
 
 def _charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """For each metric predicted over measured values with their intervals, and the errors; a colour for each source."""
+    """Predicted over measured values with intervals, and errors, one chart per metric and a colour per source."""
     for metric in dict.fromkeys(row["metric"] for row in rows):
         own = [row for row in rows if row["metric"] == metric]
         names = [source for source, _ in Counter(row["source"] for row in own).most_common()]

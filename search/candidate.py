@@ -32,5 +32,5 @@ class Candidate:
 
 
 def identity(degrees: Degrees) -> tuple[Any, ...]:
-    """What tells configurations of one problem apart."""
+    """A key that identifies a configuration within a problem."""
     return tuple(degrees.values.values())

@@ -17,7 +17,7 @@ __all__ = ["with_own_clocks"]
 def with_own_clocks(
     found: SearchResult[PlanT], plans: Sequence[PlanT], before_s: float, after_s: float
 ) -> SearchResult[PlanT]:
-    """What was found, with `plans` in place of its own.
+    """The result with `plans` instead of its own plans.
 
     Args:
         found: at one clock.

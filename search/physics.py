@@ -1,4 +1,4 @@
-"""What no plan of a graph can beat on a machine, whatever it does."""
+"""Physical lower bounds for any plan of a graph on a machine."""
 
 from __future__ import annotations
 

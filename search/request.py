@@ -1,4 +1,4 @@
-"""What is asked of a search, checked before anything is searched: devices, stages, widths, micro-batches, pins."""
+"""The arguments of a search, checked before searching: devices, stages, widths, micro-batches, pins."""
 
 from __future__ import annotations
 

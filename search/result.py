@@ -1,4 +1,4 @@
-"""What a search returns: ranked plans, how far from the best they may be, and why others were not taken.
+"""The result of a search: ranked plans, the gap to the optimum, and reasons why others were rejected.
 
 Both searches return a `SearchResult`: the one over operators ranks plans, the one over degrees ranks candidates.
 """
@@ -28,7 +28,7 @@ _LISTED = 200
 
 
 def pareto_front(found: Sequence[T], of: Callable[[T], tuple[float, float]]) -> list[T]:
-    """Those that none beats in both of two quantities of which less is better, the least of the first one first.
+    """The Pareto front of two quantities that should be small, sorted by the first.
 
     >>> pareto_front([(3, 1), (2, 2), (2, 3), (4, 1)], lambda each: each)
     [(2, 2), (3, 1)]
@@ -168,22 +168,22 @@ class SearchResult(Shown, Generic[PlanT]):
 
     @property
     def gap(self) -> float:
-        """By what share the best may exceed the fastest plan of the space; 0 where it is proven to be that."""
+        """The relative amount by which the best plan may exceed the fastest plan of the space; 0 if it is proven."""
         return self._above(self.lower_bound_s)
 
     @property
     def gap_to_relaxation(self) -> float:
-        """By what share the best exceeds the optimistic relaxation."""
+        """The relative excess of the best plan over the optimistic relaxation."""
         return self._above(self.relaxed_bound_s)
 
     @property
     def gap_to_physics(self) -> float:
-        """By what share the best exceeds the physical bound."""
+        """The relative excess of the best plan over the physical bound."""
         return self._above(self.physics_bound_s)
 
     @property
     def pareto(self) -> list[PlanT]:
-        """Of `plans` those that no other one beats in both time and memory."""
+        """The Pareto front of `plans` in time and memory."""
         return pareto_front(self.plans, _predicted)
 
     def _above(self, bound_s: float) -> float:
@@ -220,7 +220,7 @@ class SearchResult(Shown, Generic[PlanT]):
         return "\n".join(lines)
 
     def explain(self) -> str:
-        """What the search covered, the nearest alternatives and what they cost, and what was not taken.
+        """The extent of the search, the nearest alternatives with their costs, and the rejected plans.
 
         Redistributions that the machine does faster by other steps than those of least bytes are listed too.
         """

@@ -117,7 +117,7 @@ def devices_meant(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What a row says of the links between nodes.
+    """The links between nodes that a row states.
 
     Args:
         per_device_Bps: of a device's link to other nodes; None: not stated.

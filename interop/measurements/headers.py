@@ -1,4 +1,4 @@
-"""What the headers of a table mean: the columns of a row, and columns of figures with their units."""
+"""The meaning of table headers: the columns of a row, and columns of figures with their units."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = (
     "zero_level", "gpu_type", "gpu_count", "interconnect", "precision", "compile", "async_tp", "metric", "value",
     "layout_complete", "notes", "experts", "top_k", "expert_ffn", "shared_experts", "capacity",
 )  # fmt: skip
-"""What a row is made of."""
+"""The columns of a row."""
 
 COMPOSED = ("nodes", "per_node", "accumulation", "layout", "unit", "year", "offload", "float8")
 """Columns whose cells tell those of others (`interop.measurements.composed`)."""
@@ -151,7 +151,7 @@ def devices_told(header: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """What a column of figures, or the unit of a cell, measures.
+    """The metric and unit of a column of figures or a cell.
 
     Args:
         metric: one of `METRICS`.
@@ -200,7 +200,7 @@ _BYTES = {"gib": ("peak_memory_GiB", 1.0), "gb": ("peak_memory_GB", 1.0), "mib":
 
 @lru_cache(maxsize=4096)
 def figure_named(words: str) -> Figure | None:
-    """What a header, a metric or a unit measures; None where it is none that is known.
+    """The metric of a header, a metric name or a unit; None if it is unknown.
 
     >>> figure_named("Tokens / sec / device").metric, figure_named("TFLOP/s/GPU").metric, figure_named("s/iter").factor
     ('tokens_per_s_per_gpu', 'tflops_per_gpu', 1.0)

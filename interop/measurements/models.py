@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What models of one kind have in common.
+    """The common properties of a family of models.
 
     Args:
         words: words of the kind, for what is said to be assumed.
@@ -47,7 +47,7 @@ _GPT_VOCAB = 51_200
 """GPT-2's 50,257 entries, padded to a multiple of 128 x 8 (Narayanan et al. 2021, arXiv 2104.04473, section 5.1)."""
 
 _LLAMA_VOCAB = 32_000
-"""Of the usual SentencePiece models."""
+"""Vocabulary of the usual SentencePiece models."""
 
 _PLAIN = {"gated": False, "norm": "layer"}
 _BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}

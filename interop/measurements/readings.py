@@ -1,4 +1,4 @@
-"""What a row leaves open: the cells that somebody could have filled in otherwise."""
+"""Open questions of a row: the cells that could be filled in differently."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _cuts_batches(cells: Cells) -> bool:
 
 
 def _samples_of_a_replica(cells: Cells) -> int:
-    """Of one step; 0 where that is not known."""
+    """Micro-batches of one step; 0 if unknown."""
     batch, ways = _count(cells, "global_batch"), _replicas(cells)
     return batch // ways if ways and batch % ways == 0 else 0
 

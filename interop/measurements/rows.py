@@ -36,7 +36,7 @@ _SHARDS_STATES = ("megatron", "megatron-float8", "megatron-deepspeed", "mindspor
 """Stacks whose runs of today keep shards of the optimizer's states, as a rule."""
 
 _DESCRIBED = "measured/readme"
-"""What the notes of our own runs refer to for their model."""
+"""References of the notes of our own runs to their model."""
 
 _NARAYANAN = "2104.04473"
 

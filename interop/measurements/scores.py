@@ -119,7 +119,7 @@ def validate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Given:
-    """What the caller says of all rows, as of `validate`; None: what the rows say."""
+    """The caller's settings for all rows, as of `validate`; None: as in the rows."""
 
     stack: str | None
     machine: str | None
@@ -160,7 +160,7 @@ class _Reader:
 
 
 def _skipped(row: Mapping[str, str], number: int, skip: Skip) -> dict[str, Any]:
-    """What is said of a row that is not predicted: its number, the reason, the column and the cell at fault."""
+    """A skipped row: its number, the reason, the column and the cell."""
     value = row.get(BAD_VALUE, row.get(skip.column, "")) if skip.column else ""
     return {"row": number, "column": skip.column, "value": value, "reason": str(skip), "source": row.get("source", "")}
 
@@ -224,7 +224,7 @@ def _priced(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """What several rows may have measured: a configuration on a machine with a software."""
+    """A key of rows that measure the same configuration on a machine with a software."""
 
     found: Forecast
     memory: tuple[float, float]
@@ -321,7 +321,7 @@ def machine_of(name: str, network: Network) -> Machine:
 
 
 def _assumed_of(machine: Machine, network: Network) -> list[str]:
-    """What the machine file assumes of the device, in short."""
+    """The assumptions of the machine file about the device, in short."""
     notes = machine.provenance
     result = []
     if len(machine.links) > 1:
@@ -391,7 +391,7 @@ def model_flops(case: Case) -> float:
 
 
 def ranking(groups: Iterable[Sequence[tuple[float, float]]]) -> tuple[float | None, list[float]]:
-    """How well predictions put alternatives in order.
+    """How well predictions rank alternatives.
 
     Args:
         groups: of alternatives, each its predicted and its measured cost; the less the better.

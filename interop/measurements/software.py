@@ -14,7 +14,7 @@ __all__ = ["COMPOSER", "borrows", "counts_recompute", "level_of", "names_softwar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """What one software is predicted as.
+    """The stack with which a software is predicted.
 
     Args:
         words: pattern of its name in a source.

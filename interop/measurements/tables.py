@@ -212,7 +212,7 @@ def _with_unit(row: dict[str, str]) -> dict[str, str]:
 
 
 def _figure_of_unit(unit: str, header: str, figure: Figure | None) -> Figure | None:
-    """What a cell's own unit measures, which may be another figure than its header names; None where it is none."""
+    """The metric of a cell's own unit, which may differ from its header; None without a unit."""
     plain = unit.strip(" %")
     if re.fullmatch(r"s|secs?|seconds?|ms|min|minutes?", plain):
         return figure_named(f"step time ({'min' if plain.startswith('min') else plain})")

@@ -25,12 +25,13 @@ __all__ = ["AxisOrders"]
 
 @dataclass(kw_only=True)
 class AxisOrders:
-    """Where meshes may lie.
+    """Orders of the axes of meshes, grouped by the links that they use.
 
     Args:
-        problem: what is asked.
-        costs: of it.
-        only_best: whether nothing but the best is asked for, so that orders of which another is nowhere slower may go.
+        problem: the problem.
+        costs: its costs.
+        only_best: whether only the best configuration is needed, so that orders that are nowhere faster than another
+            can be dropped.
     """
 
     problem: Problem
@@ -72,11 +73,11 @@ class AxisOrders:
         return self._orders[place]
 
     def nearest(self, place: Mesh) -> tuple[tuple[str, ...], ...]:
-        """Those of them in which nothing the optimizer communicates takes longer than in another one."""
+        """The orders in which no communication of the optimizer takes longer than in another order."""
         return self._nearest[place] if self.slower_outside else self._orders[place]
 
     def stage_config(self, place: Mesh, sp: bool, size: int, recompute: str, split: bool) -> StageConfig:
-        """What happens inside a stage."""
+        """The stage configuration of a mesh."""
         return StageConfig(place.tp, place.cp, sp, size, recompute, split, place.ep, self._tiers_of.get(place, ()))
 
     def is_farther(self, place: Mesh, mesh: Mesh) -> bool:

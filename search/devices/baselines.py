@@ -1,4 +1,4 @@
-"""What one would do without a search, forecast in the same way, for an honest comparison."""
+"""Baselines without a search, forecast in the same way for an honest comparison."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def physical_bound_s(problem: Problem) -> float:
 
 
 def usual_candidates(problem: Problem, deadline_s: float | None = None) -> list[Degrees]:
-    """What the grid and the greedy halving find, as far as they come until `deadline_s` (of `time.monotonic()`)."""
+    """The results of the grid and the greedy halving up to `deadline_s` (of `time.monotonic()`)."""
     until = float("inf") if deadline_s is None else deadline_s
     found = [sorted(tried(problem, until), key=lambda each: each.key) for tried in (_greedy, _grid)]
     fitting = [[each for each in tried if each.forecast.peak_bytes <= problem.limit_bytes] for tried in found]

@@ -35,7 +35,7 @@ from simulator.forecast.estimate import rates_of
 __all__ = ["ESTIMATE_MARGIN", "Branching"]
 
 ESTIMATE_MARGIN = 0.05
-"""By what share an estimate is taken to exceed its forecast at most, for the first `_FEW_FORECASTS`."""
+"""Assumed largest relative excess of an estimate over its forecast, for the first `_FEW_FORECASTS`."""
 
 _FEW_FORECASTS = 32
 
@@ -244,7 +244,7 @@ class Branching:
 
     @property
     def margin(self) -> float:
-        """By what share bounds and estimates are taken to exceed forecasts at most."""
+        """The assumed largest relative excess of bounds and estimates over forecasts."""
         few = self._num_before + self.num_forecasts < _FEW_FORECASTS
         own = self._widest_margin if few else min(self._widest_margin, _LATER_MARGIN)
         return max(own, self._margin_seen)
@@ -281,7 +281,7 @@ class Branching:
         return self.spaces.of(shape, pp, count)
 
     def rows(self, space: ScheduleSpace, mode: str) -> LayerSplits:
-        """What may be chosen in a space for a recompute mode."""
+        """The spreads of layers in a space for a recompute mode."""
         return self.spaces.rows(space, mode)
 
     def evaluate(self, degrees: Degrees) -> Candidate:

@@ -1,4 +1,4 @@
-"""What pieces of a model cost in a layout: the tables that bounds are made of.
+"""Costs of the pieces of a model in a layout: the tables from which bounds are computed.
 
 Two kinds. An optimistic table belongs to what happens inside a stage (tp, cp, micro-batch, recompute and so on) and
 leaves out everything else: no contention, and the communication of the optimizer wholly hidden. A settled table
@@ -35,8 +35,8 @@ Ints = NDArray[np.int64]
 
 
 WAYS = ("F.first", "F", "closing", "closing.last", "I")
-"""What a chunk does: its first forward and the others, the backward (or its weight-gradient part) but for the last, the
-last, and the input-gradient part where the backward is split."""
+"""The actions of a chunk: first and other forwards, backwards (or weight-gradient parts) but the last, the last, and
+input gradients."""
 
 
 _F_FIRST, _F, _CLOSING, _LAST, _I = range(len(WAYS))
@@ -73,13 +73,13 @@ class Table:
         })  # fmt: skip
 
     def least(self, other: Table) -> Table:
-        """Of each number the smaller one."""
+        """The smaller of two values, element by element."""
         return Table(
             **{each.name: np.minimum(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
         )
 
     def host(self, count: int) -> Floats:
-        """Of each piece in a step of `count` micro-batches."""
+        """The costs of each piece in a step of `count` micro-batches."""
         return np.asarray(self.dispatch @ np.array([1, count - 1, count - 1, 1, count]) + self.update_dispatch)
 
 
@@ -333,7 +333,7 @@ class Costs:
         return list(dict.fromkeys([*found, *((part, False, reduces) for part, _, reduces in found)]))
 
     def trailing_s(self, stage: StageConfig, dp: int, level: int, chunk: Chunk) -> float:
-        """How long after a chunk's last action its reductions still run."""
+        """The time by which a chunk's reductions outlast its last action."""
         key = (stage, dp, level, chunk)
         if key not in self._trailing:
             chunks = self.chunks(stage, dp, level, contention=True)
@@ -386,12 +386,12 @@ def one_piece(piece: str) -> Chunk:
 
 
 def num_dense(config: TransformerConfig) -> int:
-    """How many of the first blocks have a plain MLP where the others have experts."""
+    """Number of first blocks with a plain MLP, if the others have experts."""
     return 0 if config.experts is None else min(config.experts.num_dense_layers, config.num_layers)
 
 
 def pieces_of(config: TransformerConfig) -> tuple[str, ...]:
-    """What a model consists of; "dense_block" comes last, and only where there are any."""
+    """The pieces of a model; "dense_block" comes last, if there are any."""
     return (*_PIECES, "dense_block") if num_dense(config) else _PIECES
 
 

@@ -1,4 +1,4 @@
-"""What the critical path of a forecast step consists of.
+"""The composition of the critical path of a forecast step.
 
 The end of a pipeline is the longest of many paths, each a sum of times. If all times of one kind grow by a small share,
 the end grows by that share of what the longest path spends on them. So every kind is made a little longer, and a little
@@ -27,7 +27,7 @@ __all__ = ["critical_path_s"]
 _SHARE = 1e-4
 
 _PROGRAM_SHARE = 1e-3
-"""Of operations of a program, whose times are whole picoseconds."""
+"""The parts of operations of a program, whose times are integer picoseconds."""
 
 _NOTHING_S = 1e-9
 
@@ -106,7 +106,7 @@ def _of_turns(problem: Problem, degrees: Degrees) -> tuple[dict[str, float], flo
 
 
 def _kind_of(body: str, op: Op) -> str:
-    """Of an operation of a body: "begin", "end", or an action by its variant."""
+    """The body of an operation: "begin", "end", or an action by its variant."""
     if op.kind == ISSUE:
         return f"exposed {op.name}"
     if op.kind != COMPUTE:

@@ -1,4 +1,4 @@
-"""What is known of a mesh before a schedule is chosen: bounds of its time, and whether it may fit the memory."""
+"""Bounds for a mesh before a schedule is chosen: its time, and whether it may fit the memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(kw_only=True)
 class Estimates:
-    """Of a problem's meshes, in whichever order of the axes and with any schedule.
+    """Bounds for the meshes of a problem, for any order of the axes and any schedule.
 
     Args:
         problem: what is asked.
@@ -76,7 +76,7 @@ class Estimates:
         return (False,) if mesh.pp == 1 else (False, True)
 
     def mesh_bound_s(self, mesh: Mesh, size: int, sp: bool) -> float:
-        """Of everything on a mesh.
+        """A bound for everything on a mesh.
 
         A backward in two parts takes no less than a whole one: nothing of one is hidden behind the other.
         """
@@ -119,7 +119,7 @@ class Estimates:
         return self.costs.recompute_only_adds and all(map(operator.ge, own, whole))
 
     def excess_bytes(self, mesh: Mesh, stage: StageConfig, level: int) -> float:
-        """What recomputing must save in the complete model, where not all blocks must recompute."""
+        """The bytes that recomputing must save in the model, if not all blocks have to recompute."""
         if not self.spaces.is_partial(stage.recompute):
             return 0.0
         return self.peak_memory.excess_bytes(
@@ -127,7 +127,7 @@ class Estimates:
         )
 
     def inner_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, excess_bytes: float) -> float:
-        """Of everything with one way of working inside a stage, where recomputing must save a number of bytes."""
+        """A bound for everything with one stage configuration, if recomputing must save a number of bytes."""
         forward, *backward = self._least_s(stage, excess_bytes)
         return self._spread_bound_s(mesh, size, stage.split, forward, backward[0], sum(backward[1:]))
 

@@ -63,7 +63,7 @@ def neighbours(branching: Branching, best: Candidate) -> tuple[Alternative, ...]
 
 
 def _changes(problem: Problem, best: Candidate) -> Iterator[tuple[str, Pins]]:
-    """What is changed, in words, and the pins of the part of the space with this change."""
+    """A change in words, and the pins of the part of the space with this change."""
     degrees = best.degrees
     base = Pins(**degrees.values).changed(
         layers=None, interleave=None, overlap_pairs=None, recompute_layers=problem.pins.recompute_layers
@@ -313,7 +313,7 @@ def _batches(batch: int) -> list[int]:
 
 
 def _fitting(problem: Problem, **values: Any) -> Candidate | None:
-    """What fits the changed question."""
+    """The best configuration that fits the changed problem."""
     try:
         changed = problem.changed(**values)
         found = least_memory(changed, enough_bytes=changed.limit_bytes)

@@ -22,12 +22,12 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _LIKELY = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.03], [1.0, 0.1], [1.0, 0.3]])
-"""What a block's weights and states and its activations of one micro-batch may weigh: moments that are the peak for one
-of these are kept."""
+"""Weights of a block's memory: moments that are the peak for some weights of states and activations of one micro-batch
+are kept."""
 
 
 class LeastMemory:
-    """Of the spreads of some schedules with equally many ranks and micro-batches, every block recomputing.
+    """The least memory of the spreads of some schedules with equal ranks and micro-batches, if every block recomputes.
 
     Args:
         spaces: the schedules.

@@ -1,4 +1,4 @@
-"""What is decided at a time, and how each kind of node opens.
+"""The decisions of the search, one kind of node each, and the nodes that each opens.
 
 The decisions: the mesh with the samples of a micro-batch; sequence parallel and what recomputes; the optimizer-parallel
 level; the schedule with its chunks per rank; the spread of the layers with the number of blocks that recompute. Every
@@ -42,7 +42,7 @@ Mask = NDArray[np.bool_]
 
 
 class Kind(IntEnum):
-    """What a node has decided last."""
+    """The last decision of a node."""
 
     MESH = 0
     INNER = 1
@@ -59,7 +59,7 @@ Child = tuple[float, Kind, tuple[Any, ...]]
 
 
 class Scheduled(NamedTuple):
-    """What is decided once the schedule is: all but the layers of every chunk and the blocks that recompute."""
+    """The decisions up to the schedule: all but the layers of every chunk and the blocks that recompute."""
 
     mesh: Mesh
     stage: StageConfig
@@ -152,7 +152,7 @@ class Nodes:
     def _quick_bounds_s(
         self, mesh: Mesh, stage: StageConfig, group: ScheduleGroup, table: Table, may_fit: Mask, enough_s: float
     ) -> Floats:
-        """For each spread of each schedule of a group; infinite where it cannot fit."""
+        """The bound of each spread of each schedule of a group; infinite if it cannot fit."""
         transfers, starts, step_s = self._transfers(mesh, stage), group.linear.starts, self.problem.stack.step_s
         bounds = np.where(may_fit, group.linear.bounds_s(table, transfers) + step_s, np.inf)
         good = np.flatnonzero(np.minimum.reduceat(bounds, starts[:-1]) < enough_s)
@@ -295,7 +295,7 @@ class Nodes:
         self, mesh: Mesh, stage: StageConfig, shape: ScheduleChoice, space: ScheduleSpace, table: Table,
         rows: LayerSplits, trailing_s: Floats | None = None,
     ) -> Floats:  # fmt: skip
-        """For each of `rows`."""
+        """The bound of each of `rows`."""
         transfers_s, together = self._transfers(mesh, stage), self.spaces.together(shape)
         return space.bounds_s(table, transfers_s, trailing_s, together=together, rows=rows) + self.problem.stack.step_s
 
@@ -343,7 +343,7 @@ def after_leaf(node: tuple[Any, ...]) -> Iterator[Child]:
 
 
 def _chunks(layers: Sequence[int], dense: int, whole: Sequence[int]) -> list[Chunk]:
-    """Of a spread, with the blocks of each chunk that keep everything next to others that recompute."""
+    """The children of a spread: numbers of blocks of each chunk that keep everything while the others recompute."""
     last, counts = len(layers) - 1, piece_counts([layers], dense)[0, :, 3:].sum(axis=1).tolist()
     return [
         Chunk(num_blocks=count, has_embedding=number == 0, has_head=number == last, num_dense=plain, num_kept=own)

@@ -1,4 +1,4 @@
-"""What every operator of a block costs in the best configuration, and what it would cost in those next to it.
+"""Costs of every operator of a block in the best configuration and in its neighbours.
 
 Seconds are those of one step on the mean pipeline rank: of one block and micro-batch, times micro-batches, times blocks
 per rank. Redistributions count for the operator that asks for them: what is gathered for the one that reads it, what is
@@ -54,7 +54,7 @@ class OperatorCost:
 
     @property
     def total_s(self) -> float:
-        """What the operator adds to the step: compute, and communication that nothing hides."""
+        """The time that the operator adds to the step: compute, and exposed communication."""
         return self.compute_s + self.exposed_s
 
     @property
@@ -64,7 +64,7 @@ class OperatorCost:
 
     @property
     def flops_per_byte(self) -> float:
-        """Its arithmetic intensity; 0 without products."""
+        """Arithmetic intensity; 0 without products."""
         return self.flops / self.moved_bytes if self.flops else 0.0
 
 
@@ -110,7 +110,7 @@ def _costs(problem: Problem, degrees: Degrees, chosen: bool) -> dict[str, Operat
 
 
 def _alike(problem: Problem, degrees: Degrees, words: str, chosen: bool) -> dict[str, OperatorCost]:
-    """Where all blocks are alike."""
+    """The operators of a block, if all blocks are equal."""
     config, machine = problem.config, problem.machine
     rates = rates_of(machine)
     pieces = Chunks(

@@ -70,7 +70,7 @@ class PeakMemory:
         return np.asarray(total.max(axis=1), dtype=np.int64)
 
     def least_bytes(self, stage: StageConfig, *, pp: int, dp: int, level: int) -> float:
-        """What the fullest rank of any schedule and spread holds at least.
+        """The least memory of the fullest rank of any schedule and spread.
 
         Every rank once holds the activations of one micro-batch on all of its blocks, and the fullest holds no less
         than the mean.
@@ -79,7 +79,7 @@ class PeakMemory:
         return (rest + max(self.kept_of_model(stage), gradient)) / pp
 
     def excess_bytes(self, stage: StageConfig, *, pp: int, dp: int, level: int, limit: int) -> float:
-        """How many bytes recomputing must at least save, in the complete model, for any schedule and spread to fit."""
+        """The bytes that recomputing must save at least, in the model, for any schedule and spread to fit."""
         rest, _ = self._least(stage, dp, level)
         return max(0.0, self.kept_of_model(without_recompute(stage)) + rest - pp * limit)
 
@@ -93,7 +93,7 @@ class PeakMemory:
         return self._least_static[key]
 
     def kept_of_model(self, stage: StageConfig) -> int:
-        """What one micro-batch leaves behind in all blocks of the model."""
+        """The bytes that one micro-batch leaves in all blocks of the model."""
         prints = self._footprints(stage)
         return sum(count * prints[number].kept for number, count in self._block_counts)
 
@@ -103,7 +103,7 @@ class PeakMemory:
         return [(number, int(self.costs.all_counts[number])) for number in self.costs.blocks]
 
     def kept_bytes(self, stage: StageConfig) -> tuple[int, ...]:
-        """What one micro-batch leaves behind in one block, for each kind of block."""
+        """The bytes that one micro-batch leaves in one block, for each kind of block."""
         prints = self._footprints(stage)
         return tuple(prints[number].kept for number in self.costs.blocks)
 
@@ -122,7 +122,7 @@ class PeakMemory:
         return self._prints[stage]
 
     def _prints_of(self, stage: StageConfig, rows: LayerSplits) -> tuple[Footprint, ...]:
-        """Of the pieces that rows have."""
+        """The bytes of the pieces of rows."""
         own = self._footprints(stage)
         if rows.pieces.shape[2] == len(own):
             return own

@@ -1,4 +1,4 @@
-"""What is asked: a transformer, devices, a batch, and what the user has fixed already."""
+"""The problem: a transformer, devices, a batch, and the degrees that the user has fixed."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Problem:
 
     @property
     def limit_bytes(self) -> int:
-        """What a device may hold."""
+        """Bytes available on a device."""
         own = self.machine.room_bytes
         return own if self.memory_limit_bytes is None else min(own, self.memory_limit_bytes)
 
@@ -188,7 +188,7 @@ class Problem:
 
     @property
     def formula_excess(self) -> float:
-        """By what share the formulas of memory may exceed the peak of a program; other software is judged by them."""
+        """The relative amount by which formulas of memory may exceed the peak of a program; 0 for other software."""
         return 0.05 if self.stack.runs_programs else 0.0
 
     def at_level(self, level: int) -> Optimizer:

@@ -1,4 +1,4 @@
-"""What explains a configuration: the costs of its operators in several layouts, and its critical path."""
+"""Reasons for a configuration: the costs of its operators in several layouts, and its critical path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Reasons", "explained", "reasons_for"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reasons:
-    """What explains a configuration.
+    """The reasons for a configuration.
 
     Args:
         operators: costs of the operators of a block, in its layout and in others.

@@ -15,7 +15,7 @@ __all__ = ["candidate_json", "degrees_json", "result_json"]
 
 
 def result_json(result: SearchResult[Candidate], top_k: int = 5) -> dict[str, Any]:
-    """What was asked, the best configurations, what its neighbours cost, and the certificate."""
+    """The problem, the best configurations, the costs of the neighbours, and the certificate."""
     problem = result.problem
     return {
         "model": problem.config.name,

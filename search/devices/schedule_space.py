@@ -62,7 +62,7 @@ class ScheduleSpaces:
         return recomputes_some(self.problem, mode) or self.problem.pins.recompute_layers is not None
 
     def rows(self, space: ScheduleSpace, mode: str) -> LayerSplits:
-        """What may be chosen in a space for a recompute mode."""
+        """The spreads of layers in a space for a recompute mode."""
         if not self.is_partial(mode):
             return space.all
         return space.some(lambda most: recompute_counts(self.problem, mode, most))
@@ -72,7 +72,7 @@ class ScheduleSpaces:
         return self.problem.stack.steps_together(Degrees(schedule=shape.schedule, virtual=shape.virtual))
 
     def narrowed(self, problem: Problem) -> ScheduleSpaces:
-        """Of a part of the space, with what is known already."""
+        """The choices in a part of the space, reusing known results."""
         own, its = self.problem.pins, problem.pins
         if own.layers is None and its.layers is None and its.recompute_layers == own.recompute_layers:
             return ScheduleSpaces(problem=problem, _spaces=self._spaces)

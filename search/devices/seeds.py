@@ -33,11 +33,11 @@ from search.devices.stage_config import StageConfig
 __all__ = ["seeds"]
 
 _SEEDS = 12
-"""Of each way to make it fit."""
+"""Number of meshes that the rule of thumb tries for each way to fit."""
 
 
 def seeds(problem: Problem, costs: Costs, spaces: ScheduleSpaces, peak_memory: PeakMemory) -> Iterator[Degrees]:
-    """What the rule of thumb leads to: with and without recomputing, with and without sharded weights and gradients."""
+    """Configurations of a rule of thumb, with and without recomputation, sharded weights and gradients."""
     rough, tried = _Rough(problem, costs, peak_memory), set()
     modes = recomputes(problem)
     for most, mode in itertools.product((1, 3), dict.fromkeys((modes[0], modes[-1]))):

@@ -95,7 +95,7 @@ def _at_own_clock(found: Candidate, asked: Problem, problem: Problem) -> Candida
 
 
 def _at_own_clocks(found: SearchResult[Candidate], asked: Problem, problem: Problem) -> SearchResult[Candidate]:
-    """What was found at the clock of `problem`, each at its own."""
+    """The result at the clock of `problem`, with every plan at its own clock."""
     own = [_at_own_clock(each, asked, problem) for each in found.plans]
     if own[0] is found.plans[0]:
         return found

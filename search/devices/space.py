@@ -76,7 +76,7 @@ class Mesh:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Its degrees by name."""
+        """Degrees by name."""
         return {
             "dp": self.dp, "cp": self.cp, "tp": self.tp, "pp": self.pp, "ep": self.ep, "order": self.order,
         }  # fmt: skip
@@ -180,7 +180,7 @@ class Placement:
 
 
 def placement(problem: Problem, mesh: Mesh) -> Placement:
-    """Where a mesh puts its groups."""
+    """The location of a mesh's groups on the network."""
     machine, ranks = problem.machine, problem.num_devices
     groups, stages = rank_groups(mesh, problem.config.kv_heads), (mesh.pp, stride_of(mesh)["pp"])
     inner = {
@@ -258,7 +258,7 @@ def recomputes_some(problem: Problem, mode: str) -> bool:
 
 
 def recompute_counts(problem: Problem, mode: str, most: int) -> tuple[int | None, ...]:
-    """How many blocks of a chunk, of which the largest has `most`, may recompute; None for all.
+    """Possible numbers of recomputing blocks of a chunk, where the largest chunk has `most`; None for all.
 
     >>> from costmodels import Machine
     >>> from plans.model.transformer import transformer_config

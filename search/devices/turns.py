@@ -32,7 +32,7 @@ _NUM_TRIED = 6
 """Configurations on which slices and pairs are tried."""
 
 _NUM_FORECAST = 2
-"""How many of them are forecast: those expected to be the fastest."""
+"""Number of configurations that are forecast: those expected to be the fastest."""
 
 _LEAST_GAIN = 0.002
 """Share of a step that must be exposed beyond what the best takes."""
@@ -41,12 +41,12 @@ _SHORT_BLOCKS = 2
 """Blocks of a chunk in a short step."""
 
 _MOST_INSTRUCTIONS = 100_000
-"""Of a step that is forecast unasked; a forecast takes about 80 us for each."""
+"""Largest number of instructions of a step that is forecast without request; a forecast takes about 80 us for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What came of it.
+    """The outcome.
 
     Args:
         candidates: configurations with slices or pairs that fit, with their forecasts.
@@ -87,7 +87,7 @@ def turns(problem: Problem, found: Sequence[Candidate], *, deadline_s: float | N
 def _trials(
     problem: Problem, found: Sequence[Candidate], rejected: list[Rejected], deadline_s: float | None
 ) -> list[tuple[float, int, Degrees]]:
-    """What may gain: the seconds that its step is expected to take, a separate number, and its degrees."""
+    """Configurations with slices or pairs to try: expected seconds, a number that breaks ties, and degrees."""
     trials: list[tuple[float, int, Degrees]] = []
     tried = lru_cache(_tried)  # configurations whose layers differ have equal short steps
     for own in _promising(problem, found):
@@ -178,7 +178,8 @@ def _short(config: TransformerConfig, degrees: Degrees) -> tuple[TransformerConf
 
 
 def _least_instructions(problem: Problem, degrees: Degrees) -> int:
-    """What a step has without slices and pairs, and no less with them: counted without lowering it."""
+    """A lower bound on the number of instructions of a step: those without slices and pairs, counted without
+    lowering."""
     return step_forecast(problem.config, degrees, problem.machine).num_kernels
 
 

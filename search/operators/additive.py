@@ -156,7 +156,7 @@ class StageCosts:
         return float((compute + others).min()), float(host.min()), float(device.min())
 
     def _own_table(self, position: int) -> np.ndarray:
-        """What each strategy of an operator takes; the same array for equal operators."""
+        """The time of each strategy of an operator; equal operators share the array."""
         compute, others, *_ = self._own_parts(position)
         return self._summed.setdefault(self._column_key(position), compute + others)
 

@@ -42,7 +42,7 @@ class CostKeys:
         self._axis_sizes = {axis: self.mesh.size((axis,)) for axis in self.mesh.alias_name}
 
     def signature(self, operator: Operator) -> object:
-        """Of an operator, whatever its name and strategy."""
+        """A key of an operator that ignores its name and strategy."""
         if operator.name not in self._signatures:
             tensors = tuple(
                 (tensor.shape, tensor.dtype, tensor.kind == "parameter")
@@ -54,7 +54,7 @@ class CostKeys:
         return self._signatures[operator.name]
 
     def of(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
-        """Of an operator with a strategy."""
+        """A key of an operator with a strategy."""
         signature = self.signature(operator)
         if strategy.out is not None or strategy.mesh is not None or spec.statistic is not None:
             return signature, self.mesh, strategy.mesh, tuple(strategy.dims.items()), strategy.out
@@ -79,7 +79,7 @@ class CostKeys:
         return self._groups[axes]
 
     def _summed(self, operator: Operator, spec: OperatorSpec) -> list[tuple[str, ...]]:
-        """For every trained parameter the dims that its gradient is summed over."""
+        """The dims over which the gradient of every trained parameter is summed."""
         if operator.name not in self._summed_dims:
             self._summed_dims[operator.name] = [
                 spec.gradient_sums(index)

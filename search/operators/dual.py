@@ -45,7 +45,7 @@ MOST_CELLS = 70_000
 
 @dataclass(slots=True, eq=False)
 class _Table:
-    """What is left of a table, by the kinds of its variables' values."""
+    """The remaining part of a table, by the kinds of its variables' values."""
 
     variables: tuple[int, ...]
     kind_of: list[Ints]
@@ -65,7 +65,7 @@ class _Whole:
         return _Table(tuple(self.edge.variables[at] for at in axes), [self.edge.kind_of[at] for at in axes], costs)
 
     def own(self) -> Floats | None:
-        """What the first variable pays for itself."""
+        """The cost of the first variable."""
         return None
 
     def raised(self, seconds: Floats) -> Floats | None:
@@ -134,7 +134,7 @@ class _Pairs:
         return prices, own
 
     def own(self) -> Floats | None:
-        """What the first variable pays for itself, by its kinds."""
+        """The cost of the first variable, by its kinds."""
         return self._own
 
     def raised(self, seconds: Floats) -> Floats | None:

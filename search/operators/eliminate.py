@@ -43,7 +43,7 @@ class Table:
 
 @dataclass(slots=True)
 class Memory:
-    """What eliminations of one problem have in common: the order, and joins of the very same tables.
+    """State shared by eliminations of one problem: the order, and joins of identical tables.
 
     Equal blocks of a graph share the arrays of their tables, so that the inside of a block is eliminated once; and when
     some tables change, what does not hang on them is not done again.
@@ -134,7 +134,7 @@ def widest(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -> tuple[flo
 
 
 def min_marginals(sizes: Sequence[int], tables: Sequence[Table]) -> list[list[tuple[float, tuple[int, ...]]]]:
-    """For every variable and each of its values: the least total with that value fixed, and how it is reached.
+    """The least total with each value of each variable fixed, and the choices that reach it.
 
     One pass of messages up the tree of joined tables and one down (min-sum message passing on a bucket tree; Dechter
     1999) gives every table the least total for each of its cells, so nothing is eliminated again.

@@ -22,7 +22,7 @@ _MOST_WAYS = 3
 
 
 def alike_plans(plan: Plan, pinned: Collection[str] = ()) -> Iterator[Plan]:
-    """For every stage and kind of block that is split in several ways: the plan with one of these ways for all.
+    """Plans in which all equal blocks are split in the same way, one per stage, kind of block and split.
 
     Args:
         plan: any plan.

@@ -1,4 +1,4 @@
-"""What fits into memory, from the order of a program alone: no simulation, so it can check thousands of plans.
+"""Whether plans fit into memory, from the program order alone: without simulation, thousands of plans can be checked.
 
 The peak of a rank follows from its own stage's strategies and, a little, from its neighbours' (what crosses a border),
 so stages are asked one by one first.
@@ -19,7 +19,7 @@ from simulator import peak_of_order
 __all__ = ["leaner_plan", "peaks", "picks_that_may_fit"]
 
 DESCENT_S = 30.0
-"""How long the search for a plan of less memory may take, when nothing else fits."""
+"""Time limit of the search for a plan with less memory, if nothing else fits."""
 
 
 def peaks(plan: Plan) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What it takes at least to bring a tensor from one layout to another, for all pairs of some layouts at once.
+"""Lower bounds on the time to redistribute a tensor, for all pairs of some layouts at once.
 
 The bound of a pair is the least that any one step may take which brings a rank what it lacks: the elements of its part
 in the target that it does not hold in the source, or all of them where they are sums yet to be taken. Several steps
@@ -38,19 +38,20 @@ _MAX_CELLS = 1 << 22
 
 
 class Floors(Protocol):
-    """What a price says about steps it is not shown: see `pricing.StepSeconds`; what was found by it is kept."""
+    """Lower bounds of a price on steps (see `pricing.StepSeconds`) and the results derived from them."""
 
     def __hash__(self) -> int:
-        """Of what it says."""
+        """Lower bounds on the seconds of steps."""
 
     def local_s(self, kind: StepKind, mesh: Layout, axes: frozenset[str], size_bytes: int, itemsize: int) -> float:
         """Seconds of a slice or a collective over `axes`."""
 
     def transfer_floors_s(self, sizes_bytes: Ints, least_peers: Ints, most_peers: int, leaves_domain: bool) -> Floats:
-        """For each: no transfer takes less whose busiest rank has at least these bytes and these peers."""
+        """The least seconds of a transfer whose busiest rank has at least these bytes and these peers, for each
+        entry."""
 
     def domains(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
-        """For each rank the domain that the fastest links join; None where that is all of them."""
+        """For each rank the domain that the fastest links join; None if that includes all ranks."""
 
 
 def least_seconds(
@@ -88,7 +89,7 @@ def _inner_axes(mesh: Layout, domains: tuple[int, ...] | None) -> tuple[str, ...
 
 
 def _crossing(mesh: Layout, inner: tuple[str, ...], layouts: Sequence[TensorLayout], shape: tuple[int, ...]) -> Ints:
-    """For every pair the most elements that come to a domain from others.
+    """The largest number of elements that enter a domain from others, for every pair.
 
     Every axis splits one dim at most, so what the ranks of a domain hold together is a product over the dims.
     """
@@ -120,7 +121,8 @@ def _crossing(mesh: Layout, inner: tuple[str, ...], layouts: Sequence[TensorLayo
 def _lacking(
     mesh: Layout, layouts: Sequence[TensorLayout], shape: tuple[int, ...]
 ) -> tuple[Ints, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """For every pair the most elements that a rank lacks, whether sums have to be taken, and whether there is a way."""
+    """For every pair: the most elements that a rank lacks, whether sums have to be reduced, and whether a way
+    exists."""
     sizes = dict(zip(mesh.alias_name, mesh.device_matrix, strict=True))
     local = np.array([math.prod(layout.local_shape(shape)) for layout in layouts], dtype=np.int64)
     bits = {axis: 1 << at for at, axis in enumerate(mesh.alias_name) if sizes[axis] > 1}
@@ -146,7 +148,7 @@ def _lacking(
 def _part(
     axes: Sequence[str], whole: int, sizes: dict[str, int], index: dict[str, Ints], num_ranks: int
 ) -> tuple[Ints, Ints]:
-    """Where the part of every rank begins and ends."""
+    """Begin and end of the part of every rank."""
     start, long = np.zeros(num_ranks, dtype=np.int64), np.full(num_ranks, whole, dtype=np.int64)
     for axis in axes:
         part = -(-long // sizes[axis])
@@ -159,7 +161,7 @@ def _part(
 def _least_steps(
     floors: Floors, mesh: Layout, needed_bytes: tuple[int, ...], item_bytes: int
 ) -> tuple[tuple[float, ...], float]:
-    """For each number of bytes the least seconds of one step that brings them to a rank; and of one that adds."""
+    """The least seconds of one step that brings a number of bytes to a rank, without and with a reduction."""
     if floors.domains(mesh.rank_list) is not None:
         mesh = primes(mesh)[0]  # a step may be taken over a part of an axis that is within a node
     axes = [axis for axis in mesh.alias_name if mesh.size((axis,)) > 1]
@@ -187,7 +189,7 @@ def _least_steps(
 def _least_far_steps(
     floors: Floors, mesh: Layout, inner: tuple[str, ...], needed_bytes: tuple[int, ...], item_bytes: int
 ) -> tuple[float, ...]:
-    """For each number of bytes the least seconds of one step that brings them to a domain from others."""
+    """The least seconds of one step that brings a number of bytes to a domain from others."""
     mesh = primes(mesh)[0]
     axes = [axis for axis in mesh.alias_name if mesh.size((axis,)) > 1]
     if len(axes) > _MAX_GROUPED:

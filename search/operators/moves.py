@@ -1,4 +1,4 @@
-"""What it costs to bring a tensor from one layout to another: bounds for all pairs at once, prices where they matter.
+"""Costs of redistributing a tensor: bounds for all pairs of layouts at once, prices where they matter.
 
 A tensor on a mesh of three axes has some hundred layouts, so thousands of pairs, and nearly none of them is on the way
 to a good plan. `Moves` starts with a lower bound for every pair and takes the exact price of those that it is asked
@@ -67,7 +67,7 @@ class Moves:
         return np.array([space.number[layout] for layout in layouts], dtype=np.int64)
 
     def layouts(self, shape: tuple[int, ...], dtype: str) -> list[TensorLayout]:
-        """What the numbers stand for."""
+        """The meaning of the numbers."""
         return self._spaces[shape, dtype].layouts
 
     def table(self, shape: tuple[int, ...], dtype: str) -> Floats:

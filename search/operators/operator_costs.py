@@ -1,4 +1,4 @@
-"""What one operator costs by itself: the instructions that lowering writes for it, priced one by one.
+"""The cost of one operator alone: the instructions that lowering writes for it, priced one by one.
 
 Forward and gradients run once per micro-batch; weights are gathered, gradients reduced and weights updated as often as
 the optimizer's level says (`plans.lower.operator_bodies`).
@@ -35,7 +35,7 @@ class InstructionCost(Protocol):
 
 
 class OperatorSeconds(NamedTuple):
-    """What an operator takes by itself in a step: its kernels, all else, and its kernels on the host and the device."""
+    """The time of an operator alone in a step: kernels, everything else, and kernels on host and device."""
 
     compute_s: float
     others_s: float
@@ -99,7 +99,7 @@ def _is_kernel(instruction: Instruction, operator: Operator) -> bool:
 
 
 def seconds_of_least_bytes(cost: InstructionCost) -> MoveSeconds:
-    """What redistributions take by the steps that move least bytes."""
+    """The time of redistributions with the fewest bytes."""
 
     def seconds(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> float:
         table = ValueTable()

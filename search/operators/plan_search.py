@@ -29,13 +29,13 @@ from search.result import Alternative, LazyAlternatives, Rejected, SearchResult
 __all__ = ["PlanSearch", "describe_strategy"]
 
 NUM_NEIGHBOURS = 6
-"""How many of the cheapest answers of a stage are simulated."""
+"""Number of the cheapest answers of a stage that are simulated."""
 
 _MOST_LARGE = 4
-"""How many plans that do not fit are made to, if that leaves them the fastest."""
+"""Number of plans over the memory limit that are made to fit, if that leaves them the fastest."""
 
 _WORTH_VARYING = 1.5
-"""How much slower than the fastest a plan may be that is still varied: micro-batches, schedule, level."""
+"""Largest factor over the fastest plan at which a plan is still varied: micro-batches, schedule, level."""
 
 _EVERY = 1 << 30
 
@@ -299,7 +299,7 @@ class PlanSearch:
         ]
 
     def _strategies_gap(self, best: Plan, shape: PipelineShape) -> float | None:
-        """By what share the strategies that were found may exceed the cheapest ones of the same stages, if it is known.
+        """The relative amount by which the strategies may exceed the cheapest ones of the same stages, if known.
 
         Chunks keep the strategies of the stages they were made of, those of `shape`; so do levels that were varied.
         """
@@ -401,7 +401,7 @@ class PlanSearch:
     # -------------------------------------------------------------- explanation
 
     def _alternatives(self, best: Plan) -> list[Alternative]:
-        """For every operator of the best plan its strategies, and what the best answer with each costs more."""
+        """The strategies of every operator of the best plan, and the extra cost of the best answer with each."""
         found = []
         key = best.num_micro_batches, self._num_ranks([best.num_ranks]), best.optimizer.parallel_level
         search = self.stage_search(*key)
@@ -441,7 +441,7 @@ def describe_strategy(strategy: Strategy) -> str:
 
 
 def _gap(found: Sequence[tuple[float, float]]) -> float:
-    """By what share what was found costs more than what is proven to be the least, of all stages together."""
+    """The relative amount by which the result may exceed the proven least cost, over all stages."""
     return max(0.0, sum(cost_s for cost_s, _ in found) / sum(bound_s for _, bound_s in found) - 1.0)
 
 

@@ -1,4 +1,4 @@
-"""What the search takes things to cost: seconds of one instruction, and of one step of a redistribution.
+"""Prices of the search: seconds of one instruction, and of one step of a redistribution.
 
 Both count every rank as busy. The price of a step is that of the instructions that lowering writes for it, waits
 included.
@@ -96,7 +96,7 @@ def _counted_s(machine: Machine, shared: float, kind: Kind, cost: Cost) -> float
 
 
 def ranks_per_core(machine: Machine, num_ranks: int) -> float:
-    """How many ranks share a core of a node when all are busy; 1 where every rank has its own device."""
+    """Number of ranks that share a core of a node when all are busy; 1 if every rank has its own device."""
     if machine.cores_per_node is None:
         return 1.0
     return max(1.0, min(num_ranks, machine.devices_per_node) / machine.cores_per_node)
@@ -176,7 +176,7 @@ class StepSeconds(LocalPrice):
         self, sizes_bytes: npt.NDArray[np.int64], least_peers: npt.NDArray[np.int64], most_peers: int,
         leaves_domain: bool,
     ) -> npt.NDArray[np.float64]:  # fmt: skip
-        """For each: no transfer takes less whose busiest rank has at least these bytes and these peers.
+        """The least seconds of a transfer whose busiest rank has at least these bytes and these peers, for each entry.
 
         `leaves_domain`: something goes from one of the `domains` to another.
         """
@@ -185,7 +185,7 @@ class StepSeconds(LocalPrice):
         return np.asarray(fixed_s + np.maximum(hidden_s, work_s))
 
     def domains(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
-        """For each rank the number of the domain that the fastest links join; None where that is all of them."""
+        """The number of each rank's domain on the fastest links; None if one domain has all ranks."""
         found = tuple(rank // self.machine.links[0].ranks for rank in ranks)
         return None if len(self.machine.links) == 1 or len(set(found)) == 1 else found
 

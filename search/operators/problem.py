@@ -50,7 +50,7 @@ class Problem:
         return [len(own) for own in self.own]
 
     def total(self, values: Sequence[int]) -> float:
-        """What one value for every variable costs."""
+        """The cost of an assignment of values to all variables."""
         own_s = sum(float(own[value]) for own, value in zip(self.own, values, strict=True))
         moved_s = 0.0
         for edge in self.edges:

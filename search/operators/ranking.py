@@ -18,10 +18,10 @@ from search.operators.shapes import Option
 __all__ = ["NUM_NEAR", "Ranking"]
 
 NUM_SHAPES = 12
-"""How many shapes are simulated, next to one for every promising number of stages and micro-batches."""
+"""Number of shapes that are simulated, in addition to one for every promising number of stages and micro-batches."""
 
 NUM_NEAR = 24
-"""How many shapes are simulated that differ little from the fastest one."""
+"""Number of shapes close to the fastest one that are simulated."""
 
 _AGAIN = 0.05
 """By how much an estimate counts as longer for every shape simulated that differs in its widths alone."""
@@ -88,7 +88,7 @@ class Ranking:
         return [self.options[at] for at in sorted(found, key=lambda at: (estimates[at], at))]
 
     def learn(self, option: Option, estimate_s: float, simulated_s: float) -> None:
-        """What an option took."""
+        """The time of an option."""
         group, factor = (len(option[2]), option[0]), simulated_s / estimate_s
         self.factor[group] = min(factor, self.factor.get(group, factor))
         self.best_s = min(self.best_s, simulated_s)

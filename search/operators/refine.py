@@ -74,7 +74,7 @@ NO_LOOK = Answers(found=[], bound_s=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be solved.
+    """The problem to solve.
 
     Args:
         problem: own costs and tensors; those may hold bounds.
@@ -162,14 +162,15 @@ class _Narrowed:
         return self.dual.problem.entangled(sizes)[1] <= LEFT_CELLS
 
     def left(self) -> Problem | None:
-        """What elimination can end: all that no answer better than the best one can do without; None if it cannot."""
+        """A problem small enough for elimination, with all values that a better answer may need; None if there is
+        none."""
         return self.dual.near((self.best.cost_s * (1 + share) for share in _NEAR), self._fits)
 
 
 def _eliminated(
     question: Question, problem: Problem, count: int, above_s: float, is_over: Callable[[], bool]
 ) -> Answers:
-    """What `cheapest` gives, of a part of the question's problem that may be eliminated."""
+    """The result of `cheapest` for a part of the problem that can be eliminated."""
     while True:
         total, values = best_assignment(problem.sizes, problem.tables(), problem.memory)
         if total > above_s:

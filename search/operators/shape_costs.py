@@ -1,4 +1,4 @@
-"""What the stages of shapes cost: the least that their operators may take one by one, and exact where it is asked for.
+"""Costs of the stages of shapes: lower bounds by operator, and exact costs on request.
 
 Shapes have stages in common, so every stage on a number of devices is kept once, under a number.
 """

@@ -1,4 +1,4 @@
-"""What stands around the strategies: stages with boundaries and widths, and micro-batches; and what of it is searched.
+"""Shapes: stages with boundaries and widths, and micro-batches, and which of them are searched.
 
 Beams: boundaries are at no more than 12 places, those with few bytes across among even parts of the work; up to 4
 stages where their number is searched; no more than 12 different widths; micro-batches up to 32.
@@ -123,7 +123,7 @@ class ShapeSpace:
         return rows or [list(options[:1])]
 
     def shape(self, option: Option) -> PipelineShape:
-        """Of one of the options."""
+        """The shapes of one option."""
         count, _, widths = option
         names = tuple(self.segment(*self.ends(option, stage)) for stage in range(len(widths)))
         return PipelineShape(names=names, widths=widths, num_micro_batches=count)
@@ -154,7 +154,7 @@ class ShapeSpace:
         return [each for each in itertools.product(every, repeat=number) if sum(each) <= self.num_devices]
 
     def _cuts(self, weights: Callable[[], Sequence[float]]) -> list[int]:
-        """Where stages may begin: in each even part of the work the place that the fewest bytes cross."""
+        """Possible boundaries of stages: in each even part of the work the place with the fewest crossing bytes."""
         count = len(self.graph.operators)
         if count - 1 <= _MAX_CUTS:
             return [at for at in range(1, count) if at not in self._shared]
@@ -174,7 +174,7 @@ def _between_readers(graph: Graph) -> frozenset[int]:
 
 
 def _crossing_bytes(graph: Graph) -> list[int]:
-    """For every operator the bytes that go from before it to it or behind it."""
+    """The bytes that cross each operator's position, from earlier to later operators."""
     position = {operator.name: at for at, operator in enumerate(graph.operators)}
     producers, consumers = graph.producers(), graph.consumers()
     crossing = [0] * (len(graph.operators) + 1)

@@ -1,4 +1,4 @@
-"""What may be chosen: meshes of a stage's devices, and strategies of one operator on a mesh.
+"""The choices: meshes of a stage's devices, and strategies of one operator on a mesh.
 
 This is the first of the two recursions, the one over devices: a number of devices is split into up to three axes of any
 sizes, and each axis is then given to one dim of the operator, or to none (replicated).

@@ -39,7 +39,7 @@ class StageAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """What an operator takes at least, of one of its ranks and in one step.
+    """A lower bound on the time of an operator on one of its ranks in one step.
 
     Args:
         own_s: of its additive cost, without tensors that are handed on.
@@ -224,7 +224,7 @@ class StageSearch:
         return self.answers(names, ranks, 1, is_over)[0].cost_s
 
     def every(self, names: Sequence[str], ranks: Sequence[int]) -> list[StageAnswer]:
-        """For every mesh and every strategy that is left of every operator the cheapest answer with it, and lean ones.
+        """The cheapest answer with every remaining strategy of every operator on every mesh, and leaner answers.
 
         Their costs are estimates where redistributions were not priced; they are for searching what fits into memory.
         """
@@ -239,7 +239,7 @@ class StageSearch:
         return sorted(found, key=lambda answer: (answer.cost_s, str(answer.strategies)))
 
     def floors(self, ranks: Sequence[int]) -> dict[str, Floor]:
-        """For every operator of the graph the least that it takes on some ranks, whatever its strategy."""
+        """A lower bound on the time of every operator of the graph on some ranks, for any strategy."""
         if tuple(ranks) in self._floors:
             return self._floors[tuple(ranks)]
         names = tuple(operator.name for operator in self.micro.operators)

@@ -1,4 +1,4 @@
-"""What the tensors between operators cost: one edge for each, over the strategies of its maker and readers.
+"""Costs of the tensors between operators: one edge per tensor, over the strategies of its producer and readers.
 
 For every tensor the redistributions between its maker's layout and each distinct layout its readers ask for are paid,
 forward and backward. Strategies that make it, or read it, in the same layouts are of one kind, and tensors whose
@@ -147,7 +147,7 @@ class TensorCosts:
         return self._kinds[key]
 
     def _layouts_of(self, name: str, operator: Operator, strategy: Strategy, made: bool, wanted: bool) -> Layouts:
-        """In which layout a strategy hands a tensor on; or in which it is read, and its gradient made, each time.
+        """The output layout of a strategy, or the layouts in which a tensor is read and its gradient computed.
 
         Where no gradient is needed, its layout makes no difference, and that of the tensor stands for it.
         """

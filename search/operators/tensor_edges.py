@@ -13,7 +13,7 @@ from search.operators.eliminate import Table
 __all__ = ["Layouts", "TensorEdge"]
 
 Layouts = tuple[tuple[TensorLayout, TensorLayout], ...]
-"""Of a tensor where an operator reads it, and of the gradient that this makes."""
+"""The layouts of a tensor at a reader, and of the gradient from there."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class TensorEdge:
         )  # fmt: skip
 
     def moves(self, values: Sequence[int]) -> list[tuple[int, int]]:
-        """What one value of every variable moves, the tensor and its gradient: pairs of layouts, by their numbers."""
+        """The layouts between which one choice moves the tensor and its gradient, as pairs of numbers."""
         kinds = [int(kind_of[values[variable]]) for kind_of, variable in zip(self.kind_of, self.variables, strict=True)]
         source, arrives = int(self.source[kinds[0]]), int(self.arrives[kinds[0]])
         found = [(source, number) for number in {int(read[kinds[at]]) for at, read, _ in self.slots}]
@@ -107,7 +107,7 @@ class TensorEdge:
 
 
 def _once(seconds: np.ndarray, number: np.ndarray, earlier: Sequence[np.ndarray]) -> np.ndarray:
-    """What is moved to the same layout for several readers is moved, and paid, once."""
+    """A move to the same layout for several readers runs, and costs, once."""
     for other in earlier:
         seconds = np.where(number == other, 0.0, seconds)
     return seconds

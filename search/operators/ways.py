@@ -1,4 +1,4 @@
-"""What else of a plan is searched, next to its stages and strategies: how it is run.
+"""The searched choices of a plan besides its stages and strategies: how it is run.
 
 The optimizer-parallel level, the schedule with its chunks, slices of micro-batches, and which blocks are computed again
 in the backward. Plans that differ in one of them are made here; simulation decides.
