@@ -72,7 +72,7 @@ class Device:
 
     @property
     def own(self) -> DeviceKind:
-        """What its kind has of its own."""
+        """The implementation for its kind of device."""
         return KINDS[self.kind]
 
     @property
@@ -324,7 +324,7 @@ def pick_device(kind: str = "auto", local_rank: int | None = None) -> Device:
 
 
 def num_accelerators() -> int:
-    """How many accelerators this host has."""
+    """Number of accelerators of this host."""
     return torch.accelerator.device_count()
 
 

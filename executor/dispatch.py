@@ -8,10 +8,8 @@ __all__ = ["EagerMode"]
 
 
 class EagerMode(TorchDispatchMode):
-    """For modes under which nothing is compiled.
-
-    torch keeps its compiler out of every other mode, and imports it for that in the first call of the mode: most of a
-    second in every rank.
+    """Marks modes under which nothing is compiled. torch keeps its compiler out of every other mode, and imports it for
+    that in the first call of the mode: most of a second in every rank.
     """
 
     @classmethod

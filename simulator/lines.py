@@ -10,7 +10,7 @@ COMPUTE, COLLECTIVE, WAIT = range(3)
 
 
 class Payload(NamedTuple):
-    """What a collective moves.
+    """The bytes that a collective moves.
 
     Args:
         call: such as "all_gather_flat".

@@ -138,7 +138,7 @@ def finished(timeline: Timeline, program: Program, machine: Machine, what_if: Wh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a what-if comes to.
+    """The outcome of a what-if.
 
     Args:
         step_s: from step to step.
@@ -171,7 +171,7 @@ def outcome(plan: Plan | Program, machine: Machine, what_if: WhatIf = _NOTHING, 
 
 
 def outcome_of(timeline: Timeline, program: Program, what_if: WhatIf) -> Outcome:
-    """What is left of the pace of a timeline of `program` after the checkpoints and failures of `what_if`.
+    """The remaining pace of a timeline of `program` after the checkpoints and failures of `what_if`.
 
     Raises:
         TwofoldError: as `goodput`.

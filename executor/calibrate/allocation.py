@@ -59,7 +59,7 @@ def _pattern(device: Device) -> Iterator[Point]:
 
 
 def _workspaces(device: Device) -> Iterator[Point]:
-    """What a first matrix product on a fresh stream leaves behind."""
+    """The memory that a first matrix product on a fresh stream keeps."""
     device.release_memory()
     stream = device.stream()
     assert stream is not None

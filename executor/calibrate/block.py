@@ -57,7 +57,7 @@ class Block(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
     def _heads(self, x: Tensor) -> Tensor:
-        """As many heads as this rank has features for."""
+        """Number of heads that match the features of this rank."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 

@@ -1,4 +1,4 @@
-"""How full blocks compare with the sum of their kernels."""
+"""Comparison of complete blocks with the sum of their kernels."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def communication_jobs(group_sizes: tuple[int, ...], num_ranks: int, *, seed: in
 
 
 def recorded_jobs(group_sizes: tuple[int, ...], num_ranks: int, most_bytes: int, *, seed: int = 20_31) -> list[Job]:
-    """What is taken once more from recorded launches, without the host: small collectives, and all transfers of a pair.
+    """Calls that are also measured from recorded launches, without the host: small collectives and all transfers.
 
     Args:
         group_sizes: that divide the ranks.
@@ -127,7 +127,7 @@ def _sizes(
 
 
 def make_call(point: Point, sync: RankSync, place: Any) -> Call | None:
-    """What this rank does for the point; None where it has no part.
+    """The call of this rank for the point; None if it takes no part.
 
     Args:
         point: of kind collective or transfer.

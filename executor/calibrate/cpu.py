@@ -1,4 +1,4 @@
-"""What the cost models of a CPU machine are fitted to; runs on every rank of a launched group that talks through gloo.
+"""Measurements for the cost models of a CPU machine; runs on every rank of a launched gloo group.
 
 Every point is needed for the fit, so the sections are required, and the budget of time sets how often calls are
 repeated. How calls are timed on shared cores is in `executor.calibrate.shared_cores`.
@@ -68,7 +68,7 @@ BUDGET_S = 8.0
 COMM_REPEATS = 3
 MORE_COMM_REPEATS = 5
 LEAST_MEMORY_BYTES = 2**28
-"""Of one rank, below which the grid is made smaller."""
+"""Memory of one rank below which the grid is made smaller."""
 
 
 def measure_rank(
@@ -131,7 +131,7 @@ def environment() -> dict[str, str]:
 
 
 def processor_name() -> str:
-    """What the processor calls itself; empty where the system does not say."""
+    """Name of the processor; empty if the system does not provide it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

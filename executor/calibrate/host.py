@@ -1,4 +1,4 @@
-"""What this host needs to issue a block of torch's, in 20 s: one process, a group that sends nothing.
+"""The time that this host needs to issue a block of torch's layers, measured in 20 s in one process.
 
 The parts are those of `executor.calibrate.stacks`. torch's fake process group stands for two ranks: FSDP2 issues all
 that it issues elsewhere, and its messages end at once. Where there is no accelerator, tiny operators run on the
@@ -116,7 +116,7 @@ _MEASURED: Mapping[str, tuple[str, dict[str, int]]] = {
 
 
 def _processor() -> str:
-    """Its model, as Linux says it."""
+    """Its model, as reported by Linux."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))

@@ -35,7 +35,7 @@ __all__ = ["code_of", "dispatch_class", "instruction_points"]
 WARM_STEPS = 3
 STEPS = 12
 KEPT = 0.99
-"""Of the times of an instruction, the shortest."""
+"""Share of the times of an instruction that is kept: the shortest."""
 
 MOST_PARAMETERS = 4_000_000
 """Larger plans keep the device busy, so that their host times say less."""

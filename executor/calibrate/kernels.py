@@ -26,7 +26,7 @@ _ROWS = ((512, 1024), (2048, 4096), (8192, 768), (8192, 4096), (16384, 8192), (3
 _LOGITS = ((512, 32000), (2048, 32000), (8192, 32000), (4096, 50257), (2048, 128256))
 _TABLES = ((2048, 32000, 4096), (8192, 32000, 4096), (8192, 50257, 2048), (8192, 128256, 8192))
 _TURNED = ((2048, 8, 128), (2048, 32, 128), (8192, 32, 128), (4096, 64, 128), (32768, 16, 128), (16384, 16, 64))
-"""Of queries or keys: (tokens, heads, features of a head)."""
+"""Shape of queries or keys: (tokens, heads, features of a head)."""
 _HELD_OUT_KERNELS = 45
 
 Make = Callable[[OperandPool], Call]
@@ -89,7 +89,7 @@ def _cast_job(name: str, source: str, target: str, elements: int, tier: int) -> 
 
 
 def _rms_by_hand(x: Tensor, weight: Tensor) -> Tensor:
-    """As models of libraries write it: in float, with casts around."""
+    """Rotary positions as in models of libraries: in float, with casts around."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
     return weight * wide.to(x.dtype)

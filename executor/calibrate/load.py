@@ -1,4 +1,4 @@
-"""How a chip slows under load: kernels of several kinds in turns, until its clock has settled.
+"""The clock of a chip under load: kernels of several kinds in turns, until the clock has settled.
 
 A chip at its power limit lowers its clock, the more of the time kernels run that draw much. A training step mixes
 products, attention and kernels bound by memory; how much each draws, and how its time goes with the clock, is measured

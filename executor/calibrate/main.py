@@ -1,4 +1,5 @@
-"""What every rank of a calibration runs: `python -m executor.calibrate.main POINTS.jsonl`, alone or under torchrun."""
+"""The main module of a calibration's ranks: `python -m executor.calibrate.main POINTS.jsonl`, alone or under
+torchrun."""
 
 from __future__ import annotations
 
@@ -117,7 +118,7 @@ def surroundings(device: Device, num_ranks: int) -> dict[str, str]:
 
 
 def _table(points: list[Point]) -> str:
-    """How many points of each kind, and how steady they are."""
+    """The number of points of each kind, and their spread."""
     lines = []
     for kind, count in sorted(Counter(point.kind for point in points).items()):
         own = [point for point in points if point.kind == kind]

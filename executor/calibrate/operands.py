@@ -1,4 +1,4 @@
-"""What is to be measured, as values, and the random operands it works on."""
+"""Requested measurements as values, and their random operands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_ROTATIONS = 32
 
 
 def no_calls(pool: OperandPool) -> Sequence[Call]:
-    """For jobs whose calls depend on the other ranks."""
+    """Marks jobs whose calls depend on the other ranks."""
     return ()
 
 
@@ -92,7 +92,7 @@ class OperandPool:
         return torch.randint(below, shape, device=self.device.torch_device)
 
     def sets(self, size_bytes: int) -> range:
-        """How many sets of operands of one call make them come from memory, not from the cache."""
+        """Number of sets of operands that make a call read from memory, not from the cache."""
         sets = math.ceil(ROTATED * self.device.cache_bytes / max(1, size_bytes))
         return range(max(1, min(MAX_ROTATIONS, sets)))
 

@@ -27,7 +27,7 @@ __all__ = ["HUNG_EXIT_CODE", "RankSync"]
 
 HUNG_EXIT_CODE = 75
 ANSWER_S = 2.0
-"""How long the watch waits for a rank's last word."""
+"""Seconds that the watch waits for a rank's last message."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class RankSync:
         self._exchange(lambda: dist.monitored_barrier(self._control, timeout=self._limit(timeout_s)))
 
     def barrier_until(self, left_s: float) -> None:
-        """As `barrier`, where another rank may still have `left_s` seconds to do."""
+        """Like `barrier`, where another rank may still need `left_s` seconds."""
         self.barrier(max(0.0, left_s) + self.timeout_s)
 
     def all_agree(self, agrees: bool) -> bool:

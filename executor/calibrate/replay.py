@@ -1,4 +1,4 @@
-"""What is left of host time where launches are recorded: a recording of n of the least kernels, replayed in a row.
+"""The remaining host time of recorded launches: a recording of n smallest kernels, replayed in a row.
 
 One replay takes launch_s + n node_s: the device's pause between two replays, and its front end's time for a node with
 the kernel in it. `costmodels.fit.device` solves for both.

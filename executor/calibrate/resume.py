@@ -10,7 +10,7 @@ from plans.errors import TwofoldError
 __all__ = ["check_same", "resume"]
 
 SAME = ("device", "device_name", "machine", "processor", "cores")
-"""What of the environment must not change within a file; versions and dates may, and are written where they do."""
+"""Parts of the environment that must not change within a file; versions and dates may, and are stored."""
 
 
 def check_same(log: PointLog, environment: Mapping[str, str]) -> None:

@@ -33,7 +33,7 @@ def device_time(session: Session, job: Job, budget_s: float) -> list[Point]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """What all sections have (see `executor.calibrate.session.Section`)."""
+    """The common part of all sections (see `executor.calibrate.session.Section`)."""
 
     name: str
     share: float
@@ -45,7 +45,7 @@ class _Row:
 
     @property
     def title(self) -> str:
-        """What is announced."""
+        """The title in progress messages."""
         return self.announced or self.name
 
     def missing(self, session: Session, jobs: Sequence[Job]) -> list[Job]:
@@ -107,7 +107,7 @@ class AloneSection(_Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
-    """What a device can take in one call.
+    """The calls that fit on a device.
 
     Args:
         free_bytes: of memory.
@@ -121,7 +121,7 @@ class CallLimits:
 
     @classmethod
     def of(cls, session: Session) -> CallLimits:
-        """Those of the session's device; its rates are measured."""
+        """The rates of the session's device."""
         device, timer = session.device, session.timer
         free, _ = device.memory_bytes()
         size = 4096 if device.is_async else 256
@@ -180,7 +180,7 @@ class InStepSection(_Row):
 
 
 def _described(point: Point) -> str:
-    """For the message about ranks that are missing."""
+    """The call, for the message about missing ranks."""
     beside = f" beside {point.beside}" if point.beside else ""
     recording = "recording " if point.options.get("recorded") else ""
     return f"{recording}{point.call}{beside} of {point.size_bytes} bytes in groups of {point.ranks}"

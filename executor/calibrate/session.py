@@ -27,7 +27,7 @@ from plans.reading import json_of
 __all__ = ["MEMORY_SHARE", "Section", "Session", "SessionOptions", "Skipped"]
 
 MEMORY_SHARE = 0.5
-"""Of free memory that one point may use."""
+"""Share of free memory that one point may use."""
 
 PROGRESS_S = 5.0
 """Seconds between two lines of progress."""
@@ -38,7 +38,7 @@ SENSE_S = 0.3
 
 @dataclass(slots=True)
 class Skipped:
-    """How many points were not measured, and why.
+    """Number of points that were not measured, and the reasons.
 
     >>> str(Skipped(time=2, failed=1))
     '2 for lack of time, 1 failed'
@@ -61,7 +61,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """What a calibration is to take.
+    """The budget of a calibration.
 
     Args:
         minutes: of time there is.
@@ -92,15 +92,15 @@ class Section(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the section."""
+        """Name of the section."""
 
     @property
     def title(self) -> str:
-        """What is announced; sections in a row with the same title are announced once."""
+        """Its title in progress messages; consecutive sections with the same title are announced once."""
 
     @property
     def share(self) -> float:
-        """Its share of the time, in relation to the other sections'."""
+        """Its share of the time, relative to the other sections."""
 
     @property
     def fits(self) -> str:
@@ -157,7 +157,7 @@ class Session:
 
     @property
     def points(self) -> list[Point]:
-        """Those of this rank's file."""
+        """The points of this rank's file."""
         return [] if self.log is None else self.log.points
 
     # -- running -------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Session:
 
     @property
     def title(self) -> str:
-        """What is announced of the section that is being taken."""
+        """The progress message of the current section."""
         return self._title
 
     def missing(self, point: Point) -> bool:

@@ -46,7 +46,7 @@ REPEATS = 5
 STEPS = 4
 """In a row, of one repeat."""
 SENSED_S = 0.5
-"""Of steps in a row while the sensors are read."""
+"""Number of consecutive steps while the sensors are read."""
 
 
 class CheapParameters(Mapping[str, npt.NDArray[Any]]):

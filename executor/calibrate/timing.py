@@ -41,7 +41,7 @@ SHORT_REPEATS = 4
 """By how many."""
 
 BUSY_EACH = 1 / 3
-"""Of the time that the device is kept busy at first, it is before every repeat."""
+"""Share of the initial busy time that is repeated before every repeat."""
 
 SENSED_EVERY_S = 0.005
 """Between two readings of the sensors."""
@@ -225,7 +225,7 @@ class Timer:
         return self.clock_of(spun)
 
     def sensors_during(self, run: Call) -> dict[str, float]:
-        """What the driver tells of the device while it does `run`: the median of the readings of its later half.
+        """The driver's readings of the device while `run` runs: the median of the later half.
 
         A kernel that counts cycles next to it would not do: replays on another stream hold back the mark behind it.
         """

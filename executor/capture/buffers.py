@@ -1,4 +1,4 @@
-"""What the values of a module's buffers say that its calls do not: masks, whole numbers, tables with equal halves."""
+"""Properties of the values of a module's buffers: masks, whole numbers, tables with equal halves."""
 
 from __future__ import annotations
 

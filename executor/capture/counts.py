@@ -45,7 +45,7 @@ def state_counts(exported: ExportedProgram, numbers: Mapping[str, Tensor]) -> No
 
 
 def _last_known(graph: fx.Graph, nodes: Collection[fx.Node], known: Collection[fx.Node]) -> list[fx.Node]:
-    """Those that are read by a call whose value is not known."""
+    """Buffers that are read by a call whose value is unknown."""
     return [node for node in graph.nodes if node in nodes and any(user not in known for user in node.users)]
 
 

@@ -68,7 +68,7 @@ def called_as(graph: fx.Graph, like: fx.Node, target: Any, args: Any, kwargs: An
 
 @dataclass(slots=True, eq=False)
 class _Memory:
-    """What is in one memory, by the names of the calls that made it and its views.
+    """Values that share memory, by the names of the calls that made the memory and its views.
 
     Args:
         root: the call that made it.
@@ -174,7 +174,7 @@ def _replace(graph: fx.Graph, node: fx.Node, memory: _Memory, memories: dict[fx.
 
 
 def _new_value(graph: fx.Graph, node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
-    """What an in-place call writes."""
+    """The tensor that an in-place call writes."""
     old, target = args[0].meta["val"], node.target
     assert isinstance(target, torch._ops.OpOverload)
     if target in (aten.copy_.default, aten.fill_.Tensor):

@@ -159,7 +159,7 @@ def _draws(call: Call) -> Iterator[list[Tensor]]:
 
 
 def _results(call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
-    """What the call makes, on the CPU; None where it takes other numbers or sizes."""
+    """The result of the call on the CPU; None if it does not accept other numbers or sizes."""
     try:
         with torch.no_grad():
             run = aten_call(call.target, call.arguments) if call.target else program(call.arguments)

@@ -30,7 +30,7 @@ _LIBRARY.define(
 )
 
 _EXPERTS = "_experts_implementation_internal"
-"""Where a configuration of transformers says how experts are computed."""
+"""Attribute of transformers' configurations that selects the implementation of experts."""
 
 
 @torch.library.impl(_LIBRARY, "recurrent", "CompositeExplicitAutograd")

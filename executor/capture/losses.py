@@ -251,7 +251,7 @@ def _nll(
     build: Translation, node: fx.Node, x: Value, target: Value, weight: Value = None, reduction: int = 1,
     ignore_index: int = -100,
 ) -> Value:  # fmt: skip
-    """Of a log_softmax over the classes it is the cross entropy, since log_softmax(log_softmax(x)) = log_softmax(x)."""
+    """The cross entropy of a log_softmax over the classes, since log_softmax(log_softmax(x)) = log_softmax(x)."""
     x = build.plain(node, x)
     is_softmax = _is_log_softmax(build, x)
     chances, labels = _classes_last(build, node, x), build.plain(node, target)
@@ -278,7 +278,7 @@ def _label_terms(
     build: Translation, node: fx.Node, chances: str, labels: str, weight: Value, ignore_index: int | None,
     reduction: int, smoothing: float = 0.0,
 ) -> str:  # fmt: skip
-    """What every label adds: -w[label] log p[label], smoothed over all classes, over the mean weight of the labels.
+    """The term of every label: -w[label] log p[label], smoothed over all classes, over the mean weight of the labels.
 
     `torch.nn.CrossEntropyLoss` has the formulas; labels that are ignored have the weight 0.
     """

@@ -48,7 +48,7 @@ def shape_only(graph: fx.Graph, held: Collection[fx.Node] = ()) -> frozenset[fx.
 
 
 def fix_sizes(graph: fx.Graph, double: fx.Graph, batch_size: int) -> None:
-    """What follows from fixed sizes reads nothing, and calls know their arguments for a batch of one, in place.
+    """Values that follow from fixed sizes read nothing, and calls know their arguments for a batch of one, in place.
 
     Args:
         graph: exported for a batch of `batch_size`.

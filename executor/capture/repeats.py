@@ -49,7 +49,7 @@ class Stack:
         return (*self.keys[: KEPT - 1], self.keys[-1])
 
     def prefix(self, key: str) -> str:
-        """How the names of everything in a block begin."""
+        """Prefixes of all names in a block."""
         return f"{self.path}.{key}." if self.path else f"{key}."
 
 
@@ -134,7 +134,7 @@ def _is_inside(path: str, stack: Stack) -> bool:
 
 
 def _description(block: nn.Module, owners: Mapping[int, int]) -> object:
-    """What equal blocks have in common; None for a block without parameters or with tied ones."""
+    """The common part of equal blocks; None for a block without parameters or with tied ones."""
     tensors = [*block.named_parameters(), *block.named_buffers()]
     if not tensors or any(owners[id(tensor)] > 1 for _, tensor in tensors):
         return None

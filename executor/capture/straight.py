@@ -1,4 +1,4 @@
-"""What torch.export writes in a roundabout way, put straight: nested graphs, and tensors without elements.
+"""Normalise exported graphs: inline nested graphs, and remove tensors without elements.
 
 What is under `torch.no_grad` or a disabled `torch.autocast` is a separate graph. Its nodes are moved into the
 outer graph; those under no_grad are marked, because a plan takes gradients of every trained value. Tensors without

@@ -393,7 +393,7 @@ class Translation:
         return name if not count else self._unique(f"{name}_{count}")
 
     def where(self, node: fx.Node) -> str:
-        """Where a call is in the model, for an error."""
+        """The location of a call in the model, for an error."""
         path = self.path(node)
         lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
         source = f" ({' | '.join(lines[-2:])})" if lines else ""

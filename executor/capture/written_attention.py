@@ -69,7 +69,7 @@ class _Known(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Attention:
-    """What a written attention reads, and its calls, the last one first."""
+    """The operands of a written-out attention, and its calls, the last one first."""
 
     v: Any
     q: Any = None
@@ -120,7 +120,7 @@ def _written(product: fx.Node, known: _Known) -> _Attention | None:
 
 
 def _before_casts(value: Any, found: _Attention) -> fx.Node | None:
-    """What a value is before casts and copies."""
+    """A value before casts and copies."""
     while isinstance(value, fx.Node) and value.target in _CASTS:
         found.calls.append(value)
         value = value.args[0]

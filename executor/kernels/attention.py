@@ -74,7 +74,7 @@ def _first(context: OpContext, attrs: Attrs, q: Tensor) -> int | None:
 
 
 def _num_keys(q: Tensor, k: Tensor, first: int | None) -> int:
-    """How many keys the rows read: in causal attention up to the last row."""
+    """Number of keys that the rows read: in causal attention up to the last row."""
     return k.shape[2] if first is None else min(k.shape[2], first + q.shape[2])
 
 

@@ -1,4 +1,4 @@
-"""What the chip that holds a tensor can run: asked here, so that rules say what they need and not where they are."""
+"""Capabilities of the chip that holds a tensor, so that kernels ask for capabilities and not for devices."""
 
 from __future__ import annotations
 

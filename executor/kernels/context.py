@@ -1,4 +1,4 @@
-"""What a kernel rule gets next to its inputs: the rank, its mesh, the shape and dtype to make, the step."""
+"""The context of a kernel besides its inputs: the rank, its mesh, the output's shape and dtype, the step."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ _ROOM = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpContext:
-    """Where an instruction runs and what it makes.
+    """The place of an instruction and its output.
 
     Args:
         rank: rank of the process.

@@ -99,7 +99,7 @@ class FusedRun:
         return made[0] if self._is_single else made
 
     def plainly(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Its steps one by one."""
+        """The steps as separate kernels."""
         env: list[Any] = [*inputs, *[None] * (self._num_places - len(inputs))]
         for step in self._steps:
             made = step.rule(step.context, step.attrs, *[env[place] for place in step.reads])

@@ -154,7 +154,7 @@ def _eights(x: Tensor) -> Tensor:
 
 @cache
 def _no_random_state(device: torch.device) -> tuple[Tensor, Tensor]:
-    """What flash attention's backward takes as the state of the random numbers and does not read without dropout."""
+    """The random state that flash attention's backward requires, but does not read without dropout."""
     with torch.inference_mode(False):
         state = torch.zeros(2, dtype=torch.int64, device=device).view(torch.uint64)
     return state, state

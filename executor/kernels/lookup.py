@@ -1,4 +1,4 @@
-"""What ids choose, also of tables and weights that are spread over ranks: rows, and weights for each row."""
+"""Selection by ids, also of tables and weights that are split over ranks: rows, and weights for each row."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def grouped_linear_grad_x(context: OpContext, attrs: Attrs, g: Tensor, ids: Tens
 
 
 def grouped_linear_grad_w(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, ids: Tensor) -> Tensor:
-    """For each group, the product of its rows with their gradients."""
+    """The product of the rows with their gradients, for each group."""
     rows, grads = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
     if attrs.get("transposed"):
         rows, grads = grads, rows

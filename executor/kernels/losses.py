@@ -94,7 +94,7 @@ def pick_grad(context: OpContext, attrs: Attrs, g: Tensor, t: Tensor) -> Tensor:
 
 
 def count_labels(context: OpContext, attrs: Attrs, t: Tensor) -> Tensor:
-    """How many labels of this part are not attrs "ignore_index"."""
+    """Number of labels of this part that are not attrs "ignore_index"."""
     return (t != attrs["ignore_index"]).sum().to(context.torch_dtype)
 
 
@@ -116,7 +116,8 @@ def _operands(attrs: Attrs, rest: tuple[Tensor, ...]) -> tuple[Any, Tensor | Non
 
 
 def cross_entropy_statistic(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor, *_: Tensor) -> Tensor:
-    """Of a part of the classes: [1, 2, b..], the log of the sum of exponentials and the label's logit (0 elsewhere)."""
+    """The result for a part of the classes: [1, 2, b..], the log of the sum of exponentials and the label's logit (0
+    elsewhere)."""
     label, mine = _labels(context, attrs, t, x.shape[-1])
     return torch.stack(_read(x, label, mine, context.torch_dtype)).unsqueeze(0)
 

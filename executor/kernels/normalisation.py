@@ -173,7 +173,7 @@ def _rms_norm_backward(attrs: Attrs, g: Tensor, x: Tensor, scale: Tensor, weight
 
 
 def batch_statistics_part(context: OpContext, attrs: Attrs, x: Tensor, *running: Tensor) -> Tensor:
-    """Of a part of the batch: [1, 2, c], mean and variance of every channel."""
+    """The statistics of a part of the batch: [1, 2, c], mean and variance of every channel."""
     variance, mean = torch.var_mean(x.to(context.torch_dtype), _but_channels(x), correction=0)
     return torch.stack([mean, variance]).unsqueeze(0)
 

@@ -50,7 +50,7 @@ _SQUARE = 2048
 """Rows of the mask that stands for a causal one of any size, where its corner is upper left or lower right."""
 
 _FIGURES = 8
-"""How often the kernel writes the maximum and the sum of a row."""
+"""Number of times that the kernel writes the maximum and the sum of a row."""
 
 
 def npu_attend(q: Tensor, k: Tensor, v: Tensor, first: int | None, scale: float | None) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ def _can_attend(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _layout(q: Tensor) -> str:
-    """How heads and lengths are in memory; q, k and v lie alike."""
+    """Memory order of heads and lengths; it is the same for q, k and v."""
     return "BSND" if q.transpose(1, 2).is_contiguous() else "BNSD"
 
 
@@ -271,7 +271,7 @@ def _rows_by_group(a: Tensor, c: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _ends(groups: int, rows: int, device: torch.device) -> Tensor:
-    """Where each group of equally many rows ends."""
+    """The end of each group of rows, all groups having equally many."""
     with torch.inference_mode(False):
         return torch.arange(rows, groups * rows + 1, rows, device=device)
 
@@ -280,7 +280,7 @@ def _ends(groups: int, rows: int, device: torch.device) -> Tensor:
 
 
 def adamw(context: OpContext, attrs: Attrs, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """As `optimizers.adamw_of_many`, by a fused kernel a parameter where the plan states the learning rate.
+    """As `optimizers.adamw_of_many`, with one fused kernel per parameter if the plan states the learning rate.
 
     The kernel takes the rate from the host, so a recorded step keeps it. A rate that the run states may change from
     step to step, and `optimizers.adamw` reads it from the device.

@@ -209,7 +209,7 @@ def _by_one_kernel(
 
 
 def _unless(skips: Tensor, changed: tuple[Tensor, ...], update: Callable[[], object]) -> tuple[Tensor, ...]:
-    """What an update changes, unless the step is skipped."""
+    """The tensors that an update changes, unless the step is skipped."""
     if _can_look(skips):
         if not skips:
             update()

@@ -1,4 +1,4 @@
-"""Where a rank's part is in a dim that an instruction names in attrs "split"."""
+"""The place of a rank's part in a dim that an instruction names in attrs "split"."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _turns(
 
 @lru_cache(maxsize=32)
 def _turns_of(frequencies: Tensor, first: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """As `_turns`, of given frequencies: a constant, which is the same tensor in every step."""
+    """As `_turns`, for given frequencies: a constant, which is the same tensor in every step."""
     with torch.inference_mode(False):
         positions = torch.arange(first, first + length, dtype=dtype, device=frequencies.device)
         angles = torch.outer(positions, frequencies.to(dtype)).unsqueeze(1)

@@ -73,7 +73,7 @@ def _kept(region: Sequence[tuple[int, int]], shape: Sequence[int], p: float, bas
 
 
 def _base(seed: int, step: int) -> int:
-    """Where the numbers of an operator start in a step."""
+    """The start of an operator's random numbers in a step."""
     return _signed(_mixed(_mixed(seed) + step))
 
 

@@ -38,7 +38,7 @@ def fill(context: OpContext, attrs: Attrs, *like: Tensor) -> Tensor:
 
 
 def computed(context: OpContext, attrs: Attrs) -> Tensor:
-    """What attrs "calls" make, all of it."""
+    """The results of the calls in attrs "calls"."""
     return computed_value(attrs["calls"], context.device).clone(memory_format=torch.contiguous_format)
 
 

@@ -59,7 +59,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def log_sum_and_logit(x: Tensor, label: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Of every row of logits the logarithm of the sum of exponentials, and the logit of its label.
+    """The logarithm of the sum of exponentials of every row of logits, and the logit of its label.
 
     Args:
         x: [b.., classes].

@@ -28,7 +28,7 @@ class Cuda(DeviceKind):
         torch.backends.cudnn.allow_tf32 = False
 
     def versions(self) -> dict[str, str]:
-        """That of NCCL."""
+        """Version of NCCL."""
         return {"nccl": ".".join(str(part) for part in self.module.nccl.version())}
 
     def multiplies_float8(self, index: int) -> bool:

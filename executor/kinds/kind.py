@@ -1,4 +1,4 @@
-"""What a kind of device has of its own; the defaults are those of an accelerator of which nothing more is known."""
+"""The interface of a kind of device; the defaults are those of an unknown accelerator."""
 
 from __future__ import annotations
 

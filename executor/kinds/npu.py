@@ -52,7 +52,7 @@ class Npu(DeviceKind):
         return NPU_RULES
 
     def versions(self) -> dict[str, str]:
-        """That of torch-npu."""
+        """Version of torch-npu."""
         return {"torch_npu": str(importlib.import_module("torch_npu").__version__)}
 
     def num_processors(self, index: int) -> int:

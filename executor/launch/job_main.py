@@ -1,4 +1,4 @@
-"""What every rank of a launch runs: `python -m executor.launch.job_main JOB.json`."""
+"""The main module of every rank of a launch: `python -m executor.launch.job_main JOB.json`."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _parameters(task: Task, graph: Graph, device: Device) -> Mapping[str, Any]:
 
 
 def _metrics(task: Task, plan: Plan, program: Program, rank: int, device: Device) -> Metrics | None:
-    """What writes the figures of steps, on the lowest rank that knows the loss."""
+    """The writer of step figures, on the lowest rank that has the loss."""
     knowing = (each for group in program.groups if group.loss is not None for each in group.ranks)
     if task.metrics is None or rank != min(knowing):
         return None

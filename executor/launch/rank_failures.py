@@ -50,7 +50,7 @@ class RunTimedOut(RunFailed):
 
 
 class Weight(enum.IntEnum):
-    """How likely it is that a rank's end caused the others' end: lower values are more likely."""
+    """Likelihood that a rank's end caused the end of the others: lower values are more likely."""
 
     OWN_ERROR = 0
     PERHAPS_A_CONSEQUENCE = 1
@@ -59,7 +59,7 @@ class Weight(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How one rank failed; `time_ns` is on the host's monotonic clock."""
+    """The failure of one rank; `time_ns` is on the host's monotonic clock."""
 
     rank: int
     weight: Weight
@@ -227,7 +227,7 @@ def timed_out(job: JobFolder, ranks: Sequence[int], timeout_s: float) -> RunTime
 
 
 def where_ranks_are(job: JobFolder, ranks: Sequence[int]) -> list[str]:
-    """For every rank `" is in f (file.py line 3)"`, or an empty text if it does not answer."""
+    """`" is in f (file.py line 3)"` for every rank, or an empty text if it does not answer."""
     return list(_where(job, ranks))
 
 

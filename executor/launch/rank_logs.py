@@ -46,7 +46,7 @@ class JobFolder:
         return self.rank(rank) / "stdout"
 
     def stderr(self, rank: int) -> Path:
-        """What the rank, its warnings and its traceback wrote to stderr."""
+        """Everything that the rank wrote to stderr: prints, warnings, traceback."""
         return self.rank(rank) / "stderr"
 
     def read(self, rank: int, name: str) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ _NUMBERS = struct.Struct("3q")
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of one rank: position, step (from 1), activity (0: no step, 1: reads data, 2: trains)."""
+    """The last observation of one rank: position, step (from 1), activity (0: no step, 1: reads data, 2: trains)."""
 
     numbers: tuple[int, int, int] = (0, 0, 0)
     moved_s: float = 0.0

@@ -30,7 +30,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `twofold train` reads.
+    """A training job file.
 
     Args:
         plan: plan file.
@@ -198,7 +198,7 @@ def _evaluation(asked: EvaluationSettings, plan: Plan, seed: int) -> EvaluationS
 
 
 def _checkpoints(job: TrainingJob, resume: bool) -> TaskCheckpoints | None:
-    """Where the ranks write checkpoints, and which one they resume from; it is whole and for the plan's model."""
+    """The folder for checkpoints, and the checkpoint to resume from, which is complete and for the plan's model."""
     from executor.train.checkpoint_files import check_checkpoint, written_checkpoints
 
     if job.checkpoints is None:

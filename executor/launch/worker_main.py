@@ -1,5 +1,4 @@
-"""What runs inside the processes that `executor.launch.launch` starts: torchrun's own process, and two processes per
-rank.
+"""The processes that `executor.launch.launch` starts: torchrun's own process, and two processes per rank.
 
     launcher -> agent (torchrun) -> guard of rank 0 -> rank 0: the user's script or module
                                  -> guard of rank 1 -> rank 1
@@ -16,7 +15,7 @@ survive a fork; there torchrun starts every guard as a new process.
 
 A rank begins when the guards of all ranks of its machine have started, or after 30 s. The agent has the store through
 which the ranks meet, and the thread of that store takes a lock of glibc's resolver for every rank that connects. A rank
-that is forked at that moment inherits the lock as taken and hangs in its own connection for ever.
+that is forked at that moment inherits the lock as taken and hangs in its own connection forever.
 
 What a rank leaves in its folder `rank.N`, next to `stdout` and `stderr`:
 

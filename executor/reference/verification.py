@@ -26,7 +26,7 @@ NUM_NUDGES = 3
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Verification:
-    """What a verification found.
+    """The result of a verification.
 
     Args:
         run: the run.

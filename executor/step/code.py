@@ -36,7 +36,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
-    """When each instruction of one step began and ended, in program order.
+    """Start and end of each instruction of one step, in program order.
 
     `host_ns` holds pairs on the host's clock. `device_ns` holds pairs on the compute stream, moved to the host's clock;
     None on a CPU, where the host does the work. `comm_ns` holds (id, start, end) of communication where it is known

@@ -153,7 +153,7 @@ def _exchange(team: Team, dim: int, to_dim: int) -> Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cuts:
-    """How the members of a team cut the dims of a step, if the parts differ in size.
+    """The parts of a step's dims for the members of a team, if they differ in size.
 
     `widths` are those of the parts that are gathered, `chunks` the bounds, within what a member holds, of the parts
     that are scattered; both in the order of the members. `padded` is the width of the largest part of that dim.
@@ -301,7 +301,7 @@ def _kept(sent: Tensor, result: Tensor) -> Callable[[], tuple[Tensor, ...]]:
 
 @dataclass(slots=True)
 class SelfTransfer:
-    """What a rank sends to itself on one channel: the k-th SEND meets the k-th RECV, whichever is launched first.
+    """Transfers of a rank to itself on one channel: the k-th SEND matches the k-th RECV, whichever is launched first.
 
     Args:
         timeout_s: how long `take` waits for a message, where the SEND is launched by another thread (emulation).

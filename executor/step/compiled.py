@@ -37,7 +37,7 @@ _MOST_BY_HOST = 8
 
 
 class Stepper(Protocol):
-    """What trains: an `Interpreter`, or a `CompiledStep` of one."""
+    """An object that trains: an `Interpreter`, or a `CompiledStep` of one."""
 
     def step(self, batch: Batch, learning_rate: float | None = None) -> Tensor | None:
         """One training step."""
@@ -47,7 +47,7 @@ class Stepper(Protocol):
 
     @property
     def held_of_check(self) -> tuple[StepCheck, Tensor] | None:
-        """What is held of the check of steps; the next step changes it."""
+        """The current state of the check of steps; the next step changes it."""
 
 
 class CompiledStep:
@@ -131,12 +131,12 @@ class CompiledStep:
 
     @property
     def held_of_check(self) -> tuple[StepCheck, Tensor] | None:
-        """As `Interpreter.held_of_check`; a replay changes it where it lies."""
+        """As `Interpreter.held_of_check`; a replay changes it in place."""
         return self._interpreter.held_of_check
 
     @property
     def execution(self) -> str:
-        """How steps run now: "graph" or "eager"."""
+        """The current execution: "graph" or "eager"."""
         return "eager" if self._whole is None else "graph"
 
     @property
@@ -248,7 +248,7 @@ class CompiledStep:
 
 
 def _between(times_ns: Sequence[int], order: StreamOrder | None) -> list[tuple[int, int]]:
-    """When instructions begin and end; `times_ns` are the start of the step and the end of each."""
+    """Start and end of instructions; `times_ns` are the start of the step and the end of each."""
     if order is None:
         return list(itertools.pairwise(times_ns))
     free, found = [times_ns[0]] * order.count, list[tuple[int, int]]()

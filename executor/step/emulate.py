@@ -102,7 +102,7 @@ class _Clock:
     num_late: int = 0
 
     def start(self, ready_ns: int) -> int:
-        """When work that is ready at `ready_ns` can start here."""
+        """The time at which work that is ready at `ready_ns` can start here."""
         start, now = max(self.time_ns, ready_ns), now_ns()
         if now - start > SLACK_NS:
             self.num_late += 1

@@ -140,7 +140,7 @@ class Groups:
         return self._flows[channel, src_rank, dst_rank]
 
     def lane(self, group: Any) -> Lane | None:
-        """Where receives over a process group wait until they are needed; None where they start at once."""
+        """The queue of receives over a process group until they are needed; None if they start at once."""
         return None if self.device.backend == "gloo" else self._lanes.setdefault(id(group), Lane())
 
     def all_agree(self, yes: bool) -> bool:

@@ -1,4 +1,4 @@
-"""What a rank keeps before the first step: its parts of weights, masters and constants, and states of zero."""
+"""The values of a rank before the first step: its parts of weights, masters and constants, and states of zero."""
 
 from __future__ import annotations
 

@@ -251,22 +251,22 @@ class Interpreter:
 
     @property
     def held_of_check(self) -> tuple[StepCheck, Tensor] | None:
-        """What is held of the check of steps after the last one; None where steps are not checked."""
+        """The state of the check of steps after the last one; None if steps are not checked."""
         check = self.group.step_check
         return None if check is None else (check.check, self.value(check.held))
 
     @property
     def env(self) -> list[Any]:
-        """What every slot holds now: a tensor, communication under way (`Work`), or None."""
+        """The content of every slot: a tensor, communication in progress (`Work`), or None."""
         return self._env
 
     def declared(self, slot: int) -> Value:
-        """What the program says of what an instruction writes into a slot."""
+        """The program's declaration of the value that an instruction writes into a slot."""
         return self._declared[slot]
 
     @property
     def kept_tensors(self) -> list[Tensor]:
-        """What lives on between steps: weights, states, constants."""
+        """Values that persist between steps: weights, states, constants."""
         return self._env[: self._num_kept]
 
     def settle(self, kept: Sequence[Tensor]) -> None:

@@ -234,7 +234,7 @@ class Share:
 
     @classmethod
     def of_rank(cls, plan: Plan, rank: int) -> Self:
-        """What a rank of a plan reads: with `full_batch` everything."""
+        """The inputs that a rank of a plan reads: all of them with `full_batch`."""
         if plan.full_batch:
             return cls()
         mesh = next(stage.mesh for stage in plan.stages if rank in stage.mesh.rank_list)

@@ -1,4 +1,4 @@
-"""How far each rank's clock is ahead of rank 0's.
+"""The offset of each rank's clock from rank 0's.
 
 All processes of a host share its monotonic clock, so only hosts differ. A rank on another host than rank 0 asks it for
 the time several times; the answer that came back soonest says most, and is wrong by at most half of the time it took
@@ -41,7 +41,7 @@ def ahead_ns(device: Device) -> int:
 
 
 def host_id() -> str:
-    """What only the processes of this host say."""
+    """A text that only the processes of this host share."""
     return _BOOT.read_text().strip() if _BOOT.exists() else ""
 
 

@@ -52,7 +52,7 @@ def copy_weights(program: Program, source: Interpreter, target: Interpreter) -> 
 
 
 def _cut(program: Program) -> Iterator[tuple[dict[Part, int], torch.dtype]]:
-    """Of every region that some rank keeps of a tensor its parts, each with its lowest rank, in order; and its dtype.
+    """The parts of every region that some rank keeps of a tensor, each with its lowest rank, in order; and its dtype.
 
     A tied weight may be there twice, cut in two ways.
     """

@@ -242,7 +242,7 @@ class _Forward(Interpreter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """What the loss reads as its input number `index`, of one slice in `layout`."""
+    """The loss's input number `index`, of one slice in `layout`."""
 
     index: int
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Where a rank is in its program, in a file that others read while the rank hangs.
+"""The position of a rank in its program, in a file that others read while the rank hangs.
 
 `heartbeat` in the rank's folder is memory shared with the rank: three whole numbers of 8 bytes, position, step and what
 the rank does. `heartbeat.json` says what the positions mean and whom the rank meets there. The launcher reads both
@@ -27,7 +27,7 @@ _OUTSIDE, _READS, _TRAINS = 0, 1, 2
 
 
 class Heartbeat:
-    """What the training loop says of itself.
+    """The state of the training loop.
 
     Args:
         numbers: position, step and activity.

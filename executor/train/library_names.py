@@ -62,7 +62,7 @@ _SAME = ("attention", "layer_norm", "mul", "rms_norm", "rope")
 
 
 def library_parts(graph: Graph, config: str | os.PathLike[str]) -> dict[str, Part]:
-    """For every parameter of a graph what it is a part of in the library; those of one tensor are next to each other.
+    """For every parameter of a graph the library's parameter of which it is a part; those of one tensor are adjacent.
 
     Args:
         graph: graph of a transformer by its name or configuration, maybe with fewer blocks than the configuration says.
@@ -112,7 +112,7 @@ _ORDER = ("wq", "wk", "wv", "w1", "w3")
 
 
 def _place(name: str) -> int:
-    """In which order tensors are next to each other."""
+    """The order in which tensors are adjacent."""
     last = name.rpartition(".")[0].rpartition(".")[2]
     return _ORDER.index(last) if last in _ORDER else len(_ORDER)
 

@@ -27,7 +27,7 @@ _NOT_DRAWN = ("step", "predicted_step_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """What is the same in all steps of a run.
+    """The figures that are the same in all steps of a run.
 
     Args:
         samples: of a step.
@@ -45,7 +45,7 @@ class StepFacts:
 
     @classmethod
     def of(cls, plan: Plan, peak_flops_per_s: float | None) -> StepFacts:
-        """Those of a plan, with the peak rate of one device."""
+        """The figures of a plan, with the peak rate of one device."""
         rows = (each.shape for each in plan.graph.inputs if each.dtype == "int64" and len(each.shape) == 2)
         shape = next(rows, None)
         return cls(
@@ -145,7 +145,7 @@ class Metrics:
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first + 1)
 
     def checked(self, verdict: Verdict) -> None:
-        """What the check of steps decided about the step that is added next."""
+        """The decision of the check of steps about the step that is added next."""
         self._checked = {
             "loss_scale": None if verdict.check.loss_scale is None else verdict.loss_scale,
             "gradient_norm": _finite(verdict.norm), "skipped": verdict.is_skipped, "skipped_steps": verdict.skipped,

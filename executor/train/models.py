@@ -23,7 +23,7 @@ __all__ = ["InitialParameters", "load_model", "load_shapes", "random_parameters"
 
 
 def load_shapes(spec: str) -> tuple[nn.Module, tuple[Any, ...], str | None]:
-    """As `load_model`, but built on the meta device, where weights take no memory; and why not, where that fails.
+    """As `load_model`, but built on the meta device, where weights take no memory; and the reason, if that fails.
 
     A function that reads values while it builds (`.item()`, a checkpoint, numpy) cannot be called there, so it is
     called again as it is.

@@ -1,4 +1,4 @@
-"""How a rank trains."""
+"""Settings of a rank's training."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OnCheck = Callable[[int, Verdict], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How `run_rank` trains.
+    """Settings of `run_rank`.
 
     Args:
         emulation: let instructions take a machine's modelled time; the result is labelled "emulated".

@@ -42,7 +42,7 @@ class Part:
 
     @property
     def place(self) -> Place:
-        """What the parts of all roles have in common."""
+        """The common part of all roles."""
         return self.name, self.region, self.number
 
     @property
@@ -71,7 +71,7 @@ def kept(interpreter: Interpreter) -> Iterator[tuple[ParameterPlacement, Part, s
 
 
 def _of_step_check(group: GroupProgram) -> Iterator[ParameterPlacement]:
-    """What is held of a step check, as a parameter that no model has."""
+    """The state of a step check, in the form of a parameter that no model has."""
     check = group.step_check
     for value in () if check is None else (check.held, check.norms):
         if value is not None:
@@ -96,7 +96,7 @@ def holders(program: Program) -> Mapping[Place, tuple[int, ...]]:
 
 
 def common_region(left: Region, right: Region) -> Region | None:
-    """What two regions share; None where nothing.
+    """The intersection of two regions; None if it is empty.
 
     >>> common_region(((0, 4), (0, 2)), ((2, 6), (0, 2)))
     ((2, 4), (0, 2))

@@ -93,7 +93,7 @@ class ReplicaCheck:
 
 
 def difference(found: list[dict[Any, tuple[str, int]]]) -> str | None:
-    """What the first difference between ranks is, in words; None where there is none.
+    """The first difference between ranks, in words; None if there is none.
 
     Args:
         found: of every rank: key -> what it is, and its checksum. Ranks that share a key hold copies.

@@ -162,7 +162,7 @@ def _trained(
 def _checkpoints(
     program: Program, plan: Plan | None, interpreter: Interpreter, asked: Checkpoints | None
 ) -> tuple[Saver | None, int]:
-    """What writes checkpoints, and how many steps the one that is resumed from has done."""
+    """The writer of checkpoints, and the number of steps of the checkpoint that is resumed."""
     if asked is None or plan is None:
         return None, 0
     from executor.train.checkpoint import Saver, restore  # what it imports of torch takes most of a second

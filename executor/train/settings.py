@@ -10,7 +10,7 @@ __all__ = ["EvaluationSettings", "Replicas"]
 
 
 class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When ranks compare what they must hold alike (`executor.train.replicas`).
+    """Settings of the comparison of ranks (`executor.train.replicas`).
 
     Args:
         every: steps from one comparison to the next; one more comes after the last step.

@@ -1,4 +1,4 @@
-"""Where training data come from, by a word: random numbers, digits, files, a function of the user's."""
+"""Sources of training data, by a word: random numbers, digits, files, a function of the user's."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Source:
 
 
 def usual_data(graph: Graph) -> str:
-    """What a graph is fed with where nobody says: "digits" if its inputs are such images and labels, else "random"."""
+    """The default data of a graph: "digits" if its inputs are such images and labels, else "random"."""
     return "digits" if tuple(tensor.shape[1:] for tensor in graph.inputs) == DIGITS else "random"
 
 
@@ -139,7 +139,7 @@ def _of_digits(digits: ArrayDataset, epoch: int) -> Rows:
 
 
 def _made(word: str, seed: int, epoch: int, batch_size: int) -> Rows | Iterable[Given]:
-    """What `package.module:function` gives."""
+    """The data that `package.module:function` returns."""
     from torch.utils.data import Dataset, IterableDataset, default_collate
 
     made = load_named(word, "data")

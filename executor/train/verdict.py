@@ -1,4 +1,4 @@
-"""What a step check decided about a step, as the host sees it afterwards."""
+"""The decision of a step check about a step, as seen by the host afterwards."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Verdict:
 
     @classmethod
     def of(cls, check: StepCheck, held: Tensor) -> Verdict:
-        """From what a rank holds after the step."""
+        """The verdict from a rank's values after the step."""
         numbers = held.tolist()
         return cls(
             check=check, reason=Reason(int(numbers[Held.REASON])), loss_scale=numbers[Held.USED],

@@ -111,7 +111,7 @@ def _write_safetensors(path: Path, saved: SavedParts, weights: Sequence[_Weight]
 
 
 def _write_folder(folder: Path, saved: SavedParts, weights: Sequence[_Weight]) -> None:
-    """As transformers: model.safetensors, or numbered files and, last, the index that says what is where."""
+    """Write as transformers does: model.safetensors, or numbered files and, last, the index of the tensors."""
     files: list[list[_Weight]] = []
     room = 0
     for weight in weights:

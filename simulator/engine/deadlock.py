@@ -59,7 +59,7 @@ def refuse_deadlock(orders: Sequence[Order], matching: Matching) -> None:
 
 
 def _culprit(stuck: Mapping[int, Communication], order_of: Mapping[int, Order]) -> str:
-    """What to tell the user, given what every stuck rank waits for after nothing happens any more."""
+    """The message for the user, given what every stuck rank waits for when nothing happens any more."""
     waits = {rank: _missing(waited) for rank, waited in stuck.items()}
     for rank, waited in stuck.items():
         for other in waits[rank]:

@@ -73,17 +73,17 @@ class Rendezvous:
 
 
 class Wires(Protocol):
-    """What a meeting's links do to it: `simulator.engine.network.Network`, or `Ports` alone."""
+    """The effect of links on a meeting: `simulator.engine.network.Network`, or `Ports` alone."""
 
     def work_ps(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> int:
-        """Its work alone, over the links that it takes."""
+        """The time of a meeting alone, over the links that it uses."""
 
     def claims(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> Claims:
-        """What it shares with others."""
+        """The links that it shares with others."""
 
 
 class Shared:
-    """What ranks share, and the clock that this takes.
+    """The links that ranks share, and their clock.
 
     Args:
         env: the environment, in picoseconds.

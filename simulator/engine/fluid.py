@@ -129,14 +129,14 @@ class Activity:
 
 
 def _equal(one: Fraction, other: Fraction | None) -> bool:
-    """As ==, which first asks what kinds of numbers these are and takes ten times as long."""
+    """Like ==, but without first determining the kinds of numbers, which takes ten times as long."""
     if one is other:
         return True
     return other is not None and one.numerator == other.numerator and one.denominator == other.denominator
 
 
 def _less(one: Fraction, other: Fraction) -> bool:
-    """As <, likewise."""
+    """Like <, likewise."""
     return one.numerator * other.denominator < other.numerator * one.denominator
 
 
@@ -359,7 +359,7 @@ class Fabric:
         done()
 
     def _beside(self, load: _Load) -> Sequence[_Load]:
-        """Those whose limits depend on whether `load` is there: all but communication for communication."""
+        """The activities whose limits depend on `load`: all but communication for communication."""
         if self._rates is None:
             return ()
         return [
@@ -418,7 +418,7 @@ class Fabric:
             load.run_at(rate)
 
     def _limit(self, load: _Load) -> Fraction:
-        """Its rate next to what runs on its devices, links apart."""
+        """The rate of a communication during work on its devices, without links."""
         rate = _ONE
         if self._rates is None:
             return rate

@@ -160,7 +160,7 @@ class Folded:
 
 
 class _FoldedWires:
-    """What all meetings of a class do to one link of each class, as the claims of the one that stands for them."""
+    """The load of all meetings of a class on one link of each class, as claims of their representative."""
 
     def __init__(self, whole: Wires, folded: Folded) -> None:
         self._whole = whole
@@ -169,12 +169,12 @@ class _FoldedWires:
         self._claims: dict[tuple[int, _Members], Claims] = {}
 
     def work_ps(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> int:
-        """As of `Wires`."""
+        """As in `Wires`."""
         original, _, whole = self._original(instruction, members)
         return self._whole.work_ps(original, whole, work_ps)
 
     def claims(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> Claims:
-        """As of `Wires`."""
+        """As in `Wires`."""
         if work_ps == 0:
             return ()
         key = (id(instruction), members)
@@ -232,7 +232,7 @@ def _communication(group: GroupProgram) -> Iterable[Instruction]:
 
 
 def _key(instruction: Instruction, group: GroupProgram) -> Hashable:
-    """What communications of one pattern have in common."""
+    """The common properties of communications of one pattern."""
     if instruction.kind is Kind.COLLECTIVE:
         mesh = instruction.mesh or group.mesh
         return mesh, instruction.axes, instruction.call, instruction.message_bytes  # the links depend on the length
@@ -257,7 +257,7 @@ def _patterns(program: Program) -> dict[Hashable, _Pattern]:
 
 
 def _claim(program: Program, patterns: Mapping[Hashable, _Pattern], cost_of: CostOf, wires: Wires) -> None:
-    """What the meetings of each pattern do to links, for its first instruction."""
+    """The load of the meetings of each pattern on links, for its first instruction."""
     work_of: dict[Hashable, int] = {}
     for group in program.groups:
         for instruction in _communication(group):
@@ -280,7 +280,7 @@ def _claim(program: Program, patterns: Mapping[Hashable, _Pattern], cost_of: Cos
 
 
 class _Kind(NamedTuple):
-    """What patterns with equal meetings and claims have in common, with links and shares as numbers.
+    """The common properties of patterns with equal meetings and claims, with links and shares as numbers.
 
     Attributes:
         is_transfer, meetings, work_ps: as of `_Pattern`.

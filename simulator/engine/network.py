@@ -39,7 +39,7 @@ class Ports:
         return work_ps
 
     def claims(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> Claims:
-        """What one meeting, which takes `work_ps` alone, shares with others."""
+        """The claims of one meeting on shared links; it takes `work_ps` alone."""
         return self.ports(instruction, members) if instruction.kind in (Kind.SEND, Kind.RECV) else ()
 
     def ports(self, instruction: Instruction, members: tuple[int, ...], tier: int = 0) -> Claims:
@@ -114,7 +114,7 @@ class Network:
         return self._works[key]
 
     def claims(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> Claims:
-        """What one meeting, which takes `work_ps` alone, shares with others."""
+        """The claims of one meeting on shared links; it takes `work_ps` alone."""
         if not self._is_shared or work_ps == 0:
             return ()
         key = (id(instruction), members)

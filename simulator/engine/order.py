@@ -51,7 +51,7 @@ class Names(Sequence[_Triple]):
 
     @property
     def num_heads(self) -> int:
-        """How many there are."""
+        """Number of heads of ids."""
         return len(self._heads)
 
     def heads(self, texts: Sequence[str]) -> _Ints:
@@ -225,7 +225,7 @@ class Order:
 
     @cached_property
     def kinds(self) -> list[int]:
-        """What follows what: the kinds of `segments`."""
+        """Order constraints: the kinds of `segments`."""
         return self._columns[0].tolist()
 
     def places(self, kind: int) -> tuple[list[int], list[int]]:

@@ -116,7 +116,7 @@ class PriceTable:
         return (both[first + 1 : stop + 1] - both[first]).tolist()
 
     def spans(self, number: _Ints, host: _Ints, stream: _Ints, host_async: bool) -> Mapping[str, _Ints]:
-        """When the instructions of runs of some numbers start and end, given when host and stream were free before.
+        """Start and end of the instructions of runs of some numbers, given when host and stream are free before.
 
         Returns:
             arrays over all instructions of all these runs: `position`, `record` (index into `number`), `host_start`,
@@ -150,7 +150,7 @@ class PriceTable:
         return self._dispatch_before[1:] - self._work_before[:-1]
 
     def _base(self, first: _Ints) -> _Ints:
-        """What `_lead` has too much in runs that begin at `first`."""
+        """The excess of `_lead` in runs that begin at `first`."""
         return self._dispatch_before[first] - self._work_before[first]
 
     @cached_property

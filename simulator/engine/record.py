@@ -1,4 +1,4 @@
-"""What is kept of a simulation, and the timeline that it becomes."""
+"""The record of a simulation, and the timeline made from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StepPrices(Protocol):
 
     @property
     def order(self) -> Order:
-        """Of the step."""
+        """The order of the step."""
 
     @property
     def dispatch_ps(self) -> Sequence[int]:
@@ -44,7 +44,7 @@ class StepPrices(Protocol):
 
     @property
     def runs(self) -> Sequence[tuple[int, int, int]]:
-        """As of `PriceTable`."""
+        """As in `PriceTable`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class _Runs:
 
 
 class Recorder:
-    """What is kept of a simulation: single spans, runs with the times at which they began, whole channels.
+    """The record of a simulation: single spans, runs with their start times, complete channels.
 
     Args:
         order_of: rank -> its order.

@@ -55,7 +55,7 @@ _MOST_RATES = 100_000
 
 
 class RunOptions(TypedDict, total=False):
-    """How a program is run.
+    """Settings of a simulation.
 
     Args:
         num_steps: steps, back to back on every rank; a rank begins its next step when all that it issued is over. 1.

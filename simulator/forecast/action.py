@@ -1,4 +1,4 @@
-"""What a sequence of instructions does to a rank's clocks, as a map that composes.
+"""The effect of a sequence of instructions on a rank's clocks, as a map that composes.
 
 Where compute runs behind the host, a sequence of instructions takes a rank whose host is free at h and whose compute
 stream is free at c to h + dispatch and max(c + work, h + lead): along the one path the stream is never short of work,
@@ -342,7 +342,7 @@ class _Walk:
         return walk
 
     def left(self) -> _Left:
-        """What is under way, from the time of the stream on: with an equal rest walks continue equally."""
+        """The communication in progress, relative to the time of the stream: if it is equal, walks continue equally."""
         if not self._num_flows:
             return ()
         return self._clock - self.stream, tuple(
@@ -351,7 +351,7 @@ class _Walk:
         )  # fmt: skip
 
     def last_end(self) -> float:
-        """When the last collective ends if nothing computes from now on."""
+        """The end of the last collective if nothing computes from now on."""
         ends = list(self._tail.values())
         for queue in self._channels.values():
             end = self._clock

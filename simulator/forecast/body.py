@@ -150,7 +150,8 @@ def rests(steps: Steps) -> dict[str, int]:
 
 
 class Opened(NamedTuple):
-    """When stream and host are free after a body whose clocks all begin at zero, and when its collectives are over."""
+    """The times at which stream and host are free after a body whose clocks all begin at zero, and at which its
+    collectives end."""
 
     stream_ps: int
     host_ps: int
@@ -158,7 +159,7 @@ class Opened(NamedTuple):
 
 
 def opened(ops: Iterable[Op]) -> Opened:
-    """What a body comes to that begins a step: it waits for nothing before it.
+    """The map of a body that begins a step and waits for nothing before it.
 
     >>> opened([Op(ISSUE, 1, 6, channel="dp", token="t"), Op(COMPUTE, 2, 10)])
     Opened(stream_ps=13, host_ps=3, ends_ps={'t': 7})

@@ -41,7 +41,7 @@ __all__ = ["Forecast", "LayoutCosts", "PipelineForecast", "RankKinds", "is_split
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Forecast(Shown):
-    """What is predicted of one configuration.
+    """The prediction of one configuration.
 
     Args:
         step_s: seconds of one step that all ranks begin together, until the last has ended it.
@@ -87,7 +87,7 @@ def is_split(schedule: Schedule) -> bool:
 
 
 class LayoutCosts:
-    """What chunks of one layout cost and hold; `costs` prices them."""
+    """The costs and the memory of chunks of one layout; `costs` prices them."""
 
     def __init__(self, costs: Chunks) -> None:
         self.costs = costs
@@ -102,7 +102,7 @@ class LayoutCosts:
         self._kernels: dict[tuple[Chunk, ...], tuple[dict[str, float], float]] = {}
 
     def actions(self, chunk: Chunk) -> Mapping[str, ClockMap]:
-        """Its actions by kind; "F.first" is the first of a step, "B.last" or "W.last" the last."""
+        """Actions by kind; "F.first" is the first of a step, "B.last" or "W.last" the last."""
         if chunk not in self._actions:
             costs, optimizer = self.costs, self.costs.degrees.optimizer
             level = optimizer.parallel_level
@@ -138,7 +138,7 @@ class LayoutCosts:
         return self._update_of[chunk]
 
     def activations(self, chunk: Chunk) -> Activations:
-        """What its micro-batches keep, and what its actions need for themselves."""
+        """The bytes that its micro-batches keep, and those that its actions need for themselves."""
         if chunk not in self._activations:
             prints = [(self.costs.footprint(piece), count) for piece, count in chunk.pieces]
             # blocks that recompute are the first: before their backward what the others kept is gone
@@ -288,7 +288,7 @@ class RankKinds(NamedTuple):
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk], schedule: Schedule) -> RankKinds:
-        """Of chunks per stage, placed as a schedule says."""
+        """Chunks per stage, placed as in a schedule."""
         found: list[list[Chunk]] = [[] for _ in range(schedule.num_ranks)]
         for chunk, rank in zip(chunks, schedule.placement, strict=True):
             found[rank].append(chunk)
@@ -315,7 +315,7 @@ class PipelineForecast:
 
     @property
     def schedule(self) -> Schedule:
-        """Of the pipeline."""
+        """The schedule of the pipeline."""
         return self.degrees.pipeline
 
     def updates(self) -> list[ClockMap]:
@@ -332,7 +332,7 @@ class PipelineForecast:
         return _transfers(costs.machine, costs.stack, self.schedule.placement, self.degrees.strides[-1], size)
 
     def end_ps(self) -> float:
-        """When the pipeline ends, as the stack runs it.
+        """The end of the pipeline on the stack.
 
         Raises:
             TwofoldError: a schedule whose ranks wait for each other.
@@ -363,7 +363,7 @@ class PipelineForecast:
         )  # fmt: skip
 
     def forecast(self, end_ps: float, activations: Sequence[int]) -> Forecast:
-        """What follows from the end of the pipeline and the peaks of its ranks' activations."""
+        """The prediction, given the end of the pipeline and the peaks of its ranks' activations."""
         costs = self.layout.costs
         step_s = (end_ps + costs.stack.step_s * PS_PER_S) / PS_PER_S
         count = self.degrees.num_micro_batches
@@ -407,7 +407,7 @@ class PipelineForecast:
 
     @cached_property
     def longest_transfer_ps(self) -> float:
-        """Of one tensor between two stages."""
+        """Bytes of one tensor between two stages."""
         return max(self.transfers()[0].values(), default=0.0)
 
     @property

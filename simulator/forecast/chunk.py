@@ -1,4 +1,4 @@
-"""What one virtual stage of a pipeline consists of."""
+"""The content of one virtual stage of a pipeline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Chunk"]
 
 
 class Chunk(NamedTuple):
-    """What one virtual stage consists of: the number of blocks, and whether the embedding and the head are there.
+    """The content of one virtual stage: the number of blocks, and whether it has the embedding and the head.
 
     `num_dense` of the blocks, the first ones, have a plain MLP in a model whose other blocks have experts. `num_kept`
     of them, the last ones, keep everything where the others recompute.

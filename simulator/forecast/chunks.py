@@ -1,4 +1,4 @@
-"""What the chunks of a pipeline cost: pieces priced once, counted, joined.
+"""The costs of the chunks of a pipeline: pieces are priced once, counted and joined.
 
 The reduction of gradients and the gathering of sharded weights run on a separate channel during the compute; they
 are woven into the blocks: a block's gradients are reduced while the block before it computes its own, a block's weights
@@ -48,11 +48,11 @@ _GATHER, _REDUCE = 2**20, 2**20 + 1
 """Tokens that no template has."""
 
 _NO_TOKEN = -2
-"""Of a wait for what was issued long ago."""
+"""The clock map of a wait for communication issued long ago."""
 
 
 class _Depends(tuple[Any, ...]):
-    """What a clock map depends on: piece, part, host time or gradients that are alone, lines of the optimizer.
+    """The key of a clock map: piece, part, host time or gradients that are alone, lines of the optimizer.
 
     Its hash is taken once, as it goes over many lines.
     """
@@ -140,7 +140,7 @@ class Chunks:
 
     @cached_property
     def lowered(self) -> Lowered | None:
-        """Of twofold's own programs; None for other stacks."""
+        """The lowered optimizer of twofold's own programs; None for other stacks."""
         if not self.stack.runs_programs:
             return None
         return Lowered(machine=self.machine, degrees=self.degrees, numbers=self.numbers)
@@ -191,7 +191,7 @@ class Chunks:
 
     @cached_property
     def sizes(self) -> PieceSizes:
-        """What the memory of pieces depends on next to their own tensors."""
+        """Facts that the memory of pieces depends on, besides their own tensors."""
         head = self.template.pieces["head"].parts["F"].cells
         logits = next(cell.shapes[-1] for cell in reversed(head) if cell.call == "linear.forward")
         block = self.template.pieces["block"].parts["F"].cells
@@ -300,12 +300,12 @@ class Chunks:
         return self._moved[piece, "gather"]
 
     def gather_busy_ps(self, piece: str) -> float:
-        """How long the gather of a piece's weights keeps its channel."""
+        """The time for which the gather of a piece's weights occupies its channel."""
         lines = self.gather(piece) if self.lowered is None else self.lowered.gathers(self.parameters(piece))[0]
         return busy_ps(lines)
 
     def reduce_busy_ps(self, piece: str, part: str) -> float:
-        """How long the reduction of the gradients that a part of a piece makes keeps its channel."""
+        """The time for which the reduction of the gradients of a part of a piece occupies its channel."""
         reduce = self._beside(piece, part, False, True)[4]
         return busy_ps(reduce if self.lowered is None else [line for _, lines in reduce for line in lines])
 
@@ -330,7 +330,7 @@ class Chunks:
         return self._clock_map(self._beside(piece, part, gathers, reduces))
 
     def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> _Depends:
-        """What a clock map depends on."""
+        """The key of a clock map."""
         key = (piece, part, gathers, reduces)
         if key in self._depends:
             return self._depends[key]

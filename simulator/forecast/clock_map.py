@@ -1,4 +1,4 @@
-"""What a sequence of instructions does to the clocks of a rank: a map that is linear in (max, +).
+"""The effect of a sequence of instructions on the clocks of a rank: a map that is linear in (max, +).
 
 A rank has clocks: when its **host** is free, when its compute **stream** is free, when each communication channel is,
 when a tensor arrives. Without contention every instruction moves a clock to the latest of some clocks plus a constant,
@@ -74,7 +74,7 @@ class MaxPlus:
         return self.rows.get(clock, {clock: 0})
 
     def coefficient(self, after: str, before: str) -> Times:
-        """How much later than clock `before` clock `after` is at least; NEVER if it does not depend on it."""
+        """The least difference of clock `after` to clock `before`; NEVER if it does not depend on it."""
         return self.row(after).get(before, NEVER)
 
     # ------------------------------------------------------------------ instructions

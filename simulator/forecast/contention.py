@@ -1,4 +1,4 @@
-"""What communication under way at once costs a configuration, and its step walked by the clock where that is much.
+"""The cost of concurrent communication, and the step simulated in time order where that cost is large.
 
 A collective is priced together with its siblings, which run at the same time (`Cost.together_ps`), and the maps of
 clocks know what it does to the compute of its body. They leave out that communication of several kinds shares links:
@@ -39,8 +39,8 @@ Needs = Mapping[Hashable, float]
 Ops = tuple[Op, ...]
 
 _SLOWED = 0.3
-"""What compute loses while transfers, or collectives that outlast a body, run next to it, as matrix products do on the
-measured machines. The maps follow what outlasts a body as if nothing computed next to the rest of it."""
+"""The slow-down of compute while transfers, or collectives that outlast a body, run next to it, as for matrix products
+on the measured machines. The maps follow what outlasts a body as if nothing computed next to the rest of it."""
 
 _ROOM = 1 + 1e-9
 
@@ -58,7 +58,7 @@ class _Kind:
 
 
 class Contention:
-    """What the ranks of a configuration have under way at once.
+    """The communication that can be in progress at the same time on the ranks of a configuration.
 
     Args:
         degrees: degrees of the configuration.
@@ -161,7 +161,7 @@ class Contention:
         return self._shared_ps + slowed_ps + waits * self._held_ps(rates)
 
     def _held_ps(self, rates: PairRates) -> int:
-        """How much longer a transfer takes during kernels, the most of all."""
+        """The largest extra time of a transfer during kernels."""
         held = [
             self._bodies[rank].holds_ps(rates, each.work_ps)
             for key, each in self._transfers.items() if len(ends := set(self._ends(key))) > 1 for rank in ends
@@ -203,7 +203,7 @@ class Contention:
         )
 
     def _led_ps(self, rates: PairRates) -> int:
-        """How much longer a rank computes where some of its bodies give its host a lead that others take up."""
+        """The extra compute time of a rank where some of its bodies give its host a lead that others use up."""
         found = [0]
         for counts, bodies in zip(counts_of_variants(self._schedule), self._bodies, strict=True):
             own = [(count, *host_lead_ps(bodies.action(*key), rates)) for key, count in counts.items()]
@@ -229,7 +229,7 @@ class Contention:
     # ------------------------------------------------------------------------------------------------ the walk
 
     def ends_ps(self, num_steps: int, change: Callable[[str, Op], Op] | None = None, longer: float = 1.0) -> list[int]:
-        """When each of some steps ends, in picoseconds.
+        """The end of each of some steps, in picoseconds.
 
         Args:
             num_steps: one after the other.
@@ -294,16 +294,16 @@ class _Writer:
 
     @property
     def begin(self) -> Sequence[Line]:
-        """What opens a step."""
+        """The opening block of a step."""
         return self._lines(self._bodies.begin)
 
     @property
     def end(self) -> Sequence[Line]:
-        """What closes it."""
+        """The closing block of a step."""
         return self._lines(self._bodies.end)
 
     def action(self, number: int, variant: str) -> Sequence[Line]:
-        """Of a chunk of the rank."""
+        """The bodies of a chunk of the rank."""
         ops = self._bodies.action(number, variant)
         if id(ops) not in self._known:
             self._known[id(ops)] = self._lines(ops)
@@ -359,7 +359,7 @@ def _family(machine: Machine, mesh: Layout, axes: tuple[str, ...], payload: Payl
 
 @lru_cache(maxsize=4096)
 def _pairs_need(machine: Machine, pairs: tuple[tuple[int, int], ...], size_bytes: int, work_ps: int) -> Needs:
-    """What transfers between the ranks of two stages need: of the ports of their ends, and of shared links."""
+    """The resources of transfers between the ranks of two stages: ports of their ends, and shared links."""
     needs: dict[Hashable, float] = {}
     if machine.graph is None:  # the ports of one pair stand for those of all
         tier = machine.tier(pairs[0])

@@ -96,7 +96,8 @@ def chunk_costs(
 def known_layouts(
     config: TransformerConfig, machine: Machine, stack: Stack, split: bool
 ) -> Callable[[Degrees], dict[tuple[object, ...], Any]]:
-    """What layouts share (see `Chunks`) that differ in data-parallel degree, pipeline and optimizer only, by degrees.
+    """The chunks of layouts that differ in data-parallel degree, pipeline and optimizer only (see `Chunks`), by
+    degrees.
 
     It is kept from one configuration to the next.
     """

@@ -77,7 +77,7 @@ def estimate_grid(
 
 
 class _Grid:
-    """What the configurations of one grid share."""
+    """The common parts of the configurations of one grid."""
 
     def __init__(self, config: TransformerConfig, machine: Machine, stack: Stack) -> None:
         self._config = config
@@ -119,7 +119,7 @@ class _Grid:
         return PipelineForecast(layout=self._pieces[own], degrees=degrees, chunks=chunks, ranks=ranks)
 
     def forecasts(self, schedule: Schedule, cases: Sequence[PipelineForecast]) -> list[Forecast]:
-        """Of cases with one schedule and the same chunks."""
+        """The estimates of cases with one schedule and the same chunks."""
         chunks = cases[0].chunks
         kinds = list(dict.fromkeys(chunks))
         stage_kind = [kinds.index(chunk) for chunk in chunks]

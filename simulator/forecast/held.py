@@ -1,4 +1,4 @@
-"""What a rank holds over a step, from its symbolic bodies: the peak of its program in the order of its instructions.
+"""The memory of a rank over a step, from its symbolic bodies: the peak of its program in the order of its instructions.
 
 A body takes and returns memory as it runs; of that only two figures matter to the others: what it leaves behind, and
 the most it needs on the way. An allocator follows the order in which work is issued, so no times are needed, and the
@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a part of a program does to a rank's memory.
+    """The effect of a part of a program on a rank's memory.
 
     Args:
         net: role -> bytes that it leaves behind.
@@ -45,7 +45,7 @@ class Change:
 
     @property
     def net_bytes(self) -> int:
-        """Of all roles."""
+        """Bytes of all roles."""
         return sum(self.net.values())
 
     def then(self, other: Change) -> Change:
@@ -265,7 +265,7 @@ class RankMemory:
     # ------------------------------------------------------------------- changes
 
     def _after(self, state: _Alive, key: BodyKey | str) -> tuple[Change, _Alive]:
-        """What a body, or what opens or closes a step, changes, and what is alive then."""
+        """The changes of a body, or of the opening or closing block of a step, and the live values at that point."""
         found = state.after.get(key)
         if found is None:
             alive = state.copy()

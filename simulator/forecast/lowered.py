@@ -71,7 +71,7 @@ class Lowered:
         object.__setattr__(self, "_lines", _lines(self.machine, self.degrees))
 
     def is_sharded(self, each: ParameterTemplate) -> bool:
-        """As `LocalParameter.axes`."""
+        """As in `LocalParameter.axes`."""
         return self._lines.is_sharded(self._parameter(each))
 
     def adds_alike(self, dtype: str) -> bool:
@@ -80,15 +80,15 @@ class Lowered:
         return adds_alike(self.degrees.optimizer.accumulates_in(dtype), dtype, is_only=only)
 
     def reduced_per_micro_batch(self, each: ParameterTemplate) -> bool:
-        """As `LocalParameter.reduced_per_micro_batch`."""
+        """As in `LocalParameter.reduced_per_micro_batch`."""
         return self.degrees.optimizer.reduced_per_micro_batch and self.is_sharded(each)
 
     def sum_of(self, each: ParameterTemplate) -> Line:
-        """What adds the gradient of one micro-batch to the sum of those before."""
+        """Instructions that add the gradient of one micro-batch to the sum of earlier ones."""
         return self._lines.sum_of(self._parameter(each))
 
     def gathers(self, parameters: Iterable[ParameterTemplate]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
-        """What issues the gathers of a piece's weights, and what makes them usable."""
+        """Instructions that issue the gathers of a piece's weights, and those that make them usable."""
         return self._lines.gathers(self._parameters(parameters))
 
     def reductions(self, parameters: Iterable[ParameterTemplate]) -> Mapping[str, tuple[Line, ...]]:
@@ -100,7 +100,7 @@ class Lowered:
         return self._lines.reductions(self._parameters(parameters))
 
     def endings(self, parameters: Iterable[ParameterTemplate]) -> tuple[Line, ...]:
-        """What the end of a step adds to the updates: gradients that no body reduces, views, casts, weights stored."""
+        """Instructions at the end of a step besides the updates: remaining gradients, views, casts, stored weights."""
         return self._lines.endings(self._parameters(parameters))
 
     def _parameter(self, each: ParameterTemplate) -> _Parameter:
@@ -145,7 +145,7 @@ def _key_of(optimizer: Optimizer) -> tuple[object, ...]:
 
 
 class _Lines:
-    """What `Lowered` says, made once for equal parameters."""
+    """The content of `Lowered`, computed once for equal parameters."""
 
     def __init__(self, machine: Machine, degrees: Degrees) -> None:
         self.machine = machine
@@ -199,7 +199,7 @@ class _Lines:
         return found
 
     def _buckets(self, parameters: Sequence[_Parameter], gradients: bool) -> list[_Bucket]:
-        """As `plans.lower.buckets.filled`, in the order in which they are complete."""
+        """As in `plans.lower.buckets.filled`, in the order in which they are complete."""
         optimizer = self.degrees.optimizer
         limit = optimizer.bucket_bytes
         if not limit:
@@ -311,7 +311,7 @@ class _Lines:
         return self._size(each.summed, True) > 1 or sharded
 
     def _reduction(self, bucket: _Bucket, token: int) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
-        """What issues it, and what settles it."""
+        """The instructions that issue and settle it."""
         optimizer, first, share = self.degrees.optimizer, bucket.parameters[0], bucket.share
         sharded, rows = self.is_sharded(first), self._size(first.summed, True)
         axes = (*first.summed, *first.same) if sharded else ()

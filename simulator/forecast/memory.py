@@ -1,4 +1,4 @@
-"""What a rank's memory holds, from templates: what stays, what a micro-batch leaves behind, what an action needs."""
+"""The memory of a rank, from templates: permanent values, those of a micro-batch, and those of an action."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def footprint(piece: PieceTemplate, numbers: Sequence[int], arrives: int = 0, *,
 
 
 def _net(part: PartTemplate, numbers: Sequence[int]) -> tuple[int, int]:
-    """What a body adds in the end, and the most it adds on the way."""
+    """The bytes that a body adds at its end, and the most it adds in between."""
     levels = list(accumulate((sign * numbers[size] for _, sign, size, _ in part.memory), initial=0))
     return levels[-1], max(levels)
 

@@ -1,4 +1,4 @@
-"""How long the operations of a body take when compute and communication slow each other.
+"""The times of the operations of a body when compute and communication slow each other down.
 
 The body is walked once as the event engine would walk it, with the stream never short of work (or, where the host takes
 longer than the device, with the host setting the pace). What comes out are the same operations with the work that they

@@ -19,7 +19,7 @@ __all__ = ["Runtime", "pipeline_end_ps"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """How a pipeline's software sends and starts, where it differs from twofold's executor.
+    """Sends and starts of a pipeline's software, where they differ from twofold's executor.
 
     Args:
         blocking: a rank continues only when what it sent has arrived.
@@ -53,7 +53,7 @@ def pipeline_end_ps(
     send_ps: float,
     runtime: Runtime = _PLAIN,
 ) -> float:
-    """When the last rank has ended its step; where ranks do not begin together, the longest time of a rank.
+    """The end of the last rank's step; if ranks do not begin together, the longest time of a rank.
 
     Args:
         schedule: schedule of the pipeline.
@@ -115,7 +115,8 @@ def pipeline_end_ps(
 
 
 def _host_ready_ps(runtime: Runtime, variant: str, free: float, stream: float, received: float) -> float:
-    """When the host begins to issue an action: after its data are there, and where it waits for it, its tensor."""
+    """The time at which the host begins to issue an action: after its inputs are there, and its tensor, if it waits for
+    it."""
     if runtime.fetch_ps and variant[0] == "F":
         free = max(free, stream) + runtime.fetch_ps
     return max(free, received) if runtime.synchronises else free

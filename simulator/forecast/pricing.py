@@ -75,7 +75,7 @@ def hosted(lines: list[Line], given_s: float | None) -> list[Line]:
 
 
 def busy_ps(lines: Sequence[Line]) -> float:
-    """How long the busiest channel of some collectives is busy."""
+    """The time for which the busiest channel of some collectives is busy."""
     channels: dict[str, float] = {}
     for line in lines:
         if line.kind == COLLECTIVE:
@@ -131,7 +131,7 @@ def _prices(machine: Machine, stack: Stack) -> _Prices:
 
 
 class _Prices:
-    """What a stack runs for cells on a machine, and what that costs."""
+    """The instructions that a stack runs for cells on a machine, and their costs."""
 
     def __init__(self, machine: Machine, stack: Stack) -> None:
         self._machine = machine
@@ -178,7 +178,7 @@ class _Prices:
         return lines
 
     def steps(self, found: _LookUp, numbers: Sequence[int]) -> Sequence[Step]:
-        """What the stack runs for a cell."""
+        """The instructions that the stack runs for a cell."""
         key = (found.form, found.sizes(numbers))
         steps = self._steps.get(key)
         if steps is None:

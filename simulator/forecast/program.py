@@ -45,7 +45,7 @@ def bodies_of_program(
 
 
 def _turns(group: GroupProgram) -> str:
-    """What takes turns on a rank, "" where nothing does."""
+    """The actions or slices that run interleaved on a rank, "" if there are none."""
     bodies = {id(block.body): block.body for block in group.blocks}.values()
     if any(line.stream for body in bodies for line in body.instructions):
         return "interleaved slices"
@@ -69,7 +69,7 @@ class _Reader:
         return found
 
     def bodies(self) -> RankBodies:
-        """Of the group."""
+        """The bodies of the group."""
         begin: tuple[Op, ...] = ()
         end: tuple[Op, ...] = ()
         actions: dict[tuple[int, str], tuple[Op, ...]] = {}

@@ -1,4 +1,4 @@
-"""What every pipeline rank does in a step, as priced bodies, and the costs of the pipeline that follow from them.
+"""The step of every pipeline rank as priced bodies, and the costs of the pipeline that follow from them.
 
 `RankBodies` is written from a lowered program (`simulator.forecast.program`) or from symbolic bodies
 (`simulator.forecast.symbolic`); nothing here knows which.
@@ -30,7 +30,7 @@ Ops = tuple[Op, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """What goes over one boundary of stages, in one direction.
+    """The traffic over one boundary of stages, in one direction.
 
     Args:
         work_ps: on the links, of all pairs of ranks at once.
@@ -112,7 +112,7 @@ class RankBodies:
         return Counter((op.name, op.work_ps) for op in ops if op.kind == COMPUTE)
 
     def holds_ps(self, rates: PairRates, work_ps: int) -> int:
-        """How much longer a transfer takes during kernels of the actions, as one meets them at any moment."""
+        """The mean extra time of a transfer during kernels of the actions."""
         total_ps, longer_ps = 0, 0.0
         for (name, kernel_ps), count in self._kernels.items():
             _, rate = rates(name, kernel_ps, "transfer", work_ps)
@@ -122,7 +122,7 @@ class RankBodies:
 
     @cached_property
     def maps(self) -> RankMaps:
-        """What the bodies do to the clocks."""
+        """The clock maps of the bodies."""
         return RankMaps(self)
 
 
@@ -235,7 +235,7 @@ class RankMaps:
         return found
 
     def stream(self, number: int, name: str) -> Row:
-        """When the stream ends an action, by what it waits for."""
+        """The end of an action on the stream, by what it waits for."""
         rows = self._rows.get((number, name)) or self._rows.get((number, name[0])) or {}
         return rows.get("stream", {})
 

@@ -97,7 +97,7 @@ class StepForecast:
 
     @cached_property
     def pipeline_costs(self) -> PipelineCosts:
-        """What the column evaluator needs."""
+        """The input of the column evaluator."""
         return self._pipeline_costs([rank.bodies for rank in self.ranks], self._slowed_transfers)
 
     def _pipeline_costs(
@@ -158,7 +158,7 @@ class StepForecast:
 
     @cached_property
     def _contention(self) -> Contention | None:
-        """Where what is under way at once costs much, and the step is not too long to be walked."""
+        """Whether concurrent communication costs much, and the step is not too long to be simulated in time order."""
         found = Contention(
             self.degrees, self.config.kv_heads, self.machine, [rank.undisturbed for rank in self.ranks],
             self._transfers, self.costs.sizes.arrival_bytes, posts_ahead=self.degrees.posts_ahead,
@@ -203,7 +203,7 @@ class StepForecast:
         return self._pace_ps(costs, pipeline_times(self.schedule, costs))
 
     def slowed_by_ps(self, factors: Mapping[int, float]) -> int:
-        """How much longer the pace is if some pipeline ranks take longer for their own work, compute and host.
+        """The extra step time if some pipeline ranks take longer for their own work, compute and host.
 
         What communication under way at once costs is taken to stay as it is.
 
@@ -321,7 +321,7 @@ class StepForecast:
 
 @dataclass(frozen=True, slots=True)
 class _RankKey:
-    """What a rank's bodies depend on; equal for configurations that differ in data that no rank sees."""
+    """A key of the facts that a rank's bodies depend on; equal for configurations that differ only in other facts."""
 
     costs: Chunks
     chunks: tuple[Chunk, ...]
@@ -343,7 +343,7 @@ class _RankKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Figures:
-    """Where the time of one rank goes in a step, in seconds, its host not counted."""
+    """The parts of one rank's step time in seconds, without its host."""
 
     compute_s: float
     exposed_s: Mapping[str, float]
@@ -383,7 +383,7 @@ class _Rank:
         return sum(count * sum(op.kind in (COMPUTE, ISSUE) for op in ops) for ops, count in every)
 
     def figures(self, counts: Mapping[tuple[int, str], int]) -> _Figures:
-        """Of a step; `counts` as of `counts_of_variants`."""
+        """The parts of a step; `counts` as in `counts_of_variants`."""
         key = tuple(counts.items())
         if key not in self._sums:
             self._sums[key] = self._sum(counts)

@@ -104,7 +104,8 @@ _LONGEST = 4
 
 
 def _margin(optimizer: Optimizer, period: int) -> int:
-    """How many blocks more differ from the repeated ones, on either side, than those in which buckets begin.
+    """Number of further blocks that differ from the repeated ones, on either side, besides those in which buckets
+    begin.
 
     Where a reduction waits for the one before it (level 2), one must have been begun; where weights are gathered for
     each use (level 3), some gathers are under way.
@@ -173,7 +174,7 @@ def _sizes(costs: Chunks, outline: ModelOutline, piece: str, gradients: bool) ->
 
 
 def _fill(state: dict[object, int], sizes: Iterable[tuple[object, int]], limit_bytes: int) -> None:
-    """As `plans.lower.buckets.filled`: a bucket that has reached the limit is closed."""
+    """As in `plans.lower.buckets.filled`: a bucket that has reached the limit is closed."""
     for key, size in sizes:
         total = state.get(key, 0) + size
         state[key] = 0 if total >= limit_bytes else total
@@ -204,7 +205,7 @@ class _Pricing:
         self._arrive = Op(body.ARRIVE, price_wait(costs.machine).dispatch_ps)
 
     def cost(self, line: Instruction) -> Cost:
-        """Of an instruction that the optimizer's lowering wrote."""
+        """The symbolic form of an instruction written by the optimizer's lowering."""
         if self._rank.copies and is_wide(line):
             line = with_all_blocks(line, self._rank.copies)
         return price(line, self._rank.group, self._costs.machine, self._costs.degrees.num_ranks)

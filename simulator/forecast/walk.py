@@ -60,7 +60,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """What a rank does next.
+    """The next event of a rank.
 
     Args:
         kind: kind of an operation of a body; COMPUTE is a complete run.
@@ -98,7 +98,7 @@ class Run:
         self._ahead = list(accumulate(reversed(leads), max))[::-1]
 
     def ends(self, first: int, host: float, stream: float) -> tuple[float, float]:
-        """When host and stream are free after its parts from `first` on, if nothing slows them."""
+        """The times at which host and stream are free after its parts from `first` on, if nothing slows them."""
         work, dispatch = self._work, self._dispatch
         ready = stream + work[-1] - work[first]
         late = host - dispatch[first] + self._ahead[first] + work[-1]
@@ -147,7 +147,7 @@ class _Rank:
 def walked(
     ranks: Sequence[Actions], rates: PairRates | None, *, launch_ps: int = 0, num_steps: int = 1
 ) -> list[tuple[float, ...]]:
-    """When every rank ends its steps, in picoseconds: for each step one time per rank.
+    """The end of every rank's steps, in picoseconds: one time per rank for each step.
 
     Args:
         ranks: what each does in a step.

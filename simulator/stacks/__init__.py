@@ -1,4 +1,4 @@
-"""What software stacks do: which kernels they run for an instruction and what their hosts spend.
+"""Software stacks: the kernels they run for an instruction and their host times.
 
 `Stack` is twofold's own executor. `TorchNative` is torch's parallel parts: DistributedDataParallel, FSDP2, DTensor's
 tensor parallel modules, torch.distributed.pipelining, eager or compiled. `Megatron` is Megatron-LM's. `stack_named`

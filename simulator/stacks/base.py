@@ -1,4 +1,4 @@
-"""What every stack is: twofold's own executor, one kernel per instruction at the machine's dispatch times."""
+"""The base of all stacks: twofold's own executor, one kernel per instruction at the machine's dispatch times."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ENDS_APART = frozenset({"zb_h2", "zb_v", "dualpipe_v"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceSizes:
-    """What a stack's memory depends on next to the tensors of a piece.
+    """Facts that a stack's memory depends on, besides the tensors of a piece.
 
     Args:
         arrival_bytes: of the tensor between blocks, on one rank.
@@ -115,7 +115,7 @@ class Stack:
 
     @property
     def recipe(self) -> Recipe | None:
-        """How the operands of narrow products are made; None where a block's products are as wide as the rest of it."""
+        """The operands of narrow products; None if a block's products are as wide as the rest."""
         return RECIPES[self.recipes][self.products] if self.products else None
 
     def on(self, machine: Machine) -> Stack:
@@ -150,7 +150,7 @@ class Stack:
         return msgspec.structs.replace(machine, spreads={**machine.spreads, "matrix": spread})
 
     def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
-        """What is taken of the software and was not said by the run, in words, for lists of assumptions."""
+        """The assumptions about the software that the run did not state, in words."""
         return (f"software {self.name}",)
 
     def _common_assumptions(self, degrees: Degrees) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ class Stack:
 
     @property
     def recompute_modes(self) -> tuple[str, ...]:
-        """What it can recompute."""
+        """The supported recompute modes."""
         return RECOMPUTE_MODES
 
     def dispatch_ps(self, machine_ps: int, call: str, part: str) -> int:
@@ -186,7 +186,7 @@ class Stack:
         return steps
 
     def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
-        """What a piece's activations take, given what they would with every tensor freed after its last use."""
+        """The bytes of a piece's activations, given those with every tensor freed after its last use."""
         return found
 
     def unknown_bytes(self, config: TransformerConfig, degrees: Degrees) -> tuple[int, int]:
@@ -194,7 +194,7 @@ class Stack:
         return 0, 0
 
     def message_bytes(self, optimizer: Optimizer, members: int, item_bytes: int, largest_bytes: int) -> int:
-        """Of one message of gradients or weights between `members` copies; 0: all of a piece's in one.
+        """The bytes of one message of gradients or weights between `members` copies; 0: one message per piece.
 
         Args:
             largest_bytes: of the largest tensor, which is not cut.
@@ -245,7 +245,7 @@ class Stack:
     def memory(
         self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0, received_bytes: int = 0
     ) -> dict[str, int]:
-        """What a rank's memory holds, by role, with what the stack adds to it.
+        """The memory of a rank by role, with the additions of the stack.
 
         Args:
             roles: bytes by role.

@@ -1,4 +1,4 @@
-"""What a piece of a model holds in memory under a stack."""
+"""The memory of a piece of a model under a stack."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ _HOST_S = (405e-6, 615e-6)
 stack torch, H200 host), since Megatron's layer is torch modules too. Assumed for other hosts."""
 
 _PRODUCT_HOST_S = 11e-6
-"""Of a matrix product alone (the same data), of which the weight-gradient part is made."""
+"""Host time of a matrix product alone (the same data), from which the weight-gradient part is computed."""
 
 _MESSAGE_HOST_S = 30e-6
-"""Of a collective in eager torch (kind collective, small messages back to back)."""
+"""Host time of a collective in eager torch (kind collective, small messages back to back)."""
 
 
 FETCH_S = 2 * _MESSAGE_HOST_S + 11 * 7e-6
@@ -192,8 +192,8 @@ class Megatron(Stack):
         return (elementwise("add.forward", logits, "float32", reads, writes),)
 
     def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
-        """What Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count: s b h (34 + 5 a s / h) bytes of a layer on
-        one device. Beside the tensors of the template that is two masks of a byte, the softmax, its mask and its
+        """The bytes of a layer according to Korthikanti et al. 2022 (arXiv 2205.05198, section 4): s b h (34 + 5 a s /
+        h) on one device. Beside the tensors of the template that is two masks of a byte, the softmax, its mask and its
         dropped-out copy where they are written out; with sequence parallelism gathered inputs are dropped.
 
         A split backward keeps inputs and output gradients of the products only, 32 s b h (Qi et al. 2024, arXiv

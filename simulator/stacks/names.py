@@ -80,7 +80,7 @@ _STACKS: dict[str, Callable[[], Stack]] = {
 
 
 _PRECISIONS = sorted({name for own in RECIPES.values() for name in own}, key=len, reverse=True)
-"""What may are behind the name of a stack: how a block's linears multiply."""
+"""Suffixes of a stack's name: the precision of a block's linears."""
 
 
 def stack_names() -> tuple[str, ...]:

@@ -16,7 +16,7 @@ __all__ = ["RECIPES", "Recipe"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a software makes narrow operands.
+    """The recipe by which a software makes narrow operands.
 
     Args:
         words: for lists of assumptions.
@@ -70,7 +70,7 @@ class Recipe:
         return replace(step, dtype=dtype, touched_bytes=touched)
 
     def _operands(self, step: Kernel, cast: set[tuple[str, tuple[int, ...]]]) -> list[Kernel]:
-        """What is read to make a product's operands; one that several products share is made once."""
+        """The bytes read to make a product's operands; an operand that several products share is made once."""
         first, second = step.shapes[:2]
         if step.call == "linear.forward":
             passes = {("input", first): self.input_passes, ("weight", second): self.weight_passes}

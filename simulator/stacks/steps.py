@@ -1,4 +1,4 @@
-"""What a body of a stack consists of: kernels and messages."""
+"""The kernels and messages of a body under a stack."""
 
 from __future__ import annotations
 

@@ -44,14 +44,16 @@ from simulator.stacks.steps import Kernel, Shape, Step
 __all__ = ["TorchNative"]
 
 _FLASH_2_SHARE = 0.35
-"""Of a Hopper device's peak that FlashAttention-2, torch's default kernel there until 2025, reaches (Shah et al. 2024,
-arXiv 2407.08608, abstract); the machines' figures are of cuDNN's."""
+"""Share of a Hopper device's peak that FlashAttention-2, torch's default kernel there until 2025, reaches (Shah et al.
+2024, arXiv 2407.08608, abstract); the machines' figures are of cuDNN's."""
 
 _CUDNN_SHARE = (0.57, 0.555)
-"""Of an H200's peak that cuDNN's kernel was measured to reach, forward and backward (benchmarks/data, attention)."""
+"""Share of an H200's peak that cuDNN's kernel was measured to reach, forward and backward (benchmarks/data,
+attention)."""
 
 _CLIP_ENTRIES = 4
-"""Of a parameter in clip_grad_norm_: its gradient for the norm, the norm, the norm in a stack, the gradient scaled."""
+"""Passes over a parameter in clip_grad_norm_: its gradient for the norm, the norm, the norm in a stack, the gradient
+scaled."""
 
 _HALF_LOSS = (4 / 14, 8 / 22)
 """Bytes that a loss moves for each logit in half precision over those with float copies, forward and backward: without,
@@ -180,7 +182,7 @@ class TorchNative(Stack):
 
     @property
     def slower_hosts(self) -> float:
-        """As of `Stack`: above 0 where the luckiest of all measured hosts is priced."""
+        """As in `Stack`: above 0 if the fastest of all measured hosts is priced."""
         return median_over(self.host) if self.host == "least" else 0.0
 
     def block_host_s(
@@ -284,7 +286,7 @@ class TorchNative(Stack):
         return (Kernel(call=f"rms_norm_by_hand.{which}", shapes=shapes, dtype=dtype, touched_bytes=touched),)
 
     def _compiled(self, call: str, shapes: tuple[Shape, ...], dtype: str, touched: int) -> Sequence[Kernel]:
-        """What is left of element-wise operations: each tensor between two of them is neither written nor read."""
+        """The remaining element-wise operations: tensors between two of them are neither written nor read."""
         kind, _, which = call.partition(".")
         elements = math.prod(shapes[0])
         if kind in ("silu", "gelu"):
@@ -339,9 +341,9 @@ class TorchNative(Stack):
         return steps
 
     def unknown_bytes(self, config: TransformerConfig, degrees: Degrees) -> tuple[int, int]:
-        """Where the loss is the caller's: less, if no variable holds the logits and the loss is made in half precision
-        (its log-softmax, that one's gradient and the logits' gradient are then no float copies); more, if the float
-        copy of the logits is held."""
+        """The change of memory if the caller computes the loss: less, if no variable holds the logits and the loss is
+        made in half precision (its log-softmax, that one's gradient and the logits' gradient are then no float copies);
+        more, if the float copy of the logits is held."""
         if not (self.holds_logits and self.float_loss):
             return 0, 0
         elements = degrees.micro_batch * config.seq // degrees.cp * config.vocab
@@ -391,7 +393,7 @@ class TorchNative(Stack):
     def memory(
         self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0, received_bytes: int = 0
     ) -> dict[str, int]:
-        """What torch's parts keep next to a rank's tensors.
+        """The memory of torch's parallel modules besides a rank's tensors.
 
         DistributedDataParallel's buckets hold every gradient once more, since gradient_as_bucket_view is off; steps of
         small decoders show one copy more (kind step in benchmarks/data: 12.9 GB against 10.7 GB with FSDP2). A
@@ -419,5 +421,5 @@ class TorchNative(Stack):
 _WORKSPACE_BYTES = 32 * 2**20
 
 _RESERVED = {"plain": 1.06, "ddp": 1.06, "dtensor": 1.175, "fsdp2": 1.16, "fsdp2_reshard": 1.16}
-"""What torch's allocator had reserved over the most that was allocated, in our steps of decoders on 2 and 4 H200 (kind
+"""Memory reserved by torch's allocator over the most that was allocated, in our steps of decoders on 2 and 4 H200 (kind
 step, figures reserved_bytes and peak_bytes): 1.06 and 1.06, 1.20 and 1.15, 1.12 to 1.20; plain as DDP."""

@@ -43,7 +43,7 @@ class Configured:
     stack: Stack = field(default_factory=Stack)
 
     def engine_only(self, what_if: WhatIf) -> str:
-        """What of a what-if only the event engine knows, in words; "" where a forecast says it all."""
+        """The parts of a what-if that need the event engine, in words; "" if a forecast can answer it."""
         own = self.stack.runs_programs and not self.degrees.takes_turns
         for reason, is_so in (
             ("jitter", bool(what_if.jitter)),
@@ -57,7 +57,7 @@ class Configured:
         return ""
 
     def outcome(self, what_if: WhatIf) -> Outcome:
-        """What changes come to, checkpoints and failures included.
+        """The outcome of changes, including checkpoints and failures.
 
         Raises:
             TwofoldError: what only the event engine knows; ranks and tiers that are not there; as `forecast` and
@@ -102,7 +102,7 @@ class Configured:
         return seen.memory.get("weight", 0) + seen.memory.get("optimizer", 0)
 
     def _slow_factor(self, machine: Machine, seen: Forecast, slowdown: Mapping[int, float]) -> float:
-        """How many times as long the step takes with slow ranks."""
+        """The factor by which slow ranks lengthen the step."""
         if absent := [rank for rank in slowdown if not 0 <= rank < self.degrees.num_ranks]:
             last = self.degrees.num_ranks - 1
             raise TwofoldError(f"slowdown of rank {absent[0]}: the configuration's ranks are 0 to {last}")
@@ -111,7 +111,7 @@ class Configured:
         return 1 + longer_ps / PS_PER_S / seen.step_s
 
     def _longer_s(self, seen: Forecast, slowdown: Mapping[int, float]) -> float:
-        """How much longer ranks compute, averaged over all of them."""
+        """The extra compute time of ranks, averaged over all of them."""
         stride = self.degrees.strides[-1]
         stages = (rank // stride % self.degrees.pp for rank in slowdown)
         longer = zip(slowdown.values(), stages, strict=True)

@@ -1,4 +1,4 @@
-"""What the points of a study say: the best of them, what each axis does, and which none beats."""
+"""Findings of a study: the best points, the effect of each axis, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Findings:
 
     @cached_property
     def cheapest(self) -> Row | None:
-        """Of those that fit and have a price the one of the least price for its tokens."""
+        """The point with the least price per token among those that fit and have a price."""
         priced = [row for row in self.best_first if "price_per_1e9_tokens" in row]
         return min(priced, key=lambda row: row["price_per_1e9_tokens"], default=None)
 
     def changes(self) -> list[tuple[Row, float]]:
-        """Of one change at a time: each with the relative change of tokens a second, the largest gain first."""
+        """The relative change of tokens a second for each single change, the largest gain first."""
         if not self.alone or "refused" in self.rows[0]:
             return []
         base, rates = self.rows[0], [(row, row["tokens_per_s"]) for row in self.predicted[1:]]
@@ -68,7 +68,7 @@ class Findings:
         return {value: found[value] for value in order if value in found}
 
     def point(self, row: Row) -> str:
-        """What a point is, in words."""
+        """A point in words."""
         base = self.rows[0] if self.alone else {}
         changed = [name for name in self.axes if name in row and row[name] != base.get(name)]
         return ", ".join(f"{name} = {setting_text(row[name])}" for name in changed) or "unchanged"

@@ -93,7 +93,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """What is left of the time.
+    """The remaining share of the time.
 
     Args:
         step_s: of a step when nothing fails and nothing is written.

@@ -176,7 +176,7 @@ def _loaded(name: str, written: tuple[int, int]) -> Machine:
 
 
 def _written(name: str) -> tuple[int, int]:
-    """When a file was written and its size, so that one that changes is read again; zeros for other names."""
+    """Time of writing and size of a file, so that a changed file is read again; zeros for other names."""
     path = Path(name)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
@@ -234,7 +234,7 @@ def _degrees(
 
 
 def _goodput(settings: Settings, what: Configured, seen: Outcome) -> Goodput:
-    """What checkpoints, failures and spares leave."""
+    """The goodput with checkpoints, failures and spares."""
     checkpoints, failures = _checkpoints(settings, seen.step_s), _failures(settings)
     left = goodput(
         seen.step_s, what.degrees.num_ranks, checkpoints=checkpoints, failures=failures,

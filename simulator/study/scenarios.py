@@ -18,7 +18,7 @@ __all__ = ["Scenarios"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenarios:
-    """Where a program runs and next to what.
+    """The devices of a program and the other jobs on the machine.
 
     Args:
         program: program of one step.
@@ -50,7 +50,7 @@ class Scenarios:
         return simulate_jobs(jobs, self.machine, num_steps=self.num_steps, what_if=changed)[0]
 
     def outcome(self, what_if: WhatIf, *, alone: bool = False) -> Outcome:
-        """What the changes come to, checkpoints and failures included; simulated when first asked for.
+        """The outcome of the changes, including checkpoints and failures; simulated on first use.
 
         Raises:
             TwofoldError: as `timeline` and `goodput`.

@@ -1,4 +1,4 @@
-"""What a step depends on: every knob a little down and a little up, by effect."""
+"""Sensitivity of a step: every quantity a little lower and a little higher, sorted by effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Effect", "sensitivity"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """What one knob does, in seconds per step that lasts (`Goodput.effective_step_s`).
+    """The effect of one quantity, in seconds per lasting step (`Goodput.effective_step_s`).
 
     Args:
         knob: in words.

@@ -79,7 +79,7 @@ class Space:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of everything that is varied."""
+        """The names of all axes."""
         return tuple(name for table in self._tables for name in table)
 
     @property

@@ -28,7 +28,7 @@ class Ranks:
 
     @classmethod
     def of(cls, degrees: Degrees) -> Ranks:
-        """Those of a configuration."""
+        """The ranks of a configuration."""
         stages = [degrees.stage_ranks(rank) for rank in degrees.pipeline.placement]
         return cls(count=degrees.num_ranks, stages=stages)
 
@@ -132,7 +132,7 @@ def some_ranks(share: float, num_ranks: int, seed: int = 1) -> tuple[int, ...]:
 
 
 def slow_pipelines(degrees: Degrees, slowdown: Mapping[int, float]) -> tuple[Mapping[int, float], ...]:
-    """What slow ranks do to pipelines: for each pipeline that one of them is in, pipeline rank -> factor.
+    """The effect of slow ranks on pipelines: for each pipeline with one of them, pipeline rank -> factor.
 
     The tensor- and context-parallel neighbours of a slow rank meet it in every operator, so all go at its pace.
     Data-parallel replicas meet at the end of a step: the slowest pipeline sets the pace. Where they meet within blocks
@@ -154,7 +154,7 @@ def slow_pipelines(degrees: Degrees, slowdown: Mapping[int, float]) -> tuple[Map
 
 
 def _largest(pipelines: Iterable[Mapping[int, float]]) -> list[Mapping[int, float]]:
-    """Those that no other one is at least as slow as everywhere."""
+    """Pipelines that are not dominated by a pipeline that is at least as slow everywhere."""
     kept: list[Mapping[int, float]] = []
     for own in pipelines:
         if any(all(other.get(stage, 1.0) >= factor for stage, factor in own.items()) for other in kept):

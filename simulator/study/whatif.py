@@ -1,4 +1,5 @@
-"""What if the machine were another: slower, jittering, degraded, mixed, with checkpoints and failures, as one value.
+"""What-if questions as one value: a machine that is slower, jittering, degraded or mixed, with checkpoints and
+failures.
 
 `WhatIf.machine` gives a machine with other figures, `Network` takes the changed links, `simulate` the ranks, and
 `simulator.study.goodput` what checkpoints and failures cost. Equal values (the seed included) give equal results.
@@ -117,7 +118,7 @@ class WhatIf:
         )
 
     def device(self, rank: int, machine: Machine) -> Machine | None:
-        """What `rank` is priced as instead of `machine`, with the same factors, or None.
+        """The machine whose device prices `rank`, with the same factors, or None.
 
         Raises:
             TwofoldError: hosts that compute mixed with devices behind their hosts.

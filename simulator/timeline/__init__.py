@@ -1,1 +1,1 @@
-"""What a timeline says: actions and groups of ranks, where time goes, the critical path, memory over time."""
+"""Analysis of timelines: actions and groups of ranks, composition, the critical path, memory over time."""

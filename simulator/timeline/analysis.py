@@ -1,4 +1,4 @@
-"""Where the time of a step goes, rank by rank: `plans.timeline.StepParts` in finer parts.
+"""The composition of a step, rank by rank: `plans.timeline.StepParts` in finer parts.
 
 Exposed communication is split by call (of several at one time the one that began first counts), and, where the
 program is given, waits in collectives for a late member are kept apart from the bubble.
@@ -21,7 +21,7 @@ __all__ = ["Composition", "composition", "time_by_call_s"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composition:
-    """What the last step of one rank consists of, in picoseconds; the parts add up to `step_ps`.
+    """The parts of the last step of one rank, in picoseconds; they add up to `step_ps`.
 
     Args:
         rank: the rank.
@@ -129,7 +129,8 @@ def _straggler_waits(timeline: Timeline, program: Program) -> dict[int, list[tup
 def _take(
     free: list[tuple[int, int]], spans: list[tuple[int, int, Any]]
 ) -> tuple[dict[Any, int], list[tuple[int, int]]]:
-    """How much of the free intervals the spans (by start) cover, by their third entry, and what stays free."""
+    """The part of the free intervals that the spans (by start) cover, by their third entry, and the remaining
+    intervals."""
     taken: dict[Any, int] = {}
     covered: list[tuple[int, int, Any]] = []  # disjoint, ascending
     reach = free[0][0] if free else 0

@@ -33,7 +33,7 @@ class Buffers:
 
 
 def buffers_of(instruction: Instruction, group: GroupProgram, rank: int) -> Buffers:
-    """What one communication of `rank` takes next to its inputs and outputs.
+    """The memory of one communication of `rank`, besides its inputs and outputs.
 
     >>> from plans.layout import Layout
     >>> from plans.program import Value

@@ -1,4 +1,4 @@
-"""What each start on a timeline waited for, by the order of its program.
+"""The cause of each start on a timeline, by the order of its program.
 
 Nothing of this is recorded: a rank issues in program order, so what an instruction can wait for is known from the
 program, and which of it was last is seen in the times. On a predicted timeline the last cause ends exactly where the
@@ -139,7 +139,7 @@ class Causes:
     # ------------------------------------------------------------------------------------- causes
 
     def cause(self, event: Event) -> tuple[int, Event | None, list[Arrival]]:
-        """When the event's work began, what it waited for last, and for a communication who came to it and when."""
+        """The start of the event's work, its last cause, and for a communication who arrived and when."""
         rank, step, position = event.rank, event.step, event.position
         if event.stream == _COMM:
             arrivals = self.meeting(rank, step, position)
@@ -173,7 +173,7 @@ class Causes:
         return max(arrived, key=lambda each: max(arrival.time_ps for arrival in each))
 
     def arrival(self, rank: int, step: int, position: int) -> Arrival:
-        """When a rank came to a communication."""
+        """The arrival of a rank at a communication."""
         own = self.spans(rank, step, position, _COMM)
         limit = max((each.start_ps for each in own), default=None)
         found = self._latest([*self._ready(rank, step, position), *self._held(rank, step, position)], limit)
@@ -199,7 +199,7 @@ class Causes:
         return max(found, key=lambda event: (min(event.end_ps, by_ps), event), default=None)
 
     def _ready(self, rank: int, step: int, position: int) -> list[Event]:
-        """What an instruction waits for on its own rank: its dispatch (or the host before it), and the stream."""
+        """The causes of an instruction on its own rank: its dispatch (or the host before it), and the stream."""
         host = self._dispatch(rank, step, position) or self._host_before(rank, step, position)
         return [*host, *self._stream_before(rank, step, position)] if self._is_async else host
 
@@ -210,7 +210,7 @@ class Causes:
         return self.spans(rank, step, position, _HOST)
 
     def _host_before(self, rank: int, step: int, position: int) -> list[Event]:
-        """What the host did last before an instruction."""
+        """The last work of the host before an instruction."""
         order, waits, found = self._order_of[rank], self._waits[id(self._order_of[rank])], list[Event]()
         for at in range(position - 1, -1, -1):
             if not self._is_async:
@@ -227,7 +227,7 @@ class Causes:
         return [*found, *(self._end_of(rank, step - 1) if step else ())]
 
     def _stream_before(self, rank: int, step: int, position: int) -> list[Event]:
-        """What an instruction's compute stream waited for or did last before it, on other streams too."""
+        """The last cause or work of an instruction's compute stream before it, on other streams too."""
         order, waits, found = self._order_of[rank], self._waits[id(self._order_of[rank])], list[Event]()
         todo, seen = list(waits.before(position)), set[int]()
         while todo:
@@ -248,7 +248,7 @@ class Causes:
         return found
 
     def _end_of(self, rank: int, step: int) -> list[Event]:
-        """What ends a step on a rank."""
+        """The event that ends a step on a rank."""
         order = self._order_of[rank]
         size = len(order.instructions)
         found = self._host_before(rank, step, size)
@@ -350,7 +350,7 @@ class Causes:
 
 
 class _Waits:
-    """What the instructions of an order wait for on their rank.
+    """The dependencies of the instructions of an order on their rank.
 
     Attributes:
         of: position of a WAIT or of a blocking communication -> position of the communication that it waits for.

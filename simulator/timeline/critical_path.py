@@ -61,7 +61,7 @@ class CriticalPath:
 
     @property
     def step_ps(self) -> int:
-        """Its length."""
+        """Length of the path in picoseconds."""
         return sum(span.end_ps - span.start_ps for span in self.spans)
 
     @property

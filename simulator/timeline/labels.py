@@ -1,4 +1,4 @@
-"""What the names in a timeline say: actions, groups of ranks, and which step stands for all."""
+"""The meaning of names in a timeline: actions, groups of ranks, and the representative step."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def live_by_role(program: Program, timeline: Timeline, rank: int, *, step: int |
 
 
 def worst_ranks(timeline: Timeline) -> tuple[MemoryPeak, ...]:
-    """Of every group of ranks the peak of the fullest rank, in pipeline order."""
+    """The peak of the fullest rank of every group of ranks, in pipeline order."""
     peaks = {peak.rank: peak for peak in timeline.memory}
     worst = []
     for _, ranks in groups_of(timeline):

@@ -199,7 +199,7 @@ own; the value whose memory it is, with its scope, the number of its role and it
 def _touches(
     instruction: Instruction, scope: Mapping[str, Scope], root: Mapping[str, Value], roles: Mapping[str, int]
 ) -> list[_Touch]:
-    """What an instruction writes, then what it frees, kept values apart."""
+    """The writes, then the frees of an instruction, kept values separately."""
     return [
         (
             is_free, name, scope[name] is Scope.MICRO, root[name], root[name].scope, roles[root[name].role],
@@ -312,7 +312,7 @@ class Changes:
 
 
 class _When:
-    """When the instructions of an order start and have run, read from the spans of a rank."""
+    """Start and end of the instructions of an order, read from the spans of a rank."""
 
     def __init__(self, order: Order, name: npt.NDArray[np.int64]) -> None:
         size = len(order.ids)

@@ -1,4 +1,4 @@
-"""What the memory of a rank consists of when it is fullest: every value, and the instruction that made it."""
+"""The composition of a rank's memory peak: every value, and the instruction that wrote it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Peak:
 
     @property
     def total_bytes(self) -> int:
-        """Of all values."""
+        """Bytes of all values."""
         return sum(each.size_bytes for each in self.values)
 
     @property
@@ -75,7 +75,7 @@ class Peak:
 
 
 def memory_peak(program: Program, timeline: Timeline, rank: int) -> Peak:
-    """What is alive on a rank of a timeline of `program` when its values need most, in the last step.
+    """The live values on a rank of a timeline of `program` at their peak, in the last step.
 
     Raises:
         TwofoldError: a rank outside the program.
@@ -114,7 +114,7 @@ def memory_peak(program: Program, timeline: Timeline, rank: int) -> Peak:
 
 
 def _alive(changes: Changes, until: npt.NDArray[np.int64], ids: list[str]) -> list[LiveValue]:
-    """What was taken and not returned."""
+    """Memory that was allocated and not released."""
     alive: dict[tuple[int, int], LiveValue] = {}
     for at in until:
         key = (int(changes.value[at]), int(changes.micro_batch[at]))

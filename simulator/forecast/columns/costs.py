@@ -1,4 +1,4 @@
-"""What the actions of a pipeline cost, for one configuration or a batch, as columns that the evaluator reads."""
+"""Costs of the actions of a pipeline, for one configuration or a batch, as columns that the evaluator reads."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PipelineCosts:
 
     @property
     def on_channel(self) -> tuple[frozenset[str], ...]:
-        """For each channel that is used the variants that move it or wait for it."""
+        """For each used channel the variants that move it or wait for it."""
         found = [
             frozenset(
                 name for name in VARIANTS
@@ -91,7 +91,7 @@ class PipelineCosts:
 
     @property
     def structure_kind(self) -> tuple[tuple[frozenset[str], ...], bool, bool]:
-        """What decides which events a schedule has, and what they wait for: see `structure_of`."""
+        """The key that determines the events of a schedule and their dependencies: see `structure_of`."""
         return self.on_channel, self.has_final, self.posts_ahead
 
     def of(self, variant: str) -> MaxPlus | None:

@@ -1,4 +1,4 @@
-"""What of a pipeline's events is known before any evaluation: hosts, which nothing blocks, and begins of steps."""
+"""Events of a pipeline that are known before any evaluation: hosts, which nothing blocks, and begins of steps."""
 
 from __future__ import annotations
 
@@ -136,13 +136,13 @@ class Known:
         return fixed
 
     def _no_channel_before(self, number: int) -> npt.NDArray[np.bool_]:
-        """For each row whether nothing before it on its rank moved a channel."""
+        """Whether nothing earlier on its rank moved a channel, for each row."""
         moves = self._structure.channel_of_row[number] > 0
         total: Ints = np.cumsum(moves) - moves
         return np.asarray(total == total[self.first_row[self._structure.rank]])
 
     def _posts(self, receivers: Ints) -> tuple[Ints, Ints]:
-        """When receives are posted: what is fixed of it, and the host; (receivers, batch) each."""
+        """The times at which receives are posted: the fixed part, and the host; (receivers, batch) each."""
         rank, ahead = self._structure.rank[receivers], int(self._structure.posts_ahead)
         place = receivers - self.first_row[rank]
         fixed = np.full((len(receivers), self.start.shape[1]), NEVER, dtype=np.int64)
@@ -166,7 +166,7 @@ def _constant(own: MaxPlus | None, after: str, before: str, default: int, expand
 
 
 class Closing:
-    """What the closing block does, and the host time of each of its waits for sends."""
+    """The effect of the closing block, and the host time of each of its waits for sends."""
 
     def __init__(self, costs: PipelineCosts, expand: Expand, num_ranks: int, host_async: bool) -> None:
         self._host_async = host_async

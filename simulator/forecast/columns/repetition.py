@@ -92,7 +92,7 @@ def insert_periods(
 
 
 class _State:
-    """Where the insertion stands; `_blocks` has the newest `_filled` blocks, one after the other."""
+    """Position of the insertion; `_blocks` has the newest `_filled` blocks in order."""
 
     def __init__(self, cut: Cut, blocks: Ints, period: Period, left: Ints, most: int) -> None:
         self._cut = cut
@@ -125,7 +125,7 @@ class _State:
         return self._blocks[(self._filled - count) * self._size : self._filled * self._size]
 
     def _known(self, back: int) -> Ints:
-        """What the events of the newest block but `back` wait for beforehand."""
+        """The earlier events that the events of the newest block but `back` wait for."""
         period, number = self._period, self.inserted - back
         known = np.maximum(period.fixed, period.own + number * period.own_step)
         return np.maximum(known, period.posted + number * period.posted_step, out=known)

@@ -1,4 +1,4 @@
-"""Where a schedule repeats itself: the micro-batches in the middle need not be evaluated one by one.
+"""The repeating part of a schedule: micro-batches in the middle need not be evaluated one by one.
 
 The schedules of one family differ only in how often the same period of actions is repeated, in one phase (1F1B) or in
 several (GPipe: forwards, then backwards). In a schedule with few micro-batches a `Cut` is a level of its events at
@@ -214,7 +214,7 @@ def _cuts(structure: Structure, step: int, growing: Ints) -> tuple[tuple[Cut, ..
 
 
 def _fellows(structure: Structure, step: int) -> tuple[Ints, Ints]:
-    """For each event the one like it a period earlier, or -1; (class, occurrence) -> event, or -1."""
+    """The corresponding event a period earlier, or -1, for each event; (class, occurrence) -> event, or -1."""
     table = structure.schedule.table
     row = np.maximum(np.where(structure.kind == TRANSFER, structure.receiver, structure.row), 0)
     key = (np.maximum(structure.kind, 0) * structure.schedule.num_stages + table.stage[row]) * 4 + table.kind[row]
@@ -339,7 +339,7 @@ def _repeats(structure: Structure, inputs: Ints, fellow: Ints, events: Ints, per
 
 
 def _following(structure: Structure) -> Ints:
-    """For each row the class (stage and kind) of the next action on its rank, -1 for none."""
+    """The class (stage and kind) of the next action on its rank, -1 for none, for each row."""
     table = structure.schedule.table
     following = np.append(4 * table.stage[1:] + table.kind[1:], -1)
     following[table.rank_start[1:] - 1] = -1

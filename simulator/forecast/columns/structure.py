@@ -43,8 +43,8 @@ COEFFICIENTS = (
 the transfer that follows."""
 
 FROM_STREAM, FROM_TENSOR, FROM_CONSTANT, FROM_POST, FROM_PREVIOUS, FROM_CHANNEL = range(6)
-"""What an event waits for: its rank's stream, the tensor that its action receives, what is known beforehand (host,
-start of the step), the stream of the receiver when it posts, the transfer before it; from FROM_CHANNEL on a channel."""
+"""Dependencies of an event: its rank's stream, the tensor that its action receives, known times (host, start of the
+step), the stream of the receiver when it posts, the transfer before it; from FROM_CHANNEL on a channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,7 +90,7 @@ class Structure:
 
     @property
     def num_events(self) -> int:
-        """How many events there are, time zero included."""
+        """Number of events, including time zero."""
         return len(self.level)
 
 
@@ -238,7 +238,7 @@ def _previous(way: Ints, first: int) -> Ints:
 
 
 def _latest(rank: Ints, using: Ints, number: Ints, first_row: Ints) -> Ints:
-    """For each row the event of the last row before it on its rank that moves the channel, 0 for none."""
+    """The last earlier row on its rank that moves the channel, 0 for none, for each row."""
     made = np.zeros(len(rank), dtype=np.int64)
     made[using] = number
     before = np.concatenate([[0], made[:-1]])

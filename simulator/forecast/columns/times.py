@@ -46,7 +46,7 @@ _EVENTS_AT_ONCE = 400_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PipelineTimes:
-    """When the ranks of a pipeline end their step. Arrays have the batch axes of the costs first.
+    """The times at which the ranks of a pipeline end their step. Arrays have the batch axes of the costs first.
 
     Attributes:
         start_ps, end_ps: (*batch, num_ranks) when each rank began the step, and when all that it issued is over.
@@ -136,7 +136,7 @@ def pipeline_times(
 def action_times(
     schedule: Schedule, costs: PipelineCosts, *, start_ps: Times = 0, host_async: bool = True
 ) -> ActionTimes:
-    """When every action of one configuration ends; nothing is left out.
+    """The end of every action of one configuration; nothing is left out.
 
     Raises:
         TwofoldError: as `pipeline_times`; costs with batch axes.
