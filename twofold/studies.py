@@ -162,7 +162,8 @@ def study(
 
     >>> base = {"model": "llama-3-8b", "machine": "h200-x8", "global_batch": 8, "tp": 8}
     >>> result = study(base, {"bandwidth": [0.5, 1.0]}, workers=Workers(backend="sequential"))
-    >>> result, result.best["bandwidth"] (<Study of bandwidth: 2 points, 0 refused>, 1.0)
+    >>> result, result.best["bandwidth"]
+    (<Study of bandwidth: 2 points, 0 refused>, 1.0)
     """
     asked = StudyFile(
         base=dict(base), axes=dict(axes), together=[dict(each) for each in together], points=points, search=search,
