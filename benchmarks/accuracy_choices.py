@@ -97,7 +97,7 @@ CHOICES = (
     Choice(name="as published"),
     Choice(name="equal chips are equally fast", stack=lambda stack: replace(stack, chip_spread=0.0)),
     Choice(name="equal chips vary by 0.86 %", stack=lambda stack: replace(stack, chip_spread=0.0086)),
-    Choice(name="transfers cost the compute beside them nothing", machine=_free_transfers),
+    Choice(name="transfers do not slow down concurrent compute", machine=_free_transfers),
     Choice(name="interleaved Megatron always waits for sends", stack=_megatron(overlaps_interleaved=False)),
     Choice(name="interleaved Megatron of 2022 sends beside compute", stack=_megatron(overlaps_interleaved=True)),
     Choice(name="Megatron's hosts have their data at once", stack=_megatron(fetch_s=0.0)),

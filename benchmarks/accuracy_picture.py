@@ -18,7 +18,7 @@ _PLACES = 80
 """Dots that stand side by side across a column."""
 
 _MOST_HIGH = 5
-"""Dots that stand on each other; more of them lie over each other."""
+"""Dots that are on each other; more of them lie over each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Scored:
     """The errors of one table.
 
     Args:
-        name: of the table, short.
+        name: name of the table, short.
         detail: below it: model and devices.
         errors: quantity -> predicted over measured - 1 of every row, as fractions.
     """
@@ -37,22 +37,22 @@ class Scored:
 
 
 def accuracy_picture(tables: Sequence[Scored], *, title: str, reach: float = 0.2) -> Chart:
-    """A column for every quantity, a lane for every table; the mean absolute error stands beside the dots.
+    """A column for every quantity, a lane for every table; the mean absolute error is next to the dots.
 
     Args:
         tables: from top to bottom.
-        title: of the picture.
+        title: title of the picture.
         reach: errors beyond this share, either way, are a triangle at the edge, with how many and how far.
 
     Raises:
-        TwofoldError: nothing to draw, an error that is no number.
+        TwofoldError: nothing to draw, an error that is not a number.
     """
     quantities = list(dict.fromkeys(name for table in tables for name in table.errors))
     if not quantities:
         raise TwofoldError(f"no errors to draw for {title!r}")
     for table in tables:
         if not all(np.isfinite(list(each)).all() for each in table.errors.values()):
-            raise TwofoldError(f"an error of {table.name!r} is no number")
+            raise TwofoldError(f"an error of {table.name!r} is not a number")
 
     def draw(figure: Any) -> None:
         figure.set_figheight(1.1 + 0.55 * len(tables))

@@ -63,7 +63,7 @@ def _plain(text: str) -> str:
 
 
 def captured(name: str) -> tuple[Graph | None, dict[str, Any]]:
-    """The graph of a model, and what is to be said of its capture."""
+    """The graph of a model, and remarks about its capture."""
     torch.manual_seed(0)
     try:
         module, examples = FIELD[name]()

@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 
 
 def _seconds(machine: Machine, call: str, ranks: int, size_bytes: int, stride: int = 1) -> float:
-    """A collective of the machine's first ranks, beside its siblings."""
+    """A collective of the machine's first ranks, next to its siblings."""
     group = axes_group(machine, [(ranks, stride)], machine.num_devices)
     return price_collective(machine, call, group, size_bytes, 2).together_ps / 1e12
 
@@ -153,7 +153,7 @@ Load = tuple[tuple[int, ...], int, Sequence[tuple[str, Fraction]] | None]
 """Devices, work, claims on links; None: compute."""
 
 Law = Callable[..., tuple[Fraction, Fraction]]
-"""Of overlap: rates of compute and communication beside each other."""
+"""Of overlap: rates of compute and communication next to each other."""
 
 
 def _ends(said: str, loads: Sequence[Load], expected: dict[int, int], law: Law | None = None) -> Answer:

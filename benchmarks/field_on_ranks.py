@@ -5,7 +5,7 @@
 Every model of `benchmarks.field.models` is captured in a small batch, everything is searched for four devices of a
 machine of H200, and the plan trains for eight steps on four ranks of this host. A row has the processor time of capture
 and search, the operators without an entry, the plan, how much faster it is predicted to be than data parallelism, and
-the largest relative difference of the loss; beside it that of one process whose initial weights differ in the last
+the largest relative difference of the loss; next to it that of one process whose initial weights differ in the last
 digit: where rounding grows that fast, ranks cannot be compared. A model that is not captured, planned or run is listed
 with its sentence.
 """

@@ -1,4 +1,4 @@
-"""What a float8 linear costs on a GPU: its products by the two libraries torch has, and the kernels that make operands.
+"""The cost of a float8 linear on a GPU: its products by torch's two libraries, and the kernels that make operands.
 
     python -m benchmarks.float8_kernels --out FILE          on one GPU
     python -m benchmarks.float8_kernels --smoke --out FILE  tiny sizes on a CPU: operands only

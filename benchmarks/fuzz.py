@@ -229,7 +229,7 @@ def fuzz(count: int, seed: int, *, only: int | None = None) -> Iterator[Finding 
 
     Args:
         count: of cases, of all kinds in turn.
-        seed: of the changes.
+        seed: seed of the changes.
         only: the one case to run.
     """
     with tempfile.TemporaryDirectory(prefix="twofold-fuzz-") as name:

@@ -3,10 +3,10 @@
     python -m benchmarks.interleaving --gpus 2 --out interleaving.json      tensor parallel over all, 8 x 4096
     python -m benchmarks.interleaving --gpus 2 --smoke --out FILE           tiny sizes on CPU ranks
 
-Every micro-batch size is run whole and in two slices: replayed and eagerly by the executor (steps of the whole model),
-and in plain torch (`benchmarks.two_streams`: forward and backward of the stack of blocks). Gain is 1 - two / one.
-Predictions are in the file before any step runs. FILE is written after every part, so that nothing is lost when the
-time is over.
+Every micro-batch size is run whole and in two slices: replayed and eagerly by the executor (steps of the complete
+model), and in plain torch (`benchmarks.two_streams`: forward and backward of the stack of blocks). Gain is 1 - two /
+one. Predictions are in the file before any step runs. FILE is written after every part, so that nothing is lost when
+the time is over.
 """
 
 from __future__ import annotations

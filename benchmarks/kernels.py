@@ -130,7 +130,7 @@ def _norm(kind: str, which: int) -> Case:
     aten = torch.ops.aten
 
     def again(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """The statistics made again, then one gradient."""
+        """The statistics recomputed, then one gradient."""
         wanted = [at == which for at in range(3)]
         if kind == "rms_norm":
             _, scale = aten._fused_rms_norm(x, (HIDDEN,), None, 1e-5)

@@ -237,7 +237,7 @@ class TorchPlan(NamedTuple):
     """A plan of the second set of `benchmarks.peers` as torch ran it.
 
     Args:
-        name: of the plan.
+        name: name of the plan.
         parts: of torch that ran it; says where the host is predicted to set the pace.
         measured_s: seconds of a step.
         forecast: of the step, with today's prices.
@@ -270,7 +270,7 @@ def torch_plans() -> Iterator[TorchPlan]:
 
 
 def left_out_hosts() -> Iterator[Left]:
-    """What a host needs to issue a block of torch's, or an instruction of ours, from the median of the other hosts."""
+    """Host times to issue a block of torch's or an instruction of ours, predicted by the median of the other hosts."""
     kinds = ("plain", "ddp", "dtensor", "fsdp2", "fsdp2_reshard")
     own = {host: {f"{kind} {way}": seconds for kind in kinds for way, seconds in
                   zip(("forward", "backward"), host_s(host, kind), strict=True)} for host in HOSTS_US}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Slices of a batch on emulated links: the whole batch, and two halves one after the other.
+"""Slices of a batch on emulated links: the full batch, and two halves one after the other.
 
     python -m benchmarks.multiple_copy [--json] [--steps 2]          about 2 minutes
 

@@ -97,7 +97,7 @@ class Trees:
     def __init__(self, folder: Path, count: int, stop_s: float) -> None:
         self._stop_s, self._takes_s, self._changes, self._lock = stop_s, dict[str, float](), 0, threading.Lock()
         self.failing: list[str] = []
-        """Tests, or whole files of them, that fail without a mutant; they are left out."""
+        """Tests, or complete files of them, that fail without a mutant; they are left out."""
         self._free: queue.Queue[Path] = queue.Queue()
         for number in range(count):
             tree = folder / str(number)

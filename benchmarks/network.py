@@ -62,7 +62,7 @@ class Published:
 
     Args:
         case: which cluster.
-        device: of the catalogue; "gb200" is a B200 in an NVLink domain of up to 72.
+        device: device of the catalogue; "gb200" is a B200 in an NVLink domain of up to 72.
         nodes, per_node: NVLink domains and devices in each.
         card_GBps: of the network, for each device.
         call: of a collective.

@@ -4,7 +4,7 @@ Loss, weights and executed communication are checked.
 
     python -m benchmarks.on_devices --machine h200-x4 --ranks 4 --out results.json
 
-Each plan trains the digits network for some steps. The step time is reported beside the prediction of the shipped
+Each plan trains the digits network for some steps. The step time is reported next to the prediction of the shipped
 machine file, whose dispatch costs were not calibrated for this executor: it informs, and proves nothing.
 """
 

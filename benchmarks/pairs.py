@@ -1,7 +1,7 @@
 """What running the pairs of DualPipe-V at once brings, by the engine: `python -m benchmarks.pairs`.
 
 A transformer of 8 layers (hidden 4096, 4096 tokens, 16 micro-batches) on H100 nodes, with the two actions of a pair one
-after the other and at once; also with nothing to dispatch, which shows what is left where the host is no limit.
+after the other and at once; also with nothing to dispatch, which shows what is left where the host is not a limit.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def compare(
 ) -> dict[str, Any]:
     """Ours, DTensor's and MindSpore's sequence by both objectives; cases that move nothing are left out of the tables.
 
-    Bytes are those of the worst rank as a share of the whole tensor; seconds are as a share of ours. MindSpore also
+    Bytes are those of the worst rank as a share of the full tensor; seconds are as a share of ours. MindSpore also
     goes through parts that are no layout of the tensor (`Done.reshapes`), where steps cannot follow; where ours is
     above one of those, that is counted apart.
     """
@@ -208,7 +208,7 @@ def _table(
     cost_of: Callable[[Case, Sequence[Done]], float],
     wholes: Sequence[int] | None,
 ) -> dict[str, Any]:
-    """Distributions of cost per planner: over the whole tensor where `wholes` are given, else over ours."""
+    """Distributions of cost per planner: over the full tensor where `wholes` are given, else over ours."""
     ours = np.array([ours_of(case) for case in cases])
     table: dict[str, Any] = {}
     per_planner = {"ours": ours}

@@ -25,7 +25,8 @@ class Done(NamedTuple):
     before: int
     after: int
     reshapes: bool = False
-    """Whether it leads to or from a part with gaps, which is no layout of the tensor itself, only of a reshaped one."""
+    """Whether it leads to or from a part with gaps, which is not a layout of the tensor itself, only of a reshaped
+    one."""
 
     @property
     def touched(self) -> int:
@@ -54,7 +55,7 @@ def mindspore_steps(source: TensorLayout, target: TensorLayout, shape: Sequence[
     Axes and dims are first cut into prime factors, so that each factor of a dim has at most one axis. Then, until both
     agree: slice factors whose axis is free; all-to-all for an axis that sits at another factor; gather axes
     that the target does not have; if nothing applies, gather the first factor that differs. Where the factors of a dim
-    cannot be aligned, the whole tensor is gathered, dim by dim, and sliced.
+    cannot be aligned, the full tensor is gathered, dim by dim, and sliced.
     """
     mesh, factors = _refined(source.mesh)
     local = math.prod(source.local_shape(shape))

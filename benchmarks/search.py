@@ -2,7 +2,7 @@
 
 For every case: the best configuration, how far it is above the bounds, what the baselines find (pure data parallel, a
 grid as tried by hand with Megatron-LM, greedy halving; all scored by the same forecast), and what the search took. Each
-case runs in a process of its own, so nothing is known from the case before. Every step time is a forecast: nothing was
+case runs in a separate process, so nothing is known from the case before. Every step time is a forecast: nothing was
 run on GPU or Ascend. Results go to benchmarks/results/search.json after every case.
 
 Then the checks of `benchmarks.search_weaknesses`: what a greedy search by element counts gets wrong, W1 to W12. The
@@ -43,7 +43,7 @@ class Case:
     """One question, and what it shows (W1 to W12: see `benchmarks.search_weaknesses`).
 
     Args:
-        model: name, or sizes of a transformer of its own.
+        model: name, or sizes of a separate transformer.
         machine: catalogue name.
         devices, batch, seq, layers: of the question.
         memory_bytes: a limit below the machine's memory.
@@ -205,7 +205,7 @@ def run(case: Case, time_limit_s: float) -> dict[str, Any]:
 
 
 def _over(critical_s: dict[str, float], relaxed_s: float) -> dict[str, float]:
-    """What the critical path holds beside the relaxation: that has compute alone, spread over all ranks."""
+    """The parts of the critical path that the relaxation lacks: it has compute alone, spread over all ranks."""
     compute_s = critical_s.get("forward compute", 0.0) + critical_s.get("backward compute", 0.0)
     others = {kind: seconds for kind, seconds in critical_s.items() if not kind.endswith("ward compute")}
     return {"compute and waiting for stages": compute_s - relaxed_s, **others}

@@ -22,7 +22,7 @@ from plans.plan import Strategy
 __all__ = ["MAX_DEVICES", "Cuts", "halving", "strategies_of"]
 
 MAX_DEVICES = 1024
-"""More are refused, as is any number that is no power of two."""
+"""More are refused, as is any number that is not a power of two."""
 
 _WEIGHT_GRADIENT = 0.1
 _REDISTRIBUTION = 16.0
@@ -40,7 +40,7 @@ class Cuts:
     levels: list[str] = field(default_factory=list)
 
     def number(self, dim: str) -> int:
-        """Into how many parts a dim is cut."""
+        """Number of parts that a dim is cut into."""
         return 2 ** self.levels.count(dim)
 
     def left(self, dim: str) -> int:
@@ -49,10 +49,10 @@ class Cuts:
 
 
 def halving(graph: Graph, num_devices: int, *, backwards: bool = False) -> dict[str, Cuts]:
-    """What the rule chooses for the matrix products of `graph`.
+    """The choices of the rule for the matrix products of `graph`.
 
     Args:
-        graph: of the whole batch.
+        graph: graph of the full batch.
         num_devices: a power of two, at most 1024.
         backwards: products in reverse order: what the answer should not hang on, and does.
 
@@ -97,7 +97,7 @@ def _edges(graph: Graph, operator: Operator) -> dict[str, int]:
 
 
 def _sources(graph: Graph) -> dict[str, list[str | None]]:
-    """Product -> for its two operands the product that makes each, through what lies between.
+    """Product -> for its two operands the product that makes each, through what is between.
 
     "" stands for the batch that is read in, None for a parameter.
     """
@@ -155,7 +155,7 @@ def _cheapest(
 
 
 def strategies_of(graph: Graph, cuts: Mapping[str, Cuts], num_devices: int) -> dict[str, Strategy]:
-    """The rule's cuts as strategies of every operator; what is no product follows what it reads.
+    """The rule's cuts as strategies of every operator; what is not a product follows what it reads.
 
     A product's devices stand row by row in the order rows, contracted, columns, then those that do the same, as in the
     reference; the rows' cuts go to the first dim that can take them.

@@ -1,6 +1,6 @@
 """What `twofold plan` takes on large models: `python -m benchmarks.search_times [--before TREE] [--runs N] [CASE ...]`.
 
-Processor seconds (user and system) of the whole command, each run a process of its own, and the median of the runs.
+Processor seconds (user and system) of the complete command, each run a separate process, and the median of the runs.
 With `--before` a second checkout of this repository takes turns with this one, so that other work on the machine slows
 both alike; the command fails where the two do not say the same: best plan, its step time, and the lower bound.
 """
@@ -25,7 +25,7 @@ CASES = {
     "405B": ("llama-3.1-405b", "h100-sxm-x16384", "2048", 8.0),
     "DeepSeek": ("deepseek-v3", "h100-sxm-x2048", "15360", 10.0),
 }
-"""Name -> model, machine, sequences of a step, and the seconds that are wanted on two quiet cores."""
+"""Name -> model, machine, sequences of a step, and the seconds that are needed on two quiet cores."""
 
 
 def main() -> int:

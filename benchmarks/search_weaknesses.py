@@ -1,7 +1,7 @@
-"""What a greedy search by element counts gets wrong, case by case: `python -m benchmarks.search_weaknesses [W1 ...]`.
+"""Weaknesses of a greedy search by element counts, case by case: `python -m benchmarks.search_weaknesses [W1 ...]`.
 
 Every case asks the rule of `benchmarks.search_halving` and our search the same question, and has both choices forecast
-by the same simulator. The rule's choice is helped where it has nothing to say: layouts of what is no matrix product,
+by the same simulator. The rule's choice is helped where it has nothing to say: layouts of what is not a matrix product,
 micro-batch, recomputing and optimizer level are then searched for it. A case passes if its condition holds; the
 condition is printed and stored. Forecasts only: not run on GPU, not run on Ascend.
 
@@ -306,7 +306,7 @@ def foreign_names(width: int = 16_384) -> Outcome:
 
 
 def _by_rule(problem: Problem, stages: int = 1) -> SearchResult[Candidate] | None:
-    """What the rule comes to for a transformer: its cuts as degrees, the last ones dropped for stages that are given.
+    """The result of the rule for a transformer: its cuts as degrees, the last ones dropped for stages that are given.
 
     Micro-batch, recomputing and optimizer level are searched for it; layers are even and in 1F1B. None: nothing fits.
     """
@@ -343,7 +343,8 @@ def _seconds(answer: SearchResult[Candidate]) -> float:
 
 
 def any_number(config: TransformerConfig, machine: str, devices: int, batch: int, least: float) -> Outcome:
-    """A number of devices that is no power of two, or above 1024: the rule takes the next smaller one that it can."""
+    """A number of devices that is not a power of two, or above 1024: the rule takes the next smaller one that it
+    can."""
     asked = Problem(config=config, machine=Machine.load(machine), num_devices=devices, global_batch=batch)
     fewer = min(1 << (devices.bit_length() - 1), 1024)
     try:

@@ -53,7 +53,7 @@ RESULTS = Path(__file__).with_name("results") / "simulator.json"
 
 
 def main() -> None:
-    """Run the parts that are asked for."""
+    """Run the parts that are requested."""
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "exact": exact, "contention": contention, "timelines": timelines, "grid": grid, "engine": engine,
         "against_simpy": against_simpy, "slow_ranks": slow_ranks, "scale": scale,

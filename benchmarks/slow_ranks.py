@@ -1,4 +1,4 @@
-"""Forecasts of slow ranks beside the event engine: `python -m benchmarks.slow_ranks [--cases 24] [--seed 1]`.
+"""Forecasts of slow ranks next to the event engine: `python -m benchmarks.slow_ranks [--cases 24] [--seed 1]`.
 
 Random degrees of a short Llama 3 8B on 16 H100, with one to three slow ranks anywhere. The forecast slows the pipelines
 that the ranks are in (`simulator.study.stragglers`); the engine simulates every rank.

@@ -1,4 +1,4 @@
-"""Plans of transformers for measuring whole steps on 1, 2 and 4 devices, and tiny ones for the host's time.
+"""Plans of transformers for measuring complete steps on 1, 2 and 4 devices, and tiny ones for the host's time.
 
     python -m benchmarks.step_plans FOLDER            # plan files; of one set where its name follows: --set third
     python -m executor.calibrate.steps POINTS.jsonl FOLDER/*.json        # under torchrun, per number of devices

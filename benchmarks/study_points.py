@@ -1,7 +1,7 @@
 """Seconds of a study of 1,000 points, and whether every way to compute it agrees: `python -m benchmarks.study_points`.
 
 The points are drawn from a grid of Llama 3 70B on 1,024 H100 over degrees, schedules, batches, sequences, links and
-slow ranks. A part of it is computed in one process, and killed and gone on with.
+slow ranks. A part of it is computed in one process, and killed and continued.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
         again = computed(few, results, workers)
         lines = results.read_text().splitlines()
         print(
-            f"killed after {killed} points and gone on with: the same: {again.rows == _few(few, workers)}, computed "
+            f"killed after {killed} points and resumed: the same: {again.rows == _few(few, workers)}, computed "
             f"twice: {len(lines) - len(set(lines))}"
         )
 

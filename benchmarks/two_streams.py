@@ -1,7 +1,7 @@
 """Two halves of a batch on two streams, written by hand: a stack of tensor-parallel decoder blocks in plain torch.
 
 Forward and backward of all blocks, without rotary positions, embedding, head and optimizer. Each half runs block after
-block on a stream of its own, issued in turns, so that one computes while the other's sum over ranks is under way.
+block on a separate stream, issued in turns, so that one computes while the other's sum over ranks is under way.
 Weight gradients of the second half are added to those of the first. With one slice it is the usual tensor-parallel
 stack.
 """
@@ -66,10 +66,10 @@ class TwoStreams:
     """The stack on one rank.
 
     Args:
-        config: of the whole model; `num_layers` blocks.
+        config: of the complete model; `num_layers` blocks.
         micro_batch: sequences of a step.
         slices: 1 or 2.
-        device: of this rank.
+        device: device of this rank.
         ranks: over which blocks are split.
 
     Attributes:
@@ -93,7 +93,7 @@ class TwoStreams:
         self.gradients: list[list[Tensor]] = []
 
     def step(self) -> None:
-        """Forward and backward of the whole micro-batch."""
+        """Forward and backward of the full micro-batch."""
         device, slices = self._device, range(len(self._streams))
         self._meet(first=True)
         xs, gradients = list(self._x.chunk(len(slices))), list(self._gradient.chunk(len(slices)))
@@ -124,7 +124,7 @@ class TwoStreams:
         self._meet(first=False)
 
     def _meet(self, *, first: bool) -> None:
-        """Let the other streams begin behind the current one, or this one go on behind them."""
+        """Let the other streams begin behind the current one, or this one continue behind them."""
         device = self._device
         for stream in self._streams[1:]:
             if first:

@@ -1,7 +1,7 @@
 """How long a large table takes: `python -m benchmarks.validate_rows [--rows 100000] [--configurations 5000]`.
 
 The rows are of models, devices, software, degrees and batches as people publish them, drawn at random: that many
-configurations, several rows of each with values and metrics of their own, some with cells left open. Seconds are
+configurations, several rows of each with values and separate metrics, some with cells left open. Seconds are
 processor time of one process, with the reading of the table.
 """
 

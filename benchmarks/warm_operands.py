@@ -1,4 +1,4 @@
-"""What a kernel gains where the kernel before it left an operand in the cache: each alone, with cold and warm operands.
+"""The gain of a kernel if the previous kernel left an operand in the cache: each alone, with cold and warm operands.
 
     python -m benchmarks.warm_operands --out FILE          on one GPU
     python -m benchmarks.warm_operands --smoke --out FILE  tiny sizes on a CPU

@@ -1,7 +1,7 @@
 """Advanced operator parallelism: layouts say on which ranks the parts of a tensor lie, over axes in any order.
 
 Start it with `examples/run_advanced_operator_parallel.sh`, or `twofold run examples/advanced_operator_parallel.py
---devices 8`. The losses stand in log_output/1/rank.N/stdout.
+--devices 8`. The losses are in log_output/1/rank.N/stdout.
 """
 
 import os

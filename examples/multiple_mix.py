@@ -1,7 +1,7 @@
 """Hybrid parallel: the search splits the operators; pipeline, recompute and optimizer parallel are configured by hand.
 
 Start it with `examples/run_multiple_mix.sh`, or `twofold run examples/multiple_mix.py --devices 8`.
-The losses stand in log_output/1/rank.N/stdout of the last stage's ranks.
+The losses are in log_output/1/rank.N/stdout of the last stage's ranks.
 """
 
 import os

@@ -323,7 +323,7 @@ def _collectives(program: Program | None) -> dict[tuple[int, str], dict[str, Any
 
 
 def _from_arrival(timeline: Timeline, program: Program) -> Timeline:
-    """The timeline with communication from when its own rank had come to it."""
+    """The timeline with communication starting when its own rank arrived."""
     if timeline.kind != "predicted":
         return timeline
     arrivals = Causes(program, timeline).arrivals()

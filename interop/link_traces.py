@@ -141,7 +141,7 @@ class _Unknown(Exception):
 
 
 def _communication(trace: RankTrace) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
-    """Communication by start, each with what is known of it: kernels, or what gloo did."""
+    """Communication by start, each with the known facts: kernels, or gloo's operations."""
     issued = {
         str(event["args"]["External id"]): event["args"]
         for event in trace.events if "Collective name" in event["args"] and "External id" in event["args"]

@@ -27,10 +27,10 @@ class Software:
     Args:
         name: what the user calls it.
         version: that its table was read from.
-        source: of what is known of it.
+        source: source of its flags.
         stack: whose costs a forecast takes (`simulator.stacks`).
         rules: a configuration that breaks one cannot be run.
-        check_model: refuses models that it has no words for.
+        check_model: refuses models that it cannot express.
         words: words of the command that launches a model with degrees, given how many ranks a node has.
         settings: settings of a model with degrees, for software that reads them from a file instead.
         ending: of the file in which it is launched, or its settings stand.
@@ -50,7 +50,7 @@ class Software:
         """A shell script that runs a model with degrees, or the settings; None: `twofold run` does, given the plan.
 
         Raises:
-            TwofoldError: what the software has no words for.
+            TwofoldError: a model that the software cannot express.
         """
         if self.settings is not None:
             return self.settings(config, degrees)

@@ -33,7 +33,7 @@ __all__ = ["CalibrationReport", "Probe", "calibration_page"]
 _NAMES = {
     "matrix": "matrix products", "attention": "attention", "memory": "memory-bound kernels",
     "collective": "collectives", "transfer": "transfers",
-    "matrix32": "32-bit matrix products", "overlap": "compute beside communication",
+    "matrix32": "32-bit matrix products", "overlap": "compute during communication",
 }  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def _key_figures(report: CalibrationReport) -> dict[str, str]:
 
 
 def _data(report: CalibrationReport) -> dict[str, Any]:
-    """The points as plain values."""
+    """The points as JSON values."""
     if report.fit is None:
         return {"machine": report.machine.name, "points": [
             {"kind": point.kind, "call": point.call, "shape": point.shape, "ranks": point.ranks, "cpu_s": point.cpu_s,

@@ -88,7 +88,7 @@ def operators_table(operators: Sequence[OperatorCost], chosen: Degrees, said: Ma
     Args:
         operators: of a block, in every layout that is known.
         chosen: the configuration.
-        said: other layouts in words, the first ones to show -> what is said of each.
+        said: descriptions of other layouts, those to show first.
     """
     from plans.degrees.words import layout_words
 

@@ -138,7 +138,7 @@ def _with_program(report: Report) -> list[tuple[Timeline, Program | None]]:
 
 
 def _data(report: Report) -> dict[str, Any]:
-    """The data of the page as plain values."""
+    """The data of the page as JSON values."""
     plan = report.plan
     return {
         "title": report.title,

@@ -241,7 +241,7 @@ class SearchResult(Shown, Generic[PlanT]):
         return "\n".join(lines)
 
     def to_json(self) -> Mapping[str, Any]:
-        """The certificate as plain values."""
+        """The certificate as JSON values."""
         return {
             "method": self.method,
             "lower_bound_s": self.lower_bound_s,

@@ -145,7 +145,7 @@ def search(
             trained = optimizer or Optimizer()
             found = plans_of_graph(graph, pins=pins_of(trained, any_level), optimizer=trained, **asked)
         except TwofoldError as error:
-            why = f"over degrees there is no plan: {error}"
+            why = f"the search over degrees found no plan: {error}"
         else:
             say(f"{graph.name} is a transformer: searched over degrees")
             return _fed(found, full_batch, output_broadcast)

@@ -10,7 +10,7 @@ simulator. It is stricter than either, and an AssertionError says where:
 * a token is issued before it is waited for, and waited for before the step ends; what an operation under way reads or
   writes is neither freed nor changed before its WAIT (a SEND keeps a copy of its own: its buffer may go);
 * all members issue the collectives of a channel in one order; the k-th SEND of a channel meets the k-th RECV;
-* ranks that wait for each other for ever are shown with the place where each one stands.
+* ranks that wait for each other forever are shown with the place where each one stands.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def run_rank(job: JobFolder, path: Path, env: dict[str, str]) -> int:
 
 
 def test_a_rank_begins_when_all_of_its_machine_have_started(script, job, env):
-    """One that connects while the agent still forks can make the next one hang for ever."""
+    """One that connects while the agent still forks can make the next one hang forever."""
     look = script("""
         from pathlib import Path
         folder = Path(os.environ["TWOFOLD_RANK_FOLDER"]).parent
@@ -122,7 +122,7 @@ def test_a_rank_that_waits_for_another_to_start_can_be_ended(script, job, env):
 
 
 def test_a_rank_waits_for_others_only_so_long(script, job, env, tmp_path):
-    """A guard that was stopped before it wrote its number must not keep the others for ever."""
+    """A guard that was stopped before it wrote its number must not keep the others forever."""
     quick = tmp_path / "worker_main.py"
     quick.write_text(WORKER_MAIN.read_text().replace("START_WAIT_S = 30.0", "START_WAIT_S = 0.1"))
     guard = start_rank(job, script("print('begun')"), env, local_ranks=range(2), main=quick)

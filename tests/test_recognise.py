@@ -142,7 +142,7 @@ def test_a_search_in_the_module_is_that_by_name_under_the_names_of_the_module():
         ({"num_micro_batches": 2, "schedule": "gpipe"}, "num_micro_batches and schedule are given"),
         ({"full_batch": False}, "every rank is fed its own part of the batch"),
         ({"machine": "cpu-2core-x8"}, "machine cpu-2core-x8 computes on its hosts"),
-        ({"memory_limit_bytes": 1}, "over degrees there is no plan: .* nothing fits .*"),
+        ({"memory_limit_bytes": 1}, "the search over degrees found no plan: .* nothing fits .*"),
     ],
 )
 def test_a_transformer_that_is_searched_operator_by_operator_is_told_why(asked, why):

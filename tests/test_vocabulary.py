@@ -45,6 +45,26 @@ TURNS = {
     r"\bbound to be\b|\bin so far\b|\binasmuch\b": "must be, as far as, since",
     r"\bgive (?:it )?away\b|\bby and by\b": "return, gradually",
     r"\bis none; use\b": "there is no ...; use",
+    r"; (?:it|they) (?:is|are) (?:an?|one|at|either|from|true)\b": "X must be Y, not Z",
+    r"\bin the place of\b": "instead of",
+    r"\b(?:make|makes|made|making) again\b": "recompute",
+    r"\bgives? back\b|\bgiven back\b": "return",
+    r"\bg(?:oes|o|one|oing) on (?:from|with)\b": "resume, continue",
+    r"\blooks? for no\b|\bknows? nothing of\b": "skip, does not depend on",
+    r"\bno words? for\b": "cannot express",
+    r"\bin stated degrees\b": "for given degrees",
+    r"\bas plain values\b": "as JSON values",
+    r"\bfor ever\b": "forever",
+    r"\bthe other way round\b": "vice versa",
+    r"\bbeside (?:each other|one another|it|them)\b|\bbeside comm(?:unication|\.)\b": "next to, during",
+    r"\bwhole (?:tensor|program|step|plan|model)s?\b": "full, complete",
+    r"\b(?:is|are) (?:to be )?said (?:about|of)\b|\bis known of\b": "remarks about, facts about",
+    r"(?<!there )\bis no (?:axis|checkpoint|command|number|transformer|plan|file|option|degree)\b": "is not a ...",
+    r"\bthat can is\b|\bthat does is\b": "the next valid ... is",
+    r"\bhas nobody to\b|\bto talk to\b": "needs at least 2",
+    r"\bsays? (?:it|this) twice\b|\bsay the same twice\b": "set the same quantity",
+    r"\bmake room, and\b": "free disk space, and",
+    r"^[^#\n]*\"\"\"What (?:a|an|the) ": "a noun that says what it is",
 }
 
 
@@ -53,7 +73,7 @@ def forbidden(text: str) -> list[str]:
     return [
         f"line {text.count(chr(10), 0, match.start()) + 1}: {match.group()!r}; say {better!r}"
         for pattern, better in (NAMES | TURNS).items()
-        for match in re.finditer(pattern, text)
+        for match in re.finditer(pattern, text, re.MULTILINE)
     ]
 
 

@@ -1,7 +1,7 @@
 """The models, by name: each a function that gives (module with its loss, example inputs as shapes).
 
 Sizes are small (2 layers, hidden 64 or less); nothing of a model is changed. transformers, torchvision, timm and
-segmentation-models-pytorch are imported where they are needed: they are no dependencies of the project.
+segmentation-models-pytorch are imported where they are needed: they are not dependencies of the project.
 """
 
 from __future__ import annotations

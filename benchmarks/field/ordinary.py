@@ -247,7 +247,7 @@ class Routed(nn.Module):
 
 
 class Doubling(torch.autograd.Function):
-    """x squared with a gradient of its own: that of a straight-through estimator."""
+    """x squared with a separate gradient: that of a straight-through estimator."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

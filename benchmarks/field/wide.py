@@ -1,4 +1,5 @@
-"""Models as people write them, in widths at which the choice of layouts is no trivial one; without weights in memory.
+"""Models as people write them, in widths at which the choice of layouts is not a trivial one; without weights in
+memory.
 
     graph = captured("Llama", 2)
 

@@ -85,7 +85,7 @@ _FUSED = ("aten::_fused_adamw_", "aten::native_layer_norm", "aten::native_layer_
 
 
 def _has_kernel(name: str) -> bool:
-    """Whether an operator runs on an NPU: by a kernel of its own or of its form with `out=`, or made of others."""
+    """Whether an operator runs on an NPU: by a separate kernel or of its form with `out=`, or made of others."""
     keys = "PrivateUse1", "CompositeExplicitAutograd", "CompositeImplicitAutograd"
     if any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys):
         return True

@@ -1,4 +1,5 @@
-"""Data parallelism by DistributedDataParallel: replicas, gradients reduced in buckets of 25 MiB beside the backward."""
+"""Data parallelism by DistributedDataParallel: replicas, gradients reduced in buckets of 25 MiB next to the
+backward."""
 
 from __future__ import annotations
 

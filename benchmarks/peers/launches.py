@@ -1,4 +1,4 @@
-"""One job of ranks per number of devices, and another where a job died: its case is marked, the rest goes on."""
+"""One job of ranks per number of devices, and another where a job died: its case is marked, the rest continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["taken"]
 
 _MOST_JOBS = 6
 _START_S = 40.0
-"""That a job may take to start, beside the last part of a case."""
+"""That a job may take to start, next to the last part of a case."""
 
 
 def taken(
@@ -27,7 +27,7 @@ def taken(
     """Measure cases on a number of ranks.
 
     Args:
-        ranks: of every case.
+        ranks: ranks of every case.
         cases: in this order.
         path: file of what was found, kept after every part.
         until: seconds since 1970; nothing begins after it.

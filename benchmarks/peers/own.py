@@ -45,7 +45,7 @@ def measured_plan(plan: Plan, execution: str, device: Device, sync: RankSync, ba
         plan: for as many ranks as there are.
         execution: one of `executions(plan)`.
         device, sync: of this rank and of all.
-        batch: inputs of the whole step.
+        batch: inputs of the complete step.
     """
     assert execution in executions(plan), execution
     left_bytes = device.memory_allocated()

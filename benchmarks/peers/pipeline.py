@@ -60,7 +60,7 @@ def step_of(
 
     Args:
         plan: whose chunks, schedule and optimizer are taken.
-        rank: of this process.
+        rank: rank of this process.
         mesh: with the dims "pp" and "dp".
         built: makes a chunk from its blocks and whether it is the first and the last.
         loss: of logits and labels of one micro-batch.

@@ -65,7 +65,7 @@ def compile_blocks(model: Decoder) -> None:
 def adamw(parameters: Iterable[Tensor], optimizer: Optimizer) -> torch.optim.AdamW:
     """torch's AdamW with the plan's settings, fused on accelerators.
 
-    Distributed and plain tensors are groups of their own: the fused update takes either.
+    Distributed and plain tensors are separate groups: the fused update takes either.
     """
     groups: dict[type, list[Tensor]] = {}
     for weight in parameters:

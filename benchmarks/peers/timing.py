@@ -60,7 +60,7 @@ def measured_steps(device: Device, sync: RankSync, step: Callable[[], Tensor | N
     """Run warm-up steps, then timed ones; every rank calls it.
 
     Args:
-        device: of this rank.
+        device: device of this rank.
         sync: of all ranks.
         step: one training step; it returns its mean loss where this rank knows one.
         left_bytes: see `Measured`.

@@ -26,7 +26,7 @@ _NOISE = 0.1
 
 
 class SharedWeights(Mapping[str, npt.NDArray[Any]]):
-    """Name of a parameter -> its whole array, float16, as `Interpreter.set_parameters` takes it.
+    """Name of a parameter -> its full array, float16, as `Interpreter.set_parameters` takes it.
 
     >>> from plans.model.transformer import transformer
     >>> weights = SharedWeights(transformer("gpt2", num_layers=1))

@@ -51,7 +51,7 @@ class Found:
 
     @classmethod
     def at(cls, path: Path) -> Found:
-        """What the file holds, if it is there."""
+        """The content of the file, if it exists."""
         empty: dict[str, Any] = {"doing": None, "environment": {}, "rows": {}}
         return cls(path, json.loads(path.read_bytes()) if path.exists() else empty)
 

@@ -66,8 +66,8 @@ def cost(folder: Path, steps: int, batch: int, say: Callable[[str], None]) -> di
     """Train three widths with a checkpoint every 20 steps, and predict the widest from the others.
 
     Args:
-        folder: of the runs.
-        steps: of a run, the first 20 of which are its warm-up.
+        folder: folder of the runs.
+        steps: steps of a run, the first 20 of which are its warm-up.
         batch: sequences of 32 letters in a step.
         say: told what was found.
     """

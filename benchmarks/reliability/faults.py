@@ -4,7 +4,7 @@ Every case trains a small network on 4 gloo ranks with a checkpoint every 5 step
 something go wrong at a random step: a process is killed or stopped, a disk is full, a checkpoint is damaged, a weight
 or an input of one rank changes. A case is right if the run ends with the exit code and words that name the cause and
 the rank, no process and no temporary file is left, checkpoints that were reported as written are whole, and a run that
-goes on from them has the losses of the run that nothing happened to, bit for bit.
+resumes from them has the losses of the run that nothing happened to, bit for bit.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def _mentions(path: Path, folder: Path) -> bool:
 
 
 def _goes_on(job: Path, said: str, expected: list[float], fault: Fault) -> list[str]:
-    """What is wrong with the checkpoints, or with the losses of a run that goes on from them."""
+    """What is wrong with the checkpoints, or with the losses of a run that resumes from them."""
     folder, plan = job.parent / "out" / "checkpoints", load_plan(job.parent / "plan.json")
     wrong = []
     for path in written_checkpoints(folder):
@@ -316,4 +316,4 @@ def _goes_on(job: Path, said: str, expected: list[float], fault: Fault) -> list[
         return wrong + ["other losses"] * ([each["loss"] for each in figures(job)] != expected)
     data = job.parent / "data.py"
     data.write_text(data.read_text().replace("happens(batch)\n", "pass\n", 1))
-    return wrong + ["other losses when it goes on"] * (losses(job, resume=True) != expected)
+    return wrong + ["other losses after resuming"] * (losses(job, resume=True) != expected)

@@ -1,4 +1,4 @@
-"""A GPT on text whose processes are killed at random, beside one that nothing happens to; then on other plans."""
+"""A GPT on text whose processes are killed at random, next to one that nothing happens to; then on other plans."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ LIMIT_S = 3600.0
 
 
 def interrupted(folder: Path, steps: int, kills: int, seed: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Train with and without kills, and go on from the end of the killed run on other plans.
+    """Train with and without kills, and resume from the end of the killed run on other plans.
 
     Args:
-        folder: of all runs.
-        steps: of a run.
+        folder: folder of all runs.
+        steps: steps of a run.
         kills: of a random process each, at random steps.
         seed: of both.
         say: told how far it is.

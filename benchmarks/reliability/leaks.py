@@ -28,7 +28,7 @@ LIMIT_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a process holds: resident bytes, open files, threads."""
+    """Resources of a process: resident bytes, open files, threads."""
 
     memory_bytes: int
     files: int
@@ -36,7 +36,7 @@ class Held:
 
 
 def held(pid: int | str = "self") -> Held:
-    """What a process holds now (Linux)."""
+    """Current resources of a process (Linux)."""
     folder = Path(f"/proc/{pid}")
     said = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
     memory = 1024 * int(said["VmRSS"].split()[0])

@@ -1,4 +1,4 @@
-"""Jobs of `twofold train` in folders of their own, as processes."""
+"""Jobs of `twofold train` in separate folders, as processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_job(folder: Path, steps: int, data: str, more: str = "") -> Path:
 
     Args:
         folder: made where it is not there, with a folder for temporary files.
-        steps: of the run.
+        steps: steps of the run.
         data: as the job has it.
         more: lines of the job.
     """
@@ -39,7 +39,7 @@ def make_job(folder: Path, steps: int, data: str, more: str = "") -> Path:
 
 
 def set_steps(job: Path, steps: int) -> None:
-    """Let the job go on for longer."""
+    """Let the job continue for longer."""
     job.write_text(re.sub(r"^steps = \d+$", f"steps = {steps}", job.read_text(), flags=re.MULTILINE))
 
 
@@ -49,7 +49,7 @@ def environment(job: Path) -> dict[str, str]:
 
 
 def started(job: Path, *, resume: bool = False) -> subprocess.Popen[bytes]:
-    """`twofold train`, which writes what it says into `said` beside the job."""
+    """`twofold train`, which writes what it says into `said` next to the job."""
     command = [sys.executable, "-m", "twofold", "train", str(job), *["--resume"] * resume]
     with (job.parent / "said").open("wb") as said:
         return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment(job), cwd=job.parent)

@@ -57,7 +57,7 @@ class Draft:
         source: where it was measured; every provenance text begins with it.
         date: of the measurement.
         base: the device of the catalogue to start from; None for a machine that is measured from nothing.
-        limits: what is known of the machine without a fit, such as its number of cores.
+        limits: facts about the machine that need no fit, such as its number of cores.
         values: field of the machine file -> value so far.
         provenance: entry of the machine file -> where it comes from.
         forms: section -> the form that was chosen.

@@ -122,7 +122,7 @@ class RankSync:
             reason = str(error).strip().splitlines()[0]
             raise TwofoldError(
                 f"rank {self.rank} gets no answer from another rank: {reason}. What was measured is kept: run the same "
-                "command again to go on"
+                "command again to resume"
             ) from error
 
     @contextlib.contextmanager

@@ -176,7 +176,7 @@ def _fill(build: Translation, node: fx.Node, first: Any, value: Number = 0, **_:
     called = str(node.target).split(".")[1]
     value = {"zeros": 0, "empty": 0, "ones": 1, "scalar_tensor": first}.get(called, value)
     if not math.isfinite(value) and not build.shape_dtype(node)[1].startswith(("float", "bfloat")):
-        raise build.refused(node, f"{value} is no whole number")
+        raise build.refused(node, f"{value} is not a whole number")
     return filled(build, node, value)
 
 

@@ -20,7 +20,7 @@ from executor.capture.functional import called_as
 __all__ = ["NO_GRADIENT", "drop_empty", "inline_nested", "keep_batch_first", "take_stacked"]
 
 NO_GRADIENT = "twofold_no_gradient"
-"""Key in the `meta` of nodes that stood under no_grad."""
+"""Key in the `meta` of nodes inside no_grad."""
 
 
 def inline_nested(exported: ExportedProgram) -> None:

@@ -40,7 +40,7 @@ AGENT_PID = "TWOFOLD_AGENT_PID"
 RANK_FOLDER = "TWOFOLD_RANK_FOLDER"
 LOST_PEER_WAIT_S = 1.0  # a rank whose peer went away lets that peer tell its own story before torchrun ends them all
 START_POLL_S = 0.005
-START_WAIT_S = 30.0  # a guard that was stopped, or cannot write, must not keep the others for ever
+START_WAIT_S = 30.0  # a guard that was stopped, or cannot write, must not keep the others forever
 PIDS = "pids.json"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

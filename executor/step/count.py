@@ -1,7 +1,7 @@
 """Counts the collectives and messages that a rank executes, and compares them with the program.
 
 The counter sits below everything of this package: a dispatch mode sees each operation of torch's c10d library with its
-tensors and its process group. It knows nothing of instructions. It slows every torch call down, so it is meant for a
+tensors and its process group. It does not know instructions. It slows every torch call down, so it is meant for a
 step of its own.
 """
 

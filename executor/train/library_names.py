@@ -118,7 +118,7 @@ def _place(name: str) -> int:
 
 
 def _cut(name: str, tensors: list[Tensor], heads: int) -> list[tuple[Tensor, Part]]:
-    """Tensors as parts of one: rows beside rows, or, of several, some rows of each for every head."""
+    """Tensors as parts of one: rows after rows, or, for several, some rows of each for every head."""
     rows, rest = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1:]
     shape, first, found = (rows, *rest), 0, list[tuple[Tensor, Part]]()
     heads = heads if len(tensors) > 1 else 1

@@ -33,7 +33,7 @@ def needed_fillings(row: Mapping[str, str]) -> list[Filling]:
 
     The micro-batch where it is blank and the batch is not one sample a replica; the batch; the chunks of a stage where
     the schedule is interleaved and they are blank; which device, where a name is that of several; tensor and pipeline
-    degrees where nothing is said of how the model is spread.
+    degrees where the row does not state how the model is distributed.
 
     >>> needed_fillings({"global_batch": "8", "dp": "2", "gpu_count": "2"})
     [{'micro_batch': '1'}, {'micro_batch': '2'}, {'micro_batch': '4'}]
@@ -60,7 +60,7 @@ def _devices(cells: Cells) -> Sequence[Filling]:
 
 
 def _splits(cells: Cells) -> Sequence[Filling]:
-    """Tensor and pipeline degrees, where nothing is said of them and the software has no usual ones."""
+    """Tensor and pipeline degrees, if they are not stated and the software has no usual ones."""
     if any(cells.text(name) for name in ("tp", "pp", "dp", "cp", "zero_level")) or not _splits_by_hand(cells.row):
         return []
     gpus = _count(cells, "gpu_count")

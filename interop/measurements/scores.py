@@ -166,7 +166,7 @@ def _skipped(row: Mapping[str, str], number: int, skip: Skip) -> dict[str, Any]:
 
 
 def _identity(row: Mapping[str, str]) -> bytes:
-    """A digest of what makes two rows the same measurement: all cells but what is said about them."""
+    """A digest that is equal for rows of the same measurement: all cells but remarks."""
     return _digest((name, cell) for name, cell in row.items() if name not in ("notes", "provenance"))
 
 

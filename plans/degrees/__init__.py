@@ -1,4 +1,4 @@
-"""Parallel degrees: the value, and everything that is known of it, each in one place.
+"""Parallel degrees: the value, and everything about it, each in one place.
 
 * `value`: `Degrees`. Its fields declare every degree once: name, type, default, meaning, word, flag.
 * `rules`: which degrees are possible; each mistake has one sentence. `check` applies them.

@@ -3,7 +3,7 @@
 A shard is cut from each parameter on its own: its local weight is flattened, padded with zeros to a multiple of the
 number of shards, and cut evenly. A bucket is a matrix with one row per member of the collective, in which the shards of
 its parameters are next to each other; so one collective over the flattened matrix serves them all, and weights, states
-and updates know nothing of buckets.
+and updates do not depend on buckets.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class OperatorSpec:
         return tuple(math.prod(self.sizes[name] for name in factors(dim)) for dim in dims)
 
     def local_attrs(self, assignment: Assignment) -> dict[str, object]:
-        """What a strategy adds to the attrs of the operator's calls.
+        """Attrs of the operator's calls that depend on the strategy.
 
         "bias_axes": a contracted dim is split over them, so that only index 0 along them adds the bias. "split": the
         axes of `located` dims, by dim.

@@ -7,7 +7,7 @@
 * `branch`, `nodes`, `estimates`, `seeds`: branch and bound. `solve`: all of it as one call.
 * `explain`: alternatives to the best; what would have to change where nothing fits. `baselines`: rules of thumb.
 * `reasons`: what operators cost in several layouts (`operators`), and the critical path (`critical`).
-* `result_json`: results as plain values. `confirm`: the best in the event engine. `of_graph`: plans of a graph.
+* `result_json`: results as JSON values. `confirm`: the best in the event engine. `of_graph`: plans of a graph.
 """
 
 from search.candidate import Candidate, describe

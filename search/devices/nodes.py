@@ -72,7 +72,7 @@ class Nodes:
     """The nodes of one search.
 
     Args:
-        estimates: what is known of its meshes before a schedule is chosen, with what that rests on.
+        estimates: bounds for its meshes before a schedule is chosen, with the data they use.
     """
 
     estimates: Estimates

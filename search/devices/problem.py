@@ -44,7 +44,7 @@ class Pins:
     def __getattr__(self, name: str) -> Any:
         if name in DEGREES:
             return self.given.get(name)
-        raise AttributeError(f"{name} is no degree; degrees are {', '.join(DEGREES)}")
+        raise AttributeError(f"{name} is not a degree; degrees are {', '.join(DEGREES)}")
 
     @property
     def takes_turns(self) -> bool:
@@ -168,7 +168,7 @@ class Problem:
             raise TwofoldError("layers are pinned for every chunk, so pp must be pinned too")
 
     def refused(self, **known: Any) -> str | None:
-        """Why the software cannot run what is known of a configuration by name; None where it can."""
+        """Why the software cannot run a partly known configuration (values by name); None if it can."""
         rules = self.rules if self.recognised is None else (*self.rules, *OF_PLANS)
         if not rules:
             return None

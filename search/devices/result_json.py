@@ -1,4 +1,4 @@
-"""Candidates and results of the search over degrees as plain values."""
+"""Candidates and results of the search over degrees as JSON values."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def result_json(result: SearchResult[Candidate], top_k: int = 5) -> dict[str, An
 
 
 def degrees_json(degrees: Degrees) -> dict[str, Any]:
-    """Degrees as plain values."""
+    """Degrees as JSON values."""
     return {**degrees_to_json(degrees), "micro_batches": degrees.num_micro_batches}
 
 
 def candidate_json(problem: Problem, candidate: Candidate) -> Mapping[str, Any]:
-    """A configuration and its forecast as plain values."""
+    """A configuration and its forecast as JSON values."""
     forecast = candidate.forecast
     return {
         **degrees_json(candidate.degrees),

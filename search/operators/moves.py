@@ -30,7 +30,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Space:
-    """The layouts of tensors of one shape and dtype, and what is known of the seconds between them."""
+    """The layouts of tensors of one shape and dtype, and the known seconds between them."""
 
     number: dict[TensorLayout, int] = field(default_factory=dict)
     layouts: list[TensorLayout] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The choice of one value for every variable, as the search over operators asks it: own costs, and tensors handed on.
+"""The problem of the search over operators: choose one value for every variable, given costs of variables and tensors.
 
     minimise    sum over variables of own[value]  +  sum over tensors of the moves that the values around them make
 

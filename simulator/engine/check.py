@@ -28,7 +28,7 @@ def check_program(program: Program, *, between_ranks: bool = True) -> None:
 
     Args:
         program: to check.
-        between_ranks: also whether communication has its partners and nobody waits for ever, which costs as much as a
+        between_ranks: also whether communication has its partners and nobody waits forever, which costs as much as a
             part of the simulation; `run_program` refuses such programs as well, the latter at its end.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Whether ranks wait for each other for ever, found out without times, and the smallest circle of them that does.
+"""Whether ranks wait for each other forever, found out without times, and the smallest circle of them that does.
 
 Who meets whom is settled beforehand (`simulator.engine.matching`), and no rank ever chooses what to take next, so
 whether a program comes to its end does not depend on any duration: one step is walked through with everything taking no
@@ -37,7 +37,7 @@ def refuse_deadlock(orders: Sequence[Order], matching: Matching) -> None:
         matching: as `match` gives it.
 
     Raises:
-        TwofoldError: ranks that wait for ever; the message names the smallest circle.
+        TwofoldError: ranks that wait forever; the message names the smallest circle.
     """
     order_of = {rank: order for order in orders for rank in order.group.ranks}
     nothing = {id(order): _Nothing(order) for order in orders}

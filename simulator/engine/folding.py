@@ -216,7 +216,7 @@ class _FoldedWires:
             own, partner = (piece.src_rank, piece.dst_rank) if is_send else (piece.dst_rank, piece.src_rank)
             if own == rank and self._folded._number_of[partner] == other:
                 return original, group, (piece.src_rank, piece.dst_rank)
-        raise AssertionError("a folded transfer has a pair of the whole program")
+        raise AssertionError("a folded transfer has a pair of the full program")
 
 
 # ----------------------------------------------------------------------------------------------------------- refinement

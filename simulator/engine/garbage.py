@@ -33,9 +33,9 @@ def without_collection() -> Iterator[None]:
 
 
 def no_collection_at_exit() -> None:
-    """The end of the process looks for no garbage either, in all that a search has made and the process still holds.
+    """Also skip garbage collection at the end of the process, over everything that a search has left in memory.
 
-    For a command that a process ends with; twice is once.
+    For commands that end the process. Calling it twice is harmless.
     """
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)

@@ -1,4 +1,4 @@
-"""Predictions at scale (part of floor 3): a transformer in stated degrees on any number of devices.
+"""Predictions at scale (part of floor 3): a transformer for given degrees on any number of devices.
 
 * `predict`: the forecast. `step`: one configuration. `symbolic`, `program`: its bodies, from templates or from a
   lowered program, the same either way. `body`: what a body does to a rank's clocks. `overlap`: how long its operations

@@ -1,4 +1,4 @@
-"""A quick estimate of a transformer in stated degrees, on thousands of devices in a millisecond.
+"""A quick estimate of a transformer for given degrees, on thousands of devices in a millisecond.
 
 Blocks are priced once and counted (`simulator.forecast.chunks`): what their gathers and reductions leave running is
 averaged over many equal blocks. The search bounds and ranks by it; other software than twofold's executor, whose

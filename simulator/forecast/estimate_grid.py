@@ -125,7 +125,7 @@ class _Grid:
         stage_kind = [kinds.index(chunk) for chunk in chunks]
         rank_kinds, rank_kind = cases[0].ranks
         stack, degrees = self._stack, cases[0].degrees
-        if stack.synchronises(degrees) or stack.fetch_s:  # what the batch knows nothing of
+        if stack.synchronises(degrees) or stack.fetch_s:  # which the batch ignores
             return [
                 case.forecast(case.end_ps(), peak_activations(schedule, *zip(
                     *(case.layout.activations(chunk) for chunk in chunks), strict=True

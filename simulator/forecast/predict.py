@@ -1,4 +1,4 @@
-"""The forecast of a transformer in stated degrees, on any number of devices: that of its lowered program.
+"""The forecast of a transformer for given degrees, on any number of devices: that of its lowered program.
 
 For twofold's own executor it is exact: calls, host time, bytes and memory are those of the program, and the time
 is that of the event engine wherever nothing is contended between ranks (`simulator.forecast.step`). Slices and pairs,

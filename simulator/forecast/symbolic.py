@@ -1,4 +1,4 @@
-"""The priced bodies of a transformer in stated degrees, from templates: the same as those of its lowered program.
+"""The priced bodies of a transformer for given degrees, from templates: the same as those of its lowered program.
 
 A chunk of many blocks is lowered with few of them. What the optimizer does with a block depends on what the blocks
 before it have left in open buckets, so it repeats itself after some blocks (`_period`); one period is then written out

@@ -159,7 +159,7 @@ class Stack:
         if self.recipe is not None:
             told.append(f"{own} {self.recipe.words}")
         if degrees.pp > 1 and not self.waits_for_sends(degrees):
-            told.append(f"{own} transfers slow the compute beside them at the rates measured within a node")
+            told.append(f"{own} transfers slow down concurrent compute at the rates measured within a node")
         return tuple(told)
 
     @property

@@ -1,4 +1,4 @@
-"""A transformer in stated degrees under what-ifs: each one a forecast, in milliseconds at any number of devices.
+"""A transformer for given degrees under what-ifs: each one a forecast, in milliseconds at any number of devices.
 
 It answers as `Scenarios` does for a program. Changes of the complete machine and of tiers of links make another
 machine; slow ranks slow their pipelines (`stragglers`). What shows only in a program is left to the event engine.

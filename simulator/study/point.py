@@ -72,7 +72,7 @@ def figures_of_point(settings: Settings, search: Search | None = None) -> dict[s
 
 
 def predict(model: str, machine: str, **settings: Any) -> Forecast:
-    """Predict step time and memory of a transformer in stated degrees, as `twofold predict` does.
+    """Predict step time and memory of a transformer for given degrees, as `twofold predict` does.
 
     Args:
         model: a name such as llama-3-8b, or a config.json.

@@ -53,7 +53,7 @@ def transformer_config(
 def config_remarks(source: Source, *, seq: int | None = None) -> tuple[str, ...]:
     """Remarks about a config.json: parts that the planned model leaves out, and keys without effect.
 
-    Nothing is to be said about a name or a `TransformerConfig`.
+    There are no remarks about a name or a `TransformerConfig`.
 
     Args:
         source: see `transformer`.

@@ -240,7 +240,7 @@ def _between_phases(structure: Structure, phase: Ints) -> Ints:
 
 def _in_order(structure: Structure, phase: Ints, cuts: Sequence[Cut], far: Ints) -> bool:
     """Whether a transfer between phases, if its receiver is behind its cut, has a sender behind or just before its own:
-    then what is known of the sender holds for any number of periods."""
+    then the facts about the sender hold for any number of periods."""
     table = structure.schedule.table
     of_row = phase[4 * table.stage + table.kind]
     events = np.array([cut.event for cut in cuts])
