@@ -40,7 +40,7 @@ def check_devices(machine: Machine, num_devices: int) -> None:
         node = machine.links[0].ranks if machine.links else 8
         larger = f"{machine.name.rpartition('-x')[0] or 'h100-sxm'}-x{-(-num_devices // node) * node}"
         raise TwofoldError(
-            f"{num_devices} devices requested, but machine {machine.name!r} has {machine.num_devices}; name a larger "
+            f"{num_devices} devices requested, but machine {machine.name!r} has {machine.num_devices}; use a larger "
             "one, "
             f"such as {larger}"
         )

@@ -638,7 +638,7 @@ def test_labels_and_ids_that_no_rank_has_are_refused():
             {},
             r"operator 'op': the shapes \(4, 6\) and \(8, 2\) of a matmul do not match",
         ),
-        ("attention", [(2, 3, 4, 4), (2, 2, 4, 4), (2, 2, 4, 4)], (2, 3, 4, 4), {}, "fitting shapes"),
+        ("attention", [(2, 3, 4, 4), (2, 2, 4, 4), (2, 2, 4, 4)], (2, 3, 4, 4), {}, "matching shapes"),
         ("reshape", [(4, 6)], (5, 5), {}, "cannot be reshaped"),
         ("permute", [(4, 6)], (6, 4), {"dims": (1, 1)}, "is not a permutation of the 2 dims"),
         ("narrow", [(4, 6)], (4, 3), {"dim": 1, "start": 4}, "elements 4 to 6 of dim 1"),

@@ -34,7 +34,7 @@ def file(tmp_path):
 def test_without_transformers_it_is_said_what_would_help(monkeypatch):
     monkeypatch.setattr("executor.train.published.has_transformers", lambda: False)
     with pytest.raises(
-        TwofoldError, match=r"t5: an encoder .*; install transformers to plan the module that it builds"
+        TwofoldError, match=r"t5: encoder-decoder models .*; install transformers to plan the module that it builds"
     ):
         given_model(str(FOLDER / "t5-base.json"), None, None)
 

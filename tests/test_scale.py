@@ -212,7 +212,7 @@ def test_stacks_are_known_by_name():
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"dp": 0}, "dp is 0"), ({"global_batch": 3, "dp": 2}, "does not divide"), ({"recompute": "some"}, "one of"),
+    [({"dp": 0}, "dp must be"), ({"global_batch": 3, "dp": 2}, "does not divide"), ({"recompute": "some"}, "one of"),
      ({"schedule": "1f2b"}, "unknown schedule"), ({"layers": (1, 2)}, "are 2 counts; pp 1 with 1 chunk")],
 )  # fmt: skip
 def test_bad_degrees_are_refused(wrong, message):

@@ -414,7 +414,7 @@ def test_a_name_is_one_line() -> None:
         ("0F0,0B0,1F0\n1B0", "1B0 is on rank 1, but rank 0 owns its stage", ">1B0<"),
         ("0F0,0F0,0B0", "0F0 repeats the forward of micro-batch 0 on stage 0", ">0F0<"),
         ("0F0,0B0,0I0", "0I0 repeats the input gradient of micro-batch 0 on stage 0", ">0I0<"),
-        ("0F0,0I0,0W0,0W0", "0W0 does the weight gradient", ">0W0<"),
+        ("0F0,0I0,0W0,0W0", "0W0 repeats the weight gradient", ">0W0<"),
         ("0F0,0B0,0F1", "no input gradient of micro-batch 1 on stage 0: 0I1 or 0B1 is missing", ">0F1<"),
         ("0F0,0I0", "no weight gradient of micro-batch 0 on stage 0: 0W0 or 0B0 is missing", ">0I0<"),
         ("0B0", "no forward of micro-batch 0 on stage 0: 0F0 is missing", ">0B0<"),

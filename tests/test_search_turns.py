@@ -113,7 +113,7 @@ def test_pinned_slices_and_pairs_are_what_is_returned() -> None:
     assert {each.degrees.interleave for each in found.plans} == {4}
     pairs = solve(problem(pp=2, tp=2, micro_batch=1, overlap_pairs=True, recompute="none"))
     assert {(each.degrees.schedule, each.degrees.overlap_pairs) for each in pairs.plans} == {("dualpipe_v", True)}
-    with pytest.raises(TwofoldError, match=r"no configuration supports the given slices or pairs: .* take dualpipe_v"):
+    with pytest.raises(TwofoldError, match=r"no configuration supports the given slices or pairs: .* use dualpipe_v"):
         solve(problem(pp=2, tp=2, schedule="1f1b", overlap_pairs=True))
     with pytest.raises(TwofoldError, match="interleave 3 does not divide the micro-batch of 4"):
         problem(**TENSOR, interleave=3)

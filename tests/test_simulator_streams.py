@@ -292,5 +292,5 @@ def test_the_search_interleaves_only_where_it_gains(num_devices, expected):
 
 def test_a_forecast_of_two_streams_is_refused_with_the_way_out():
     plan = SLICED["tensor"]
-    with pytest.raises(TwofoldError, match=r"slices run interleaved, but .* simulate the plan"):
+    with pytest.raises(TwofoldError, match=r"slices alternate, but .* simulate the plan"):
         bodies_of_program(lower(plan), schedule_of(plan), Machine.load("h200-x4"))

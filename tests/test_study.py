@@ -241,7 +241,7 @@ def test_processes_give_the_same_results(backend):
         ("[base]\n[axes]\n'bandwith.NVLink' = [1]", "'bandwith.NVLink' is not an axis; did you mean 'bandwidth'"),
         ("[base]\n[axes]\n'tp.NVLink' = [1]", "'tp.NVLink' is not an axis; did you mean 'tp'?"),
         ("[base]\n[axes]\ntp = 4", "axis tp must be a list of values, such as [1, 2, 4], not 4"),
-        ("[base]\n[axes]\ntp = []", "axis tp is []"),
+        ("[base]\n[axes]\ntp = []", "axis tp must be a list of values, such as [1, 2, 4], not []"),
         ("[base]\n[axes]\ntp = [1, 1]", "axis tp has 1 twice"),
         ("[base]\n[axes]\ntp = ['four']", "tp must be a whole number, not 'four'"),
         ("[base]\nzap = 1\n", "the study has no axes; add some"),

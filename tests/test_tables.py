@@ -92,7 +92,7 @@ def test_names_of_models():
      ({"precision": "mxfp8"}, "mxfp8"), ({"notes": "linear layers in FP8"}, "fp8"), ({"task": "RLHF PPO"}, "rlhf"),
      ({"interconnect": "PCIe Gen5", "gpu_type": "H200"}, "PCIe"),
      ({"notes": "no NVLink", "gpu_type": "H20"}, "no NVLink"),
-     ({"interconnect": "NVLink; 0 Gb/s"}, "0 Gb/s"), ({"value": "1e-308"}, "beyond anything"),
+     ({"interconnect": "NVLink; 0 Gb/s"}, "0 Gb/s"), ({"value": "1e-308"}, "not plausible"),
      ({"gpu_type": "MI250X"}, "it has V100"),
      ({"schedule": "abc"}, "unknown schedule")],
 )  # fmt: skip

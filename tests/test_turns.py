@@ -126,7 +126,7 @@ def test_bodies_and_estimates_refuse_turns() -> None:
     for name, said in (("slices, tp 2", "interleaved slices"), ("pairs, pp 2 tp 2", "the two actions of pairs")):
         degrees = Degrees(optimizer=ADAMW, **TURNS[name])
         plan = plan_of(degrees, transformer(CONFIG, batch_size=degrees.global_batch))
-        with pytest.raises(TwofoldError, match=f"{said} take turns, .* simulate the plan"):
+        with pytest.raises(TwofoldError, match=f"{said} alternate, .* simulate the plan"):
             bodies_of_program(lower(plan), schedule_of(plan), machine)
         with pytest.raises(TwofoldError, match="do not support slices or pairs"):
             step_forecast(CONFIG, degrees, machine)

@@ -78,7 +78,7 @@ def _check_each_once(schedule: Schedule) -> None:
                 schedule,
                 row,
                 f"{schedule.cell_text(row)} repeats the {what} of micro-batch {table.micro_batch[row]} on stage "
-                f"{table.stage[row]} ; {schedule.cell_text(earlier)} at position {position} already ran it",
+                f"{table.stage[row]}; {schedule.cell_text(earlier)} at position {position} already ran it",
             )
         if len(keys) < num_stages * schedule.num_micro_batches:
             # the first number that the sorted keys skip

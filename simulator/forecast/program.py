@@ -35,7 +35,7 @@ def bodies_of_program(
     for group in program.groups:
         if turns := _turns(group):
             raise TwofoldError(
-                f"{turns} run interleaved, but bodies run one after the other; "
+                f"{turns} alternate, but bodies run one after the other; "
                 f"forecast its degrees, or simulate the plan instead"
             )
         reader = _Reader(program, group, machine)
