@@ -89,7 +89,7 @@ def search(
         interleave: slices of a micro-batch that hide their communication behind each other's compute; None: two where
             that is faster than one.
         schedule: of the pipeline; None: searched, with the number of chunks per rank.
-        recompute: operators whose outputs are made again in the backward, beside those of `graph.recompute`; None:
+        recompute: operators whose outputs are recomputed in the backward, in addition to `graph.recompute`; None:
             blocks of them where the memory is too small without.
         optimizer: kind, settings and parallel level.
         any_level: whether the parallel level is searched instead; that of the optimizer comes first.

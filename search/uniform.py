@@ -69,7 +69,7 @@ def uniform_plan(
         virtual: chunks of the model per pipeline rank, in turn (chunk i on rank i % pp); V-shaped schedules have two
             by themselves, placed as a V.
         recompute: "none", "selective" (the attention core), "full" (all of a block but its input), or names of
-            operators or modules whose outputs are made again in the backward; with "none", those of `graph.recompute`.
+            operators or modules whose outputs are recomputed in the backward; with "none", those of `graph.recompute`.
         recompute_layers: how many blocks of every chunk, its first ones, recompute, the others keep everything;
             transformers and modes only.
         zero: optimizer-parallel level; None: that of `optimizer`.

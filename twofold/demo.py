@@ -177,7 +177,7 @@ def _data(folder: str | None, say: Console) -> Digits:
 def _network(
     case: Case, digits: Digits, options: DemoOptions, say: Console
 ) -> tuple[Graph, tuple[tuple[str, ...], ...], int]:
-    """The case's graph and stages, and how many steps are trained."""
+    """The case's graph, its stages and the number of steps."""
     from executor.train.data import ArrayDataset
 
     say.step("network")

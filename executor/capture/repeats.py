@@ -333,7 +333,7 @@ def _with_recompute(graph: Graph, stack: Stack) -> tuple[str, ...]:
 
 
 def _recomputed(graph: Graph, prefix: str) -> set[str]:
-    """What a block asks to compute again, by the names within the block."""
+    """Names within a block of what it requests to recompute."""
     return {name.removeprefix(prefix) for name in graph.recompute if name.startswith(prefix)}
 
 

@@ -1,4 +1,4 @@
-"""What a call of an exported module stands for while it is translated: a tensor of the graph, mostly."""
+"""The translations of calls of an exported module: usually tensors of the graph."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ class Mean:
 
 
 Value = str | Transposed | Chosen | Unreadable | Mean | tuple[Any, ...] | None
-"""What a node stands for: the name of a tensor, mostly."""
+"""The translation of a node: usually the name of a tensor."""

@@ -141,7 +141,7 @@ class Cells:
                 raise Skip(f"its {column} speaks of {said!r}, which is not modelled", column)
 
     def precision(self) -> Precision:
-        """What the precision column says, nothing where it is blank.
+        """The precision column; empty if it is blank.
 
         Raises:
             Skip: no precision that is known.

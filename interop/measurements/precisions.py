@@ -43,7 +43,7 @@ _OTHER = r"\bint ?\d|\bw\d+a\d+|(fp|float) ?64|^64\b|\bdouble\b"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """What a cell says.
+    """The content of a precision cell.
 
     Args:
         dtype: of activations; "" where the cell only says that it is a 16-bit one.
@@ -56,7 +56,7 @@ class Precision:
 
 @lru_cache(maxsize=1024)
 def precision_named(text: str) -> Precision | None:
-    """What a cell means; None where it is none that is known.
+    """The meaning of a cell; None if it is unknown.
 
     >>> precision_named("amp_bf16 (DEFAULT)").dtype, precision_named("fp32 params, bf16 compute").dtype
     ('bfloat16', 'bfloat16')

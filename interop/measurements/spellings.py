@@ -101,7 +101,7 @@ def level_named(text: str) -> tuple[int | None, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """What a cell says of recomputation.
+    """The recomputation that a cell states.
 
     Args:
         mode: none, selective, selective_op or full.
@@ -117,7 +117,7 @@ class Recompute:
 
 
 def recompute_named(text: str) -> Recompute | None:
-    """What a cell says of recomputation; None where it is nothing that is known.
+    """The recomputation that a cell states; None if it is unknown.
 
     >>> recompute_named("core_attn").mode, recompute_named("full, 2 layers").layers, recompute_named("50%").share
     ('selective', 2, 0.5)

@@ -1,4 +1,4 @@
-"""What the lines above a table say of all its rows: the device, the software, the precision, the links, the model."""
+"""Titles above a table that apply to all its rows: the device, the software, the precision, the links, the model."""
 
 from __future__ import annotations
 

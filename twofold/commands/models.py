@@ -21,9 +21,9 @@ class GivenModel:
     """The model of a command.
 
     Args:
-        word: as it was given.
-        transformer: its configuration; None where it is no transformer of known form.
-        graph: of a module; None for names and files.
+        word: the text on the command line.
+        transformer: its configuration; None if it is not a supported transformer.
+        graph: graph of a module; None for names and files.
         recognised: the module as a transformer, if it is one.
         unknown: the reason why it is not searched as a transformer, or None.
         remark: a message about how the module was built, or None.
@@ -43,7 +43,7 @@ class GivenModel:
         return self.transformer
 
     def at_batch(self, batch: int) -> Graph:
-        """The graph; of a transformer by name for a batch of this size."""
+        """The graph (of a transformer by name: for this batch size)."""
         if self.graph is not None:
             return self.graph
         from plans.model.transformer import transformer

@@ -30,7 +30,7 @@ _FREE = ("seed", "approximate", "num_dims", "padding_id")
 """Settings that may differ: no layout, no instruction and no price depends on them."""
 
 NO_MODE = "asks to compute other operators again than whole blocks or attention cores"
-"""What is said of a transformer whose checkpoints are no mode of recompute."""
+"""Reason why a transformer whose checkpoints match no recompute mode is not searched over degrees."""
 
 _COMMUTE = ("add", "mul")
 _ACTIVATIONS = ("silu", "gelu", "relu")
