@@ -370,7 +370,7 @@ REFUSED = {
     "unknown in a module": (mean_to(lambda m, x: m.noise(m.fc(x))), r"aten\.rrelu\.default in module 'noise'"),
     "two activations": (mean_to(lambda m, x: m.fc(x) @ x.t() @ x), "mixes the batch"),
     "softmax over the batch": (mean_to(lambda m, x: m.fc(x).softmax(0)), r"\(softmax\) in forward \(.*\) works along"),
-    "unknown over the batch": (mean_to(lambda m, x: m.fc(x).cumsum(0)), "cumsum.*samples of a batch meet in it"),
+    "unknown over the batch": (mean_to(lambda m, x: m.fc(x).cumsum(0)), "cumsum.*it combines samples of a batch"),
     "data-dependent branch": (
         mean_to(lambda m, x: m.fc(x) if x.sum() > 0 else x),
         r"cannot capture Ends.* \(in forward, .*test_capture.py, line \d+: .*else x.*choose by torch\.where or a mask",

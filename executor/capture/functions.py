@@ -65,7 +65,7 @@ _APPLIED: list[_Applied] = []
 
 
 class _Context:
-    """What a function gets as `ctx`."""
+    """The `ctx` of a function."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         self.saved_tensors: tuple[Any, ...] = ()
