@@ -82,8 +82,8 @@ def read_execution_traces(files: Sequence[Path]) -> tuple[list[RankTrace], list[
             path=file, rank=_rank(file), events=[{"cat": "kernel", **each} for each in events], steps=(), own=None,
             meta={}, groups=groups,
         ))  # fmt: skip
-    said = ["comm_size is what a rank sends, of elements of 2 bytes; no group or group 0 is all ranks"]
-    return traces, said if is_chakras else []
+    assumptions = ["comm_size is what a rank sends, of elements of 2 bytes; no group or group 0 is all ranks"]
+    return traces, assumptions if is_chakras else []
 
 
 def _rank(file: Path) -> int:
@@ -134,8 +134,8 @@ def _peer(node: Node) -> dict[str, int]:
 
 def _groups(nodes: Sequence[Node], file: Path) -> Groups:
     """Name of a process group -> its ranks; torch lists none of a group of all ranks."""
-    said = [node["inputs"]["values"] for node in nodes if node["name"] == "## process_group:init ##"]
-    listed = json_of(said[0][0].encode(), str(file)) if said else []
+    group_texts = [node["inputs"]["values"] for node in nodes if node["name"] == "## process_group:init ##"]
+    listed = json_of(group_texts[0][0].encode(), str(file)) if group_texts else []
     sizes = [each.get("group_size", each.get("pg_size", 0)) for each in listed]
     groups = {}
     for each, size in zip(listed, sizes, strict=True):
@@ -169,15 +169,15 @@ def _of_chakra(nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
 
 
 def _facts_of_chakra(node: Node) -> dict[str, Any]:
-    said = {each["name"]: _value(each) for each in node.get("attr", [])}
-    facts = {"dtype": "bfloat16", "In msg nelems": -(-int(said["comm_size"]) // 2)}
+    attributes = {each["name"]: _value(each) for each in node.get("attr", [])}
+    facts = {"dtype": "bfloat16", "In msg nelems": -(-int(attributes["comm_size"]) // 2)}
     if node["type"] == "COMM_COLL_NODE":
-        facts["Collective name"] = _COLLECTIVES[int(said.get("comm_type", 0))]
+        facts["Collective name"] = _COLLECTIVES[int(attributes.get("comm_type", 0))]
     elif node["type"] == "COMM_SEND_NODE":
-        facts |= {"Collective name": "send", "Dst Rank": int(said["comm_dst"])}
+        facts |= {"Collective name": "send", "Dst Rank": int(attributes["comm_dst"])}
     else:
-        facts |= {"Collective name": "recv", "Src Rank": int(said["comm_src"])}
-    return facts | {"Process Group Name": str(said.get("pg_name", ""))}
+        facts |= {"Collective name": "recv", "Src Rank": int(attributes["comm_src"])}
+    return facts | {"Process Group Name": str(attributes.get("pg_name", ""))}
 
 
 def _value(attribute: Mapping[str, Any]) -> Any:

@@ -365,13 +365,13 @@ def _chunked(virtual: int) -> dict[str, Any]:
 
 def _layout(words: Sequence[str], path: str) -> tuple[int, ...]:
     """Blocks of every stage of a layout such as "Et*3|(tt|)*5,tL": E the embedding, t a block, L the loss."""
-    told = "".join(words)
-    text = re.sub(r"[\s,]", "", told)
+    pattern = "".join(words)
+    text = re.sub(r"[\s,]", "", pattern)
     text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)
     text = re.sub(r"([EtL|])\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)
     if not re.fullmatch(r"Et*(\|t*)*L", text):
         raise TwofoldError(
-            f"{path}: --pipeline-model-parallel-layout {told!r} is not E, blocks t in stages between |, L at the end"
+            f"{path}: --pipeline-model-parallel-layout {pattern!r} is not E, blocks t in stages between |, L at the end"
         )
     return tuple(stage.count("t") for stage in text.split("|"))
 
@@ -414,17 +414,17 @@ def _experts(
 
 def _dense_layers(flags: dict[str, list[str]], layers: int | None, path: str) -> int:
     """Number of first layers without experts, from 1 (none) or a list such as ([0]*1+[1]*27)."""
-    told = "".join(flags.get("moe-layer-freq", ["1"]))
-    if told == "1":
+    pattern = "".join(flags.get("moe-layer-freq", ["1"]))
+    if pattern == "1":
         return 0
-    plain = re.fullmatch(r"\(?(?:\[0\](?:\*(\d{1,4}))?\+)?\[1\](?:\*(\d{1,4}))?\)?", re.sub(r"[\s'\"]", "", told))
+    plain = re.fullmatch(r"\(?(?:\[0\](?:\*(\d{1,4}))?\+)?\[1\](?:\*(\d{1,4}))?\)?", re.sub(r"[\s'\"]", "", pattern))
     if plain is None:
         raise TwofoldError(
-            f"{path}: --moe-layer-freq {told!r} is not ([0]*dense+[1]*others): only first layers may lack experts"
+            f"{path}: --moe-layer-freq {pattern!r} is not ([0]*dense+[1]*others): only first layers may lack experts"
         )
-    dense = 0 if "[0]" not in told else int(plain[1] or 1)
+    dense = 0 if "[0]" not in pattern else int(plain[1] or 1)
     if layers is not None and dense + int(plain[2] or 1) != layers:
-        raise TwofoldError(f"{path}: --moe-layer-freq {told!r} is not for {layers} layers")
+        raise TwofoldError(f"{path}: --moe-layer-freq {pattern!r} is not for {layers} layers")
     return dense
 
 

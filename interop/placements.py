@@ -150,8 +150,8 @@ def _kind(number: int, dim: str, placements: dict[str, Any], count: int, path: s
         return "shards"
     if (seen["columns"], seen["rows"], seen.get("vectors", "whole")) == ("split along 0", "split along 1", "whole"):
         return "tp"
-    told = ", ".join(f"{role} {mine}" for role, mine in seen.items())
-    raise TwofoldError(f"{path}: along mesh dim {dim!r} {told}: neither data, fully sharded nor tensor parallel")
+    roles_text = ", ".join(f"{role} {mine}" for role, mine in seen.items())
+    raise TwofoldError(f"{path}: along mesh dim {dim!r} {roles_text}: neither data, fully sharded nor tensor parallel")
 
 
 def _placement(stated: object, weight: str, path: str) -> str:

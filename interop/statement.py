@@ -116,8 +116,8 @@ class Statement:
         stated = {"shared_ffn": 0, **self.experts}
         wrong = [name for name, value in stated.items() if name != "capacity_factor" and value != own[name]]
         if wrong:
-            told = ", ".join(f"{name} {own[name]}, not {stated[name]}" for name in wrong)
-            raise TwofoldError(f"experts of {config.name} have {told} as the file states; name another model")
+            differences = ", ".join(f"{name} {own[name]}, not {stated[name]}" for name in wrong)
+            raise TwofoldError(f"experts of {config.name} have {differences} as the file states; name another model")
         factor = float(self.experts["capacity_factor"])
         return replace(config, experts=replace(config.experts, capacity_factor=factor))
 
@@ -230,6 +230,6 @@ def _made(kind: Callable[..., _T], given: Any, where: str) -> _T:
 def _check_keys(found: dict[str, Any], needed: frozenset[str], also: frozenset[str], what: str) -> None:
     missing, unknown = needed - found.keys(), found.keys() - needed - also
     if missing or unknown:
-        told = [f"{word}: {', '.join(sorted(names))}" for word, names in (("missing", missing), ("unknown", unknown))
+        faults = [f"{word}: {', '.join(sorted(names))}" for word, names in (("missing", missing), ("unknown", unknown))
                 if names]  # fmt: skip
-        raise TwofoldError(f"{what} are {', '.join(sorted(needed | also))}; {'; '.join(told)}")
+        raise TwofoldError(f"{what} are {', '.join(sorted(needed | also))}; {'; '.join(faults)}")

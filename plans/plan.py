@@ -287,9 +287,9 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def __repr__(self) -> str:
         ranks, stages = self.num_ranks, len(self.stages)
-        said = f"{ranks} rank{'s' * (ranks != 1)}, {stages} stage{'s' * (stages != 1)}"
+        summary = f"{ranks} rank{'s' * (ranks != 1)}, {stages} stage{'s' * (stages != 1)}"
         name = "custom schedule" if "\n" in self.schedule else self.schedule
-        return f"<Plan {self.graph.name}: {said}, {self.num_micro_batches} micro-batches, {name}>"
+        return f"<Plan {self.graph.name}: {summary}, {self.num_micro_batches} micro-batches, {name}>"
 
     def __hash__(self) -> int:
         return hash((self.graph, self.stages, self.num_micro_batches, self.schedule, tuple(sorted(self.strategies))))

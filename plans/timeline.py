@@ -126,8 +126,8 @@ class Timeline(Shown):
 
     def __repr__(self) -> str:
         steps = f"{self.num_steps} step{'s' * (self.num_steps != 1)}"
-        said = f"{steps} of {self.step_interval_s * 1e3:.4g} ms on {self.num_ranks} ranks, {len(self.rank):,} spans"
-        return f"<Timeline {self.kind}: {said}>"
+        summary = f"{steps} of {self.step_interval_s * 1e3:.4g} ms on {self.num_ranks} ranks, {len(self.rank):,} spans"
+        return f"<Timeline {self.kind}: {summary}>"
 
     @classmethod
     def from_spans(cls, spans: Sequence[Span], *, kind: str, num_ranks: int, **rest: Any) -> Timeline:

@@ -72,8 +72,8 @@ def roofline_picture(fit: DeviceFit) -> Iterator[Chart]:
         _series("matrix products", [e for e in own if e.section == "matrix"], place),
         _series("attention", [e for e in own if e.section == "attention"], place),
     ]
-    said = "Measured rates under the peaks of arithmetic and memory."
-    yield roofline_chart(series, peak, compute.memory_Bps, title="Roofline, 16-bit", caption=said)
+    note = "Measured rates under the peaks of arithmetic and memory."
+    yield roofline_chart(series, peak, compute.memory_Bps, title="Roofline, 16-bit", caption=note)
 
 
 def _series(
@@ -99,8 +99,8 @@ def rate_picture(fit: DeviceFit) -> Iterator[Chart]:
         near = [e for e in predictions_of(fit, "matrix") if e.point.shape[1:] == fixed and e.point.dtype == dtype]
         series.append(_series(name, near, lambda point: (point.shape[0], point.flops / point.seconds / 1e12), curve))
     scale = Scale(x="rows m", y="TFLOP/s", log_x=True, log_y=True)
-    said = "Teeth are waves: one more tile than the cores hold begins another wave."
-    yield series_chart(series, scale, title=f"Rate of {dtype} products by the fitted form", caption=said)
+    note = "Teeth are waves: one more tile than the cores hold begins another wave."
+    yield series_chart(series, scale, title=f"Rate of {dtype} products by the fitted form", caption=note)
 
 
 def bandwidth_picture(fit: DeviceFit) -> Iterator[Chart]:
@@ -118,8 +118,8 @@ def bandwidth_picture(fit: DeviceFit) -> Iterator[Chart]:
         Series(name="vendor's peak", curve=peak, dashed=True),
     ]
     scale = Scale(x="bytes read and written", y="GB/s", log_x=True, log_y=True)
-    said = "Bandwidth against size: small kernels are bound by their launch."
-    yield series_chart(series, scale, title="Memory-bound kernels", caption=said)
+    note = "Bandwidth against size: small kernels are bound by their launch."
+    yield series_chart(series, scale, title="Memory-bound kernels", caption=note)
 
 
 def collective_pictures(fit: DeviceFit) -> Iterator[Chart]:

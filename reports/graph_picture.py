@@ -97,9 +97,9 @@ def _drawn(edge: GraphEdge, label: list[str], route: Sequence[tuple[float, float
         path += f"C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
     (x0, y0), (x1, y1) = route[-2:]
     left = x0 < x1 - 4 if joins else x1 < x0 - 4  # on the outer side of a bent edge
-    said = f"{edge.tensor} {format_shape(edge.shape)}, {Bytes(edge.size_bytes)}"
-    said += f": made as {edge.made_as}, read as {edge.read_as}" if edge.read_as else ""
-    return {"path": path, "style": "moved" if edge.steps else "edge", "said": said, "x": x1, "y": y1, "label": label,
+    tooltip = f"{edge.tensor} {format_shape(edge.shape)}, {Bytes(edge.size_bytes)}"
+    tooltip += f": made as {edge.made_as}, read as {edge.read_as}" if edge.read_as else ""
+    return {"path": path, "style": "moved" if edge.steps else "edge", "said": tooltip, "x": x1, "y": y1, "label": label,
             "left": left, "at": ((x0 + x1) / 2 + (-7 if left else 7), (y0 + y1) / 2 + 4)}  # fmt: skip
 
 

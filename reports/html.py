@@ -164,8 +164,8 @@ def _verification(checks: Sequence[Check]) -> list[Part]:
     must = [check for check in checks if not check.informs]
     failed = [check.name for check in must if not check.passed]
     passed = f"All {len(must)} checks passed." if len(must) != 1 else "The check passed."
-    said = f"FAILED: {', '.join(failed)}." if failed else passed
-    verdicts: list[Part] = [Text(said, "fail" if failed else "pass")]
+    verdict = f"FAILED: {', '.join(failed)}." if failed else passed
+    verdicts: list[Part] = [Text(verdict, "fail" if failed else "pass")]
     if outside := [check.name for check in checks if check.informs and not check.passed]:
         verdicts.append(Text(f"Outside its interval: {', '.join(outside)}.", "warn"))
     return [*verdicts, verification_table(checks)]
@@ -177,9 +177,9 @@ def _results(report: Report) -> list[Part]:
     run = report.measured
     table = timeline_table(report.timelines, run_step_s=None if run is None else report.run_step_s)
     if run is not None and report.run_step_s is not None:
-        said = f"The {run.kind} step is the median of all {len(report.step_times_s)} steps without those of the "
-        said += f"warm-up; the other {run.kind} figures are of the last {run.num_steps}, which were recorded."
-        table = replace(table, notes=(*table.notes, said))
+        caption = f"The {run.kind} step is the median of all {len(report.step_times_s)} steps without those of the "
+        caption += f"warm-up; the other {run.kind} figures are of the last {run.num_steps}, which were recorded."
+        table = replace(table, notes=(*table.notes, caption))
     return [table, figures_table()]
 
 
@@ -188,9 +188,9 @@ def _losses(losses: Mapping[str, Sequence[float]]) -> list[Chart]:
         Series(name=name, curve=list(enumerate(map(float, values), 1)), dashed=at > 0)
         for at, (name, values) in enumerate(losses.items()) if len(values)
     ]  # fmt: skip
-    said = "The loss of every step, as the mean over micro-batches."
-    said += " Equal losses coincide: dashes on a line." if len(lines) > 1 else ""
-    return [series_chart(lines, Scale(x="step", y="loss"), title="Loss", caption=said)] if lines else []
+    note = "The loss of every step, as the mean over micro-batches."
+    note += " Equal losses coincide: dashes on a line." if len(lines) > 1 else ""
+    return [series_chart(lines, Scale(x="step", y="loss"), title="Loss", caption=note)] if lines else []
 
 
 def _step_times(report: Report) -> list[Chart]:
@@ -205,8 +205,8 @@ def _step_times(report: Report) -> list[Chart]:
     if predicted is not None:
         time = 1e3 * predicted.step_interval_s
         lines.append(Series(name="predicted", curve=[(1.0, time), (float(len(times_s)), time)], dashed=True))
-    said = f"Every {kind} step; the prediction is for a typical one."
-    return [series_chart(lines, Scale(x="step", y="step time (ms)", band=band), title="Step time", caption=said)]
+    note = f"Every {kind} step; the prediction is for a typical one."
+    return [series_chart(lines, Scale(x="step", y="step time (ms)", band=band), title="Step time", caption=note)]
 
 
 def _where_time_goes(report: Report, drawn: Sequence[Timeline]) -> Iterator[Table]:

@@ -41,9 +41,11 @@ def memory_table(timeline: Timeline, program: Program | None = None) -> Table:
         peak = memory_peak(program, timeline, each.rank)
         made = [f"{action} {Bytes(size)}" for action, size in peak.by_action.items() if action]
         more = f", {len(made) - _MAX_ACTIONS} more" if len(made) > _MAX_ACTIONS else ""
-        said = f", made by {', '.join(made[:_MAX_ACTIONS])}{more}" if made else ""
+        makers = f", made by {', '.join(made[:_MAX_ACTIONS])}{more}" if made else ""
         when = Seconds(peak.time_ps / PS_PER_S)
-        notes.append(f"Rank {each.rank}: values are at their peak after {when}{said}; the rest is kept between steps.")
+        notes.append(
+            f"Rank {each.rank}: values are at their peak after {when}{makers}; the rest is kept between steps."
+        )
     return Table(
         title=f"Peak memory of the fullest rank of every group ({timeline.kind})",
         columns=("rank", *roles, "peak"), rows=rows, notes=tuple(notes),

@@ -92,8 +92,8 @@ def _(timeline: Timeline) -> str:
 
 @html_of.register(Forecast)
 def _(forecast: Forecast) -> str:
-    said = figures_text(figures_of(forecast), low_s=forecast.low_s, high_s=forecast.high_s)
-    return f"<p>{escape(said)}</p>{_image(stages_chart(forecast))}"
+    caption = figures_text(figures_of(forecast), low_s=forecast.low_s, high_s=forecast.high_s)
+    return f"<p>{escape(caption)}</p>{_image(stages_chart(forecast))}"
 
 
 def _image(picture: Chart) -> str:

@@ -86,7 +86,7 @@ def _draw(axes: Axes, timeline: Timeline, rows: Sequence[tuple[int, str]], unit_
     begin, length = timeline.step_start_ps[step], timeline.step_end_ps[step] - timeline.step_start_ps[step]
     scale = 1 / (unit_s * PS_PER_S)
     kinds = [kind_of(call, part) for _, call, part in timeline.names]
-    said: set[str] = set()
+    labelled: set[str] = set()
     for number, (rank, _) in enumerate(rows):
         for stream, (top, height) in _LANES.items():
             spans = rows_of_step(timeline, step, stream, rank)
@@ -97,9 +97,9 @@ def _draw(axes: Axes, timeline: Timeline, rows: Sequence[tuple[int, str]], unit_
                 places = joined(timeline.start_ps[own] - begin, timeline.end_ps[own] - begin, length // 2000)
                 axes.broken_barh(
                     [(low * scale, (high - low) * scale) for low, high in places], (number + top, height),
-                    facecolors=COLOURS[KIND_COLOURS[kind]], linewidth=0, label=None if kind in said else kind,
+                    facecolors=COLOURS[KIND_COLOURS[kind]], linewidth=0, label=None if kind in labelled else kind,
                 )  # fmt: skip
-                said.add(kind)
+                labelled.add(kind)
         for low, high, text in _actions(timeline, step, rank):
             if high - low > 0.012 * length * len(text):
                 axes.text(

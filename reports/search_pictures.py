@@ -65,8 +65,8 @@ def trade_picture(found: Sequence[Configuration], *, title: str, limit_bytes: in
         curve = [(min(edges), limit_bytes / _GB), (max(edges), limit_bytes / _GB)]
         series.append(Series(name=f"room of a device, {Bytes(limit_bytes)}", curve=curve, dashed=True))
     beyond = len(found) - len(near)
-    said = f"{beyond} of more than {_FARTHEST:g} times the fastest are not shown." if beyond else ""
-    return series_chart(series, Scale(x=f"forecast step ({unit})", y="forecast peak (GB)"), title=title, caption=said)
+    note = f"{beyond} of more than {_FARTHEST:g} times the fastest are not shown." if beyond else ""
+    return series_chart(series, Scale(x=f"forecast step ({unit})", y="forecast peak (GB)"), title=title, caption=note)
 
 
 def roofline_parts(
@@ -89,8 +89,8 @@ def roofline_parts(
         slope = each.flops_per_byte * memory_Bps
         rate, share = each.flops_per_s / 1e12, Share(each.flops_per_s / min(peak_flops_per_s, slope))
         limit = "arithmetic" if slope > peak_flops_per_s else "memory"
-        said = f"{each.operator}: {rate:.3g} TFLOP/s, {share} of what {limit} allows"
-        points.append((each.flops_per_byte, rate, said))
+        tooltip = f"{each.operator}: {rate:.3g} TFLOP/s, {share} of what {limit} allows"
+        points.append((each.flops_per_byte, rate, tooltip))
         rows.append(
             (each.operator, Quantity(each.flops_per_byte), Quantity(rate), share, limit, Seconds(each.compute_s))
         )

@@ -67,9 +67,9 @@ def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
         rows.append((number, first, *engine, *cells, describe(each.degrees)))
     step, *titles = (figure.title for figure in FIGURES.values())
     columns = ("", step, *(["in the event engine"] if in_engine else []), *titles, "configuration")
-    said = headline(found.problem, found.best)
-    rates = f"{said['tokens/s per device']} tokens/s per device, MFU {said['MFU']}"
-    notes = [f"The best: {rates}, 90 % interval {said['90 % interval']}."]
+    figures_shown = headline(found.problem, found.best)
+    rates = f"{figures_shown['tokens/s per device']} tokens/s per device, MFU {figures_shown['MFU']}"
+    notes = [f"The best: {rates}, 90 % interval {figures_shown['90 % interval']}."]
     if found.method == "search" and len(rows) > max(1, found.num_proven):
         first = f"The first {found.num_proven} are" if found.num_proven > 1 else "The first is"
         if found.num_proven:

@@ -118,12 +118,12 @@ def _axis_chart(study: Findings, name: str, best: Mapping[Any, Row]) -> Chart:
             [setting_text(value) for value in best], [("tokens/s of its best point", "sky", rates)], title=title,
             x="tokens/s", said="{:,.0f}".format, ends=[f"{rate:,.0f}" for rate in rates],
         )  # fmt: skip
-    told = [(float(row[name]), row["tokens_per_s"], _said(study, row)) for row in _spread(study.best_first)]
+    charted = [(float(row[name]), row["tokens_per_s"], _said(study, row)) for row in _spread(study.best_first)]
     curve = sorted((float(value), row["tokens_per_s"]) for value, row in best.items())
     low, high = curve[0][0], curve[-1][0]
     ticks = [value for value, _ in curve] if len(curve) <= _MOST_TICKS else []
     scale = Scale(x=name, y="tokens/s", log_x=low > 0 and high / low > _WIDE, ticks=ticks)
-    series = [Series(name="points", points=told), Series(name="the best of each value", curve=curve)]
+    series = [Series(name="points", points=charted), Series(name="the best of each value", curve=curve)]
     return series_chart(series, scale, title=title)
 
 

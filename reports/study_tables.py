@@ -24,12 +24,14 @@ def study_table(found: Findings, most: int | None = None) -> Table:
         found: the points.
         most: rows shown at most, those that fit and have the most tokens a second first; None: all, in their order.
     """
-    told = found.predicted
-    shown = told if most is None else sorted(told, key=lambda row: (not row["fits"], -row["tokens_per_s"]))[:most]
+    predicted = found.predicted
+    shown = (
+        predicted if most is None else sorted(predicted, key=lambda row: (not row["fits"], -row["tokens_per_s"]))[:most]
+    )
     cells: Cells = {name: lambda row, name=name: setting_text(row.get(name)) for name in found.axes}  # type: ignore[misc]
     cells |= _figures(found)
     body = tuple(tuple(cell(row) for cell in cells.values()) for row in shown)
-    notes = [f"{len(told) - len(shown):,} more points are in the results."] if len(shown) < len(told) else []
+    notes = [f"{len(predicted) - len(shown):,} more points are in the results."] if len(shown) < len(predicted) else []
     return Table(
         title=f"Study: {len(found.rows):,} points", columns=tuple(cells), rows=body,
         notes=(*notes, *_refusals(found.rows)),

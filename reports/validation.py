@@ -87,8 +87,8 @@ def _charts(rows: Sequence[Row]) -> Iterator[Chart]:
             values.append(Series(name=name, points=points, spread=spread))
             errors.append(Series(name=name, points=[(row["value"], _error(row), _told(row)) for row in some]))
         scale = Scale(x=f"measured {metric}", y=f"predicted {metric}", log_x=True, log_y=True, diagonal=True)
-        said = f"{len(own)} rows with their intervals. Rest on a point to read its row."
-        yield series_chart(values, scale, title=f"{metric}: predicted against measured", caption=said)
+        note = f"{len(own)} rows with their intervals. Rest on a point to read its row."
+        yield series_chart(values, scale, title=f"{metric}: predicted against measured", caption=note)
         scale = Scale(x=f"measured {metric}", y="error", log_x=True, relative=True)
         yield series_chart(errors, scale, title=f"{metric}: predicted / measured - 1")
 

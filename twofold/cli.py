@@ -126,14 +126,14 @@ def _read(arguments: list[str]) -> Command:
     from twofold.mistakes import mistake
 
     name, rest = arguments[0], arguments[1:]
-    told = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(output):
             return _parsed([name, *("--help" if word == "--help-all" else word for word in rest)])
     except SystemExit as ended:
         if not ended.code:
             raise _Done from None
-        raise TwofoldError(mistake(name, commands()[name], rest, told.getvalue())) from None
+        raise TwofoldError(mistake(name, commands()[name], rest, output.getvalue())) from None
 
 
 def _parsed(arguments: list[str]) -> Command:

@@ -77,8 +77,8 @@ class Console:
                 now_s = time.perf_counter()
                 if now_s - self._said_s >= wait_s:
                     self._said_s, wait_s = now_s, min(30.0, 2 * wait_s)
-                    said = what if isinstance(what, str) else what()
-                    print(f"... {said}, {now_s - begin_s:.0f} s", file=sys.stderr, flush=True)
+                    text = what if isinstance(what, str) else what()
+                    print(f"... {text}, {now_s - begin_s:.0f} s", file=sys.stderr, flush=True)
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()

@@ -127,7 +127,7 @@ def _unread(name: str, options: Options, arguments: Sequence[str], words: str) -
         return ""
     option = options.get(found[1])
     kinds = {int: "a whole number", float: "a number"}
-    kind = next((said for each, said in kinds.items() if option and each in _parts(option.type)), "a value")
+    kind = next((kind_text for each, kind_text in kinds.items() if option and each in _parts(option.type)), "a value")
     value = re.search(r"(?:base 10: |to float: |arguments: \['|from \[')'?([^']*)'", words)
     return f"{found[1]} {value[1] if value else '...'}: must be {kind}; `twofold {name} --help` lists the options"
 

@@ -143,14 +143,14 @@ class Model:
         device = self._joined(train_dataset)
         plan = self.plan = self._shared_plan(next(iter(train_dataset)), device)
         steps, per_epoch = epoch * len(train_dataset), len(train_dataset)
-        told = [callbacks] if callable(callbacks) else list(callbacks)
+        observers = [callbacks] if callable(callbacks) else list(callbacks)
 
         def on_step(step: int, loss: float | None) -> None:
             context = RunContext(
                 epoch=step // per_epoch + 1, step=step % per_epoch + 1, loss=loss,
                 is_last_step=(step + 1) % per_epoch == 0, sink_mode=dataset_sink_mode,
             )  # fmt: skip
-            for callback in told:
+            for callback in observers:
                 callback(context)
 
         check_same_start(self.wrapped.module, device)

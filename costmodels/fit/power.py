@@ -138,8 +138,8 @@ def fit_power(points: Sequence[Point], others: Sequence[Point], compute: Compute
     def misfit(logs: Floats) -> Floats:
         q = values(logs)
         drawn = [drawn_W(q, each) for each in found]
-        told = [limit_W if each in held else each.power_W for each in found]
-        return np.concatenate([np.log(drawn) - np.log(told), 0.02 * (logs - start)])
+        powers_W = [limit_W if each in held else each.power_W for each in found]
+        return np.concatenate([np.log(drawn) - np.log(powers_W), 0.02 * (logs - start)])
 
     q = values(solve(misfit, start, lower, upper))
     alone = max(each.peak_share for each in found if each.name.split()[0] in PRODUCTS and len(each.shares) == 1)

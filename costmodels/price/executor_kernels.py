@@ -90,8 +90,8 @@ def fit_rules(points: Sequence[Point], compute: Compute) -> RuleFit:
 
     def judged(held_out: bool) -> Residuals | None:
         some = [point for point in own if _name(point) in judged_calls and point.held_out is held_out]
-        told = [rule_s(compute, rules[_name(point)], touched_bytes(point), rows=_rows(point)) for point in some]
-        return residuals("rule", told, [point.seconds for point in some]) if some else None
+        predicted_s = [rule_s(compute, rules[_name(point)], touched_bytes(point), rows=_rows(point)) for point in some]
+        return residuals("rule", predicted_s, [point.seconds for point in some]) if some else None
 
     fitted = judged(False) or residuals("rule", [1.0], [1.0])
     return RuleFit(rules=rules, fitted=fitted, held_out=judged(True))
@@ -140,9 +140,11 @@ def _fit(points: Sequence[Point], compute: Compute) -> Rule:
     seconds = np.array([point.seconds for point in points])
 
     def misfit(q: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        told = np.exp(q[0]) * compute.kernel_s + np.exp(q[1]) * sizes / compute.memory_Bps
-        told = told + np.exp(q[2]) * rows if len(q) > 2 else told
-        return np.concatenate([log_ratio(told, seconds), 0.05 * q[:1]])  # one kernel unless small ones say otherwise
+        predicted_s = np.exp(q[0]) * compute.kernel_s + np.exp(q[1]) * sizes / compute.memory_Bps
+        predicted_s = predicted_s + np.exp(q[2]) * rows if len(q) > 2 else predicted_s
+        return np.concatenate(
+            [log_ratio(predicted_s, seconds), 0.05 * q[:1]]
+        )  # one kernel unless small ones say otherwise
 
     start = np.array([0.0, np.log(np.median(seconds * compute.memory_Bps / sizes))])
     least, most = np.array([-3.0, -4.0]), np.array([5.0, 6.0])

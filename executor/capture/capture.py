@@ -103,10 +103,14 @@ def _graph(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: 
     stacks = _stacks(module, examples)
     if stacks:
         graph = None
-        with contextlib.suppress(TwofoldError), warnings.catch_warnings(record=True) as told, shortened(module, stacks):
+        with (
+            contextlib.suppress(TwofoldError),
+            warnings.catch_warnings(record=True) as caught,
+            shortened(module, stacks),
+        ):
             short = _graph_of_exports(module, examples, batch_size, name)
             graph = with_all_blocks(short, stacks)
-        if graph and not told:
+        if graph and not caught:
             return graph
     return _graph_of_exports(module, examples, batch_size, name)
 

@@ -105,15 +105,15 @@ def state_masks(graph: fx.Graph) -> None:
     """Let attentions whose mask follows from shapes say in words what it hides, in place."""
     known = shape_only(graph)
     attention = torch.ops.aten.scaled_dot_product_attention.default
-    told: dict[fx.Node, bool | None] = {}
+    known_masks: dict[fx.Node, bool | None] = {}
     for node in graph.find_nodes(op="call_function", target=attention):
         mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
         if mask not in known:
             continue
-        if mask not in told:
+        if mask not in known_masks:
             found = value_of(mask)
-            told[mask] = None if found is None else hides_later(found)
-        if (later := told[mask]) is None:
+            known_masks[mask] = None if found is None else hides_later(found)
+        if (later := known_masks[mask]) is None:
             continue
         if len(node.args) > 3:
             node.update_arg(3, None)

@@ -108,9 +108,9 @@ def computed(build: Translation, node: fx.Node) -> Value:
     def written(argument: Any) -> Any:
         return {"tensor": place[argument]} if isinstance(argument, fx.Node) else as_json(argument, written)
 
-    said = [["getitem" if call.target is operator.getitem else str(call.target), written(list(arguments[call]))]
+    entries = [["getitem" if call.target is operator.getitem else str(call.target), written(list(arguments[call]))]
             for call in calls]  # fmt: skip
-    attrs = {"calls": json.dumps(said)}
+    attrs = {"calls": json.dumps(entries)}
     shape, dtype = build.shape_dtype(node)
     whole, one = value_of(node), computed_value(attrs["calls"], torch.device("cpu"))
     if whole is not None and one.shape[:1] != (1,) and one.shape != whole.shape and _is_tiled(one, whole):

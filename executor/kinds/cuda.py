@@ -57,9 +57,9 @@ class Cuda(DeviceKind):
         }  # fmt: skip
         command = ["nvidia-smi", f"--query-gpu={','.join(asked.values())}", "--format=csv,noheader,nounits"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run([*command, "-i", str(index)], capture_output=True, text=True, timeout=20)
-            if said.returncode == 0:
-                return dict(zip(asked, map(str.strip, said.stdout.strip().split(",")), strict=False))
+            process = subprocess.run([*command, "-i", str(index)], capture_output=True, text=True, timeout=20)
+            if process.returncode == 0:
+                return dict(zip(asked, map(str.strip, process.stdout.strip().split(",")), strict=False))
         return {}
 
     def spin(self, cycles: int) -> bool:

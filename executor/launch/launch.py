@@ -235,16 +235,16 @@ class _Torchrun:
 
     def end(self) -> None:
         """End every process: guards kill their ranks, torchrun sees that and leaves; what remains is killed."""
-        told: set[int] = set()
+        reported: set[int] = set()
         try:
             deadline_s = time.monotonic() + GRACE_S
             while self.process.poll() is None and time.monotonic() < deadline_s:
                 for rank, pids in self._pids():
-                    if rank not in told and self.job.read(rank, "end.json") is None:
+                    if rank not in reported and self.job.read(rank, "end.json") is None:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pids["guard"], signal.SIGTERM)
-                    told.add(rank)
-                if not told:
+                    reported.add(rank)
+                if not reported:
                     break  # torchrun is still starting
                 time.sleep(POLL_S / 2)
         finally:

@@ -73,8 +73,8 @@ class Failure:
     def error(self, job: JobFolder) -> RankFailed:
         """The exception that reports this failure."""
         if self.refusal:
-            told = f"{self.refusal} (rank {self.rank}; its log: {job.stderr(self.rank)})"
-            return RankRefused(told, rank=self.rank, exit_code=self.exit_code)
+            report = f"{self.refusal} (rank {self.rank}; its log: {job.stderr(self.rank)})"
+            return RankRefused(report, rank=self.rank, exit_code=self.exit_code)
         text = f"rank {self.rank} {self.headline}"
         if self.lost_peer:
             text += _ended_before(job)

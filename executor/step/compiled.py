@@ -260,5 +260,5 @@ def _between(times_ns: Sequence[int], order: StreamOrder | None) -> list[tuple[i
 
 
 def _in_one_line(error: BaseException) -> str:
-    said = str(error).strip().splitlines()
-    return ", ".join([said[0] if said else type(error).__name__, *getattr(error, "__notes__", ())[:1]])
+    lines = str(error).strip().splitlines()
+    return ", ".join([lines[0] if lines else type(error).__name__, *getattr(error, "__notes__", ())[:1]])

@@ -129,7 +129,7 @@ class Saver:
             dist.all_gather_object(everybody, mine, group=self._group)
         if rank == 0:
             write_atomically(writing / "plan.json", plan_to_json(self._plan))
-            files = {name: said for each in everybody for name, said in each.items()}
+            files = {name: entry for each in everybody for name, entry in each.items()}
             files |= {path: _size_and_hash(writing / path) for path in (".metadata", "plan.json")}
             parameters = {tensor.name: list(tensor.shape) for tensor in self._plan.graph.parameters}
             manifest = {
@@ -204,5 +204,5 @@ def _sync(path: Path) -> None:
 
 
 def _in_one_line(error: BaseException) -> str:
-    said = str(error).strip().splitlines()
-    return said[-1] if said else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__

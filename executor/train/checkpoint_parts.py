@@ -61,9 +61,9 @@ class SavedParts:
         for part in asked:
             same = part.key in self._stored
             for key in [part.key] if same else [each.key for each in self._overlapping(part)]:
-                said = self._stored[key]
-                assert isinstance(said, TensorStorageMetadata)
-                needed[key] = torch.empty(said.size, dtype=said.properties.dtype)
+                stored = self._stored[key]
+                assert isinstance(stored, TensorStorageMetadata)
+                needed[key] = torch.empty(stored.size, dtype=stored.properties.dtype)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # whoever reads needs no group
             load(needed, storage_reader=self._reader, no_dist=True)

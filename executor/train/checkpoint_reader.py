@@ -46,9 +46,9 @@ class CheckpointReader(FileSystemReader):
                 found = _IndexUnpickler(file).load()
             _check(found)
         except Exception as error:  # a pickle that was made up fails in any way
-            said = str(error).splitlines()
+            lines = str(error).splitlines()
             raise TwofoldError(
-                f"{path}: not the index of a checkpoint ({said[0] if said else type(error).__name__}); resume from "
+                f"{path}: not the index of a checkpoint ({lines[0] if lines else type(error).__name__}); resume from "
                 "another checkpoint"
             ) from None
         index: Metadata = found

@@ -136,10 +136,10 @@ def _check_same_model(graph: Graph, config: Path) -> None:
     """Refuse a configuration under which equal weights are another model."""
     rows = next(tensor.shape for tensor in graph.inputs if len(tensor.shape) == 2)
     theirs = transformer(config, batch_size=1, seq=rows[1])
-    mine, said = _settings(graph), _settings(theirs)
-    if odd := sorted(mine ^ said):
+    mine, theirs_settings = _settings(graph), _settings(theirs)
+    if odd := sorted(mine ^ theirs_settings):
         kind = odd[0][0]
-        here, there = ([text for each, text in found if each == kind] for found in (mine, said))
+        here, there = ([text for each, text in found if each == kind] for found in (mine, theirs_settings))
         raise TwofoldError(
             f"{str(config)!r} is of another model than the plan: {kind} with {', '.join(sorted(there)) or 'nothing'} "
             f"there, {', '.join(sorted(here)) or 'nothing'} in the plan; plan this config.json"

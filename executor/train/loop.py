@@ -155,9 +155,9 @@ class _Watch:
             loss: of it, where this rank knows it.
             held: of the check of steps, if there is one.
         """
-        said = None if loss is None else self._on_host(loss)
+        host_loss = None if loss is None else self._on_host(loss)
         checked = None if held is None else (held[0], self._on_host(held[1].clone()))
-        before, self._pending = self._pending, _Launched(step, said, checked, self._begun, self._mark())
+        before, self._pending = self._pending, _Launched(step, host_loss, checked, self._begun, self._mark())
         if self._behind:
             self._look_at(before)
         else:

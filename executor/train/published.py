@@ -79,9 +79,9 @@ def published_model(
         config.use_cache = False
         net = _class_of(transformers, keys)(config)
     except Exception as error:  # transformers raises errors of many kinds on what a file says
-        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        message = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise TwofoldError(
-            f"{file}: transformers {transformers.__version__} cannot build this model ({said})"
+            f"{file}: transformers {transformers.__version__} cannot build this model ({message})"
         ) from None
     dtype = config.dtype or torch.bfloat16
     shapes = _inputs(config, type(net).__name__, str(dtype).removeprefix("torch."), seq, file)

@@ -69,9 +69,9 @@ class ReplicaCheck:
         mine = {key: (what, checksum(tensor)) for key, what, tensor in self._held(batch, loss)}
         found: list[dict[Hashable, tuple[str, int]]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(found, mine)
-        if (said := difference(found)) is None:
+        if (message := difference(found)) is None:
             return
-        text = f"the ranks have diverged: after step {done} {said}"
+        text = f"the ranks have diverged: after step {done} {message}"
         if self._asked.then == "stop":
             raise TrainingStopped(
                 f"{text}; resume from a checkpoint before this step, and check this rank's data and device"

@@ -91,9 +91,9 @@ def read_weights(path: str) -> WeightsFile:
         try:
             state = torch.load(place, map_location="cpu", mmap=True, weights_only=True)
         except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-            said = str(error).strip().splitlines() or [type(error).__name__]
+            lines = str(error).strip().splitlines() or [type(error).__name__]
             raise TwofoldError(
-                f"weights {path!r}: torch.load cannot read a state_dict from it: {said[0][:200]}; save it again with "
+                f"weights {path!r}: torch.load cannot read a state_dict from it: {lines[0][:200]}; save it again with "
                 "torch.save"
             ) from None
         if not isinstance(state, Mapping) or not all(isinstance(each, Tensor) for each in state.values()):

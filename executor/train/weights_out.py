@@ -194,6 +194,6 @@ def _header(weights: Sequence[_Weight]) -> bytes:
             "dtype": _NAMES[weight.dtype], "shape": list(weight.shape), "data_offsets": [first, last]
         }  # fmt: skip
         first = last
-    said = json.dumps(header).encode()
-    said += b" " * (-len(said) % 8)
-    return struct.pack("<Q", len(said)) + said
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    return struct.pack("<Q", len(encoded)) + encoded

@@ -185,8 +185,8 @@ class Cells:
         if self.products(device):
             return found.dtype
         if match := re.search(r"\b(mxfp\w*|nvfp\w*|fp8|float8|fp4|int8)\b", self.words("notes")):
-            said = self.words("notes")[: match.start()]
-            if not re.search(r"\b(no|not|without|w/o|instead of|vs\.?|than|disabled)[ a-z]{0,12}$", said):
+            before = self.words("notes")[: match.start()]
+            if not re.search(r"\b(no|not|without|w/o|instead of|vs\.?|than|disabled)[ a-z]{0,12}$", before):
                 raise Skip(f"its notes speak of {match.group()!r}, which is not modelled")
         if found.dtype == "bfloat16" and device.startswith("v100"):
             raise Skip("precision bf16 on a V100, which has no bf16 products", "precision")

@@ -192,7 +192,7 @@ def network_of(interconnect: str, notes: str, usual_per_node: int) -> Network:
     Raises:
         UnknownDevice: links of no rate.
 
-    A rate is one device's where "per node" is not said and it is at most 400 Gb/s; "8 x" before it counts the cards of
+    A rate is one device's where "per node" is not note and it is at most 400 Gb/s; "8 x" before it counts the cards of
     a node. Without a rate an InfiniBand generation is one port for each device; else the catalogue's node is meant.
 
     >>> network_of("NVLink + 4x HDR200 per node", "", 8).per_device_Bps / 1e9
@@ -202,8 +202,8 @@ def network_of(interconnect: str, notes: str, usual_per_node: int) -> Network:
     """
     per_node = usual_per_node
     stated = None
-    told = f"{interconnect}; {notes}"
-    if match := re.search(r"(\d+) ?(?:x )?(?:gpus?|devices?|npus?|[ahvb]+\d00s?)(?: per |/| a |-per-)node", told, re.I):
+    text = f"{interconnect}; {notes}"
+    if match := re.search(r"(\d+) ?(?:x )?(?:gpus?|devices?|npus?|[ahvb]+\d00s?)(?: per |/| a |-per-)node", text, re.I):
         stated = per_node = max(1, int(match.group(1)))
     for clause in re.split(r"[;,+&]|\band\b|\bwith\b", interconnect):
         if any(word in clause.lower() for word in _INSIDE):
@@ -212,8 +212,8 @@ def network_of(interconnect: str, notes: str, usual_per_node: int) -> Network:
             words, bits = found
             if not bits:
                 raise UnknownDevice(f"links between nodes of {words!r} in {interconnect!r}")
-            said = f"links between nodes: {words!r} read as {bits / 1e9:g} Gb/s of each device"
-            return Network(per_device_Bps=bits / 8, devices_per_node=stated, assumed=(said,))
+            note = f"links between nodes: {words!r} read as {bits / 1e9:g} Gb/s of each device"
+            return Network(per_device_Bps=bits / 8, devices_per_node=stated, assumed=(note,))
     understood = not re.sub(r"[^a-z]", "", interconnect.lower()) or re.search("|".join(_INSIDE), interconnect, re.I)
     words = "not stated" if understood else f"no rate is read from {interconnect!r}"
     return Network(devices_per_node=stated, assumed=(f"links between nodes: {words}",))

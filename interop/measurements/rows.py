@@ -132,8 +132,8 @@ class _Reading(Mixtures):
             raise Skip(str(error), "gpu_type") from None
         self.assumed += more
         if columns := self.row.get(FROM_TITLE):
-            told = ", ".join(f"{column} {self.text(column)!r}" for column in columns.split(", "))
-            self.assumed.append(f"from the table's title: {told}")
+            cells_text = ", ".join(f"{column} {self.text(column)!r}" for column in columns.split(", "))
+            self.assumed.append(f"from the table's title: {cells_text}")
         dtype = self.dtype(device)
         try:
             stacks = (self.given_stack,) if self.given_stack else software_of(self, device)
@@ -285,8 +285,10 @@ class _Reading(Mixtures):
         dp = self.count("dp", 0)
         if not dp:
             if not gpus or gpus % (tp * pp * cp):
-                told = f"{gpus} devices are no multiple of {tp * pp * cp}" if gpus else "gpu_count is not stated either"
-                raise Skip(f"dp is not stated; {told}", "gpu_count")
+                reason = (
+                    f"{gpus} devices are no multiple of {tp * pp * cp}" if gpus else "gpu_count is not stated either"
+                )
+                raise Skip(f"dp is not stated; {reason}", "gpu_count")
             dp = gpus // (tp * pp * cp)
             self.assumed.append("dp not stated: all devices that tp, pp and cp leave")
         if gpus and dp * tp * pp * cp != gpus:

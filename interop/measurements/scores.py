@@ -61,9 +61,11 @@ class Validation(Shown):
     skipped: tuple[dict[str, Any], ...]
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{each['metric']} {each['mape']:.1%} of {each['rows']} rows" for each in self.sources[:3])
+        errors_text = ", ".join(
+            f"{each['metric']} {each['mape']:.1%} of {each['rows']} rows" for each in self.sources[:3]
+        )
         more = f" and {len(self.sources) - 3} more" if len(self.sources) > 3 else ""
-        return f"<Validation: mean error {said}{more}; {len(self.skipped)} rows skipped>"
+        return f"<Validation: mean error {errors_text}{more}; {len(self.skipped)} rows skipped>"
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of `twofold validate`."""
@@ -81,7 +83,7 @@ def validate(
         stack: the software that ran all rows; by default found from each row.
         machine: the machine of all rows; by default found from each row.
         host: the file of a host on which all rows ran; by default those that were measured.
-        on_progress: told every few seconds how many rows are done.
+        on_progress: skipped_row every few seconds how many rows are done.
 
     Raises:
         TwofoldError: a table that cannot be read, or with no row can be predicted; an unknown stack or machine.
@@ -106,8 +108,8 @@ def validate(
                 raise Skip(f"it repeats row {earlier}")
             group, result = reader.read(row, number)
         except Skip as skip:
-            if (told := _skipped(row, number, skip)) not in skipped[-len(METRICS) :]:
-                skipped.append(told)
+            if (skipped_row := _skipped(row, number, skip)) not in skipped[-len(METRICS) :]:
+                skipped.append(skipped_row)
             continue
         groups.setdefault((result["source"], result["metric"]), []).append((group, result))
         rows.append(result)
@@ -150,8 +152,8 @@ class _Reader:
             except Skip as skip:
                 self.known[key] = skip
             except (TwofoldError, OverflowError) as error:
-                told = "its sizes are beyond what can be counted" if isinstance(error, OverflowError) else str(error)
-                self.known[key] = Skip(told)
+                reason = "its sizes are beyond what can be counted" if isinstance(error, OverflowError) else str(error)
+                self.known[key] = Skip(reason)
         found = self.known[key]
         if isinstance(found, Skip):
             raise found
@@ -194,8 +196,8 @@ def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dic
         others += more
         if not result["runs"] and more[0][2]["fits"]:  # it ran, so it was not this one
             (fitting, case, result), others = more[0], [each for each in others if each is not more[0]]
-            told = ", ".join(f"{name} {cell}" for name, cell in fitting.items())
-            result["assumed"].append(f"{told}: the first reading that fits the device")
+            cells_text = ", ".join(f"{name} {cell}" for name, cell in fitting.items())
+            result["assumed"].append(f"{cells_text}: the first reading that fits the device")
     result["readings"] = [
         {"cells": dict(filling), "predicted": each["predicted"]} for filling, _, each in others
     ]  # fmt: skip

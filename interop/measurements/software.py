@@ -243,8 +243,8 @@ def counts_recompute(cells: Cells, metric: str, stack: str, recompute: str) -> b
         counts = metric == "tflops_per_gpu" or "hardware flops" in words
     if re.search(r"\bmodel (flops|tflops|flop)|\bmfu\b", words):
         counts = False
-    told = "operations of all scores of attention, masked ones too"
+    counted = "operations of all scores of attention, masked ones too"
     if recompute != "none":
-        told += ", and those of recomputation" if counts else ", none of recomputation"
-    cells.assumed.append(f"the rate counts {told}")
+        counted += ", and those of recomputation" if counts else ", none of recomputation"
+    cells.assumed.append(f"the rate counts {counted}")
     return counts

@@ -56,8 +56,8 @@ class Degree:
 def _degree(
     default: Any, meaning: str, check: Check, *, word: str = "", flag: str = "", is_searched: bool = True
 ) -> Any:
-    said = {"meaning": meaning, "check": check, "word": word, "flag": flag, "is_searched": is_searched}
-    return field(default=default, metadata=said)
+    metadata_of = {"meaning": meaning, "check": check, "word": word, "flag": flag, "is_searched": is_searched}
+    return field(default=default, metadata=metadata_of)
 
 
 _ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-4})

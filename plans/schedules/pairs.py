@@ -37,9 +37,9 @@ def overlapped_pairs(schedule: Schedule) -> tuple[frozenset[int], ...]:
     """
     pairs = tuple(_pairs_of_rank(actions) for actions in schedule.order)
     if stuck := _stuck(schedule, pairs):
-        said = ", ".join(stuck)
+        cells = ", ".join(stuck)
         raise ScheduleError(
-            f"schedule {schedule.name!r}: with overlap_pairs its ranks wait for each other at {said}; "
+            f"schedule {schedule.name!r}: with overlap_pairs its ranks wait for each other at {cells}; "
             "run it without overlap_pairs, or use dualpipe_v"
         )
     return pairs

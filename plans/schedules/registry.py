@@ -112,9 +112,9 @@ def _written(text: str, num_ranks: int, num_micro_batches: int, virtual: int | N
     wanted = (num_ranks, num_micro_batches, num_ranks * (virtual or schedule.num_stages // num_ranks))
     found = (schedule.num_ranks, schedule.num_micro_batches, schedule.num_stages)
     if found != wanted:
-        said = "{} pipeline ranks, {} micro-batches and {} stages"
+        form = "{} pipeline ranks, {} micro-batches and {} stages"
         raise ScheduleError(
-            f"the written schedule {schedule.name!r} is for {said.format(*found)}; the plan has {said.format(*wanted)}"
+            f"the written schedule {schedule.name!r} is for {form.format(*found)}; the plan has {form.format(*wanted)}"
         )
     return schedule
 

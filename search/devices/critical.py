@@ -58,10 +58,10 @@ def critical_path_s(problem: Problem, found: Candidate) -> dict[str, float]:
         spent, whole_s = _of_estimate(problem, found.degrees)
     # what contends may end a step sooner by taking longer: it is not on the path
     spent = {kind: max(0.0, seconds) for kind, seconds in spent.items()}
-    told = sum(spent.values())
-    if told > whole_s:
-        spent = {kind: seconds * whole_s / told for kind, seconds in spent.items()}
-    spent["host"] = max(0.0, whole_s - told) + problem.stack.step_s
+    total_s = sum(spent.values())
+    if total_s > whole_s:
+        spent = {kind: seconds * whole_s / total_s for kind, seconds in spent.items()}
+    spent["host"] = max(0.0, whole_s - total_s) + problem.stack.step_s
     spent["the slowest of many devices"] = found.forecast.step_s - whole_s - problem.stack.step_s
     return dict(
         sorted(((kind, s) for kind, s in spent.items() if s > _NOTHING_S), key=lambda each: (-each[1], each[0]))

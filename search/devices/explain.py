@@ -158,8 +158,8 @@ def _recompute_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterat
         most = max(degrees.layers_of(problem.config.num_layers))
         for count in (degrees.recompute_layers - 1, degrees.recompute_layers + 1):
             if 0 < count < most:
-                told = f"{now} in {degrees.recompute_layers} -> {count} of a chunk's blocks"
-                yield told, base.changed(recompute_layers=count)
+                title = f"{now} in {degrees.recompute_layers} -> {count} of a chunk's blocks"
+                yield title, base.changed(recompute_layers=count)
 
 
 def _beside(now: int, values: tuple[int, ...]) -> list[int]:

@@ -43,8 +43,8 @@ def plans_of_graph(
             plans.append(_predicted(problem, candidate))
         except TwofoldError:  # a forecast of what has no plan
             continue
-    said: dict[str, Any] = {each.name: getattr(answer, each.name) for each in fields(answer)}
-    return SearchResult(**said | {"plans": tuple(plans)})
+    values: dict[str, Any] = {each.name: getattr(answer, each.name) for each in fields(answer)}
+    return SearchResult(**values | {"plans": tuple(plans)})
 
 
 def _predicted(problem: Problem, candidate: Candidate) -> Plan:

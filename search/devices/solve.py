@@ -112,8 +112,8 @@ def _ranked(problem: Problem, branching: Branching, tried: Tried) -> tuple[tuple
     """
     if problem.pins.takes_turns:
         if not tried.candidates:
-            told = "; ".join(dict.fromkeys(each.reason for each in tried.rejected))
-            raise TwofoldError(f"{problem.config.name}: no configuration supports the given slices or pairs: {told}")
+            reasons = "; ".join(dict.fromkeys(each.reason for each in tried.rejected))
+            raise TwofoldError(f"{problem.config.name}: no configuration supports the given slices or pairs: {reasons}")
         return tuple(sorted(tried.candidates, key=lambda each: each.key)), 0
     plans = tuple(sorted((*branching.candidates, *tried.candidates), key=lambda each: each.key))
     before = [number for number, each in enumerate(plans) if each.degrees.takes_turns]

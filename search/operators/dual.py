@@ -327,16 +327,16 @@ class Dual:
         values = [-1] * len(self.own)
         for variable in order:
             own, sides = self.own[variable], self._sides[variable]
-            told = []
+            messages = []
             for side in sides:
                 least = side.table.costs.min(axis=side.others)
                 own += least if side.groups is None else least[side.kinds]
-                told.append(least)
-            values[variable] = self._chosen(variable, told, values)
+                messages.append(least)
+            values[variable] = self._chosen(variable, messages, values)
             out = sum(side.ahead[way] for side in sides)
             weight = 1.0 / max(out, sum(side.ahead[1 - way] for side in sides), 1)
             part = own * weight
-            for side, least in zip(sides, told, strict=True):
+            for side, least in zip(sides, messages, strict=True):
                 if not side.ahead[way]:
                     side.table.costs -= least.reshape(side.shape)
                     continue

@@ -184,14 +184,14 @@ class MinMarginals:
         return messages
 
     def _pass_down(self, variable: int, message: npt.NDArray[np.float64]) -> None:
-        """Add to a variable's table what its parent knows beyond what the variable told it."""
+        """Add to a variable's table what its parent knows beyond what the variable aligned it."""
         scope, parent = self.scopes[variable], self.parent[variable]
         around = (*self.scopes[parent], parent)
         in_order = sorted(around)
-        told = message.reshape([self.sizes[other] if other in scope else 1 for other in in_order])
-        told = np.transpose(told, [in_order.index(other) for other in around])
+        aligned = message.reshape([self.sizes[other] if other in scope else 1 for other in in_order])
+        aligned = np.transpose(aligned, [in_order.index(other) for other in around])
         with np.errstate(invalid="ignore"):
-            rest = self.beliefs[parent] - told
+            rest = self.beliefs[parent] - aligned
         rest = np.where(np.isnan(rest), np.inf, rest)
         down = rest.min(axis=tuple(at for at, other in enumerate(around) if other not in scope))
         shared = [other for other in around if other in scope]

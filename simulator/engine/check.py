@@ -93,9 +93,9 @@ def _check_values(group: GroupProgram) -> None:
             key = key_of(name, micro_batch, block, instruction)
             if key in bringing or sending.get(key):
                 token = bringing.get(key) or next(iter(sending[key]))
-                said = under_way[token][0][0]
+                issuer = under_way[token][0][0]
                 raise _refused(
-                    group, block, instruction, f"writes {name!r}, which {said} uses until the WAIT for {token[0]!r}"
+                    group, block, instruction, f"writes {name!r}, which {issuer} uses until the WAIT for {token[0]!r}"
                 )
             written.add(key)
         if instruction.token is not None:

@@ -66,8 +66,8 @@ def _culprit(stuck: Mapping[int, Communication], order_of: Mapping[int, Order]) 
             if other not in stuck:
                 return f"{_describe(rank, waited, other, order_of)}, which has ended without reaching it"
     circle = min((_circle(rank, waits) for rank in sorted(waits)), key=len)
-    told = [_describe(rank, stuck[rank], circle[(at + 1) % len(circle)], order_of) for at, rank in enumerate(circle)]
-    return f"the program deadlocks: {'; '.join(told)}. Order their communication in the same way on all ranks"
+    chain = [_describe(rank, stuck[rank], circle[(at + 1) % len(circle)], order_of) for at, rank in enumerate(circle)]
+    return f"the program deadlocks: {'; '.join(chain)}. Order their communication in the same way on all ranks"
 
 
 def _blocking(waited: Communication) -> Communication:

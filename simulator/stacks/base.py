@@ -155,12 +155,12 @@ class Stack:
 
     def _common_assumptions(self, degrees: Degrees) -> tuple[str, ...]:
         own = f"software {self.name}:"
-        told = [f"{own} the slowest of equal chips sets the pace: they vary by {self.chip_spread:.1%}"]
+        notes = [f"{own} the slowest of equal chips sets the pace: they vary by {self.chip_spread:.1%}"]
         if self.recipe is not None:
-            told.append(f"{own} {self.recipe.words}")
+            notes.append(f"{own} {self.recipe.words}")
         if degrees.pp > 1 and not self.waits_for_sends(degrees):
-            told.append(f"{own} transfers slow down concurrent compute at the rates measured within a node")
-        return tuple(told)
+            notes.append(f"{own} transfers slow down concurrent compute at the rates measured within a node")
+        return tuple(notes)
 
     @property
     def recompute_modes(self) -> tuple[str, ...]:

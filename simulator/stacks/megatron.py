@@ -79,27 +79,27 @@ class Megatron(Stack):
         own = f"software {self.name}:"
         blocks = host_s(self.host, "plain") if self.host else _HOST_S
         attention = "one fused kernel" if self.flash_attention else "written out (products, softmax, dropout)"
-        told = [
+        notes = [
             f"{own} attention {attention}, other kernels fused as in arXiv 2104.04473, section 4.2",
             f"{own} host {blocks[0] * 1e6:.0f} and {blocks[1] * 1e6:.0f} us for a block's forward and backward, "
             f"those of plain torch modules on {self.host or 'an H200 host'}",
         ]
         if config.experts is not None:
-            told.append(
+            notes.append(
                 f"{own} experts as grouped products, tokens permuted in one pass, messages as twofold arranges them"
             )
         if degrees.dp * degrees.cp > 1:
-            told.append(f"{own} gradients and weights in buckets of 40e6 parameters, or 1e6 for each copy")
+            notes.append(f"{own} gradients and weights in buckets of 40e6 parameters, or 1e6 for each copy")
         if self.fetch_s:
-            told.append(
+            notes.append(
                 f"{own} the host waits for the device and takes {self.fetch_s * 1e6:.0f} us before every forward"
             )
         if degrees.pp > 1:
             waits = "waits for what it sent" if self.waits_for_sends(degrees) else "computes beside its sends"
-            told.append(f"{own} a stage {waits} ({degrees.schedule})")
+            notes.append(f"{own} a stage {waits} ({degrees.schedule})")
             if not self.steps_together(degrees):
-                told.append(f"{own} ranks begin a step before the last one is validated")
-        return *told, *self._common_assumptions(degrees)
+                notes.append(f"{own} ranks begin a step before the last one is validated")
+        return *notes, *self._common_assumptions(degrees)
 
     @property
     def recompute_modes(self) -> tuple[str, ...]:

@@ -126,37 +126,37 @@ class TorchNative(Stack):
             f"a block's dispatch as measured on {self.host}" if self.host != "least" else
             "a block's dispatch as measured on H200 hosts, for each entry the least of all of them"
         )  # fmt: skip
-        told = [f"{own} host: {host}"]
+        notes = [f"{own} host: {host}"]
         if self.flash_2:
-            told.append(f"{own} attention is FlashAttention-2 at {_FLASH_2_SHARE:.0%} of the peak (arXiv 2407.08608)")
+            notes.append(f"{own} attention is FlashAttention-2 at {_FLASH_2_SHARE:.0%} of the peak (arXiv 2407.08608)")
         if config.norm == "rms" and not (self.fused_norm or self.compiled):
-            told.append(f"{own} RMS norms written out")
+            notes.append(f"{own} RMS norms written out")
         if config.position == "rope" and self.complex_rotary:
-            told.append(f"{own} rotary positions as products of complex float numbers")
+            notes.append(f"{own} rotary positions as products of complex float numbers")
         if degrees.optimizer.kind == "adamw":
-            told.append(f"{own} AdamW in its {self.update} form")
+            notes.append(f"{own} AdamW in its {self.update} form")
         if degrees.tp > 1:
-            told.append(f"{own} loss on {'split' if self.loss_parallel else 'gathered'} logits")
-            told.append(
+            notes.append(f"{own} loss on {'split' if self.loss_parallel else 'gathered'} logits")
+            notes.append(
                 f"{own} {'one reduction' if self.one_input else 'one reduction each'} for products of one input"
             )
         if degrees.optimizer.parallel_level and degrees.dp * degrees.cp > 1:
             often = "again in every forward" if self.gathers_each_forward(degrees) else "once a step"
-            told.append(f"{own} FSDP2: weights gathered {often}, shards copied in and out of flat buffers")
+            notes.append(f"{own} FSDP2: weights gathered {often}, shards copied in and out of flat buffers")
         if self.as_run(degrees) is not degrees:
-            told.append(f"{own} weights stay gathered and gradients whole until a stage's last backward")
+            notes.append(f"{own} weights stay gathered and gradients whole until a stage's last backward")
         if self.holds_logits:
-            told.append(f"{own} the caller's variable holds the logits during the backward")
+            notes.append(f"{own} the caller's variable holds the logits during the backward")
         if self.reserved:
             ratio = _RESERVED[self._kind(degrees)]
-            told.append(f"{own} memory is what is reserved: {ratio:.2f} times what is allocated, as in own steps")
+            notes.append(f"{own} memory is what is reserved: {ratio:.2f} times what is allocated, as in own steps")
         copies = "makes float copies of the logits" if self.float_loss else "is made of the logits as they are"
         told.append(f"{own} the loss {'is compiled' if self.compiled_loss and degrees.tp == 1 else copies}")
         if config.experts is not None:
-            told.append(f"{own} experts as grouped products, tokens permuted in one pass: assumed")
+            notes.append(f"{own} experts as grouped products, tokens permuted in one pass: assumed")
         if self.clips:
-            told.append(f"{own} gradients are clipped by their norm")
-        return *told, *self._common_assumptions(degrees)
+            notes.append(f"{own} gradients are clipped by their norm")
+        return *notes, *self._common_assumptions(degrees)
 
     def on(self, machine: Machine) -> Stack:
         """Without the slower attention where the machine's figures are those of FlashAttention-2 already."""

@@ -218,8 +218,8 @@ def _degrees(
         others = [(name, values.get(name, 1)) for name in ("tp", "cp", "pp")]
         width = others[0][1] * others[1][1] * others[2][1]
         if devices % width:
-            said = " x ".join(f"{name} {value}" for name, value in others)
-            raise TwofoldError(f"{devices} devices cannot be spread over {said}: {devices} % {width} != 0")
+            degrees_text = " x ".join(f"{name} {value}" for name, value in others)
+            raise TwofoldError(f"{devices} devices cannot be spread over {degrees_text}: {devices} % {width} != 0")
         values["dp"] = devices // width
     elif devices is not None:
         given = values["dp"] * values.get("tp", 1) * values.get("cp", 1) * values.get("pp", 1)

@@ -138,8 +138,8 @@ def _check(table: Mapping[str, Sequence[Any]]) -> None:
     rows = [_row(table, place) for place in range(_length(table))]
     if twice := [row for number, row in enumerate(rows) if row in rows[:number]]:
         if others:
-            said = ", ".join(f"{name} = {value!r}" for name, value in twice[0].items())
-            raise TwofoldError(f"linked axes have {said} twice; give each row once")
+            row_text = ", ".join(f"{name} = {value!r}" for name, value in twice[0].items())
+            raise TwofoldError(f"linked axes have {row_text} twice; give each row once")
         raise TwofoldError(f"axis {first} has {twice[0][first]!r} twice; give each value once")
 
 

@@ -149,19 +149,19 @@ class WhatIf:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        said = [f"{name} x{factor:g}" for name, factor in self.factors.items()]
+        parts = [f"{name} x{factor:g}" for name, factor in self.factors.items()]
         by_factor: dict[float, list[int]] = {}
         for rank, factor in self.slowdown.items():
             by_factor.setdefault(factor, []).append(rank)
-        said += [f"{_ranks(ranks)} x{factor:g} slower" for factor, ranks in by_factor.items()]
-        said += [f"jitter {self.jitter:g} (seed {self.seed})"] if self.jitter else []
-        said += [f"link {change}" for change in self.links]
+        parts += [f"{_ranks(ranks)} x{factor:g} slower" for factor, ranks in by_factor.items()]
+        parts += [f"jitter {self.jitter:g} (seed {self.seed})"] if self.jitter else []
+        parts += [f"link {change}" for change in self.links]
         names: dict[str, list[int]] = {}
         for rank, machine in self.devices.items():
             names.setdefault(machine.name, []).append(rank)
-        said += [f"{_ranks(ranks)} as in {name}" for name, ranks in names.items()]
-        said += [str(each) for each in (self.checkpoints, self.failures) if each is not None]
-        return ", ".join(said) or "nothing changed"
+        parts += [f"{_ranks(ranks)} as in {name}" for name, ranks in names.items()]
+        parts += [str(each) for each in (self.checkpoints, self.failures) if each is not None]
+        return ", ".join(parts) or "nothing changed"
 
 
 _MOST_RUNS = 8
@@ -174,10 +174,10 @@ def _ranks(ranks: Sequence[int]) -> str:
     >>> _ranks([3]), _ranks([7, 0, 1, 2])
     ('rank 3', 'ranks 0-2, 7')
     """
-    said = format_ranks(ranks)
-    if said.count(",") > _MOST_RUNS:
-        return f"{len(ranks)} ranks ({', '.join(said.split(', ')[:3])}, ...)"
-    return f"rank {said}" if len(ranks) == 1 else f"ranks {said}"
+    ranks_text = format_ranks(ranks)
+    if ranks_text.count(",") > _MOST_RUNS:
+        return f"{len(ranks)} ranks ({', '.join(ranks_text.split(', ')[:3])}, ...)"
+    return f"rank {ranks_text}" if len(ranks) == 1 else f"ranks {ranks_text}"
 
 
 def _times(rate: float | None, factor: float) -> float | None:

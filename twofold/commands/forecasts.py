@@ -39,8 +39,8 @@ def show_forecast(
     say.say(
         f"{config.name} on {degrees.num_ranks} devices of {machine.name}, as {stack.name} runs it: {describe(degrees)}"
     )
-    told = figures_text(figures, low_s=seen.low_s, high_s=seen.high_s)
-    say.say(f"{told}, {tokens:,.0f} tokens/s per device, MFU {Share(reached)}")
+    figures_shown = figures_text(figures, low_s=seen.low_s, high_s=seen.high_s)
+    say.say(f"{figures_shown}, {tokens:,.0f} tokens/s per device, MFU {Share(reached)}")
     parts = ", ".join(f"{role} {Bytes(size)}" for role, size in seen.memory.items() if size)
     say.say(f"memory: {parts}; a device has {Bytes(machine.room_bytes)}")
     if not fits:

@@ -146,8 +146,8 @@ def _tell_spent(before: Spent, after: Spent, changes: Sequence[LinkChange], say:
     """The communication time of the mean rank, in words."""
     from reports.units import Seconds
 
-    told = [("The mean rank", before), *([(f"With {', '.join(map(str, changes))}", after)] if changes else [])]
-    for name, each in told:
+    totals = [("The mean rank", before), *([(f"With {', '.join(map(str, changes))}", after)] if changes else [])]
+    for name, each in totals:
         say.say(
             f"{name}: {Seconds(each.communication_s)} in communication, {Seconds(each.exposed_s)} without other kernels"
         )

@@ -88,8 +88,8 @@ class Run:
         if device_bytes:
             reserved = Bytes(max(result.device_reserved_bytes))
             say.say(f"the device's allocator: {Bytes(device_bytes)} per rank at most, {reserved} reserved")
-        if said := launch.ran(result.execution, result.fallback):
-            say.say(said)
+        if remark := launch.ran(result.execution, result.fallback):
+            say.say(remark)
         return {
             "kind": kind,
             **figures,

@@ -69,7 +69,7 @@ class Verify:
             figures["predicted"] = figures_of(predicted)
             say.say(f"predicted: {figures_text(figures['predicted'])}")
         say.say(f"{result.run.timeline.kind}: {figures_text(measured)}")
-        if said := launch.ran(result.run.execution, result.run.fallback):
-            say.say(said)
+        if remark := launch.ran(result.run.execution, result.run.fallback):
+            say.say(remark)
         say.say(verification_table(result.checks()).text())
         return result.to_json() | figures, result.passed

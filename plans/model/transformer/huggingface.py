@@ -130,13 +130,13 @@ class Reading:
 
     def remarks(self) -> tuple[str, ...]:
         """In sentences: what the planned model leaves out, and the keys that were ignored."""
-        told: dict[str, list[str]] = {}
+        keys_by_reason: dict[str, list[str]] = {}
         for key, why in self.left_out.items():
-            told.setdefault(why, []).append(key)
-        said = [f"{', '.join(keys)}: {why}" for why, keys in told.items()]
+            keys_by_reason.setdefault(why, []).append(key)
+        remarks_by_reason = [f"{', '.join(keys)}: {why}" for why, keys in keys_by_reason.items()]
         if self.ignored:
-            said.append(f"keys that change neither sizes nor costs: {', '.join(sorted(self.ignored))}")
-        return tuple(said)
+            remarks_by_reason.append(f"keys that change neither sizes nor costs: {', '.join(sorted(self.ignored))}")
+        return tuple(remarks_by_reason)
 
 
 def read_config(path: str | os.PathLike[str], *, seq: int | None = None) -> Reading:
@@ -212,8 +212,8 @@ def reading_of(keys: Mapping[str, Any], name: str = "transformer", *, seq: int |
         KeyError,
         ArithmeticError,
     ) as error:  # what JSON holds may be anything
-        said = str(error)[:200]
-        raise TwofoldError(f"{model_type}: a key has a value that it cannot have ({said})") from None
+        reason = str(error)[:200]
+        raise TwofoldError(f"{model_type}: a key has a value that it cannot have ({reason})") from None
     return Reading(config=config, ignored=reader.ignored(), left_out=reader.left_out())
 
 
