@@ -151,7 +151,7 @@ class TorchNative(Stack):
             ratio = _RESERVED[self._kind(degrees)]
             notes.append(f"{own} memory is what is reserved: {ratio:.2f} times what is allocated, as in own steps")
         copies = "makes float copies of the logits" if self.float_loss else "is made of the logits as they are"
-        told.append(f"{own} the loss {'is compiled' if self.compiled_loss and degrees.tp == 1 else copies}")
+        notes.append(f"{own} the loss {'is compiled' if self.compiled_loss and degrees.tp == 1 else copies}")
         if config.experts is not None:
             notes.append(f"{own} experts as grouped products, tokens permuted in one pass: assumed")
         if self.clips:
