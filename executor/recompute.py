@@ -30,10 +30,10 @@ _CALL = "twofold_checkpoint"
 
 
 def recompute(module: ModuleT) -> ModuleT:
-    """Mark a module: everything in it is computed again in the backward. Returns the module.
+    """Mark a module to be recomputed in the backward. Returns the module.
 
-    Whether that saves memory is for the simulator to say: the output of a lone relu is what the next linear keeps
-    anyway, so marking relus alone saves nothing.
+    Simulate to see whether this saves memory: the next linear keeps the output of a relu anyway, so marking relus alone
+        saves nothing.
 
     >>> marked = recompute(nn.ReLU())
     """

@@ -21,22 +21,21 @@ _MARK = "_twofold_strategy"
 
 
 def shard(op_or_module: ModuleT, in_strategy: object, out_strategy: object = None) -> ModuleT:
-    """Set the strategy of a module's operator; returns the module.
+    """Set the strategy of a module's operator. Returns the module.
 
-    `AutoParallel(net, parallel_mode="semi_auto")` keeps what is said here, and the search fills in the rest.
+    `AutoParallel(net, parallel_mode="semi_auto")` keeps these strategies, and the search chooses the others.
 
     Args:
         op_or_module: a module that is one operator, such as nn.Linear, nn.ReLU, or an operator of `twofold.ops`.
         in_strategy: one entry per operand (a linear layer's are x [.., k], weight [n, k], bias [n]; those left out
-            follow): a tuple of the number of parts per dim, or a layout. All in one form, layouts on one mesh.
-        out_strategy: one entry in the same form: how the output is handed on. A matrix product whose contracted dim
-            is split may take the sums (the output as it follows from the operands) or leave them scattered over the
-            rows (the contracted dim's axes appended to those of the rows).
+            follow): a tuple of the number of parts per dim, or a layout. All entries have the same form, and layouts
+                the same mesh. out_strategy: one entry in the same form: the layout of the output. A matrix product
+                whose contracted dim is split can all-reduce its output or reduce-scatter it over the rows.
 
     Raises:
-        TwofoldError: no module, a form that `plans.user_strategy` refuses, or what no input can make right: another
-            number of dims, parts that do not divide a parameter, an output that the operator cannot make. Whether a
-            strategy fits the shapes of the inputs shows when the network is planned.
+        TwofoldError: not a module, an invalid form (see `plans.user_strategy`), a wrong number of dims, parts that do
+            not divide a parameter, or an output layout that the operator does not support. The shapes of inputs are
+            checked when the network is planned.
 
     >>> layer = shard(nn.Linear(8, 8), ((4, 1), (2, 1)))
     """

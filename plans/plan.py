@@ -93,29 +93,28 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The optimizer, how far it is sharded over the data-parallel group, and the dtypes that it works in.
+    """The optimizer, its sharding over the data-parallel group, and its dtypes.
 
     Args:
         kind: "sgd", "momentum" or "adamw".
-        settings: learning rate and so on, e.g. {"lr": 0.01}.
-        parallel_level: 0 nothing sharded; 1 optimizer state and master weights; 2 gradients too; 3 weights between uses
-            too, gathered block by block (table in docs/optimizer-parallel.md).
+        settings: learning rate and others, e.g. {"lr": 0.01}.
+        parallel_level: what is sharded: 0 nothing; 1 optimizer states and master weights; 2 gradients too; 3 weights
+            too, which are gathered block by block for each use (table in docs/optimizer-parallel.md).
         threshold_bytes: parameters smaller than this are not sharded.
-        bucket_bytes: parameters are reduced, and gathered, together until their gradients or weights have this size (25
-            MiB as in torch's DistributedDataParallel); at level 3 all those of a block. 0: each alone.
-        prefetch: level 3: by how many blocks the gather of a block is issued ahead of its compute.
-        reduce_every: levels 2 and 3: "micro_batch": reduce after each backward and accumulate shards; "step":
+        bucket_bytes: size up to which parameters are reduced and gathered together (25 MiB as in torch's
+            DistributedDataParallel); at level 3 a bucket is a block. 0: one bucket per parameter.
+        prefetch: for level 3: number of blocks by which a gather is issued ahead of its compute.
+        reduce_every: for levels 2 and 3: "micro_batch": reduce after each backward and accumulate shards; "step":
             accumulate full gradients and reduce them once.
-        gradient_dtype: in which gradients are accumulated; None is the weight's.
-        reduce_dtype: in which they are reduced over ranks; None is that of the accumulation.
-        master_dtype: of the weights that the optimizer updates, from which the weights of the graph are rounded; None:
-            it updates those of the graph.
-        state_dtype: of the optimizer's state; None is that of the weights it updates.
-        clip_norm: gradients are scaled down to this norm over all parameters; None leaves them.
-        undecayed: patterns (as of fnmatch) of names of parameters whose weights do not decay, such as "*bias".
+        gradient_dtype: dtype of accumulated gradients; None: as the weight.
+        reduce_dtype: dtype of gradients while they are reduced; None: as accumulated.
+        master_dtype: dtype of master weights, from which the weights of the graph are rounded; None: no master weights.
+        state_dtype: dtype of the optimizer states; None: as the updated weights.
+        clip_norm: largest norm of all gradients; None: no clipping.
+        undecayed: patterns (as in fnmatch) of names of parameters without weight decay, such as "*bias".
 
     Raises:
-        TwofoldError: a name, level or size that does not exist.
+        TwofoldError: an unknown name, or an invalid level or size.
 
     >>> megatron = Optimizer(kind="adamw", gradient_dtype="float32", master_dtype="float32")
     >>> megatron.bytes_per_element("bfloat16")  # weight 2, gradient 4, master 4, states 8
@@ -231,31 +230,29 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Args:
         graph: for the full batch of a step.
-        stages: chunks in pipeline order; several chunks may name the same ranks (virtual stages).
-        strategies: operator name -> strategy; an operator that is absent is replicated on its stage.
-        num_micro_batches: into how many equal parts the batch is cut; the loss is the mean over them.
+        stages: chunks in pipeline order; several chunks may have the same ranks (virtual stages).
+        strategies: strategy by operator name; operators without one are replicated on their stage.
+        num_micro_batches: number of equal parts of the batch; the loss is the mean over them.
         schedule: name of a schedule of `plans.schedules`.
-        recompute: operators whose outputs are dropped after the forward and recomputed in the backward.
+        recompute: operators whose outputs are freed after the forward and recomputed in the backward.
         optimizer: its kind, settings and sharding.
-        full_batch: True: every rank is fed the full batch and takes its part; False: every rank of a stage is fed its
-            own part, dim 0 split over all ranks of the stage.
-        output_broadcast: whether every stage learns the loss, or only the last.
-        interleave: slices of a micro-batch whose communication hides behind each other's compute; 1 is none.
+        full_batch: True: every rank reads the full batch and takes its part; False: every rank of a stage reads its
+            part, dim 0 split over all ranks of the stage.
+        output_broadcast: whether every stage gets the loss, or only the last.
+        interleave: number of slices of a micro-batch that overlap communication with compute; 1 for none.
         interleave_order: "interleaved", or "sequential": one slice after the other (to compare with).
-        overlap_pairs: whether a forward and the backward of another chunk that comes next on its rank run at once, the
-            communication of one during the compute of the other (`plans.schedules.pairs`): what dualpipe_v is made
-            for. False runs one after the other, which is also what forecasts assume.
-        memory_limit_bytes: per rank, or None.
-        execution: "graph": from the third step on a step is one launch of a recorded graph, where the device can (a CPU
-            cannot, and runs eagerly); "eager": the host issues every instruction. A file that does not say is "graph".
-        fused: whether runs of memory-bound instructions are one instruction each (`plans.lower.fuse`). A GPU gains by
-            it; other devices carry out the steps of a run one by one, and searches leave them apart there.
-        receives: when what another stage sends is received: "ahead", from the start of the action before the one that
-            reads it on, next to its compute; "needed", as the action begins that reads it. A transfer on a GPU takes
-            multiprocessors while it waits for its peer, so the executor starts no receive before it is needed there.
-        redistributions: steps chosen under a machine's price, where they are not those of least bytes.
+        overlap_pairs: whether a forward and the following backward of another chunk run at the same time, as in
+            dualpipe_v (`plans.schedules.pairs`).
+        memory_limit_bytes: memory limit per rank, or None.
+        execution: "graph": from the third step on, a step is one launch of a recorded graph, if the device supports it
+            (a CPU runs eagerly); "eager": the host issues every instruction.
+        fused: whether consecutive memory-bound instructions are fused (`plans.lower.fuse`). Only GPUs gain by it.
+        receives: when to receive from other stages: "ahead", during the action before the one that needs it, or
+            "needed", when that action begins. The executor always uses "needed" on GPUs, where a transfer occupies
+            multiprocessors while it waits for its peer.
+        redistributions: steps chosen by a machine's price, where they are not those with the fewest bytes.
         step_check: which steps are skipped; None skips none.
-        prediction: of the simulator, for information.
+        prediction: the simulator's prediction, for information.
 
     Raises:
         TwofoldError: see `check`.
@@ -295,11 +292,11 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return hash((self.graph, self.stages, self.num_micro_batches, self.schedule, tuple(sorted(self.strategies))))
 
     def check(self) -> None:
-        """Refuse a plan that cannot be lowered, naming the culprit.
+        """Raise an error if the plan cannot be lowered.
 
         Raises:
-            TwofoldError: wrong version, operators missing or in two stages, a stage that runs before what it reads,
-                overlapping or unequal rank sets, strategies that do not fit, a batch that is not divisible.
+            TwofoldError: wrong version, operators that are missing or in two stages, a stage that runs before its
+                inputs, overlapping or unequal rank sets, invalid strategies, a batch that is not divisible.
         """
         if self.version != PLAN_VERSION:
             raise TwofoldError(
@@ -387,7 +384,7 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.strategies.get(operator.name, _REPLICATED)
 
     def stage_of(self) -> Mapping[str, int]:
-        """operator name -> number of its stage."""
+        """The stage number of each operator, by operator name."""
         return {name: number for number, stage in enumerate(self.stages) for name in stage.operators}
 
     @property
@@ -407,7 +404,7 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def slice_graph(self) -> Graph:
-        """The graph of one slice of a micro-batch; that of the micro-batch where it is not cut."""
+        """The graph of one slice of a micro-batch, or of the micro-batch if it is not sliced."""
         return self.graph.with_batch(self.graph.batch_size // self.num_slices)
 
 

@@ -297,8 +297,8 @@ class Program:
     """One training step on all ranks.
 
     Args:
-        groups: one program per group of equal ranks; every rank is in exactly one.
-        num_micro_batches: how many a step has.
+        groups: one program per group of equal ranks; every rank is in exactly one group.
+        num_micro_batches: number of micro-batches of a step.
         name: name of the graph.
 
     An instruction's id is `f"{block.label}/{instruction.name}"`; with the rank it is unique within a step. A SEND and

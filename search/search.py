@@ -71,40 +71,39 @@ def search(
     time_limit_s: float | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> SearchResult[Plan]:
-    """The best plans for one training step of `graph` on `machine`.
+    """Search the best plans for one training step of `graph` on `machine`.
 
-    A graph that is recognised as a transformer is searched over degrees on accelerators, and everything that is not
-    given is searched, stages and micro-batches too. Any other graph is searched operator by operator, and so is a
-    transformer where stages, widths, micro-batches, interleave, schedule, recompute or pinned strategies are given.
-    `on_progress` gets which, and why.
+    On accelerators, a graph that is recognised as a transformer is searched over degrees, including stages and
+    micro-batches. Any other graph is searched operator by operator, as is a transformer if stages, widths,
+    micro-batches, interleave, schedule, recompute or pinned strategies are given. `on_progress` reports which search
+    runs, and why.
 
     Args:
         graph: graph of the full batch; `global_batch` resizes it.
-        num_devices: ranks to use; all of the machine's by default.
-        num_stages: pipeline stages; None: searched.
-        stages: per stage its operators (as configured by the user); searched or balanced by cost when absent.
-        widths: devices per stage: numbers, "even" (all alike) or "any" (searched; devices may stay idle). By default
-            even where the stages divide the devices and their number is given, else any.
-        num_micro_batches: into which the batch is cut; None: searched.
-        interleave: slices of a micro-batch that hide their communication behind each other's compute; None: two where
-            that is faster than one.
-        schedule: of the pipeline; None: searched, with the number of chunks per rank.
+        num_devices: number of ranks; by default all devices of the machine.
+        num_stages: number of pipeline stages; None: searched.
+        stages: operators of each stage; by default searched or balanced by cost.
+        widths: devices per stage: numbers, "even" or "any" (searched; devices may stay idle). The default is even if
+            the number of stages is given and divides the devices, otherwise any.
+        num_micro_batches: number of micro-batches; None: searched.
+        interleave: number of slices of a micro-batch that overlap communication with compute; None: two if that is
+            faster than one.
+        schedule: pipeline schedule; None: searched, with the number of chunks per rank.
         recompute: operators whose outputs are recomputed in the backward, in addition to `graph.recompute`; None:
             blocks of them where the memory is too small without.
-        optimizer: kind, settings and parallel level.
-        any_level: whether the parallel level is searched instead; that of the optimizer comes first.
+        optimizer: kind, settings and parallel level of the optimizer.
+        any_level: whether to search the parallel level, starting with that of the optimizer.
         full_batch, output_broadcast: see `Plan`.
-        fused: False leaves runs of memory-bound instructions apart; they are fused only where the machine gains by it
-            (`Machine.fuses`).
-        memory_limit_bytes: per rank; by default the machine's device memory without what its runtime takes.
-        pinned: operator -> strategy to keep. A mesh of its own has the ranks of its stage, or counts them from 0.
+        fused: whether to fuse memory-bound instructions if the machine gains by it (`Machine.fuses`).
+        memory_limit_bytes: memory limit per rank; by default the device memory minus that of its runtime.
+        pinned: strategies to keep, by operator. Their meshes have the ranks of the stage, or count them from 0.
         degrees: degrees of a transformer on accelerators: those given are fixed, all others searched ({} fixes none);
-            see `search.devices` and `plans.degrees`. Only machine, devices, batch, optimizer, memory, fused and what is
-            to be returned go with it. With them a graph that is not a transformer is refused, and AdamW is the default.
-        method: "search", or "operators": a transformer operator by operator too.
-        top_k: plans to return.
-        time_limit_s: after it, or on Ctrl-C, the best so far is returned; what has been started is finished first.
-        on_progress: called with a line now and then.
+            see `search.devices` and `plans.degrees`. They can be combined with machine, devices, batch, optimizer,
+            memory, fused and top_k only. A graph that is not a transformer is refused, and AdamW is the default.
+        method: "search", or "operators" to search a transformer operator by operator too.
+        top_k: number of plans to return.
+        time_limit_s: time limit after which, as on Ctrl-C, the best plan so far is returned.
+        on_progress: called with lines of progress.
 
     Raises:
         TwofoldError: stages or widths that do not fit the devices, micro-batches that do not divide the batch, a memory

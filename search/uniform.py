@@ -55,37 +55,34 @@ def uniform_plan(
     full_batch: bool = True,
     fused: bool = True,
 ) -> Plan:
-    """The plan of given degrees.
+    """Make the plan of given degrees.
 
     Args:
         graph: graph of the full batch.
-        machine: that it must fit on; it prices the choices where something is searched.
+        machine: machine of the plan; it prices choices that are searched.
         dp, tp, pp: data-, tensor- and pipeline-parallel degree.
-        cp: context-parallel degree: ranks share a sequence; transformers only.
-        ep: expert-parallel degree: which part of the data-parallel ranks shares the experts out among themselves;
-            transformers with a mixture of experts only.
-        micro_batch: samples of one micro-batch per data-parallel rank; the full batch by default.
-        schedule: schedule of the pipeline.
-        virtual: chunks of the model per pipeline rank, in turn (chunk i on rank i % pp); V-shaped schedules have two
-            by themselves, placed as a V.
+        cp: context-parallel degree: number of ranks that share a sequence; transformers only.
+        ep: expert-parallel degree: number of data-parallel ranks that share the experts; transformers with experts
+            only.
+        micro_batch: samples of a micro-batch per data-parallel rank; by default the full batch.
+        schedule: pipeline schedule.
+        virtual: chunks of the model per pipeline rank (chunk i on rank i % pp); V-shaped schedules always have two.
         recompute: "none", "selective" (the attention core), "full" (all of a block but its input), or names of
             operators or modules whose outputs are recomputed in the backward; with "none", those of `graph.recompute`.
-        recompute_layers: how many blocks of every chunk, its first ones, recompute, the others keep everything;
-            transformers and modes only.
+        recompute_layers: number of first blocks of every chunk that recompute; for transformers with a mode only.
         zero: optimizer-parallel level; None: that of `optimizer`.
-        sequence_parallel: tp splits the sequence where it splits nothing else; transformers only.
-        optimizer: its kind and settings.
-        layers_per_stage: blocks of each chunk, in the order of the model; spread evenly by default, chunks in the
-            middle first. The embedding is on the first chunk, the head on the last. Transformers only.
-        stages: operators per chunk; balanced by compute when absent.
-        order: in which ranks count along the axes, the innermost first; another than pp outermost, then dp, cp and tp
-            is for transformers only.
+        sequence_parallel: split the sequence over tp where tp splits nothing else; transformers only.
+        optimizer: kind and settings of the optimizer.
+        layers_per_stage: blocks of each chunk, in the order of the model; even by default. The embedding is on the
+            first chunk, the head on the last. Transformers only.
+        stages: operators per chunk; by default balanced by compute.
+        order: order of the mesh axes over the ranks, innermost first; only transformers allow another than tp, cp, dp,
+            pp.
         full_batch: see `Plan`.
-        fused: False leaves runs of memory-bound instructions apart; they are fused only where the machine gains by it
-            (`Machine.fuses`).
+        fused: whether to fuse memory-bound instructions if the machine gains by it (`Machine.fuses`).
 
     Returns:
-        The plan. Its `prediction` is made for searched graphs only: a transformer may be for 100,000 ranks.
+        The plan. Only searched graphs have a `prediction`, because a transformer may have 100,000 ranks.
 
     Raises:
         TwofoldError: what `plans.degrees.check` refuses; degrees of transformers for another graph.

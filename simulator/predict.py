@@ -50,20 +50,21 @@ def simulate(
     Args:
         plan: a plan, which is lowered, or a program.
         machine: `costmodels.Machine`.
-        num_steps: steps, back to back; step time, bubble and memory are those of the last.
-        what_if: what is to be different; checkpoints and failures change no step (`outcome` says what they cost).
-        with_memory: whether to follow the memory too.
-        fold_ranks: whether ranks that do the same at the same times are simulated once (`run_program`); the result is
-            the same. None: yes, with the spans of every rank in the timeline where that is not too many; True: yes,
-            with the spans of one of each kind (`Timeline.representatives`); False: no.
+        num_steps: number of consecutive steps; step time, bubble and memory are those of the last.
+        what_if: changes to the machine; the cost of checkpoints and failures is computed by `outcome`.
+        with_memory: whether to simulate the memory too.
+        fold_ranks: whether equal ranks are simulated once (`run_program`), with the same result. None: yes, with the
+            spans of every rank in the timeline if there are not too many; True: yes, with the spans of one rank of each
+            kind (`Timeline.representatives`); False: no.
 
     Returns:
-        the timeline with memory; `low_s` and `high_s` are the machine's interval around `step_interval_s`. Peaks hold
-        the machine's allowance for fragmentation and what its communication library keeps (`memory.with_allowance`).
+        The timeline with memory; `low_s` and `high_s` are the machine's interval around `step_interval_s`. Peaks
+        include the machine's allowance for fragmentation and the memory of its communication library
+        (`memory.with_allowance`).
 
     Raises:
-        TwofoldError: more ranks than the machine has, a plan that cannot be lowered, changes that do not fit, and what
-            `check_program` and `run_program` refuse.
+        TwofoldError: more ranks than devices, a plan that cannot be lowered, invalid changes, or an error of
+            `check_program` or `run_program`.
 
     >>> from plans.layout import Layout
     >>> from plans.program import GroupProgram

@@ -64,29 +64,29 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
 
     Args:
         name: name of the machine.
-        variant: what exactly it is: board, memory, power, how it is joined.
+        variant: exact hardware: board, memory, power, network.
         device: cpu, cuda or npu.
-        num_devices: ranks that can run on it.
-        devices_per_node: ranks that share a host.
-        memory_bytes: per device.
-        runtime_bytes: of it what the device's runtime takes before the first tensor: context, kernels.
-        memory_allowance: what predicted peaks get on top for an allocator's fragmentation, as a share of them.
-        communicator_bytes: what the communication library keeps on a device for every group of ranks.
+        num_devices: number of ranks that can run on it.
+        devices_per_node: number of ranks that share a host.
+        memory_bytes: memory of a device.
+        runtime_bytes: memory that the device's runtime uses before the first tensor: context, kernels.
+        memory_allowance: addition to predicted peaks for an allocator's fragmentation, relative to the peak.
+        communicator_bytes: memory that the communication library keeps on a device for every group of ranks.
         compute: rates of one device.
         links: the short form: tiers from the fastest to the slowest; the last joins all devices.
-        graph: the long form: every link between devices and switches. `links` then sums it up.
+        graph: the long form: every link between devices and switches. `links` is then a summary.
         collectives: costs by kind, one for each of `COLLECTIVES`.
         dispatch_s: host time to issue an instruction, for each of `DISPATCH_CLASSES`.
-        replay: what is left of it where steps are replayed; None: assumed (`costmodels.price.replay`).
-        launch_s: host time of a step next to its instructions; above 0 where steps are replayed (`executing`).
+        replay: remaining host time of replayed steps; None: assumed (`costmodels.price.replay`).
+        launch_s: host time of a step besides its instructions; above 0 for replayed steps (`executing`).
         host_async: True: compute runs behind the host (GPU, NPU); False: the host thread computes (CPU).
-        cores_per_node: cores shared by all ranks of a node, on machines whose hosts compute; None elsewhere.
-        overlap: how compute and collectives slow each other.
-        host_scale: one factor on every price, from probe programs that were run and simulated.
-        interval: of step times, next to what the spreads below make of it.
-        spreads: class of `SPREAD_CLASSES` -> standard deviation of log(measured / priced) of its instructions.
-        price_intervals: class of `SPREAD_CLASSES` -> the 90 % interval of a single price, as factors of it.
-        provenance: section or "section.field" -> where its figures come from.
+        cores_per_node: cores shared by all ranks of a node, if the hosts compute; None otherwise.
+        overlap: how compute and collectives slow each other down.
+        host_scale: factor on every price, from probe programs that were run and simulated.
+        interval: interval of step times, in addition to the spreads below.
+        spreads: standard deviation of log(measured / priced) of instructions, by class of `SPREAD_CLASSES`.
+        price_intervals: 90 % interval of a single price, as factors of it, by class of `SPREAD_CLASSES`.
+        provenance: source of the figures, by section or "section.field".
 
     Raises:
         TwofoldError: a figure that is negative, not a number or 0 where it must not be; a missing or unknown entry.
@@ -161,16 +161,16 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
 
     @property
     def fuses(self) -> bool:
-        """Whether twofold's executor runs fused instructions as one kernel: it makes them by Inductor, for GPUs."""
+        """Whether twofold's executor runs fused instructions as one kernel (compiled by Inductor, for GPUs)."""
         return self.device == "cuda"
 
     @property
     def shares_ways(self) -> bool:
-        """Whether ranks share links: those of a graph, or ways out of domains."""
+        """Whether ranks share links: those of a graph, or uplinks of domains."""
         return self.graph is not None or any(link.uplink_Bps is not None for link in self.links)
 
     def tier(self, ranks: Sequence[int]) -> int:
-        """The number of the fastest tier of links that joins all of `ranks`.
+        """The number of the fastest tier of links that connects all of `ranks`.
 
         Raises:
             TwofoldError: a rank that the machine does not have.
@@ -187,10 +187,10 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> Machine:
-        """The machine of a name such as "h200-x4" or "h100-sxm-x1024", or of a file.
+        """Load a machine by a name such as "h200-x4" or "h100-sxm-x1024", or from a file.
 
-        A name is that of a shipped file, or "<device>-x<number>" for a device of the catalogue: up to the size of its
-        node a part of one, above it complete nodes (`costmodels.machine.catalogue`).
+        A name is that of a shipped file, or "<device>-x<number>" for a device of the catalogue: part of a node, or
+        complete nodes (`costmodels.machine.catalogue`).
 
         Raises:
             TwofoldError: an unknown name (with suggestions), no such file, or what `from_json` refuses.
@@ -206,7 +206,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
 
     @classmethod
     def of_device(cls, device: Device, number: int) -> Machine:
-        """`number` devices of the catalogue, in the nodes and the network that they usually have.
+        """Make a machine of `number` devices of the catalogue, in their usual nodes and network.
 
         Raises:
             TwofoldError: more than a node that is not a multiple of it, or none.

@@ -54,21 +54,21 @@ EXPORTED_BATCH = 4
 
 
 def capture(module: nn.Module, example_inputs: object, *, name: str | None = None) -> Graph:
-    """The operator graph of one training step of `module` for the batch size of the examples.
+    """Capture the operator graph of one training step of `module`, for the batch size of the examples.
 
     Args:
-        module: its forward takes a batch and returns the scalar loss. Nothing is computed and no weight is read: the
-            parameters may be on the meta device (`no_init_parameters`).
+        module: a module whose forward takes a batch and returns the scalar loss. Nothing is computed and no weight is
+            read, so parameters may be on the meta device (`no_init_parameters`).
         example_inputs: one entry per argument of forward, as a tuple or as a dict by argument name; an entry is a
-            tensor or array (its values are not looked at), a shape (float32), or a pair (shape, dtype). Dim 0 is the
-            batch in every one of them.
-        name: the graph's name; the class of the (wrapped) network by default.
+            tensor or array (its values are ignored), a shape (float32), or a pair (shape, dtype). Dim 0 is the batch in
+            all of them.
+        name: name of the graph; by default the class of the (wrapped) network.
 
     Returns:
-        The graph. Its operators are called module path + kind ("layer1.linear") with `module` the path in `module`,
-        its parameters as in the state dict (a tied parameter by its first name), its inputs as the arguments of
-        forward, in that order; buffers and frozen parameters that are read are constants. What the module writes in
-        parts (a norm, rotary positions) is one operator where `plans.model.whole` knows it.
+        The graph. Operators are named by module path and kind ("layer1.linear"), parameters as in the state dict (a
+        tied parameter by its first name), inputs as the arguments of forward, in that order. Buffers and frozen
+        parameters that are read are constants. Norms and rotary positions written in parts become one operator
+        (`plans.model.whole`).
 
     Raises:
         TwofoldError: what export cannot capture (data-dependent control flow), an operator that is not known, gradients

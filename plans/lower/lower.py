@@ -32,7 +32,7 @@ __all__ = ["lower", "lower_by", "schedule_of"]
 
 @lru_cache(maxsize=64)
 def lower(plan: Plan) -> Program:
-    """The program of one training step of `plan`.
+    """Lower a plan to the program of one training step.
 
     Raises:
         TwofoldError: a layout that does not divide a shape, a parameter that two groups of ranks read, a schedule that

@@ -94,13 +94,14 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Operators in topological order, the tensors they read and write, and the name of the loss.
 
     Shapes are those of one full batch of `batch_size` samples on one device; `with_batch` gives the same graph for
-    another batch size, which is how micro-batches are made. `parts` says which parameters and constants are parts of
-    larger tensors of the module that the graph was captured from. `later` has inputs [batch, length] of which every
-    sample is fed without its first element, and with this number behind its last one. `recompute` names the operators
-    that the module itself asks to compute again in the backward (`torch.utils.checkpoint`).
+    another batch size, which is how micro-batches are made. `parts` maps parameters and constants to larger tensors of
+    the captured module of which they are parts. `later` has inputs [batch, length] whose samples are shifted: without
+    their first element, and with this number after the last one. `recompute` names the operators that the module itself
+    asks to compute again in the backward (`torch.utils.checkpoint`).
 
     Raises:
-        TwofoldError: a tensor read before it is made, made twice, unknown, or a loss that is not a scalar.
+        TwofoldError: a tensor that is read before it is written, written twice or unknown, or a loss that is not a
+            scalar.
     """
 
     name: str
@@ -203,11 +204,11 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return {}
 
     def producers(self) -> Mapping[str, Operator]:
-        """tensor name -> the operator that makes it."""
+        """The operator that writes each tensor, by tensor name."""
         return MappingProxyType(self._producers)
 
     def consumers(self) -> Mapping[str, tuple[Operator, ...]]:
-        """tensor name -> the operators that read it, in order."""
+        """The operators that read each tensor, in order, by tensor name."""
         readers: dict[str, list[Operator]] = {name: [] for name in self.tensors}
         for operator in self.operators:
             for name in dict.fromkeys(operator.inputs):
@@ -215,7 +216,7 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return {name: tuple(found) for name, found in readers.items()}
 
     def needs_gradient(self) -> frozenset[str]:
-        """The tensors whose gradient a step computes: parameters and what is made from them on the way to the loss.
+        """The tensors whose gradient a step computes: parameters and values between them and the loss.
 
         Raises:
             TwofoldError: a trained tensor is read where no gradient is computed, such as the labels of a loss.

@@ -142,50 +142,51 @@ class Scales:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig:
-    """The shape of a transformer.
+    """The architecture of a transformer.
 
     Args:
-        name: for messages and reports.
-        num_layers: blocks.
+        name: name for messages and reports.
+        num_layers: number of blocks.
         hidden: width of the residual stream.
-        num_heads: number of heads of the queries.
-        num_kv_heads: of keys and values; `num_heads` when None. They divide the query heads.
-        head_dim: elements of one head; hidden / num_heads when None.
-        ffn: inner size of the MLP; 4 x hidden when None.
-        vocab: rows of the table of embeddings.
-        seq: tokens of a sample.
+        num_heads: number of query heads.
+        num_kv_heads: number of key-value heads, a divisor of `num_heads`; `num_heads` if None.
+        head_dim: elements of one head; hidden / num_heads if None.
+        ffn: inner size of the MLP; 4 x hidden if None.
+        vocab: vocabulary size.
+        seq: tokens per sample.
         gated: three matrices, w2(act(w1 x) * w3 x); else two, w2(act(w1 x)).
         activation: "silu", "gelu" or "relu"; None: silu where gated, else gelu.
         norm: "rms" (a weight), "layer" (a weight and a bias), "layer_no_bias" (a weight) or "layer_no_weights".
         norm_eps: added to the variance.
-        norm_place: with f the attention or the MLP: "before": x + f(norm(x)); "after": x + norm(f(x)) (OLMo 2);
-            "around": x + norm(f(norm(x))) (Gemma 2); "sum": norm(x + f(x)), without a norm at the end (BERT).
+        norm_place: position of norms, where f is the attention or the MLP: "before": x + f(norm(x)); "after": x +
+            norm(f(x)) (OLMo 2); "around": x + norm(f(norm(x))) (Gemma 2); "sum": norm(x + f(x)), without a norm at the
+            end (BERT).
         qk_norm: whether queries and keys are normalised: "none", "head" by head before they are rotated (Qwen 3),
             "head_no_weights" likewise by a norm without weights (Llama 4), or all heads of a token as one "row"
             (OLMo 2).
-        embedding_norm: whether a norm is after the embedding.
+        embedding_norm: whether a norm follows the embedding.
         qkv_bias, out_bias, mlp_bias, head_bias: which linear layers add a bias.
         tied: whether the head shares its weights with the embedding.
         position: "rope", "learned" (a table with a row per position), "alibi" (a number per head and distance added to
             the scores; Press et al. 2021, arXiv 2108.12409) or "none".
-        first_position: row of the learned table that the first token takes (OPT: 2); rows before it are there, too.
-        num_positions: rows of the learned table; seq + first_position when None.
-        token_types: rows of a table of segments, whose input is "token_types"; 0: none.
-        segment: of all tokens, so that there is no input "token_types"; None: the input tells it.
-        rope: its angles.
-        causal: whether a token sees itself and the tokens before it only.
-        parallel_residual: x + attention(norm(x)) + mlp(norm(x)), as in GPT-NeoX; else one after the other.
-        shared_norm: whether both of them read one norm, as in GPT-J.
+        first_position: row of the learned table for the first token (OPT: 2).
+        num_positions: rows of the learned table; seq + first_position if None.
+        token_types: rows of a table of segments, with the input "token_types"; 0: none.
+        segment: the segment of all tokens, without an input "token_types"; None: the input has it.
+        rope: settings of rotary positions.
+        causal: whether a token attends only to itself and earlier tokens.
+        parallel_residual: x + attention(norm(x)) + mlp(norm(x)), as in GPT-NeoX; otherwise sequential.
+        shared_norm: whether attention and MLP share one norm, as in GPT-J.
         head_transform: whether the head begins with a linear layer hidden x hidden, the activation and a norm (BERT).
         scales: see `Scales`.
-        dropout: probability after the attention and the MLP.
-        embedding_dropout: after the embedding; `dropout` when None.
-        attention_dropout: probability of the attention's weights.
-        ignore_index: labels of this number count for nothing; None: all count.
-        dtype: of parameters and activations; the loss is taken in float32.
-        experts: None for a dense model.
-        latent: of multi-head latent attention; head_dim is then that of queries and keys. None: plain attention.
-        source: where the figures were published.
+        dropout: dropout probability after the attention and the MLP.
+        embedding_dropout: dropout probability after the embedding; `dropout` if None.
+        attention_dropout: dropout probability of attention weights.
+        ignore_index: label that is ignored; None: all labels count.
+        dtype: dtype of parameters and activations; the loss is computed in float32.
+        experts: mixture of experts; None for a dense model.
+        latent: multi-head latent attention, where head_dim is that of queries and keys; None: plain attention.
+        source: publication of the figures.
 
     Raises:
         TwofoldError: sizes below 1, heads that do not divide, an unknown norm, position or dtype.

@@ -75,14 +75,14 @@ def transformer(
     num_layers: int | None = None,
     tied: bool | None = None,
 ) -> Graph:
-    """The graph of one training step of a transformer, without torch.
+    """Build the graph of one training step of a transformer. Does not need torch.
 
     Args:
         source: a name such as "llama-3-8b", the path of a Hugging Face config.json (or of its folder), or a
             `TransformerConfig`.
-        batch_size: samples of one step.
-        seq: tokens of a sample; the model's longest by default.
-        num_layers: blocks; the model's by default.
+        batch_size: samples per step.
+        seq: tokens per sample; by default the model's longest.
+        num_layers: number of blocks; by default the model's.
         tied: see `transformer_config`.
 
     Raises:
