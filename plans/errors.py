@@ -9,7 +9,7 @@ __all__ = ["TrainingStopped", "TwofoldError", "number", "whole_number"]
 
 
 class TwofoldError(ValueError):
-    """Bad input; the message names the user's input and a way out (exit code 2)."""
+    """Invalid input. The message names the input and a way out (exit code 2)."""
 
     exit_code = 2
 

@@ -87,17 +87,17 @@ class StepParts:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Timeline(Shown):
-    """Spans in read-only columns, with quantities derived from them.
+    """The spans of a run or a simulation in read-only columns, with derived quantities.
 
     Args:
         kind: "predicted", "measured" or "emulated".
-        num_ranks: ranks simulated or measured.
+        num_ranks: number of simulated or measured ranks.
         names: the distinct (id, call, part) triples that `name_index` points into.
         rank, stream, step, name_index, start_ps, end_ps: one entry per span.
-        step_start_ps, step_end_ps: per step the first start and the last end over all ranks.
-        memory: per rank the peak.
-        memory_curve: rank -> (times_ps, live bytes) as a step function of the last step.
-        low_s, high_s: the 90 % interval of `step_interval_s`, where one is known.
+        step_start_ps, step_end_ps: first start and last end of each step over all ranks.
+        memory: peak of each rank.
+        memory_curve: (times_ps, live bytes) by rank, as a step function of the last step.
+        low_s, high_s: the 90 % interval of `step_interval_s`, if known.
         meta: machine, versions, date, command.
     """
 
@@ -131,7 +131,7 @@ class Timeline(Shown):
 
     @classmethod
     def from_spans(cls, spans: Sequence[Span], *, kind: str, num_ranks: int, **rest: Any) -> Timeline:
-        """Columns from a list of spans; steps are bounded by their first start and last end."""
+        """Make a timeline from a list of spans; steps are bounded by their first start and last end."""
         table: dict[tuple[str, str, str], int] = {}
         index = [table.setdefault((span.id, span.call, span.part), len(table)) for span in spans]
         num_steps = 1 + max((span.step for span in spans), default=0)
@@ -175,10 +175,10 @@ class Timeline(Shown):
 
     @property
     def step_interval_s(self) -> float:
-        """Seconds from one step's end to the next one's, the pace of training; `step_s` when there is one step only.
+        """Seconds from the end of one step to the end of the next; `step_s` if there is only one step.
 
-        The median over the steps after the first, without the last one where there are more than two: as nothing
-        follows it, ranks that are done leave the cores they share to the others, and it ends early.
+        The median over the steps after the first. With more than two steps the last one is left out: nothing follows
+        it, so on shared cores it ends early.
         """
         if self.num_steps < 2:
             return self.step_s
@@ -202,12 +202,12 @@ class Timeline(Shown):
 
     @property
     def representatives(self) -> Sequence[int]:
-        """rank -> the rank whose spans are its own too: itself, or one that did the same at the same times."""
+        """The rank whose spans represent each rank: itself, or one that did the same at the same times."""
         found: Sequence[int] | None = self.meta.get("representatives")
         return range(self.num_ranks) if found is None else found
 
     def spelled_out(self) -> Timeline:
-        """The same with spans and memory for every rank, where one rank stood for others."""
+        """The same timeline with spans and memory for every rank, also for folded ranks."""
         if len(self.represents) == self.num_ranks:
             return self
         first = np.searchsorted(self.rank, np.arange(self.num_ranks + 1))
@@ -229,7 +229,7 @@ class Timeline(Shown):
 
     @property
     def window_ps(self) -> tuple[int, int]:
-        """The last step: from the end of the step before to its own; a single step from its first start on."""
+        """Begin and end of the last step, from the end of the previous one; a single step begins at its first start."""
         return self.step_end_ps[-2] if self.num_steps > 1 else self.step_start_ps[0], self.step_end_ps[-1]
 
     @cached_property
@@ -243,11 +243,10 @@ class Timeline(Shown):
 
     @property
     def bubble_fraction(self) -> float:
-        """The pipeline's idle share: the part of a step in which a rank waits for other ranks, averaged over ranks.
+        """The share of a step in which a rank waits for other ranks, averaged over ranks.
 
-        It is 1 - (compute + exposed communication + host wait) / step, with the three as in `StepParts` and a step from
-        the end of the one before to its own (`window_ps`). Mostly a rank waits for data of other stages of the
-        pipeline; in a collective it may wait for its last member.
+        It is 1 - (compute + exposed communication + host wait) / step, with the parts as in `StepParts` and a step as
+        in `window_ps`. Ranks mostly wait for other pipeline stages; in a collective they may wait for its last member.
         """
         return self._mean("bubble_ps") / max(1, self.window_ps[1] - self.window_ps[0])
 
@@ -255,15 +254,15 @@ class Timeline(Shown):
     def exposed_comm_s(self) -> float:
         """Seconds of the last step in which a rank communicates but does not compute, averaged over ranks.
 
-        On predicted timelines a communication begins when its last member has come, and the wait for that is bubble; on
+        On predicted timelines a communication begins when its last member arrives, and the wait before is bubble; on
         measured ones it begins when the rank itself issues it.
         """
         return self._mean("exposed_ps") / PS_PER_S
 
     @property
     def host_wait_s(self) -> float:
-        """Seconds of the last step in which a rank neither computes nor communicates because its host has not yet
-        issued what comes next, averaged over ranks."""
+        """Seconds of the last step in which a rank waits for its host to issue the next instruction, averaged over
+        ranks."""
         return self._mean("host_wait_ps") / PS_PER_S
 
     @property

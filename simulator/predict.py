@@ -159,10 +159,9 @@ class Outcome:
 
 
 def outcome(plan: Plan | Program, machine: Machine, what_if: WhatIf = _NOTHING, *, num_steps: int = 3) -> Outcome:
-    """Simulate, and say what checkpoints and failures leave of it.
+    """Simulate a plan, and compute the goodput with checkpoints and failures.
 
-    A checkpoint has what the rank that holds most keeps of weights and optimizer state between steps, unless `what_if`
-    gives its size.
+    The size of a checkpoint is the largest amount of weights and optimizer states of a rank, unless `what_if` gives it.
 
     Raises:
         TwofoldError: as `simulate` and `goodput`.

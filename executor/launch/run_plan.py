@@ -102,25 +102,25 @@ def run(
     """Train a plan for a few steps on real ranks, one process per device of the plan.
 
     Args:
-        plan: what to run.
-        steps: training steps.
-        data: a word, as `executor.train.sources.Source` has it; or an iterable of batches, of which `steps` are saved
-            for the ranks. A batch is a tuple of arrays or tensors in the order of the model's arguments, or a dict by
-            the names of its inputs.
+        plan: the plan to run.
+        steps: number of training steps.
+        data: a name, see `executor.train.sources.Source`; or an iterable of batches, of which `steps` are saved for the
+            ranks. A batch is a tuple of arrays or tensors in the order of the model's arguments, or a dict by the names
+            of its inputs.
         model: "package.module:function" or "file.py:function", for initial weights; "" draws them at random.
-        seed: of initial weights and data order.
-        out: folder for results; a temporary one when None.
-        log_dir: where the ranks' output goes.
-        emulate: machine whose modelled times the instructions take, `dilate` times as long; None picks the factor that
-            lets the shortest instruction last 50 ms.
+        seed: random seed of initial weights and data order.
+        out: folder for results; None uses a temporary one.
+        log_dir: folder for the output of the ranks.
+        emulate: machine whose predicted times the instructions take, multiplied by `dilate`; with None the shortest
+            instruction lasts 50 ms.
         device: "auto", "cpu", "cuda" or "npu".
         print_every: the ranks print the loss of every n-th step.
-        record_steps: of how many of the last steps spans are kept.
-        execution: "graph" or "eager" instead of what the plan says.
-        profile_steps: of how many steps before those every rank writes a trace of torch's profiler into `out`.
-        timeout_s: for the complete launch.
-        port: port of the rendezvous; a free one when None.
-        on_line: called with (rank, line) for what the last rank prints.
+        record_steps: number of last steps whose spans are recorded.
+        execution: "graph" or "eager"; by default that of the plan.
+        profile_steps: number of steps before those for which every rank writes a profiler trace into `out`.
+        timeout_s: time limit of the launch.
+        port: port of the rendezvous; None uses a free one.
+        on_line: called with (rank, line) for every line that the last rank prints.
 
     Raises:
         TwofoldError: bad input; `executor.launch.launch.RankFailed` when a rank fails.

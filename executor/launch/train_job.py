@@ -34,29 +34,28 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Args:
         plan: plan file.
-        steps: in all, those before a resume included.
+        steps: total number of steps, including those before a resume.
         out: folder of `metrics.jsonl`, `weights.npz` and `checkpoints`.
-        data: a word, as `executor.train.sources.Source` has it.
-        model: "package.module:function" or "file.py:function" for initial weights; "" draws them.
-        weights: initial weights of the parameters by name: FILE.safetensors, a folder of such files as Hugging Face
-            saves a model, FILE.pt with a state_dict, or FILE.npz; every rank reads its part. "" takes those of `model`.
-        seed: of initial weights and data order.
-        learning_rate: a schedule; None keeps the rate of the plan's optimizer.
-        checkpoints: None writes none.
-        metrics: files of figures next to `metrics.jsonl`: "csv", "tensorboard".
-        peak_flops_per_s: of one device, for the utilization (MFU) among the figures.
-        undecayed: patterns of names of parameters that keep their weights without decay, such as "*bias", instead of
-            those of the plan's optimizer.
-        replicas: how often what ranks hold alike is compared, and what follows where it differs.
-        loss_scale: dynamic loss scaling, for plans in float16; None takes what the plan says.
-        spike: a guard against steps with far too large gradients; None takes what the plan says.
-        evaluation: how often loss and, of a classifier, accuracy on other data are measured; they go to
-            `evaluations.jsonl`. None never does it.
-        max_restarts: how often the ranks are started again from the last checkpoint after one of them failed.
-        print_every: the loss of every n-th step is printed.
-        log_dir: where the ranks' output goes.
+        data: a name, see `executor.train.sources.Source`.
+        model: "package.module:function" or "file.py:function" with initial weights; "": random.
+        weights: initial weights by parameter name: FILE.safetensors, a folder of such files as saved by Hugging Face,
+            FILE.pt with a state_dict, or FILE.npz; every rank reads its part. "": those of `model`.
+        seed: random seed of initial weights and data order.
+        learning_rate: learning-rate schedule; None: the rate of the plan's optimizer.
+        checkpoints: settings of checkpoints; None: no checkpoints.
+        metrics: further files of figures: "csv", "tensorboard".
+        peak_flops_per_s: peak rate of one device, for the utilization (MFU).
+        undecayed: patterns of names of parameters without weight decay, such as "*bias", instead of those of the plan.
+        replicas: comparison of equal values on several ranks.
+        loss_scale: dynamic loss scaling, for plans in float16; None: as in the plan.
+        spike: guard against steps with far too large gradients; None: as in the plan.
+        evaluation: evaluation of loss and, for classifiers, accuracy on other data, written to `evaluations.jsonl`;
+            None: no evaluation.
+        max_restarts: number of restarts from the last checkpoint after failures.
+        print_every: print the loss of every n-th step.
+        log_dir: folder for the output of the ranks.
         device: "auto", "cpu", "cuda" or "npu".
-        timeout_s: for one launch.
+        timeout_s: time limit of one launch.
     """
 
     plan: str
@@ -94,12 +93,12 @@ def load_training_job(path: str | os.PathLike[str]) -> TrainingJob:
 def train(
     job: TrainingJob, *, resume: bool = False, on_line: Callable[[int, str], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Train as a job says; returns the figures of all steps, as in `metrics.jsonl`.
+    """Run a training job. Returns the figures of all steps, as in `metrics.jsonl`.
 
     Args:
-        job: what to do. Everything in it is checked before ranks are started.
+        job: the job, which is checked before ranks are started.
         resume: resume from the newest checkpoint, which may be of another plan of the same model and optimizer.
-        on_line: called with (rank, line) for what the last rank prints.
+        on_line: called with (rank, line) for every line that the last rank prints.
 
     Raises:
         TwofoldError: bad input; `executor.launch.rank_failures.RunFailed` when training failed and no restart is left.

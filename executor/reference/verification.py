@@ -225,12 +225,12 @@ def verify(
     """Run a plan and compare it with single-process training and with its prediction.
 
     Args:
-        plan: what to run.
-        model: "package.module:function" or "file.py:function" that gives the module the plan was made for.
+        plan: the plan to run.
+        model: "package.module:function" or "file.py:function" that returns the module of the plan.
         predicted: a simulated timeline of the plan, to compare times and memory with.
-        steps: training steps.
+        steps: number of training steps.
         data: as for `run`.
-        seed: of initial weights and data order.
+        seed: random seed of initial weights and data order.
         options: as for `run`.
 
     Raises:

@@ -64,7 +64,7 @@ def set_seed(seed: int) -> None:
     """Set the seed of all initial values, and torch's own generator for modules that are built with values.
 
     Raises:
-        TwofoldError: no int of at least 0.
+        TwofoldError: not an int of at least 0.
     """
     global _seed
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
@@ -80,7 +80,7 @@ def get_seed() -> int:
 
 @contextlib.contextmanager
 def no_init_parameters() -> Iterator[None]:
-    """Within this context modules get parameters without data (on the meta device) but record their initialisation.
+    """Context in which modules get parameters without data (on the meta device) and record their initialisation.
 
     >>> with no_init_parameters():
     ...     net = nn.Linear(3, 2)
@@ -118,7 +118,7 @@ def no_init_parameters() -> Iterator[None]:
 def initializer(
     init: str | Callable[[torch.Tensor], Any], shape: Sequence[int], dtype: torch.dtype = torch.float32
 ) -> nn.Parameter:
-    """A parameter initialised by `init`; without data inside `no_init_parameters`.
+    """Make a parameter initialised by `init`; inside `no_init_parameters` it has no data.
 
     Args:
         init: a name ("normal", "uniform", "truncatedNormal", "xavier_uniform", "he_uniform", "zeros", "ones"; normal is

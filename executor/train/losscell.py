@@ -14,7 +14,7 @@ __all__ = ["MAELoss", "WithLossCell"]
 class WithLossCell(nn.Module):
     """A network and its loss: takes a batch (data, label) and returns the scalar loss.
 
-    The network's parts are then called "_backbone.layer1" and so on, as in a `stage_config`.
+    The submodules of the network are named "_backbone.layer1" and so on, as in a `stage_config`.
 
     Args:
         backbone: data -> prediction.
@@ -42,12 +42,11 @@ class WithLossCell(nn.Module):
 class MAELoss(nn.Module):
     """The mean absolute error |logits - labels|, over all elements.
 
-    Labels are cast to the dtype of the logits and reshaped to their shape where both have the same batch and the same
-    number of elements: (B,) against (B, 1), which plain broadcasting would compare as (B, B), another function for
-    every batch size.
+    Labels are cast to the dtype of the logits and reshaped to their shape, which needs the same batch and number of
+    elements. Plain broadcasting would compare (B,) with (B, 1) as (B, B).
 
     Raises:
-        TwofoldError: shapes that do not agree so.
+        TwofoldError: the shapes do not match.
 
     >>> MAELoss()(torch.tensor([[1.0], [4.0]]), torch.tensor([0, 1])).item()
     2.0

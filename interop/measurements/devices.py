@@ -192,8 +192,8 @@ def network_of(interconnect: str, notes: str, usual_per_node: int) -> Network:
     Raises:
         UnknownDevice: links of no rate.
 
-    A rate is one device's where "per node" is not note and it is at most 400 Gb/s; "8 x" before it counts the cards of
-    a node. Without a rate an InfiniBand generation is one port for each device; else the catalogue's node is meant.
+    A rate is one device's if "per node" is not stated and it is at most 400 Gb/s; "8 x" before it counts the cards of a
+    node. Without a rate an InfiniBand generation is one port for each device; else the catalogue's node is meant.
 
     >>> network_of("NVLink + 4x HDR200 per node", "", 8).per_device_Bps / 1e9
     12.5

@@ -79,14 +79,14 @@ def validate(
     """Predict every row of a table of measurements.
 
     Args:
-        path: a table as `interop.measurements.tables.read_table` takes it.
-        stack: the software that ran all rows; by default found from each row.
-        machine: the machine of all rows; by default found from each row.
-        host: the file of a host on which all rows ran; by default those that were measured.
-        on_progress: skipped_row every few seconds how many rows are done.
+        path: a table (see `interop.measurements.tables.read_table`).
+        stack: the software that ran all rows; by default determined from each row.
+        machine: the machine of all rows; by default determined from each row.
+        host: host file of the host on which all rows ran; by default the measured hosts.
+        on_progress: called every few seconds with the number of finished rows.
 
     Raises:
-        TwofoldError: a table that cannot be read, or with no row can be predicted; an unknown stack or machine.
+        TwofoldError: a table that cannot be read or has no row that can be predicted; an unknown stack or machine.
     """
     if stack is not None:
         stack_named(stack)

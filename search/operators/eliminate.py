@@ -184,7 +184,7 @@ class MinMarginals:
         return messages
 
     def _pass_down(self, variable: int, message: npt.NDArray[np.float64]) -> None:
-        """Add to a variable's table what its parent knows beyond what the variable aligned it."""
+        """Add to a variable's table its parent's costs that did not come from the variable."""
         scope, parent = self.scopes[variable], self.parent[variable]
         around = (*self.scopes[parent], parent)
         in_order = sorted(around)

@@ -17,16 +17,17 @@ _MOST_RANKS = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkChange:
-    """Links that are slower than the machine says, or gone.
+    """Links that are slower than in the machine file, or that have failed.
 
     Args:
-        tier: name or number of the tier, on a graph of links the name of its wires; None is every one.
-        ranks: whose ports: every communication of such a rank over the tier is changed, a collective as a whole (it is
-            as slow as its slowest member). Of two ranks with `pair` only what both take part in. () is all ranks.
+        tier: name or number of the tier, or on a graph of links the name of its wires; None: all.
+        ranks: ranks whose ports change: all communication of these ranks over the tier, including whole collectives,
+            which are as slow as their slowest member. With `pair`, only communication between the two ranks. (): all
+            ranks.
         pair: whether `ranks` are the two ends of one link rather than ports.
-        bandwidth: factor.
-        latency: factor.
-        failed: nothing passes: communication takes the next slower tier, where there is one.
+        bandwidth: factor on the bandwidth.
+        latency: factor on the latency.
+        failed: communication uses the next slower tier, if there is one.
 
     Raises:
         TwofoldError: factors that are not above 0 and finite, a pair that is not two ranks, no change at all.
@@ -55,7 +56,7 @@ class LinkChange:
 
     @classmethod
     def parse(cls, text: str) -> LinkChange:
-        """The change of "TIER[:RANKS]:CHANGES".
+        """Parse a change of the form "TIER[:RANKS]:CHANGES".
 
         TIER is a name, a number or "*"; RANKS are "3", "0-3", "0,4" or "2~5" for the link between two ranks; CHANGES
         are "failed", "bandwidth=0.5", "latency=2", or several joined by commas.

@@ -28,10 +28,10 @@ def forecast(config: TransformerConfig, degrees: Degrees, machine: Machine, *, s
     """Predict one configuration.
 
     Args:
-        config: of a transformer, dense or with experts.
-        degrees: how it is spread.
-        machine: with at least as many devices, whose compute runs behind the host.
-        stack: the software that runs it; twofold's executor by default.
+        config: configuration of a transformer, dense or with experts.
+        degrees: its parallel degrees.
+        machine: a machine with at least as many accelerators.
+        stack: the software that runs it; by default twofold's executor.
 
     Raises:
         TwofoldError: a machine whose hosts compute; what `plans.degrees.check` refuses.

@@ -33,16 +33,16 @@ __all__ = ["Checkpoints", "Failures", "Goodput", "best_interval_s", "goodput", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """A checkpoint every `every_steps` steps; each rank writes the weights and the optimizer state that it holds.
+    """A checkpoint every `every_steps` steps; each rank writes its weights and optimizer states.
 
     Args:
-        every_steps: steps from one to the next.
-        write_Bps: of one rank.
-        blocking: whether training stands still meanwhile. If not, a checkpoint that comes due before the last one is
-            written waits for it.
-        size_bytes: written by the rank that writes most; None: what the simulation says.
-        stall_s: by which one that is not blocking holds training up: the copy that it is written from, and on shared
-            cores what writing computes.
+        every_steps: number of steps between checkpoints.
+        write_Bps: write bandwidth of one rank.
+        blocking: whether training waits for the checkpoint. Otherwise a checkpoint waits until the previous one is
+            written.
+        size_bytes: largest number of bytes that a rank writes; None: from the simulation.
+        stall_s: time for which a checkpoint that is not blocking delays training: its copy, and on shared cores its
+            computing.
 
     Raises:
         TwofoldError: figures that are not above 0.
@@ -73,7 +73,7 @@ class Failures:
 
     Args:
         device_mtbf_s: mean time between failures of one device; n devices fail n times as often.
-        restart_s: from a failure to the first step after it, loading the checkpoint included.
+        restart_s: time from a failure to the first step after it, including loading the checkpoint.
 
     Raises:
         TwofoldError: a mean time that is not above 0, a restart below 0.

@@ -77,10 +77,10 @@ def predict(model: str, machine: str, **settings: Any) -> Forecast:
     Args:
         model: a name such as llama-3-8b, or a config.json.
         machine: a shipped machine, or a machine file.
-        settings: by the names of `AXES`: degrees, batch, sequence, software, factors on the machine.
+        settings: settings by the names of `AXES`: degrees, batch, sequence, software, factors on the machine.
 
     Raises:
-        TwofoldError: settings that are unknown or cannot be, or that belong to a study: slow ranks, failures, prices.
+        TwofoldError: settings that are unknown or invalid, or that belong to a study: slow ranks, failures, prices.
 
     >>> predict("llama-3-8b", "h200-x8", tp=8, global_batch=8).peak_bytes > 16e9
     True

@@ -32,23 +32,22 @@ KNOBS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """Changes to a machine and to what happens on it; without arguments none.
+    """Changes to a machine and events on it; without arguments there are none.
 
     Args:
         bandwidth: factor on the bandwidth of every tier of links, its uplinks and copies of the library included.
         latency: factor on the latency of every tier and on the fixed parts of communication.
-        compute: factor on the arithmetic rates of devices; where the processor carries the communication (CPU), on what
-            it does for it as well.
+        compute: factor on the arithmetic rates of devices; on CPUs also on the processor's work for communication.
         memory: factor on the memory bandwidth of devices.
         dispatch: factor on the host time to issue an instruction.
-        slowdown: rank -> factor on all that it does itself (dispatch, compute, processor time of communication).
+        slowdown: factor on a rank's own work (dispatch, compute, processor time of communication), by rank.
         jitter: standard deviation of the logarithm of such a factor (median 1), drawn for every rank, step and
             instruction; 0 is none.
         seed: seed of the jitter and of sampled failures.
         links: degraded or failed links.
-        devices: rank -> the machine whose device and host it has instead; links, sharing and overlap rates stay.
-        checkpoints: how often they are written, in steps, or None.
-        failures: at a rate, or None.
+        devices: machine whose device and host a rank has instead, by rank; links, sharing and overlap rates stay.
+        checkpoints: checkpoints, or None.
+        failures: failures at a rate, or None.
 
     Raises:
         TwofoldError: a factor that is not above 0 and finite, jitter below 0 or from 2 on, jitter without a seed.
@@ -96,7 +95,7 @@ class WhatIf:
         return {name: getattr(self, name) for name in KNOBS if getattr(self, name) != 1.0}
 
     def machine(self, machine: Machine) -> Machine:
-        """`machine` with its figures multiplied by the factors; itself where all are 1."""
+        """`machine` with its figures multiplied by the factors; the same object if all are 1."""
         if not self.factors:
             return machine
         speed = self.compute if not machine.host_async else 1.0

@@ -102,8 +102,8 @@ def critical_path(timeline: Timeline, program: Program, *, host_async: bool | No
 
     Args:
         timeline: of `program`, predicted or measured.
-        program: gives the order of instructions and who communicates with whom.
-        host_async: whether compute runs behind the host; None: seen from the spans.
+        program: the program, with the order of instructions and the partners of communication.
+        host_async: whether compute runs behind the host; None: determined from the spans.
     """
     if not len(timeline.rank):
         return CriticalPath(spans=(), stragglers=())
