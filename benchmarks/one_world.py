@@ -4,10 +4,11 @@
 
 Random degrees of random models on random machines. For every one that can be: the symbolic bodies of each pipeline rank
 against the priced bodies of the lowered program (calls, host time, picoseconds, channels, one by one), the peak of its
-memory against the program's (bytes), the forecast against the engine without contention (picoseconds) and with it
-(relative error). Steps in which slices or pairs take turns are forecast from their program by the event engine, with
-equal ranks once: they are compared with the engine that runs every rank. Nothing is left out; what cannot be is refused
-by both, and counted. Machines are of many kinds (`benchmarks.one_world_machines`), each with figures of its own.
+memory against the program's (bytes), the forecast against the engine without contention (picoseconds, and the parts of
+its third step as shares of it) and with it (relative error). Steps in which slices or pairs take turns are forecast
+from their program by the event engine, with equal ranks once: they are compared with the engine that runs every rank.
+Nothing is left out; what cannot be is refused by both, and counted. Machines are of many kinds
+(`benchmarks.one_world_machines`), each with figures of its own.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import EXECUTIONS, Optimizer, Plan
 from plans.program import Program
 from plans.schedules import chunks_per_rank, schedule_names
+from plans.timeline import Timeline
 from simulator import simulate
-from simulator.forecast import forecast
+from simulator.forecast import Forecast, forecast
 from simulator.forecast.body import ISSUE, WAIT, Op
 from simulator.forecast.predict import step_forecast
 from simulator.forecast.program import bodies_of_program
@@ -97,6 +99,7 @@ class Score:
     turns: int = 0
     not_forecast: Counter[str] = field(default_factory=Counter)
     quiet_errors: list[float] = field(default_factory=list)
+    part_errors: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
     differ: list[tuple[float, str]] = field(default_factory=list)
 
@@ -113,6 +116,7 @@ class Score:
             "not_forecast": dict(self.not_forecast), "bodies_equal": self.bodies_equal,
             "peak_memory_equal": self.memory_equal, "time_equal_without_overlap": self.time_equal,
             "without_overlap": _sizes(self.quiet_errors),
+            "parts_of_the_step_without_overlap": _sizes(self.part_errors),
             "contention": _sizes(self.errors),
         }  # fmt: skip
 
@@ -189,11 +193,13 @@ def check(case: Case, score: Score) -> None:
     )  # fmt: skip
     peaks = [peak for peak, _ in step.peaks]
     same_peaks = peaks == [peak_of_order(group).peak_bytes for group in program.groups]
-    times = step.end_ps(), _engine_ps(program, quiet)
+    timeline = simulate(program, quiet, num_steps=3, with_memory=False)
+    times = step.end_ps(), int(timeline.step_end_ps[0])
     score.bodies_equal += equal
     score.memory_equal += same_peaks
     score.time_equal += times[0] == times[1]
     score.quiet_errors.append(times[0] / times[1] - 1)
+    score.part_errors.append(max(map(abs, part_errors(step.forecast(), timeline))))
     said = f"{case.config.name} {case.config.num_layers} {case.degrees} {case.machine.name}"
     if not (equal and same_peaks and times[0] == times[1]):
         size = abs(score.quiet_errors[-1]) if equal and same_peaks else math.inf
@@ -202,6 +208,15 @@ def check(case: Case, score: Score) -> None:
     score.errors.append(contended / _engine_ps(program, case.machine) - 1)
     if abs(score.errors[-1]) > 0.04:
         score.differ.append((abs(score.errors[-1]), f"{said}: {score.errors[-1]:+.2%}"))
+
+
+def part_errors(found: Forecast, timeline: Timeline) -> tuple[float, float, float]:
+    """By how much of a step exposed communication, host wait and bubble of a forecast are longer than the engine's."""
+    step_s = timeline.step_interval_s
+    return (
+        (found.exposed_comm_s - timeline.exposed_comm_s) / step_s, (found.host_wait_s - timeline.host_wait_s) / step_s,
+        found.bubble_fraction - timeline.bubble_fraction,
+    )  # fmt: skip
 
 
 def _check_turns(case: Case, program: Program, score: Score) -> None:

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from plans.program import Program
 from plans.shown import Shown
+from plans.step_parts import TRANSFER, RankSpans, StepParts, taken_by_stream
 
-__all__ = ["ALLOWANCES", "PS_PER_S", "STREAMS", "MemoryPeak", "Span", "StepParts", "Timeline"]
+__all__ = ["ALLOWANCES", "PS_PER_S", "STREAMS", "MemoryPeak", "Span", "Timeline"]
 
 PS_PER_S = 10**12
 
@@ -65,26 +67,6 @@ class MemoryPeak:
         return self.peak_bytes - sum(self.by_role.get(role, 0) for role in ALLOWANCES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepParts:
-    """The parts of one step of a rank, in picoseconds.
-
-    Args:
-        compute_ps: its compute stream is busy.
-        exposed_ps: it communicates but does not compute.
-        host_wait_ps: it does neither because its host has not yet issued what comes next. Before each start that is the
-            time from the end of what ran before until the host has issued what starts; at the end of the step the time
-            in which only the host is busy.
-        bubble_ps: the rest of the step: it waits for other ranks. At least 0: a rank that begins a step while others
-            work on the one before may put more than the step into it.
-    """
-
-    compute_ps: int
-    exposed_ps: int
-    host_wait_ps: int
-    bubble_ps: int
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Timeline(Shown):
     """The spans of a run or a simulation in read-only columns, with derived quantities.
@@ -99,6 +81,7 @@ class Timeline(Shown):
         memory_curve: (times_ps, live bytes) by rank, as a step function of the last step.
         low_s, high_s: the 90 % interval of `step_interval_s`, if known.
         meta: machine, versions, date, command.
+        program: the program that ran, if known; it determines what the compute streams wait for.
     """
 
     kind: str
@@ -117,6 +100,7 @@ class Timeline(Shown):
     low_s: float | None = None
     high_s: float | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+    program: Program | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         columns: list[npt.NDArray[Any]] = [self.rank, self.stream, self.step, self.name_index]
@@ -235,24 +219,53 @@ class Timeline(Shown):
     @cached_property
     def step_parts(self) -> Mapping[int, StepParts]:
         """The parts of the last step of every rank that has spans."""
-        begin, end = self.window_ps
-        last = np.flatnonzero(self.step == self.num_steps - 1)
-        rows = last[np.lexsort((self.start_ps[last], self.rank[last]))]
+        return {rank: spans.parts(*self.window_ps) for rank, spans in self.spans_of_step(self.num_steps - 1)}
+
+    def spans_of_step(self, step: int) -> Iterator[tuple[int, RankSpans]]:
+        """(rank, its spans in a step) for every rank that has spans."""
+        of_step = np.flatnonzero(self.step == step)
+        rows = of_step[np.lexsort((self.start_ps[of_step], self.rank[of_step]))]
         bounds = np.searchsorted(self.rank[rows], np.arange(self.num_ranks + 1))
-        return {rank: self._parts(rows[bounds[rank] : bounds[rank + 1]], begin, end) for rank in self.represents}
+        begins = np.full(self.num_ranks, self.step_end_ps[step - 1] if step else self.step_start_ps[0])
+        if step:
+            before = np.flatnonzero(self.step == step - 1)
+            own = np.full(self.num_ranks, -1)
+            np.maximum.at(own, self.rank[before], self.end_ps[before])
+            begins = np.where(own >= 0, np.minimum(own, begins), begins)
+        for rank in self.represents:
+            mine = rows[bounds[rank] : bounds[rank + 1]]
+            yield rank, RankSpans(
+                names=self.names, is_wait=self._has_call("wait"), is_transfer=self._has_call(TRANSFER),
+                stream=self.stream[mine], name=self.name_index[mine], start_ps=self.start_ps[mine],
+                end_ps=self.end_ps[mine], taken=self._taken.get(rank), begin_ps=int(begins[rank]),
+            )  # fmt: skip
+
+    @cached_property
+    def _taken(self) -> Mapping[int, npt.NDArray[np.int64]]:
+        """rank -> names that its compute stream runs or waits for, in order, as numbers; empty without the program."""
+        if self.program is None:
+            return {}
+        number_of = {name: number for number, name in enumerate(self.names)}
+        found = {}
+        for group in self.program.groups:
+            if here := [rank for rank in group.ranks if rank in self.represents]:
+                numbers = (number_of.get(each, -1) for each in taken_by_stream(group))
+                order = np.array([number for number in numbers if number >= 0], dtype=np.int64)
+                found.update(dict.fromkeys(here, order))
+        return found
 
     @property
     def bubble_fraction(self) -> float:
         """The share of a step in which a rank waits for other ranks, averaged over ranks.
 
-        It is 1 - (compute + exposed communication + host wait) / step, with the parts as in `StepParts` and a step as
-        in `window_ps`. Ranks mostly wait for other pipeline stages; in a collective they may wait for its last member.
+        It is 1 - (compute + exposed communication + host wait) / step, with the parts as in `plans.step_parts` and a step
+        as in `window_ps`. Ranks mostly wait for other pipeline stages; in a collective they may wait for its last member.
         """
         return self._mean("bubble_ps") / max(1, self.window_ps[1] - self.window_ps[0])
 
     @property
     def exposed_comm_s(self) -> float:
-        """Seconds of the last step in which a rank communicates but does not compute, averaged over ranks.
+        """Seconds of the last step in which a rank waits for collectives, averaged over ranks.
 
         On predicted timelines a communication begins when its last member arrives, and the wait before is bubble; on
         measured ones it begins when the rank itself issues it.
@@ -270,42 +283,15 @@ class Timeline(Shown):
         """The largest peak over ranks."""
         return max((peak.peak_bytes for peak in self.memory), default=0)
 
+    def _has_call(self, call: str) -> npt.NDArray[np.bool_]:
+        if call not in self._calls:
+            self._calls[call] = np.array([each == call for _, each, _ in self.names], dtype=bool)
+        return self._calls[call]
+
     @cached_property
-    def _is_wait(self) -> npt.NDArray[np.bool_]:
-        return np.array([call == "wait" for _, call, _ in self.names], dtype=bool)
+    def _calls(self) -> dict[str, npt.NDArray[np.bool_]]:
+        return {}
 
     def _mean(self, part: str) -> float:
         total = sum(count * int(getattr(self.step_parts[rank], part)) for rank, count in self.represents.items())
         return total / self.num_ranks if self.num_ranks else 0.0
-
-    def _parts(self, rows: npt.NDArray[np.int64], begin: int, end: int) -> StepParts:
-        """The rows of one rank by start."""
-        stream = self.stream[rows]
-        compute, works = rows[stream == STREAMS.index("compute")], rows[stream != STREAMS.index("host")]
-        compute_ps = _union_ps(self.start_ps[compute], self.end_ps[compute])
-        both_ps = _union_ps(self.start_ps[works], self.end_ps[works])
-        host = rows[(stream == STREAMS.index("host")) & ~self._is_wait[self.name_index[rows]]]
-        issued_ps = np.full(len(self.names), end)
-        np.minimum.at(issued_ps, self.name_index[host], self.end_ps[host])  # of two of one name the first
-        has_host = np.zeros(len(self.names), dtype=bool)
-        has_host[self.name_index[host]] = True
-        start, name = self.start_ps[works], self.name_index[works]
-        reach = np.maximum.accumulate(np.concatenate([[begin], self.end_ps[works]]))
-        issue = np.where(has_host[name], issued_ps[name], begin)
-        host_wait = int(np.maximum(0, np.minimum(start, issue) - reach[:-1]).sum())
-        if len(host):
-            host_wait += max(0, min(end, int(self.end_ps[host].max())) - int(reach[-1]))
-        return StepParts(
-            compute_ps=compute_ps, exposed_ps=both_ps - compute_ps, host_wait_ps=host_wait,
-            bubble_ps=max(0, end - begin - both_ps - host_wait),
-        )  # fmt: skip
-
-
-def _union_ps(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
-    """The length covered by intervals that may overlap."""
-    if not len(starts):
-        return 0
-    order = np.argsort(starts, kind="stable")
-    starts, reach = starts[order], np.maximum.accumulate(ends[order])
-    gaps = np.maximum(0, starts[1:] - reach[:-1])
-    return int(reach[-1] - starts[0] - gaps.sum())

@@ -58,12 +58,14 @@ FIGURES: Mapping[str, Figure] = {
         ),
         Figure(
             key="exposed_comm_s", title="exposed communication", unit="s", form=Seconds,
-            definition="Time of a step in which a rank communicates and does not compute, averaged over ranks.",
+            definition="Time of a step in which a rank waits for collectives and does not compute, averaged over "
+            "ranks.",
         ),
         Figure(
             key="bubble_fraction", title="bubble", unit="1", form=Share,
-            definition="Share of a step in which a rank waits for others, mostly for other pipeline stages, averaged "
-            "over ranks: what is left of the step after compute, exposed communication and the wait for its own host.",
+            definition="Share of a step in which a rank waits for others, mostly for tensors of other pipeline stages, "
+            "averaged over ranks: what is left of the step after compute, exposed communication and the wait for its "
+            "own host.",
         ),
         Figure(
             key="peak_bytes", title="peak memory", unit="B", form=Bytes,

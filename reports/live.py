@@ -28,7 +28,6 @@ from simulator import critical_path
 from simulator.timeline.causes import Causes
 from simulator.timeline.labels import groups_of, representative_step
 from simulator.timeline.live import live_of_groups
-from simulator.timeline.stretches import exposed, joined
 
 __all__ = ["MAX_SPANS", "LiveTimeline", "Packed", "pack"]
 
@@ -115,10 +114,10 @@ def pack(timeline: Timeline, program: Program | None = None, called: str | None 
             if each.kind != "gap" and of[each.rank] in row_of:
                 place = 3 * row_of[of[each.rank]] + STREAMS.index(each.stream)
                 critical.append((place, each.start_ps - begin, each.end_ps - begin))
-    bare = []
-    for row in range(len(rows)):
-        compute, comm = (joined(starts[lane == 3 * row + at], ends[lane == 3 * row + at]) for at in (1, 2))
-        bare += [(3 * row + 2, low, high) for low, high in exposed(compute, comm)]
+    bare = [
+        (3 * row_of[rank] + 2, low - begin, high - begin)
+        for rank, own in timeline.spans_of_step(step) if rank in row_of for low, high in own.exposed()
+    ]  # fmt: skip
     columns = [np.diff(lane, prepend=0), _starts(lane, starts, unit), (ends - starts) // unit, name, causes]
     for stretches in (bare, critical):
         lanes, low, high = np.array(stretches, dtype=np.int64).reshape(-1, 3).T

@@ -8,8 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from costmodels import Machine
 from plans.plan import load_plan
 from reports.figures import FIGURES, figures_of, figures_table, figures_text
 from twofold.cli import main
@@ -110,6 +112,38 @@ def test_simulations_say_the_same_figures(
     assert figures_text(expected, low_s=simulated["step_low_s"], high_s=simulated["step_high_s"]) in (
         capsys.readouterr().out
     )
+
+
+def test_forecasts_and_simulations_say_the_same_figures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing is contended, all four figures are equal at every door; on a real machine they are within 1 %."""
+    quiet = msgspec.structs.replace(Machine.load("h200-x8"), name="quiet", overlap=())
+    machine = ["--machine", str(quiet.save(folder / "quiet.json"))]
+    config, plan, degrees = (
+        str(folder / "config.json"),
+        str(folder / "quiet.plan.json"),
+        ["--global-batch", "8", *DEGREES],
+    )
+    found = said(["plan", config, *machine, *degrees, "--sequence-parallel", "False", "--out", plan], capsys)
+    expected = figures(found["best"])
+    assert min(expected.values()) > 0
+    file, page = str(folder / "quiet.plan.degrees.json"), folder / "quiet.html"
+    doors = {
+        "the plan file": figures_of(load_plan(plan).prediction),
+        "the file of degrees": figures(json.loads(Path(file).read_text())),
+        "predict": figures(said(["predict", "--model", config, *machine, *degrees], capsys)),
+        "simulate, a plan": figures(said(["simulate", plan, *machine, "--report", str(page)], capsys)),
+        "its report": figures(report_data(page)["timelines"][0]),
+        "simulate, degrees": figures(said(["simulate", file, *machine], capsys)),
+        "whatif": figures(said(["whatif", file, *machine, "--dispatch", "2"], capsys)["base"]),
+        "whatif, simulated": figures(said(["whatif", file, *machine, "--simulate", "--dispatch", "2"], capsys)["base"]),
+    }
+    for door, values in doors.items():
+        assert values == pytest.approx(expected, rel=1e-12), door
+    loud = said(["predict", "--model", config, *MACHINE, *degrees], capsys)
+    simulated = said(["simulate", plan, *MACHINE], capsys)
+    for key in ("step_s", "bubble_fraction", "peak_bytes"):
+        assert loud[key] == pytest.approx(simulated[key], rel=0.01)
+    assert loud["exposed_comm_s"] == pytest.approx(simulated["exposed_comm_s"], abs=0.01 * loud["step_s"])
 
 
 def report_data(page: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,7 @@ def read_result(plan: Plan, folder: Path, log_dir: Path, launch_s: float) -> Run
         weights=weights,
         step_times_s=np.array([rank.step_s for rank in ranks]),
         interval_s=interval_s,
-        timeline=merged_timeline(ranks),
+        timeline=replace(merged_timeline(ranks), program=lower(plan)),
         collectives_match=None if not known else not any(known),
         differences=tuple(line for lines in known for line in lines),
         num_communications=tuple(rank.num_communications for rank in ranks),

@@ -175,8 +175,10 @@ def run_program(program: Program, cost_of: CostOf, **options: Unpack[RunOptions]
     """
     settings = _Settings(**options)
     if settings.can_fold and (folded := _folded(program, cost_of, settings)) is not None:
-        return folded.named(_run(folded.program, folded.cost_of(cost_of), settings.folded(folded)))
-    return _run(program, cost_of, settings)
+        timeline = folded.named(_run(folded.program, folded.cost_of(cost_of), settings.folded(folded)))
+    else:
+        timeline = _run(program, cost_of, settings)
+    return replace(timeline, program=program)
 
 
 def _folded(program: Program, cost_of: CostOf, settings: _Settings) -> Folded | None:

@@ -44,14 +44,13 @@ class Forecast(Shown):
     """The prediction of one configuration.
 
     Args:
-        step_s: seconds of one step that all ranks begin together, until the last has ended it.
+        step_s: seconds from the end of one step to the end of the next.
         low_s, high_s: its 90 % interval.
         peak_bytes: the largest peak of any rank.
         memory: role -> bytes on the pipeline rank of the peak; they add up to it.
         bubble_fraction: share of the step in which a rank waits for other ranks, averaged over ranks: what compute,
-            exposed communication and the wait for its own host leave (`plans.timeline.StepParts`).
-        exposed_comm_s: seconds in which a rank waits for communication inside its actions and for reductions behind the
-            last of them, averaged over ranks.
+            exposed communication and the wait for its own host leave (`plans.step_parts`).
+        exposed_comm_s: seconds in which a rank waits for collectives, averaged over ranks.
         host_wait_s: seconds in which a rank waits for its own host, averaged over ranks; an estimate does not tell it
             from the bubble.
         rank_s: per pipeline rank seconds of compute and of exposed communication by call.

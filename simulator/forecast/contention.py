@@ -27,6 +27,7 @@ from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS, counts_of_variants, variant_of_rows
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, WAIT, Op
 from simulator.forecast.overlap import PairRates, host_lead_ps, pair_rates
+from simulator.forecast.parts import Waits
 from simulator.forecast.rank import RankBodies, Transfers
 from simulator.forecast.walk import POST, Actions, Line, Run, Transmission, Way, walked
 from simulator.lines import Payload
@@ -228,8 +229,10 @@ class Contention:
 
     # ------------------------------------------------------------------------------------------------ the walk
 
-    def ends_ps(self, num_steps: int, change: Callable[[str, Op], Op] | None = None, longer: float = 1.0) -> list[int]:
-        """The end of each of some steps, in picoseconds.
+    def steps(
+        self, num_steps: int, change: Callable[[str, Op], Op] | None = None, longer: float = 1.0
+    ) -> list[tuple[Waits, ...]]:
+        """The parts and the end of each step, per pipeline rank.
 
         Args:
             num_steps: one after the other.
@@ -245,8 +248,7 @@ class Contention:
                 meeting = replace(meeting, work_ps=meeting.work_ps * longer)
             ways[key] = Way(meeting, each.wait_dispatch_ps)
         ranks = [self._actions(_Writer(rank, self._kinds, meetings, own), ways) for rank, own in enumerate(bodies)]
-        ends = walked(ranks, pair_rates(self._machine), launch_ps=price_launch(self._machine), num_steps=num_steps)
-        return [round(max(own)) for own in ends]
+        return walked(ranks, pair_rates(self._machine), launch_ps=price_launch(self._machine), num_steps=num_steps)
 
     def _meeting(self, kind: _Kind) -> Transmission:
         claims = ((number, kind.needs.get(link, 0.0)) for number, link in enumerate(self._links))
@@ -326,7 +328,7 @@ class _Writer:
                 if run:
                     found.append(Line(COMPUTE, run=Run(run)))
                     run = []
-                found.append(Line(op.kind, op.dispatch_ps, work_ps, op.token, op.channel, meeting))
+                found.append(Line(op.kind, op.dispatch_ps, work_ps, op.token, op.channel, meeting, call=op.name))
         if run:
             found.append(Line(COMPUTE, run=Run(run)))
         return found

@@ -55,12 +55,15 @@ def host_lead_ps(ops: Sequence[Op], rates: PairRates) -> tuple[int, int]:
     """By how much a body lets its host get ahead, and how much longer its compute takes if the host was ahead before.
 
     `slowed` takes the host to set the pace where it has more to do than the device. A body before may have given it a
-    lead; then more of the communication runs during compute.
+    lead, by compute or by collectives that the stream waited for; then more of the communication runs beside compute.
     """
-    if not _host_sets_the_pace(ops):
-        return _computed(ops) - sum(op.dispatch_ps for op in ops), 0
-    late, early = (_computed(_slowed(ops, rates, is_late=is_late)) for is_late in (True, False))
-    return 0, abs(early - late)
+    is_late = _host_sets_the_pace(ops)
+    walk = _Walk(rates, is_late=is_late)
+    lead_ps = max(0, round(walk.run(ops)) - sum(op.dispatch_ps for op in ops))
+    if not is_late:
+        return lead_ps, 0
+    late, early = (_computed(_slowed(ops, rates, is_late=each)) for each in (True, False))
+    return lead_ps, abs(early - late)
 
 
 def _slowed(ops: Sequence[Op], rates: PairRates | None, *, is_late: bool) -> tuple[Op, ...]:
@@ -115,8 +118,8 @@ class _Walk:
         self._flows: dict[str, _Flow] = {}
         self._num_flows = 0
 
-    def run(self, ops: Sequence[Op]) -> None:
-        """Do all operations."""
+    def run(self, ops: Sequence[Op]) -> float:
+        """Do all operations; returns when the stream is free."""
         stream, host, is_late = 0.0, 0.0, self._is_late
         for number, op in enumerate(ops):
             kind, dispatch_ps, work_ps, _, channel, token, _, _ = op
@@ -149,6 +152,7 @@ class _Walk:
             elif kind == ARRIVE:
                 stream = max(stream, host)
         self._drain()
+        return stream
 
     def _drain(self) -> None:
         """All that is under way ends, with nothing next to it."""

@@ -21,16 +21,16 @@ from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS, counts_of_variants, variant_of_rows
 from plans.timeline import PS_PER_S
 from simulator.engine.garbage import without_collection
-from simulator.forecast.body import COMPUTE, ISSUE, WAIT, Op
+from simulator.forecast.body import COMPUTE, ISSUE, Op
 from simulator.forecast.case import Forecast
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.classes import class_seconds
-from simulator.forecast.clock_map import NEVER
 from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_times, pipeline_times
 from simulator.forecast.contention import Contention
 from simulator.forecast.held import RankMemory
 from simulator.forecast.overlap import pair_rates
+from simulator.forecast.parts import RankWalk, Turn, Waits
 from simulator.forecast.rank import RankBodies, Transfers, pipeline_costs
 from simulator.forecast.symbolic import LoweredRank, Wanted, bodies_of_rank, lowered_rank
 
@@ -57,6 +57,10 @@ def backward_kinds(schedule: Schedule) -> tuple[Wanted, ...]:
             if kind in "BW":
                 closed.add(action.stage)
     return tuple(map(frozenset, found))
+
+
+_STEADY = 1e-6
+"""Share of a step. If the intervals of ranks differ by less, every further step is like the last."""
 
 
 class StepForecast:
@@ -157,6 +161,10 @@ class StepForecast:
         return pipeline_times(self.schedule, self.pipeline_costs)
 
     @cached_property
+    def _second_step(self) -> PipelineTimes:
+        return self._after(self.pipeline_costs, self._first_step)
+
+    @cached_property
     def _contention(self) -> Contention | None:
         """Whether concurrent communication costs much, and the step is not too long to be simulated in time order."""
         found = Contention(
@@ -170,21 +178,32 @@ class StepForecast:
     def end_ps(self) -> int:
         """Picoseconds from the start of the first step, which all ranks begin together, to its last end."""
         if self._contention is not None:
-            return self._contention.ends_ps(1)[0]
+            return _last_interval(self._contention.steps(1))
         return int(self._first_step.step_ps) + price_launch(self.machine)
 
     def pace_ps(self) -> int:
         """Picoseconds from the end of the first step to the end of the second, which every rank begins when its first
         is over: in schedules whose ranks do not end together, steps overlap."""
         if self._contention is not None:
-            return _last_interval(self._contention.ends_ps(self._num_paced))
-        return self._pace_ps(self.pipeline_costs, self._first_step)
+            return _last_interval(self._contended_steps)
+        return self._interval_ps(self._first_step, self._second_step)
 
-    def _pace_ps(self, costs: PipelineCosts, first: PipelineTimes) -> int:
-        if self.schedule.num_ranks == 1:
-            return int(first.step_ps) + price_launch(self.machine)
-        second = pipeline_times(self.schedule, costs, start_ps=first.end_ps)
-        return int(second.end_ps.max() - first.end_ps.max()) + price_launch(self.machine)
+    def _changed_pace_ps(self, costs: PipelineCosts) -> int:
+        first = pipeline_times(self.schedule, costs)
+        return self._interval_ps(first, self._after(costs, first))
+
+    def _after(self, costs: PipelineCosts, step: PipelineTimes) -> PipelineTimes:
+        """The step after one; without a pipeline all steps are equal."""
+        return step if self.schedule.num_ranks == 1 else pipeline_times(self.schedule, costs, start_ps=step.end_ps)
+
+    def _interval_ps(self, first: PipelineTimes, second: PipelineTimes) -> int:
+        launch_ps = price_launch(self.machine)
+        return int(second.end_ps.max() - (0 if second is first else first.end_ps.max())) + launch_ps
+
+    @cached_property
+    def _contended_steps(self) -> Sequence[Sequence[Waits]]:
+        assert self._contention is not None
+        return self._contention.steps(self._num_paced)
 
     @property
     def _num_paced(self) -> int:
@@ -194,13 +213,13 @@ class StepForecast:
     def changed_pace_ps(self, change: Callable[[str, Op], Op], transfers: float = 1.0) -> int:
         """The pace if operations took other times (`RankBodies.changed`), and transfers between stages longer."""
         if self._contention is not None:
-            return _last_interval(self._contention.ends_ps(self._num_paced, change, transfers))
+            return _last_interval(self._contention.steps(self._num_paced, change, transfers))
         bodies = {id(rank): rank.bodies.changed(change) for rank in self.ranks}
         longer = {
             key: replace(each, work_ps=round(each.work_ps * transfers)) for key, each in self._slowed_transfers.items()
         }
         costs = self._pipeline_costs([bodies[id(rank)] for rank in self.ranks], longer)
-        return self._pace_ps(costs, pipeline_times(self.schedule, costs))
+        return self._changed_pace_ps(costs)
 
     def slowed_by_ps(self, factors: Mapping[int, float]) -> int:
         """The extra step time if some pipeline ranks take longer for their own work, compute and host.
@@ -226,8 +245,7 @@ class StepForecast:
             ],
             self._slowed_transfers,
         )
-        slowed_ps = self._pace_ps(costs, pipeline_times(self.schedule, costs))
-        return slowed_ps - self._pace_ps(self.pipeline_costs, self._first_step)
+        return self._changed_pace_ps(costs) - self._interval_ps(self._first_step, self._second_step)
 
     @property
     def kept_bytes(self) -> int:
@@ -264,21 +282,29 @@ class StepForecast:
         ]  # fmt: skip
         peaks = self.peaks
         peak_bytes, memory = max(peaks, key=lambda peak: peak[0])
-        busiest = max(figures, key=lambda own: own.compute_s + sum(own.exposed_s.values()))
-        compute_s = sum(own.compute_s for own in figures) / len(figures)
-        exposed_s = sum(sum(own.exposed_s.values()) for own in figures) / len(figures)
-        host_wait_s = sum(self._host_waits_s()) / len(figures)
+        waits = self._waits
+        exposed_s = [sum(own.exposed_ps.values()) / PS_PER_S for own in waits]
+        busiest, busiest_exposed_s = max(
+            zip(figures, exposed_s, strict=True), key=lambda both: both[0].compute_s + both[1]
+        )
+        bubble_s = step_s - sum(own.work_ps for own in waits) / PS_PER_S / len(waits)
         longest_s = max((each.work_ps for each in self._transfers.values()), default=0) / PS_PER_S
         parts = class_seconds(
-            self.machine, step_s, busiest.kernels_s, sum(busiest.exposed_s.values()),
+            self.machine, step_s, busiest.kernels_s, busiest_exposed_s,
             2 * (self.schedule.num_ranks - 1) * longest_s, busiest.host_s,
         )  # fmt: skip
         low_s, high_s = step_interval(self.machine, step_s, parts)
         return Forecast(
             step_s=step_s, low_s=low_s, high_s=high_s, peak_bytes=peak_bytes, memory=memory,
-            bubble_fraction=max(0.0, 1 - (compute_s + exposed_s + host_wait_s) / step_s) if step_s else 0.0,
-            exposed_comm_s=exposed_s, host_wait_s=host_wait_s,
-            rank_s=tuple({"compute": own.compute_s, **own.exposed_s} for own in figures),
+            bubble_fraction=max(0.0, bubble_s / step_s) if step_s else 0.0,
+            exposed_comm_s=sum(exposed_s) / len(waits),
+            host_wait_s=sum(own.host_ps for own in waits) / PS_PER_S / len(waits),
+            rank_s=tuple(
+                {
+                    "compute": own.compute_ps / PS_PER_S,
+                    **{call: time / PS_PER_S for call, time in own.exposed_ps.items()},
+                } for own in waits
+            ),
         )  # fmt: skip
 
     def load(self) -> Load:
@@ -299,24 +325,36 @@ class StepForecast:
             found.append(Load(self.machine.compute.at_MHz, step_s, seconds, energy_J))
         return max(found, key=lambda load: load.compute_s)
 
-    def _host_waits_s(self) -> list[float]:
-        """Per pipeline rank the seconds by which its host makes its actions end later than all else would."""
-        costs, table, num_stages = self.pipeline_costs, self.schedule.table, self.schedule.num_stages
-        times = action_times(self.schedule, costs)
-        # when an action ends at least: so long after its rank's stream, the step's start, its tensor's arrival
-        later = np.full((3, len(VARIANTS), num_stages), NEVER, dtype=np.int64)
-        for rank, stages in zip(self.ranks, self.stages_of, strict=True):
-            for place, stage in enumerate(stages):
-                for number, name in enumerate(VARIANTS):
-                    own = rank.bodies.maps.stream(place, name)
-                    later[:, number, stage] = own.get("stream", 0), own.get("start", 0), own.get("arrival", NEVER)
-        stream, start, arrival = later[:, variant_of_rows(self.schedule), table.stage]
-        before = np.append(0, times.end_ps[:-1])
-        before[table.rank_start[:-1][table.rank_start[:-1] < len(before)]] = 0
-        others = np.maximum(before + stream, start)
-        arrived = np.where(times.received_ps >= 0, times.received_ps + arrival, NEVER)
-        waits = np.append(0, np.cumsum(np.maximum(0, times.end_ps - np.maximum(others, arrived))))
-        return (np.diff(waits[table.rank_start]) / PS_PER_S).tolist()
+    @cached_property
+    def _waits(self) -> Sequence[Waits]:
+        """The parts of the third step per pipeline rank; simulations report the third step too."""
+        if self._contention is not None:
+            *before, last = self._contended_steps
+            lengths = [own.end_ps - first.end_ps for first, own in zip(*before, last, strict=True)] if before else []
+            is_steady = max(lengths, default=0) - min(lengths, default=0) <= _STEADY * last[0].end_ps
+            return last if is_steady else self._contention.steps(self._num_paced + 1)[-1]
+        schedule, costs, ahead = self.schedule, self.pipeline_costs, self.degrees.posts_ahead
+        start_ps = self._second_step.end_ps if schedule.num_ranks > 1 else np.zeros(1, dtype=np.int64)
+        launch_ps = price_launch(self.machine)
+        arrived = (action_times(schedule, costs, start_ps=start_ps).received_ps + launch_ps).tolist()
+        names = [VARIANTS[number] for number in variant_of_rows(schedule).tolist()]
+        posts = {way: np.asarray(each).tolist() for way, each in costs.receive_dispatch_ps.items()}
+        send_wait_ps = np.asarray(costs.wait_dispatch_ps).tolist()
+        found, row = [], 0
+        for number, (rank, stages) in enumerate(zip(self.ranks, self.stages_of, strict=True)):
+            place = {stage: at for at, stage in enumerate(stages)}
+            turns = []
+            for action in schedule.order[number]:
+                ops = rank.bodies.action(place[action.stage], names[row])
+                turns.append(Turn(ops, arrived[row], posts["F" if names[row][0] == "F" else "B"][action.stage]))
+                row += 1
+            found.append(
+                rank.walk.step(
+                    rank.bodies.begin, turns, rank.bodies.end, start_ps=int(start_ps[number]), launch_ps=launch_ps,
+                    posts_ahead=ahead, send_wait_ps=send_wait_ps[number],
+                )
+            )  # fmt: skip
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +384,6 @@ class _Figures:
     """The parts of one rank's step time in seconds, without its host."""
 
     compute_s: float
-    exposed_s: Mapping[str, float]
     kernels_s: Mapping[str, float]
     host_s: float
 
@@ -359,6 +396,7 @@ class _Rank:
         self.lowered = lowered
         self.undisturbed = bodies_of_rank(key.costs, lowered)
         self.bodies = self.undisturbed.slowed(pair_rates(key.costs.machine))
+        self.walk = RankWalk()
         self._figures: dict[tuple[int, str], _Figures] = {}
         self._sums: dict[tuple[tuple[tuple[int, str], int], ...], _Figures] = {}
         self._peaks: dict[tuple[Schedule, tuple[int, ...], bool], tuple[int, dict[str, int]]] = {}
@@ -391,66 +429,37 @@ class _Rank:
 
     def _sum(self, counts: Mapping[tuple[int, str], int]) -> _Figures:
         compute = host = 0.0
-        exposed: dict[str, float] = {}
         kernels: dict[str, float] = {}
-        for key, count in (
-            *counts.items(),
-            ((-1, "end"), 1),
-        ):
+        for key, count in (*counts.items(), ((-1, "begin"), 1), ((-1, "end"), 1)):
             own = self._of(key)
             compute += count * own.compute_s
             host += count * own.host_s
-            for total, each in ((exposed, own.exposed_s), (kernels, own.kernels_s)):
-                for name, seconds in each.items():
-                    total[name] = total.get(name, 0.0) + count * seconds
-        return _Figures(compute_s=compute, exposed_s=exposed, kernels_s=kernels, host_s=host)
+            for name, seconds in own.kernels_s.items():
+                kernels[name] = kernels.get(name, 0.0) + count * seconds
+        return _Figures(compute_s=compute, kernels_s=kernels, host_s=host)
 
     def _of(self, key: tuple[int, str]) -> _Figures:
         if key not in self._figures:
             own = self.bodies
-            if key[1] == "end":
-                last = next((own.actions[0, name] for name in ("W.last", "B.last") if (0, name) in own.actions), ())
-                both, alone = _walked((*last, *own.end)), _walked(last)
-                exposed = {call: both[call] - alone.get(call, 0) for call in both if both[call] > alone.get(call, 0)}
-                self._figures[key] = _figures(own.end, exposed, is_update=True)
-            else:
-                ops = own.action(*key)
-                before = own.begin if key == (0, "F.first") else ()  # it waits for the gathers that open the step
-                self._figures[key] = _figures(ops, _walked((*before, *ops)))
+            ops = {"begin": own.begin, "end": own.end}.get(key[1]) or own.action(*key)
+            self._figures[key] = _figures(ops, is_update=key[1] == "end")
         return self._figures[key]
 
 
-def _last_interval(ends_ps: Sequence[int]) -> int:
-    return ends_ps[-1] - ([0, *ends_ps])[-2]
+def _last_interval(steps: Sequence[Sequence[Waits]]) -> int:
+    ends = [0, *(round(max(rank.end_ps for rank in step)) for step in steps)]
+    return ends[-1] - ends[-2]
 
 
-def _figures(ops: Sequence[Op], exposed: Mapping[str, int], *, is_update: bool = False) -> _Figures:
+def _figures(ops: Sequence[Op], *, is_update: bool) -> _Figures:
     kernels: dict[str, float] = {}
     for op in ops:
         if op.kind == COMPUTE:
             name = "update" if is_update else op.name
             kernels[name] = kernels.get(name, 0.0) + op.work_ps / PS_PER_S
     return _Figures(
-        compute_s=sum(kernels.values()), kernels_s=kernels, host_s=sum(op.dispatch_ps for op in ops) / PS_PER_S,
-        exposed_s={call: time / PS_PER_S for call, time in exposed.items()},
-    )  # fmt: skip
-
-
-def _walked(ops: Sequence[Op]) -> dict[str, int]:
-    """Call of a collective -> how long the stream waits for it, with the host far ahead."""
-    stream, channels, ends, found = 0, dict[str, int](), dict[str, tuple[int, str]](), dict[str, int]()
-    for op in ops:
-        if op.kind == COMPUTE:
-            stream += op.work_ps
-        elif op.kind == ISSUE:
-            channels[op.channel] = max(channels.get(op.channel, 0), stream) + op.work_ps
-            ends[op.token] = channels[op.channel], op.name
-        elif op.kind == WAIT and op.token in ends:
-            end, call = ends[op.token]
-            if end > stream:
-                found[call] = found.get(call, 0) + end - stream
-                stream = end
-    return found
+        compute_s=sum(kernels.values()), kernels_s=kernels, host_s=sum(op.dispatch_ps for op in ops) / PS_PER_S
+    )
 
 
 _RANKS: dict[tuple[object, ...], _Rank] = {}

@@ -17,6 +17,7 @@ from itertools import accumulate
 from costmodels.price.sharing import max_min_rates
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
 from simulator.forecast.overlap import PairRates
+from simulator.forecast.parts import Waits
 
 __all__ = ["Actions", "Line", "Run", "Transmission", "Way", "walked"]
 
@@ -66,7 +67,7 @@ class Line:
         kind: kind of an operation of a body; COMPUTE is a complete run.
         dispatch_ps: host time.
         work_ps: of a collective.
-        token, channel, meeting: of a collective.
+        token, channel, meeting, call: of a collective.
         run: of COMPUTE.
     """
 
@@ -77,6 +78,7 @@ class Line:
     channel: str = ""
     meeting: Transmission | None = None
     run: Run | None = None
+    call: str = "collective"
 
 
 class Run:
@@ -86,7 +88,7 @@ class Run:
         parts: COMPUTE, and what the stream waits for with nothing else under way: such a part has no name.
     """
 
-    __slots__ = ("_ahead", "_dispatch", "_work", "parts")
+    __slots__ = ("_ahead", "_dispatch", "_work", "compute_ps", "exposed_ps", "parts")
 
     def __init__(self, parts: Sequence[Op]) -> None:
         self.parts = tuple(parts)
@@ -94,6 +96,8 @@ class Run:
         for op in parts:
             self._dispatch.append(self._dispatch[-1] + op.dispatch_ps)
             self._work.append(self._work[-1] + op.work_ps)
+        self.compute_ps = sum(op.work_ps for op in parts if op.kind == COMPUTE)
+        self.exposed_ps = [(_call(op), op.work_ps) for op in parts if op.kind == ISSUE]
         leads = [issued - done for issued, done in zip(self._dispatch[1:], self._work, strict=False)]
         self._ahead = list(accumulate(reversed(leads), max))[::-1]
 
@@ -105,21 +109,34 @@ class Run:
         return host + dispatch[-1] - dispatch[first], ready if ready > late else late
 
 
+def _call(op: Op) -> str:
+    """The call of a collective in a run."""
+    assert op.payload is not None
+    return op.payload.call
+
+
 Actions = Sequence[tuple[Sequence[Line], Way | None, Way | None]]
 """A rank's step: (lines, the way on which they receive, the way on which they send)."""
 
 
 class _Flow:
-    """Communication that is posted, under way or over; `end` is -1 until it is over."""
+    """Communication that is posted, under way or over; `begun` and `end` are -1 until then; `call` of a collective."""
 
-    __slots__ = ("channel", "end", "left", "limit", "meeting", "ranks", "rate", "ready", "since", "version", "waiting")
+    __slots__ = (
+        "begun", "call", "channel", "end", "issued", "left", "limit", "meeting", "ranks", "rate", "ready", "since",
+        "version", "waiting",
+    )  # fmt: skip
 
-    def __init__(self, meeting: Transmission | None, work_ps: float, rank: _Rank, posted: float) -> None:
+    def __init__(
+        self, meeting: Transmission | None, work_ps: float, rank: _Rank, posted: float, call: str = ""
+    ) -> None:
         self.meeting = meeting
+        self.call = call
         self.left = work_ps
         self.ranks = [rank]
         self.ready = posted
-        self.end = -1.0
+        self.issued = posted
+        self.begun = self.end = -1.0
         self.limit = self.rate = self.since = 0.0
         self.version = 0
         self.waiting: list[_Rank] = []
@@ -130,24 +147,26 @@ class _Rank:
     """A rank's device: what communicates there (`active`), what will (`pending`), and the operation under way."""
 
     __slots__ = (
-        "active", "channels", "ends", "is_quiet", "left", "op", "pending", "process", "rate", "since", "version",
+        "active", "channels", "is_quiet", "left", "op", "own", "pending", "process", "rate", "since", "steps",
+        "version",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        self.steps: list[Waits] = []
+        self.own: list[_Flow] = []  # collectives that may still be under way
         self.active: dict[_Flow, None] = {}
         self.channels: dict[str, deque[_Flow]] = {}
         self.pending = self.version = 0
         self.op: Op | None = None
         self.left = self.rate = self.since = 0.0
         self.is_quiet = False
-        self.ends: list[float] = []
         self.process: Generator[None, None, None]
 
 
 def walked(
     ranks: Sequence[Actions], rates: PairRates | None, *, launch_ps: int = 0, num_steps: int = 1
-) -> list[tuple[float, ...]]:
-    """The end of every rank's steps, in picoseconds: one time per rank for each step.
+) -> list[tuple[Waits, ...]]:
+    """The parts and the end of every rank's steps: one entry per rank for each step.
 
     Args:
         ranks: what each does in a step.
@@ -157,14 +176,29 @@ def walked(
 
     >>> meeting = Transmission("all_gather", 100.0, claims=((0, 0.8),))
     >>> gather = [Line(ISSUE, 0, 100.0, token="t", channel="dp", meeting=meeting), Line(WAIT, 0, token="t")]
-    >>> walked([[(gather, None, None)]] * 2, None)
-    [(160.0, 160.0)]
+    >>> [rank.end_ps for rank in walked([[(gather, None, None)]] * 2, None)[0]]
+    [160.0, 160.0]
     """
     walk = _Walk(rates)
     for actions in ranks:
         walk.add(actions, launch_ps, num_steps)
     walk.run()
-    return list(zip(*(rank.ends for rank in walk.ranks), strict=True))
+    return list(zip(*(rank.steps for rank in walk.ranks), strict=True))
+
+
+def _tally_op(tally: Waits, op: Op, free: float, begins: float, ends: float) -> None:
+    """Count an operation of a run; `free` is the time at which the stream is free for it."""
+    if op.kind == COMPUTE:
+        tally.compute_ps += ends - begins
+    elif op.kind == ISSUE:
+        tally.add([(_call(op), ends - begins)], 0)
+    tally.host_ps += max(0.0, begins - free)
+
+
+def _tally_wait(tally: Waits, rank: _Rank, flow: _Flow, stream: float) -> None:
+    """Count the wait for a collective that has ended."""
+    known = [(each.begun, each.end if each.end >= 0 else flow.end) for each in rank.own if each.begun >= 0]
+    tally.add_wait(flow.call, stream, flow.issued, flow.end, known)
 
 
 class _Walk:
@@ -212,6 +246,9 @@ class _Walk:
         host = stream = 0.0
         for _ in range(num_steps):
             host += launch_ps
+            tally = Waits()
+            rank.steps.append(tally)
+            posts: deque[float] = deque()
             issued: dict[str, _Flow] = {}
             sent: list[tuple[_Flow, int]] = []
             for lines, source, target in actions:
@@ -222,18 +259,21 @@ class _Walk:
                         if rank.pending:
                             host, stream = yield from self._run(rank, line.run, host, stream)
                         else:
+                            before = stream
                             host, stream = line.run.ends(0, host, stream)
+                            tally.add_run(line.run.compute_ps, line.run.exposed_ps, stream - before)
                         continue
                     host += line.dispatch_ps
                     posted = host if host > stream else stream
                     if kind == ISSUE:
-                        issued[line.token] = self._issue(rank, line, posted)
+                        issued[line.token] = self._issue(rank, line, posted, host)
                         continue
                     if kind == WAIT:
                         flow = issued.get(line.token)
                     elif kind == POST:
                         assert source is not None
                         source.arriving.append(self._meet(source, rank, posted, is_send=False))
+                        posts.append(host)
                         continue
                     elif kind == SEND:
                         assert target is not None
@@ -242,6 +282,7 @@ class _Walk:
                     elif kind == ARRIVE:
                         assert source is not None
                         flow = source.arriving.popleft()
+                        ready = posts.popleft()
                     else:
                         raise AssertionError(f"a line of kind {kind}")
                     if flow is not None:
@@ -249,6 +290,10 @@ class _Walk:
                             flow.waiting.append(rank)
                             yield
                         if flow.end > stream:
+                            if kind == ARRIVE:
+                                tally.host_ps += max(0.0, min(ready, flow.end) - stream)
+                            else:
+                                _tally_wait(tally, rank, flow, stream)
                             stream = flow.end
             for flow, wait_ps in (*sent, *((each, 0) for each in issued.values())):
                 host += wait_ps
@@ -256,13 +301,16 @@ class _Walk:
                     flow.waiting.append(rank)
                     yield
                 if flow.end > stream:
+                    if flow.call:
+                        _tally_wait(tally, rank, flow, stream)
                     stream = flow.end
+            tally.host_ps += max(0.0, host - stream)
             host = stream = max(host, stream)
-            rank.ends.append(stream)
+            tally.end_ps = stream
 
     def _run(self, rank: _Rank, run: Run, host: float, stream: float) -> Generator[None, None, tuple[float, float]]:
         """A run: all at once while nothing communicates on the device, else one operation after the other."""
-        parts, at = run.parts, 0
+        parts, at, tally = run.parts, 0, rank.steps[-1]
         while at < len(parts):
             if not rank.active:
                 ended_host, ended = run.ends(at, host, stream)
@@ -271,29 +319,34 @@ class _Walk:
                     yield from self._until(rank, ended)
                     rank.is_quiet = False
                 if ended <= self._now:
+                    rest = run if at == 0 else Run(parts[at:])
+                    tally.add_run(rest.compute_ps, rest.exposed_ps, ended - stream)
                     return ended_host, ended
                 while True:  # communication has begun
                     op = parts[at]
                     begins = max(stream, host + op.dispatch_ps)
                     if begins + op.work_ps > self._now:
                         break
+                    _tally_op(tally, op, stream, begins, begins + op.work_ps)
                     host, stream = host + op.dispatch_ps, begins + op.work_ps
                     at += 1
                 if begins < self._now:
                     host += op.dispatch_ps
                     yield from self._compute(rank, op, begins + op.work_ps - self._now)
+                    _tally_op(tally, op, stream, begins, self._now)
                     stream = self._now
                     at += 1
                 continue
-            op = parts[at]
+            op, free = parts[at], stream
             host += op.dispatch_ps
-            stream = max(stream, host)
+            begins = stream = max(stream, host)
             at += 1
             if op.work_ps:
                 if stream > self._now:
                     yield from self._until(rank, stream)
                 yield from self._compute(rank, op, op.work_ps)
                 stream = self._now
+            _tally_op(tally, op, free, begins, stream)
         return host, stream
 
     def _until(self, rank: _Rank, time: float) -> Generator[None, None, None]:
@@ -312,8 +365,11 @@ class _Walk:
 
     # ----------------------------------------------------------------------------------------- communication
 
-    def _issue(self, rank: _Rank, line: Line, posted: float) -> _Flow:
-        flow = _Flow(line.meeting, line.work_ps, rank, posted)
+    def _issue(self, rank: _Rank, line: Line, posted: float, issued: float) -> _Flow:
+        flow = _Flow(line.meeting, line.work_ps, rank, posted, line.call)
+        flow.issued = issued
+        rank.own = [each for each in rank.own if not 0 <= each.end <= posted]
+        rank.own.append(flow)
         flow.channel = rank.channels.setdefault(line.channel, flow.channel)
         self._enter(flow)
         return flow
@@ -348,6 +404,7 @@ class _Walk:
             self._at(max(flow.ready, self._now), _BEGIN, flow)
 
     def _begin(self, flow: _Flow) -> None:
+        flow.begun = self._now
         if not flow.left:
             self._end(flow)
             return

@@ -156,4 +156,5 @@ def _own(together: Timeline, job: Job) -> Timeline:
         kind=together.kind, num_ranks=len(job.ranks), names=together.names, rank=rank, stream=stream, step=step,
         name_index=together.name_index[rows], start_ps=start, end_ps=end,
         step_start_ps=tuple(map(min, starts, ends)), step_end_ps=tuple(ends), meta=together.meta,
+        program=job.program,
     )  # fmt: skip

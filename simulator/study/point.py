@@ -40,7 +40,7 @@ COLUMNS: Mapping[str, str] = {
     "tokens_per_s": "of all devices, with checkpoints, failures and spares",
     "goodput": "share of the time that is lasting progress",
     "effective_step_s": "step time with checkpoints, lost work, restarts and waits for repairs",
-    "exposed_comm_s": "s of a step in which a rank communicates and does not compute, averaged over ranks",
+    "exposed_comm_s": "s of a step in which a rank waits for collectives and does not compute, averaged over ranks",
     "bubble_fraction": "share of a step in which a rank waits for others, averaged over ranks",
     "peak_bytes": "memory of the fullest rank",
     "fits": "whether it fits into the memory of a device",

@@ -1,19 +1,14 @@
-"""The composition of a step, rank by rank: `plans.timeline.StepParts` in finer parts.
-
-Exposed communication is split by call (of several at one time the one that began first counts), and, where the
-program is given, waits in collectives for a late member are kept apart from the bubble.
-"""
+"""Where the time of a step goes, rank by rank: `plans.step_parts` with the waits for late members kept apart."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from plans.program import Program
-from plans.timeline import PS_PER_S, STREAMS, Timeline
+from plans.timeline import PS_PER_S, Timeline
 from simulator.timeline.causes import Causes
 
 __all__ = ["Composition", "composition", "time_by_call_s"]
@@ -26,7 +21,7 @@ class Composition:
     Args:
         rank: the rank.
         compute_ps, host_wait_ps: as in `StepParts`.
-        exposed_ps: call of the communication -> time in which it communicates but does not compute.
+        exposed_ps: call of the collective -> exposed communication, as in `StepParts`.
         bubble_ps: as in `StepParts`, without `straggler_ps`.
         straggler_ps: last member -> time in which it waits in collectives for that rank.
     """
@@ -67,39 +62,25 @@ def composition(timeline: Timeline, program: Program | None = None) -> tuple[Com
     >>> composition(Timeline.from_spans(spans, kind="measured", num_ranks=1))
     (Composition(rank=0, compute_ps=14, exposed_ps={'all_reduce': 3}, host_wait_ps=0, bubble_ps=3, straggler_ps={}),)
     """
-    last = timeline.num_steps - 1
-    rows = np.flatnonzero(timeline.step == last)
-    rows = rows[np.lexsort((timeline.name_index[rows], timeline.start_ps[rows], timeline.rank[rows]))]
-    bounds = np.searchsorted(timeline.rank[rows], np.arange(timeline.num_ranks + 1))
     result = []
-    waits = _straggler_waits(timeline, program) if program is not None and len(rows) else {}
-    for rank, parts in timeline.step_parts.items():
-        waited_here = waits.get(rank, ())
-        spans: dict[str, list[tuple[int, int, Any]]] = {name: [] for name in STREAMS}
-        begins = {id_: end for _, end, _, id_ in waited_here}
-        for row in rows[bounds[rank] : bounds[rank + 1]]:
-            id_, call, _ = timeline.names[timeline.name_index[row]]
-            start, end = int(timeline.start_ps[row]), int(timeline.end_ps[row])
-            stream = STREAMS[timeline.stream[row]]
-            if stream == "comm" and id_ in begins:  # on a measured timeline the wait is a part of the span
-                start = min(end, max(start, begins[id_]))
-            spans[stream].append((start, end, call))
-        spans["comm"].sort()
-        free = [(min(timeline.step_start_ps[last], timeline.window_ps[0]), timeline.step_end_ps[last])]
-        _, free = _take(free, spans["compute"])
-        exposed, free = _take(free, spans["comm"])
-        waited, _ = _take(free, sorted((start, end, latest) for start, end, latest, _ in waited_here))
-        # what is no longer exposed is waiting: for the late members, and else for others
-        waiting_ps = parts.bubble_ps + parts.exposed_ps - sum(exposed.values())
-        straggler = {}
-        for latest in sorted(waited):
-            straggler[latest] = min(waited[latest], waiting_ps)
-            waiting_ps -= straggler[latest]
+    waits = _straggler_waits(timeline, program) if program is not None and len(timeline.rank) else {}
+    for rank, spans in timeline.spans_of_step(timeline.num_steps - 1):
+        parts, waited_here = timeline.step_parts[rank], waits.get(rank, ())
+        exposed, straggler, waiting_ps = parts.exposed_by_call, dict[int, int](), parts.bubble_ps
+        if waited_here:
+            met = spans.begun_after({id_: end for _, end, _, id_ in waited_here})
+            exposed = met.parts(*timeline.window_ps).exposed_by_call
+            # what is no longer exposed is waiting: for the late members, and else for others
+            waiting_ps += parts.exposed_ps - sum(exposed.values())
+            waited = _take(met.idle(*timeline.window_ps), sorted(waited_here))
+            for latest in sorted(waited):
+                straggler[latest] = min(waited[latest], waiting_ps)
+                waiting_ps -= straggler[latest]
         result.append(
             Composition(
                 rank=rank,
                 compute_ps=parts.compute_ps,
-                exposed_ps={call: exposed[call] for call in sorted(exposed)},
+                exposed_ps=exposed,
                 host_wait_ps=parts.host_wait_ps,
                 bubble_ps=waiting_ps,
                 straggler_ps=straggler,
@@ -126,36 +107,24 @@ def _straggler_waits(timeline: Timeline, program: Program) -> dict[int, list[tup
     return found
 
 
-def _take(
-    free: list[tuple[int, int]], spans: list[tuple[int, int, Any]]
-) -> tuple[dict[Any, int], list[tuple[int, int]]]:
-    """The part of the free intervals that the spans (by start) cover, by their third entry, and the remaining
-    intervals."""
-    taken: dict[Any, int] = {}
-    covered: list[tuple[int, int, Any]] = []  # disjoint, ascending
-    reach = free[0][0] if free else 0
-    for start, end, call in spans:
+def _take(free: Iterable[tuple[int, int]], waits: Sequence[tuple[int, int, int, str]]) -> dict[int, int]:
+    """How much of the free intervals the waits (by start) cover, by their third entry; of two the first counts."""
+    taken: dict[int, int] = {}
+    reach = 0
+    disjoint: list[tuple[int, int, int]] = []
+    for start, end, latest, _ in waits:
         if end > max(start, reach):
-            covered.append((max(start, reach), end, call))
+            disjoint.append((max(start, reach), end, latest))
             reach = end
-    left: list[tuple[int, int]] = []
     at = 0
     for begin, stop in free:
-        while at < len(covered) and covered[at][1] <= begin:
+        while at < len(disjoint) and disjoint[at][1] <= begin:
             at += 1
-        where, position = begin, at
-        while position < len(covered) and covered[position][0] < stop:
-            start, end, call = covered[position]
-            start, end = max(start, where), min(end, stop)
-            if start > where:
-                left.append((where, start))
-            if end > start:
-                taken[call] = taken.get(call, 0) + end - start
-                where = end
-            position += 1
-        if where < stop:
-            left.append((where, stop))
-    return taken, left
+        for start, end, latest in disjoint[at:]:
+            if start >= stop:
+                break
+            taken[latest] = taken.get(latest, 0) + min(end, stop) - max(start, begin)
+    return taken
 
 
 def time_by_call_s(timeline: Timeline) -> dict[str, float]:

@@ -1,13 +1,12 @@
-"""Stretches of time: spans joined, and those in which a rank communicates and does not compute."""
+"""Stretches of time: spans joined."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy.typing as npt
 
-__all__ = ["exposed", "joined"]
+__all__ = ["joined"]
 
 
 def joined(starts: npt.NDArray[Any], ends: npt.NDArray[Any], near: int = 0) -> list[tuple[int, int]]:
@@ -24,23 +23,3 @@ def joined(starts: npt.NDArray[Any], ends: npt.NDArray[Any], near: int = 0) -> l
         else:
             found.append((low, high))
     return found
-
-
-def exposed(compute: list[tuple[int, int]], comm: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """(start, end) of what of the communication nothing hides; both joined and in order.
-
-    >>> list(exposed([(0, 4), (6, 8)], [(2, 10)]))
-    [(4, 6), (8, 10)]
-    """
-    number = 0
-    for low, high in comm:
-        while number < len(compute) and compute[number][1] <= low:
-            number += 1
-        at = number
-        while low < high and at < len(compute) and compute[at][0] < high:
-            if low < compute[at][0]:
-                yield low, compute[at][0]
-            low = compute[at][1]
-            at += 1
-        if low < high:
-            yield low, high

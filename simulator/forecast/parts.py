@@ -1,0 +1,257 @@
+"""The parts of a forecast step (`plans.step_parts`): compute, exposed communication and host wait of every rank.
+
+The pipeline evaluator (`simulator.forecast.columns`) computes when every tensor arrives. With these times each rank is
+simulated alone: its host, its compute stream and the collectives in progress. A body is simulated once for each state
+in which it begins; a pipeline in its steady state has few of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
+
+__all__ = ["RankWalk", "Turn", "Waits"]
+
+Ops = tuple[Op, ...]
+
+
+@dataclass(slots=True)
+class Waits:
+    """The parts of a rank's step without the bubble, in picoseconds.
+
+    Args:
+        compute_ps: compute.
+        exposed_ps: call of a collective -> exposed communication.
+        host_ps: host wait.
+        end_ps: the time at which the rank ends the step.
+    """
+
+    compute_ps: float = 0
+    exposed_ps: dict[str, float] = field(default_factory=dict)
+    host_ps: float = 0
+    end_ps: float = 0
+
+    @property
+    def work_ps(self) -> float:
+        """The sum of the parts."""
+        return self.compute_ps + sum(self.exposed_ps.values()) + self.host_ps
+
+    def add(self, exposed: Iterable[tuple[str, float]], host_ps: float) -> None:
+        """Add exposed communication and host wait."""
+        self.host_ps += host_ps
+        for call, time in exposed:
+            if time:
+                self.exposed_ps[call] = self.exposed_ps.get(call, 0) + time
+
+    def add_wait(
+        self, call: str, free_ps: float, issued_ps: float, end_ps: float, under_way: Iterable[tuple[float, float]]
+    ) -> None:
+        """Add a wait for a collective.
+
+        Args:
+            call: of the collective.
+            free_ps: the time at which the stream is free.
+            issued_ps, end_ps: the times at which the host issues the collective and at which it ends.
+            under_way: (start, end) of the collectives of the rank.
+        """
+        issued_ps = min(max(free_ps, issued_ps), end_ps)
+        self.add([(call, _covered(under_way, issued_ps, end_ps))], issued_ps - free_ps)
+
+    def add_run(self, compute_ps: float, exposed: Sequence[tuple[str, float]], length_ps: float) -> None:
+        """Add a run of compute and of collectives that the stream waits for at once; the rest of its length is host
+        wait."""
+        self.compute_ps += compute_ps
+        self.add(exposed, length_ps - compute_ps - sum(time for _, time in exposed))
+
+
+class Turn(NamedTuple):
+    """An action of a rank.
+
+    Args:
+        ops: its body.
+        arrived_ps: the arrival of the tensor that the body waits for, if it waits for one.
+        post_ps: host time to post the receive of that tensor.
+    """
+
+    ops: Ops
+    arrived_ps: int = -1
+    post_ps: int = 0
+
+
+class _UnderWay(NamedTuple):
+    """A collective in progress; times are relative to the moment at which it is recorded."""
+
+    token: str
+    channel: str
+    call: str
+    issued: int
+    start: int
+    end: int
+
+
+class _Walked(NamedTuple):
+    """The result of a body without waits for other stages; times as in `_UnderWay`."""
+
+    stream: int
+    compute_ps: float
+    exposed: tuple[tuple[str, float], ...]
+    host_ps: float
+    under_way: tuple[_UnderWay, ...]
+
+
+class _Parts(NamedTuple):
+    """A body, cut at its wait for another stage: the operations before and after it with their host times, whether
+    there is such a wait, and the number of tensors that the body sends."""
+
+    ops: Ops
+    before: tuple[Ops, int]
+    wait_dispatch_ps: int
+    after: tuple[Ops, int]
+    receives: bool
+    num_sends: int
+
+
+class RankWalk:
+    """Simulates the steps of ranks with equal bodies, and caches the results of bodies.
+
+    >>> body = (Op(COMPUTE, 2, 10), Op(ISSUE, 1, 6, "all_reduce", "tp", "t"), Op(WAIT, 1, token="t"))
+    >>> RankWalk().step((), [Turn(body), Turn(body)], ())
+    Waits(compute_ps=20, exposed_ps={'all_reduce': 12}, host_ps=2, end_ps=34)
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[int, _Parts] = {}
+        self._known: dict[tuple[int, int, tuple[_UnderWay, ...]], _Walked] = {}
+
+    def step(
+        self, begin: Ops, turns: Sequence[Turn], end: Ops, *, start_ps: int = 0, launch_ps: int = 0,
+        posts_ahead: bool = True, send_wait_ps: int = 0,
+    ) -> Waits:  # fmt: skip
+        """A step of a rank.
+
+        Args:
+            begin: the body that opens the step.
+            turns: its actions.
+            end: the body that closes it.
+            start_ps: the time at which the rank begins it.
+            launch_ps: host time at the start.
+            posts_ahead: whether receives are posted one action ahead.
+            send_wait_ps: host time at the end for each tensor that was sent.
+        """
+        found, num_sends = Waits(), 0
+        host, stream = start_ps + launch_ps, start_ps
+        under_way: tuple[_UnderWay, ...] = ()
+
+        def walk(part: tuple[Ops, int]) -> None:
+            nonlocal host, stream, under_way
+            ops, dispatch_ps = part
+            if not ops:
+                return
+            lag = max(host - stream, -dispatch_ps)  # a host that is further ahead makes no difference
+            key = id(ops), lag, under_way
+            own = self._known.get(key)
+            if own is None:
+                own = self._known[key] = _walked(ops, lag, under_way)
+            host += dispatch_ps
+            stream += own.stream
+            under_way = own.under_way
+            found.compute_ps += own.compute_ps
+            found.add(own.exposed, own.host_ps)
+
+        walk(self._of(begin).before)
+        bodies = [self._of(turn.ops) for turn in turns]
+        posts = [turn.post_ps if own.receives else 0 for turn, own in zip(turns, bodies, strict=True)]
+        if posts_ahead:
+            host += sum(posts[:1])
+            posts = [*posts[1:], 0]
+        posted = host
+        for turn, own, post_ps in zip(turns, bodies, posts, strict=True):
+            host += post_ps
+            ready, posted = (posted if posts_ahead else host), host  # when its own receive is posted
+            walk(own.before)
+            host += own.wait_dispatch_ps
+            num_sends += own.num_sends
+            if own.receives and turn.arrived_ps > stream:
+                found.host_ps += max(0, min(ready, turn.arrived_ps) - stream)
+                under_way = _later(under_way, turn.arrived_ps - stream)
+                stream = turn.arrived_ps
+            walk(own.after)
+        walk(self._of(end).before)
+        while under_way:
+            last = under_way[0]
+            _wait(found, under_way, last, 0)
+            stream, under_way = stream + last.end, _later(under_way, last.end)
+        host += num_sends * send_wait_ps
+        found.host_ps += max(0, host - stream)
+        found.end_ps = max(host, stream)
+        return found
+
+    def _of(self, ops: Ops) -> _Parts:
+        found = self._parts.get(id(ops))
+        if found is None:
+            at = next((number for number, op in enumerate(ops) if op.kind == ARRIVE), len(ops))
+            before, rest = ops[:at], ops[at + 1 :]
+            dispatch_ps = ops[at].dispatch_ps if at < len(ops) else 0
+            found = _Parts(
+                ops, (before, _dispatch_ps(before)), dispatch_ps, (rest, _dispatch_ps(rest)), at < len(ops),
+                sum(op.kind == SEND for op in ops),
+            )  # fmt: skip
+            self._parts[id(ops)] = found  # it holds the body, so that the id stays its own
+        return found
+
+
+def _dispatch_ps(ops: Ops) -> int:
+    return sum(op.dispatch_ps for op in ops)
+
+
+def _walked(ops: Ops, lag: int, under_way: tuple[_UnderWay, ...]) -> _Walked:
+    """Simulate a body. The stream is free at 0, the host at `lag`."""
+    found, host, stream = Waits(), lag, 0
+    flows = list(under_way)
+    for op in ops:
+        host += op.dispatch_ps
+        if op.kind == COMPUTE:
+            if host > stream:
+                found.host_ps += host - stream
+                stream = host
+            stream += op.work_ps
+            found.compute_ps += op.work_ps
+        elif op.kind == ISSUE:
+            start = max(host, stream, *(flow.end for flow in flows if flow.channel == op.channel))
+            flows.append(_UnderWay(op.token, op.channel, op.name, host, start, start + op.work_ps))
+        elif op.kind == WAIT:
+            flow = next((flow for flow in reversed(flows) if flow.token == op.token), None)
+            if flow is not None and flow.end > stream:
+                _wait(found, flows, flow, stream)
+                stream = flow.end
+    return _Walked(stream, found.compute_ps, tuple(found.exposed_ps.items()), found.host_ps, _later(flows, stream))
+
+
+def _later(flows: Iterable[_UnderWay], time: int) -> tuple[_UnderWay, ...]:
+    """The collectives that are still in progress after some time."""
+    return tuple(
+        flow._replace(
+            issued=max(0, flow.issued - time), start=max(0, flow.start - time), end=flow.end - time
+        ) for flow in flows if flow.end > time
+    )  # fmt: skip
+
+
+def _wait(found: Waits, flows: Iterable[_UnderWay], flow: _UnderWay, stream: int) -> None:
+    found.add_wait(flow.call, stream, flow.issued, flow.end, [(each.start, each.end) for each in flows])
+
+
+def _covered(intervals: Iterable[tuple[float, float]], low: float, high: float) -> float:
+    """The length that intervals cover between two times.
+
+    >>> _covered([(0, 4), (3, 6), (8, 20)], 2, 10)
+    6
+    """
+    length: float = 0
+    for start, end in sorted(intervals):
+        if end > low and start < high:
+            length += min(end, high) - max(start, low)
+            low = min(end, high)
+    return length
