@@ -14,14 +14,13 @@ from reports.live import LiveTimeline
 from reports.memory import memory_table
 from reports.pipeline_picture import pipeline_picture
 from reports.plan_tables import parameter_table, plan_table, plan_text
-from reports.search_pictures import Configuration, trade_picture
+from reports.search_report import trade_picture
 from reports.tables import Check, Table, verification_table
 from reports.time_tables import comparison_table, composition_table, timeline_table
 from reports.whatif_tables import sensitivity_table, tornado_picture, what_if_table
 
 __all__ = [
     "Check",
-    "Configuration",
     "LiveTimeline",
     "Report",
     "Table",

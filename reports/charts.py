@@ -39,7 +39,7 @@ _STYLE: Any = {
     "axes.titlelocation": "left", "legend.frameon": False, "legend.fontsize": 8.5, "figure.facecolor": "none",
     "axes.facecolor": "none", "savefig.facecolor": "none",
 }  # fmt: skip
-_WIDE, _NARROW, _HEIGHT = 10.6, 4.0, 3.2
+_WIDE, _NARROW, _HEIGHT = 12.6, 4.2, 3.2
 """Inches; matplotlib counts 72 points to an inch, and a point becomes a pixel and a third."""
 
 _LONG = 10_000
@@ -140,6 +140,8 @@ def series_chart(series: Sequence[Series], scale: Scale, *, title: str, caption:
     """Points and curves on two axes."""
 
     def draw(figure: Figure) -> None:
+        from matplotlib.ticker import MaxNLocator, PercentFormatter
+
         with _axes(figure, title) as axes:
             for each, colour in zip(series, [*COLOURS.values()] * (1 + len(series) // 8), strict=False):
                 _draw_series(axes, each, colour)
@@ -151,9 +153,9 @@ def series_chart(series: Sequence[Series], scale: Scale, *, title: str, caption:
             if scale.ticks:
                 axes.set_xticks(scale.ticks, [f"{each:g}" for each in scale.ticks])
                 axes.minorticks_off()
+            elif not scale.log_x and _is_whole(series):
+                axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
             if scale.relative:
-                from matplotlib.ticker import PercentFormatter
-
                 axes.axhline(0, color=_INK, linewidth=0.8)
                 axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
             if scale.diagonal:
@@ -175,6 +177,11 @@ def roofline_chart(
     roof = [(x, min(peak_flops_per_s, x * memory_Bps) / 1e12) for x in grid]
     scale = Scale(x="floating-point operations per byte", y="TFLOP/s", log_x=True, log_y=True)
     return series_chart([*series, Series(name="vendor's roofline", curve=roof)], scale, title=title, caption=caption)
+
+
+def _is_whole(series: Sequence[Series]) -> bool:
+    """Whether x counts something, such as steps."""
+    return all(float(x).is_integer() for each in series for x, *_ in (*each.points, *each.curve))
 
 
 def _draw_series(axes: Axes, each: Series, colour: str) -> None:
@@ -216,6 +223,9 @@ def bars(
         said: a length as people read it, shown when the pointer rests on a part.
     """
 
+    least = 1e-3 * max((abs(length) for _, _, lengths in parts for length in lengths), default=0.0)
+    parts = [part for part in parts if any(abs(length) > least for length in part[2])]  # others cannot be seen
+
     def draw(figure: Figure) -> None:
         wide = 46 if _is_narrow(figure) else 130
         texts = [textwrap.fill(name, wide) for name in names]
@@ -236,7 +246,7 @@ def bars(
             axes.set_xlabel(x)
             axes.axvline(0, color=_INK, linewidth=0.8)
             for place, right, text in zip(places, rights, ends, strict=False):
-                axes.annotate(f" {text}", (right, place), va="center")
+                axes.annotate(text, (right, place), (4, 0), textcoords="offset points", va="center")
             axes.margins(x=0.2 if ends else 0.04)
 
     return Chart(title=title, draw=draw, caption=caption)
@@ -297,11 +307,14 @@ def _with_texts(svg: str) -> str:
 @contextmanager
 def _axes(figure: Figure, title: str) -> Iterator[Axes]:
     """Axes with a title, and a legend below the picture where there are names."""
-    from matplotlib.ticker import AutoLocator, MaxNLocator, StrMethodFormatter
+    from matplotlib.ticker import AutoLocator, EngFormatter, LogFormatter, MaxNLocator, StrMethodFormatter
 
     axes = figure.add_subplot()
     yield axes
     for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            axis.set_major_formatter(EngFormatter(sep=""))
+            axis.set_minor_formatter(LogFormatter(minor_thresholds=(1.2, 0.4)))
         if isinstance(axis.get_major_locator(), AutoLocator):
             axis.set_major_locator(MaxNLocator(4 if _is_narrow(figure) else 9, steps=[1, 2, 2.5, 5, 10]))
             if max(map(abs, axis.get_view_interval())) >= _LONG:

@@ -47,9 +47,10 @@ def comparison_page(plans: Sequence[Compared], *, machine: str, command: str) ->
     )  # fmt: skip
     best = min(plans, key=lambda each: each.timeline.step_interval_s)
     sections = [
-        Section(id="figures", title="Figures", parts=[plans_table(plans), figures_table()]),
+        Section(id="figures", title="Figures", parts=[plans_table(plans)]),
         Section(id="parts", title="Where the step goes", parts=[_parts(plans), _paths(plans)]),
         Section(id="pipeline", title="Pipelines and memory, on one time axis", parts=[live]),
+        Section(id="further", title="What the figures mean", parts=[figures_table()], folded=True),
     ]
     return Page(
         kind="comparison", title=f"{len(plans)} plans on {machine}", sections=sections, command=command,

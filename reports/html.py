@@ -121,14 +121,14 @@ def _sections(report: Report) -> Iterator[Section]:
     actions = [actions_table(each) for each in drawn]
     yield Section(id="pipeline", title="Pipeline and memory", parts=[live] if drawn else [])
     yield Section(id="actions", title="The pipeline as a table", parts=actions, folded=True)
-    yield Section(id="losses", title="Losses", parts=_losses(report.losses))
-    yield Section(id="steps", title="Step times", parts=_step_times(report))
+    yield Section(id="training", title="Training", parts=[*_losses(report.losses), *_step_times(report)])
     peaks = [memory_table(each, known) for each, known in _with_program(report) if each.memory]
     yield Section(id="memory", title="Peak memory", parts=peaks)
     title = "Where the time goes, rank by rank and call by call"
     yield Section(id="composition", title=title, parts=list(_where_time_goes(report, drawn)), folded=True)
     yield from _plan(report.plan)
-    yield Section(id="further", title="Further tables", parts=report.tables, folded=True)
+    meant = [figures_table()] if report.timelines else []
+    yield Section(id="further", title="Further tables", parts=[*report.tables, *meant], folded=True)
     yield Section(id="environment", title="Environment", parts=list(_environment(report)))
 
 
@@ -180,7 +180,7 @@ def _results(report: Report) -> list[Part]:
         caption = f"The {run.kind} step is the median of all {len(report.step_times_s)} steps without those of the "
         caption += f"warm-up; the other {run.kind} figures are of the last {run.num_steps}, which were recorded."
         table = replace(table, notes=(*table.notes, caption))
-    return [table, figures_table()]
+    return [table]
 
 
 def _losses(losses: Mapping[str, Sequence[float]]) -> list[Chart]:

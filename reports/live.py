@@ -130,7 +130,7 @@ def pack(timeline: Timeline, program: Program | None = None, called: str | None 
     numbers = f"step {step + 1} of {timeline.num_steps}, " if timeline.num_steps > 1 else ""
     header = {
         "kind": called or timeline.kind,
-        "title": f"{called or timeline.kind.upper()}: {numbers}{Seconds(length / PS_PER_S)}",
+        "title": f"{called or timeline.kind.upper()}: {numbers}{Seconds(timeline.step_interval_s)} a step",
         "length": length // unit, "unit_s": unit / PS_PER_S, "notes": notes,
         "rows": [{"rank": rank, "ranks": ranks, "stages": list(stages)} for rank, ranks, stages in rows],
         "names": _names(timeline, used, program), "byte_unit": byte_unit,

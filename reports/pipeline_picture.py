@@ -105,7 +105,8 @@ def _draw(axes: Axes, timeline: Timeline, rows: Sequence[tuple[int, str]], unit_
                 axes.text(
                     (low + high) / 2 * scale, number - 0.12, text, ha="center", va="center", size=7.5, color="#111111"
                 )
-    axes.set_title(f"{timeline.kind.upper()}: step {step + 1} of {timeline.num_steps}, {Seconds(length / PS_PER_S)}")
+    pace = Seconds(timeline.step_interval_s)
+    axes.set_title(f"{timeline.kind.upper()}: step {step + 1} of {timeline.num_steps}, {pace} a step")
     axes.set_yticks(range(len(rows)), [label for _, label in rows], size=8)
     axes.set_ylim(len(rows) - 0.5, -0.6)
     axes.axvline(length * scale, linestyle="--", linewidth=0.8, color=COLOURS["grey"])

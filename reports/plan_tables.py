@@ -14,9 +14,6 @@ from simulator.timeline.messages import Message, messages_of_operators, messages
 
 __all__ = ["parameter_table", "plan_table", "plan_text"]
 
-WIDTH = 100
-"""Characters of a line of `plan_text`."""
-
 
 def plan_table(plan: Plan) -> Table:
     """Per operator its stage, ranks, mesh, strategy (dims -> axes), layouts and communication per micro-batch.
@@ -55,7 +52,7 @@ def plan_text(plan: Plan) -> str:
     Raises:
         TwofoldError: the plan cannot be lowered.
     """
-    return plan_table(plan).joined("operator").without("layouts in", "layouts out").text(WIDTH)
+    return plan_table(plan).joined("operator").without("layouts in", "layouts out").text()
 
 
 def parameter_table(plan: Plan) -> Table:

@@ -1,35 +1,47 @@
-"""The page of a configuration that was forecast: its figures, where its step and its memory go, what limits it."""
+"""The page of a forecast configuration: where its step and its memory go, and what limits it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from reports.charts import Chart, bars, seconds_bars
+from plans.errors import TwofoldError
+from reports.charts import Chart, Series, bars, roofline_chart, seconds_bars
 from reports.colours import ROLE_COLOURS
-from reports.figures import figures_table
-from reports.forecast_parts import (
-    MFU,
-    composition_table,
-    critical_table,
-    headline,
-    operators_table,
-    simulated,
-    subject,
-)
+from reports.figures import FIGURES, figures_of, figures_table
 from reports.live import LiveTimeline
-from reports.page import Page, Part, Section, Text
-from reports.search_pictures import roofline_parts
-from reports.units import Bytes, Seconds
+from reports.page import Page, Section, Text
+from reports.tables import Cell, Table
+from reports.units import Bytes, Count, Quantity, Seconds, Share
 
 if TYPE_CHECKING:
+    from plans.degrees import Degrees
     from search.devices import Candidate, Problem
+    from search.devices.operators import OperatorCost
+    from search.devices.reasons import Reasons
     from simulator.forecast import Forecast
 
-__all__ = ["prediction_page", "stages_chart"]
+__all__ = [
+    "MFU", "critical_table", "figure_cells", "forecast_sections", "headline", "operators_table", "prediction_page",
+    "roofline_parts", "stages_chart", "subject",
+]  # fmt: skip
+
+MFU = (
+    "MFU, model FLOPs utilization, is the share of the devices' peak rate in the model's dtype that its products and "
+    "all scores of attention need, without what is recomputed (Chowdhery et al. 2022, arXiv 2204.02311)."
+)
 
 _MOST_STAGES = 64
 """Pipeline ranks with a bar."""
+
+_MOST_SIMULATED = 16
+"""Ranks of a plan whose pipeline is on the page."""
+
+_MOST_BLOCKS = 10_000
+"""Layers times micro-batches of such a plan: 30 s in the event engine, a page of a few MB."""
+
+_LAYOUTS = 5
+"""Layouts of the operators that are laid side by side; the JSON has all."""
 
 
 def prediction_page(problem: Problem, candidate: Candidate, *, data: Mapping[str, Any], command: str) -> Page:
@@ -41,50 +53,175 @@ def prediction_page(problem: Problem, candidate: Candidate, *, data: Mapping[str
         data: the JSON object of the command, which the page holds too.
         command: that made the page.
     """
-    from costmodels.utilization import peak_flops_per_s
     from search.devices import describe
     from search.devices.explain import composition
     from search.devices.reasons import reasons_for
 
-    seen, machine, name = candidate.forecast, problem.machine, describe(candidate.degrees)
     reasons = reasons_for(problem, candidate)
-    roofline, rates = roofline_parts(
-        reasons.operators, peak_flops_per_s(problem.config, machine), machine.compute.memory_Bps
-    )
-    program, timeline = simulated(problem, candidate)
-    goes: list[Part] = [seconds_bars({"mean rank": composition(candidate)}, title="Where the forecast step goes")]
-    goes += [stages_chart(seen)] if 1 < len(seen.rank_s) <= _MOST_STAGES else []
-    fits = seen.peak_bytes <= problem.limit_bytes
-    verdict = Text(
-        f"It fits: {Bytes(seen.peak_bytes)} of {Bytes(problem.limit_bytes)}." if fits else
-        f"It does not fit: {Bytes(seen.peak_bytes)}, and a device has {Bytes(problem.limit_bytes)}.",
-        "pass" if fits else "fail",
-    )  # fmt: skip
-    live = [] if timeline is None else [
-        LiveTimeline(timelines=[timeline], programs=[program], limit_bytes=problem.limit_bytes)
-    ]  # fmt: skip
-    sections = [
-        Section(id="step", title="The step", parts=goes),
-        Section(id="memory", title="Memory", parts=[verdict, _memory(seen, problem.limit_bytes)]),
-        Section(id="limits", title="What limits it", parts=[critical_table(candidate, reasons.critical_s), roofline]),
-        Section(id="pipeline", title="The step in the event engine", parts=live),
-        Section(id="further", title="Further tables", folded=True, parts=[
-            composition_table(candidate), operators_table(reasons.operators, candidate.degrees, {}), rates,
-            figures_table(),
-        ]),
-    ]  # fmt: skip
+    operators = operators_table(reasons.operators, candidate.degrees, {})
+    rows = {"mean rank": composition(candidate)}
+    sections = forecast_sections(problem, candidate, reasons, rows, further=[operators])
     return Page(
         kind="prediction", sections=sections, command=command, data=data, title=subject(problem),
-        subtitle=f"{name}, as {problem.stack.name} runs it.", figures=headline(problem, candidate),
-        notes=["Every time is a forecast; nothing was run.", MFU],
+        subtitle=f"{describe(candidate.degrees)}, as {problem.stack.name} runs it.",
+        figures=headline(problem, candidate), notes=["Every time is a forecast; nothing was run.", MFU],
     )  # fmt: skip
+
+
+def subject(problem: Problem) -> str:
+    """What is trained on what, in words."""
+    return f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
+
+
+def figure_cells(candidate: Candidate) -> list[Cell]:
+    """The figures of a forecast."""
+    return [FIGURES[key].form(value) for key, value in figures_of(candidate.forecast).items()]
+
+
+def headline(problem: Problem, candidate: Candidate) -> dict[str, Cell]:
+    """The figures at the top of a page: the step, its interval and its rates, then the others."""
+    seen, (step, *titles) = candidate.forecast, [figure.title for figure in FIGURES.values()]
+    rate = problem.global_batch * problem.config.seq / seen.step_s / problem.num_devices
+    first, *others = figure_cells(candidate)
+    return {
+        step: first, "90 % interval": f"{Seconds(seen.low_s)} to {Seconds(seen.high_s)}",
+        "tokens/s per device": Count(rate), "MFU": Share(problem.mfu(seen.step_s)),
+        **dict(zip(titles, others, strict=True)),
+    }  # fmt: skip
+
+
+def forecast_sections(
+    problem: Problem, candidate: Candidate, reasons: Reasons, bars_s: Mapping[str, Mapping[str, float]],
+    further: Sequence[Table],
+) -> list[Section]:  # fmt: skip
+    """The sections about one configuration.
+
+    Args:
+        problem, candidate, reasons: the configuration.
+        bars_s: name -> part of the mean rank's step -> seconds, of the configuration and of others beside it.
+        further: tables for the last section, which is folded.
+    """
+    from costmodels.utilization import peak_flops_per_s
+    from search.devices.explain import composition
+
+    seen, machine = candidate.forecast, problem.machine
+    parts = composition(candidate)
+    step: list[Any] = [seconds_bars(bars_s, title="Where the forecast step of the mean rank goes")]
+    step += [stages_chart(seen)] if 1 < len(seen.rank_s) <= _MOST_STAGES else []
+    fits = seen.peak_bytes <= problem.limit_bytes
+    verdict = f"It {'fits' if fits else 'does not fit'}: {Bytes(seen.peak_bytes)} of {Bytes(problem.limit_bytes)}."
+    peaks = peak_flops_per_s(problem.config, machine), machine.compute.memory_Bps
+    roofline, rates = roofline_parts(reasons.operators, *peaks)
+    rows: list[tuple[Cell, ...]] = [(name, Seconds(spent), Share(spent / seen.step_s)) for name, spent in parts.items()]
+    rows += [(f"memory: {role}", Bytes(size), Share(size / seen.peak_bytes)) for role, size in seen.memory.items()]
+    whole = Table(title="The mean rank's step, the fullest rank's memory", columns=("part", "amount", "share"),
+                  rows=[row for row in rows if row[1]])  # fmt: skip
+    return [
+        Section(id="step", title="The step", parts=step),
+        Section(id="memory", title="Memory", parts=[
+            Text(verdict, "pass" if fits else "fail"), _memory(seen, problem.limit_bytes),
+        ]),
+        Section(id="limits", title="What limits it", parts=[critical_table(candidate, reasons.critical_s), roofline]),
+        Section(id="pipeline", title="The step in the event engine", parts=_pipeline(problem, candidate)),
+        Section(id="further", title="Further tables", folded=True, parts=[whole, rates, *further, figures_table()]),
+    ]  # fmt: skip
+
+
+def _pipeline(problem: Problem, candidate: Candidate) -> list[LiveTimeline]:
+    """The configuration in the event engine; nothing if it has no plan, too many ranks or too long a step."""
+    from plans.lower import lower
+    from search.devices.confirm import plan_of
+    from simulator import simulate
+
+    degrees = candidate.degrees
+    is_long = degrees.num_micro_batches * problem.config.num_layers > _MOST_BLOCKS
+    if degrees.num_ranks > _MOST_SIMULATED or is_long or not problem.stack.runs_programs:
+        return []
+    try:
+        program = lower(plan_of(problem, candidate))
+        timeline = simulate(program, problem.machine, num_steps=2, fold_ranks=True)
+    except TwofoldError:
+        return []
+    return [LiveTimeline(timelines=[timeline], programs=[program], limit_bytes=problem.limit_bytes)]
+
+
+def critical_table(candidate: Candidate, critical_s: Mapping[str, float]) -> Table:
+    """The critical path by kind of work."""
+    step_s = candidate.forecast.step_s
+    rows = [(kind, Seconds(seconds), Share(seconds / step_s)) for kind, seconds in critical_s.items()]
+    return Table(title="Critical path of the step", columns=("kind", "time", "share"), rows=rows)
+
+
+def operators_table(operators: Sequence[OperatorCost], chosen: Degrees, said: Mapping[str, str]) -> Table:
+    """A column for the layout of the configuration and for others.
+
+    Args:
+        operators: of a block, in every known layout.
+        chosen: the configuration.
+        said: other layouts in words, the first ones to show -> a remark.
+    """
+    from plans.degrees.words import layout_words
+
+    own = layout_words(chosen)
+    others = dict.fromkeys([*said, *sorted(each.layout for each in operators)])
+    layouts = [own, *(each for each in others if each != own)][:_LAYOUTS]
+    cells = {(each.operator, each.layout): _split(each) for each in operators}
+    names = dict.fromkeys(each.operator for each in operators)
+    remarks = {**said, own: "chosen"}
+    notes = [f"{letter}: {layout}" + (f" ({remarks[layout]})" if layout in remarks else "")
+             for letter, layout in zip("ABCDE", layouts, strict=False)]  # fmt: skip
+    return Table(
+        title=f"Operators of a block in {len(layouts)} layout{'s' if len(layouts) > 1 else ''}: time of a step on the "
+        "mean rank",
+        columns=("operator", *"ABCDE"[: len(layouts)]),
+        rows=[(name, *(cells.get((name, layout), "") for layout in layouts)) for name in names],
+        notes=("Compute + exposed redistribution (all of the redistribution, alone).", *notes),
+    )  # fmt: skip
+
+
+def _split(cost: OperatorCost) -> str:
+    compute = str(Seconds(cost.compute_s))
+    if not cost.redistribution_s:
+        return compute
+    return f"{compute} + {Seconds(cost.exposed_s)} ({Seconds(cost.redistribution_s)})"
+
+
+def roofline_parts(
+    operators: Sequence[OperatorCost], peak_flops_per_s: float, memory_Bps: float
+) -> tuple[Chart, Table]:
+    """The operators of a block that have products, in the chosen layout, under the peaks.
+
+    Args:
+        operators: costs, which may include other layouts.
+        peak_flops_per_s: of a device, in the dtype of the model.
+        memory_Bps: of its memory.
+
+    Returns:
+        A point for every operator, and the same as a table.
+    """
+    title, points, rows = "Roofline: operators of a block on a device", [], []
+    for each in operators:
+        if each.chosen and each.flops:
+            slope, rate = each.flops_per_byte * memory_Bps, each.flops_per_s / 1e12
+            share = Share(each.flops_per_s / min(peak_flops_per_s, slope))
+            limit = "arithmetic" if slope > peak_flops_per_s else "memory"
+            said = f"{each.operator}: {rate:.3g} TFLOP/s, {share} of what {limit} allows"
+            points.append((each.flops_per_byte, rate, said))
+            cells = Quantity(each.flops_per_byte), Quantity(rate), share, limit, Seconds(each.compute_s)
+            rows.append((each.operator, *cells))
+    chart = roofline_chart(
+        [Series(name="operators of a block", points=points)], peak_flops_per_s, memory_Bps, title=title,
+        caption="Forecast rates of the forward and backward pass, recomputing included. Memory limits the operators "
+        "under the slope, arithmetic those under the level.",
+    )  # fmt: skip
+    columns = ("operator", "FLOPs per byte", "TFLOP/s", "of its limit", "limit", "time of a step")
+    return chart, Table(title=title, columns=columns, rows=rows)
 
 
 def stages_chart(seen: Forecast) -> Chart:
-    """A bar for every pipeline rank: what it computes, what of its communication nothing hides, and the rest."""
-    calls = dict.fromkeys(call for own in seen.rank_s for call in own)
+    """A bar for every pipeline rank: compute, exposed communication, and the rest."""
     rows = {
-        f"pipeline rank {at}": {call if call == "compute" else f"exposed {call}": own.get(call, 0.0) for call in calls}
+        f"pipeline rank {at}": {call if call == "compute" else f"exposed {call}": spent for call, spent in own.items()}
         | {"waits": max(0.0, seen.step_s - sum(own.values()))}
         for at, own in enumerate(seen.rank_s[:_MOST_STAGES])
     }
@@ -94,11 +231,8 @@ def stages_chart(seen: Forecast) -> Chart:
 
 def _memory(seen: Forecast, limit_bytes: int) -> Chart:
     """The memory of the fullest rank by role, above what a device has."""
-    parts = [
-        (role, ROLE_COLOURS.get(role, "grey"), [size / 1e9, 0.0]) for role, size in seen.memory.items() if size
-    ]  # fmt: skip
-    parts.append(("room", "grey", [0.0, limit_bytes / 1e9]))
+    parts = [(role, ROLE_COLOURS.get(role, "grey"), [size / 1e9, 0.0]) for role, size in seen.memory.items()]
     return bars(
-        ["the fullest rank", "a device"], parts, title="Memory", x="GB", ends=[str(Bytes(seen.peak_bytes)),
-        str(Bytes(limit_bytes))], said="{:.4g} GB".format,
+        ["fullest rank", "device"], [*parts, ("available", "grey", [0.0, limit_bytes / 1e9])], title="Peak memory",
+        x="GB", ends=[str(Bytes(seen.peak_bytes)), str(Bytes(limit_bytes))], said="{:.4g} GB".format,
     )  # fmt: skip

@@ -2,57 +2,113 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from reports.charts import seconds_bars
-from reports.figures import FIGURES, figures_table
-from reports.forecast_parts import (
+from plans.errors import TwofoldError
+from reports.charts import Chart, Scale, Series, series_chart
+from reports.figures import FIGURES, figures_of
+from reports.page import Page, Section
+from reports.prediction import (
     MFU,
-    composition_table,
     critical_table,
     figure_cells,
+    forecast_sections,
     headline,
     operators_table,
-    simulated,
     subject,
 )
-from reports.html import Report, step_page
-from reports.page import Page
-from reports.search_pictures import Configuration, roofline_parts, trade_picture
-from reports.tables import Table
-from reports.units import Bytes, Change, Seconds
+from reports.tables import Cell, Table
+from reports.units import Bytes, Change, Seconds, Share, time_unit
+from search.result import pareto_front
 
 if TYPE_CHECKING:
     from search.devices import Candidate, SearchResult
     from search.devices.reasons import Reasons
 
-__all__ = ["search_page", "search_tables"]
+__all__ = ["search_page", "search_tables", "trade_picture"]
 
 _DRAWN = 5
 """Configurations with a bar in the report."""
 
+_NEIGHBOURS = 20
+"""Neighbours that are forecast and printed, and as many that cannot be; the JSON has all."""
+
+_FARTHEST = 1.25
+"""Configurations slower than the fastest by more than this factor are not drawn."""
+
 
 def search_tables(found: SearchResult[Candidate], top_k: int, reasons: Reasons | None = None) -> list[Table]:
-    """Ranking, composition of the best, why it is the best, memory and time against each other, what was refused."""
-    return [_ranking(found, top_k), _composition(found), *_why(found, reasons), _pareto(found), *_refused(found)]
+    """Ranking, why the best is the best, memory against time, what was refused."""
+    why = [] if reasons is None else [critical_table(found.best, reasons.critical_s)]
+    return [_ranking(found, top_k), *why, *_alternatives(found, reasons), _pareto(found), *_refused(found)]
 
 
-def _composition(found: SearchResult[Candidate]) -> Table:
-    return composition_table(found.best, " of the best")
+def search_page(
+    found: SearchResult[Candidate], *, top_k: int, reasons: Reasons, certificate: str, command: str
+) -> Page:  # fmt: skip
+    """The page: the ranking, the sections of the best configuration, and its alternatives."""
+    from search.devices import describe
+    from search.devices.explain import composition
+
+    problem, best = found.problem, found.best
+    rows = {f"{at}. {describe(each.degrees)}": composition(each) for at, each in enumerate(found.plans[:_DRAWN], 1)}
+    *sections, further = forecast_sections(problem, best, reasons, rows, [_pareto(found), *_refused(found)])
+    drawn = [(describe(each.degrees), each.forecast.step_s, each.forecast.peak_bytes) for each in found.plans]
+    trade = trade_picture(drawn, title="Time against memory", limit_bytes=problem.limit_bytes)
+    return Page(
+        kind="plan", title=f"Search: {subject(problem)}", subtitle=f"Best: {describe(best.degrees)}.",
+        figures={**headline(problem, best), "at most above the fastest of the space": Share(found.gap)},
+        notes=[certificate, "Every time is a forecast; nothing was run.", MFU], command=command,
+        data={"plans": [
+            {"configuration": describe(each.degrees), **figures_of(each.forecast)} for each in found.plans[:top_k]
+        ]},
+        sections=[
+            Section(id="found", title="Found", parts=[_ranking(found, top_k), trade]),
+            *sections,
+            Section(id="alternatives", title="Alternatives", parts=_alternatives(found, reasons)),
+            further,
+        ],
+    )  # fmt: skip
 
 
-def _why(found: SearchResult[Candidate], reasons: Reasons | None) -> list[Table]:
-    tables = [_neighbours(found)] if found.alternatives else []
-    if reasons is None:
-        return tables
-    from plans.degrees.words import layout_words
+def trade_picture(
+    found: Sequence[tuple[str, float, int]], *, title: str, limit_bytes: int | None = None
+) -> Chart:  # fmt: skip
+    """A point for every configuration, time across and memory up; a line joins the Pareto front.
 
-    slower = {
-        layout_words(each.candidate.degrees): f"{each.change}: the step is {each.extra_s:+.3g} s longer"
-        for each in found.alternatives[::-1] if each.candidate is not None
-    }  # fmt: skip
-    operators = operators_table(reasons.operators, found.best.degrees, dict(reversed(slower.items())))
-    return [critical_table(found.best, reasons.critical_s), *tables, operators]
+    Args:
+        found: (name, step in seconds, peak in bytes), in any order.
+        title: of the chart.
+        limit_bytes: what a device has for tensors, drawn as a line.
+
+    Raises:
+        TwofoldError: nothing to draw.
+    """
+    if not found:
+        raise TwofoldError(f"no configurations to draw for {title!r}")
+    fastest_s = min(step_s for _, step_s, _ in found)
+    near = [each for each in found if each[1] <= _FARTHEST * fastest_s]
+    front = pareto_front(near, lambda each: each[1:])
+    unit_s, unit = time_unit(max(step_s for _, step_s, _ in near))
+
+    def points(some: Sequence[tuple[str, float, int]]) -> list[tuple[float, float, str]]:
+        return [
+            (step_s / unit_s, peak / 1e9, f"{name}: {Seconds(step_s)}, {Bytes(peak)}") for name, step_s, peak in some
+        ]
+
+    series = [
+        Series(name="other configurations", points=points([each for each in near if each not in front])),
+        Series(name="Pareto front", points=points(front), curve=[point[:2] for point in points(front)]),
+    ]
+    if limit_bytes is not None:
+        ends = [fastest_s / unit_s, max(step_s for _, step_s, _ in near) / unit_s]
+        series.append(Series(name=f"memory of a device, {Bytes(limit_bytes)}", dashed=True,
+                             curve=[(end, limit_bytes / 1e9) for end in ends]))  # fmt: skip
+    beyond = len(found) - len(near)
+    said = f"{beyond} of more than {_FARTHEST:g} times the fastest are not shown." if beyond else ""
+    return series_chart(series, Scale(x=f"forecast step ({unit})", y="forecast peak (GB)"), title=title, caption=said)
 
 
 def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
@@ -60,7 +116,7 @@ def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
 
     plans = found.plans[:top_k]
     in_engine = any(each.simulated_s is not None for each in plans)
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for number, each in enumerate(plans, 1):
         first, *cells = figure_cells(each)
         engine = ["" if each.simulated_s is None else Seconds(each.simulated_s)] if in_engine else []
@@ -71,31 +127,39 @@ def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
     rates = f"{figures_shown['tokens/s per device']} tokens/s per device, MFU {figures_shown['MFU']}"
     notes = [f"The best: {rates}, 90 % interval {figures_shown['90 % interval']}."]
     if found.method == "search" and len(rows) > max(1, found.num_proven):
-        first = f"The first {found.num_proven} are" if found.num_proven > 1 else "The first is"
+        first_ones = f"The first {found.num_proven} are" if found.num_proven > 1 else "The first is"
         if found.num_proven:
-            notes.append(f"{first} proven to have the shortest forecast step of the search space.")
+            notes.append(f"{first_ones} proven to have the shortest forecast step of the search space.")
         notes.append("The others are the fastest plans that the search found. They are not proven to be the next best.")
     return Table(title=subject(found.problem), columns=columns, rows=rows, notes=tuple(notes))
 
 
-_NEIGHBOURS = 20
-"""Neighbours that are forecast and printed, and as many that cannot be; the JSON has all."""
+def _alternatives(found: SearchResult[Candidate], reasons: Reasons | None) -> list[Table]:
+    """The neighbours of the best, and the operators of a block in their layouts."""
+    from plans.degrees.words import layout_words
+
+    tables = [_neighbours(found)] if found.alternatives else []
+    if reasons is not None:
+        slower = {
+            layout_words(each.candidate.degrees): f"{each.change}: the step is {Seconds(each.extra_s)} longer"
+            for each in found.alternatives[::-1] if each.candidate is not None and each.extra_s is not None
+        }  # fmt: skip
+        tables.append(operators_table(reasons.operators, found.best.degrees, dict(reversed(slower.items()))))
+    return tables
 
 
 def _neighbours(found: SearchResult[Candidate]) -> Table:
+    """A row for every neighbour that is forecast, and one for all that are impossible for the same reason."""
     slower = [each for each in found.alternatives if each.extra_s is not None]
     impossible = [each for each in found.alternatives if each.extra_s is None]
-    shown = [*slower[:_NEIGHBOURS], *impossible[:_NEIGHBOURS]]
-    rows = tuple(
-        (
-            each.change,
-            None if each.extra_s is None else Seconds(each.extra_s),
-            None if each.extra_s is None else Change(each.extra_s / found.best.forecast.step_s),
-            each.reason,
-        )
-        for each in shown
-    )
-    left = len(found.alternatives) - len(shown)
+    rows: list[tuple[Cell, ...]] = [
+        (each.change, Seconds(each.extra_s), Change(each.extra_s / found.best.forecast.step_s), each.reason)
+        for each in slower[:_NEIGHBOURS] if each.extra_s is not None
+    ]  # fmt: skip
+    shown = sorted(impossible[:_NEIGHBOURS], key=lambda each: each.reason)
+    for reason, own in groupby(shown, key=lambda each: each.reason):
+        rows.append(("; ".join(each.change for each in own), None, None, reason))
+    left = len(found.alternatives) - min(len(slower), _NEIGHBOURS) - len(shown)
     return Table(
         title="One degree changed at a time, the layers spread again", columns=("change", "longer", "share", "why"),
         rows=rows, notes=(f"And {left} more.",) if left else (),
@@ -105,18 +169,14 @@ def _neighbours(found: SearchResult[Candidate]) -> Table:
 def _pareto(found: SearchResult[Candidate]) -> Table:
     from search.devices import describe
 
-    rows = tuple(
+    rows = [
         (Seconds(each.forecast.step_s), Bytes(each.forecast.peak_bytes), describe(each.degrees))
         for each in found.pareto[:20]
-    )
-    return Table(
-        title="Time against memory, of all that were forecast", columns=("step", "peak", "configuration"), rows=rows,
-    )  # fmt: skip
+    ]
+    return Table(title="Pareto front of time and memory", columns=("step", "peak", "configuration"), rows=rows)
 
 
 def _refused(found: SearchResult[Candidate]) -> list[Table]:
-    if not found.rejected:
-        return []
     reasons: dict[str, list[Any]] = {}
     for each in found.rejected:
         reasons.setdefault(each.reason, []).append(each)
@@ -125,53 +185,5 @@ def _refused(found: SearchResult[Candidate]) -> list[Table]:
         nearest = min(own, key=lambda each: (each.excess_bytes or 0, each.what))
         excess = "" if nearest.excess_bytes is None else f"{Bytes(nearest.excess_bytes)} too much"
         rows.append((reason, sum(max(1, each.count) for each in own), nearest.what, excess))
-    return [
-        Table(
-            title="Parts of the space that were refused", columns=("reason", "parts", "nearest", "by"),
-            rows=tuple(rows),
-        )
-    ]  # fmt: skip
-
-
-def search_page(
-    found: SearchResult[Candidate], *, top_k: int, reasons: Reasons, certificate: str, command: str
-) -> Page:  # fmt: skip
-    """The page: the result, in pictures, and its reasons; the rest folded."""
-    from datetime import UTC, datetime
-
-    from costmodels.utilization import peak_flops_per_s
-    from search.devices import describe
-    from search.devices.explain import composition
-
-    problem = found.problem
-    program, timeline = simulated(problem, found.best)
-    seen = [
-        Configuration(
-            name=describe(each.degrees), step_s=each.forecast.step_s, peak_bytes=each.forecast.peak_bytes
-        )
-        for each in found.plans
-    ]  # fmt: skip
-    peaks = peak_flops_per_s(problem.config, problem.machine), problem.machine.compute.memory_Bps
-    roofline, rates = roofline_parts(reasons.operators, *peaks)
-    pictures = [
-        seconds_bars(
-            {f"{at}. {describe(each.degrees)}": composition(each) for at, each in enumerate(found.plans[:_DRAWN], 1)},
-            title="Where the forecast step of the mean rank goes",
-            x="forecast step",
-        ),
-        trade_picture(seen, title="Time against memory", limit_bytes=problem.limit_bytes),
-        roofline,
-    ]
-    return step_page(Report(
-        title=f"Search: {subject(problem)}",
-        results=[_ranking(found, top_k), *pictures, *_why(found, reasons)],
-        tables=[_composition(found), rates, _pareto(found), *_refused(found), figures_table()],
-        summary={
-            **headline(problem, found.best), "at most above the fastest of the space": f"{100 * found.gap:.1f} %",
-        },
-        notes=[certificate, "Every time is a forecast; nothing was run.", MFU,
-               *(["The pipeline is the best plan in the event engine."] if timeline is not None else [])],
-        program=program, predicted=timeline, memory_limit_bytes=problem.limit_bytes,
-        environment={"date": datetime.now(UTC).date().isoformat()},
-        command=command,
-    ))  # fmt: skip
+    title = "Parts of the space that were refused"
+    return [Table(title=title, columns=("reason", "parts", "nearest", "by"), rows=rows)] if rows else []

@@ -57,7 +57,7 @@ class Table:
         """Comma-separated values with plain numbers in SI units."""
         return self.to_pandas().to_csv(index=False)
 
-    def text(self, width: int | None = None) -> str:
+    def text(self, width: int = 100) -> str:
         """Aligned columns for a terminal; where they are wider than `width` characters long cells are broken."""
         from rich.box import Box
         from rich.console import Console
@@ -70,7 +70,7 @@ class Table:
         for row in self.rows:
             grid.add_row(*(str(_text(cell)) for cell in row))
         out = io.StringIO()
-        Console(file=out, width=width or 10_000, markup=False, highlight=False, color_system=None).print(grid)
+        Console(file=out, width=width, markup=False, highlight=False, color_system=None).print(grid)
         lines = [line.rstrip() for line in out.getvalue().splitlines()]
         return "\n".join([self.title, *lines, *self.notes])
 
@@ -137,7 +137,7 @@ def verification_table(checks: Iterable[Check]) -> Table:
         value = ("yes" if check.value else "no") if isinstance(check.value, bool) else _number(check.value, check.unit)
         words = ("inside", "OUTSIDE") if check.informs else ("pass", "FAIL")
         rows.append((check.name, value, limit, words[0] if check.passed else words[1], check.detail))
-    return Table(title="Verification", columns=("check", "value", "limit", "result", "detail"), rows=tuple(rows))
+    return Table(title="Checks", columns=("check", "value", "limit", "result", "detail"), rows=tuple(rows))
 
 
 def _number(value: float | None, unit: str) -> str:

@@ -83,8 +83,7 @@ def test_the_report_is_one_well_formed_file_with_every_section(tmp_path):
         "results",
         "pipeline",
         "actions",
-        "losses",
-        "steps",
+        "training",
         "memory",
         "composition",
         "plan",
@@ -130,6 +129,7 @@ def test_sections_appear_only_with_their_data():
         "The pipeline as a table",
         "Peak memory",
         "Where the time goes, rank by rank and call by call",
+        "Further tables",
     ]
     text = step_page(Report(title="emulated", measured=replace(measured(), kind="emulated"))).html()
     assert "EMULATED" in text and "MEASURED" not in text and "PREDICTED" not in text

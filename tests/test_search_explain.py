@@ -13,7 +13,7 @@ from costmodels import Machine
 from costmodels.utilization import forward_products
 from plans.degrees.words import layout_words
 from plans.model.transformer import Experts, TransformerConfig
-from reports.search_pictures import roofline_parts
+from reports.prediction import roofline_parts
 from reports.search_report import search_tables as tables
 from search.devices import Candidate, Pins, Problem, SearchResult, solve
 from search.devices.critical import critical_path_s

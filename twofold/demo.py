@@ -221,7 +221,7 @@ def _verify(case: Case, result: RunResult, options: DemoOptions, predicted: Time
         verification = check_run(
             result, model=case.model, data=options.data or "digits", seed=options.seed, predicted=predicted
         )
-    say.note(verification_table(verification.checks()).text(110))
+    say.note(verification_table(verification.checks()).text())
     return verification
 
 

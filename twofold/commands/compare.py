@@ -52,7 +52,7 @@ class Compare:
         machine = Machine.load(self.target.machine)
         plans = [open_plan(path, machine, None, say) for path in self.plans]
         found = [self._predicted(path, plan, machine, say) for path, plan in zip(self.plans, plans, strict=True)]
-        say.say(plans_table(found).text(width=100))
+        say.say(plans_table(found).text())
         if self.report is not None:
             with say.doing("writing the report"):
                 report = comparison_page(found, machine=machine.name, command=say.command).write(self.report)

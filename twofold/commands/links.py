@@ -137,7 +137,7 @@ class Links:
             "ratio: took / predicted; bandwidth: the factor on these links that explains the difference.",
         )
         table = Table(title=f"Communication on the links of {machine.name}", columns=columns, rows=rows, notes=notes)
-        say.say(table.text(width=100))
+        say.say(table.text())
         if left:
             say.say(f"And {left} more kinds of calls (--top shows more).")
 

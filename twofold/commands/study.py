@@ -87,7 +87,7 @@ class StudyCommand:
     def _show(self, found: Study, progress: _Progress, results: str, say: Console) -> None:
         from plans.files import write_atomically
 
-        say.say(found.table(self.top).text(width=100))
+        say.say(found.table(self.top).text())
         kept = len(found) - progress.count
         say.say(f"{progress.count:,} points computed, {kept:,} taken from earlier; all are in {results}")
         if self.csv is not None:
@@ -105,7 +105,7 @@ class StudyCommand:
         from simulator.study.axes import AXES
 
         rows = tuple((f"{each.name}[.PART]" if each.has_parts else each.name, each.meaning) for each in AXES.values())
-        say.say(Table(title="Settings of a study", columns=("setting", "meaning"), rows=rows).text(width=100))
+        say.say(Table(title="Settings of a study", columns=("setting", "meaning"), rows=rows).text())
         return {"axes": {each.name: each.meaning for each in AXES.values()}}
 
 

@@ -85,7 +85,7 @@ class WhatIfCommand:
             base = subject.outcome(Row.unchanged())
             rows = [(row.title, subject.outcome(row)) for row in changes.rows]
         shown: list[Any] = [what_if_table(base, rows)]
-        say.say(shown[0].text(width=100))
+        say.say(shown[0].text())
         result: dict[str, Any] = {
             "predicted_by": "forecast" if subject.scenarios is None else "simulation",
             "base": _json(base, base), "changed": [{"what_if": title, **_json(each, base)} for title, each in rows],
@@ -180,7 +180,7 @@ class WhatIfCommand:
         where = "" if around.what_if.is_none else f", with {around.what_if}"
         picture = tornado_picture(effects, title=f"What a step of {subject.name} depends on{where}")
         shown += [picture, sensitivity_table(effects)]
-        say.say(shown[-1].text(width=100))
+        say.say(shown[-1].text())
         if self.study.picture is not None:
             say.say(f"saved {picture.save(self.study.picture)}")
         return [
