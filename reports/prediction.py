@@ -69,7 +69,7 @@ def prediction_page(problem: Problem, candidate: Candidate, *, data: Mapping[str
 
 
 def subject(problem: Problem) -> str:
-    """What is trained on what, in words."""
+    """The model and the machine, in words."""
     return f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
 
 
@@ -79,7 +79,7 @@ def figure_cells(candidate: Candidate) -> list[Cell]:
 
 
 def headline(problem: Problem, candidate: Candidate) -> dict[str, Cell]:
-    """The figures at the top of a page: the step, its interval and its rates, then the others."""
+    """The headline figures of a page: the step, its interval and its rates, then the others."""
     seen, (step, *titles) = candidate.forecast, [figure.title for figure in FIGURES.values()]
     rate = problem.global_batch * problem.config.seq / seen.step_s / problem.num_devices
     first, *others = figure_cells(candidate)
@@ -152,22 +152,22 @@ def critical_table(candidate: Candidate, critical_s: Mapping[str, float]) -> Tab
     return Table(title="Critical path of the step", columns=("kind", "time", "share"), rows=rows)
 
 
-def operators_table(operators: Sequence[OperatorCost], chosen: Degrees, said: Mapping[str, str]) -> Table:
+def operators_table(operators: Sequence[OperatorCost], chosen: Degrees, remarks: Mapping[str, str]) -> Table:
     """A column for the layout of the configuration and for others.
 
     Args:
         operators: of a block, in every known layout.
         chosen: the configuration.
-        said: other layouts in words, the first ones to show -> a remark.
+        remarks: layouts to show first -> a remark.
     """
     from plans.degrees.words import layout_words
 
     own = layout_words(chosen)
-    others = dict.fromkeys([*said, *sorted(each.layout for each in operators)])
+    others = dict.fromkeys([*remarks, *sorted(each.layout for each in operators)])
     layouts = [own, *(each for each in others if each != own)][:_LAYOUTS]
     cells = {(each.operator, each.layout): _split(each) for each in operators}
     names = dict.fromkeys(each.operator for each in operators)
-    remarks = {**said, own: "chosen"}
+    remarks = {**remarks, own: "chosen"}
     notes = [f"{letter}: {layout}" + (f" ({remarks[layout]})" if layout in remarks else "")
              for letter, layout in zip("ABCDE", layouts, strict=False)]  # fmt: skip
     return Table(
@@ -205,8 +205,8 @@ def roofline_parts(
             slope, rate = each.flops_per_byte * memory_Bps, each.flops_per_s / 1e12
             share = Share(each.flops_per_s / min(peak_flops_per_s, slope))
             limit = "arithmetic" if slope > peak_flops_per_s else "memory"
-            said = f"{each.operator}: {rate:.3g} TFLOP/s, {share} of what {limit} allows"
-            points.append((each.flops_per_byte, rate, said))
+            tooltip = f"{each.operator}: {rate:.3g} TFLOP/s, {share} of what {limit} allows"
+            points.append((each.flops_per_byte, rate, tooltip))
             cells = Quantity(each.flops_per_byte), Quantity(rate), share, limit, Seconds(each.compute_s)
             rows.append((each.operator, *cells))
     chart = roofline_chart(

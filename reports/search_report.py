@@ -107,8 +107,8 @@ def trade_picture(
         series.append(Series(name=f"memory of a device, {Bytes(limit_bytes)}", dashed=True,
                              curve=[(end, limit_bytes / 1e9) for end in ends]))  # fmt: skip
     beyond = len(found) - len(near)
-    said = f"{beyond} of more than {_FARTHEST:g} times the fastest are not shown." if beyond else ""
-    return series_chart(series, Scale(x=f"forecast step ({unit})", y="forecast peak (GB)"), title=title, caption=said)
+    note = f"{beyond} of more than {_FARTHEST:g} times the fastest are not shown." if beyond else ""
+    return series_chart(series, Scale(x=f"forecast step ({unit})", y="forecast peak (GB)"), title=title, caption=note)
 
 
 def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
