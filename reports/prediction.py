@@ -98,7 +98,7 @@ def forecast_sections(
 
     Args:
         problem, candidate, reasons: the configuration.
-        bars_s: name -> part of the mean rank's step -> seconds, of the configuration and of others beside it.
+        bars_s: name -> part of the mean rank's step -> seconds, of the configuration and of others to compare it with.
         further: tables for the last section, which is folded.
     """
     from costmodels.utilization import peak_flops_per_s
