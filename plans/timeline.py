@@ -258,8 +258,9 @@ class Timeline(Shown):
     def bubble_fraction(self) -> float:
         """The share of a step in which a rank waits for other ranks, averaged over ranks.
 
-        It is 1 - (compute + exposed communication + host wait) / step, with the parts as in `plans.step_parts` and a step
-        as in `window_ps`. Ranks mostly wait for other pipeline stages; in a collective they may wait for its last member.
+        It is 1 - (compute + exposed communication + host wait) / step, with the parts as in `plans.step_parts` and a
+        step as in `window_ps`. Ranks mostly wait for other pipeline stages; in a collective they may wait for its last
+        member.
         """
         return self._mean("bubble_ps") / max(1, self.window_ps[1] - self.window_ps[0])
 
