@@ -199,6 +199,26 @@ class Translator(nn.Module):
         return F.cross_entropy(self.head(made).transpose(1, 2), label, ignore_index=2)
 
 
+class SequenceFirst(nn.Module):
+    """torch's defaults: the batch is dim 1 of everything between the transposes, and flattened behind the positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, WIDTH), linear(out=WORDS)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.2)
+        self.states, self.attention = nn.LSTM(WIDTH, WIDTH), nn.MultiheadAttention(WIDTH, 2)
+        self.token = parameter(1, 1, WIDTH)
+
+    def forward(self, ids, label):
+        x, later = self.words(ids).permute(1, 0, 2), torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+        x = torch.cat([self.token.expand(-1, x.size(1), -1), x])[1:] + self.token.expand(LENGTH, x.size(1), -1)
+        x = self.layer(x, src_mask=later, src_key_padding_mask=ids == WORDS - 1)
+        first = torch.zeros(1, x.size(1), WIDTH, dtype=x.dtype)
+        x, (last, _) = self.states(x, (first, first))
+        x = x + self.attention(x, x, x)[0].cumsum(0) + last
+        return F.cross_entropy(self.head(x).view(-1, WORDS), label.t().flatten())
+
+
 class Weights(nn.Module):
     """Attention whose weights are asked for, dropped and read; keys and values of other widths."""
 
@@ -328,6 +348,7 @@ MODULES = {
     ),
     "encoder and decoder": (Translator, tokens),
     "attention weights": (Weights, sequences),
+    "sequence first": (SequenceFirst, tokens),
     "vision transformer": (
         lambda: Net(
             class_token, patches=nn.Conv2d(2, WIDTH, 4, stride=4), token=parameter(1, 1, WIDTH),

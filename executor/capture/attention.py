@@ -1,8 +1,8 @@
 """torch's own attention layer, captured with the batch in front.
 
-`nn.MultiheadAttention` (and the transformer layers of torch, which are made of it) moves the batch behind the sequence
-and cuts the projected tensor into query, key and value along dim 0. A plan needs the batch as dim 0 throughout, so
-while a module is exported the layer runs the same formula with the batch where the user has it.
+`nn.MultiheadAttention` (and the transformer layers of torch, which are made of it) moves the batch behind the sequence,
+merges it with the heads and cuts the projected tensor into query, key and value along dim 0. While a module is exported
+the layer runs the same formula with the batch in front and heads as a dim of their own, as one attention operator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORWARD = nn.MultiheadAttention.forward
 
 @contextlib.contextmanager
 def batch_first_attention() -> Iterator[None]:
-    """Within this context `nn.MultiheadAttention` with batch_first=True keeps the batch as dim 0.
+    """Within this context `nn.MultiheadAttention` computes with the batch as dim 0.
 
     And the transformer layers do not look into a mask to find out whether it is causal: it is applied as it is.
     """
@@ -51,11 +51,28 @@ def _forward(
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Same result as torch.nn.functional.multi_head_attention_forward; rare forms are passed on to it."""
-    is_rare = self.bias_k is not None or self.add_zero_attn or (is_causal and attn_mask is None)
-    if not self.batch_first or query.dim() != 3 or is_rare:
-        return _FORWARD(
-            self, query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
-        )
+    given: Any = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+    if query.dim() != 3 or self.bias_k is not None or self.add_zero_attn or (is_causal and attn_mask is None):
+        return _FORWARD(self, query, key, value, *given)
+    if self.batch_first:
+        return _attended(self, query, key, value, *given)
+    turned = {id(each): each.transpose(0, 1) for each in (query, key, value)}  # one of them may be all three
+    made, weights = _attended(self, turned[id(query)], turned[id(key)], turned[id(value)], *given)
+    return made.transpose(0, 1), weights
+
+
+def _attended(
+    self: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None,
+    need_weights: bool,
+    attn_mask: Tensor | None,
+    average_attn_weights: bool,
+    is_causal: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention of [batch, length, width]."""
     batch, length, width = query.shape
     heads = self.num_heads
     q, k, v = (

@@ -6,8 +6,8 @@ translates them into the kinds of `plans.operators`. The module's forward must r
 
 A plan cuts the batch into micro-batches, so a model must treat the samples of a batch independently until the loss.
 That is checked, not hoped for: the module is exported for a batch of 4 and of 8 (of B and 2 B where the examples have
-fewer); dim 0 and only dim 0 of everything made from the inputs must follow, and `Graph.with_batch` must foretell every
-shape of the second export.
+fewer). One dim of everything made from the inputs must follow, no operator may work along it, and `Graph.with_batch`
+must foretell every shape of the second export.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _graph_of_exports(module: nn.Module, examples: Mapping[str, torch.Tensor], b
     sizes = (small, 2 * small)
     exports = [_exported(module, _with_batch(examples, size), size) for size in sizes]
     fix_sizes(exports[0].graph, exports[1].graph, small)
-    grown = _grown(*exports)
+    grown = _grown(exports[0], exports[1], small)
     small_batch, large_batch = (
         Translation(exported, module, tuple(examples), RULES, opaque, computed, grown) for exported in exports
     )
@@ -240,17 +240,27 @@ def _check_shapes(exported: ExportedProgram) -> None:
                 )
 
 
-def _grown(exported: ExportedProgram, double: ExportedProgram) -> frozenset[str]:
-    """The calls whose result has the batch as its dim 0, by the two sizes of the batch; none where the calls differ."""
+def _grown(exported: ExportedProgram, double: ExportedProgram, batch_size: int) -> dict[str, int]:
+    """Call -> the dim of its result that is the batch, by the two sizes of the batch; none where the calls differ."""
     pairs = list(zip(exported.graph.nodes, double.graph.nodes, strict=False))
     if len(exported.graph.nodes) != len(double.graph.nodes) or any(one.name != other.name for one, other in pairs):
-        return frozenset()
-    found = set()
+        return {}
+    found = {}
     for one, other in pairs:
         before, after = (getattr(node.meta.get("val"), "shape", ()) for node in (one, other))
-        if before and len(before) == len(after) and (2 * before[0], *before[1:]) == tuple(after):
-            found.add(one.name)
-    return frozenset(found)
+        if (place := _place(before, after, batch_size)) is not None:
+            found[one.name] = place
+    return found
+
+
+def _place(before: Sequence[int], after: Sequence[int], batch_size: int) -> int | None:
+    """The dim that is the batch, or holds it as a factor: the one that is twice as large for twice the batch."""
+    if len(before) != len(after):
+        return None
+    changed = [at for at, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
+    if len(changed) != 1 or before[changed[0]] % batch_size or after[changed[0]] != 2 * before[changed[0]]:
+        return None
+    return changed[0]
 
 
 _FIXED = (
@@ -388,7 +398,7 @@ def _check_batch(graph: Graph, double: Graph, where: Callable[[str], str]) -> No
     signature = [(operator.name, operator.kind, operator.attrs) for operator in graph.operators]
     if signature != [(operator.name, operator.kind, operator.attrs) for operator in double.operators]:
         raise TwofoldError(f"{graph.name} has other operators for a batch of {2 * size} than for {size}; {_WAY_OUT}")
-    batched = _batched(graph, where)
+    batched = _batched(graph, double, where)
     for name, tensor in graph.tensors.items():
         if tensor.kind == "activation" and name != graph.loss:
             _check_growth(graph, double, name, name in batched, where)
@@ -401,8 +411,8 @@ def _check_batch(graph: Graph, double: Graph, where: Callable[[str], str]) -> No
             )
 
 
-def _batched(graph: Graph, where: Callable[[str], str]) -> set[str]:
-    """The tensors whose dim 0 is the batch; refuses operators that work along it."""
+def _batched(graph: Graph, double: Graph, where: Callable[[str], str]) -> set[str]:
+    """The tensors with a dim that is the batch; refuses operators that work along it."""
     batched = {tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"}
     for operator in graph.operators:
         if graph.spec(operator).of_the_batch:
@@ -410,14 +420,14 @@ def _batched(graph: Graph, where: Callable[[str], str]) -> set[str]:
         if any(name in batched for name in operator.inputs):
             batched.update(operator.outputs)
         for dims, name in zip(graph.spec(operator).inputs, operator.inputs, strict=True):
+            place = _place(graph.tensors[name].shape, double.tensors[name].shape, graph.batch_size)
             if (
-                name in batched
-                and operator.kind != "opaque"
-                and dims
-                and all(_is_whole(each) for each in factors(dims[0]))
+                place is not None
+                and operator.kind not in ("function", "opaque")  # which were tried
+                and all(_is_whole(each) for each in factors(dims[place]))
             ):
                 raise TwofoldError(
-                    f"operator {operator.name!r} ({operator.kind}){where(operator.name)} works along dim 0 of "
+                    f"operator {operator.name!r} ({operator.kind}){where(operator.name)} works along dim {place} of "
                     f"{name!r}, the batch; {_WAY_OUT}"
                 )
     return batched
@@ -426,15 +436,13 @@ def _batched(graph: Graph, where: Callable[[str], str]) -> set[str]:
 def _check_growth(
     graph: Graph, double: Graph, name: str, is_batched: bool, where: Callable[[str], str]
 ) -> None:  # fmt: skip
-    """Refuse an activation that does not grow along dim 0, and there only, when the batch does."""
+    """Refuse an activation that does not grow along one dim, and there only, when the batch does."""
     before, after = graph.tensors[name].shape, double.tensors[name].shape
     producer, size = graph.producers()[name], graph.batch_size
     what = f"operator {producer.name!r} ({producer.kind}){where(producer.name)}"
     if is_batched and before == after:
         raise TwofoldError(f"{what} makes one {before} out of all samples of a batch; {_WAY_OUT}")
-    grown = [where for where in range(len(before)) if before[where] != after[where]]
-    leading = [where for where in range(len(before)) if after[where] != 1][:1]
-    follows = grown == leading and all(after[where] == 2 * before[where] for where in grown)
+    follows = _place(before, after, size) is not None
     if not (follows if is_batched else before == after):
         raise TwofoldError(
             f"{what} mixes the batch into other dims: its output is {before} for a batch of {size} and {after} for "

@@ -181,9 +181,9 @@ def _fill(build: Translation, node: fx.Node, first: Any, value: Number = 0, **_:
 
 
 def filled(build: Translation, node: fx.Node, value: Number) -> str:
-    """A tensor filled with one value; its dim 0 is the batch if the call depends on the batch size."""
+    """A tensor filled with one value; one of its dims is the batch if the call depends on the batch size."""
     if node.name in build.grown:
-        return build.like_batch(node, *build.shape_dtype(node), value)
+        return build.like_batch(node, *build.shape_dtype(node), value, build.grown[node.name])
     return build.make(node, "fill", (), value=value)
 
 

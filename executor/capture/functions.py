@@ -145,7 +145,7 @@ def _function(build: Translation, node: fx.Node, inputs: Sequence[Value], number
     if len(read) > MAX_OPAQUE_INPUTS:
         raise build.refused(node, f"{given.name} reads {len(read)} tensors; at most {MAX_OPAQUE_INPUTS} are supported")
     reads = tuple(
-        Read(shape=build.tensors[name].shape, dtype=build.tensors[name].dtype, batched=name in build.batched)
+        Read(shape=build.tensors[name].shape, dtype=build.tensors[name].dtype, batch=build.batched.get(name))
         for name in read
     )
     try:
@@ -189,7 +189,7 @@ def _operator(
                 f"torch's operators"
             ) from error  # fmt: skip
     dims = dims_of(call, which, shape, backward)
-    if any(each.batched for each in call.inputs) and backward and "a" not in dims:
+    if backward and not _splits_batch(call, dims):
         raise build.refused(
             node, f"the samples of a batch meet in the backward of {name}, so that micro-batches would change it"
         )
@@ -202,6 +202,13 @@ def _operator(
     if backward:
         attrs["backward"] = backward
     return build.make(node, "function", read, shape=shape, dtype=dtype, **attrs)
+
+
+def _splits_batch(call: Call, dims: str) -> bool:
+    """Whether the batch is a dim that can be split, in every input that has it."""
+    letters = dims.partition("->")[0].split(",")
+    pairs = zip(letters, call.inputs, strict=True)
+    return all(each.batch is None or own[each.batch].islower() for own, each in pairs)
 
 
 class _Traced:

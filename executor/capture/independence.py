@@ -36,11 +36,11 @@ _SAMPLES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """A tensor that a call reads; `batched`: its dim 0 is the batch."""
+    """A tensor that a call reads; `batch` is the dim that is the batch, None where there is none."""
 
     shape: tuple[int, ...]
     dtype: str
-    batched: bool
+    batch: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def dims_of(call: Call, which: int, shape: tuple[int, ...], backward: str = "") 
     A small letter is a dim that can be split. A capital letter is the batch where that is not known. A dim with a dot
     is whole and no other's.
 
-    >>> read = Read(shape=(8, 6), dtype="float32", batched=True)
+    >>> read = Read(shape=(8, 6), dtype="float32", batch=0)
     >>> dims_of(Call(target="aten.cumsum.default", arguments='[[{"tensor": 0}, 1], {}]', inputs=(read,)), -1, (8, 6))
     'a.->a.'
     """
@@ -78,12 +78,14 @@ def dims_of(call: Call, which: int, shape: tuple[int, ...], backward: str = "") 
         output[at] = letter
         for index, dim in ends:
             inputs[index][dim] = letter
-    batched = [index for index, each in enumerate(call.inputs) if each.batched]
-    if output[:1] == ["."] and any(call.inputs[index].shape[:1] == shape[:1] for index in batched):
-        output[0] = "A"
-        for index in batched:
-            if call.inputs[index].shape[0] == shape[0] and inputs[index][0] == ".":
-                inputs[index][0] = "A"
+    batched = [(at, each.batch) for at, each in enumerate(call.inputs) if each.batch is not None]
+    place = batched[0][1] if batched else 0
+    shared = [(at, own) for at, own in batched if place < len(shape) and call.inputs[at].shape[own] == shape[place]]
+    if shared and output[place] == ".":
+        output[place] = "A"
+        for at, own in shared:
+            if inputs[at][own] == ".":
+                inputs[at][own] = "A"
     return f"{','.join(map(''.join, inputs))}->{''.join(output)}"
 
 
@@ -96,8 +98,9 @@ def _shrunk(call: Call) -> Call:
     """The same call of a small batch, and of small sizes where that is still large; the whole one where it holds sizes
     among its arguments."""
     small = _with_shapes(
-        call, [(min(each.shape[0], _SAMPLES), *each.shape[1:]) if each.batched else each.shape for each in call.inputs]
-    )
+        call, [tuple(min(size, _SAMPLES) if at == each.batch else size for at, size in enumerate(each.shape))
+               for each in call.inputs]
+    )  # fmt: skip
     if _is_too_large(small):
         smaller = _in_small_sizes(small)
         return smaller if smaller is not None and _can_be_tried(smaller) else call
@@ -171,21 +174,25 @@ def _results(call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
 
 @lru_cache(maxsize=1024)
 def _samples_meet(call: Call) -> bool:
-    draws = list(_draws(call)) if any(each.batched for each in call.inputs) else []
+    places = [each.batch for each in call.inputs if each.batch is not None]
+    draws = list(_draws(call)) if places else []
     if not draws:
         return False
     drawn, other = draws
     before = _results(call, drawn)
-    for changed, others in ((0, slice(1, None)), (-1, slice(None, -1))):
+    for changed, start in ((0, 1), (-1, 0)):
         altered = [each.clone() for each in drawn]
         for each, fresh, read in zip(altered, other, call.inputs, strict=True):
-            if read.batched:
-                each[changed] = ~each[changed] if each.dtype == torch.bool else fresh[changed]
+            if read.batch is not None:
+                sample = each.select(read.batch, changed)
+                sample.copy_(~sample if each.dtype == torch.bool else fresh.select(read.batch, changed))
         after = _results(call, altered)
         if before is None or after is None:
             return False  # made for other numbers than random ones
-        if any(one.dim() and not _equal(one[others], two[others]) for one, two in zip(before, after, strict=True)):
-            return True
+        for one, two in zip(before, after, strict=True):
+            at = places[0] if one.dim() > places[0] else 0
+            if one.dim() and not _equal(*(each.narrow(at, start, one.shape[at] - 1) for each in (one, two))):
+                return True
     return False
 
 

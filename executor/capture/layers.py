@@ -231,7 +231,7 @@ def _batch_norm(
         if len(cast(fx.Node, node.args[3]).users) > 1:
             attrs["whole"] = True  # several uses change one value: all in one layout
     made = build.make(node, "batch_statistics", (x, *running), shape=(2, channels), dtype=wide, **attrs)
-    build.batched.discard(made)
+    del build.batched[made]
     affine = [
         build.make(node, "fill", (), shape=(channels,), dtype=dtype, value=value) if given is None else given
         for given, value in ((weight, 1.0), (bias, 0.0))

@@ -109,8 +109,10 @@ def _recurrent(self: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Tensor, An
     kind = type(self).__name__
     if not isinstance(input, Tensor):
         raise TwofoldError(f"nn.{kind} is given a packed sequence, whose shape depends on values; give it a padded one")
-    if not self.batch_first or input.dim() != 3:
-        raise TwofoldError(f"nn.{kind} needs batch_first=True and an input [batch, length, features] to be planned")
+    if input.dim() != 3:
+        raise TwofoldError(f"nn.{kind} needs an input of three dims, one of them the batch, to be planned")
+    if not self.batch_first:
+        input = input.transpose(0, 1)
     if self.proj_size or (self.dropout and self.training and self.num_layers > 1):
         raise TwofoldError(
             f"nn.{kind} with proj_size, or with dropout between its layers, is not supported; write the layers and "
@@ -132,6 +134,7 @@ def _recurrent(self: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Tensor, An
             made[1].append(cell)
         input = torch.cat(outputs, -1) if directions > 1 else outputs[0]
     last = torch.stack(made[0])
+    input = input if self.batch_first else input.transpose(0, 1)
     return input, (last, torch.stack(made[1])) if self.mode == "LSTM" else last
 
 

@@ -21,18 +21,21 @@ __all__ = ["mean_over"]
 
 
 def mean_over(build: Translation, node: fx.Node, x: str, *, is_sum: bool = False) -> Mean:
-    """The mean (the sum) of all elements of a tensor whose dim 0 is the batch."""
+    """The mean (the sum) of all elements of a tensor with a dim that is the batch."""
     return Mean(node=node, terms=lambda: per_sample(build, node, x, is_sum=is_sum), is_sum=is_sum)
 
 
 def per_sample(build: Translation, node: fx.Node, x: str, *, is_sum: bool = False) -> str:
     """The mean (the sum) of each sample's elements: [batch]."""
     tensor = build.tensors[x]
-    over = tuple(range(1, len(tensor.shape)))
+    place = build.batched.get(x, 0)
+    over = tuple(dim for dim in range(len(tensor.shape)) if dim != place)
     if not over:
         return x
     kind = "reduce_sum" if is_sum else "reduce_mean"
-    return build.make(node, kind, (x,), shape=tensor.shape[:1], dtype=tensor.dtype, dims=over, keepdim=False)
+    return build.make(
+        node, kind, (x,), shape=tensor.shape[place : place + 1], dtype=tensor.dtype, dims=over, keepdim=False
+    )
 
 
 # -- sums of means -----------------------------------------------------------------------------------------------------

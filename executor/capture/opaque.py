@@ -64,7 +64,7 @@ def aten_operators(
     several = isinstance(results, tuple | list)
     tensors = tuple(
         Read(shape=build.tensors[name].shape, dtype=build.tensors[name].dtype,
-             batched=name in build.batched and len(build.tensors[name].shape) > 0)
+             batch=build.batched.get(name) if build.tensors[name].shape else None)
         for name in read
     )  # fmt: skip
     call = Call(target=str(node.target), arguments=arguments, inputs=tensors)

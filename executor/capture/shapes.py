@@ -53,29 +53,29 @@ def _reshape(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) ->
 
 @rule("expand.default", "expand_as.default")
 def _expand(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) -> Value:
-    return _expanded(build, node, build.plain(node, x), build.shape_dtype(node)[0], node.name in build.grown)
+    return _expanded(build, node, build.plain(node, x), build.shape_dtype(node)[0], build.grown.get(node.name))
 
 
-def _expanded(build: Translation, node: fx.Node, x: str, new: tuple[int, ...], follows: bool) -> str:
-    """x repeated to a shape, whose dim 0 is the batch if it `follows` that."""
+def _expanded(build: Translation, node: fx.Node, x: str, new: tuple[int, ...], place: int | None) -> str:
+    """x repeated to a shape, of which a dim is the batch unless that is None."""
     tensor = build.tensors[x]
     if tensor.shape == new:
         return x
-    if follows and x not in build.batched:
-        return _over_batch(build, node, x, new)
+    if place is not None and x not in build.batched:
+        return _over_batch(build, node, x, new, place)
     return build.make(node, "expand", (x,), shape=new, dtype=tensor.dtype)
 
 
-def _over_batch(build: Translation, node: fx.Node, x: str, new: tuple[int, ...]) -> str:
+def _over_batch(build: Translation, node: fx.Node, x: str, new: tuple[int, ...], place: int) -> str:
     """Expand a value shared by all samples (a class token, positions) over the batch: add it to zeros of that size."""
     old, dtype = build.tensors[x].shape, build.tensors[x].dtype
     padded = (*(1,) * (len(new) - len(old)), *old)
     repeated = tuple(size if before == 1 else 1 for before, size in zip(padded, new, strict=True))
     if dtype == "bool":
         return build.make(
-            node, "logical_or", (build.like_batch(node, repeated, dtype, False), x), shape=new, dtype=dtype
+            node, "logical_or", (build.like_batch(node, repeated, dtype, False, place), x), shape=new, dtype=dtype
         )
-    return build.make(node, "add", (build.like_batch(node, repeated, dtype, 0), x), shape=new, dtype=dtype)
+    return build.make(node, "add", (build.like_batch(node, repeated, dtype, 0, place), x), shape=new, dtype=dtype)
 
 
 @rule("broadcast_tensors.default")
@@ -88,9 +88,9 @@ def _broadcast(build: Translation, node: fx.Node, values: Sequence[Value]) -> Va
             f"{shapes[0]} with {shapes[-1]} would be another function for every micro-batch size: reshape the labels "
             f"to {shapes[0]} first (as executor.train.losscell.MAELoss does)",
         )
-    follows = any(value in build.batched for value in values)
+    place = next((build.batched[value] for value in values if value in build.batched), None)
     return tuple(
-        _expanded(build, node, build.plain(node, value), tuple(made.shape), follows)
+        _expanded(build, node, build.plain(node, value), tuple(made.shape), place)
         for value, made in zip(values, node.meta["val"], strict=True)
     )
 
@@ -105,7 +105,7 @@ def _repeat(build: Translation, node: fx.Node, x: Value, *_: Any) -> Value:
     padded = (*(1,) * (len(new) - len(old)), *old)
     if any(before not in (1, after) for before, after in zip(padded, new, strict=True)):
         return opaque(build, node)
-    return _expanded(build, node, x, new, node.name in build.grown)
+    return _expanded(build, node, x, new, build.grown.get(node.name))
 
 
 @rule("repeat_interleave.self_int")

@@ -12,6 +12,7 @@ import operator as python_operator
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,7 +29,7 @@ from executor.kernels.random import seed_of
 from executor.recompute import checkpointed, marked, recomputed
 from plans.errors import TwofoldError
 from plans.model.graph import Attr, Graph, Operator, Tensor
-from plans.operators import kinds
+from plans.operators import declare, factors, kinds
 
 __all__ = ["Rule", "Translation", "of_means"]
 
@@ -57,7 +58,7 @@ class Translation:
         rules: aten call -> its rule.
         fallback: the rule, given no arguments, for calls without one.
         computed: the rule, given no arguments, for values that follow from shapes and have no separate operators.
-        grown: names of the calls whose result has the batch as its dim 0.
+        grown: call -> the dim of its result that is the batch.
 
     Raises:
         TwofoldError: an operator that is not known, dims that are not static, or what is not a training step.
@@ -71,7 +72,7 @@ class Translation:
         rules: Mapping[str, Rule],
         fallback: Rule,
         computed: Rule,
-        grown: frozenset[str] = frozenset(),
+        grown: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.grown = grown
         self.module = module
@@ -83,7 +84,7 @@ class Translation:
         self.operators: list[Operator] = []
         self.made_by: dict[str, fx.Node] = {}
         self.trained: set[str] = set()  # tensors that depend on a parameter
-        self.batched: set[str] = set()  # tensors that depend on an input
+        self.batched: dict[str, int] = {}  # tensors that depend on an input -> their dim that is the batch
         self.shared: set[str] = set()  # tensors that are made of all samples of a micro-batch
         self.shape_only = shape_only(exported.graph)
         self.num_random = 0
@@ -110,7 +111,7 @@ class Translation:
             if spec.kind is InputKind.USER_INPUT:
                 argument = waiting.pop(0)
                 self.values[node] = self._enter(argument, node, "input")
-                self.batched.add(argument)
+                self.batched[argument] = 0
         for spec in exported.graph_signature.input_specs:
             node = nodes[spec.arg.name]
             if spec.kind is InputKind.PARAMETER:
@@ -270,7 +271,7 @@ class Translation:
         if (checkpoint := checkpointed(node.meta)) is not None:
             self._checkpoints[name] = checkpoint
         if any(value in self.batched for value in read):
-            self.batched.add(output)
+            self.batched[output] = self._place(self.operators[-1])
         elif any(value in self.shared for value in read):
             self.shared.add(output)
         if (
@@ -280,6 +281,21 @@ class Translation:
         ):
             self.trained.add(output)
         return output
+
+    def _place(self, operator: Operator) -> int:
+        """The dim of an operator's output that is the batch, by the names of its dims; 0 where they do not say."""
+        before, after = (
+            tuple(self.tensors[name].shape for name in names) for names in (operator.inputs, operator.outputs)
+        )
+        spec = declare(operator.kind, before, after, operator.attrs, operator.name)
+        for name, dims in zip(operator.inputs, spec.inputs, strict=True):
+            if name in self.batched and dims:
+                inside = factors(dims[self.batched[name]])
+                batch = next((each for each in inside if spec.sizes[each] == self.batch_size), inside[0])
+                found = [at for at, each in enumerate(spec.outputs[0]) if batch in factors(each)]
+                if found:
+                    return found[0]
+        return 0
 
     def plain(self, node: fx.Node, value: Value) -> str:
         """The tensor that a value stands for; a lazily transposed parameter is transposed now."""
@@ -308,7 +324,7 @@ class Translation:
         made = self.make(
             node, "batch_sum" if mean.is_sum else "batch_mean", (terms,), shape=(), dtype=self.tensors[terms].dtype
         )
-        self.batched.discard(made)
+        del self.batched[made]
         self.shared.add(made)
         return made
 
@@ -321,10 +337,17 @@ class Translation:
         made = self.make(node, "embedding", (ids, flat), shape=(*shape, width), dtype=dtype)
         return self.reshaped(node, made, (*shape, *rest))
 
-    def like_batch(self, node: fx.Node, shape: tuple[int, ...], dtype: str, value: bool | int | float) -> str:
-        """A tensor of one value whose dim 0 is the batch: it follows the size of an input."""
+    def like_batch(
+        self, node: fx.Node, shape: tuple[int, ...], dtype: str, value: bool | int | float, place: int = 0
+    ) -> str:
+        """A tensor of one value whose dim `place` is the batch: it follows the size of an input."""
         anchor = next(name for name, tensor in self.tensors.items() if tensor.kind == "input")
-        return self.make(node, "fill", (anchor,), shape=shape, dtype=dtype, value=value)
+        first = (shape[place], *shape[:place], *shape[place + 1 :])
+        made = self.make(node, "fill", (anchor,), shape=first, dtype=dtype, value=value)
+        if place == 0:
+            return made
+        order = (*range(1, place + 1), 0, *range(place + 1, len(shape)))
+        return self.make(node, "permute", (made,), shape=shape, dtype=dtype, dims=order)
 
     def reshaped(self, node: fx.Node, value: Value, shape: tuple[int, ...]) -> str:
         """A value in another shape; itself where it has it."""

@@ -103,13 +103,19 @@ class Dropping:
         found = {seed_of(number): each for number, each in enumerate(self._found, start=1)}
         for seed, (name, p, shape) in self._expected.items():
             mine = found.get(seed)
-            # a module may drop of flattened rows what its graph drops of [batch, length, width]
-            if mine is None or mine[0] != p or mine[1][1:] != shape[-len(mine[1]) :][1:]:
+            if mine is None or mine[0] != p or not _is_alike(mine[1], shape):
                 raise TwofoldError(
                     f"operator {name!r} drops {p:g} of a tensor {shape} where the module drops "
                     f"{'nothing' if mine is None else f'{mine[0]:g} of {mine[1]}'}: the dropouts of a forward must be "
                     f"called in one fixed order"
                 )
+
+
+def _is_alike(mine: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether shapes are equal but for one dim, the batch; a module may drop of rows what its graph drops of
+    [batch, length, width]."""
+    pairs = list(zip(mine, shape[-len(mine) :], strict=False))
+    return len(pairs) == len(mine) and sum(one != other for one, other in pairs) <= 1
 
 
 class _Mode(TorchFunctionMode):

@@ -310,8 +310,10 @@ def _resized(graph: Graph, batch_size: int) -> Graph:
             for position, (dim, old, new) in enumerate(zip(dims, graph.tensors[name].shape, shapes[name], strict=True)):
                 if old != new:
                     names = factors(dim)
-                    # the batch is the factor that it divides: a dim of size 1 in front of it is none
-                    which = next((each for each in names if spec.sizes[each] % graph.batch_size == 0), names[0])
+                    # the batch is the factor of its size, or else one that it divides
+                    sized = [each for each in names if spec.sizes[each] == graph.batch_size]
+                    sized += [each for each in names if spec.sizes[each] % graph.batch_size == 0]
+                    which = (*sized, *names)[0]
                     rest = old // spec.sizes[which]
                     if new % rest:
                         raise TwofoldError(
