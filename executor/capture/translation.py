@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 import operator as python_operator
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -23,6 +22,7 @@ from torch.export.graph_signature import InputKind
 
 from executor.capture.functional import CHANGES
 from executor.capture.masks import shape_only
+from executor.capture.places import Places
 from executor.capture.straight import NO_GRADIENT
 from executor.capture.values import Chosen, Mean, Transposed, Unreadable, Value
 from executor.kernels.random import seed_of
@@ -42,13 +42,7 @@ Rule = Callable[..., Value]
 """(translation, node, *arguments of the aten call) -> what the node stands for."""
 
 
-_WITHOUT = {
-    "wrap_with_autocast": "torch.autocast in a forward is not supported: give modules and inputs the dtypes that "
-    "they are to compute in, or cast where dtypes change",
-}
-
-
-class Translation:
+class Translation(Places):
     """One translation of an exported module.
 
     Args:
@@ -75,7 +69,7 @@ class Translation:
         grown: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.grown = grown
-        self.module = module
+        super().__init__(module)
         self.fallback = fallback
         self.computed = computed
         self.rules = rules
@@ -94,9 +88,6 @@ class Translation:
         )
         self.batch_size: int = next(placed).shape[0]
         self._names: dict[str, int] = {}
-        self._aliases: dict[int, list[str]] = {}
-        for path, submodule in module.named_modules(remove_duplicate=False):
-            self._aliases.setdefault(id(submodule), []).append(path)
         self._enter_inputs(exported, arguments)
         self.output = self._run(exported)
 
@@ -397,56 +388,14 @@ class Translation:
             raise self.refused(node, f"its shape {tuple(made.shape)} depends on values; shapes must be fixed")
         return tuple(made.shape), str(made.dtype).removeprefix("torch.")
 
-    def path(self, node: fx.Node) -> str:
-        """The path of the user's module that makes the call; of a module with several names the one called by."""
-        parent = ""
-        for path, _ in (node.meta.get("nn_module_stack") or {}).values():
-            path = re.sub(r"@\d+", "", path)
-            if path and parent and not path.startswith(f"{parent}."):
-                try:
-                    names = self._aliases[id(self.module.get_submodule(path))]
-                except (AttributeError, KeyError):
-                    names = []
-                path = next((name for name in names if name.startswith(f"{parent}.")), path)
-            parent = path
-        return parent
-
     def _unique(self, name: str) -> str:
         count = self._names[name] = self._names.get(name, -1) + 1
         return name if not count else self._unique(f"{name}_{count}")
-
-    def where(self, node: fx.Node) -> str:
-        """The location of a call in the model, for an error."""
-        path = self.path(node)
-        lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
-        source = f" ({' | '.join(lines[-2:])})" if lines else ""
-        return f"in module {path!r} of {type(self.module).__name__}{source}" if path else f"in forward{source}"
 
     def where_made(self, operator: str) -> str:
         """The same of an operator of the graph; empty where no call of the model made it by itself."""
         node = self.made_by.get(operator)
         return "" if node is None else f" {self.where(node)}"
-
-    def refused(self, node: fx.Node, reason: str) -> TwofoldError:
-        """The error for a call that is known but not in this form."""
-        return TwofoldError(f"{node.target} {self.where(node)} cannot be planned: {reason}")
-
-    def samples_meet(self, node: fx.Node) -> TwofoldError:
-        """The error for a call that reads a value of all samples where it may not."""
-        return self.refused(
-            node,
-            "it reads a value made of all samples of a batch, which micro-batches would change; the loss may be a sum "
-            "of means over the samples, each times a number or over a mean of data, and nothing else may be made of "
-            "them",
-        )
-
-    def unknown(self, node: fx.Node, kind: str | None = None) -> TwofoldError:
-        """The error for a call without a kind."""
-        called = f"{node.target}" + (f" (kind {kind!r})" if kind else "")
-        for name, way_out in _WITHOUT.items():
-            if name in called:
-                return TwofoldError(f"{way_out} ({self.where(node)})")
-        return TwofoldError(f"the operator {called} {self.where(node)} is not known; known kinds: {', '.join(kinds())}")
 
     # -- the result
 

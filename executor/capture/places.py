@@ -1,0 +1,73 @@
+"""Where a call of an exported module stands in the user's module, for names and errors."""
+
+from __future__ import annotations
+
+import re
+
+from torch import fx, nn
+
+from plans.errors import TwofoldError
+from plans.operators import kinds
+
+__all__ = ["Places"]
+
+_WITHOUT = {
+    "wrap_with_autocast": "torch.autocast in a forward is not supported: give modules and inputs the dtypes that "
+    "they are to compute in, or cast where dtypes change",
+}
+
+
+class Places:
+    """The places of calls in a module.
+
+    Args:
+        module: that was exported.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._aliases: dict[int, list[str]] = {}
+        for path, submodule in module.named_modules(remove_duplicate=False):
+            self._aliases.setdefault(id(submodule), []).append(path)
+
+    def path(self, node: fx.Node) -> str:
+        """The path of the user's module that makes the call; of a module with several names the one called by."""
+        parent = ""
+        for path, _ in (node.meta.get("nn_module_stack") or {}).values():
+            path = re.sub(r"@\d+", "", path)
+            if path and parent and not path.startswith(f"{parent}."):
+                try:
+                    names = self._aliases[id(self.module.get_submodule(path))]
+                except (AttributeError, KeyError):
+                    names = []
+                path = next((name for name in names if name.startswith(f"{parent}.")), path)
+            parent = path
+        return parent
+
+    def where(self, node: fx.Node) -> str:
+        """The location of a call in the model, for an error."""
+        path = self.path(node)
+        lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
+        source = f" ({' | '.join(lines[-2:])})" if lines else ""
+        return f"in module {path!r} of {type(self.module).__name__}{source}" if path else f"in forward{source}"
+
+    def refused(self, node: fx.Node, reason: str) -> TwofoldError:
+        """The error for a call that is known but not in this form."""
+        return TwofoldError(f"{node.target} {self.where(node)} cannot be planned: {reason}")
+
+    def samples_meet(self, node: fx.Node) -> TwofoldError:
+        """The error for a call that reads a value of all samples where it may not."""
+        return self.refused(
+            node,
+            "it reads a value made of all samples of a batch, which micro-batches would change; the loss may be a sum "
+            "of means over the samples, each times a number or over a mean of data, and nothing else may be made of "
+            "them",
+        )
+
+    def unknown(self, node: fx.Node, kind: str | None = None) -> TwofoldError:
+        """The error for a call without a kind."""
+        called = f"{node.target}" + (f" (kind {kind!r})" if kind else "")
+        for name, way_out in _WITHOUT.items():
+            if name in called:
+                return TwofoldError(f"{way_out} ({self.where(node)})")
+        return TwofoldError(f"the operator {called} {self.where(node)} is not known; known kinds: {', '.join(kinds())}")
