@@ -603,30 +603,44 @@ class CohereModel(nn.Module):
 class DoubledLlama(nn.Module):
     """cos and sin [length, size], both halves of a row the same, as many hand-written models keep them."""
 
-    def __init__(self, same=True, rows=LENGTH, checkpointed=0):
+    def __init__(self, same=True, rows=LENGTH, checkpointed=0, norm=RMSNorm, scale=1.0):
         super().__init__()
+        self.register_buffer("scale", torch.tensor(scale), persistent=False)
         self.words, size, self.checkpointed = nn.Embedding(VOCAB, WIDTH), WIDTH // HEADS, checkpointed
-        self.layers = nn.ModuleList(DoubledLayer() for _ in range(LAYERS))
-        self.norm = RMSNorm(WIDTH)
+        self.layers = nn.ModuleList(DoubledLayer(norm) for _ in range(LAYERS))
+        self.norm = norm(WIDTH)
         freqs = torch.outer(torch.arange(rows), 1e4 ** (-torch.arange(0, size, 2) / size))
         emb = torch.cat((freqs, freqs if same else 2 * freqs), dim=-1)
         self.register_buffer("cos", emb.cos())
         self.register_buffer("sin", emb.sin())
 
     def forward(self, input_ids):
-        x = self.words(input_ids)
+        x = self.words(input_ids) * self.scale.to(self.words.weight.dtype)
         for number, layer in enumerate(self.layers):
             arguments = (x, self.cos[: x.shape[1]], self.sin[: x.shape[1]])
             x = checkpoint(layer, *arguments, use_reentrant=False) if number < self.checkpointed else layer(*arguments)
         return self.norm(x)
 
 
+class GemmaNorm(nn.Module):
+    """As Gemma of transformers: the weight begins at 0, and 1 is added to it."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return (wide * (1.0 + self.weight.float())).type_as(x)
+
+
 class DoubledLayer(nn.Module):
-    def __init__(self):
+    def __init__(self, norm=RMSNorm):
         super().__init__()
         self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
         self.gate, self.up = nn.Linear(WIDTH, 48, bias=False), nn.Linear(WIDTH, 48, bias=False)
-        self.down, self.first, self.second = nn.Linear(48, WIDTH, bias=False), RMSNorm(WIDTH), RMSNorm(WIDTH)
+        self.down, self.first, self.second = nn.Linear(48, WIDTH, bias=False), norm(WIDTH), norm(WIDTH)
 
     def forward(self, x, cos, sin):
         y, shape = self.first(x), (*x.shape[:-1], HEADS, -1)
@@ -664,6 +678,7 @@ MODULES = {
     "Cohere": lambda: LanguageModel(CohereModel(), tied=True, logits_scaling=16.0),
     "Cohere, positions of GLM": lambda: LanguageModel(CohereModel("cosines", 0.5), tied=True, logits_scaling=16.0),
     "doubled tables": lambda: LanguageModel(DoubledLlama()),
+    "Gemma": lambda: LanguageModel(DoubledLlama(norm=GemmaNorm, scale=6.0), tied=True),
     "doubled tables, more rows": lambda: LanguageModel(DoubledLlama(rows=2 * LENGTH)),
 }
 """Name -> what makes the module, on tokens and labels [BATCH, LENGTH]."""
@@ -672,7 +687,8 @@ MODULES = {
 OF_TRANSFORMERS = {
     "llama": {}, "mistral": {"sliding_window": 4096}, "qwen3": {"head_dim": 8}, "olmo2": {}, "phi": {}, "phi3": {},
     "gpt_neox": {}, "stablelm": {},  "starcoder2": {"residual_dropout": 0.0, "embedding_dropout": 0.0},
-    "cohere": {"logit_scale": 0.0625}, "glm": {"head_dim": 8}, "exaone4": {"layer_types": ["full_attention"] * 2},
+    "gemma": {"head_dim": 8}, "cohere": {"logit_scale": 0.0625},
+    "glm": {"head_dim": 8}, "exaone4": {"layer_types": ["full_attention"] * 2},
     "granite": {
         "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0, "attention_multiplier": 0.25
     },

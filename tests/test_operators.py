@@ -237,6 +237,13 @@ CASES = {
         lambda x, w, b: F.layer_norm(x, (6, 2), w, b, 0.1),
     ),
     "rms_norm": ("rms_norm", ((4, 6, 8), (8,)), {"eps": 1e-5}, lambda x, w: F.rms_norm(x, (8,), w, 1e-5)),
+    "rms_norm, 1 + weight": (
+        "rms_norm", ((4, 6, 8), (8,)), {"eps": 1e-5, "offset": 1.0}, lambda x, w: F.rms_norm(x, (8,), 1 + w, 1e-5),
+    ),
+    "layer_norm, 1 + weight": (
+        "layer_norm", ((4, 6, 8), (8,), (8,)), {"eps": 1e-5, "offset": 1.0},
+        lambda x, w, b: F.layer_norm(x, (8,), 1 + w, b, 1e-5),
+    ),
     "rms_norm without weight": ("rms_norm", ((4, 6),), {"eps": 0.1}, lambda x: F.rms_norm(x, (6,), eps=0.1)),
     "embedding": ("embedding", (numbers(12, 4, 6), (12, 8)), {}, F.embedding),
     "embedding with padding": (

@@ -39,11 +39,14 @@ def known_masks(module: nn.Module) -> dict[str, Tensor]:
 
 
 def known_numbers(module: nn.Module) -> dict[str, Tensor]:
-    """The values of buffers of whole numbers, such as positions, as far as they are known."""
+    """The values of buffers of whole numbers, such as positions, and of single numbers that no state dict holds, as far
+    as they are known."""
+    saved = module.state_dict(keep_vars=True).keys()
     values = {
         name: _known_value(module, name)
-        for name, buffer in module.named_buffers() if buffer.dtype == torch.int64 and buffer.dim()
-    }  # fmt: skip
+        for name, buffer in module.named_buffers()
+        if (buffer.dtype == torch.int64 if buffer.dim() else buffer.is_floating_point() and name not in saved)
+    }
     return {name: value for name, value in values.items() if value is not None}
 
 

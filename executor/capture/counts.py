@@ -14,10 +14,12 @@ from executor.capture.masks import shape_only, value_of
 __all__ = ["state_counts"]
 
 aten = torch.ops.aten
+_TAKE_NUMBERS = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 
 
 def state_counts(exported: ExportedProgram, numbers: Mapping[str, Tensor]) -> None:
-    """Let positions that are counted, and one number for all, be made by `arange` and `full`, in place.
+    """Let positions that are counted, and one number for all, be made by `arange` and `full`; calls take single numbers
+    as they are. In place.
 
     Args:
         exported: of a module.
@@ -35,6 +37,10 @@ def state_counts(exported: ExportedProgram, numbers: Mapping[str, Tensor]) -> No
     known = shape_only(graph, held)
     for node in _last_known(graph, known - shape_only(graph) - held.keys(), known):
         value = value_of(node, held)
+        if value is not None and value.is_floating_point() and not value.dim():
+            for user in [user for user in node.users if user.target in _TAKE_NUMBERS]:
+                user.args = tuple(float(value) if each is node else each for each in user.args)
+            continue
         if value is None or value.dtype != torch.int64 or not value.numel():
             continue
         with graph.inserting_before(node):

@@ -17,7 +17,7 @@ from executor.kernels.chips import is_gpu
 from executor.kernels.context import OpContext, Rule
 from executor.kernels.place import num_parts
 
-__all__ = ["NORMALISATION_RULES"]
+__all__ = ["NORMALISATION_RULES", "shifted"]
 
 Attrs = Mapping[str, Any]
 
@@ -66,6 +66,11 @@ def _is_narrow(x: Tensor) -> bool:
     return x.dtype.itemsize == 2
 
 
+def shifted(attrs: Attrs, weight: Tensor | None) -> Tensor | None:
+    """What a norm multiplies by: the weight plus attrs "offset"."""
+    return weight if weight is None or "offset" not in attrs else weight + attrs["offset"]
+
+
 # -- layer norm --------------------------------------------------------------------------------------------------------
 
 
@@ -73,7 +78,7 @@ def layer_norm(
     context: OpContext, attrs: Attrs, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(x - mean) / sqrt(variance + eps) weight + bias, and mean and 1 / sqrt(variance + eps) of every row."""
-    shape, rows = x.shape[-_num_dims(attrs) :], _rows(attrs, x)
+    shape, rows, weight = x.shape[-_num_dims(attrs) :], _rows(attrs, x), shifted(attrs, weight)
     if _is_narrow(x) and not is_gpu(x):  # a CPU would round what it keeps to the dtype of x
         variance, mean = torch.var_mean(x.float(), _last(attrs), correction=0)
         return F.layer_norm(x, shape, weight, bias, attrs["eps"]), mean, (variance + attrs["eps"]).rsqrt_()
@@ -85,6 +90,7 @@ def layer_norm_grad_x(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, *r
     """With h = g weight and z = normalised x: scale (h - mean h - z mean(h z)); `rest`: a weight, mean and scale."""
     weight, mean, scale = (None, *rest)[-3:]
     assert mean is not None and scale is not None
+    weight = shifted(attrs, weight)
     if _has_layer_norm_backward(x, weight):
         return _layer_norm_backward(attrs, g, x, mean, scale, weight, 0)
     z = _normalised(attrs, x, mean, scale)
@@ -134,7 +140,7 @@ def _layer_norm_backward(
 
 def rms_norm(context: OpContext, attrs: Attrs, x: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """RMS norm: x / sqrt(mean(x^2) + eps) * weight, and 1 / sqrt(mean(x^2) + eps) of every row."""
-    shape = x.shape[-_num_dims(attrs) :]
+    shape, weight = x.shape[-_num_dims(attrs) :], shifted(attrs, weight)
     if is_gpu(x) and weight is not None and weight.dtype != x.dtype:  # torch's kernel takes one dtype
         wide = x.float() if _is_narrow(x) else x
         scale = wide.square().mean(_last(attrs)).add_(attrs["eps"]).rsqrt_()
@@ -147,6 +153,7 @@ def rms_norm_grad_x(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, *res
     """With h = g weight and z = x scale: scale (h - z mean(h z)); `rest`: a weight and the scale."""
     weight, scale = (None, *rest)[-2:]
     assert scale is not None
+    weight = shifted(attrs, weight)
     figure = _beside(attrs, x, scale)
     if is_gpu(x) and (weight is None or weight.dtype == x.dtype):
         return _rms_norm_backward(attrs, g, x, figure, weight, 0)

@@ -128,7 +128,7 @@ def rms_norm(context: OpContext, attrs: Attrs, x: Tensor, weight: Tensor | None 
     """As `normalisation.rms_norm`."""
     if weight is None or weight.dtype != x.dtype or x.dtype not in _KNOWN:
         return normalisation.rms_norm(context, attrs, x, weight)
-    y, scale = torch_npu.npu_rms_norm(x, weight, attrs["eps"])
+    y, scale = torch_npu.npu_rms_norm(x, normalisation.shifted(attrs, weight), attrs["eps"])
     return y, scale.view(x.shape[: x.dim() - weight.dim()])
 
 
@@ -136,7 +136,7 @@ def rms_norm_grad_x(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, *res
     """As `normalisation.rms_norm_grad_x`."""
     if len(rest) < 2 or rest[0].dtype != x.dtype or x.dtype not in _KNOWN:
         return normalisation.rms_norm_grad_x(context, attrs, g, x, *rest)
-    weight, scale = rest
+    weight, scale = normalisation.shifted(attrs, rest[0]), rest[1]
     made: Tensor = torch_npu.npu_rms_norm_backward(g, x, weight, _beside(scale, x))[0]
     return made
 
@@ -155,7 +155,7 @@ def layer_norm(
     """As `normalisation.layer_norm`: torch's operator, which computes and keeps half precision in float32 on an NPU."""
     num_dims = int(attrs.get("num_dims", 1))
     rows, shape = x.shape[: x.dim() - num_dims], x.shape[x.dim() - num_dims :]
-    y, mean, scale = torch.native_layer_norm(x, shape, weight, bias, attrs["eps"])
+    y, mean, scale = torch.native_layer_norm(x, shape, normalisation.shifted(attrs, weight), bias, attrs["eps"])
     wide = torch.float32 if x.dtype in _HALF else x.dtype
     return y, mean.view(rows).to(wide), scale.view(rows).to(wide)
 
@@ -166,7 +166,7 @@ def layer_norm_grad_x(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, *r
     assert mean is not None and scale is not None
     if weight is not None and weight.dtype != x.dtype:
         return normalisation.layer_norm_grad_x(context, attrs, g, x, *rest)
-    return _layer_norm_backward(attrs, g, x, mean, scale, weight)[0]
+    return _layer_norm_backward(attrs, g, x, mean, scale, normalisation.shifted(attrs, weight))[0]
 
 
 def layer_norm_grad_weight(

@@ -28,8 +28,8 @@ def _softmax(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operat
 def _norm(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
     """x normalised over its last attrs "num_dims" dims (1 by default), times a weight, plus a bias (layer norm only).
 
-    attrs "eps" is added to the variance (the mean square). The forward keeps the mean (layer norm only) and the scale
-    1 / sqrt(variance + eps) of every row for the gradients.
+    attrs "eps" is added to the variance (the mean square), attrs "offset" to the weight (Gemma: 1). The forward keeps
+    the mean (layer norm only) and the scale 1 / sqrt(variance + eps) of every row for the gradients.
     """
     count = attrs.get("num_dims", 1)
     shape = inputs[0]

@@ -298,6 +298,8 @@ class _Builder:
         if kind == "layer" and not bare:
             weights.append(self._parameter(f"{name}.bias", width))
         attrs: dict[str, Attr] = {"eps": self.config.norm_eps}
+        if self.config.norm_offset and weights:
+            attrs["offset"] = self.config.norm_offset
         made = "rms_norm" if kind == "rms" else "layer_norm"
         return self._add(name, made, self.tensors[x].shape, (x, *weights), name, attrs)
 

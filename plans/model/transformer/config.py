@@ -158,6 +158,7 @@ class TransformerConfig:
         activation: "silu", "gelu" or "relu"; None: silu where gated, else gelu.
         norm: "rms" (a weight), "layer" (a weight and a bias), "layer_no_bias" (a weight) or "layer_no_weights".
         norm_eps: added to the variance.
+        norm_offset: added to the weights of the norms (Gemma: 1, so that they begin at 0).
         norm_place: position of norms, where f is the attention or the MLP: "before": x + f(norm(x)); "after": x +
             norm(f(x)) (OLMo 2); "around": x + norm(f(norm(x))) (Gemma 2); "sum": norm(x + f(x)), without a norm at the
             end (BERT).
@@ -208,6 +209,7 @@ class TransformerConfig:
     activation: Activation | None = None
     norm: Norm = "rms"
     norm_eps: float = 1e-5
+    norm_offset: float = 0.0
     norm_place: NormPlace = "before"
     qk_norm: QKNorm = "none"
     embedding_norm: bool = False

@@ -184,7 +184,7 @@ def _gpt_oss(keys: Keys, fields: Fields) -> None:
 
 def _gemma(keys: Keys, fields: Fields) -> None:
     _attention_biases(keys, fields)
-    fields["scales.embedding"] = fields["hidden"] ** 0.5
+    fields["scales.embedding"], fields["norm_offset"] = fields["hidden"] ** 0.5, 1.0
     scalar = keys.get("query_pre_attn_scalar")
     if scalar is not None and scalar != fields["head_dim"]:
         fields["scales.attention"] = scalar**-0.5

@@ -323,7 +323,9 @@ class _Features:
             kind = "rms"
         else:
             kind = {3: "layer", 2: "layer_no_bias", 1: "layer_no_weights"}[len(last.inputs)]
-        found: dict[str, Any] = {"norm": kind, "norm_eps": last.attrs["eps"]}
+        found: dict[str, Any] = {
+            "norm": kind, "norm_eps": last.attrs["eps"], "norm_offset": last.attrs.get("offset", 0.0)
+        }  # fmt: skip
         before = self._behind(core.inputs[0], "rope") if self.makers[core.inputs[0]].kind != "rope" else (
             self.makers.get(self.makers[core.inputs[0]].inputs[0])
         )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Norms in parts: x / sqrt(mean x^2 + eps), or x - mean x so, times a weight, in single precision or not."""
+"""Norms in parts: x / sqrt(mean x^2 + eps), or x - mean x so, times a weight or 1 + a weight, in single precision or
+not."""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ def _weighted(view: View, operator: Operator) -> Sequence[New] | None:
     if operator.kind != "mul" or len(operator.inputs) != 2:
         return None
     for made, weight in (operator.inputs, operator.inputs[::-1]):
-        norm, source = view.makers.get(made), view.tensors[view.behind(weight, "cast")]
+        norm, source = view.makers.get(made), view.tensors[view.behind(_unshifted(view, weight)[0], "cast")]
         if norm is None or norm.kind not in _NORMS or len(norm.inputs) != 1:
             continue
         if source.kind not in ("parameter", "constant") or len(view.readers[made]) > 1:
@@ -101,5 +102,26 @@ def _weighted(view: View, operator: Operator) -> Sequence[New] | None:
     return None
 
 
-NORM_RULES: tuple[Rule, ...] = (_bare, _narrow, _weighted, _narrow)
+def _unshifted(view: View, weight: str) -> tuple[str, float]:
+    """(w, number), where a weight is w + number."""
+    added = view.made(weight, "add")
+    if added is None or len(added.inputs) != 1 or not isinstance(number := added.attrs["number"], int | float):
+        return weight, 0.0
+    return added.inputs[0], float(number)
+
+
+def _shifted(view: View, operator: Operator) -> Sequence[New] | None:
+    """A norm with a weight that is a number plus a parameter: Gemma's, whose weights begin at 0."""
+    if operator.kind not in _NORMS or len(operator.inputs) < 2 or "offset" in operator.attrs:
+        return None
+    x, weight, *bias = operator.inputs
+    source, number = _unshifted(view, weight)
+    if not number or view.tensors[view.behind(source, "cast")].kind not in ("parameter", "constant"):
+        return None
+    made = view.tensors[operator.outputs[0]]
+    attrs: dict[str, Attr] = {**operator.attrs, "offset": number}
+    return [New(kind=operator.kind, inputs=(x, source, *bias), shape=made.shape, dtype=made.dtype, attrs=attrs)]
+
+
+NORM_RULES: tuple[Rule, ...] = (_bare, _narrow, _weighted, _shifted, _narrow)
 """The cast back is before the weight, or behind it."""
