@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from executor.capture.losses import mean_over
@@ -13,19 +14,20 @@ from executor.capture.opaque import opaque
 from executor.capture.table import Number, rule
 from executor.capture.translation import Translation
 from executor.capture.values import Transposed, Value
+from plans.operators.elementwise import UNARY
 
 __all__: list[str] = []
 
 
-@rule(
-    "relu.default", "silu.default", "abs.default", "tanh.default", "sigmoid.default", "exp.default", "log.default",
-    "sqrt.default", "rsqrt.default", "sin.default", "cos.default", "neg.default",
-)  # fmt: skip
-def _unary(build: Translation, node: fx.Node, x: Value) -> Value:
-    dtype = build.shape_dtype(node)[1]
-    return build.make(
-        node, str(node.target).split(".")[1].rstrip("_"), (build.cast(node, build.plain(node, x), dtype),)
-    )
+@rule(*(f"{kind}.default" for kind in UNARY if kind != "gelu"))
+def _unary(build: Translation, node: fx.Node, x: Value, *settings: Any, **named: Any) -> Value:
+    """A function of one number, with the settings that the call gives."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    names = [argument.name for argument in node.target._schema.arguments[1:]]
+    given = dict(zip(names, settings, strict=False)) | named
+    attrs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    x = build.cast(node, build.plain(node, x), build.shape_dtype(node)[1])
+    return build.make(node, str(node.target).split(".")[1], (x,), **attrs)
 
 
 @rule("gelu.default")

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field, replace
 
 from plans.lower.emit import ValueTable
 from plans.model.graph import Operator
+from plans.operators.elementwise import UNARY
 from plans.program import Instruction, Kind, Scope
 
 __all__ = ["FUSIBLE", "MADE_AGAIN", "block_names", "fuse_runs"]
 
-_UNARY = ("abs", "cos", "exp", "gelu", "log", "neg", "relu", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "tanh", "cast")
+_UNARY = (*UNARY, "cast")
 _BINARY = ("add", "sub", "mul", "div")
 
 FUSIBLE = frozenset({

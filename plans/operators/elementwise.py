@@ -9,18 +9,24 @@ from plans.errors import TwofoldError
 from plans.operators.registry import Attrs, Shapes, aligned, declares, named, unary
 from plans.operators.spec import Gradient, OperatorSpec
 
-__all__: list[str] = []
+__all__ = ["UNARY"]
+
+_BY_OUTPUT = ("relu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt")
+_BY_INPUT = ("gelu", "silu", "abs", "log", "sin", "cos")
+
+UNARY = (*_BY_OUTPUT, *_BY_INPUT, "neg")
+"""Functions of one number, called as in aten. Capture takes their settings from aten's signature, fusion joins them."""
 
 
-@declares("relu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt")
+@declares(*_BY_OUTPUT)
 def _unary_by_output(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
     """The gradient reads the output (of a relu: positive where the input was)."""
     return unary(kind, inputs[0], Gradient(needs=("y0",), flops=math.prod(inputs[0])))
 
 
-@declares("gelu", "silu", "abs", "log", "sin", "cos", "pow")
+@declares(*_BY_INPUT, "pow")
 def _unary_by_input(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
-    """The gradient reads the input. A pow takes attrs "exponent"."""
+    """The gradient reads the input. Settings have aten's names; a pow takes attrs "exponent"."""
     return unary(kind, inputs[0], Gradient(needs=("x0",), flops=4 * math.prod(inputs[0])))
 
 
