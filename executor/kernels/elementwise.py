@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -127,6 +128,124 @@ def cos(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 def cos_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
     """Gradient of cos: -g sin(x)."""
     return torch.sin(x).mul_(g).neg_()
+
+
+def erf(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """The error function."""
+    return torch.erf(x)
+
+
+def erf_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """Gradient of erf: g 2 / sqrt(pi) e^(-x^2)."""
+    return x.square().neg_().exp_().mul_(g).mul_(2 / math.sqrt(math.pi))
+
+
+def leaky_relu(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """x, times attrs "negative_slope" (0.01) where it is negative."""
+    return F.leaky_relu(x, attrs.get("negative_slope", 0.01))
+
+
+def leaky_relu_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """torch's own kernel."""
+    return _aten.leaky_relu_backward(g, x, attrs.get("negative_slope", 0.01), False)
+
+
+def _elu_settings(attrs: Attrs) -> tuple[float, float, float]:
+    return attrs.get("alpha", 1.0), attrs.get("scale", 1.0), attrs.get("input_scale", 1.0)
+
+
+def elu(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """scale x where it is positive, else scale alpha (e^(input_scale x) - 1)."""
+    return _aten.elu(x, *_elu_settings(attrs))
+
+
+def elu_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """torch's own kernel."""
+    return _aten.elu_backward(g, *_elu_settings(attrs), False, x)
+
+
+def softplus(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """log(1 + e^(beta x)) / beta, x itself where beta x is above attrs "threshold"."""
+    return F.softplus(x, attrs.get("beta", 1), attrs.get("threshold", 20))
+
+
+def softplus_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """torch's own kernel."""
+    return _aten.softplus_backward(g, x, attrs.get("beta", 1), attrs.get("threshold", 20))
+
+
+def mish(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """x tanh(softplus(x))."""
+    return F.mish(x)
+
+
+def mish_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """torch's own kernel."""
+    return _aten.mish_backward(g, x)
+
+
+def hardswish(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """x relu6(x + 3) / 6."""
+    return F.hardswish(x)
+
+
+def hardswish_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """torch's own kernel."""
+    return _aten.hardswish_backward(g, x)
+
+
+def hardsigmoid(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """relu6(x + 3) / 6."""
+    return F.hardsigmoid(x)
+
+
+def hardsigmoid_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """torch's own kernel."""
+    return _aten.hardsigmoid_backward(g, x)
+
+
+def _ends(attrs: Attrs) -> tuple[float, float]:
+    """Of hardtanh and relu6: -1 and 1, or 0 and 6."""
+    return attrs.get("min_val", -1), attrs.get("max_val", 1)
+
+
+def hardtanh(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """x between attrs "min_val" (-1) and "max_val" (1)."""
+    return F.hardtanh(x, *_ends(attrs))
+
+
+def hardtanh_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """torch's own kernel."""
+    return _aten.hardtanh_backward(g, x, *_ends(attrs))
+
+
+def relu6(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """x between 0 and 6."""
+    return F.relu6(x)
+
+
+def relu6_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """torch's own kernel."""
+    return _aten.hardtanh_backward(g, x, 0, 6)
+
+
+def _limits(attrs: Attrs) -> tuple[float | None, float | None]:
+    least, most = (number(attrs, key) if key in attrs else None for key in ("min", "max"))
+    return least, most
+
+
+def clamp(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """x between attrs "min" and "max", each of which may be absent."""
+    least, most = _limits(attrs)
+    return torch.clamp(x, least, most)
+
+
+def clamp_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """Gradient of clamp: g between the limits and on them, else 0."""
+    least, most = _limits(attrs)
+    if least is not None:
+        g = g.masked_fill(x < least, 0)
+    return g if most is None else g.masked_fill(x > most, 0)
 
 
 def power(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
@@ -293,6 +412,26 @@ ELEMENTWISE_RULES: Mapping[str, Rule] = {
     "sin.grad0": sin_grad,
     "cos.forward": cos,
     "cos.grad0": cos_grad,
+    "erf.forward": erf,
+    "erf.grad0": erf_grad,
+    "leaky_relu.forward": leaky_relu,
+    "leaky_relu.grad0": leaky_relu_grad,
+    "elu.forward": elu,
+    "elu.grad0": elu_grad,
+    "softplus.forward": softplus,
+    "softplus.grad0": softplus_grad,
+    "mish.forward": mish,
+    "mish.grad0": mish_grad,
+    "hardswish.forward": hardswish,
+    "hardswish.grad0": hardswish_grad,
+    "hardsigmoid.forward": hardsigmoid,
+    "hardsigmoid.grad0": hardsigmoid_grad,
+    "hardtanh.forward": hardtanh,
+    "hardtanh.grad0": hardtanh_grad,
+    "relu6.forward": relu6,
+    "relu6.grad0": relu6_grad,
+    "clamp.forward": clamp,
+    "clamp.grad0": clamp_grad,
     "pow.forward": power,
     "pow.grad0": power_grad,
     "abs.forward": absolute,

@@ -12,7 +12,10 @@ from plans.operators.spec import Gradient, OperatorSpec
 __all__ = ["UNARY"]
 
 _BY_OUTPUT = ("relu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt")
-_BY_INPUT = ("gelu", "silu", "abs", "log", "sin", "cos")
+_BY_INPUT = (
+    "gelu", "silu", "abs", "log", "sin", "cos", "erf", "leaky_relu", "elu", "softplus", "mish", "hardswish",
+    "hardsigmoid", "hardtanh", "relu6", "clamp",
+)  # fmt: skip
 
 UNARY = (*_BY_OUTPUT, *_BY_INPUT, "neg")
 """Functions of one number, called as in aten. Capture takes their settings from aten's signature, fusion joins them."""
