@@ -67,7 +67,7 @@ def _is_narrow(x: Tensor) -> bool:
 
 
 def shifted(attrs: Attrs, weight: Tensor | None) -> Tensor | None:
-    """What a norm multiplies by: the weight plus attrs "offset"."""
+    """The factor of a norm: the weight plus attrs "offset"."""
     return weight if weight is None or "offset" not in attrs else weight + attrs["offset"]
 
 
