@@ -13,7 +13,8 @@ from twofold.cli import commands
 _DEGREES = "dp tp pp cp ep micro-batch schedule virtual recompute recompute-layers zero sequence-parallel order "
 _DEGREES += "bucket-bytes interleave overlap-pairs receives"
 _FACTORS = "bandwidth latency compute memory dispatch"
-_LAUNCH = "steps data emulate dilate out log-dir seed port execution fused profile timeout"
+_NODES = "nodes node master port"
+_LAUNCH = f"steps data emulate dilate out log-dir seed execution fused profile timeout {_NODES}"
 
 FLAGS = {
     "demo": "case steps epochs data machine out log-dir seed port timeout json",
@@ -25,7 +26,7 @@ FLAGS = {
     "checkpoint-async device-mtbf-hours restart-s schedule sensitivity by picture report steps simulate json force",
     "study": "axes results csv report top backend jobs scheduler json force",
     "run": f"devices model machine {_LAUNCH} json",
-    "train": "resume max-restarts timeout json",
+    "train": f"resume max-restarts timeout {_NODES} json",
     "export": "config json force",
     "verify": f"model machine {_LAUNCH} json",
     "calibrate": "devices out name device points base minutes quick report host json force",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costmodels import Machine
+from executor.launch.meeting import Nodes
 from executor.launch.run_plan import RunResult, run
 from executor.reference.verification import Verification, check_run
 from plans.errors import TwofoldError
@@ -141,8 +142,8 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
     with say.doing("running"):
         result = run(
             plan, steps=steps, data=options.data or "digits", model=chosen.model, seed=options.seed,
-            out=folder / "run", log_dir=options.log_dir, print_every=max(1, min(50, steps // 3)), port=options.port,
-            timeout_s=options.timeout,
+            out=folder / "run", log_dir=options.log_dir, print_every=max(1, min(50, steps // 3)),
+            nodes=Nodes(port=options.port), timeout_s=options.timeout,
             on_line=lambda rank, line: _say_loss(say, line),
         )  # fmt: skip
     verification = _verify(chosen, result, options, predicted, say)

@@ -16,7 +16,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,6 @@ from benchmarks.reliability.training import (
     NotEnded,
     agent_of,
     ended,
-    environment,
     figures,
     losses,
     make_job,
@@ -36,9 +34,7 @@ from benchmarks.reliability.training import (
     set_steps,
     started,
 )
-from executor.launch.job import Job, Task, TaskCheckpoints, save_job
 from executor.train.checkpoint_files import check_checkpoint, written_checkpoints
-from executor.train.settings import Replicas
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.model.mlp import mlp_graph
@@ -81,18 +77,6 @@ _MORE = f"""print_every = 1
 every = {EVERY}
 [replicas]
 every = 1
-"""
-_NODE = """
-import sys
-from executor.launch.launch import Follow, Nodes, launch
-from plans.errors import TwofoldError
-job, logs, ranks, node, port = sys.argv[1:]
-nodes = Nodes(num_nodes=2, node_rank=int(node), port=int(port))
-follow = Follow(lambda rank, line: print(line, flush=True)) if node == "0" else None
-try:
-    launch("executor.launch.job_main:main", num_ranks=int(ranks), args=[job], log_dir=logs, nodes=nodes, follow=follow)
-except TwofoldError as error:
-    sys.exit(f"error: {error}".splitlines()[0])
 """
 
 
@@ -154,7 +138,7 @@ FAULTS = {
     "pause launcher": Fault(says="", process="launcher", signals=(signal.SIGSTOP, signal.SIGCONT), code=0),
     "rank hangs": Fault(says=r"rank {rank} stopped", happens="time.sleep(600)"),
     "all ranks hang": Fault(says=r"rank \d stopped", happens="time.sleep(600)", everywhere=True),
-    "lost node": Fault(says=r"lost its connection to another rank", process="node", signals=(signal.SIGKILL,)),
+    "lost node": Fault(says=r"node 1 was lost", process="node", signals=(signal.SIGKILL,)),
     "rank raises": Fault(says=r"rank {rank} failed: \w*Error: lost", happens='raise OSError("lost")'),
     "full disk": Fault(says=r"cannot be written: .*File too large", happens=_DISK, rank=0),
     "other input": Fault(says=r"input 'x' is another on rank {rank}", happens='batch["x"][3, 2] += 1e-6'),
@@ -242,22 +226,11 @@ def _prepared(folder: Path, fault: Fault, rank: int, step: int) -> Path:
 
 
 def _on_two_nodes(job: Path) -> list[subprocess.Popen[bytes]]:
-    """The same job as two launches, each of which stands for a host."""
-    folder = job.parent
-    checkpoints = TaskCheckpoints(folder=str(folder / "out" / "checkpoints"), every=EVERY, keep=2)
-    task = Task(
-        plan=str(folder / "plan.json"), out=str(folder / "out"), steps=STEPS, data=f"{folder}/data.py:fed", seed=1,
-        count=False, print_every=1, metrics=(), replicas=Replicas(every=1), checkpoints=checkpoints,
-    )  # fmt: skip
-    path = save_job(Job(tasks=(task,), device="cpu"), folder / "out" / "job.json")
+    """The job on two nodes of this host."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    runs = []
-    for node, name in enumerate(("said", "said by the other node")):
-        command = [sys.executable, "-c", _NODE, str(path), str(folder / "logs"), str(RANKS), str(node), str(port)]
-        with (folder / name).open("wb") as said:
-            runs.append(subprocess.Popen(command, stdout=said, stderr=said, env=environment(job), cwd=folder))
-    return runs
+    words = ["--nodes", "2", "--port", str(port), "--node"]
+    return [started(job, more=[*words, "0"]), started(job, more=[*words, "1"], said="said by the other node")]
 
 
 def _signalled(job: Path, runs: Sequence[subprocess.Popen[bytes]], fault: Fault, rank: int, step: int) -> None:

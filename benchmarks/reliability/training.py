@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from executor.launch.rank_logs import JobFolder
@@ -48,11 +49,13 @@ def environment(job: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(_ROOT), "TMPDIR": str(job.parent / "tmp"), "OMP_NUM_THREADS": "1"}
 
 
-def started(job: Path, *, resume: bool = False) -> subprocess.Popen[bytes]:
-    """`twofold train`, which writes what it says into `said` next to the job."""
-    command = [sys.executable, "-m", "twofold", "train", str(job), *["--resume"] * resume]
-    with (job.parent / "said").open("wb") as said:
-        return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment(job), cwd=job.parent)
+def started(
+    job: Path, *, resume: bool = False, more: Sequence[str] = (), said: str = "said"
+) -> subprocess.Popen[bytes]:
+    """`twofold train`, with more options, which writes what it says into a file beside the job."""
+    command = [sys.executable, "-m", "twofold", "train", str(job), *["--resume"] * resume, *more]
+    with (job.parent / said).open("wb") as out:
+        return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment(job), cwd=job.parent)
 
 
 def ended(job: Path, run: subprocess.Popen[bytes], limit_s: float) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 __all__ = ["LENGTH", "VOCAB", "convolutions", "gpt", "llama", "perceptron"]
 
 VOCAB, LENGTH = 256, 64
-"""Letters are bytes; so many of them are a sample."""
+"""Tokens are bytes; a sample has LENGTH of them."""
 
 
 class Classifier(nn.Module):

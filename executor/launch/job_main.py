@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import ChainMap
 from collections.abc import Mapping
@@ -21,11 +22,14 @@ from executor.train.models import InitialParameters, load_model, random_paramete
 from executor.train.module_weights import as_graph
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.rates import Rate
+from executor.train.result import RankResult
 from executor.train.run import run_rank
 from executor.train.same_start import check_same_batch, check_same_start
 from executor.train.sources import Source
 from executor.train.verdict import Verdict
 from executor.train.weights_files import read_weights
+from plans.errors import TwofoldError
+from plans.files import write_atomically
 from plans.lower import lower
 from plans.model.graph import Graph
 from plans.plan import Plan, load_plan
@@ -79,6 +83,8 @@ def _run(task: Task, job: Job) -> None:
     program, graph = lower(plan), plan.graph
     source = Source(data=task.data, seed=task.seed)
     per_epoch = source.num_batches(graph) or task.steps
+    if task.metrics is not None or task.checkpoints is not None:
+        _check_shared(Path(task.out))
     check_same_batch(next(source.batches(graph, 1)), pick_device(job.device))
     parameters = _parameters(task, graph, pick_device(job.device))
     emulation = None
@@ -125,11 +131,51 @@ def _run(task: Task, job: Job) -> None:
             program, plan, feed, parameters, task.steps - first, device=job.device,
             weights_path=Path(task.out) / "weights.npz", options=options,
         )  # fmt: skip
-    result.save(Path(task.out) / f"rank.{rank}.npz")
+    _save(result, Path(task.out))
     if evaluations is not None:
         evaluations.close()
     if metrics is not None:
         metrics.close()
+
+
+def _save(result: RankResult, out: Path) -> None:
+    """Write the result of this rank, and on every node those of the ranks of other nodes."""
+    import torch.distributed as dist
+
+    path = result.save(out / f"rank.{result.rank}.npz")
+    if int(os.environ.get("GROUP_WORLD_SIZE", "1")) == 1:
+        return
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (os.environ["GROUP_RANK"], path.read_bytes()))
+    if os.environ["LOCAL_RANK"] == "0":
+        for rank, (node, content) in enumerate(found):
+            if node != os.environ["GROUP_RANK"]:
+                write_atomically(out / f"rank.{rank}.npz", content)
+
+
+def _check_shared(out: Path) -> None:
+    """Refuse a folder that is not the same on all nodes.
+
+    Raises:
+        TwofoldError: as above; every rank raises the same.
+    """
+    import torch.distributed as dist
+
+    if int(os.environ.get("GROUP_WORLD_SIZE", "1")) == 1:
+        return
+    mark = out / f".shared-{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ['MASTER_PORT']}"
+    if dist.get_rank() == 0:
+        write_atomically(mark, b"")
+    dist.barrier()
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (os.environ["GROUP_RANK"], mark.exists()))
+    if dist.get_rank() == 0:
+        mark.unlink()
+    if odd := [node for node, is_there in found if not is_there]:
+        raise TwofoldError(
+            f"out {str(out)!r} on node {odd[0]} is not the folder of node 0; name one that all nodes share, for "
+            "checkpoints and metrics"
+        )
 
 
 def _parameters(task: Task, graph: Graph, device: Device) -> Mapping[str, Any]:

@@ -5,13 +5,17 @@ script handles SIGTERM. It also reports the failure that it *saw* first, often a
 the one that failed. So every rank runs under a guard (`executor.launch.worker_main`) that can kill it and that writes
 down how and when it ended. The launcher reads those reports, tells the cause from its consequences and ends all ranks.
 
+On several nodes the launchers stay connected (`executor.launch.meeting`).
+
 Nothing here knows about plans or programs, and torch is imported only in the processes that are started. Launches on
-several machines were tested only as two launches on one host.
+several machines were tested only as several launches on one host.
 """
 
 import contextlib
 import errno
+import importlib.metadata
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -20,11 +24,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from executor.launch.meeting import LOOPBACK, ONE_NODE, Meeting, Nodes
 from executor.launch.rank_failures import NUM_LOG_LINES, RunFailed, Weight, first_failure, timed_out
 from executor.launch.rank_logs import JobFolder, LineReader, fresh_folders, tail
 from executor.launch.stalls import StallWatch
@@ -32,10 +37,10 @@ from plans.errors import TwofoldError
 from plans.reading import read_json
 
 WORKER_MAIN = Path(__file__).with_name("worker_main.py")
-LOOPBACK = "127.0.0.1"
 POLL_S = 0.05
 SETTLE_S = 0.8  # below LOST_PEER_WAIT_S: how long a rank that lost a peer waits for the cause to be told
 GRACE_S = 2.0  # for guards and torchrun, which answer at once unless the machine is very busy
+AGENT_S = 30.0  # torchrun knows which rank it ended the others for, and says so when it ends itself
 GONE_S = 5.0  # a killed process may first have to return a lot of memory
 
 
@@ -46,23 +51,6 @@ class LaunchResult:
     job: JobFolder
     ranks: range
     elapsed_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
-    """The machines of a job and where their ranks meet.
-
-    Args:
-        num_nodes: machines.
-        node_rank: the number of this one, from 0.
-        master_addr: address of node 0.
-        port: that node 0 listens on; None, on one machine only, picks a free one.
-    """
-
-    num_nodes: int = 1
-    node_rank: int = 0
-    master_addr: str = LOOPBACK
-    port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +75,7 @@ def launch(
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
     follow: Follow | None = None,
-    nodes: Nodes = Nodes(),
+    nodes: Nodes = ONE_NODE,
 ) -> LaunchResult:
     """Run `target` on `num_ranks` ranks and wait for the end of all of them.
 
@@ -100,7 +88,8 @@ def launch(
     processes included.
 
     On several machines call it on each with the same arguments except `nodes.node_rank`; `num_ranks` counts the ranks
-    of all machines.
+    of all machines. The launchers wait for each other and compare `num_ranks`, the versions of Python, torch and
+    twofold, and `nodes.facts`. When one of them fails, all end with the same error.
 
     OMP_NUM_THREADS=1, TORCH_DEVICE_BACKEND_AUTOLOAD=0, PYTHONUNBUFFERED=1 and, on one machine, GLOO_SOCKET_IFNAME=lo
     are set where the environment does not set them, TWOFOLD_LOG_DIR to `log_dir`; `env` goes over everything.
@@ -113,7 +102,8 @@ def launch(
     ------
     TwofoldError
         Before anything starts, the logs of the last run still in place: a target that is not there, counts that do not
-        fit, a port in use, a log directory that cannot be written or in which another run still writes.
+        fit, a port in use, a log directory that cannot be written or in which another run still writes. Also before
+        ranks start: nodes that do not join, or start another job.
     RankFailed
         A rank raised, called `sys.exit` with a code other than 0, or was killed. The message names the first such rank,
         with its traceback or signal and its log.
@@ -145,7 +135,7 @@ def launch(
                 for line in lines.lines(last=last):
                     follow.on_line(followed, line)
 
-        with contextlib.closing(lines):
+        with contextlib.closing(lines), contextlib.closing(_meeting(nodes, num_ranks)) as others:
             torchrun_args = [
                 f"--nproc-per-node={len(ranks)}",
                 "--max-restarts=0",
@@ -158,10 +148,11 @@ def launch(
             environment = _environment(own | dict(env or {}), nodes.num_nodes)
             torchrun = _Torchrun(job, ranks, preloaded, torchrun_args, environment)
             try:
-                error = torchrun.watch(pass_lines, start_s, timeout_s)
+                error = torchrun.watch(pass_lines, start_s, timeout_s, others)
             finally:
                 torchrun.end()
             pass_lines(last=True)
+            error = others.agreed(error)
     if error is not None:
         raise error
     return LaunchResult(job=job, ranks=ranks, elapsed_s=time.monotonic() - start_s)
@@ -200,7 +191,9 @@ class _Torchrun:
                 start_new_session=True,  # Ctrl-C comes to the launcher alone, which then ends everything
             )
 
-    def watch(self, pass_lines: Callable[[], None], start_s: float, timeout_s: float | None) -> TwofoldError | None:
+    def watch(
+        self, pass_lines: Callable[[], None], start_s: float, timeout_s: float | None, others: Meeting
+    ) -> TwofoldError | None:
         """Wait for the end; return None on success, else the error, with processes perhaps still running."""
         first_seen_s: float | None = None
         stalls = StallWatch(self.job, self.ranks, self.process.pid)
@@ -210,7 +203,7 @@ class _Torchrun:
             failure = first_failure(self.job, self.ranks)
             if failure is not None:
                 first_seen_s = first_seen_s or time.monotonic()
-                settle_s = GONE_S if failure.weight is Weight.TOLD_TO_END else SETTLE_S  # torchrun knows who began
+                settle_s = AGENT_S if failure.weight is Weight.TOLD_TO_END else SETTLE_S
                 settled = failure.weight is Weight.OWN_ERROR or time.monotonic() - first_seen_s > settle_s
                 if settled or code == 0:
                     return failure.error(self.job)
@@ -220,6 +213,8 @@ class _Torchrun:
                 return timed_out(self.job, self.ranks, timeout_s)
             if failure is None and (stopped := stalls.look()) is not None:
                 return stopped
+            if failure is None and others.has_failed():
+                return _ended_elsewhere()
             time.sleep(POLL_S)
 
     def _why_it_ended(self, code: int) -> TwofoldError:
@@ -298,6 +293,25 @@ def _descendants(pid: int) -> list[int]:
     for each in found:
         found += children.get(each, ())
     return found
+
+
+def _ended_elsewhere() -> RunFailed:
+    error = RunFailed("another node failed")
+    error.is_consequence = True
+    return error
+
+
+def _meeting(nodes: Nodes, num_ranks: int) -> Meeting:
+    versions = {name: _version(name) for name in ("twofold", "torch")} | {"Python": platform.python_version()}
+    facts = {"num_nodes": str(nodes.num_nodes), "num_ranks": str(num_ranks), **versions, **nodes.facts}
+    return Meeting(replace(nodes, facts=facts))
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _target(target: str | os.PathLike[str]) -> tuple[str, str]:

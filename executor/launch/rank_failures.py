@@ -24,9 +24,13 @@ _NOT_JOINED = re.compile(r"DistStoreError: wait timeout after (\d+)ms, keys: /de
 
 
 class RunFailed(TwofoldError):
-    """The job started and failed; the input may be correct, so the exit code of the command line is 1."""
+    """The job started and failed; the input may be correct, so the exit code of the command line is 1.
+
+    `is_consequence` says that the cause is perhaps an end elsewhere.
+    """
 
     exit_code = 1
+    is_consequence = False
 
 
 class RankFailed(RunFailed):
@@ -82,7 +86,9 @@ class Failure:
         if self.story:
             story = self.story.rstrip("\n")
             text += "\n" + (story if len(story) <= MAX_STORY_CHARS else "[...]" + story[-MAX_STORY_CHARS:])
-        return RankFailed(text, rank=self.rank)
+        error = RankFailed(text, rank=self.rank)
+        error.is_consequence = self.weight is not Weight.OWN_ERROR
+        return error
 
 
 def first_failure(job: JobFolder, ranks: Sequence[int], exit_codes: Mapping[int, int] | None = None) -> Failure | None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from costmodels import Machine, price
+from executor.launch.meeting import ONE_NODE, Nodes
 from executor.launch.temporary import temporary_folder
 from executor.train.named import check_named
 from plans.errors import TwofoldError, whole_number
@@ -31,7 +32,7 @@ class RunResult:
     Args:
         plan: what was run.
         losses: mean loss of every step.
-        weights: final full weights by name.
+        weights: final full weights by name; on node 0 only.
         step_times_s: per rank the seconds of every step, as emulated time where it is emulated.
         interval_s: seconds between the ends of consecutive steps (of the latest rank), as emulated time likewise.
         timeline: spans of the last steps.
@@ -96,7 +97,7 @@ def run(
     execution: str | None = None,
     profile_steps: int = 0,
     timeout_s: float | None = None,
-    port: int | None = None,
+    nodes: Nodes = ONE_NODE,
     on_line: Callable[[int, str], None] | None = None,
 ) -> RunResult:
     """Train a plan for a few steps on real ranks, one process per device of the plan.
@@ -119,14 +120,15 @@ def run(
         execution: "graph" or "eager"; by default that of the plan.
         profile_steps: number of steps before those for which every rank writes a profiler trace into `out`.
         timeout_s: time limit of the launch.
-        port: port of the rendezvous; None uses a free one.
+        nodes: machines of the run; call it on each with the same arguments except `node_rank`. Only node 0 returns
+            weights.
         on_line: called with (rank, line) for every line that the last rank prints.
 
     Raises:
         TwofoldError: bad input; `executor.launch.launch.RankFailed` when a rank fails.
     """
     from executor.launch.job import Emulate, Job, Task, save_job
-    from executor.launch.launch import Follow, Nodes, launch
+    from executor.launch.launch import Follow, launch
 
     if model and not model.endswith(".json"):
         check_named(model, "model")
@@ -149,11 +151,12 @@ def run(
             print_every=print_every, emulate=emulation, profile_steps=profile_steps,
         )  # fmt: skip
         job = save_job(Job(tasks=(task,), device=device), folder / "job.json")
+        facts = {"plan": plan_digest(plan), "steps": str(steps), "seed": str(seed)}
         ended = launch(
             "executor.launch.job_main:main", num_ranks=plan.num_ranks, args=[str(job)], log_dir=log_dir,
-            timeout_s=timeout_s, nodes=Nodes(port=port), follow=None if on_line is None else Follow(on_line),
+            timeout_s=timeout_s, nodes=replace(nodes, facts=facts), follow=None if on_line is None else Follow(on_line),
         )  # fmt: skip
-        return read_result(plan, folder, Path(log_dir), ended.elapsed_s)
+        return read_result(plan, folder, Path(log_dir), ended.elapsed_s, has_weights=nodes.node_rank == 0)
 
 
 def _checked_data(plan: Plan, data: str | Iterable[Any], steps: int, seed: int, folder: Path) -> str:
@@ -177,8 +180,8 @@ def dilation(plan: Plan, machine: Machine, shortest_s: float = 0.05) -> float:
     return shortest_s * PS_PER_S / shortest_ps
 
 
-def read_result(plan: Plan, folder: Path, log_dir: Path, launch_s: float) -> RunResult:
-    """The result of a run from the files of its ranks.
+def read_result(plan: Plan, folder: Path, log_dir: Path, launch_s: float, *, has_weights: bool = True) -> RunResult:
+    """The result of a run from the files of its ranks; rank 0 writes the weights, on its own node.
 
     Raises:
         TwofoldError: files that are not there, or that another plan's run has left there.
@@ -192,7 +195,7 @@ def read_result(plan: Plan, folder: Path, log_dir: Path, launch_s: float) -> Run
                 f"rank.{rank.rank}.npz in {os.fspath(folder)!r} is of the plan {rank.plan_digest}, not of "
                 f"{plan_digest(plan)}; run again with another folder"
             )
-    weights = read_arrays(folder / "weights.npz", "the weights")
+    weights = read_arrays(folder / "weights.npz", "the weights") if has_weights else {}
     ends = np.max([rank.step_end_ns for rank in ranks], axis=0)
     begin = np.min([rank.step_start_ns[0] for rank in ranks])
     interval_s = np.diff(np.concatenate([[begin], ends])) / 1e9 / ranks[0].dilate

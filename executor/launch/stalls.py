@@ -109,6 +109,11 @@ class StallWatch:
         if self._seen[rank].numbers[2] == 1 and now_s - self._seen[rank].moved_s <= WARM_S:
             return None
         since_s = now_s - self._seen[rank].moved_s
+        if elsewhere := [each for each in self._peers(rank) if each not in self._seen]:
+            text = f"rank {rank} has waited {since_s:.0f} s{self._at(rank)} for {name_ranks(elsewhere)} on other nodes"
+            error = RankFailed(text, rank=elsewhere[0])
+            error.is_consequence = True
+            return error
         others = [each for each in in_step if each != rank and self._waits(each)]
         where = where_ranks_are(self._job, [rank])[0]
         text = f"rank {rank} stopped{self._at(rank)}, {since_s:.0f} s ago{where}{_who_wait(others)}"

@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from executor.launch.job import Job, Task, TaskCheckpoints, save_job
+from executor.launch.meeting import ONE_NODE, Nodes
 from executor.train.rates import Rate
 from executor.train.settings import EvaluationSettings, Replicas
 from plans.errors import TwofoldError, number, whole_number
 from plans.model.graph import undecayed_parts
-from plans.plan import Plan, load_plan, save_plan
+from plans.plan import Plan, load_plan, plan_digest, save_plan
 from plans.reading import json_of, read_toml
 from plans.step_check import LossScale, Spike, StepCheck
 
@@ -91,14 +93,20 @@ def load_training_job(path: str | os.PathLike[str]) -> TrainingJob:
 
 
 def train(
-    job: TrainingJob, *, resume: bool = False, on_line: Callable[[int, str], None] | None = None
+    job: TrainingJob,
+    *,
+    resume: bool = False,
+    on_line: Callable[[int, str], None] | None = None,
+    nodes: Nodes = ONE_NODE,
 ) -> list[dict[str, Any]]:
     """Run a training job. Returns the figures of all steps, as in `metrics.jsonl`.
 
     Args:
         job: the job, which is checked before ranks are started.
         resume: resume from the newest checkpoint, which may be of another plan of the same model and optimizer.
-        on_line: called with (rank, line) for every line that the last rank prints.
+        on_line: called with (rank, line) for every line that the last rank of this machine prints.
+        nodes: machines of the job; call it on each with the same arguments except `node_rank`. `out` is a folder that
+            all of them share. After a failure all nodes restart; a lost node must be started by hand.
 
     Raises:
         TwofoldError: bad input; `executor.launch.rank_failures.RunFailed` when training failed and no restart is left.
@@ -117,7 +125,7 @@ def train(
         try:
             launch(
                 "executor.launch.job_main:main", num_ranks=num_ranks, args=[str(path)], log_dir=job.log_dir,
-                timeout_s=job.timeout_s, follow=Follow(tell),
+                timeout_s=job.timeout_s, follow=Follow(tell), nodes=replace(nodes, facts=_facts(task)),
             )  # fmt: skip
             break
         except RankRefused:
@@ -128,6 +136,15 @@ def train(
             resume = True
             tell(0, f"{str(error).splitlines()[0]}; restarted, {restarts_left - 1} restarts left")
     return [json_of(line, "metrics.jsonl") for line in (Path(job.out) / "metrics.jsonl").read_bytes().splitlines()]
+
+
+def _facts(task: Task) -> dict[str, str]:
+    """What must be the same on all nodes."""
+    first = 0 if task.checkpoints is None else task.checkpoints.first
+    return {
+        "plan": plan_digest(load_plan(task.plan)), "steps": str(task.steps), "seed": str(task.seed),
+        "first step": str(first),
+    }  # fmt: skip
 
 
 def _ignore(rank: int, line: str) -> None:

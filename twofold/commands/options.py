@@ -12,6 +12,7 @@ from plans.degrees import DEGREES
 from plans.errors import TwofoldError
 
 if TYPE_CHECKING:
+    from executor.launch.meeting import Nodes
     from twofold.console import Console
 
 __all__ = [
@@ -150,6 +151,30 @@ class MachineFactors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """The machines that ranks run on. Start the same command on each, with its own --node.
+
+    Args:
+        nodes: machines.
+        node: number of this one, from 0.
+        master: address of node 0.
+        port: of node 0, where ranks meet, and with several nodes the next one too; one machine picks a free one.
+    """
+
+    nodes: int = 1
+    node: int = 0
+    master: str = "127.0.0.1"
+    port: int | None = None
+
+    @property
+    def stated(self) -> Nodes:
+        """As the launcher takes them."""
+        from executor.launch.meeting import Nodes
+
+        return Nodes(num_nodes=self.nodes, node_rank=self.node, master_addr=self.master, port=self.port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
     """Launching ranks.
 
@@ -164,7 +189,6 @@ class LaunchOptions:
         out: folder for results; by default a temporary one.
         log_dir: folder for the output of the ranks (LOG_DIR/1/rank.N/stdout).
         seed: random seed of weights and data order.
-        port: port of the rendezvous; by default a free one.
         execution: graph (a step is one launch, if the device supports it) or eager; by default that of the plan.
         fused: --no-fused runs every memory-bound instruction as a separate kernel.
         profile: number of steps for which every rank writes a trace of torch's profiler into OUT.
@@ -178,7 +202,6 @@ class LaunchOptions:
     out: str | None = None
     log_dir: str = "log_output"
     seed: int = 1
-    port: int | None = None
     execution: str | None = None
     fused: bool = True
     profile: int = 0
@@ -225,8 +248,8 @@ class DemoOptions:
 def given(options: Any) -> dict[str, Any]:
     """The options of a group that have a value, by name.
 
-    >>> "port" in given(LaunchOptions()), given(LaunchOptions(port=29500))["port"]
-    (False, 29500)
+    >>> "out" in given(LaunchOptions()), given(LaunchOptions(out="runs"))["out"]
+    (False, 'runs')
     """
     values = {field.name: getattr(options, field.name) for field in fields(options)}
     return {name: value for name, value in values.items() if value not in (None, ())}

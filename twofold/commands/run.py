@@ -9,7 +9,7 @@ import msgspec
 import tyro
 
 from plans.errors import TwofoldError
-from twofold.commands.options import LaunchOptions, Output
+from twofold.commands.options import LaunchOptions, NodeOptions, Output
 
 if TYPE_CHECKING:
     from twofold.console import Console
@@ -37,6 +37,7 @@ class Run:
     model: str = ""
     machine: str | None = None
     launch: LaunchOptions = field(default_factory=LaunchOptions)
+    place: NodeOptions = field(default_factory=NodeOptions)
     output: Output = field(default_factory=Output)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
@@ -44,7 +45,7 @@ class Run:
         return self._script(say) if self.target.endswith(".py") else self._plan(say)
 
     def _script(self, say: Console) -> tuple[dict[str, Any], bool]:
-        from executor.launch.launch import Follow, Nodes, launch
+        from executor.launch.launch import Follow, launch
 
         if self.launch.execution is not None or self.launch.profile or not self.launch.fused:
             raise TwofoldError(
@@ -54,7 +55,7 @@ class Run:
         with say.doing(f"running {self.target}"):
             ended = launch(
                 self.target, num_ranks=devices, args=self.script_args, log_dir=log_dir,
-                timeout_s=self.launch.timeout, nodes=Nodes(port=self.launch.port),
+                timeout_s=self.launch.timeout, nodes=self.place.stated,
                 env={"TWOFOLD_MACHINE": self.machine} if self.machine else {},
                 follow=Follow(lambda rank, line: say.say(line)),
             )  # fmt: skip
@@ -79,7 +80,7 @@ class Run:
                 plan, steps=launch.steps, data=launch.data or usual_data(plan.graph), model=self.model,
                 seed=launch.seed, out=launch.out,
                 log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate, timeout_s=launch.timeout,
-                port=launch.port, execution=launch.execution, profile_steps=launch.profile,
+                nodes=self.place.stated, execution=launch.execution, profile_steps=launch.profile,
                 print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),
             )  # fmt: skip
         kind, device_bytes = result.timeline.kind, max(result.device_peak_bytes)

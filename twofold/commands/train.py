@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import tyro
 
-from twofold.commands.options import Output
+from twofold.commands.options import NodeOptions, Output
 
 if TYPE_CHECKING:
     from twofold.console import Console
@@ -31,6 +31,7 @@ class Train:
     resume: bool = False
     max_restarts: int | None = None
     timeout: float | None = None
+    place: NodeOptions = field(default_factory=NodeOptions)
     output: Output = field(default_factory=Output)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
@@ -43,7 +44,9 @@ class Train:
         if self.timeout is not None:
             job = msgspec.structs.replace(job, timeout_s=self.timeout)
         with say.doing(f"training {job.steps} steps"):
-            figures = train(job, resume=self.resume, on_line=lambda rank, line: say.say(line))
+            figures = train(
+                job, resume=self.resume, on_line=lambda rank, line: say.say(line), nodes=self.place.stated
+            )  # fmt: skip
         last = figures[-1]["loss"]
         loss = "is not finite" if last is None else f"{last:.6g}"
         say.say(f"{len(figures)} steps, loss {loss}; {job.out} has metrics.jsonl and weights.npz")

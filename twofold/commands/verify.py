@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from twofold.commands.options import LaunchOptions, Output, PlanFile
+from twofold.commands.options import LaunchOptions, NodeOptions, Output, PlanFile
 
 if TYPE_CHECKING:
     from twofold.console import Console
@@ -29,12 +29,14 @@ class Verify:
     model: str
     machine: str | None = None
     launch: LaunchOptions = field(default_factory=LaunchOptions)
+    place: NodeOptions = field(default_factory=NodeOptions)
     output: Output = field(default_factory=Output)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Run and compare; passes if loss, weights, communication and memory are correct."""
         from costmodels import Machine, executing
         from executor.launch.launch import check_port
+        from executor.launch.run_plan import run
         from executor.reference.verification import verify
         from executor.train.sources import usual_data
         from plans.plan import load_plan
@@ -43,7 +45,7 @@ class Verify:
         from simulator import simulate
 
         launch = self.launch
-        check_port(launch.port)
+        check_port(self.place.port)
         plan, source = load_plan(self.plan), self.machine or launch.emulate
         plan = msgspec.structs.replace(
             plan, execution=launch.execution or plan.execution, fused=plan.fused and launch.fused
@@ -55,14 +57,18 @@ class Verify:
                     plan, executing(Machine.load(source), "eager" if launch.emulate else plan.execution)
                 )
         with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks, then in one process"):
-            result = verify(
-                plan, model=self.model, predicted=predicted, steps=launch.steps,
-                data=launch.data or usual_data(plan.graph), seed=launch.seed, out=launch.out,
-                log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate,
-                port=launch.port, timeout_s=launch.timeout, profile_steps=launch.profile,
-                print_every=max(1, launch.steps // 10),
-                on_line=lambda rank, line: say.say(line),
-            )  # fmt: skip
+            how: dict[str, Any] = {
+                "model": self.model, "steps": launch.steps, "data": launch.data or usual_data(plan.graph),
+                "seed": launch.seed, "out": launch.out, "log_dir": launch.log_dir, "emulate": launch.emulate,
+                "dilate": launch.dilate, "nodes": self.place.stated, "timeout_s": launch.timeout,
+                "profile_steps": launch.profile, "print_every": max(1, launch.steps // 10),
+                "on_line": lambda rank, line: say.say(line),
+            }  # fmt: skip
+            if self.place.node:
+                run(plan, **how)
+                say.say("the run has ended; node 0 compares it with one process")
+                return {"node": self.place.node}, True
+            result = verify(plan, predicted=predicted, **how)
         measured = figures_of_run(result.run)
         figures = {"measured": measured}
         if predicted is not None:

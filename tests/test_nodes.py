@@ -1,0 +1,229 @@
+"""Jobs on several nodes: every node is a launcher of its own, on an address of the loopback interface."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from executor.launch import meeting
+from executor.launch.meeting import Meeting, Nodes
+from executor.launch.rank_failures import RankFailed, RankRefused, RunFailed
+from plans.errors import TwofoldError
+from plans.layout import Layout
+from plans.model.mlp import mlp_graph
+from plans.plan import Optimizer, Plan, Stage, Strategy, save_plan
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def port():
+    """Two free ports in a row."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            number = first.getsockname()[1]
+            try:
+                socket.create_server(("127.0.0.1", number + 1)).close()
+            except (OSError, OverflowError):
+                continue
+            return number
+
+
+def met(port, facts, does, join_s=5.0):
+    """What `does(node, Meeting)` gives on each node that has facts, or the error."""
+    found = {}
+
+    def one(node):
+        try:
+            here = Meeting(Nodes(num_nodes=3, node_rank=node, port=port, join_s=join_s, facts=facts[node]))
+        except TwofoldError as error:
+            found[node] = error
+            return
+        try:
+            found[node] = does(node, here)
+        finally:
+            here.close()
+
+    threads = [threading.Thread(target=one, args=(node,)) for node in facts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+SAME = {node: {"plan": "a"} for node in range(3)}
+
+
+def until_failed(here):
+    while not here.has_failed():
+        time.sleep(0.01)
+    error = RunFailed("another node failed")
+    error.is_consequence = True
+    return here.agreed(error)
+
+
+def test_nodes_that_start_something_else_end_with_one_sentence_everywhere(port):
+    found = met(port, {**SAME, 2: {"plan": "b"}}, lambda node, here: None)
+    assert {str(each) for each in found.values()} == {"node 2 has plan b, node 0 has a; start the same on every node"}
+
+
+def test_a_node_that_does_not_join_is_named_everywhere(port):
+    found = met(port, {0: SAME[0], 1: SAME[1]}, lambda node, here: None, join_s=1.0)
+    assert {str(each) for each in found.values()} == {"node 2 did not join within 1 s; start the job on every node"}
+    (error,) = met(port, {1: SAME[1]}, lambda node, here: None, join_s=0.5).values()
+    assert str(error) == f"node 0 did not answer at 127.0.0.1 port {port + 1} within 0.5 s"
+
+
+def test_a_node_that_is_late_is_waited_for(port):
+    begun_s = time.monotonic()
+
+    def later(node, here):
+        return time.monotonic() - begun_s
+
+    early = threading.Thread(target=lambda: found.update(met(port, {0: SAME[0], 1: SAME[1]}, later)))
+    found = {}
+    early.start()
+    time.sleep(0.7)
+    found.update(met(port, {2: SAME[2]}, later))
+    early.join()
+    assert sorted(found) == [0, 1, 2] and min(found.values()) >= 0.7
+
+
+def test_the_cause_is_told_to_all_nodes_and_no_consequence_of_it(port):
+    """Node 1 has lost a peer, then node 2 says what happened."""
+
+    def ends(node, here):
+        if node == 1:
+            error = RankFailed("rank 2 lost its connection", rank=2)
+            error.is_consequence = True
+            return here.agreed(error)
+        if node == 2:
+            assert str(until_stopped(here)) == "stop"
+            return here.agreed(RankRefused("no such file", rank=5, exit_code=2))
+        return until_failed(here)
+
+    def until_stopped(here):
+        while not here.has_failed():
+            time.sleep(0.01)
+        return "stop"
+
+    found = met(port, SAME, ends)
+    assert [type(found[node]) for node in range(3)] == [RankRefused] * 3
+    assert [str(found[node]) for node in range(3)] == ["on node 2: no such file"] * 2 + ["no such file"]
+    assert {each.rank for each in found.values()} == {5} and {each.exit_code for each in found.values()} == {2}
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_node_is_named_by_the_others(lost, port):
+    found = met(port, SAME, lambda node, here: None if node == lost else until_failed(here))
+    del found[lost]
+    assert {str(each) for each in found.values()} == {f"node {lost} was lost: its launcher closed its connection"}
+
+
+def test_a_silent_node_is_lost_too(port, monkeypatch):
+    monkeypatch.setattr(meeting, "LOST_S", 0.5)
+    monkeypatch.setattr(meeting, "BEAT_S", 0.1)
+    found = met(port, SAME, lambda node, here: time.sleep(3) if node == 1 else until_failed(here))
+    assert str(found[0]) == str(found[2]) == "node 1 was lost: its launcher sent nothing for 0.5 s"
+
+
+def test_all_nodes_wait_for_the_end_of_the_last_one(port):
+    ended_s = {}
+
+    def ends(node, here):
+        for _ in range(50 if node == 2 else 0):
+            assert not here.has_failed()
+            time.sleep(0.01)
+        ended_s[node] = time.monotonic()
+        assert here.agreed(None) is None
+        return time.monotonic()
+
+    found = met(port, SAME, ends)
+    assert all(found[node] >= ended_s[2] for node in range(3))
+
+
+# -- commands on two nodes ---------------------------------------------------------------------------------------------
+
+
+def two_ranks(lr=0.1):
+    """A perceptron whose batch is split over two ranks."""
+    graph = mlp_graph([6, 4], 8)
+    strategies = {each.name: Strategy(dims={"b0": ("dp",)}) for each in graph.operators if each.kind == "linear"}
+    stage = Stage(mesh=Layout((2,), ("dp",)), operators=tuple(each.name for each in graph.operators))
+    optimizer = Optimizer(settings={"lr": lr})
+    return Plan(graph=graph, stages=(stage,), strategies=strategies, optimizer=optimizer)
+
+
+def started(folder, port, command):
+    """The same command on two nodes, each in a folder of its own."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    runs = []
+    for node in (0, 1):
+        (folder / str(node)).mkdir(exist_ok=True)
+        words = [*command, "--nodes", "2", "--node", str(node), "--port", str(port), "--json"]
+        run = subprocess.Popen(
+            [sys.executable, "-m", "twofold", *words], cwd=folder / str(node), env=env, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        runs.append(run)
+    return runs
+
+
+@pytest.mark.ranks
+def test_two_nodes_run_a_plan_without_a_common_folder(tmp_path, port):
+    for node, lr in ((0, 0.1), (1, 0.1)):
+        (tmp_path / str(node)).mkdir()
+        save_plan(two_ranks(lr), tmp_path / str(node) / "plan.json")
+    runs = started(tmp_path, port, ["run", "plan.json", "--steps", "5", "--out", "out"])
+    said = [run.communicate(timeout=300) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    first, second = (json.loads(out) for out, _ in said)
+    assert first["losses"] == second["losses"] and len(first["losses"]) == 5
+    assert first["collectives_match"] is second["collectives_match"] is True
+    files = [{path.name for path in (tmp_path / node / "out").glob("*.npz")} for node in "01"]
+    assert files == [{"rank.0.npz", "rank.1.npz", "weights.npz"}, {"rank.0.npz", "rank.1.npz"}]
+    for name in ("rank.0.npz", "rank.1.npz"):
+        assert (tmp_path / "0" / "out" / name).read_bytes() == (tmp_path / "1" / "out" / name).read_bytes()
+
+    save_plan(two_ranks(0.2), tmp_path / "1" / "plan.json")
+    runs = started(tmp_path, port, ["run", "plan.json", "--steps", "5"])
+    said = [run.communicate(timeout=300) for run in runs]
+    assert [run.returncode for run in runs] == [2, 2]
+    for _, error in said:
+        assert "error: node 1 has plan " in error and error.endswith("; start the same on every node\n")
+
+
+@pytest.mark.ranks
+def test_a_training_job_on_two_nodes_goes_on_after_a_killed_rank_and_ends_with_a_lost_node(tmp_path, port):
+    save_plan(two_ranks(), tmp_path / "plan.json")
+    job = tmp_path / "job.toml"
+    text = f'plan = "{tmp_path}/plan.json"\nsteps = STEPS\nout = "{tmp_path}/out"\nmax_restarts = 1\nprint_every = 1\n'
+    job.write_text(text.replace("STEPS", "200000") + "[checkpoints]\nevery = 50\n")
+    runs = started(tmp_path, port, ["train", str(job)])
+    checkpoints, logs = tmp_path / "out" / "checkpoints", tmp_path / "1" / "log_output" / "1" / "rank.1"
+
+    def wait_for(pattern, but=()):
+        deadline_s = time.monotonic() + 200
+        while not (found := set(checkpoints.glob(pattern)) - set(but)):
+            assert time.monotonic() < deadline_s and all(run.poll() is None for run in runs)
+            time.sleep(0.05)
+        return found
+
+    seen = wait_for("step-*")
+    os.kill(json.loads((logs / "pids.json").read_text())["rank"], signal.SIGKILL)
+    time.sleep(2)
+    wait_for("step-*", seen)
+    os.kill(runs[1].pid, signal.SIGKILL)
+    error = runs[0].communicate(timeout=200)[1]
+    runs[1].communicate()
+    assert runs[0].returncode == 1 and "node 1 was lost: its launcher closed its connection" in error, error
