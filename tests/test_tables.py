@@ -13,7 +13,7 @@ from costmodels import Machine
 from interop.measurements.devices import UnknownDevice, device_named, network_of
 from interop.measurements.models import catalogued, family_of, named_parameters
 from interop.measurements.rows import Skip, case_of
-from interop.measurements.scores import measured_as, model_flops, validate
+from interop.measurements.scores import machine_of, measured_as, model_flops, validate
 from interop.measurements.tables import read_table
 from plans.errors import TwofoldError
 from plans.plan import Optimizer
@@ -345,6 +345,18 @@ def test_without_dropped_tokens_the_fullest_rank_sets_the_pace(tmp_path):
         for cell in ("0", "0.44")
     )
     assert found["low"] < even < found["predicted"] < uneven < found["high"]
+
+
+def test_experts_of_an_nvl72_stay_in_its_domain(tmp_path):
+    """64 ranks of experts fit a domain of 72; 256 devices have 64 of each, 288 have all, and some groups straddle."""
+    row = ROW | {"model": "DeepSeek-V3", "layers": "", "hidden": "", "heads": "", "tp": "1", "pp": "4", "dp": "64",
+                 "ep": "64", "gpu_count": "256", "gpu_type": "GB200 NVL72", "micro_batch": "1", "recompute": "full",
+                 "metric": "iteration_time_s", "value": "9", "notes": "force load balancing"}  # fmt: skip
+    whole = row | {"dp": "72", "gpu_count": "288", "ep": "72", "global_batch": "72"}
+    found = validate(write_table(tmp_path / "a.csv", [row, whole]))
+    assert "64 of 72 devices of an NVLink domain" in found.rows[0]["assumed"]
+    machine = machine_of("gb200-x256", network_of("", "", 8))
+    assert [link.ranks for link in machine.links] == [64, 256] and machine.num_devices == 256
 
 
 def test_copies_of_a_token_by_drawing_experts():

@@ -117,7 +117,7 @@ _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
         1.4e9: Sizes(24, 2048, 16), 2.8e9: Sizes(32, 2560, 32), 6.9e9: Sizes(32, 4096, 32), 12e9: Sizes(36, 5120, 40),
     }),
     (r"gpt-?j", {6e9: Sizes(28, 4096, 16)}),
-    (r"deepseek[-_ ]?v2[-_ ]?lite|deepseek[-_ ]?v2.*16b", {0: Sizes(
+    (r"deepseek[-_ ]?v2[-_ ]?lite|deepseek[-_ ]?v[23].*16b", {0: Sizes(
         27, 2048, 16, 16, 10944, 102_400, 0, _mixture(64, 6, 1408, 2, 1), Latent(**_DEEPSEEK)
     )}),
     (r"deepseek[-_ ]?v2", {0: Sizes(

@@ -72,7 +72,7 @@ def _splits(cells: Cells) -> Sequence[Filling]:
 def _splits_by_hand(row: Mapping[str, str]) -> bool:
     """Whether its software leaves the degrees to whoever runs it, so that there are no usual ones."""
     try:
-        return software_of(Cells(row), "")[0].startswith("mega")
+        return software_of(Cells({**row, "precision": ""}), "")[0].startswith("mega")
     except Skip:
         return False
 

@@ -328,7 +328,8 @@ class _Reading(Mixtures):
         return dp * self.count("micro_batch")
 
     def sequence_parallel(self, tp: int, stack: str) -> bool:
-        stated = self.switch("sequence_parallel")
+        mode = re.search(r"(reduce[-_ ]scatter)|all[-_ ]reduce", self.words("sequence_parallel"))  # Nanotron's words
+        stated = bool(mode.group(1)) if mode else self.switch("sequence_parallel")
         if stated is None and tp > 1:
             stated = stack not in ("megatron-2022", "zero-bubble")
             self.assumed.append(f"sequence parallelism not stated: {'on' if stated else 'off'} with tensor parallelism")

@@ -293,11 +293,15 @@ def _per_node(device: str) -> int:
 def machine_of(name: str, network: Network) -> Machine:
     """The catalogue's machine of a name with the links that a row states.
 
-    Where the devices fill no whole number of nodes the next larger machine is taken.
+    Where the devices fill no whole number of nodes the next larger machine is taken. A job that fills no whole number
+    of NVL72 domains has 64 devices in each, as NVIDIA recommends (segments of 16 nodes; developer.nvidia.com/blog,
+    "Achieving Peak System and Workload Efficiency on NVIDIA GB200 NVL72 with Slurm Block Scheduling").
     """
     device, _, count = name.rpartition("-x")
     devices = int(count)
     node = _per_node(device)
+    if node == 72 and devices > node and devices % node and devices % 64 == 0 and network.devices_per_node is None:
+        return _with_nodes_of(64, _load(f"{device}-x{2 * node}"), devices, network)
     if devices > node and devices % node:
         devices = -(-devices // node) * node
     found = _load(f"{device}-x{devices}")
@@ -322,6 +326,18 @@ def machine_of(name: str, network: Network) -> Machine:
     return msgspec.structs.replace(found, links=tuple(links))
 
 
+def _with_nodes_of(size: int, machine: Machine, devices: int, network: Network) -> Machine:
+    """A machine of two nodes as one of `devices` in nodes of a size."""
+    inner, outer = machine.links
+    bandwidth_Bps = network.per_device_Bps or outer.bandwidth_Bps
+    links = (
+        msgspec.structs.replace(inner, ranks=size),
+        msgspec.structs.replace(outer, ranks=devices, bandwidth_Bps=bandwidth_Bps),
+    )
+    name = f"{machine.name.rpartition('-x')[0]}-x{devices}"
+    return msgspec.structs.replace(machine, name=name, num_devices=devices, devices_per_node=size, links=links)
+
+
 def _assumed_of(machine: Machine, network: Network) -> list[str]:
     """The assumptions of the machine file about the device, in short."""
     notes = machine.provenance
@@ -331,6 +347,8 @@ def _assumed_of(machine: Machine, network: Network) -> list[str]:
             f"; the catalogue's {8 * machine.links[-1].bandwidth_Bps / 1e9:.4g} Gb/s of each device"
         )  # fmt: skip
         result = [f"{told}{where}" for told in network.assumed]
+        if machine.devices_per_node != network.devices_per_node and machine.links[0].ranks == 64:
+            result.append("64 of 72 devices of an NVLink domain")
     for entry in ("compute.sustained_clock", "links.network.reached_fraction"):
         if (own := notes.get(entry)) is not None and (len(machine.links) > 1 or "links" not in entry):
             result.append(f"{machine.name.rpartition('-x')[0]}, {entry}: {own.status}: {own.source}")
