@@ -3,10 +3,12 @@
 import math
 
 import pytest
+from measured_table import write_table
 from test_tables import ROW
 
 from costmodels import Machine
 from interop.measurements.rows import Skip, case_of
+from interop.measurements.scores import validate
 from plans.degrees import Degrees
 from plans.model.transformer import named_config
 from simulator.forecast import forecast, stack_named
@@ -138,3 +140,16 @@ def test_narrower_products_are_faster_and_less_certain():
     assert found[0].step_s > found[1].step_s > found[2].step_s > found[0].step_s / 4
     widths = [math.log(each.high_s / each.low_s) for each in found]
     assert widths[2] > widths[1]
+
+
+@pytest.mark.parametrize(("source", "readings"), [("pytorch/torchtitan, 2025-06", 1), ("torchtitan, torch 2.10", 0)])
+def test_products_by_row_before_torch_2_9_may_run_at_half_the_rate(tmp_path, source, readings):
+    """A step at half the rate takes the time of its products once more, so long as nothing else is as long."""
+    row = ROW | {"source": source, "precision": "float8 rowwise", "metric": "iteration_time_s", "value": "1"}
+    (found,) = validate(write_table(tmp_path / "a.csv", [row])).rows
+    slow = [each for each in found["readings"] if each["cells"].get("stack", "").endswith("-cutlass")]
+    assert len(slow) == readings
+    for each in slow:
+        assert (
+            1.1 * found["predicted"] < each["predicted"] < 2 * found["predicted"] and each["predicted"] < found["high"]
+        )

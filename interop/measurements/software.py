@@ -70,6 +70,9 @@ _LATE = r"\b2026\b|\btorch[ -]?v?2\.(?:[89]|1\d)"
 """Words of runs with torch's parts of today: torch 2.8 came in August 2025."""
 
 
+_CUBLAS_ROWS = r"\b2026\b|\btorch[ -]?v?2\.(?:9|1\d)"
+"""Words of runs in which cuBLAS multiplies with a scale a row; torch 2.9 came in October 2025."""
+
 _EARLY = {"megatron": "megatron-2022", "megatron-deepspeed": "megatron-deepspeed-2022"}
 """Stack -> the one of 2022 and before."""
 
@@ -221,6 +224,8 @@ def _with_products(cells: Cells, name: str, device: str) -> tuple[str, ...]:
         return (f"{name}-tf32",)
     is_torch = name.startswith("torch")
     base = _NARROW.get(name, name)
+    if is_torch and wanted[0] == "float8-rowwise" and not re.search(_CUBLAS_ROWS, cells.words("source", "provenance")):
+        wanted = (*wanted, "float8-rowwise-cutlass")
     nearest = {"float8-current": "float8"} if is_torch else {"float8-rowwise": "float8-block"}
     return tuple(dict.fromkeys(f"{base}-{nearest.get(products, products)}" for products in wanted))
 

@@ -27,6 +27,7 @@ class Recipe:
         turned_passes: of an operand that a gradient's product reads along its other dim.
         gathers_float8: whether tensor parallelism gathers what is cast already.
         item_bytes: of an element of an operand.
+        times: how many times as long its products take as those of the machine's file.
         spread: standard deviation of the logarithm of the products' times, beyond that of the products that were
             measured: 0 where they were, in every release, else assumed.
     """
@@ -40,6 +41,7 @@ class Recipe:
     turned_passes: float
     gathers_float8: bool = False
     item_bytes: float = 1.0
+    times: float = 1.0
     spread: float = 0.0
 
     def steps(self, steps: Sequence[Step]) -> list[Step]:
@@ -67,7 +69,7 @@ class Recipe:
         first, second, made = step.shapes[0], step.shapes[1], step.shapes[-1]
         touched = round(self.item_bytes * (math.prod(first) + math.prod(second))) + size * math.prod(made)
         dtype = self.forward if step.call == "linear.forward" else self.backward
-        return replace(step, dtype=dtype, touched_bytes=touched)
+        return replace(step, dtype=dtype, touched_bytes=touched, times=step.times * self.times)
 
     def _operands(self, step: Kernel, cast: set[tuple[str, tuple[int, ...]]]) -> list[Kernel]:
         """The bytes read to make a product's operands; an operand that several products share is made once."""
@@ -120,6 +122,10 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = {
     "torchao": {
         "float8": _TENSOR,
         "float8-rowwise": _ROW,
+        "float8-rowwise-cutlass": replace(
+            _ROW, words="float8 linears with a scale a row (torchao, rowwise) in CUTLASS's kernels at half the rate of "
+            "cuBLAS's, the least that was reported of them", times=2.0,
+        ),
         "float8-block": replace(
             _ROW, words="float8 linears with a scale a block of 128: a pass for each operand", **_BLOCKS
         ),
@@ -160,4 +166,5 @@ an H200; those with a scale a block go at the rate of float8 with precise sums, 
 (DeepSeek-AI 2024, arXiv 2412.19437, section 3.3.2), MXFP8 and NVFP4 at the share of the peak that float8 reaches:
 assumed. Which library multiplies with a scale a row differs by release, and a run seldom says which it was: CUTLASS,
 before torch 2.9, is 6.5 % off cuBLAS on an H100 (root mean square of 14 shapes), reaches 90 to 100 % of the rate with a
-scale a tensor for most shapes and down to half for some (github.com/pytorch/pytorch/issues/147971)."""
+scale a tensor for most shapes and down to half for some (github.com/pytorch/pytorch/issues/147971), which is
+"float8-rowwise-cutlass"."""
