@@ -85,7 +85,7 @@ def test_names_of_models():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [({"model": "T5-11B"}, "decoder-only"), ({"model": "my-moe"}, "experts"), ({"task": "lora"}, "lora"),
-     ({"notes": "CPU offload"}, "offload"), ({"gpu_type": "V100-32GB"}, "no bf16"), ({"value": "0.004"}, "in percent"),
+     ({"notes": "CPU offload"}, "offload"), ({"gpu_type": "V100-32GB"}, "no bf16"), ({"value": "0.004"}, "percentage"),
      ({"recompute": "every 2nd token"}, "recompute"), ({"zero_level": "some"}, "none of 0 to 3"),
      ({"dp": "", "gpu_count": ""}, "dp is not stated"),
      ({"schedule": "interleaved"}, "vpp is not stated"), ({"sequence_parallel": "perhaps"}, "neither y nor n"),
