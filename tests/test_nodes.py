@@ -84,11 +84,15 @@ def test_a_node_that_does_not_join_is_named_everywhere(port):
     assert str(error) == f"node 0 did not answer at 127.0.0.1 port {port + 1} within 0.5 s"
 
 
-def test_a_node_that_is_late_is_waited_for(port):
+def test_a_node_that_is_late_is_waited_for(port, monkeypatch):
+    monkeypatch.setattr(meeting, "LOST_S", 0.5)
     begun_s = time.monotonic()
 
     def later(node, here):
-        return time.monotonic() - begun_s
+        found_s = time.monotonic() - begun_s
+        assert not here.has_failed()
+        assert here.agreed(None) is None
+        return found_s
 
     early = threading.Thread(target=lambda: found.update(met(port, {0: SAME[0], 1: SAME[1]}, later)))
     found = {}

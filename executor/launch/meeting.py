@@ -195,6 +195,7 @@ class Meeting:
                         )
                     for peer in self._peers:
                         peer.send({"verdict": {"text": refusal}})
+                        peer.heard_s = time.monotonic()  # nodes send nothing while they wait
                     return refusal
                 if ready.select(RETRY_S):
                     connection, _ = server.accept()
