@@ -1,7 +1,7 @@
 """Modules of other packages that add schedules, stacks, devices or separate operators.
 
-A package names its module under the entry points "twofold"; the module adds what it has when it is imported. That
-happens the first time a name is not known here, so that nothing is imported for nothing.
+A package names its module under the entry points "twofold"; the module adds its declarations when it is imported. It is
+imported the first time that a name is unknown, so unused extensions cost nothing.
 """
 
 from __future__ import annotations

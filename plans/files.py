@@ -43,7 +43,7 @@ _replaces_all: ContextVar[bool] = ContextVar("replaces_all", default=False)
 
 @contextlib.contextmanager
 def replacing_all() -> Iterator[None]:
-    """Let `check_writable` take files that we did not write as well, as `--force` asks for."""
+    """Let `check_writable` accept files that twofold did not write, for `--force`."""
     before = _replaces_all.set(True)
     try:
         yield
@@ -102,8 +102,8 @@ _LOOKED_AT = 1 << 16
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
     """Write `data` to `path` atomically: the previous content stays until the new one is complete.
 
-    What is not a separate file, such as /dev/null or a pipe, is written to, never replaced; of a symbolic link, the
-    file that it leads to is replaced. A file that was there keeps its mode, a new one has what the umask leaves.
+    Devices and pipes, such as /dev/null, are written to, never replaced; of a symbolic link, the file that it leads to
+    is replaced. An existing file keeps its mode, a new one follows the umask.
 
     Raises:
         OSError: with the name of what cannot be written.
@@ -127,7 +127,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file whose content takes the place of `path` at the end, or of what a symbolic link leads to.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: it cannot be written; the previous content stays.
     """
     path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -54,7 +54,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     `mesh` is the operator's own mesh over its stage's ranks; None is the stage's mesh. `out` gives, per dim of the
     output, the axes that split it for its readers: the output (maybe of partial sums) is brought to that layout
-    right after the operator. None leaves it as it is made.
+    right after the operator. None keeps the layout in which it is computed.
     """
 
     dims: dict[str, DimAxes] = {}
@@ -423,7 +423,7 @@ def slices_refused(micro_batch: int, interleave: int) -> str | None:
 
 
 def check_execution(execution: str) -> None:
-    """Refuse what is not an execution.
+    """Refuse an unknown execution.
 
     Raises:
         TwofoldError: anything but "graph" and "eager".
@@ -454,7 +454,7 @@ def plan_to_json(plan: Plan) -> bytes:
 
 
 def plan_digest(plan: Plan) -> str:
-    """16 hexadecimal digits that tell plans apart: of everything in the plan's file."""
+    """16 hexadecimal digits that identify a plan: of everything in the plan's file."""
     return hashlib.blake2b(plan_to_json(plan), digest_size=8).hexdigest()
 
 

@@ -122,7 +122,7 @@ class Instruction:
         shapes: the local shapes of the operands the price depends on (inputs, then outputs).
         pieces: SEND / RECV: who sends which part (global index ranges) to whom.
         transfer: SEND / RECV: source and target layout and the full shape.
-        attrs: settings for the call; with "adds" it adds what it makes to its output, where that is there already.
+        attrs: settings for the call; with "adds" it adds its result to an existing output.
         stream: number of the compute stream that it is issued on, for devices that have streams: 0, or 1 for every
             second slice of an interleaved micro-batch. Issue order is program order on all streams together.
     """
@@ -214,9 +214,9 @@ class ConstantPlacement:
     Args:
         name: name of the tensor in the graph.
         shape: full shape.
-        layout: layout of what a rank keeps.
+        layout: layout of the part that a rank keeps.
         value: the value that operators read; nothing makes it, the ranks fill it before the first step.
-        is_updated: whether a forward changes it (running statistics), all copies alike.
+        is_updated: whether a forward changes it (running statistics), in the same way on all copies.
     """
 
     name: str
@@ -330,7 +330,7 @@ class Program:
 def moved_values(instruction: Instruction) -> tuple[str, ...]:
     """The values that a COMPUTE instruction reads and writes, one entry for each time their bytes are moved.
 
-    What is written in place is moved both ways. A lookup reads only the rows it finds, as many bytes as it writes. The
+    Values written in place are moved both ways. A lookup reads only the rows it finds, as many bytes as it writes. The
     angles of rotary positions, given or not, are a table that all samples and heads share and the cache holds.
     """
     names = (*instruction.inputs, *instruction.outputs)

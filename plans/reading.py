@@ -1,7 +1,7 @@
 """The one reader of files: limits of size and decompression, strict JSON and TOML, arrays; every failure is one line.
 
-JSON and TOML keep to what every reader agrees on. A key that stands twice is refused, for it is not known which of the
-two is meant; so are numbers that are not finite, and whole numbers of 2^63 and more, which no size here has.
+JSON and TOML are restricted to what all readers agree on. A duplicate key is refused, because readers differ in which
+one they use; so are numbers that are not finite, and whole numbers of 2^63 and more, which no size here has.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def read_toml(path: str | os.PathLike[str], what: str, type: Any = dict[str, Any
 
 
 def read_arrays(path: str | os.PathLike[str], what: str) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a .npz file; no code is run for what it holds.
+    """The arrays of a .npz file; no code in it is run.
 
     Raises:
         TwofoldError: not such a file, or one that is a thousand times as large when it is decompressed.

@@ -24,7 +24,8 @@ _notebooks: list[Callable[[], Notebook]] = []
 
 
 def show_by(notebook: Callable[[], Notebook]) -> None:
-    """Say what makes tables and pictures; `twofold` does, so that results need not know what is above them."""
+    """Register the maker of tables and pictures. `twofold` does this, so that results do not depend on higher
+    packages."""
     _notebooks[:] = [notebook]
 
 

@@ -1,7 +1,7 @@
 """Steps that leave weights as they are: loss scaling for float16, and a guard against spikes of the gradients' norm.
 
 A rank keeps a few numbers of both between steps (`Held`). At the end of a step they follow from the norm of all
-gradients, which every rank of a program has alike, so all ranks decide the same without a word between them.
+gradients, which every rank of a program has alike, so all ranks make the same decision without communication.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class LossScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Spike(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A guard against steps whose gradients are far larger than those before, or not finite; none of them is updated.
+    """A guard against steps whose gradients are far larger than those before, or not finite; these steps are skipped.
 
     Args:
         factor: a norm of all gradients, before clipping, above this many times the mean of the last ones is a spike.
-        window: of how many updates the mean is taken; until there are as many only what is not finite is skipped.
+        window: of how many updates the mean is taken; before that, only steps that are not finite are skipped.
         then: "stop" ends training with exit code 1, "skip" continues with the next batch.
     """
 
@@ -85,7 +85,7 @@ class StepCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     Args:
         loss_scale: None does not scale the loss.
-        spike: None lets gradients be as large as they are.
+        spike: None does not limit gradients.
     """
 
     loss_scale: LossScale | None = None

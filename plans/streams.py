@@ -1,8 +1,8 @@
 """The order between the compute streams of a rank: who has to wait for whom.
 
-`Instruction.stream` says where an instruction is issued; here it follows from the values what each stream has to know
-of the others. An instruction waits for an instruction of another stream where it reads or writes what that one wrote,
-or writes what that one read. A WAIT ends the reading of what its communication sends, and writes what it brings.
+`Instruction.stream` says where an instruction is issued; here the dependencies between streams follow from the values.
+An instruction waits for an instruction of another stream where it reads or writes what that one wrote, or writes what
+that one read. A WAIT ends the reads of its communication's input, and writes its result.
 
 Memory belongs to the stream that it was taken on: an allocator hands it out again to the next instruction of that
 stream, which therefore waits for all uses on other streams of what is freed. Nothing else holds memory back, so this
@@ -118,7 +118,7 @@ class _Finder:
         )  # fmt: skip
 
     def _wait(self, position: int, stream: int, wanted: set[int]) -> None:
-        """Let an instruction wait for what its stream does not know yet."""
+        """Let an instruction wait for positions that its stream is not ordered behind yet."""
         known, found = self._known[stream], list[int]()
         for at in sorted(wanted, reverse=True):  # the later ones may know the earlier ones
             other = self._streams[at]

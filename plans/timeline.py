@@ -49,8 +49,8 @@ class Span:
 class MemoryPeak:
     """The largest number of live bytes on one rank and what they are, by role (weight, gradient, ...).
 
-    The roles of `ALLOWANCES` are not values of a program: what a prediction adds for the buffers of communication, for
-    the allocator and for the communication library.
+    The roles of `ALLOWANCES` are not values of a program: additions of a prediction for communication buffers, the
+        allocator and the communication library.
     """
 
     rank: int
@@ -181,7 +181,7 @@ class Timeline(Shown):
 
     @cached_property
     def represents(self) -> Mapping[int, int]:
-        """rank -> how many equal ranks its spans stand for, itself included; the others have no spans."""
+        """number of equal ranks that a rank's spans represent, including itself; the others have no spans."""
         return Counter(sorted(self.representatives))
 
     @property

@@ -2,8 +2,8 @@
 
 `((4, 1),)` cuts dim 0 of the only operand into 4 parts. Where the parts are fewer than the devices, neighbouring ranks
 hold the same part: the split goes over the slowest axes, as in MindSpore, which puts the axis of repeated work last.
-A tuple of layouts, `(layout("mp", ("sp", "dp")), layout(("sp", "dp"), "None"))`, says which ranks hold what. Operands
-that are left out (a bias) follow from the dims that they share with the others.
+A tuple of layouts, `(layout("mp", ("sp", "dp")), layout(("sp", "dp"), "None"))`, states which ranks hold which part.
+Operands that are left out (a bias) follow from the dims that they share with the others.
 """
 
 from __future__ import annotations

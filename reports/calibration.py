@@ -61,7 +61,7 @@ class CalibrationReport:
         machine: what was fitted: a device of the catalogue, or the machine of a CPU.
         fit: of a device, with its predictions of every measured point; None for a CPU.
         points: that were measured on a CPU.
-        residuals: lines that say how well the forms explain the points of a CPU.
+        residuals: lines about the quality of a CPU's fit.
         probes: programs that were predicted and run on a CPU; the interval comes from them.
     """
 
@@ -187,7 +187,7 @@ def _extrapolated(fit: DeviceFit) -> Table:
 
 
 def _measured_range(name: str, points: Sequence[Point]) -> str:
-    """From the smallest to the largest that was measured, in words."""
+    """The measured range, from smallest to largest, in words."""
     if name in ("matrix", "matrix32"):
         spans = [
             (min(point.shape[at] for point in points), max(point.shape[at] for point in points)) for at in range(3)

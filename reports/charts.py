@@ -51,7 +51,7 @@ class Chart:
     """A chart.
 
     Args:
-        title: title of the chart, and what it says to those who cannot see it.
+        title: title of the chart, and its text alternative.
         draw: draws on a matplotlib Figure of any width, and may change its height.
         caption: below it.
     """

@@ -23,7 +23,7 @@ MOST_PLANS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A plan that was predicted; `name` tells it apart from the others, `path` is its critical path."""
+    """A plan that was predicted; `name` identifies it, `path` is its critical path."""
 
     name: str
     timeline: Timeline

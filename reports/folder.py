@@ -106,7 +106,7 @@ def server(folder: Path, port: int) -> ThreadingHTTPServer:
             return None
 
         def do_HEAD(self) -> None:
-            """Nothing: it would say which other files there are."""
+            """Nothing: it would reveal which other files exist."""
             self.send_error(501, "GET only")
 
         def log_message(self, *_: Any) -> None:

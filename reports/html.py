@@ -44,15 +44,14 @@ class Report:
         plan: for the plan's tables and graph.
         program: for causes, costs and live memory by role; by default the plan's.
         predicted: the simulation.
-        measured: the run; its `kind` says whether it was measured or emulated.
+        measured: the run; its `kind` is "measured" or "emulated".
         checks: the verification.
         losses: name -> loss by step; the second and later ones are drawn dashed.
         step_times_s: seconds of every step of the run.
         run_step_s: the step of the run by all of them; by default that of the steps that were recorded.
         memory_limit_bytes: per rank; by default the plan's.
         machine: what the prediction was computed for, name -> value.
-        environment: where and with what the report was made: versions, date, variables such as
-            CUDA_DEVICE_MAX_CONNECTIONS.
+        environment: the environment of the report: versions, date, variables such as CUDA_DEVICE_MAX_CONNECTIONS.
         results: tables and charts of the result, shown first.
         what_if: tables and charts of what-if questions, shown first.
         tables: further tables, under details.

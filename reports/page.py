@@ -28,7 +28,7 @@ class Part(Protocol):
     """The content of a section: a table, a chart, a timeline, a text."""
 
     def __html__(self) -> str:
-        """HTML that is safe as it is."""
+        """HTML that needs no escaping."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Cell", "Check", "Table", "verification_table"]
 
 Cell = str | float | Link | None
-"""A text, a number (a `Quantity` says its unit), a link, or nothing."""
+"""A text, a number (a `Quantity` has a unit), a link, or nothing."""
 
 _MOST_ROWS = 1000
 """Largest number of rows of a table in a page."""

@@ -1,4 +1,4 @@
-"""Whether degrees are possible for a model on a machine: every door of the project asks here."""
+"""Whether degrees are possible for a model on a machine: every command and function uses these checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check(
     """Refuse degrees that are impossible.
 
     Args:
-        degrees: to be looked at; what no model could have is refused when they are made.
+        degrees: to be looked at; values that are never valid are refused when degrees are created.
         model: whose sizes they must divide; None: of any other graph.
         num_devices, machine: that there are, and the machine's name.
 

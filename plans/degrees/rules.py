@@ -1,4 +1,4 @@
-"""Which degrees are possible. Every mistake has one sentence, here: what is wrong, the arithmetic, what would do.
+"""Which degrees are possible. Every mistake has one sentence, here: what is wrong, the arithmetic, and a valid value.
 
 A rule is a function of the values that it looks at, by name, and gives its sentence or None. A parameter without a
 default must be known for the rule to apply; so the same rules judge a whole `Degrees` and a few pinned values.
@@ -339,7 +339,7 @@ def _devices(num_devices: int, machine: str, dp: int = 1, cp: int = 1, tp: int =
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule with the names of what it looks at; `needed` are those without a default."""
+    """A rule with the names of its parameters; `needed` are those without a default."""
 
     sentence: Callable[..., str | None]
     names: tuple[str, ...]

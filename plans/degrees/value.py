@@ -177,7 +177,7 @@ class Degrees:
 
     @cached_property
     def rank(self) -> tuple[tuple[bool, Any], ...]:
-        """Orders what is equally good: defaults first, then smaller values, in the order of the fields."""
+        """Orders equally good configurations: defaults first, then smaller values, in the order of the fields."""
         usual = {name: degree.default for name, degree in DEGREES.items()}
         if self.layers is not None:
             usual["layers"] = even_layers(sum(self.layers), len(self.layers))
@@ -294,7 +294,7 @@ _CHECKS: dict[str, tuple[Check, bool]] = {
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Refuse values that a degree cannot have, each by itself.
+    """Refuse invalid values of single degrees.
 
     Raises:
         TwofoldError: such a value, or a name that is not a degree's.

@@ -3,7 +3,7 @@
 Forward: each operator's inputs are brought to the layouts its strategy asks for, once per (tensor, target layout).
 Backward: operators in reverse; the gradients of a tensor are summed per layout before they are redistributed, so that
 several readers cost one reduction. Input gradients come before weight gradients, whose work then hides the reduction.
-What a recomputed operator made is recomputed just before the backward needs it.
+The outputs of recomputed operators are recomputed just before the backward needs them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ __all__ = ["ADDING", "LOSSES", "ChunkLowering"]
 LOSSES = frozenset({"l1_loss", "mse_loss", "cross_entropy", "mean_loss"})
 
 ADDING = frozenset({"linear.grad1"})
-"""Calls that can add what they make to what is there (attrs "adds"): a product takes its result's old value with it."""
+"""Calls that can add their result to an existing value (attrs "adds"): a product takes its result's old value with
+it."""
 
 Placed = tuple[TensorLayout, str]
 """A layout and the value that holds a tensor in it."""
@@ -40,8 +41,8 @@ class ChunkLowering:
 
     `arriving` and `leaving` are the borders whose reading and making stage this is; `homes` gives each parameter's
     layout, `reduced` the partial axes that its gradient keeps until it is reduced, `accumulators` the value that it is
-    accumulated in. `returned` gives gradients that are there when the backward begins. `joins` says whether calls that
-    can add their gradient to the others of a step do so, without an instruction of its own.
+    accumulated in. `returned` has gradients that exist when the backward begins. `joins`: whether calls that can add
+    their gradient to the others of a step do so, without a separate instruction.
     """
 
     plan: ChunkPlan
@@ -121,9 +122,8 @@ class ChunkLowering:
         return emitter.instructions
 
     def _note_makers(self, instructions: Sequence[Instruction]) -> None:
-        """Note what made each value, and what is dropped: made by a recomputed operator, or from what is dropped.
-
-        So is what is made from a weight that lives within a body.
+        """Note the producer of each value, and which values are dropped: those of recomputed operators, those computed
+        from dropped values, and those computed from a weight that lives within a body.
         """
         self.senders.update((each.name, each) for each in instructions if each.kind is Kind.SEND)
         for each in instructions:
@@ -383,7 +383,7 @@ class _Backward:
         return self._ensure(emitter, value)
 
     def _ensure(self, emitter: Emitter, value: str) -> str:
-        """The value, or what stands for it once it was dropped: recomputed by what made it in the forward."""
+        """The value, or its recomputed copy if it was dropped."""
         chunk = self.chunk
         if value not in chunk.dropped:
             return value

@@ -60,7 +60,7 @@ class StageBoundary:
 
 
 def is_recomputed(plan: ChunkPlan, graph: Graph, operator: str) -> bool:
-    """Whether what an operator makes is dropped and recomputed; a forward that changes a constant runs once."""
+    """Whether an operator's outputs are dropped and recomputed; a forward that changes a constant runs once."""
     return operator in plan.recompute and not graph.spec(graph.by_name[operator]).updated
 
 

@@ -10,7 +10,7 @@ __all__ = ["adds_alike", "completed_parameters"]
 
 
 def adds_alike(accumulated: str, made: str, *, is_only: bool) -> bool:
-    """Whether a product that adds to its result gives what a product and a sum behind it give.
+    """Whether a product that adds to its result gives the same as a product followed by a sum.
 
     In half precision it would be rounded once where those round twice (as training with torch does), so there it only
     writes the only gradient of a step.

@@ -1,7 +1,7 @@
 """Writing instructions: values, redistribution steps, lazy waits.
 
 An `Emitter` fills one body. Communication is issued with a token, and its WAIT is written just before the first
-instruction that reads what it brings, so that whatever is between overlaps with it.
+instruction that reads its result, so that everything in between overlaps with it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def least_bytes(source: TensorLayout, target: TensorLayout, shape: tuple[int, ..
 class ValueTable:
     """The values of one group, entered once each; `constants` are those that no instruction makes.
 
-    `ways` says by which steps a tensor gets from one layout to another, `loss_scale` holds the value with the scale of
-    the loss, if it has one.
+    `ways` chooses the redistribution steps between two layouts, `loss_scale` is the value with the scale of the loss,
+    if there is one.
     """
 
     values: dict[str, Value] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Emitter:
     made: set[str] = field(default_factory=set)
 
     def add(self, instruction: Instruction) -> None:
-        """Append an instruction, after waiting for what it reads."""
+        """Append an instruction after the waits for its inputs."""
         self.wait_for(instruction.inputs)
         self.instructions.append(instruction)
         self.made.update(instruction.outputs)
@@ -147,7 +147,7 @@ class Emitter:
         return value
 
     def step(self, name: str, step: Step, value: str, result: str, shape: tuple[int, ...], operator: str = "") -> None:
-        """Append what one step of a redistribution takes."""
+        """Append the instructions of one redistribution step."""
         before, after, dtype = self.table[value], self.table[result], self.table[value].dtype
         attrs = {"step": step, "shape": shape}
         shapes = (before.shape, after.shape)
@@ -188,7 +188,7 @@ class Emitter:
 
 
 def step_instructions(step: Step, shape: tuple[int, ...], dtype: str) -> list[Instruction]:
-    """The instructions of one step by itself, its waits included: what it is priced by."""
+    """The instructions of one step alone, including its waits, from which it is priced."""
     table = ValueTable()
     emitter = Emitter(mesh=step.before.mesh, table=table)
     value, result = (

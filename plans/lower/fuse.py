@@ -1,10 +1,10 @@
-"""Runs of memory-bound instructions as one instruction, so that what one hands to the next never goes to memory.
+"""Runs of memory-bound instructions as one instruction, so that intermediate values never go to memory.
 
 Memory-bound instructions of one block and one compute stream that share a tensor are brought together where the order
 of their reads and writes allows it, and become one instruction "fused" that carries them as its steps (attrs "steps").
 Values that only steps read are not values of the program any more (attrs "inner"). What costs next to nothing to make,
-an activation function or a cast of one tensor, is not kept for the backward: each run that reads it makes it again, out
-of what is kept.
+an activation function or a cast of one tensor, is not kept for the backward: each run that reads it recomputes it from
+kept values.
 
 Nothing else is moved: products, communication and updates keep their order, and a run stays within a block of the
 model, as lowering without the length writes block by block. What that leaves is the sum at the end of a block and the
@@ -202,7 +202,7 @@ def _joins(
     run: _Run, line: Instruction, at: int, table: ValueTable, ready: Mapping[str, int],
     readers: Mapping[str, Sequence[str]],
 ) -> bool:  # fmt: skip
-    """Whether a run can wait for an instruction, and then is there, or the instruction can go to the run."""
+    """Whether a run can move behind an instruction, or the instruction to the run."""
     made, read, shape = run.made, run.read, run.key[0]
     if not any((name in made or name in read) and table[name].shape == shape for name in line.inputs):
         return False
@@ -229,7 +229,7 @@ def _make_again(found: Sequence[Sequence[_Runs]], table: ValueTable, num_shared:
 
 
 def _spread(step: Instruction, owners: Sequence[_Run], bodies: Sequence[_Runs], table: ValueTable) -> None:
-    """Let the runs that read what a step of `owners` makes, in `bodies`, make it themselves."""
+    """Let the runs in `bodies` that read the result of a step of `owners` compute it themselves."""
     (given,), (made,) = step.inputs, step.outputs
     if table[given].scope is not Scope.MICRO or table[given].span_bytes > table[made].span_bytes:
         return

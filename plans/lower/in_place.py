@@ -1,4 +1,4 @@
-"""Sums over ranks that are made in the memory of what they add up.
+"""All-reduces that write into the memory of their input.
 
 An all-reduce of a partial result needs no second tensor where nothing reads the partial result afterwards: its output
 then shares the memory of its input (`Value.shares`), which both interpreters and the memory over time follow.
@@ -20,7 +20,7 @@ def sum_in_place(variants: Sequence[Sequence[Sequence[Instruction]]], table: Val
     """Let all-reduces share their input's memory where that is free.
 
     The input, or another value in the same memory, must have been made here by a computation, and all that reads it
-    must be computations before: what a communication sends has to stay as it is until that is over.
+    must be computations before: data that a communication sends must not change until it is over.
 
     Args:
         variants: the bodies that follow each other for one micro-batch, for every kind of backward; an all-reduce that

@@ -18,8 +18,8 @@ def with_frees(bodies: Sequence[Sequence[Instruction]], values: Mapping[str, Val
     """The same bodies with `frees` filled in for values of a micro-batch, and for those that live within a body.
 
     A value that shares another's memory keeps that one alive; what a communication reads stays alive until its
-    WAIT, if that is in one of the bodies (what is sent to another stage is waited for at the end of the step). What an
-    instruction frees already, of values that live for the step, it frees still.
+    WAIT, if that is in one of the bodies (what is sent to another stage is waited for at the end of the step). Values
+    that live for the step are freed where instructions already free them.
     """
     flat = [instruction for body in bodies for instruction in body]
     reads_of_token = {instruction.token: instruction.inputs for instruction in flat if instruction.token is not None}

@@ -17,7 +17,7 @@ def loss_operator(micro: Graph) -> Operator:
     """The operator that makes the loss.
 
     Raises:
-        TwofoldError: it is not a loss that lowering knows.
+        TwofoldError: its loss is not supported by lowering.
     """
     operator = micro.producers()[micro.loss]
     if operator.kind not in LOSSES:

@@ -42,7 +42,7 @@ def lower(plan: Plan) -> Program:
 
 
 def lower_by(plan: Plan, ways: Ways) -> Program:
-    """The program of a plan whose tensors are redistributed by the steps that `ways` says."""
+    """The program of a plan whose tensors are redistributed by the steps of `ways`."""
     return _Lowering(plan, ways).run()
 
 
@@ -354,7 +354,7 @@ class _Lowering:
         return Body(name="end", instructions=tuple(instructions))
 
     def _share_loss(self, emitter: Emitter, table: ValueTable, mesh: Layout) -> None:
-        """Sum the loss over the ranks that hold parts of it; with output_broadcast, hand it to the other groups."""
+        """Sum the loss over the ranks that hold parts of it; with output_broadcast, send it to the other groups."""
         operator = self.loss
         stage = self.stage_of[operator.name]
         last = self.plan.stages[stage].mesh

@@ -1,10 +1,10 @@
-"""One operator lowered by itself: what a search prices single strategies by.
+"""The lowering of a single operator, by which a search prices strategies.
 
 The instructions are those that the lowering of a complete plan writes for the operator: its kernels, bringing its
 output to the layout that its strategy asks for, gathering, reducing and updating its parameters, and, for the operator
-that makes the loss, summing that over the ranks that hold parts of it. What it reads is there in the layouts that it
-reads; its output's gradient is there in the layout in which readers return it; the gradients of what it reads stay as
-they are made. Those redistributions depend on the neighbours' strategies too.
+that makes the loss, summing that over the ranks that hold parts of it. Its inputs are given in the layouts that it
+reads, and its output's gradient in the layout in which readers return it; the gradients of its inputs keep the layouts
+in which they are computed. Those redistributions depend on the neighbours' strategies too.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def lower_operator(
 
 
 def _place_tensors(chunk: ChunkLowering, operator: Operator) -> None:
-    """Enter what the operator reads, in the layouts that it reads, and the gradient of its output."""
+    """Enter the inputs of the operator, in the layouts that it reads, and the gradient of its output."""
     micro, table, strategy = chunk.micro, chunk.table, chunk.plan.strategy(operator)
     spec, mesh = micro.spec(operator), chunk.mesh_of(operator)
     for index, name in enumerate(operator.inputs):

@@ -84,7 +84,7 @@ class OptimizerLowering:
     # ------------------------------------------------------------------- places
 
     def allocate_parameters(self) -> tuple[ParameterPlacement, ...]:
-        """Enter the weights, shards, master weights and states, and say where they are."""
+        """Enter the weights, shards, master weights and states, and return their placements."""
         if (check := self.step_check) is not None:
             held = self._keep("step_check.held", (len(Held),), "float32", "optimizer")
             norms = None
@@ -224,7 +224,7 @@ class OptimizerLowering:
         return Reduction(self.chunks[chunk].reductions, self.table, self.found, is_last)
 
     def reduce_rest(self, emitter: Emitter) -> None:
-        """Reduce, at the end of the step, what no backward has reduced."""
+        """Reduce the remaining gradients at the end of the step."""
         rest = [each for name, each in self.local.items() if name not in self.found and each.needs_reduction]
         buckets = self._filled(
             [each for each in rest if not each.reduced_per_micro_batch], set(), True, self.optimizer.bucket_bytes
@@ -286,7 +286,7 @@ class OptimizerLowering:
     def _as_kept(
         self, emitter: Emitter, home: ParameterPlacement, gradient: str, freed: list[str]
     ) -> tuple[str, list[str]]:
-        """The gradient in the dtype of what is updated, and what the update frees."""
+        """The gradient in the dtype of the updated weight, and the values that the update frees."""
         kept = self.table[home.kept]
         if self.table[gradient].dtype != kept.dtype:
             like = self.table[gradient]
@@ -309,7 +309,7 @@ class OptimizerLowering:
     ) -> None:  # fmt: skip
         """One update of several parameters: operands and results of one behind those of the other.
 
-        Where steps are checked the decision and what is held follow them.
+        If steps are checked, the decision and the stored state follow.
         """
         first, more = ready[0][0], f"+{len(ready) - 1}" if len(ready) > 1 else ""
         homes = [home for home, _, _ in ready]
@@ -389,7 +389,7 @@ class _Gradients:
     left: dict[Reduced, int] = field(default_factory=dict)
 
     def of(self, parameter: LocalParameter, home: ParameterPlacement) -> tuple[str, list[str]]:
-        """The gradient of what is updated, and what is to be freed with it."""
+        """The gradient of the updated weight, and the values to free with it."""
         name, reduced = parameter.name, self.found.get(parameter.name)
         gradient = f"g:{name}"
         if reduced is None or not reduced.is_flat:

@@ -2,8 +2,8 @@
 
 * Levels 0 and 1, and gradients that are not sharded: once a step, begun in the last backward, waited for at its end.
 * Levels 2 and 3 with `reduce_every` "micro_batch": after each backward, and the shards are accumulated. With "step":
-  once, in the last backward, whose full gradients are freed as soon as they are reduced. At most two are
-  under way: when one has been issued, the one before is waited for; the last is at the end of the body.
+  once, in the last backward, whose full gradients are freed after they are reduced. At most two are under way: when one
+  has been issued, the one before is waited for; the last is at the end of the body.
 
 A gradient that every rank along some of its shard axes has alike is not summed along those: each rank packs its own
 part of it. Packing also casts to the dtype in which gradients are reduced.
@@ -29,10 +29,10 @@ class Reduced:
     Args:
         bucket: of parameters.
         value: the gradient itself, a shard of it, or the flat buffer of all.
-        token: what the end of the step waits for, or None.
-        frees: what is freed by that WAIT.
-        is_flat: whether `value` is a row of the bucket's matrix; else it is what a plain reduction of one gradient
-            leaves, and the gradient is freed by the update.
+        token: token that the end of the step waits for, or None.
+        frees: values that this WAIT frees.
+        is_flat: whether `value` is a row of the bucket's matrix; otherwise it is a single reduced gradient, which the
+            update frees.
     """
 
     bucket: Bucket

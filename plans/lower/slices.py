@@ -34,7 +34,7 @@ class Slices:
     replaced: set[str] = field(default_factory=set)
 
     def values(self) -> Mapping[str, Value]:
-        """The values of the table that some instruction may name: those of slices, not what they stand for."""
+        """The values of the table that some instruction may name: those of slices, not the original values."""
         return {name: value for name, value in self.table.values.items() if name not in self.replaced}
 
     def spread(self, bodies: Sequence[Sequence[Instruction]]) -> list[list[Instruction]]:
@@ -58,7 +58,8 @@ class Slices:
         return merged
 
     def _is_single(self, instruction: Instruction, body: Sequence[Instruction]) -> int | None:
-        """The slice that does an instruction for all: the first what is made of weights alone, the last a reduction."""
+        """The slice that does an instruction for all: the first slice computes values that depend on weights only, the
+        last one issues reductions."""
         if instruction.kind is Kind.WAIT:
             if self._outlives(str(instruction.waits)):
                 return self.count - 1

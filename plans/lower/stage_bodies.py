@@ -1,6 +1,6 @@
 """One stage lowered by itself: its bodies without a schedule, a step's begin and end, or the ranks of other stages.
 
-What a template of a large model is made from: it needs the bodies once, however many stages are like this one.
+The input of templates of large models: it needs the bodies once, however many stages are like this one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class StageBodies:
 
     Args:
         bodies: the forward "F", the backward "B", and the same in two parts, "I" and "W". A border is crossed by a SEND
-            or a WAIT of which the other end is not there: it says no more than which value.
+            or a WAIT without its other end, which only names the value.
         values: every value by name.
         parameters: where the trained tensors live.
-        leaving: the value that the forward hands to the next stage, or None.
+        leaving: the value that the forward sends to the next stage, or None.
         constants: the values that no instruction makes.
     """
 
@@ -46,8 +46,8 @@ class StageBodies:
 def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[StageBoundary] | None = None) -> StageBodies:
     """The bodies of stage `number`, with no other stage on its ranks and micro-batches in one piece.
 
-    Gradients are accumulated by separate instructions, also where a product can do it: what reads the bodies knows
-    how the optimizer keeps gradients (`plans.lower.symbolic.template.Cell.joined`).
+    Gradients are accumulated by separate instructions, also where a product can do it: the reader of the bodies knows
+        how the optimizer keeps gradients (`plans.lower.symbolic.template.Cell.joined`).
 
     Args:
         plan: with the stage.

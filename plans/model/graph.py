@@ -1,7 +1,7 @@
 """The operator graph of one training step: tensors, operators and the loss.
 
-A graph is what a model looks like to the search: it holds no weights and no devices. It is written into plan files, so
-every type here is a `msgspec.Struct` that refuses unknown keys.
+A graph is the search's view of a model: it holds no weights and no devices. It is written into plan files, so every
+type here is a `msgspec.Struct` that refuses unknown keys.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     another batch size, which is how micro-batches are made. `parts` maps parameters and constants to larger tensors of
     the captured module of which they are parts. `later` has inputs [batch, length] whose samples are shifted: without
     their first element, and with this number after the last one. `recompute` names the operators that the module itself
-    asks to compute again in the backward (`torch.utils.checkpoint`).
+    recomputes in the backward (`torch.utils.checkpoint`).
 
     Raises:
         TwofoldError: a tensor that is read before it is written, written twice or unknown, or a loss that is not a

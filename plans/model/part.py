@@ -1,4 +1,4 @@
-"""Parts of a module's parameters: what a graph takes for several weights and the module keeps in one tensor.
+"""Parts of a module's parameters: several weights of a graph that the module keeps in one tensor.
 
 Queries, keys and values are often made in one product, and some libraries store kernels transposed. A plan that splits
 each of them by itself needs them apart; elementwise optimizers train the parts as they train the whole.

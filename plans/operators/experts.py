@@ -19,7 +19,8 @@ from plans.operators.spec import Dim, Gradient, OperatorSpec
 __all__ = ["WEIGHTS", "expert_capacity"]
 
 WEIGHTS = ("chosen", "all")
-"""attrs "weights": a softmax over the chosen experts (Mixtral), or over all, of which the chosen keep theirs."""
+"""attrs "weights": a softmax over the chosen experts (Mixtral), or over all experts, where the chosen ones keep their
+weights."""
 
 
 def expert_capacity(seq: int, num_experts: int, top_k: int, factor: float) -> int:
@@ -65,7 +66,7 @@ def _dispatch(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Opera
 
 @declares("combine")
 def _combine(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
-    """y[b, s, h]: what the experts made of each token, x[e, (b, c), h], weighted by its logits[b, s, e].
+    """y[b, s, h]: the experts' outputs x[e, (b, c), h] for each token, weighted by its logits[b, s, e].
 
     attrs "top_k", "capacity", "weights" (see `WEIGHTS`).
     """

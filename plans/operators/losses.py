@@ -29,7 +29,8 @@ def _elementwise_loss(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) 
 
 @declares("mean_loss")
 def _mean_loss(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
-    """The mean of x, whose elements are what the samples (or their parts) add to the loss; every dim is summed over."""
+    """The mean of x, whose elements are the contributions of samples (or their parts) to the loss; every dim is summed
+    over."""
     dims, flops = named("d", inputs[0]), math.prod(inputs[0])
     return OperatorSpec(
         kind=kind, sizes=dict(zip(dims, inputs[0], strict=True)), inputs=(dims,), outputs=((),),

@@ -1,4 +1,4 @@
-"""Softmax, layer norm and RMS norm: what they normalise over stays whole, all other dims can be split.
+"""Softmax, layer norm and RMS norm: the normalised dims are not split, all others can be.
 
 A batch norm is two operators, so that the batch can be split too: the statistics of every channel, which its shards put
 together, and the normalisation, which reads them like any other tensor.

@@ -11,7 +11,7 @@ from plans.operators.spec import Gradient, OperatorSpec
 __all__: list[str] = []
 
 _ANGLES: tuple[tuple[tuple[str, ...], ...], ...] = ((), (("_pairs",),), (("s", "_pairs"), ("s", "_pairs")))
-"""The dims of what tells angles, by how many inputs there are for it."""
+"""The dims of the inputs with angles, by the number of these inputs."""
 
 
 @declares("rope")

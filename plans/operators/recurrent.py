@@ -15,8 +15,8 @@ MOST_RECURRENT_INPUTS = 7
 def _recurrent(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
     """y[b, s, h] of x[b, s, i], weights [g h, i] and [g h, h], two biases [g h] and first states [b, h].
 
-    The formulas are those of torch.nn.LSTM, GRU and RNN; attrs "mode" is LSTM, GRU, RNN_TANH or RNN_RELU, "bias" says
-    whether there are biases, "reverse" whether it runs from the end. Without first states they are zeros. With attrs
+    The formulas are those of torch.nn.LSTM, GRU and RNN; attrs "mode" is LSTM, GRU, RNN_TANH or RNN_RELU, "bias":
+    whether there are biases, "reverse": whether it runs from the end. Without first states they are zeros. With attrs
     "cell" the result is the last state of an LSTM's cells, [b, h]. Steps follow each other, so only the batch is split.
     """
     batch, length, width = inputs[0]

@@ -1,4 +1,4 @@
-"""The table of kinds, and what the declarations of all families share.
+"""The table of kinds, and common parts of the declarations of all families.
 
 A declaration is a function (kind, input shapes, output shapes, attrs) -> OperatorSpec for full shapes. FLOPs count a
 multiply-add as two. Dims named `_...` are never split.

@@ -74,9 +74,9 @@ def _opaque(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
 def _function(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
     """A function with a backward of its own, as programs of aten calls in JSON (`executor.kernels.programs`).
 
-    attrs "name" is what the user calls it, "forward" makes its results from the inputs, of which this is the one of
-    number "result". "backward", absent where nothing is trained, makes the gradients of the inputs from that of the
-    result and the inputs; null stands for inputs without a gradient. "dims" is as that of an opaque operator.
+    attrs "name" is the user's name, "forward" computes the results from the inputs, and "result" is the number of this
+    result. "backward", absent where nothing is trained, makes the gradients of the inputs from that of the result and
+    the inputs; null stands for inputs without a gradient. "dims" is as that of an opaque operator.
     """
     calls = json_of(attrs["forward"].encode(), "forward")["calls"]
     gradients = json_of(attrs["backward"].encode(), "backward")["results"] if "backward" in attrs else []

@@ -80,7 +80,7 @@ class Kept:
 
     Args:
         dims: dims of its tensor; none of them is summed over.
-        whole: a dim that stays whole where it is kept; "" for none. Where it is split a statistic says the same.
+        whole: a dim that stays whole where it is kept; "" for none. If it is split, a statistic has the same content.
     """
 
     dims: tuple[Dim, ...]
@@ -99,7 +99,7 @@ class OperatorSpec:
         splittable: the dims that a strategy may split.
         flops: floating-point operations of the full forward.
         gradients: input index -> its gradient; inputs that are absent have none.
-        remade_flops: those of the gradients that recompute what the forward has made.
+        remade_flops: those of gradients that recompute values of the forward.
         additive: inputs added outside the sum over the contracted dims (a bias).
         aliases: whether the output shares the input's memory (a reshape): it costs no bytes and no time.
         located: dims of which a rank must know where its part lies (a causal mask, a table of embeddings): the axes
@@ -113,8 +113,7 @@ class OperatorSpec:
         joint_in_part: whether such a call also makes the gradients of some of them, "<kind>.grad12".
         blind: whether no gradient goes through it: only the shape of its inputs matters, or it is a detach.
         of_the_batch: whether it makes one value of all samples of a micro-batch on purpose (how many labels count).
-        discrete: inputs of which only a choice is read (which of them is the largest), so that no gradient goes to
-            them.
+        discrete: inputs that only make a choice (for example the largest), and therefore get no gradient.
     """
 
     kind: str

@@ -1,7 +1,7 @@
 """A* over layouts on one mesh (Hart, Nilsson and Raphael 1968), for least bytes and for prices of any form.
 
-The bound on what is left of a path is what the worst rank still lacks of its target region: in bytes, or in the least
-seconds that the price's `floor_s` states for that number of bytes.
+The bound on the rest of a path is the part of its target region that the worst rank still lacks: in bytes, or in the
+least seconds that the price's `floor_s` states for that number of bytes.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class AStar:
         return [landing for landing in landings if space.is_even(landing)] if self.even else landings
 
     def _enter_known_sequences(self) -> None:
-        """Enter the greedy sequences, so that they bound the search and are there when it stops early."""
+        """Enter the greedy sequences, which bound the search and are available when it stops early."""
         if self.price is None and len(self.space.axes) <= 3 and self.start[1] == self.goal[1]:
             return
         for sequence in (by_gathering, by_moving, by_transfer):

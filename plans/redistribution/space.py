@@ -52,7 +52,7 @@ class Space:
     def drop_spare_dims(self, start: State, goal: State) -> None:
         """Keep only one of the dims that neither layout splits, for splits on the way, if all axes can split it evenly.
 
-        Such dims are alike: what is won by splitting one of them is won by splitting any other.
+        Such dims are equivalent: splitting one of them gains the same as splitting any other.
         """
         spare = [dim for dim, axes in enumerate(zip(start[0], goal[0], strict=True)) if axes == ((), ())]
         whole = math.prod(self.sizes.values())

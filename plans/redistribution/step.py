@@ -1,6 +1,6 @@
 """One step of a redistribution: a collective, a local slice or a point-to-point transfer.
 
-A step says what happens to the layout; which bytes move follows from `before`, `after` and the global shape
+A step describes the change of the layout; which bytes move follows from `before`, `after` and the global shape
 (`traffic`, `pieces`). The same record is priced by the cost models, simulated and executed.
 """
 
@@ -75,7 +75,7 @@ class Step:
     def leading(self, before: Sequence[int], after: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """Per dim that a collective joins parts or cuts them along, the local sizes of the dims before it.
 
-        Where these are not all 1, the parts do not lie one behind the other, and whoever runs the step copies them.
+        Where these are not all 1, the parts are not contiguous, and running the step copies them.
 
         Args:
             before, after: local shapes.

@@ -43,7 +43,7 @@ def max_received_bytes(step: Step, shape: Sequence[int], itemsize: int = 4) -> i
 
 
 def _lacking(before: TensorLayout, after: TensorLayout, shape: Sequence[int]) -> Indices:
-    """The elements that every rank of `after` does not hold under `before`; no need to know who sends them."""
+    """The elements that every rank of `after` does not hold under `before`; the senders do not matter."""
     wanted: Indices | int = 1
     held: Indices | int = 1
     if before.mesh == after.mesh and (not after.partial or before.partial == after.partial):

@@ -1,8 +1,8 @@
 """Looped schedules: the model runs over the ranks in one loop, or in several where a rank has several chunks.
 
-Backwards are whole: a stage hands the gradient on when it has done its weight gradients too. In the formulas p is the
-number of ranks, m that of micro-batches, v that of chunks per rank; rank i counts from 0; T_F and T_B are the times of
-a forward and a backward.
+Backwards are whole: a stage sends the gradient after its weight gradients are done. In the formulas p is the number of
+ranks, m that of micro-batches, v that of chunks per rank; rank i counts from 0; T_F and T_B are the times of a forward
+and a backward.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pairs of actions that may run at once: a forward of one chunk next to a backward of another.
 
 While one of the two communicates, the other computes. DualPipe-V is made for this (arXiv 2412.19437, section 3.2.1);
-torch.distributed.pipelining writes such a pair as `(0F3;7B1)OVERLAP_F_B`. The order of actions says where they are: a
-pair is a forward and the full backward that comes next on its rank, of another stage and another micro-batch, so that
+torch.distributed.pipelining writes such a pair as `(0F3;7B1)OVERLAP_F_B`. The order of actions determines them: a pair
+is a forward and the full backward that comes next on its rank, of another stage and another micro-batch, so that
 neither needs the other. The first backward of a rank runs alone, because other ranks wait for it.
 """
 

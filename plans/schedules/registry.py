@@ -79,7 +79,7 @@ def make_schedule(name: str, num_ranks: int, num_micro_batches: int, *, virtual:
             one, or two if V-shaped, and refuse another number.
 
     Raises:
-        ScheduleError: an unknown name, or a combination that the schedule cannot do; the message says what would do. A
+        ScheduleError: an unknown name, or a combination that the schedule cannot do; the message names valid values. A
             text that is not a schedule, cannot run, or is for other ranks, micro-batches or chunks.
 
     >>> make_schedule("1F1B", 2, 4).placement
@@ -141,7 +141,7 @@ def declare_schedule(name: str, make: Callable[..., Schedule], *, num_chunks: in
     """Add a separate schedule.
 
     Args:
-        name: by which plans and commands know it.
+        name: name in plans and commands.
         make: called with the numbers of pipeline ranks and micro-batches, and of chunks per rank where any will do.
         num_chunks: per rank; None: any, the caller chooses.
 

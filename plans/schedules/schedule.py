@@ -3,7 +3,7 @@
 The actions are kept as columns of numbers, because a schedule of 16 ranks and 256 micro-batches has ten thousands of
 them; `Schedule.order` gives them as `Action` values. The text form is the compute-only CSV of
 torch.distributed.pipelining (one row per rank, one cell per action, empty cells are idle), with one comment line above
-that keeps what the cells cannot say.
+for everything that the cells cannot express.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ScheduleTable(NamedTuple):
 class Schedule:
     """The order of the actions on every rank of a pipeline.
 
-    It says nothing about time: a rank starts its next action as soon as what the action needs is there. Whether the
+    It does not contain times: a rank starts its next action as soon as the action's inputs are available. Whether the
     order can run at all is the question of `plans.schedules.validate`; here only the numbers must fit each other.
 
     Args:
@@ -105,7 +105,7 @@ class Schedule:
         num_micro_batches: int | None = None,
         placement: Sequence[int] | None = None,
     ) -> Schedule:
-        """The schedule of these actions per rank; what is left out is read off the actions.
+        """The schedule of these actions per rank; omitted values are derived from the actions.
 
         Raises:
             ScheduleError: as the class; also a stage without any action when no placement is given.

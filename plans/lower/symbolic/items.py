@@ -24,7 +24,7 @@ class PieceUse(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The piece without regard to what it keeps for its backward."""
+        """The kind of the piece, ignoring the values that it keeps for its backward."""
         return plain(self.piece)
 
 
@@ -59,7 +59,7 @@ def spelled(
         chunk: its pieces in the order of the body.
         part: of the templates: "F", "B", "I" or "W".
         pieces: template of each piece.
-        skeleton: the lines that stand for cells.
+        skeleton: the lines that represent cells.
         body: these lines, among those that the optimizer has added.
     """
     return _Spelling(chunk, part, pieces).run(skeleton, body)
@@ -67,7 +67,8 @@ def spelled(
 
 @dataclass(slots=True)
 class Skeleton:
-    """The lines of a body that stand for cells, and where: number of the piece, cell, whether it is dropped, joined."""
+    """The lines of a body that represent cells, and their positions: number of the piece, cell, whether it is dropped,
+    joined."""
 
     lines: list[Instruction] = field(default_factory=list)
     place: dict[str, tuple[int, int, bool, bool]] = field(default_factory=dict)

@@ -39,7 +39,7 @@ class SymbolicRank:
         begin, end: what opens and closes the step, without the waits for what was sent.
         bodies: (chunk of the rank, variant such as "F.first" or "B.last") -> its items in order, each with the
             number of the block that it is in. An instruction whose call is "cell" has been done by the cell before
-            it: it says only which values of the step are alive.
+            it: it only marks which values of the step are alive.
         values: every value that an instruction names.
     """
 
@@ -67,7 +67,7 @@ def lower_rank(
         chunks: of the rank, in the order of the model, their pieces.
         wanted: for each chunk its kinds of backward: ("B", "I" or "W", whether none comes after it in the step).
         table_of_head: the parameter that the head reads: its own, or the embedding's.
-        copies: number of a block -> how many it stands for, of those that stand for more than themselves.
+        copies: number of blocks that a block represents, by its number, if it represents more than itself.
     """
     lowering = _RankLowering(
         degrees=degrees, outline=outline, pieces=pieces, chunks=chunks, wanted=wanted, table_of_head=table_of_head,

@@ -1,8 +1,9 @@
 """Sizes as products of symbols, read off numbers.
 
-Lowering works with numbers. If every size of a model is a separate prime, a number that comes out of lowering says
-by its factors which sizes it is the product of: with b = 43, s = 47 and h = 53 an element count of 214,226 can only be
-2 b s h. So a block that was lowered once, with prime sizes, tells the shapes and bytes of every block of its structure.
+Lowering works with numbers. If every size of a model is a different prime, the factors of a number in the lowered
+program show which sizes it is the product of: with b = 43, s = 47 and h = 53 an element count of 214,226 can only be 2
+b s h. So a block that was lowered once with prime sizes determines the shapes and bytes of every block of the same
+structure.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Monomials:
     numbers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
     def enter(self, number: int) -> int:
-        """The place of the product that a number of the template stands for."""
+        """The place of the product that a number of the template represents."""
         place = self.known.get(number)
         if place is None:
             entry = self.symbols.read(number)

@@ -1,8 +1,8 @@
 """Bodies of a piece of a model as rows of symbolic sizes.
 
-A piece is what a model consists of many times or once: the embedding, one block, the head with the loss. A template is
-made from the lowered bodies of a small plan in which every piece is a separate stage; what crosses between stages
-there is dropped, because pieces of one stage hand over in place.
+A piece is a part that a model has once or many times: the embedding, one block, the head with the loss. A template is
+made from the lowered bodies of a small plan in which every piece is a separate stage; transfers between these stages
+are dropped, because pieces of one stage pass tensors in place.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _part(
 
 
 def _with_hand_over(part: PartTemplate) -> PartTemplate:
-    """The backward of the first piece: what it begins with is issued as soon as the gradient is there."""
+    """The backward of the first piece: its first instructions are issued as soon as the gradient is available."""
     cells = part.cells
     issued = next((at for at, cell in enumerate(cells) if cell.kind is not Kind.COLLECTIVE), len(cells))
     handed = next((at for at, cell in enumerate(cells) if cell.kind is Kind.COMPUTE), len(cells)) if issued else 0

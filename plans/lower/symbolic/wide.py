@@ -1,4 +1,4 @@
-"""Buckets that reach over blocks which stand for more of their kind.
+"""Buckets over blocks that represent several equal blocks.
 
 Of many equal blocks only a few are lowered. Small parameters, such as those of norms, may share one bucket from the
 first block of a chunk to its last. It has the sizes of all blocks then, though only those of the few are named.
@@ -22,7 +22,7 @@ _BLOCK_NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WideBucket(Bucket):
-    """A bucket of which `counts` says how many equal parameters each of its parameters stands for."""
+    """A bucket whose `counts` has the number of equal parameters that each of its parameters represents."""
 
     counts: tuple[int, ...]
 
@@ -51,11 +51,11 @@ def block_number(name: str) -> int | None:
 
 
 def with_wide_buckets(chunk: ChunkParameters, copies: Mapping[int, int]) -> ChunkParameters:
-    """The same parameters with wide buckets where one reaches over blocks that stand for more.
+    """The same parameters with wide buckets over blocks that represent several blocks.
 
     Args:
         chunk: whose buckets were filled with the parameters of a few blocks.
-        copies: number of a block -> how many it stands for, of those that stand for more than themselves.
+        copies: number of blocks that a block represents, by its number, if it represents more than itself.
     """
     wide: dict[Bucket, Bucket] = {}
 

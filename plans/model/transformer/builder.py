@@ -15,7 +15,7 @@ _ALIBI = "alibi"
 _ANGLES: dict[str, tuple[str, ...]] = {
     "base": (), "frequencies": ("rope.frequencies",), "tables": ("rope.cos", "rope.sin"),
 }  # fmt: skip
-"""The constants that tell angles, by `Rope.angles`."""
+"""The constants that contain the angles, by `Rope.angles`."""
 
 
 def build_graph(config: TransformerConfig, batch_size: int, seq: int) -> Graph:
@@ -26,7 +26,7 @@ def build_graph(config: TransformerConfig, batch_size: int, seq: int) -> Graph:
     query, since a softmax does not change where all its scores change alike).
 
     Modules are named as in Meta's Llama code: tok_embeddings, layers.3.attention.wq, layers.3.feed_forward.w1, norm,
-    output; an operator is called like its module, or like the module and what it does there.
+    output; an operator is named by its module, or by the module and its function.
     """
     return _Builder(config=config, batch=batch_size, seq=seq).run()
 

@@ -62,9 +62,11 @@ class Experts:
         ffn: inner size of one expert.
         num_shared: experts of the same size that every token goes to.
         num_dense_layers: first layers that keep the plain MLP.
-        capacity_factor: places at an expert, over an even share of a sample's choices; who finds none is dropped. 1.25
-            is what GShard trained with (arXiv 2006.16668, section 2.2 caps it so). Its padding is computed too.
-        weights: "chosen": a softmax over the chosen experts; "all": over all, of which the chosen keep theirs.
+        capacity_factor: places at an expert, over an even share of a sample's choices; tokens without a place are
+            dropped. 1.25 is what GShard trained with (arXiv 2006.16668, section 2.2 caps it so). Its padding is
+            computed too.
+        weights: "chosen": a softmax over the chosen experts; "all": over all experts, where the chosen ones keep their
+            weights.
         shared_gate: whether the output of the shared experts is multiplied by sigmoid(w x), w [1, hidden] (Qwen 2).
     """
 
@@ -92,8 +94,8 @@ class Experts:
 class Latent:
     """Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1).
 
-    Keys and values are made of one narrow, normalised latent; next to what a head has of its own, all heads share one
-    key that bears the position.
+    Keys and values are made of one narrow, normalised latent; in addition to its own parts, every head uses a shared
+    key that contains the position.
 
     Args:
         kv_rank: width of the latent of keys and values.

@@ -1,8 +1,8 @@
 """Families of models as Hugging Face names them: one row each, of its keys, their defaults and its structure.
 
-A row says which key of a config.json holds which field of `TransformerConfig`, what the class of transformers takes for
-keys that a file leaves out, and what all models of the family have in common. What takes a calculation is a function
-next to the row; what cannot be modelled is refused with the family, the key and a way out.
+A row maps keys of a config.json to fields of `TransformerConfig`, and has the defaults of the class of transformers and
+the common properties of the family. What takes a calculation is a function next to the row; what cannot be modelled is
+refused with the family, the key and a way out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["FAMILIES", "NESTED", "REFUSED", "Family", "Keys"]
 
 
 class Keys(Protocol):
-    """The keys of a config.json, as `huggingface` hands them to the functions of this module."""
+    """The keys of a config.json, as `huggingface` passes them to the functions of this module."""
 
     def get(self, name: str, default: Any = None) -> Any:
         """A key, or the default where the file leaves it out or has null."""
@@ -471,4 +471,4 @@ REFUSED = {
     "t5": f"encoder-decoder models (is_encoder_decoder) are not modelled; {_MODULE}",
     "vit": f"image patches (patch_size) instead of tokens are not modelled; {_MODULE}",
 }  # fmt: skip
-"""model_type -> what it has that `TransformerConfig` cannot say, and the way out."""
+"""Properties of a model_type that `TransformerConfig` cannot express, and the way out."""

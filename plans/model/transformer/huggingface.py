@@ -1,8 +1,8 @@
 """Reading a Hugging Face config.json.
 
-Every key is one of four things: it says something that the configuration says too; it must have the one value that is
-modelled; it changes no shape, no cost and no result of a training step, and is ignored for a stated reason; or it says
-what the planned model leaves out, which is reported. A key that is none of these is refused, since it may change the
+Every key is one of four things: it sets a field of the configuration; it must have the one value that is modelled; it
+changes no shape, no cost and no result of a training step, and is ignored for a stated reason; or it describes a part
+that the planned model leaves out, which is reported. A key that is none of these is refused, since it may change the
 architecture. What a family's keys are called is in `families`.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["NotModelled", "Reading", "read_config", "read_keys", "reading_of"]
 
 
 class NotModelled(TwofoldError):
-    """A model that is stated in full, but that no `TransformerConfig` can say."""
+    """A complete model description that no `TransformerConfig` can express."""
 
 
 _GENERATION = "concerns the generation of text"
@@ -129,7 +129,7 @@ class Reading:
     left_out: Mapping[str, str]
 
     def remarks(self) -> tuple[str, ...]:
-        """In sentences: what the planned model leaves out, and the keys that were ignored."""
+        """In sentences: parts that the planned model leaves out, and ignored keys."""
         keys_by_reason: dict[str, list[str]] = {}
         for key, why in self.left_out.items():
             keys_by_reason.setdefault(why, []).append(key)
@@ -252,7 +252,7 @@ class _Reader:
             self.used.add(key)
 
     def _says_how_stored(self, key: str) -> bool:
-        """Whether the key says how published weights are stored, which changes nothing in training."""
+        """Whether the key describes how published weights are stored, which does not affect training."""
         value, stored = self.keys[key], self.family.stored
         is_stated = key == "quantization_config" and isinstance(value, dict) and bool(stored)
         return is_stated and value.get("quant_method") == stored
@@ -283,7 +283,7 @@ class _Reader:
         return made
 
     def _first(self, names: tuple[str, ...], *, needed: bool) -> Any:
-        """The first of these keys that is there."""
+        """The first of these keys that exists."""
         self.used.update(names)
         for name in names:
             if name in self.keys:

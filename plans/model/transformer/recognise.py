@@ -1,6 +1,6 @@
 """A transformer recognised in the graph of a module, whatever the names in it.
 
-What the graph says of itself (sizes, norms, positions, biases) makes a `TransformerConfig`. The graph of that
+The features of the graph (sizes, norms, positions, biases) determine a `TransformerConfig`. The graph of that
 configuration is then compared with the given one, operator by operator, from the loss back to the inputs: equal kinds,
 settings, shapes and dtypes, and one tensor of the one for each tensor of the other. Only what passes is recognised, so
 that a plan for the configuration is a plan for the module under other names.
@@ -92,7 +92,7 @@ def recognise(graph: Graph) -> Recognised:
     """The transformer that a graph is.
 
     Raises:
-        TwofoldError: it is none of those that `transformer` builds; with the first difference that was found.
+        TwofoldError: it is not a graph that `transformer` builds; with the first difference that was found.
 
     >>> from plans.model.transformer import transformer, transformer_config
     >>> config = transformer_config("llama-3-8b", num_layers=2)
@@ -307,7 +307,7 @@ class _Features:
         return Scales() if is_usual else Scales(attention=float(scale))  # type: ignore[arg-type]
 
     def _factor(self, made_by: Operator) -> float:
-        """The number that what an operator makes is multiplied with before it is read; 1 where it is not."""
+        """The factor that is applied to an operator's output before it is read; 1 if there is none."""
         readers = self.graph.consumers()[made_by.outputs[0]]
         while len(readers) == 1 and readers[0].kind == "dropout":
             readers = self.graph.consumers()[readers[0].outputs[0]]

@@ -61,7 +61,7 @@ def block_strategies(graph: Graph, axes: MeshAxes, *, sequence_parallel: bool = 
 
 @lru_cache(maxsize=4096)
 def _strategy(role: str, kind: str, axes: MeshAxes, sequence_parallel: bool) -> Strategy:
-    """The strategy of an operator by what it does in its block."""
+    """The strategy of an operator by its role in its block."""
     between = (*axes.cp, *axes.tp) if sequence_parallel else axes.cp
     if role.startswith("feed_forward.experts."):
         dims = _expert_dims(role, kind, axes)

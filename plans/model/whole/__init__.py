@@ -2,7 +2,7 @@
 
 A module may spell out a norm as a square, a mean and a product, or turn queries and keys by products of their halves.
 The executor has one kernel for each, layouts split one operator instead of many, and a graph so written looks like that
-of the same model by name. `whole_operators` finds them by what is computed; names of modules do not matter.
+of the same model by name. `whole_operators` finds them by their computation; names of modules do not matter.
 
 A module may also make in one product what is split apart afterwards, such as queries, keys and values. `apart` gives
 each a separate product, with parts of the module's weights, as models by name have them.

@@ -56,7 +56,7 @@ def _linear(view: View, operator: Operator, product: Operator, bias: tuple[str, 
 
 
 def _cut(view: View, operator: Operator) -> Sequence[New] | None:
-    """A part of what a linear makes, where all that it makes is cut into such parts."""
+    """A part of a linear's output, if the whole output is cut into such parts."""
     product = view.makers.get(view.behind(operator.inputs[0], "reshape")) if operator.kind == "narrow" else None
     if product is None or product.kind != "linear":
         return None

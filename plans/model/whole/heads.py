@@ -61,7 +61,7 @@ def _batch_length_heads(view: View, operator: Operator) -> Sequence[New] | None:
 
 
 def _loss(view: View, operator: Operator) -> Sequence[New] | None:
-    """A loss of flattened rows: it takes the rows as they are."""
+    """A loss of flattened rows: it accepts any rows."""
     if operator.kind not in ("cross_entropy", "count_labels"):
         return None
     count = 2 if operator.kind == "cross_entropy" else 1

@@ -22,7 +22,7 @@ class Piece:
 
 
 def part_as_tensor(tensor: Tensor, word: str, shape: tuple[int, ...], part: Part) -> Piece:
-    """A part of a tensor, called after it and a word: "attn.c_attn.weight" and "0" are "attn.c_attn.0.weight"."""
+    """A part of a tensor, named by the tensor and a suffix: "attn.c_attn.weight" and "0" are "attn.c_attn.0.weight"."""
     path, dot, leaf = tensor.name.rpartition(".")
     name = f"{path}{dot}{word}.{leaf}"
     return Piece(tensor=Tensor(name=name, shape=shape, dtype=tensor.dtype, kind=tensor.kind), part=part)
@@ -33,7 +33,7 @@ class New:
     """An operator to be made.
 
     `inputs` are names of tensors, numbers of operators made before it for the same result, or pieces of weights.
-    `shape` and `dtype` are those of its output, `module` is where it stands: by default that of what it replaces.
+    `shape` and `dtype` are those of its output, `module` is where it stands: by default that of the replaced operator.
     """
 
     kind: str
@@ -87,8 +87,8 @@ def rewritten(graph: Graph, rules: Iterable[Rule], doubled: Collection[str] = ()
 
     `doubled` are constants whose last dim has two equal halves.
 
-    What nobody reads any more is left out. New operators are in the module of the one that they replace, and are called
-    after it and their kind.
+    Unread operators are removed. New operators are in the module of the one that they replace, and are called after it
+    and their kind.
     """
     rewriting = _Rewriting(graph, doubled)
     for rule in rules:

@@ -11,8 +11,8 @@ from plans.model.whole.rewrite import New, Rule, View
 __all__ = ["CUT_RULES", "ROW_RULES", "same_view"]
 
 _BY_ROW = ("linear", "layer_norm", "rms_norm", "gelu", "relu", "silu", "cast", "mul", "add", "dropout")
-"""Kinds that treat every row alike: the same rows in another shape give the same result. A dropout drops elements by
-their number in the full tensor, which is the same in both shapes."""
+"""Kinds that treat all rows in the same way: the same rows in another shape give the same result. A dropout drops
+elements by their number in the full tensor, which is the same in both shapes."""
 
 
 def _everything(view: View, operator: Operator) -> str | None:
