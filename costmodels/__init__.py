@@ -6,7 +6,7 @@ raw measurements; the `fit*` modules and `cpu` make a machine of them, `carry` t
 never measured, `probe` sets a machine's overall factor and interval from programs that were run and simulated,
 `interval` makes the interval of a step from those of its instructions.
 
-Every number says where it comes from: measured, interpolated, assumed or cited.
+Every number has a source: measured, interpolated, assumed or cited.
 
 It imports `plans` only.
 """

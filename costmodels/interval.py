@@ -1,13 +1,13 @@
 """From the errors of single prices to the interval of a complete step.
 
 Prices of one class of instructions (matrix products, say) err together: they share their parameters and the chip they
-were measured on. Different classes have separate parameters: memory bandwidth says nothing about the efficiency of
-attention, links nothing about the host. They err independently, but for matrix products and attention, which run on the
-same units at the same clock: what the clock under load is off by, both are (`TOGETHER`).
+were measured on. Different classes have separate parameters: memory bandwidth is independent of the efficiency of
+attention, links of the host. They err independently, but for matrix products and attention, which run on the same units
+at the same clock: what the clock under load is off by, both are (`TOGETHER`).
 
 So if a class i takes a share f_i of the step and the logarithm of the sum of its prices is off by s_i (standard
 deviation), the logarithm of the step is off by sqrt(sum_ij r_ij f_i s_i f_j s_j + b^2), with r_ij = 1 for i = j, and b
-what no instruction explains (`Machine.interval`).
+the unexplained part (`Machine.interval`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def step_interval(
     """The 90 % interval of a step time, in seconds.
 
     Args:
-        machine: whose `spreads` are the standard deviations by class, and whose `interval` is what is left.
+        machine: whose `spreads` are the standard deviations by class, and whose `interval` is the unexplained part.
         step_s: the prediction.
         seconds_by_class: class -> its seconds on the critical path, or of the busiest rank; what another class hides
             counts less than its full length. Classes are `costmodels.machine.machine.SPREAD_CLASSES`.
-        unexplained: what is left of other software (`costmodels.widths.SOFTWARE`); by default the machine's.
-        median_host_s: what the median host needs to issue the step, where a faster one was priced: the step may take
-            as long as a slow host does, even if the priced one is done long before the device. 0: the priced host is
-            the median one.
+        unexplained: the unexplained part of other software (`costmodels.widths.SOFTWARE`); by default the machine's.
+        median_host_s: issue time of the step on the median host, if a faster one was priced: the step may take as long
+            as a slow host does, even if the priced one is done long before the device. 0: the priced host is the median
+            one.
 
     Raises:
         TwofoldError: an unknown class.
@@ -171,7 +171,8 @@ def dispatch_seconds(program: Program, machine: Machine, step_s: float) -> float
     """Seconds of one step that count as the host's, for `step_interval`: all of it where issuing takes that long.
 
     A host that is slow by 1.64 deviations issues for h; where that is longer than the step, the step is that much
-    longer, and the class "dispatch" gets the share that makes its interval reach it. The other side is taken alike.
+    longer, and the class "dispatch" gets the share that makes its interval reach it. The other side is computed in the
+    same way.
 
     Args:
         program: program of the step.

@@ -1,9 +1,9 @@
 """The uncertainty of the parts of a prediction: all figures of an interval and their sources.
 
-An interval is composed of parts (`costmodels.interval`): the classes of kernels and of messages, the host where it
-sets the pace, and what no instruction explains, for other software what is not known of it. Figures are the errors of
-predictions of what was left out, as `python -m benchmarks.leave_one_out` prints them, unless they say that they are
-assumed. `python -m benchmarks.intervals` tells which groups of measured rows the intervals hold.
+An interval is composed of parts (`costmodels.interval`): the classes of kernels and of messages, the host if it is the
+bottleneck, the unexplained part, and for other software its unknown parts. Figures are errors of predictions of
+left-out data, as printed by `python -m benchmarks.leave_one_out`, unless they are marked as assumed. `python -m
+benchmarks.intervals` prints how many measured rows of each group are inside the intervals.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NINETY = 1.6449
 CHIP_SPREAD = 0.015
 """Of chips of one kind under power management: they vary by 8 % on average in five centres (Sinha et al. 2022, arXiv
 2208.11035, abstract; read as the range between the whiskers of a normal sample, 5.4 standard deviations: assumed). The
-large products of five H200 of ours vary by 0.86 % (benchmarks/data); five say little about many: their 90 % interval,
+large products of five H200 of ours vary by 0.86 % (benchmarks/data); five tell little about many: their 90 % interval,
 0.56 to 2.04 % (chi-squared), holds this."""
 
 HOST = 0.24
@@ -67,9 +67,9 @@ and 95 % quantiles were 0.96 and 1.07; prices alone explain 0.963 to 1.038. The 
 
 SOFTWARE = Interval(low=0.997, high=1.053)
 """The same of other software, whose parts are known from its source or were measured alone: 5 % and 95 % quantiles of
-the mean residuals of groups of steps, by software and way of splitting. Runs take longer than predicted: what is not
-known of a software adds time. Groups that a host may bind count by `HOST`; rows of float8 with a scale a row ran with
-another generation of kernels than the measured one and are none of them."""
+the mean residuals of groups of steps, by software and way of splitting. Runs take longer than predicted: unknown parts
+of a software add time. Groups that a host may bind count by `HOST`; rows of float8 with a scale a row ran with another
+generation of kernels than the measured one and are none of them."""
 
 OTHER_SOFTWARE = Interval(low=0.913, high=1.258)
 """The same of software of which no step was measured: 5 % and 95 % quantiles of the mean residuals of measured steps

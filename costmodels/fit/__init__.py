@@ -5,7 +5,7 @@ takes some of the points (`points`), fits a form to them (`forms`, `kernels`, `m
 machine file with its provenance. To fit something new, add a row to a table; what measures its points is a row of
 `executor.calibrate.device_sections` or `executor.calibrate.cpu`.
 
-* `predict`: what the fitted forms predict for measured points.
+* `predict`: predictions of the fitted forms for measured points.
 * `probe`: one factor and an interval from small programs that were both simulated and run.
 * `transfer_calibration`: figures of a calibrated device for one that was never measured.
 """

@@ -37,7 +37,7 @@ def fit_cpu_machine(points: Sequence[Point], environment: Mapping[str, str], *, 
         name: name of the machine.
 
     Raises:
-        TwofoldError: points of a kind are missing, or the environment does not say what is needed.
+        TwofoldError: points of a kind or facts about the environment are missing.
     """
     try:
         limits = {key: int(environment[key]) for key in ("ranks", "cores", "memory_bytes")}
@@ -129,13 +129,13 @@ def _fit_messages(call: str, points: Sequence[Point], draft: Draft) -> SectionFi
 
 
 def _shared(draft: Draft) -> list[Point]:
-    """Calls that all ranks made at once, of which one rank made the same alone."""
+    """Calls that all ranks made at once and that one rank also made alone."""
     alone = _alone_s(draft)
     return [point for point in draft.points if point.kind == "sharing" and _subject(point) in alone]
 
 
 def _fit_sharing(points: Sequence[Point], draft: Draft) -> SectionFit:
-    """Fits nothing; the residuals tell whether n busy ranks on c cores really run at c/n of their speed alone."""
+    """Fits nothing; the residuals show whether n busy ranks on c cores really run at c/n of their speed."""
     alone, cores = _alone_s(draft), draft.limits["cores"]
     predicted_s = np.array([alone[_subject(point)] * crowding(point, cores) for point in points])
     measured_s = np.array([point.seconds for point in points])

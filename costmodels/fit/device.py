@@ -1,4 +1,4 @@
-"""A device of the catalogue from measured points: kernels, links, contention, dispatch, and how well they are known.
+"""A device of the catalogue from measured points: kernels, links, contention, dispatch, and their uncertainty.
 
 Points that are held out are never fitted; `held_out` reports on them. What was not measured keeps the figures of the
 device it starts from.
@@ -51,7 +51,7 @@ STEP_DUTY = 60
 """Percent of a training step that matrix products take; in our own plans on H200 it is 50 to 75."""
 
 LEAST_REPLAYS = 2
-"""Lengths of recordings that tell the launch from the nodes."""
+"""Lengths of recordings that separate the cost of the launch from that of the nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class DeviceFit:
     """A calibrated device, the forms that were chosen, and its predictions of all points, held out or not.
 
     The same chip takes up to a fifth longer when it is warm: `held_out_at_clock` are the predictions of held-out
-    products and attention at the clock that was recorded next to each, which a forecast does not know.
+    products and attention at their recorded clocks, which a forecast does not know.
     """
 
     device: Device
@@ -92,7 +92,7 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
     Args:
         points: of calibration runs, of any number of ranks of one node; kinds that no form is for are left alone.
         environment: of the points: date, torch, and so on.
-        base: peaks and what is not measured.
+        base: peaks and figures that are not measured.
 
     Raises:
         TwofoldError: too few points of a kind that was measured.
@@ -120,7 +120,7 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
 
 
 def usable_points(points: Iterable[Point]) -> list[Point]:
-    """The points that tell what they should.
+    """The points that are usable.
 
     Not used are times of nothing; small messages that a host issued one by one, where recorded launches of the same
     call were measured; points to fit that repeat one that is held out.
@@ -187,7 +187,7 @@ def _settled(call: str, draft: Draft) -> list[Point]:
 
 
 def _mixed_products(draft: Draft) -> list[Point]:
-    """Products with copies between them, where the clock of copies alone is known too."""
+    """Products with copies between them, if the clock of copies alone was measured too."""
     known = draft.compute.clock_MHz is not None and _settled("sustained_memory", draft)
     return _settled("sustained", draft) if known else []
 

@@ -1,7 +1,7 @@
 """From measured points to the few parameters of a machine; every form is physical, nothing is looked up in a table.
 
 All fits compare logarithms, so that a microsecond and a second count alike, and use a soft L1 loss, so that a stray
-point does not decide (Huber-like; scipy.optimize.least_squares). `Residuals` say how well the forms explain the points.
+point does not decide (Huber-like; scipy.optimize.least_squares). `Residuals` describe the quality of a fit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TYPICAL_GLOO = (1e-4, 1e-4, 5e-10, 1e-4, 1e-4)
 """cpu_start_s, cpu_message_s, 1 / cpu_Bps, start_s, hop_s: gloo over loopback on a virtual machine of 2 cores."""
 
 TYPICAL_WEIGHT = 0.03
-"""Parameters that the points say nothing about stay near the typical ones; a factor of 10 counts as an error of 7 %."""
+"""Parameters that the points do not determine stay near typical values; a factor of 10 counts as an error of 7 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,12 +290,12 @@ def _fit_link(
 
 
 def log_ratio(predicted: Floats, measured: Floats) -> Floats:
-    """log(predicted / measured), what all fits minimise."""
+    """log(predicted / measured), the quantity that all fits minimise."""
     return np.asarray(np.log(np.maximum(predicted, TINY_S) / np.maximum(measured, TINY_S)))
 
 
 _FLAT = 1e-12
-"""Where one kind of group was measured, the times of a start and of a hop are known as a sum alone: the minimum is so
+"""If one kind of group was measured, only the sum of the times of a start and of a hop is determined: the minimum is so
 flat that with the usual tolerance other linear algebra libraries end up to 1e-3 away."""
 
 

@@ -43,7 +43,7 @@ TOLERANCE = 1e-4
 """Relative change of the loss at which the fit of a larger form ends."""
 
 TYPICAL_WEIGHT = 0.02
-"""Parameters that the points say nothing about stay near typical ones; a factor of e counts as an error of 2 %."""
+"""Parameters that the points do not determine stay near typical values; a factor of e counts as an error of 2 %."""
 
 FREE_COST = 0.02
 """Kernels whose bytes cost within this of 1 have no entry of their own."""
@@ -67,7 +67,7 @@ class KernelFit:
 
 
 def fit_memory(points: Sequence[Point], compute: Compute) -> KernelFit:
-    """Memory bandwidth, the least time of a kernel, and what each kind of kernel needs beyond its bytes.
+    """Memory bandwidth, the least time of a kernel, and the extra cost of each kind of kernel.
 
     Args:
         points: kind "memory", device times, none of them held out.
@@ -219,7 +219,7 @@ _ATTENTION: Mapping[str, tuple[float, float, float]] = {
 
 
 def relative_clock(point: Point, compute: Compute) -> float:
-    """The clock recorded next to a point, relative to that of the rates; 1 where either is not known."""
+    """The recorded clock of a point, relative to that of the rates; 1 if either is unknown."""
     rates = compute.attention if point.kind == "attention" else compute
     usual = rates.clock_MHz if rates is not None else None
     return point.clock_MHz / usual if point.clock_MHz and usual else 1.0
@@ -231,8 +231,8 @@ def predicted_s(point: Point, compute: Compute, *, at_clock: bool = False) -> fl
     Args:
         point: measured.
         compute: rates.
-        at_clock: at the clock that was recorded next to the point, rather than at that of the rates; what memory bounds
-            does not go with it.
+        at_clock: at the clock that was recorded next to the point, rather than at that of the rates; memory-bound
+            kernels do not depend on it.
 
     Raises:
         TwofoldError: another kind of point.
@@ -276,7 +276,7 @@ _MEMORY_CALLS: Mapping[str, str] = {
 
 
 def memory_call(point: Point) -> str:
-    """The call of an instruction that a measured kernel stands for: softmax_backward is "softmax.grad0"."""
+    """The call of an instruction that a measured kernel represents: softmax_backward is "softmax.grad0"."""
     if point.call in _MEMORY_CALLS:
         return _MEMORY_CALLS[point.call]
     kind, is_back = point.call.removesuffix("_backward"), point.call.endswith("_backward")

@@ -24,13 +24,13 @@ __all__ = ["NCCL_PROTOCOLS", "BackToBack", "LinkFit", "communication_s", "fit_li
 MICRO = 1e-6
 
 TYPICAL_WEIGHT = 0.03
-"""Parameters that the points say nothing about stay near typical ones; a factor of e counts as an error of 3 %."""
+"""Parameters that the points do not determine stay near typical values; a factor of e counts as an error of 3 %."""
 
 CHAINED = 0.3
 """Share of a transfer that no chain hides."""
 
 HOST_BOUND_BYTES = 4_000_000
-"""Smaller messages that a host issues back to back tell the time of the host, not of the links."""
+"""Smaller messages that a host issues back to back measure the host, not the links."""
 
 _NCCL_RINGS = (
     Protocol(name="ring LL", start_s=6.6 * MICRO, hop_s=0.6 * MICRO, cross_s=2.7 * MICRO, share=0.37,
@@ -72,7 +72,7 @@ class BackToBack:
 
     Args:
         host_s: the host issues one in this time: no measurement is below it.
-        hidden_s: what one call hides behind the one before.
+        hidden_s: the part of a call that overlaps with the previous one.
     """
 
     host_s: float = 0.0

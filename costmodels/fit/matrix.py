@@ -32,7 +32,7 @@ OCTAVES = 0.7
 """Products whose sizes differ by less than about this many powers of two share their weight in the fit."""
 
 TYPICAL_WEIGHT = 0.02
-"""Parameters that the points say nothing about stay near typical ones; a factor of e counts as an error of 2 %."""
+"""Parameters that the points do not determine stay near typical values; a factor of e counts as an error of 2 %."""
 
 _TYPICAL: Mapping[str, tuple[float, float, float]] = {
     "matrix_efficiency": (0.78, 0.02, 1.0), "sharpness": (3.0, 1.0, 8.0), "kernel_s": (2e-6, 1e-9, 2e-5),
@@ -61,8 +61,8 @@ _UNALIGNED = {8: (3.0, 1.5), 4: (4.0, 1.5), 2: (6.0, 1.5)}
 def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | None = None) -> KernelFit:
     """Efficiency of matrix products, smooth or by tiles, waves and cuts.
 
-    A grid is dense where transformers have their shapes; every region of sizes weighs the same here. Arithmetic goes
-    with the clock that was recorded next to a point, where there is one.
+    A grid is dense where transformers have their shapes; every region of sizes weighs the same here. Arithmetic scales
+    with the recorded clock of a point, if there is one.
 
     Args:
         points: kind "matrix", device times, none of them held out.
@@ -153,8 +153,8 @@ def fit_clock(points: Sequence[Point], compute: Compute) -> Compute:
 def fit_step_clock(mixed: Sequence[Point], copies: Sequence[Point], compute: Compute) -> Compute:
     """`compute` with the clock in a training step: of a chip at work that makes no products, and how far it falls.
 
-    A chip at its power limit has the less power for a product the more of the time it makes products. Copies alone tell
-    the clock without products; products that take part of the time, as in a training step, tell how far it falls.
+    A chip at its power limit has the less power for a product the more of the time it makes products. Copies alone give
+    the clock without products; products that take part of the time, as in a training step, show how far it falls.
 
     Args:
         mixed: kind "clock", call "sustained": products with copies between them, at a clock that has settled.
@@ -278,7 +278,7 @@ class _Products:
         return np.asarray((self.batch == 1) & (self.aligned == 16))
 
     def with_table(self, compute: Compute, measured: Floats) -> Compute:
-        """`compute`, fitted to these products, with factors by size of what it misses."""
+        """`compute`, fitted to these products, with factors by size for the residuals."""
         own = self.by_size
         if compute.tiled is None or own.sum() < LEAST_TABLE / 2:
             return compute

@@ -1,7 +1,7 @@
-"""Raw measured points: what a calibration run writes and what the fits read.
+"""Raw measured points: written by calibration runs and read by fits.
 
 Two forms of file: one JSON object (`save_points`), and JSON lines (`PointLog`), to which points are appended as
-they are measured, so that a run that ends early has lost nothing and a second one skips what is there.
+they are measured, so that an interrupted run loses nothing and the next one skips existing points.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         dtype: dtype of the tensors; "tf32" for float32 products on the matrix units' tf32 mode.
         stack: dispatch: whose habit it is, such as twofold, torch, backward, dtensor, fsdp2.
         beside: overlap: the collective that ran during the compute `call`.
-        options: what else tells the point from others, such as {"causal": 1}.
+        options: further properties of the point, such as {"causal": 1}.
         held_out: chosen before measuring to be reported on, never fitted.
         seconds: median over repeats of the time of one call; for communication until the last group was through; for
             dispatch of the host to issue it.
@@ -167,7 +167,7 @@ class PointLog:
         return _joined(self.environments)
 
     def __contains__(self, point: Point) -> bool:
-        """Whether a point of the same key is there."""
+        """Whether there is a point with the same key."""
         return point.key in self._keys
 
     def __iter__(self) -> Iterator[Point]:
@@ -214,7 +214,7 @@ def load_points(path: str | os.PathLike[str], *, measured: bool = True) -> tuple
 
     Args:
         path: path of the file.
-        measured: False for points that are only asked for, whose times are 0.
+        measured: False for requested points, whose times are 0.
 
     Raises:
         TwofoldError: no such file, truncated, an unknown key (with its path), a time that nothing can take.
@@ -235,7 +235,7 @@ def _joined(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _check_times(point: Point, where: str) -> None:
-    """Refuse what no call can take. Allocations take none: what they measured is in their figures."""
+    """Refuse impossible times. Allocations take none: their measurements are in their figures."""
     least_s = min(point.seconds, point.cpu_s, point.low_s, point.high_s)
     if point.kind != "allocation" and not (0 < point.seconds < math.inf and least_s >= 0):
         figure = f"{point.seconds:g} s" if not 0 < point.seconds < math.inf else f"a time of {least_s:g} s"

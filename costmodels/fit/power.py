@@ -24,7 +24,7 @@ SETTLED = 6
 """Windows of a tenth of a second until a chip under load is at its power limit."""
 
 CHECKED = "small 65, attention 10, memory 15, update 10"
-"""The mixture that is most like a training step is never fitted: it tells how good the law is."""
+"""The mixture that is most like a training step is never fitted: it tests the law."""
 
 LEAST_MIXTURES = 8
 
@@ -101,7 +101,7 @@ def _message_W(points: Sequence[Point], idle_W: float) -> float:
 
 
 def fit_power(points: Sequence[Point], others: Sequence[Point], compute: Compute) -> Compute:
-    """`compute` with what the chip draws; as it is where too few mixtures settled, or none at a limit.
+    """`compute` with the power of the chip; unchanged if too few mixtures settled, or none at a limit.
 
     Of kernels bound by memory, half are taken to be like copies and half like norms (assumed).
 
@@ -163,7 +163,7 @@ def fit_power(points: Sequence[Point], others: Sequence[Point], compute: Compute
 def _product_clock(found: Sequence[Mixture], highest_MHz: float) -> float:
     """The clock of products on a chip below its limit, from their time next to that at a clock that is known.
 
-    Only large products, whose time goes with the clock, tell it.
+    Only large products, whose time depends on the clock, determine it.
     """
     alone = [each for each in found if set(each.shares) == {"matrix"}]
     free = [each for each in found if "matrix" in each.shares and each.clock_MHz >= FREE * highest_MHz]
@@ -179,7 +179,7 @@ def _is_large_message(point: Point) -> bool:
 
 
 def _share(found: Sequence[Mixture], kind: str) -> float:
-    """The share of a kernel's time that goes with the clock: from 0 to 1."""
+    """The share of a kernel's time that depends on the clock: from 0 to 1."""
     own = [each for each in found if kind in each.shares]
     high = max((each for each in own if len(each.shares) == 1), key=lambda each: each.clock_MHz, default=None)
     low = min(own, key=lambda each: each.clock_MHz, default=None)

@@ -1,7 +1,7 @@
 """One overall factor and the interval of a machine, from small programs that were both simulated and run.
 
 Micro-benchmarks leave out what the operating system does with many processes on few cores. A few probe programs (other
-widths and layouts than what is reported on) tell by what factor the whole prediction is off and how much that varies.
+widths and layouts than what is reported on) determine the factor by which predictions are off, and its spread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PRIOR_PROBES = 6
 """Number of probes for which that expectation counts."""
 
 FLOOR = 0.10
-"""The least half-width of the interval, whatever few probes say: a probe is not the program."""
+"""The least half-width of the interval, even with few probes: a probe is not the program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,7 @@ def fit_probe(
 
 
 def with_probe(machine: Machine, fit: ProbeFit, *, date: str, source: str = "probe programs") -> Machine:
-    """The machine with its prices scaled and its interval set; the probes were simulated on `machine` as it is."""
+    """The machine with its prices scaled and its interval set; the probes were simulated on `machine` unchanged."""
     source_text = f"{fit.num_probes} {source}, spread of the log ratios {fit.spread:.3f}"
     measured = Provenance(status="measured", source=source_text, date=date)
     return msgspec.structs.replace(

@@ -33,9 +33,9 @@ class SectionFit:
     Args:
         values: field of the machine file -> its new value.
         provenance: entry of the machine file ("compute.kernel_s") -> where it comes from.
-        form: which form was chosen, in words; "" where there is only one.
-        left_out_s: of the section's points, in their order, what a fit to the others predicts; () where that was not
-            computed.
+        form: the chosen form, in words; "" where there is only one.
+        left_out_s: for the section's points, in their order, the prediction of a fit to the others; () where that was
+            not computed.
         issued: how the calls of a kind of communication were issued while they were measured.
         residuals: how well the form explains the points.
     """
@@ -64,7 +64,7 @@ class Draft:
         left_out_s: section -> `SectionFit.left_out_s`.
         issued: kind of communication -> how its calls were issued.
         residuals: of the sections, in their order.
-        predicted: points with what the values so far predict of them.
+        predicted: points with their predictions by the values so far.
     """
 
     points: tuple[Point, ...]
@@ -139,10 +139,10 @@ class FitSection:
     """One row of the table.
 
     Args:
-        name: what is fitted, such as "memory" or "all_reduce".
+        name: name of the section, such as "memory" or "all_reduce".
         points: those of a draft that this section is fitted to.
         fit: from these points and the draft.
-        required: the machine file needs it: `fit` is called without points too, and its error names what is missing.
+        required: the machine file needs it: `fit` is also called without points; its error names the missing ones.
     """
 
     name: str
@@ -156,7 +156,7 @@ def fit_sections(sections: Iterable[FitSection], draft: Draft) -> Draft:
 
     Args:
         sections: in the order in which they need each other.
-        draft: points and what is known so far.
+        draft: points and the values so far.
 
     Raises:
         TwofoldError: too few points of a kind that was measured, or none of a kind that is required.

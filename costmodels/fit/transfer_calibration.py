@@ -1,8 +1,8 @@
-"""Figures of a calibrated device carried over to one that was never measured, by what is dimensionless in them.
+"""Carry dimensionless figures of a calibrated device over to one that was never measured.
 
 Equal for both: shares of a peak, tiles, quantisation, sharpness, the bytes a kernel needs, seconds of latency, the
-share of the link a collective reaches. The depth at which a product reaches half of its rate stands for a latency that
-a core fills with work: it grows with the rate of one core. Where a figure of the new device is cited (typical or
+share of the link a collective reaches. The depth at which a product reaches half of its rate corresponds to a latency
+that a core fills with work: it grows with the rate of one core. Where a figure of the new device is cited (typical or
 best matrix products, an attention rate, a measured bus bandwidth), the efficiency is chosen so that the form gives it;
 of the best products found by search the form gives the share that it gives of those of the calibrated device.
 """
@@ -33,10 +33,10 @@ operands are read and results written once (torch 2.11, aten/src/ATen/native/cud
 
 
 def carried(device: Device, source: Device, *, date: str) -> Device:
-    """`device` with its uncited efficiencies taken from `source`; what is cited, derived or measured there stays.
+    """`device` with its uncited efficiencies taken from `source`; cited, derived and measured figures stay.
 
     Args:
-        device: with cited peaks; its provenance says which entries are its own.
+        device: with cited peaks; its provenance marks its own entries.
         source: a calibrated device.
         date: of the carrying.
     """
@@ -53,7 +53,7 @@ def carried(device: Device, source: Device, *, date: str) -> Device:
 
 
 class _Transfer:
-    """Figures of `source` for `device`, part by part; `provenance` says of each where it is from."""
+    """Figures of `source` for `device`, part by part; `provenance` has the source of each."""
 
     def __init__(self, device: Device, source: Device, date: str) -> None:
         self.device, self.source, self.date = device, source, date
@@ -70,7 +70,7 @@ class _Transfer:
         self.provenance[entry] = Provenance(status="assumed", source=text, date=self.date)
 
     def whole(self, field: str, what: str) -> Any:
-        """A field of the device file as it is in the source, unless the device has its own."""
+        """A field of the source, unless the device has its own."""
         if field in self.own:
             return getattr(self.device, field)
         self.assume(field, what)
@@ -185,7 +185,7 @@ def _core_bound(costs: Mapping[str, float], here: Compute, there: Compute) -> di
     A kernel that reads and writes its operands once takes longer than its bytes where its cores are busy for longer:
     its cost is (1 + c^2)^(1/2), joined as arithmetic and traffic of products are, with c the time of its cores over
     that of its bytes, which grows with the bandwidth. What takes several kernels moves more bytes: its cost stays. So
-    do all costs on cores of another kind, whose time for a byte no point tells.
+    do all costs on cores of another kind, whose time per byte was not measured.
     """
     if not _same_cores(here, there):
         return dict(costs)
@@ -246,7 +246,7 @@ def _form_rate(device: Device) -> float:
 
 
 def _scaled(model: Collective, own: Collective, members: int, *, keep_fraction: bool) -> Collective:
-    """Latencies of `model`, with what the switch of `own` can do, and its share of the link where that is cited."""
+    """Latencies of `model`, with the switch of `own`, and its share of the link if cited."""
     if keep_fraction:
         model = msgspec.structs.replace(model, link_fraction=own.link_fraction, gap=own.gap)
     return with_unmeasured(model, own, members)

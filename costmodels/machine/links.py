@@ -1,8 +1,8 @@
 """The links of a machine: the short form in tiers, and the long form as a graph of devices, switches and wires.
 
 The short form nests: ranks with the same `rank // ranks` share a domain of a tier, and each tier holds whole domains of
-the one before. It prices 100,000 ranks as fast as 8. The long form says which device or switch every wire joins; routes
-are shortest paths, split evenly where several are equally short (equal-cost multipath, RFC 2992).
+the one before. It prices 100,000 ranks as fast as 8. The long form lists the devices or switches that every wire joins;
+routes are shortest paths, split evenly where several are equally short (equal-cost multipath, RFC 2992).
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class Wire(Section, frozen=True, kw_only=True):
         ends: a device is its rank, such as "3"; a switch is its name.
         bandwidth_Bps: in one direction.
         latency_s: of passing it.
-        length: what a route pays for it; routes are the shortest by their sum.
-        name: name of its kind, such as "NVLink"; what a change of links names.
+        length: its cost for a route; routes are the shortest by their sum.
+        name: name of its kind, such as "NVLink"; its name in changes of links.
     """
 
     ends: tuple[str, str]
@@ -138,7 +138,7 @@ class Graph(Section, frozen=True, kw_only=True):
     Args:
         switches: names of what forwards and computes nothing.
         wires: see `Wire`; two of the same ends are two links.
-        forwarding: whether devices forward what is for others, as those of a torus do; else only switches do.
+        forwarding: whether devices forward traffic of others, as in a torus; else only switches do.
         torus: sizes of a torus of devices, the last dimension the fastest: rings then run along its dimensions, in both
             directions of all of them at once. () elsewhere.
 
@@ -220,7 +220,8 @@ class Graph(Section, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, wires=wires)
 
     def summary(self, num_devices: int, devices_per_node: int) -> tuple[Link, ...]:
-        """The graph in tiers, roughly, for what asks only which ranks are near: nodes, and all of it.
+        """A rough summary of the graph in tiers, for code that only needs to know which ranks are near: nodes, and all
+        of it.
 
         Bandwidths are those of a device's wires and the narrowest way out of a node; prices do not use them.
         """
@@ -250,7 +251,7 @@ class Graph(Section, frozen=True, kw_only=True):
 
 
 def check_tiers(links: tuple[Link, ...], num_devices: int) -> None:
-    """Refuse tiers that do not nest, do not join all devices, or say what the first tier cannot have."""
+    """Refuse tiers that do not nest, do not join all devices, or have fields that the first tier cannot have."""
     sizes = [link.ranks for link in links]
     if not sizes or sizes[-1] < num_devices:
         raise TwofoldError(f"the link tiers join {sizes} ranks; the last must join all {num_devices} devices")

@@ -1,7 +1,7 @@
 """The machine: everything that prices are computed from, as a value and as a file.
 
 A machine file is JSON, versioned, written atomically; unknown keys are refused with their path. Figures are SI with the
-unit in the name. Every section says where its figures come from (`Provenance`).
+unit in the name. Every section has the source of its figures (`Provenance`).
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
 
 
 def shipped_machines() -> tuple[str, ...]:
-    """Names that `Machine.load` knows: the shipped files, and every device of the catalogue as one complete node."""
+    """Names that `Machine.load` accepts: the shipped files, and every device of the catalogue as one complete node."""
     return known_names()
 
 

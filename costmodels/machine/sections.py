@@ -257,7 +257,7 @@ def check_share(name: str, value: float) -> None:
 
 
 def check_known(what: str, name: str, known: Sequence[str]) -> None:
-    """Refuse a name that is not among `known`, with a suggestion."""
+    """Refuse a name that is not in `known`, with a suggestion."""
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"

@@ -172,7 +172,7 @@ def _in_tiers(
 
 def _by_rail(machine: Machine) -> Machine:
     """All-to-alls also as NCCL sends them since 2.12 (PXN; NCCL's user guide, NCCL_P2P_PXN_LEVEL, 2 by default): each
-    rank hands what is for another rail to the rank of its node there, which sends what all of the node have for one
+    rank passes traffic for another rail to its node's rank on that rail, which sends all traffic of the node for one
     rank as one message."""
     exchange = machine.collectives["all_to_all"]
     direct = tuple(msgspec.structs.replace(protocol, peer_s=1e-6) for protocol in exchange.protocols)

@@ -2,8 +2,8 @@
 
 A product of few tiles leaves cores idle while it runs (`costmodels.price.tiled`: its waves over those that it takes
 the time of), and no kernel uses the device while it is launched and drained (`Compute.kernel_s`, and a product's
-`Tiled.start_s`). Apart from that a kernel is taken to fill the device: what memory-bound kernels and products leave
-each other is not known from measurements of single kernels.
+`Tiled.start_s`). Apart from that a kernel is taken to fill the device: measurements of single kernels do not show what
+memory-bound kernels and products leave each other.
 """
 
 from __future__ import annotations

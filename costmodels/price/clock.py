@@ -1,9 +1,9 @@
 """A machine at the clock of a training step.
 
-Where a machine says what its chips draw (`Compute.power`), every step has a separate clock. It is found in two
-passes: the step is priced at a usual clock, its load tells the clock at which it settles
-(`costmodels.price.power.settled_MHz`), and it is priced again there. Machines that do not say so have the constant
-clock of their file.
+If a machine file has the power of its chips (`Compute.power`), every step has its own clock. It is found in two
+passes: the step is priced at a typical clock, its load determines the clock at which it settles
+(`costmodels.price.power.settled_MHz`), and it is priced again there. Other machines have the constant clock of their
+file.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from costmodels.price.power import Load, settled_MHz
 __all__ = ["START", "at_clock", "at_usual_clock", "settled"]
 
 START = 0.85
-"""Share of the highest clock that a step is priced at before its own clock is known."""
+"""Share of the highest clock at which a step is priced first."""
 
 
 def at_usual_clock(machine: Machine) -> Machine:
-    """The machine with prices at a clock, before that of a step is known (`START`).
-
-    It is returned as it is where its power is not known, or where its prices are at a clock already.
+    """The machine with prices at the initial clock (`START`). It is unchanged if its power is unknown or its prices
+    already have a clock.
     """
     power = machine.compute.power
     if power is None or machine.compute.at_MHz is not None:

@@ -70,7 +70,7 @@ def usable_protocols(model: Collective, group: Group, call: str) -> tuple[Protoc
 
 
 def carried(model: Collective, links: tuple[Link, ...], group: Group, call: str, traffic: Traffic) -> Carried:
-    """The protocol with which a communication is soonest over, and what it takes (see `Collective`)."""
+    """The fastest protocol of a communication, and its time (see `Collective`)."""
     known: dict[str, Flows] = {}
     best: Carried | None = None
     for protocol in usable_protocols(model, group, call):
@@ -105,7 +105,7 @@ def load_s(
 
 
 def with_unmeasured(model: Collective, own: Collective, members: int) -> Collective:
-    """`model`, measured in small groups of one node, with what `own` says of others: the switch protocols at the
+    """`model`, measured in small groups of one node, with the figures of `own` for others: the switch protocols at the
     bandwidth that they reach there among `members`, and what spanning nodes costs."""
     reached = own.link_fraction * (1 - own.gap / members) / (model.link_fraction * (1 - model.gap / members))
     plain = tuple(protocol for protocol in model.protocols if protocol.algorithm != "switch")
@@ -153,7 +153,7 @@ def _peers(group: Group, traffic: Traffic, tier: int) -> int:
 
 
 def _share(protocol: Protocol, group: Group, tier: int) -> float:
-    """Of the bandwidth: what a switch costs is a matter of the tier where it adds."""
+    """Of the bandwidth: the cost of a switch depends on the tier where it adds."""
     if protocol.algorithm == "switch" and tier:
         return 1.0
     return protocol.share if group.top == 0 or protocol.far_share is None else protocol.far_share

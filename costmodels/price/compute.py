@@ -119,13 +119,13 @@ class Compute(Section, frozen=True, kw_only=True):
         vector_flops_per_s: dtype -> peak rate of everything else.
         memory_Bps: peak memory bandwidth.
         matrix_efficiency: share of the matrix peak that large products reach, on a chip at work.
-        dtype_efficiency: dtype -> share of matrix_efficiency that its products reach; 1 where nothing is said.
+        dtype_efficiency: share of matrix_efficiency that the products of a dtype reach; 1 by default.
         clock_MHz: clock of a chip at work that makes no products, to which `matrix_efficiency` refers; None: not known.
         clock_drop: share of it lost, for lack of power, in products that reach the peak; in others in proportion.
         step_clock_MHz: as `clock_MHz`, in a training step: a chip's power is limited in the mean over many kernels, so
             its clock is higher where products do not follow each other. None: `clock_MHz`.
         step_clock_drop: as `clock_drop`, in a training step. None: `clock_drop`.
-        power: what the chip draws, from which the clock of a step follows; None: not known, `step_clock_MHz` is taken.
+        power: power of the chip, which determines the clock of a step; None: not known, `step_clock_MHz` is taken.
         at_MHz: the clock that prices are for, where the work of a step told it (`costmodels.price.clock`);
             None: that of the fields above. Machine files have none.
         sustained_clock: clock under load, relative to that of the chip the efficiencies were taken on.
@@ -142,10 +142,10 @@ class Compute(Section, frozen=True, kw_only=True):
             that takes another: arithmetic of an element takes as long in two bytes as in four.
         kernel_start: call -> factor on `kernel_s` of memory-bound kernels.
         kernel_s: the least time of a kernel on the device, which every kernel takes next to its work.
-        cache_bytes: what a kernel reads of the cache rather than of memory, when the kernel before left it there.
+        cache_bytes: bytes that a kernel reads from the cache, because the previous kernel left them there.
         cache_Bps: bandwidth of that; None: everything comes from memory.
         attention: the fused attention kernel; None: priced as a matrix product.
-        rules: `rule_name` -> what twofold's executor takes for it; other stacks have separate kernels.
+        rules: cost of an instruction of twofold's executor, by `rule_name`; other stacks have separate kernels.
     """
 
     matrix_flops_per_s: dict[str, float]
@@ -288,7 +288,7 @@ def matrix_share(
     compute: Compute, shape: tuple[int, int, int], flops_per_s: float, batch: int = 1, form: str = "nt",
     item_bytes: int = 2,
 ) -> float:  # fmt: skip
-    """The share of the cores that products (m, n, k) keep busy: 1 where it is not known how they are cut."""
+    """The share of the cores that products (m, n, k) keep busy: 1 if their tiles are unknown."""
     if compute.tiled is None or min(shape) * batch == 0:
         return 1.0
     terms = _terms(compute, product_clock(compute), shape, flops_per_s, batch, form, item_bytes)

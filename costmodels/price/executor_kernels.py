@@ -1,7 +1,7 @@
 """The cost of the executor's instructions on a device: several kernels, several passes over their operands.
 
 A norm's gradient, rotary positions or a loss written in a few torch calls read and write more than their operands and
-results once. A rule says how much more, fitted to every distinct instruction measured alone on the device. It holds for
+results once. A rule has the extra cost, fitted to every distinct instruction measured alone on the device. It holds for
 this executor only: other stacks run other kernels.
 """
 
@@ -70,7 +70,7 @@ def fit_rules(points: Sequence[Point], compute: Compute) -> RuleFit:
     Args:
         points: kind "rule", device times of single instructions, those held out only reported on; kind "dispatch" of
             the stack "twofold", host times of the same.
-        compute: the device's peaks and the least time of its kernels; its rules keep what the points do not say.
+        compute: the device's peaks and the least time of its kernels; rules without points stay unchanged.
 
     Raises:
         TwofoldError: no points.

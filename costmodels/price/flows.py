@@ -1,6 +1,6 @@
 """The bytes that a communication sends over each link, by the algorithm of its library, on links in tiers.
 
-A communication is a handful of rows: bytes on the fullest port of a rank, or on the fullest way out of a domain, for
+A communication consists of a few rows: bytes on the fullest port of a rank, or on the fullest way out of a domain, for
 every tier that it uses; and the dependent steps inside nodes and over every tier beyond. With n members, q of them in a
 domain, D domains, and a message of S bytes (the larger of a member's input and output) a domain sends
 

@@ -14,7 +14,7 @@ MAYBE_VIEWS = ("flat_unpack", "add.grad0", "add.grad1", "slice")
 """Calls whose result shares the memory of an operand where the program lets it (`Value.shares`)."""
 
 LOADS = ("load",)
-"""Calls that hand over a batch, which is in the device's memory already."""
+"""Calls that pass a batch which is already in the device's memory."""
 
 FREE_CALLS = frozenset(
     {*(f"{kind}.{part}" for kind in VIEWS for part in ("forward", "grad0")), *LOADS, "add.grad0", "add.grad1",

@@ -94,8 +94,8 @@ class Cost:
         dispatch_ps: host time to issue it.
         work_ps: time on the compute stream; for communication on the links, alone, from its last member's arrival.
         cpu_ps: processor time that every member of a communication spends on its node's shared cores.
-        waiting_ps: what it takes longer while the sibling groups of a communication share links with it.
-        energy_pJ: what compute draws at the highest clock next to an idle chip, where that is known (`Compute.power`).
+        waiting_ps: extra time while the sibling groups of a communication share links with it.
+        energy_pJ: extra energy of compute at the highest clock, if known (`Compute.power`).
     """
 
     dispatch_ps: int
@@ -221,7 +221,7 @@ def compute_class(call: str) -> str:
 
 
 def overlap_class(call: str) -> str:
-    """matrix, attention or memory: what a COMPUTE call is while a collective runs next to it (`Machine.overlap`)."""
+    """matrix, attention or memory: class of a COMPUTE call during a collective (`Machine.overlap`)."""
     kind = compute_class(call)
     return kind if kind in ("matrix", "attention") else "memory"
 
@@ -241,7 +241,7 @@ class FusedStep(NamedTuple):
 def price_fused(machine: Machine, dtype: str, touched_bytes: int, steps: tuple[FusedStep, ...]) -> Cost:
     """The price of a run of fused instructions.
 
-    On a GPU it moves what enters and leaves, as its rule says or by one kernel; elsewhere its steps run one by one.
+    On a GPU it moves its inputs and outputs, by its rule or as one kernel; elsewhere its steps run one by one.
 
     Args:
         machine: it runs on.
@@ -273,7 +273,7 @@ def _touched(instruction: Instruction, group: GroupProgram) -> int:
 
 
 def _is_view(instruction: Instruction, group: GroupProgram) -> bool:
-    """Whether all that it gives shares the memory of what it is given, so that no kernel runs."""
+    """Whether all its outputs share the memory of its inputs, so that no kernel runs."""
     outputs = [group.values[name] for name in instruction.outputs if name in group.values]
     return instruction.call in MAYBE_VIEWS and bool(outputs) and all(value.shares is not None for value in outputs)
 

@@ -1,7 +1,7 @@
-"""The price of a communication on its links, in tiers or as a graph, and what it claims of each shared link.
+"""The price of a communication on its links, in tiers or as a graph, and its claims on each shared link.
 
-Two figures: `alone_ps`, and `together_ps` while all siblings of the group communicate too, which is what a fair share
-of the fullest link leaves to each of them. A simulation that knows what runs beside takes the first, with the claims of
+Two figures: `alone_ps`, and `together_ps` while all siblings of the group communicate too, when each gets a fair share
+of the fullest link. A simulation that knows concurrent communication uses the first, with the claims of
 `collective_claims` and `transfer_claims`; forecasts and folded simulations take the second. Both agree where exactly
 the siblings run.
 """
@@ -170,7 +170,7 @@ def transfer_group(machine: Machine, src_rank: int, dst_rank: int, pairs: int) -
 
 
 def is_forwarded(machine: Machine, src_rank: int, dst_rank: int) -> bool:
-    """Whether what one rank sends another passes a third one of a node, as the two are on different rails."""
+    """Whether a message passes through a third rank of a node, because the two ranks are on different rails."""
     if not any(link.rails for link in machine.links):
         return False
     tier = machine.tier((src_rank, dst_rank))

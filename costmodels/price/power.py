@@ -1,12 +1,11 @@
 """The clock of a chip in a training step, from the power that it draws.
 
 A chip whose mean power reaches its limit lowers its clock until it draws no more, so the clock of a step follows from
-the work of that step. With r the clock relative to the highest one, dynamic power goes with r V^2 and the voltage V
-falls with the clock: kernels bound by compute take time with 1 / r and draw r^g of what they draw at the highest clock,
-g between 1 (a fixed voltage) and 3; of kernels bound by memory a small share of the time goes with the clock, and they
-draw r^d. A step of T seconds, in
-which a device's products and attention would take M and A seconds at the peak rate, and its kernels bound by memory
-take B, draws in the mean
+the work of that step. With r the clock relative to the highest one, dynamic power is proportional to r V^2 and the
+voltage V falls with the clock: the time of compute-bound kernels is proportional to 1 / r and their power to r^g, g
+between 1 (a fixed voltage) and 3; for memory-bound kernels a small share of the time depends on the clock, and their
+power is proportional to r^d. A step of T seconds, in which a device's products and attention would take M and A seconds
+at the peak rate, and its kernels bound by memory take B, draws in the mean
 
     idle_W + (r^(g - 1) (matrix_W M + attention_W A) + r^d memory_W B) / T.
 
@@ -43,9 +42,9 @@ class Power(Section, frozen=True, kw_only=True):
         update_W: by updates of the optimizer.
         message_W: by communication.
         peak_W: that products draw at most for as long as they last, whatever the mean is.
-        exponent: what power of the clock the draw of products and attention goes with.
+        exponent: exponent of the clock in the power of products and attention.
         memory_exponent: likewise of kernels bound by memory.
-        memory_share: share of the time of kernels bound by memory that goes with the clock, at the highest one: alone
+        memory_share: share of the time of memory-bound kernels that depends on the clock, at the highest one: alone
             they draw so little that they were measured there.
         update_share: likewise of updates.
         chip_spread: standard deviation of the logarithm of the clock among equal chips at their limit.
@@ -115,7 +114,7 @@ def mean_W(power: Power, load: Load, clock_MHz: float) -> float:
 
 
 def _later_s(power: Power, load: Load, clock_MHz: float) -> float:
-    """By how much a step is longer at a clock: what is bound by compute goes with it."""
+    """By how much a step is longer at a clock: compute-bound work scales with it."""
     products_s, clocks = load.seconds.get("matrix", 0.0), (load.clock_MHz, clock_MHz)
     peak_s = load.energy_J.get("matrix", 0.0) / power.matrix_W
     share = peak_s / products_s * power.highest_MHz / load.clock_MHz if products_s else 0.0
@@ -124,7 +123,7 @@ def _later_s(power: Power, load: Load, clock_MHz: float) -> float:
 
 
 def limited_clock(power: Power, share: float, clock_MHz: float) -> float:
-    """The clock of products on a chip whose clock is `clock_MHz`: what they draw themselves may allow less.
+    """The clock of products on a chip whose clock is `clock_MHz`: their own power may allow less.
 
     Args:
         power: of the chip.

@@ -1,8 +1,8 @@
 """The host's part of a step that is replayed: one launch of a recorded graph instead of a call for every kernel.
 
 The device's front end then issues the nodes of the graph, each a kernel, a copy or a communication, instead of the
-host: it has a time per node, and what is not a node (a view, a WAIT) has none. Kernels take what they take anyway;
-machine files measure them in recordings, the gap between two kernels included.
+host: it has a time per node, and what is not a node (a view, a WAIT) has none. Kernels take the same time; machine
+files measure them in recordings, the gap between two kernels included.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from plans.plan import check_execution
 __all__ = ["executing"]
 
 ASSUMED_REPLAY = Replay(launch_s=10e-6, node_s=1.0e-6)
-"""Assumed where a machine file does not say. NVIDIA, "Getting Started with CUDA Graphs" (2019): 20 kernels of 2.9 us
-take 3.4 us each in a graph; "Constant Time Launch for Straight-Line CUDA Graphs" (2024): a launch takes the host 2.5 us
-and 1 ns a node. The launch here is also the device's pause between two replays, which was not measured."""
+"""Assumed if a machine file has no figure. NVIDIA, "Getting Started with CUDA Graphs" (2019): 20 kernels of 2.9 us take
+3.4 us each in a graph; "Constant Time Launch for Straight-Line CUDA Graphs" (2024): a launch takes the host 2.5 us and
+1 ns a node. The launch here is also the device's pause between two replays, which was not measured."""
 
 _NO_NODE = ("view", "wait")
 
@@ -26,8 +26,8 @@ _NO_NODE = ("view", "wait")
 def executing(machine: Machine, execution: str) -> Machine:
     """The machine with the host times of an execution (`plans.plan.EXECUTIONS`).
 
-    On a machine whose hosts compute (a CPU) there is nothing to record: it is returned as it is, and so is every
-    machine for "eager", whose host times are what machine files hold.
+    On a machine whose hosts compute (a CPU) there is nothing to record: it is returned unchanged, as is every machine
+    for "eager", because machine files contain eager host times.
 
     Raises:
         TwofoldError: an unknown execution.

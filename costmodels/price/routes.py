@@ -1,4 +1,4 @@
-"""Routes and flows on a graph of links: what each link carries of a communication among explicit ranks.
+"""Routes and flows on a graph of links: the load of each link by a communication among explicit ranks.
 
 Routes are the shortest by the lengths of their wires; where several leave a node equally short, bytes are split evenly
 (ECMP). A communication is a list of phases, each a set of flows at once; it takes as long as the fullest link of every

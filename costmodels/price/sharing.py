@@ -39,7 +39,7 @@ def max_min_rates(limits: Sequence[Number], claims: Sequence[Sequence[tuple[Hash
 
     Args:
         limits: of each flow the highest rate, above 0.
-        claims: of each flow what it needs of links; without any it proceeds at its limit.
+        claims: for each flow its need of links; without any it proceeds at its limit.
 
     >>> one = Fraction(1)
     >>> a, b, c = max_min_rates([one] * 3, [(("x", one),), (("x", one), ("y", one)), (("y", 3 * one),)])

@@ -1,9 +1,9 @@
 """A smooth factor on times by the sizes of a product, for the library's choice among its kernels.
 
-A form knows tiles and waves, not which of hundreds of kernels a library takes. Neighbours in size mostly take the same
-one, so what the form misses is smooth on a scale of a few octaves: a Gaussian process over the logarithms of the three
-sizes, kept at the knots of a coarse grid and linear between them (Rasmussen and Williams 2006, Gaussian Processes for
-Machine Learning, section 2.2). Far from measured products the factor goes back to 1.
+A form knows tiles and waves, not which of hundreds of kernels a library takes. Neighbouring sizes mostly use the same
+one, so the residual is smooth on a scale of a few octaves: a Gaussian process over the logarithms of the three sizes,
+kept at the knots of a coarse grid and linear between them (Rasmussen and Williams 2006, Gaussian Processes for Machine
+Learning, section 2.2). Far from measured products the factor goes back to 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ AMPLITUDE = 0.08
 """Standard deviation of the factor's logarithm before anything was measured."""
 
 NOISE = 0.05
-"""Standard deviation of what no neighbour explains: the choice of a kernel for one shape, the chip's clock."""
+"""Standard deviation of the part that neighbours do not explain: the choice of a kernel for one shape, the chip's
+clock."""
 
 MOST = 0.35
 """Logarithms of errors beyond this count as this much: strays."""
@@ -101,7 +102,7 @@ def knot_weights(shapes: Floats) -> Floats:
 
 
 def fit_size_table(shapes: Floats, errors: Floats, noise: Floats | float, plain: Floats) -> SizeTable:
-    """The most probable factors given what a form misses, never such that a larger knot takes less time.
+    """The most probable factors given the residuals of a form, such that a larger knot never takes less time.
 
     Args:
         shapes: (m, n, k) of measured products.

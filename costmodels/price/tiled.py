@@ -63,7 +63,7 @@ class Tiled(Section, frozen=True, kw_only=True):
 
     and all of them max(1, (1 - quantisation) w + quantisation ceil w) times that, plus `split_s` where sums are cut.
     Rows that are not aligned to 16 bytes cost a factor on arithmetic and steps, one on loads and on memory, and
-    `unaligned_start_s`. Latencies go with the clock, as the arithmetic does.
+    `unaligned_start_s`. Latencies scale with the clock, as arithmetic does.
 
     Args:
         tiles: (rows, columns); a product may also take them turned.
@@ -71,8 +71,8 @@ class Tiled(Section, frozen=True, kw_only=True):
         tile_s: fixed part of a tile.
         step_s: latency of a step that work does not hide.
         hidden_s: latency of a step that work hides: a load's, over the steps that are loaded ahead.
-        core_Bps: what a core loads of the operands.
-        core_store_Bps: what a core stores of the result, at the end of a tile.
+        core_Bps: loads of the operands by a core.
+        core_store_Bps: stores of the result by a core, at the end of a tile.
         unaligned_start_s: fixed part of a product with rows that are not aligned.
         split_s: fixed part of adding the parts of cut sums.
         quantisation: how much of a full wave one that is not full costs.

@@ -35,7 +35,7 @@ ROTARY_HOST_S = (98e-6, 200e-6)
 concatenation, two products and a sum, at the measured dispatch of these operators (kinds torch and backward)."""
 
 DTENSOR_END_HOST_S = {"embedding": (489e-6, 196e-6), "head": (105e-6 + 384e-6 + 120e-6, 419e-6 + 200e-6)}
-"""Forward and backward: the measured row-wise module; the column-wise one, what the row-wise one takes more for its
+"""Forward and backward: the measured row-wise module; the column-wise one, the extra time of the row-wise one for its
 redistribution, and plain operators (norm, cast, loss) at their measured dispatch."""
 
 CHECKPOINT_S = (714e-6 - 426e-6, 1412e-6 - 615e-6 - 426e-6)
@@ -104,15 +104,15 @@ def load_host(path: str) -> Host:
     """The host of a file.
 
     Raises:
-        TwofoldError: no such file, or none of a host.
+        TwofoldError: no such file, or not a host file.
     """
     return read_json(path, "host", Host)
 
 
 def host_s(host: str, kind: str) -> tuple[float, float]:
-    """Seconds of a kind on a host; "least": entry by entry the least of every host that was measured, whatever its
-    figures are, since other work on a host only ever adds time; "median": entry by entry. Assumed for hosts of other
-    devices. Another name is the path of a host's file.
+    """Seconds of a kind on a host; "least": for every entry the least time of all measured hosts, since other work on a
+    host only adds time; "median": entry by entry. Assumed for hosts of other devices. Another name is the path of a
+    host's file.
 
     Raises:
         TwofoldError: as `load_host`.
