@@ -3,7 +3,7 @@
 `simulate` predicts a plan on a machine, maybe with a `WhatIf`; `outcome` adds what checkpoints and failures cost;
 `check_program` refuses before that what cannot run. `run_program` is the reference engine, with SimPy under
 it, for any prices: hosts, compute and communication streams, shared cores, devices and links. `memory_timeline`,
-`memory_peak` and `peak_of_order` follow the memory, `composition` says what a step consists of, `critical_path` what
+`memory_peak` and `peak_of_order` follow the memory, `composition` computes the parts of a step, `critical_path` what
 determines its end. Inside, time is integer picoseconds, so that engines and closed forms agree exactly. It imports
 `plans` and `costmodels` only.
 """

@@ -34,7 +34,7 @@ class Line(NamedTuple):
         work_ps: on the compute stream, or of the collective alone.
         name: class of compute for the rates ("matrix", "memory", "attention"), or the collective's call.
         channel: of a collective.
-        token: number of a collective in its sequence; a WAIT bears that of what it waits for.
+        token: number of a collective in its sequence; a WAIT has that of its communication.
         payload: of a collective, what it moves.
         energy_pJ: of compute (`costmodels.price.instruction.Cost`).
     """

@@ -1,4 +1,4 @@
-"""A plan or a program on a machine: prices, sharing, what is changed and the interval of the prediction, together."""
+"""A plan or a program on a machine: prices, sharing, changes and the interval of the prediction."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _timeline(
 
 
 def finished(timeline: Timeline, program: Program, machine: Machine, what_if: WhatIf) -> Timeline:
-    """A timeline of `program` with its interval, the allowances of memory, and what it was made for."""
+    """A timeline of `program` with its interval, allowances of memory, and metadata."""
     timeline = with_allowance(timeline, program, machine)
     meta: dict[str, Any] = {"machine": machine.name, "program": program.name}
     if machine.compute.at_MHz is not None:

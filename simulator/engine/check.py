@@ -1,8 +1,8 @@
 """Programs that cannot run are refused before anything is simulated, with the smallest culprit.
 
-What a rank reads must have been written before, on that rank and in that step, and must not have been freed; what
-communication under way brings is there once a WAIT has taken its token, and until then what it sends may not be
-written. A program in which one instruction needs another that is behind it, directly or by way of others, has a
+A value that a rank reads must have been written earlier, on that rank and in that step, and must not have been freed.
+The result of a communication exists once a WAIT has taken its token; until then its input must not be written. A
+program in which one instruction needs another that is behind it, directly or by way of others, has a
 cycle: program order is itself a dependency. Between ranks every communication must have its partners
 (`simulator.engine.matching`), and no ranks may wait for each other (`simulator.engine.deadlock`).
 """
@@ -28,8 +28,9 @@ def check_program(program: Program, *, between_ranks: bool = True) -> None:
 
     Args:
         program: to check.
-        between_ranks: also whether communication has its partners and nobody waits forever, which costs as much as a
-            part of the simulation; `run_program` refuses such programs as well, the latter at its end.
+        between_ranks: also check that communication has its partners and no rank waits forever, which takes a
+            considerable part of a simulation's time; `run_program` refuses such programs as well, the latter at its
+            end.
 
     Raises:
         TwofoldError: a value that is read before it is written, after it is freed or while communication brings it, one

@@ -1,8 +1,8 @@
 """Whether ranks wait for each other forever, found out without times, and the smallest circle of them that does.
 
-Who meets whom is settled beforehand (`simulator.engine.matching`), and no rank ever chooses what to take next, so
-whether a program comes to its end does not depend on any duration: one step is walked through with everything taking no
-time, and what gets stuck there gets stuck always. Steps are alike, as a rank ends each with everything it issued.
+Partners are determined beforehand (`simulator.engine.matching`) and no rank chooses its next instruction, so whether a
+program ends does not depend on durations: one step is walked through with everything taking no time, and what gets
+stuck there gets stuck always. All steps are equal, because a rank ends each step with all its communication complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Nothing:
 
 
 def refuse_deadlock(orders: Sequence[Order], matching: Matching) -> None:
-    """Check that every rank comes to its end.
+    """Check that every rank reaches its end.
 
     Args:
         orders: of all groups.

@@ -1,6 +1,6 @@
 """Communication between ranks: who meets whom, when it starts and when it is over.
 
-A **rendezvous** is one instance of a collective, or one pair of ranks of a transfer. Every member comes to it with its
+A **rendezvous** is one instance of a collective, or one pair of ranks of a transfer. Every member posts its
 `Communication`; it begins when the last member has arrived. A member arrives when it has posted and its previous
 communication on that channel (and direction) is over. So long as nothing is shared, the end is known as soon as the
 last member posts, and no event is needed; shared cores, devices or links take one event per phase.
@@ -27,7 +27,7 @@ class Communication:
 
     Attributes:
         posted, arrived, start: when it was issued, came to its meetings, and began; -1 before that.
-        end: when it is over; -1 until that is known.
+        end: its end; -1 until it is known.
         latest: the latest end of its meetings so far.
         waiter: what waits for its end, if anything does.
         follower: the next communication on its channel, which waits for this one.

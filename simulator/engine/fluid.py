@@ -1,7 +1,7 @@
 """Fluid sharing: work that proceeds at rates which change whenever what runs next to it changes.
 
 An `Activity` has an amount of work in picoseconds when alone. Its rate is a rational number; between two changes the
-rate is constant, so what is left is known exactly: everything is integer arithmetic over a common denominator. An
+rate is constant, so the remaining work is exact: everything is integer arithmetic over a common denominator. An
 activity ends at the first whole picosecond at which its work is done, so each loses less than one picosecond.
 
 `Cores` shares the processor cores of a node evenly; `Fabric` slows the compute and the communication of one device by
@@ -157,8 +157,8 @@ class Share:
 class Cores:
     """The processor cores of one node: n busy activities on c cores proceed at rate min(1, c / n) each.
 
-    As all have one rate, one clock of work done says how far each is: it starts at one reading and ends at another. The
-    clock counts in integer fractions of a picosecond, so that it is exact.
+    All activities have the same rate, so one clock of finished work gives the progress of each: it starts at one
+    reading and ends at another. The clock counts in integer fractions of a picosecond, so that it is exact.
 
     >>> env, ended = simpy.Environment(), []
     >>> cores = Cores(env, 2)
@@ -278,11 +278,11 @@ class Fabric:
     """Devices and their links.
 
     Kernels that compute on one device at a time, on several streams, share it. Each keeps a share of it busy when
-    alone; if the shares add up to more than all of it, all slow down alike (processor sharing). While compute and
+    alone; if the shares add up to more than 1, all slow down by the same factor (processor sharing). While compute and
     communication run on one device, neither exceeds its rate of the pair. A collective proceeds as its slowest member
     does; compute beside several communications proceeds at the lowest of the pairs' rates (an assumption: only pairs
     are measured). Communications that together need more of a link than all of it share it max-min fairly
-    (`costmodels.price.sharing`): what one cannot use, for its device or another link, the others get.
+    (`costmodels.price.sharing`): capacity that one cannot use because of its device or another link goes to the others.
 
     Args:
         env: the environment.

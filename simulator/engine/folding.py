@@ -5,9 +5,9 @@ that equal ranks take part in equal meetings, equal meetings join equal ranks ov
 many meetings of each class, with the same shares: the coarsest equitable partition. It is found by refinement: it
 begins with the groups and with what is known to differ (a slow rank), and a class is split as long as its members
 differ in what they meet (Paige and Tarjan, "Three partition refinement algorithms", SIAM Journal on Computing 16,
-1987, is the fast form). Equal ranks then have equal times by induction over events, max-min fair shares of links
-included, so one of each stands for all. One slow rank leaves few classes: along each axis of the mesh the groups that
-have it and those that have it not.
+1987, is the fast form). Equal ranks then have equal times by induction over events, including max-min fair shares of
+links, so one rank of each class represents all. One slow rank leaves few classes: along each axis of the mesh the
+groups that have it and those that have it not.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ _Members = tuple[int, ...]
 
 
 class _Pattern:
-    """Communication that joins the same ranks, whatever its size: collectives of one call along the same axes, or one
-    SEND or RECV.
+    """Communication of the same ranks, of any size: collectives of one call along the same axes, or one SEND or RECV.
 
     Attributes:
         meetings: members of each.
@@ -69,7 +68,7 @@ def fold(
     Args:
         program: to fold.
         cost_of: its prices.
-        kinds: rank -> what is special about it (prices or a slow-down of its own); ranks of other kinds differ.
+        kinds: properties of a rank that distinguish it (its own prices or slow-down); ranks of other kinds differ.
         wires: the links, where they are shared or changed.
 
     Returns:
@@ -121,7 +120,7 @@ class Folded:
     Args:
         program: rank r of it is the rank `ranks[r]` of the complete program.
         ranks: ascending.
-        representatives: rank of the complete program -> the one of `ranks` that stands for it.
+        representatives: the representative in `ranks` of each rank of the full program.
     """
 
     program: Program
@@ -147,7 +146,8 @@ class Folded:
         return _FoldedWires(whole, self)
 
     def named(self, timeline: Timeline) -> Timeline:
-        """The timeline of `program` under the ranks' own numbers; `Timeline.represents` says what each stands for."""
+        """The timeline of `program` under the ranks' own numbers; `Timeline.represents` has the number of ranks that
+        each represents."""
         ranks = np.array(self.ranks, dtype=timeline.rank.dtype)
         return replace(
             timeline,

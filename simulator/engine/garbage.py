@@ -1,8 +1,8 @@
 """Simulations, forecasts and searches without Python's search for cyclic garbage.
 
-The search starts whenever some hundred more objects live, looks at all of them, and finds nothing: what a simulation or
-a forecast makes is kept for the result or freed at once. Without it programs run a quarter faster, new forecasts take a
-third less time, and a search of a large model a fifth less, in the same memory.
+The search starts whenever some hundred more objects live, looks at all of them, and finds nothing: objects of a
+simulation or a forecast are kept for the result or freed immediately. Without it programs run a quarter faster, new
+forecasts take a third less time, and a search of a large model a fifth less, in the same memory.
 """
 
 from __future__ import annotations

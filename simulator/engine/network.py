@@ -1,8 +1,8 @@
-"""The links of a machine during a simulation: what a communication shares with others, what is slower, what failed.
+"""The links of a machine during a simulation: shared links, slower links, failed links.
 
 Every rank has a port into each tier, used by its transfers in both directions apart. Where a tier has an `uplink_Bps`,
-every domain of the tier below shares that bandwidth out of it and as much into it: transfers and collectives alike. On
-a graph of links, all bytes claim the links of their routes. A communication claims of each link a share: the time for
+every domain of the tier below shares that bandwidth out of it and as much into it: both transfers and collectives. On a
+graph of links, all bytes claim the links of their routes. A communication claims of each link a share: the time for
 which its bytes fill the link, over the time that it takes alone (`costmodels.price.links`).
 """
 

@@ -64,7 +64,7 @@ class Names(Sequence[_Triple]):
         return self._tails.setdefault((rest, call, part), len(self._tails))
 
     def numbers(self, heads: _Ints, tails: _Ints, *, are_new: bool = False) -> _Ints:
-        """The numbers of many triples; `are_new` says that none was asked for before, and no two are equal."""
+        """The numbers of many triples; `are_new`: none was requested before, and no two are equal."""
         codes = (heads << 32) | tails
         if are_new:
             self._add(codes)
@@ -281,7 +281,7 @@ class Order:
         return f"{self._first_block[line].label}/{self.line_instructions[line].name}"
 
     def _slots(self, kind: _Ints, token: _Ints, micro_batch: _Ints, tokens: list[str]) -> _Ints:
-        """The slot of every position, -1 without a token; finds out what is never waited for, too."""
+        """The slot of every position, -1 without a token; also finds communication that is never waited for."""
         named = np.flatnonzero(token >= 0)
         slot = np.full(len(kind), -1, dtype=np.int64)
         self.unwaited: set[int] = set()

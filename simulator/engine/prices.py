@@ -101,7 +101,7 @@ class PriceTable:
         return cls(order, columns)
 
     def slowed(self, factor: npt.NDArray[np.float64]) -> PriceTable:
-        """The same prices, what the rank itself does times a factor per position and rounded; links stay."""
+        """The same prices, with the rank's own work multiplied by a factor per position and rounded; links stay."""
         computes = np.array([line.kind is Kind.COMPUTE for line in self.order.line_instructions], dtype=bool)
         factors = (factor, np.where(computes[self.order.line], factor, 1.0), factor)
         columns = np.rint(np.array([self.dispatch_ps, self.work_ps, self.cpu_ps], dtype=np.float64) * factors)

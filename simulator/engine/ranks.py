@@ -1,7 +1,7 @@
 """Ranks that share cores or devices with what runs next to them, as SimPy processes.
 
-Such a rank keeps step with the clock, since what it does is slowed by what others do at that time. What computes on a
-device while nothing communicates there takes one event, which the next communication cuts short. The rules are those of
+Such a rank follows the clock, because concurrent work of others slows it down. What computes on a device while nothing
+communicates there takes one event, which the next communication cuts short. The rules are those of
 `simulator.engine.walk`.
 """
 
@@ -44,7 +44,7 @@ class TimedRanks:
         recorder: of the spans.
         prices_of: (rank, step) -> its prices.
         num_steps: steps to run, one after the other.
-        finished: ranks that have come to their end.
+        finished: ranks that have ended.
     """
 
     env: simpy.Environment

@@ -1,7 +1,7 @@
 """The reference engine: a program in virtual time.
 
 Ranks walk their programs (`simulator.engine.walk`, and `simulator.engine.ranks` where cores or devices are shared),
-communication is matched and ended in `simulator.engine.exchange`, what is shared is worked off in
+communication is matched and ended in `simulator.engine.exchange`, shared resources are simulated in
 `simulator.engine.fluid` by the clock of SimPy. Equal inputs give equal timelines, byte for byte, in any process.
 """
 
@@ -74,8 +74,8 @@ class RunOptions(TypedDict, total=False):
         slowdown: slower or jittering ranks.
         with_memory: whether to follow the memory too; True.
         fold_ranks: simulate equal ranks once (`simulator.engine.folding`) where that changes nothing: not where
-            cores are shared, or ranks jitter. The timeline has the spans and the memory of one of each kind of rank
-            then, and says for whom they stand (`Timeline.representatives`). False.
+            cores are shared, or ranks jitter. The timeline then has the spans and the memory of one rank of each kind
+            (`Timeline.representatives`). False.
     """
 
     num_steps: int
@@ -121,7 +121,7 @@ class _Settings:
 
     @property
     def can_fold(self) -> bool:
-        """Whether ranks are to be folded, can be equal at all, and it is known which are."""
+        """Whether ranks should be folded, can be equal, and the classes are known."""
         return (
             self.fold_ranks
             and self.cores_per_node is None
@@ -326,7 +326,7 @@ class _Prices:
 
 
 def _checked(overlap: Overlap) -> Rates:
-    """The rates as fractions of at most six digits, asked for once per pair of instructions and their lengths."""
+    """The rates as fractions of at most six digits, computed once per pair of instructions and their lengths."""
     known: dict[tuple[int, int, int, int], tuple[Fraction, Fraction]] = {}
 
     def rates(compute: Instruction, compute_ps: int, comm: Instruction, comm_ps: int) -> tuple[Fraction, Fraction]:

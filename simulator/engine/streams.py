@@ -1,7 +1,7 @@
 """Ranks with several compute streams, as SimPy processes: one for each stream of a rank.
 
-The host issues in program order and never waits, so when it issues what is known as a step begins. Each stream works
-off its own instructions in order, waits where `plans.streams` says so, and shares the device with the others
+The host issues in program order and never waits, so when it issues what is known as a step begins. Each stream runs its
+instructions in order, waits as in `plans.streams`, and shares the device with the others
 (`simulator.engine.fluid.Fabric`). Communication begins in program order on every channel, whichever stream issues it.
 """
 

@@ -1,9 +1,9 @@
 """Ranks whose own work is not slowed by others: they run ahead of any clock.
 
-A rank's times follow from its own order and from the ends of what it waits for. So every rank goes ahead as far as it
-can, and is resumed when the end that it waits for is known; in which order that happens changes no time. Where links
-are shared too, communication is worked off by the clock of `simulator.engine.exchange.Shared`; where nothing is, no
-event is needed at all.
+A rank's times follow from its own order and from the ends of the communication that it waits for. So every rank
+advances as far as it can, and resumes when the end that it waits for is known; in which order that happens changes no
+time. Where links are shared too, communication is worked off by the clock of `simulator.engine.exchange.Shared`; where
+nothing is, no event is needed at all.
 
 Communication that is issued starts after the compute issued before it (as a communication stream that waits for the
 current stream does), and a WAIT holds up what follows: the host itself where the host computes, the compute stream
@@ -24,7 +24,7 @@ __all__ = ["Walk"]
 
 
 _Process = Generator["Transfer | Communication", None, None]
-"""A rank; it yields what it waits for."""
+"""A rank; it yields the communication that it waits for."""
 
 
 class Transfer:

@@ -1,9 +1,9 @@
 """Predictions at scale (part of floor 3): a transformer for given degrees on any number of devices.
 
 * `predict`: the forecast. `step`: one configuration. `symbolic`, `program`: its bodies, from templates or from a
-  lowered program, the same either way. `body`: what a body does to a rank's clocks. `overlap`: how long its operations
-  take next to each other. `rank`: the costs of a pipeline. `columns`: the pipeline evaluated. `held`: memory. `turns`:
-  slices and pairs, in the event engine.
+  lowered program, the same either way. `body`: the effect of a body on a rank's clocks. `overlap`: how long its
+  operations take next to each other. `rank`: the costs of a pipeline. `columns`: the pipeline evaluated. `held`:
+  memory. `turns`: slices and pairs, in the event engine.
 * `estimate`, `estimate_grid`: a quick estimate for searches and for other software (`chunks`, `action`, `pricing`,
   `case`, `pipeline`, `batch`, `memory`).
 """

@@ -134,12 +134,12 @@ def measure(lines: Sequence[Line], rates: Rates | None = None, *, steady: bool =
 
 @lru_cache(maxsize=16_384)
 def body_of(lines: tuple[Line, ...], rates: Rates | None = None) -> Body:
-    """The same `Body` for equal lines: layouts that differ elsewhere share what they measure."""
+    """The same `Body` for equal lines: layouts that differ elsewhere share the results."""
     return Body(lines, rates)
 
 
 class Body:
-    """A sequence that is measured alone and beside several others; what is the same each time is walked once.
+    """A sequence that is measured alone and beside several others; equal repetitions are walked once.
 
     Args:
         lines: in program order.
@@ -171,7 +171,8 @@ class Body:
     def clock_map(self, before: Sequence[Line] = (), after: Sequence[Line] = (), *, steady: bool = False) -> ClockMap:
         """The map of `before`, the sequence and `after`.
 
-        `steady` as of `measure`. Once a repetition leaves behind what the one before it did, all others are like it.
+        `steady` as of `measure`. Once a repetition ends in the same state as the previous one, all further ones are
+        equal.
         """
         key = (tuple(before), tuple(after), steady)
         found = self._clock_maps.get(key)

@@ -1,7 +1,7 @@
 """Pipelines of many configurations with one schedule at once: what `pipeline` and `memory` say of each, on columns.
 
 The rows of a schedule are sorted by how many actions must come before them; a level of them, for all configurations, is
-one array operation. What the hosts do is known beforehand, as nothing blocks them: it is a sum along each rank.
+one array operation. The times of hosts are known beforehand, because nothing blocks them: it is a sum along each rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A body of a program as priced operations, and what it does to the clocks of its rank.
+"""A body of a program as priced operations, and its effect on the clocks of its rank.
 
 A rank has clocks: when its **host** is free, when its compute **stream** is free, when each communication channel is.
 Compute starts when host and stream are free. A collective is issued by the host and starts after the compute issued
@@ -35,7 +35,7 @@ class Op(NamedTuple):
         name: "matrix", "attention" or "memory" of compute (the class that overlap knows), the call of a collective.
         channel: of a collective.
         token: of a collective, and of the WAIT for it.
-        payload: of a collective, what it moves.
+        payload: for a collective, its bytes.
         energy_pJ: of compute (`costmodels.price.instruction.Cost`).
     """
 

@@ -324,7 +324,7 @@ class PipelineForecast:
     def transfers(self) -> tuple[Mapping[tuple[int, int], float], int]:
         """(sending stage, receiving stage) -> picoseconds on the link, and the host time of each end.
 
-        Priced between the first ranks of the two groups; stages of one rank hand over.
+        Priced between the first ranks of the two groups; stages of one rank pass tensors in place.
         """
         costs = self.layout.costs
         size = costs.numbers[costs.template.pieces["block"].leaves]
@@ -392,7 +392,7 @@ class PipelineForecast:
         )  # fmt: skip
 
     def _parts(self, step_s: float, chunks: tuple[Chunk, ...]) -> dict[str, float]:
-        """Seconds of the step by class of instructions, from what the busiest rank does."""
+        """Seconds of the step by class of instructions, from the busiest rank."""
         layout, count = self.layout, self.degrees.num_micro_batches
         machine, stack, times = layout.costs.machine, layout.costs.stack, layout.seconds(chunks, count)
         exposed_s = sum(times.values()) - times["compute"]
@@ -416,7 +416,7 @@ class PipelineForecast:
         return alone and (self.degrees.num_micro_batches == 1 or self.degrees.schedule == "gpipe")
 
     def _memory(self, activations: Sequence[int]) -> tuple[int, dict[str, int]]:
-        """The largest peak over pipeline ranks, and what it consists of."""
+        """The largest peak over pipeline ranks, and its composition."""
         largest = [0] * len(self.ranks.kinds)
         for kind, size in zip(self.ranks.of_rank, activations, strict=True):
             largest[kind] = max(largest[kind], int(size))

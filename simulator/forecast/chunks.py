@@ -79,10 +79,9 @@ def _gradients(part: PartTemplate) -> Mapping[str, int]:
 class Chunks:
     """The costs of a transformer's chunks in one layout on one machine, as a stack runs it.
 
-    Layouts that differ in data-parallel degree, pipeline and optimizer only may have one `known`: what they share is
-    then worked out once. `tier_override` gives the tiers of groups that lie elsewhere than the degrees' order says.
-    `kept` is the same layout without recomputing, of blocks that keep everything where others
-    recompute.
+    Layouts that differ in data-parallel degree, pipeline and optimizer only may have one `known`: shared results are
+    then computed once. `tier_override` has the tiers of groups whose location differs from the degrees' order. `kept`
+    is the same layout without recomputing, of blocks that keep everything where others recompute.
     """
 
     config: TransformerConfig
@@ -251,7 +250,7 @@ class Chunks:
         return sum(self.numbers[each.elements] * item_bytes for each in parameters)
 
     def reduced_bytes(self, piece: str) -> int:
-        """Bytes of a piece's gradients as they are reduced."""
+        """Bytes of a piece's gradients in the dtype of the reduction."""
         optimizer = self.degrees.optimizer
         return sum(
             self.numbers[each.elements] * itemsize(optimizer.reduces_in(each.dtype)) for each in self.parameters(piece)
@@ -463,7 +462,7 @@ class Chunks:
     # ------------------------------------------------------------------- the end of a step
 
     def update(self, chunk: Chunk) -> ClockMap:
-        """The optimizer's kernels on what a rank holds of a chunk."""
+        """The optimizer's kernels for a rank's part of a chunk."""
         for piece, _ in chunk.pieces:
             if piece not in self._updates:
                 self._updates[piece] = self._update(plain(piece))

@@ -79,7 +79,7 @@ def class_seconds(
     """Seconds by class that add up to the step.
 
     Args:
-        machine: whose spreads say how certain host and device are.
+        machine: whose spreads give the uncertainty of host and device.
         step_s: the prediction.
         kernels: class -> seconds of the busiest rank's kernels.
         exposed_s: seconds in which it waits for collectives.

@@ -110,7 +110,8 @@ class MaxPlus:
         return self.host(dispatch_ps).wait_for(token).drop(token)
 
     def wait_for(self, clock: str) -> MaxPlus:
-        """Go on no earlier than a clock says, which stays: "arrival" of a tensor that another rank sends, say."""
+        """Go on no earlier than a clock says, which stays: for example "arrival" of a tensor that another rank
+        sends."""
         own = "stream" if "stream" in self.rows else "host"
         return self._with(**{own: _join(self.row(own), self.row(clock))})
 

@@ -1,9 +1,9 @@
 """The cost of concurrent communication, and the step simulated in time order where that cost is large.
 
-A collective is priced together with its siblings, which run at the same time (`Cost.together_ps`), and the maps of
-clocks know what it does to the compute of its body. They leave out that communication of several kinds shares links:
+A collective is priced together with its siblings, which run at the same time (`Cost.together_ps`), and clock maps
+include its effect on the compute of its body. They leave out that communication of several kinds shares links:
 collectives on other channels of the rank, those of other pipeline ranks, transfers; and that transfers and what
-outlasts a body slow compute. `Contention.most_ps` says about what this may cost; where it is much, `ends_ps` walks
+outlasts a body slow compute. `Contention.most_ps` estimates the largest cost of this; where it is much, `ends_ps` walks
 the step (`simulator.forecast.walk`) with the claims on links that the engine's meetings have, all siblings together.
 """
 

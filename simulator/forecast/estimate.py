@@ -1,8 +1,8 @@
 """A quick estimate of a transformer for given degrees, on thousands of devices in a millisecond.
 
 Blocks are priced once and counted (`simulator.forecast.chunks`): what their gathers and reductions leave running is
-averaged over many equal blocks. The search bounds and ranks by it; other software than twofold's executor, whose
-programs are not known instruction by instruction, is predicted by it. `simulator.forecast.predict` is the exact one.
+averaged over many equal blocks. The search bounds and ranks by it; it predicts other software than twofold's executor,
+whose instructions are not known. `simulator.forecast.predict` is the exact one.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def check_machine(machine: Machine) -> None:
 
 
 def chunks_of(config: TransformerConfig, degrees: Degrees) -> tuple[Chunk, ...]:
-    """Per stage of the pipeline what it consists of."""
+    """The content of each pipeline stage."""
     layers = degrees.layers_of(config.num_layers)
     last, found = len(layers) - 1, []
     dense = 0 if config.experts is None else config.experts.num_dense_layers
@@ -144,7 +144,7 @@ def chunks_of(config: TransformerConfig, degrees: Degrees) -> tuple[Chunk, ...]:
 
 @lru_cache(maxsize=64)
 def rates_of(machine: Machine) -> Rates | None:
-    """The machine's rates of work that overlaps; what is not among its pairs continues undisturbed."""
+    """The machine's rates of work that overlaps; other activities continue undisturbed."""
     if not machine.overlap:
         return None
     pairs = {(entry.compute, entry.collective): (entry.compute_rate, entry.comm_rate) for entry in machine.overlap}

@@ -1,4 +1,4 @@
-"""Estimates of thousands of configurations: what they share is worked out once, schedules are run in batches."""
+"""Estimates of thousands of configurations: shared results are computed once, schedules are evaluated in batches."""
 
 from __future__ import annotations
 

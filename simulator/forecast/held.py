@@ -1,8 +1,8 @@
 """The memory of a rank over a step, from its symbolic bodies: the peak of its program in the order of its instructions.
 
-A body takes and returns memory as it runs; of that only two figures matter to the others: what it leaves behind, and
-the most it needs on the way. An allocator follows the order in which work is issued, so no times are needed, and the
-peak is that of `simulator.timeline.memory.peak_of_order` of the lowered program.
+A body takes and returns memory as it runs; of that only two figures matter to the others: its remaining bytes, and its
+peak. An allocator follows the order in which work is issued, so no times are needed, and the peak is that of
+`simulator.timeline.memory.peak_of_order` of the lowered program.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class RankMemory:
     def peak(
         self, schedule: Schedule, stages: Sequence[int], *, posts_ahead: bool = True
     ) -> tuple[int, dict[str, int]]:
-        """The peak and what it consists of.
+        """The peak and its composition.
 
         Args:
             schedule: schedule of the pipeline.

@@ -61,7 +61,7 @@ def step_machine(config: TransformerConfig, degrees: Degrees, machine: Machine) 
 def forecast_grid(
     config: TransformerConfig, degrees: Iterable[Degrees], machine: Machine, *, stack: Stack | None = None
 ) -> list[Forecast]:
-    """Predict many configurations of one model; what they share is worked out once.
+    """Predict many configurations of one model; shared results are computed once.
 
     Raises:
         TwofoldError: what `forecast` refuses in any of them.

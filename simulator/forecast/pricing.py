@@ -35,7 +35,7 @@ from simulator.stacks.steps import Kernel, Message, Step
 __all__ = ["Groups", "busy_ps", "cell_work", "hosted", "priced_cells", "priced_lines"]
 
 Groups = Mapping[str, Group]
-"""axis -> its groups, as they are on the links."""
+"""the groups of each axis on the links."""
 
 Shape = tuple[int, ...]
 
@@ -48,7 +48,7 @@ def priced_lines(
     """The lines of a body; `numbers` are the values of its template's monomials.
 
     Raises:
-        TwofoldError: what the machine has no price for.
+        TwofoldError: a call without a price on the machine.
     """
     return _prices(machine, stack).body(part, numbers, groups)
 
@@ -59,7 +59,7 @@ def priced_cells(
     """Every cell of a body with its own lines, before the stack arranges them.
 
     Raises:
-        TwofoldError: what the machine has no price for.
+        TwofoldError: a call without a price on the machine.
     """
     prices = _prices(machine, stack)
     return [(each.cell, prices.lines(each, numbers, groups)) for each in _looked_up(part).cells]

@@ -1,4 +1,4 @@
-"""The priced bodies of a lowered program: what the engine walks instruction by instruction, body by body."""
+"""The priced bodies of a lowered program: the engine's walk over instructions, body by body."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def bodies_of_program(
     """Per pipeline rank its bodies, and what goes over the boundaries of stages.
 
     Raises:
-        TwofoldError: stages that hand over more than one tensor, or to other stages than the next one; ranks of a stage
-            that send pieces to each other; slices and pairs, which take turns.
+        TwofoldError: stages that send more than one tensor, or to other stages than the next one; ranks of a stage that
+            send pieces to each other; slices and pairs, which take turns.
     """
     transfers: dict[tuple[int, str], Transfers] = {}
     ranks = []

@@ -224,7 +224,7 @@ class StepForecast:
     def slowed_by_ps(self, factors: Mapping[int, float]) -> int:
         """The extra step time if some pipeline ranks take longer for their own work, compute and host.
 
-        What communication under way at once costs is taken to stay as it is.
+        The cost of concurrent communication is assumed to stay the same.
 
         Args:
             factors: pipeline rank -> how many times as long.

@@ -1,8 +1,7 @@
 """The priced bodies of a transformer for given degrees, from templates: the same as those of its lowered program.
 
-A chunk of many blocks is lowered with few of them. What the optimizer does with a block depends on what the blocks
-before it have left in open buckets, so it repeats itself after some blocks (`_period`); one period is then written out
-as often as it is needed.
+A chunk of many blocks is lowered with few of them. The optimizer's work on a block depends on the buckets that earlier
+blocks left open, so it repeats after some blocks (`_period`); one period is then repeated as needed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Wanted = frozenset[tuple[str, bool]]
 
 
 class Repeat(NamedTuple):
-    """Blocks `first` to `stop` of a rank stand for themselves and `more` further copies."""
+    """Blocks `first` to `stop` of a rank represent themselves and `more` further copies."""
 
     first: int
     stop: int
@@ -47,7 +46,7 @@ class Repeat(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoweredRank:
-    """A rank, lowered with few blocks, and what of them is repeated; `copies` says it block by block."""
+    """A rank, lowered with few blocks, and what of them is repeated; `copies` has the number for each block."""
 
     symbolic: SymbolicRank
     uses: tuple[tuple[PieceUse, ...], ...]

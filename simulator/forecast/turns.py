@@ -1,7 +1,7 @@
 """A configuration whose ranks take turns (slices of a micro-batch, pairs of actions): its program in the event engine.
 
-Bodies and maps of clocks follow one action after the other. Where actions or slices take turns, what each does to the
-others depends on when it happens, so the program is lowered whole and simulated, equal ranks once
+Bodies and maps of clocks follow one action after the other. If actions or slices run interleaved, their effect on each
+other depends on their times, so the full program is lowered and simulated, equal ranks once
 (`simulator.engine.folding`). The forecast is then that of `simulator.simulate`, in every figure.
 """
 

@@ -1,7 +1,7 @@
 """A step walked by the clock: one rank of every pipeline rank, with all that is under way at once.
 
-The maps of clocks (`simulator.forecast.clock_map`) know what a rank does one after the other, not what others do
-meanwhile. Here all pipeline ranks go side by side, one rank for all of a stage, as equal ranks do equal things at equal
+The maps of clocks (`simulator.forecast.clock_map`) describe the sequence of one rank, not concurrent work of others.
+Here all pipeline ranks go side by side, one rank for all of a stage, as equal ranks do equal things at equal
 times: communication that is under way at once shares links max-min fairly (`costmodels.price.sharing`), and slows
 compute on both of its ends. The rules are those of `simulator.engine`; times are floating-point picoseconds.
 """
@@ -169,7 +169,7 @@ def walked(
     """The parts and the end of every rank's steps: one entry per rank for each step.
 
     Args:
-        ranks: what each does in a step.
+        ranks: its work in a step.
         rates: of compute and communication next to each other; None: they do not slow each other.
         launch_ps: host time at the start of a step.
         num_steps: one after the other, on every rank.

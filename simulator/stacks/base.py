@@ -55,26 +55,26 @@ class PieceSizes:
 class Stack:
     """A software stack: which kernels it runs for an instruction, what its host spends on them, what it can do.
 
-    Whoever works with a stack asks its fields and methods, never its name or class. A stack is made from what is known
-    of its code and from micro-benchmarks, never from a row that is reported on. One rule of memory
-    (DistributedDataParallel's copy of gradients) was seen in our own measured steps of small models.
+    Other code uses a stack's fields and methods, never its name or class. A stack is based on its source code and on
+    micro-benchmarks, never on reported rows. One rule of memory (DistributedDataParallel's copy of gradients) was seen
+    in our own measured steps of small models.
 
     Args:
-        name: what the user calls it.
+        name: its name for users.
         overlaps_sends: whether a stage continues while its tensor is sent and received.
         gathers_again: whether sequence parallelism drops the gathered input of a product and gathers it again for the
             weight gradient.
         step_s: host seconds of a step outside its instructions (zeroing gradients, hooks, logging).
         fetch_s: host seconds before every forward for its data, for which the host waits for the device; 0: none.
         gathers_ahead: whether the gathers of a step begin with it, before the tensor of the stage before arrives.
-        chip_spread: standard deviation of the logarithm of a chip's rate among equal ones: whoever works in step works
-            at the pace of the slowest.
+        chip_spread: standard deviation of the logarithm of a chip's rate among equal ones: chips that work in lockstep
+            run at the pace of the slowest.
         hides_experts: whether the messages of experts continue during the compute of another micro-batch
             (Megatron-core's --overlap-moe-expert-parallel-comm, DualPipe); they are priced as free.
         exchanged: share of the bytes of messages of experts that are sent, below 1 where a token goes to each node once
             (`exchanged_share`).
         is_measured: whether steps of it were measured; else its interval is that of software predicted as another one.
-        reserved: whether memory is what the allocator has reserved rather than what is allocated.
+        reserved: whether memory is the reserved memory of the allocator, not the allocated memory.
         copies_shards: whether gathered weights are copied out of a flat buffer and gradients into one.
         runs_programs: whether it is twofold's executor, which runs lowered programs as they are: the machine's rules
             for its calls hold (`Compute.rules`).
@@ -168,7 +168,7 @@ class Stack:
         return RECOMPUTE_MODES
 
     def dispatch_ps(self, machine_ps: int, call: str, part: str) -> int:
-        """Host time of one operation, given what the machine's file says of twofold's executor."""
+        """Host time of one operation, given that of twofold's executor in the machine file."""
         return machine_ps
 
     def block_host_s(

@@ -72,11 +72,11 @@ def _is_product(step: Step) -> bool:
 
 
 _PIECES = "pieces"
-"""Stands for the operator of a message that continues in pieces."""
+"""Placeholder for the operator of a message that continues in pieces."""
 
 
 def _dtype_of(steps: Sequence[Step]) -> str:
-    """In what a body computes: the loss is made in float whatever that is."""
+    """In what a body computes: the loss is always computed in float."""
     return next((each.dtype for each in steps if isinstance(each, Kernel) and not is_loss(each)), "bfloat16")
 
 

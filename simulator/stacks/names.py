@@ -84,7 +84,7 @@ _PRECISIONS = sorted({name for own in RECIPES.values() for name in own}, key=len
 
 
 def stack_names() -> tuple[str, ...]:
-    """The names that `stack_named` knows, sorted."""
+    """The names that `stack_named` accepts, sorted."""
     stacks = {name: made() for name, made in _STACKS.items()}
     narrow = (f"{base}-{name}" for base, stack in stacks.items() for name in _PRECISIONS if stack.multiplies_in(name))
     return tuple(sorted([*stacks, *narrow]))
@@ -94,7 +94,7 @@ def declare_stack(name: str, make: Callable[[], Stack]) -> None:
     """Add a separate stack.
 
     Args:
-        name: by which commands and tables know it.
+        name: name in commands and tables.
         make: makes it.
 
     Raises:

@@ -17,11 +17,11 @@ __all__ = ["on_host"]
 def on_host(machine: Machine, stack: Stack, path: str | None) -> tuple[Machine, Stack]:
     """The machine and the stack with the times of the host of a file; as they are where it is None.
 
-    All that a machine's hosts issue takes as much longer or less long as a plain block does there than on the median of
-    the measured hosts: assumed of twofold's own instructions and of Inductor's.
+    All host times of a machine are scaled by the ratio of its time for a plain block to that of the median measured
+        host: assumed of twofold's own instructions and of Inductor's.
 
     Raises:
-        TwofoldError: no such file, or none of a host.
+        TwofoldError: no such file, or not a host file.
     """
     if path is None:
         return machine, stack

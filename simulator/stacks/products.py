@@ -45,8 +45,8 @@ class Recipe:
     spread: float = 0.0
 
     def steps(self, steps: Sequence[Step]) -> list[Step]:
-        """The kernels and messages of a block with its linears narrow. An embedding, a head or a loss stays as it
-        is: so do torchao's filters and Transformer Engine."""
+        """The kernels and messages of a block with its linears narrow. Embeddings, heads and losses are unchanged: so
+        do torchao's filters and Transformer Engine."""
         if not any(isinstance(step, Kernel) and step.call.startswith("attention") for step in steps):
             return list(steps)
         result: list[Step] = []

@@ -83,7 +83,7 @@ class TorchNative(Stack):
         flash_2: whether attention is FlashAttention-2 rather than cuDNN's; on Hopper devices.
         complex_rotary: whether rotary positions are products of complex numbers in float.
         loss_parallel: whether the loss is computed on logits split over tensor-parallel ranks; else they are gathered.
-        float_loss: whether the loss makes float copies of the logits, or stays in what they are.
+        float_loss: whether the loss makes float copies of the logits, or keeps their dtype.
         compiled_loss: whether the loss is compiled too, on logits that are not split.
         holds_logits: whether the logits stay alive during the backward, as they do where the caller's variable does.
         keeps_outputs: whether a pipeline keeps the outputs of all micro-batches for the caller (`return_outputs` of a
@@ -166,10 +166,10 @@ class TorchNative(Stack):
     def as_run(self, degrees: Degrees) -> Degrees:
         """Stages of torch's pipelines keep gathered weights and full gradients until their last backward.
 
-        The runtime tells FSDP2 neither to shard weights again nor to reduce gradients before
+        Before that, the runtime lets FSDP2 neither shard weights again nor reduce gradients
         (torch/distributed/pipelining/stage.py, backward_maybe_with_nosync); torchtitan does not shard weights after a
-        forward of a stage either (models/llama3/infra/parallelize.py, apply_fsdp, the default policy). Weights that are
-        told to be sharded after every forward of a stage ("always") are not modelled.
+        forward of a stage either (models/llama3/infra/parallelize.py, apply_fsdp, the default policy). Sharding weights
+        after every forward of a stage ("always") is not modelled.
         """
         optimizer = degrees.optimizer
         if degrees.pp == 1 or optimizer.parallel_level < 2:

@@ -22,7 +22,7 @@ class Axis:
     Args:
         name: in files, in Python and in tables.
         type: type of its values.
-        meaning: what it is, with its unit.
+        meaning: description with unit.
         has_parts: whether NAME.PART is an axis as well, such as bandwidth.NVLink.
     """
 

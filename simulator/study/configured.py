@@ -60,7 +60,7 @@ class Configured:
         """The outcome of changes, including checkpoints and failures.
 
         Raises:
-            TwofoldError: what only the event engine knows; ranks and tiers that are not there; as `forecast` and
+            TwofoldError: changes that need the event engine; ranks and tiers that are not there; as `forecast` and
                 `goodput`.
         """
         if reason := self.engine_only(what_if):

@@ -1,7 +1,7 @@
 """Several jobs on one machine at the same time: each runs its own program on its own ranks, links are shared.
 
 The programs are put side by side into one, with every job's ranks moved to their places, and that is simulated. Jobs
-meet nowhere but on links and processors, so a job whose links nobody else uses takes exactly what it takes alone.
+share links and processors only, so a job whose links no other job uses takes exactly as long as alone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def simulate_jobs(
 ) -> tuple[Timeline, ...]:
     """Simulate all jobs at the same time from one start on, `num_steps` steps each.
 
-    A job that is done leaves the others alone, so among jobs of unequal steps the first steps tell most.
+    A job that is done leaves the others alone, so the first steps are the most informative for jobs of unequal length.
 
     Args:
         jobs: with no device in common; devices without a job stand idle.

@@ -20,7 +20,7 @@ class Effect:
 
     Args:
         knob: in words.
-        base_s: with the knob as it is.
+        base_s: with the quantity unchanged.
         low_s: with the knob at 1 - `by` times.
         high_s: with the knob at 1 + `by` times.
         by: the share that it was turned.
@@ -52,7 +52,7 @@ def sensitivity(
     checkpoints and failures where `base` has them.
 
     Args:
-        of: what a what-if comes to: `Scenarios.outcome` of a program, `Configured.outcome` of degrees.
+        of: outcome of a what-if: `Scenarios.outcome` of a program, `Configured.outcome` of degrees.
         machine: it runs on.
         base: from where the knobs are turned.
         by: the share, between 0 and 1.

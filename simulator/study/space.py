@@ -1,6 +1,6 @@
 """The points of a study: a base and what is varied, all combinations, one change at a time, or a sample.
 
-Axes of one table of `together` go hand in hand: the first value of each, then the second, as one axis would.
+Axes of one table of `together` are linked: the first value of each, then the second, as one axis would.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Spare devices: how often a job waits because more devices are in repair than there are spares.
 
-A job of n devices needs all of them. A device that fails goes to repair, a spare takes its place, and the job stands
-still while none is left. Devices fail while the job runs, each at the rate 1 / M; repairs take R on average.
-With s spares the number of devices in repair is that of busy lines in Erlang's loss system with s + 1 lines and the
-load a = n R / M, whose share of time with all lines busy is
+A job of n devices needs all of them. A device that fails goes to repair, a spare takes its place, and the job waits
+while none is left. Devices fail while the job runs, each at the rate 1 / M; repairs take R on average. With s spares
+the number of devices in repair is that of busy lines in Erlang's loss system with s + 1 lines and the load a = n R / M,
+whose share of time with all lines busy is
 
     B(s + 1, a) = (a^(s+1) / (s+1)!) / sum_k (a^k / k!),  k = 0 ... s + 1,
 

@@ -60,13 +60,13 @@ def sweep(
     Args:
         points: settings of each.
         evaluate: the figures of one; it must be possible to send it to a process.
-        store: of earlier results; every result is added as soon as it is there.
+        store: of earlier results; every result is added when it is available.
         workers: who computes; all cores of this machine by default.
-        is_searched: whether `evaluate` searches, which tells its results from others.
+        is_searched: whether `evaluate` searches; such results are stored separately.
         on_progress: called with (points done, points to compute) at the start and after every few of them.
 
     Raises:
-        ModuleNotFoundError: Dask is asked for and not installed.
+        ModuleNotFoundError: Dask is requested and not installed.
         TwofoldError: a scheduler that does not answer.
     """
     keys = [key_of(settings, is_searched=is_searched) for settings in points]

@@ -1,11 +1,11 @@
 """Memory that communication takes next to a program's values: messages that are packed, parts that are joined.
 
-What is counted is what this project's executor does. Reductions of full tensors work in place, and a gather along the
-first dim arrives where it is to be; the parts of any other gather are joined when they are there, which takes their
-size once more for a moment; what is scattered or exchanged along another dim than the first is laid out again and stays
-until it is over, and so does a message of a transfer, packed or to be unpacked, that is not one full piece. Buffers
-that a communication library keeps for itself are another matter (`Machine.communicator_bytes`), as are those of a
-kernel that computes.
+The buffers are those of twofold's executor. Reductions of full tensors work in place, and a gather along the first dim
+arrives where it is to be; the parts of any other gather are joined when they are there, which takes their size once
+more for a moment; what is scattered or exchanged along another dim than the first is laid out again and stays until it
+is over, and so does a message of a transfer, packed or to be unpacked, that is not one full piece. Buffers that a
+communication library keeps for itself are another matter (`Machine.communicator_bytes`), as are those of a kernel that
+computes.
 """
 
 from __future__ import annotations

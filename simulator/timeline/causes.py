@@ -24,7 +24,7 @@ _HOST, _COMPUTE, _COMM = range(3)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Event:
-    """Something of one rank that has come to its end; of equal ends communication counts as the later.
+    """A finished activity of one rank; of equal ends communication counts as the later.
 
     Args:
         end_ps: when.

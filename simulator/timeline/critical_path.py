@@ -1,7 +1,7 @@
 """The critical path: the chain of spans that determines when a step ends.
 
 It is followed backwards from the end of the last step to the end of the one before (to its own start where there is one
-step only), so it is as long as a step takes from end to end, the pace of training. Before every span stands what it
+step only), so it is as long as a step takes from end to end, the pace of training. Every span is preceded by the one it
 waited for last, on its own rank or on another. A collective or transfer is on the path from the arrival of its last
 member on, and the path continues with that member, so that nothing on it waits. `CriticalPath` gives its composition,
 which adds up to that time to the picosecond, and the waits that it passed by: who waited for whom, and how long.
@@ -76,7 +76,7 @@ class CriticalPath:
 
     @property
     def by_rank_ps(self) -> Mapping[int, int]:
-        """rank -> its part; what a transfer or collective takes counts for the rank that waits for it."""
+        """rank -> its part; the time of a transfer or collective counts for the rank that waits for it."""
         return self._sums("rank")
 
     def _sums(self, name: str) -> dict[Any, int]:

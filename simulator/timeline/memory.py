@@ -5,12 +5,12 @@ lists it in `frees` has run; kept values (weights, optimizer state) always count
 costs nothing but keeps it alive. What a WAIT with attrs["micro_batch"] frees belongs to that micro-batch.
 
 The program's values are all that is counted so far; the flattened tensors of the optimizer are among them (role
-"buffer"). `with_allowance` adds what a program cannot know: the buffers of communication, what its library keeps, and
-the allowance for fragmentation.
+"buffer"). `with_allowance` adds memory that is not in the program: the buffers of communication, what its library
+keeps, and the allowance for fragmentation.
 
 An allocator that follows the order of the compute stream sees the sequence of the program, so the peak of a rank is
-known without times (`peak_of_order`). With times only asynchronous communication differs: what it frees is alive until
-it is over.
+known without times (`peak_of_order`). With times only asynchronous communication differs: values that it frees are live
+until it ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def peak_of_order(group: GroupProgram) -> MemoryPeak:
     """The peak of any rank of `group` from its order alone, under the number of its first rank.
 
     Raises:
-        TwofoldError: an instruction frees what is not alive.
+        TwofoldError: an instruction frees a value that is not live.
 
     >>> from plans.layout import Layout
     >>> from plans.program import Block, Body, Instruction, Value
@@ -66,7 +66,7 @@ def memory_timeline(
         time, so that the largest entry is the peak.
 
     Raises:
-        TwofoldError: an instruction frees what is not alive.
+        TwofoldError: an instruction frees a value that is not live.
     """
     peaks: dict[int, MemoryPeak] = {}
     curves: dict[int, _Curve] = {}
@@ -122,10 +122,10 @@ def with_allowance(timeline: Timeline, program: Program, machine: Machine) -> Ti
     """The timeline with peaks that hold what is not a value of the program, as further roles, each where it is not 0.
 
     "communication" is what the buffers of communication (`simulator.timeline.buffers`) add to the peak of the values.
-    "fragmentation" is `machine.memory_allowance` times the peak of the values: what an allocator's rounding and holes
-    take, and the temporaries inside a kernel. "library" is what the communication library keeps for every group of
-    ranks that a rank communicates in (one more for all its transfers): `machine.communicator_bytes` each. Where the
-    figures come from is under `machine.provenance`. The curve stays that of the values.
+    "fragmentation" is `machine.memory_allowance` times the peak of the values: rounding and holes of the allocator, and
+    temporaries inside kernels. "library" is the memory of the communication library for every group of ranks that a
+    rank communicates in (one more for all its transfers): `machine.communicator_bytes` each. Where the figures come
+    from is under `machine.provenance`. The curve stays that of the values.
     """
     share, per_group = machine.memory_allowance, machine.communicator_bytes or 0
     if not timeline.memory:

@@ -24,7 +24,7 @@ class LiveValue:
         name: name of the value.
         role: weight, gradient, optimizer, activation, input or buffer.
         size_bytes: of its own memory.
-        made_by: id of the instruction that took the memory, "" for what is kept between steps.
+        made_by: id of the instruction that allocated the memory, "" for values kept between steps.
     """
 
     name: str
@@ -45,7 +45,8 @@ class Peak:
     Args:
         rank: the rank.
         time_ps: when, the first of equal ones, from the step's start on.
-        values: what is alive then; allowances (`plans.timeline.ALLOWANCES`) are not values and not among them.
+        values: the live values at that time; allowances (`plans.timeline.ALLOWANCES`) are not values and not among
+            them.
     """
 
     rank: int

@@ -27,16 +27,16 @@ class PipelineCosts:
     """The times of a pipeline in whole picoseconds. All of it may have leading batch axes, which are broadcast.
 
     Args:
-        maps: what an action does to the clocks of its rank, constants of shape (*batch, num_stages): "F" and what the
-            schedule needs of "B", "I", "W"; "F.first" for the first forward of a stage in a step, "B.last" and
-            "W.last" for its last backward, where they differ.
+        maps: effect of an action on the clocks of its rank, constants of shape (*batch, num_stages): "F" and what the
+            schedule needs of "B", "I", "W"; "F.first" for the first forward of a stage in a step, "B.last" and "W.last"
+            for its last backward, where they differ.
 
             Clocks before: "stream" and "host" (when the action begins to be issued), "arrival" of the tensor that it
             receives, "start" of the step, and of `CHANNELS`: when what went over a communication channel is over.
             Clocks afterwards: "stream", "host" (only later by its dispatch), "sent": when what it sends is posted (by
             default at its end), `CHANNELS`, and for the last backwards "final": the step is not over before.
         transfer_ps: (*batch, num_stages) "F": of what stage s sends to s + 1, "B": of the gradient that it sends to
-            s - 1. Stages of one rank hand over without a transfer.
+            s - 1. Stages of one rank need no transfer.
         receive_dispatch_ps: (*batch, num_stages) "F", "B": host time of posting the receive of stage s.
         begin: constants (*batch, num_ranks): the clocks "stream", "host" and `CHANNELS` from "start".
         end: constants (*batch, num_ranks): "stream" and "host" from "stream", "host", `CHANNELS`, "start".
@@ -86,7 +86,7 @@ class PipelineCosts:
 
     @property
     def has_final(self) -> bool:
-        """Whether a last backward says when the step may end."""
+        """Whether a last backward determines when the step may end."""
         return any((own := self.of(name)) is not None and "final" in own.clocks for name in ("B.last", "W.last"))
 
     @property

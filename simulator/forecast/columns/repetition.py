@@ -3,8 +3,8 @@
 One period of events is a max-plus map of the periods before it, so sooner or later the events of a number of periods
 (the cyclicity of the map, mostly 1, or as many as there are ranks in the slowest loop) are each later than their
 fellows by some time of their own. The next ones continue in the same way for as long as, for each event, what it waited
-for stays the latest: the latest of straight lines is a straight line until another one overtakes. So the number of
-periods that follow exactly is known, and is jumped over; then periods are evaluated again.
+for stays the latest: the latest of straight lines is a straight line until another one overtakes. So the exact number
+of equal periods is known and skipped; then periods are evaluated again.
 Source: Baccelli et al., "Synchronization and Linearity" (1992), theorem 3.109 (cyclicity).
 """
 
@@ -30,8 +30,8 @@ class Period(NamedTuple):
     """The constants of one period at a cut, (.., events of a period, batch) or (events of a period, batch).
 
     `fixed`, `own` and `posted` are as in `simulator.forecast.columns.known`, of the period before the cut;
-    `own_step` and `posted_step` say by how much each further period makes the hosts later. `least_step`: an event must
-    become later by so much per period, or the periods must not be repeated.
+    `own_step` and `posted_step` are the delays of the hosts per further period. `least_step`: an event must become
+    later by so much per period, or the periods must not be repeated.
     """
 
     weights: Ints

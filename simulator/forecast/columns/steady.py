@@ -60,7 +60,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Steady:
-    """A structure that stands for all larger numbers of micro-batches of its family, `step` apart.
+    """A structure that represents all larger numbers of micro-batches of its family, in steps of `step`.
 
     Attributes:
         structure: of the small schedule.
@@ -140,7 +140,7 @@ def steady_of(
     with_final: bool = False,
     posts_ahead: bool = True,
 ) -> Steady | None:
-    """A small member of a family with a steady state, so that it can stand for all larger ones, or None.
+    """A small member of a family with a steady state that can represent all larger ones, or None.
 
     Args:
         family: of schedules.

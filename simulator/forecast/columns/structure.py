@@ -1,4 +1,4 @@
-"""A schedule as a graph of events: what every action and every transfer waits for, independent of all times.
+"""A schedule as a graph of events: the dependencies of every action and every transfer, independent of times.
 
 Events are the end of an action on its rank's compute stream, the end of the transfer that an action receives, the tail
 of communication channels that outlast actions, and what else the end of the step waits for. They are sorted

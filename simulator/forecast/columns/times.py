@@ -91,7 +91,7 @@ def pipeline_times(
     """The times of one step of a pipeline, as `simulator.run_program` has them, to the picosecond.
 
     Args:
-        schedule: any valid one. One that `make_schedule` makes stands for its family.
+        schedule: any valid one. A schedule made by `make_schedule` represents its family.
         costs: of one configuration or a batch.
         num_micro_batches: (*batch) for members of the schedule's family with other numbers of micro-batches.
         start_ps: (*batch, num_ranks) when each rank begins its step: the end of the step before.
