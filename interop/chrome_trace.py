@@ -71,7 +71,7 @@ def write_trace(
         timelines: e.g. the prediction and the run of one program.
         program: gives the arrows from senders to receivers; without it there are none.
         max_spans: about how many spans are written in all. Of a larger timeline only the last steps are kept, and of a
-            larger step only some ranks, one of each group first; `otherData` in the file says what was left out.
+            larger step only some ranks, one of each group first; `otherData` in the file lists omissions.
         meta: goes into `otherData`, e.g. machine, versions, command.
 
     Raises:
@@ -402,7 +402,7 @@ def _lanes(timeline: Timeline, rows: np.ndarray) -> dict[int, int]:
 def _arrows(
     number: int, timeline: Timeline, program: Program, places: Mapping[int, tuple[int, int]]
 ) -> Iterator[dict[str, Any]]:
-    """An arrow from every send to what it brings: the k-th SEND and the k-th RECV on a channel, by their pieces."""
+    """An arrow from every send to its receive: the k-th SEND and the k-th RECV on a channel, by their pieces."""
     row_of: dict[tuple[int, int, str], int] = {}
     for row in np.flatnonzero(timeline.stream == STREAMS.index("comm")):
         key = (int(timeline.rank[row]), int(timeline.step[row]), timeline.names[timeline.name_index[row]][0])

@@ -50,12 +50,12 @@ def is_execution_trace(text: str) -> bool:
 
 
 def read_execution_traces(files: Sequence[Path]) -> tuple[list[RankTrace], list[str]]:
-    """The traces of a run, and what they do not say.
+    """The traces of a run, and the facts that they lack.
 
     Events are kernels; those with no time is known last 0 ps and have "untimed".
 
     Raises:
-        TwofoldError: a file that is missing, cut or of another form, or that does not say its rank.
+        TwofoldError: a file that is missing, truncated or of another form, or that does not contain its rank.
     """
     found: dict[Path, list[Any]] = {}
     for file in files:  # each object by itself, or all of them in one list

@@ -54,7 +54,7 @@ class LinkCall:
         is_short: whether it hangs on fixed times, not on bandwidth.
         total_s: of all of them and all of their ranks.
         exposed_s: the part of it next to which no other kernel ran.
-        changed: what a change of links makes of the predicted time, as a factor; 1 without a change.
+        changed: factor on the predicted time by a change of links; 1 without a change.
         is_alone: whether `seconds` are of calls without other kernels next to them.
         is_whole: whether all of its ranks have a trace.
     """
@@ -128,7 +128,7 @@ class Spent:
 def spent(calls: Sequence[SeenCall], found: Sequence[LinkCall]) -> tuple[Spent, Spent]:
     """The communication time of the mean rank, as measured and with the change of links.
 
-    Every call takes as many times as long as its price does.
+    Every call changes in the ratio of its prices.
     """
     num_ranks = len({rank for each in calls for rank in each.ranks})
     before, after = (
@@ -191,7 +191,7 @@ def tiers_of_calls(found: Sequence[LinkCall], machine: Machine) -> list[Tier]:
 def changes_seen(tiers: Sequence[Tier]) -> list[LinkChange]:
     """Changes that make the links of a machine match the measured bandwidth of each tier.
 
-    Tiers on which other kernels slowed all calls, or whose ranks have no trace, do not tell it.
+    Tiers on which other kernels slowed all calls, or whose ranks have no trace, are left out.
     """
     return [
         LinkChange(tier=each.name, bandwidth=each.bandwidth_factor)

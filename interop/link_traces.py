@@ -75,7 +75,7 @@ def _of_traces(traces: Sequence[RankTrace], what: str, by: str, assumed: Sequenc
     Args:
         traces: of the ranks.
         what, by: the traces are, in words.
-        assumed: what they do not say.
+        assumed: facts that they lack.
     """
     by_rank: dict[int, RankTrace] = {}
     for trace in traces:
@@ -169,7 +169,7 @@ def _kind_of(rank: int, trace: RankTrace, facts: Mapping[str, Any]) -> tuple[str
     """(call, bytes, bytes of an element, ranks).
 
     Raises:
-        _Unknown: the trace does not say it.
+        _Unknown: the trace lacks it.
     """
     if "Collective name" not in facts:
         raise _Unknown("kernels without the size of their message (record with a recent torch)")

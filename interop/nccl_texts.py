@@ -83,9 +83,9 @@ class _Communicator:
     """A communicator as one of its ranks sees it.
 
     Args:
-        identity: the same for all of its ranks; its own where the log does not say it.
+        identity: the same for all of its ranks; its own if the log lacks it.
         size: how many ranks it has.
-        rank: which of them this is; None where the log does not say it.
+        rank: which of them this is; None if the log lacks it.
         calls: name, count, dtype and root of each.
     """
 
@@ -99,7 +99,7 @@ def calls_of_logs(texts: Sequence[str]) -> SeenCalls:
     """The calls of logs of one run, each once; those of communicators that no line introduces stand once a rank.
 
     Raises:
-        TwofoldError: two lines say of one process that it is different ranks.
+        TwofoldError: two lines give different ranks for one process.
     """
     known: dict[Key, _Communicator] = {}
     for text in texts:

@@ -3,16 +3,16 @@
     {"mesh": {"dp": 8, "tp": 4}, "global_batch": 64, "micro_batch": 1, "sequence_parallel": true,
      "placements": {"layers.0.attention.wq.weight": ["Shard(dim=0)", "Shard(dim=0)"], ...}}
 
-as a model that is spread over a DeviceMesh can say itself:
+as a model distributed over a DeviceMesh can print it:
 
     {"mesh": dict(zip(mesh.mesh_dim_names, mesh.shape)),
      "placements": {name: [repr(each) for each in weight.placements] for name, weight in model.named_parameters()}}
 
 Weights are named as in Meta's or Hugging Face's Llama. A mesh dim that splits columns of some products and rows of the
 others is tensor parallel, one that shards every weight along its first dim is fully sharded data parallel, one along
-which all are whole is data parallel. Placements cannot tell context from data parallel ranks: a mesh dim of only the
-former is named "cp"; one that holds both, such as torchtitan's dp_shard_cp, is to be stated as two. Ranks count as in
-torch's mesh: neighbours along its last dim.
+which all are whole is data parallel. Placements do not distinguish context-parallel from data-parallel ranks: a mesh
+dim of only the former is named "cp"; one that holds both, such as torchtitan's dp_shard_cp, is to be stated as two.
+Ranks count as in torch's mesh: neighbours along its last dim.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ __all__ = ["configuration", "read_degrees", "read_plan", "states_degrees"]
 
 
 class _Keys(msgspec.Struct):
-    """The keys by which a file of degrees is known."""
+    """The keys that identify a file of degrees."""
 
     twofold_degrees: Any = None
     placements: Any = None

@@ -2,11 +2,11 @@
 
 The format is that of Kineto: device events ("kernel", "gpu_memcpy", "gpu_memset") on streams, launches of the same
 correlation on the host ("cuda_runtime"), steps as annotations "ProfilerStep#n". A device event belongs to the step in
-which it was launched. A kernel's name (NCCL, HCCL) says whether it communicates, and by which collective.
+which it was launched. A kernel's name (NCCL, HCCL) shows whether it communicates, and with which collective.
 A trace without device events is one of a CPU run: its outermost operators compute, those of c10d communicate.
 
-Such a trace knows no instruction ids: spans carry the kernel's name instead, and no part. Files that
-`write_rank_traces` wrote come back as the timeline that they were made of, memory aside.
+Such a trace has no instruction ids: spans carry the kernel's name instead, and no part. Files that `write_rank_traces`
+wrote come back as the timeline that they were made of, memory aside.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def kernel_call(name: str) -> tuple[str, str]:
 
 
 def collective_of(name: str) -> str | None:
-    """The collective that a name of NCCL, gloo or torch says; None where it says none.
+    """The collective in a name of NCCL, gloo or torch; None where it says none.
 
     >>> collective_of("_allgather_base"), collective_of("barrier")
     ('all_gather', None)
@@ -161,7 +161,7 @@ def load_trace(path: Path) -> RankTrace:
     """One trace file.
 
     Raises:
-        TwofoldError: a file that is missing, truncated, no trace, or does not say its rank.
+        TwofoldError: a file that is missing, truncated, not a trace, or without its rank.
     """
     try:
         # times are microseconds since 1970 in some versions: more digits than a float has
@@ -216,7 +216,7 @@ def _groups(distributed: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _timed(event: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    """An event with its times in picoseconds and a dict of what it says.
+    """An event with its times in picoseconds and a dict of its arguments.
 
     Raises:
         ValueError: times that no run has.

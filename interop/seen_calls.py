@@ -1,4 +1,4 @@
-"""Communication that was recorded, whatever the format of the record."""
+"""Recorded communication, from any format."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class SeenCalls:
 
     Args:
         calls: in order of their first occurrence.
-        source: what the files are, in words.
+        source: the kind of files, in words.
         skipped: reason -> communications that were left out.
-        assumed: what the files do not say.
+        assumed: facts that the files lack.
     """
 
     calls: Sequence[SeenCall]

@@ -1,4 +1,4 @@
-"""The software that a plan is made for: what it can run, what it costs, and the launch that states a plan to it."""
+"""The software that a plan is made for: its capabilities, its costs, and its launch scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Software:
     """A program that trains models, at one version.
 
     Args:
-        name: what the user calls it.
+        name: its name for users.
         version: that its table was read from.
         source: source of its flags.
         stack: whose costs a forecast takes (`simulator.stacks`).
@@ -97,7 +97,7 @@ _SOFTWARE = (
 
 
 def software_names() -> tuple[str, ...]:
-    """The names that `software_named` knows, with their versions."""
+    """The names that `software_named` accepts, with their versions."""
     return tuple(f"{each.name}@{each.version}" if each.version else each.name for each in _SOFTWARE)
 
 

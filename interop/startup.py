@@ -1,8 +1,8 @@
 """Configurations that Megatron-LM, torchtitan and FSDP2 cannot run: a table of rules for each.
 
-A rule is one sentence about the values that it looks at (`plans.degrees.rules`), so the same table keeps a search
-inside what a program can run and judges a finished configuration. `num_micro_batches` is that of one data-parallel
-rank, `layers` the blocks of every chunk.
+A rule checks some values (`plans.degrees.rules`), so one table both restricts a search to what a program can run and
+checks a finished configuration. `num_micro_batches` is that of one data-parallel rank, `layers` the blocks of every
+chunk.
 
 Megatron-LM's checks are in its training/arguments.py, core/transformer/transformer_config.py and
 core/pipeline_parallel/schedules.py (core 0.16); torchtitan's in its distributed/parallel_dims.py and
@@ -41,7 +41,7 @@ TORCHTITAN_SINGLE = ("1f1b", "gpipe")
 def check_rules(
     table: tuple[Rule, ...], degrees: Degrees, model: ModelSizes | None = None, *, seq: int | None = None
 ) -> None:
-    """Refuse what a table refuses.
+    """Raise the errors of a table of rules.
 
     Args:
         table: of rules.

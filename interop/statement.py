@@ -45,7 +45,7 @@ class Statement:
             its kind do not say.
         stages: torchtitan's layers per stage, and how many fewer the first and the last hold.
         stack: the software for which it was made; None where it does not say.
-        assumed: where the forecast differs from what the file states.
+        assumed: differences of the forecast from the file.
         unread: settings of the file that are ignored.
         rules: of the program that the file is for.
     """
@@ -155,7 +155,7 @@ def read_statement(path: str | os.PathLike[str]) -> Statement:
     torchtitan, accelerate or Megatron-LM.
 
     Raises:
-        TwofoldError: a file that cannot be read, or says something that has no meaning here.
+        TwofoldError: a file that cannot be read, or has unknown content.
     """
     source = Path(path)
     text = read_text(path, "the file of degrees")

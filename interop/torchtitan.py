@@ -208,7 +208,7 @@ def read_torchtitan(text: str, path: str) -> dict[str, Any]:
 
 
 def _read_settings(document: dict[str, Any], text: str, path: str) -> dict[str, Any]:
-    """The fields of a `Statement` that settings by section give; a comment in `text` tells the number of layers.
+    """The fields of a `Statement` that settings by section give; a comment in `text` has the number of layers.
 
     Raises:
         TwofoldError: no such settings, or what has no meaning here.

@@ -8,7 +8,7 @@
   boundaries. `plan_search`: plans simulated and ranked.
 * `result`: what a search returns. `physics`: what nothing can beat. `request`: what is refused.
   `search`: all of it together.
-* `pinned`: strategies given by the user, and what they suggest for the operators around them.
+* `pinned`: strategies given by the user, and the strategies that they imply for neighbouring operators.
 * `uniform`: a plan stated in data-, tensor- and pipeline-parallel degrees.
 """
 

@@ -1,4 +1,4 @@
-"""A plan with what the simulator says of it, and with the steps of its redistributions that are faster on a machine."""
+"""Attach the simulator's prediction to a plan, and the redistribution steps that are faster on a machine."""
 
 from __future__ import annotations
 

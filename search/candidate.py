@@ -27,7 +27,7 @@ class Candidate:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Orders what is equally fast: less memory first, then smaller degrees."""
+        """Orders equally fast configurations: less memory first, then smaller degrees."""
         return self.forecast.step_s, self.forecast.peak_bytes, *self.degrees.rank
 
 

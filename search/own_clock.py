@@ -1,4 +1,4 @@
-"""From plans that were compared at one clock to what each takes at its own.
+"""Predict plans that were compared at one clock, each at its own.
 
 Where a machine's power is known, every step has a separate clock (`costmodels.price.power`). A search compares all
 plans, and bounds them, at one clock; the plans that it returns are predicted at theirs.
@@ -23,7 +23,7 @@ def with_own_clocks(
         found: at one clock.
         plans: the same at their own clocks, the fastest first.
         before_s: the best of `found` as it was predicted there.
-        after_s: the same plan at its own clock: bounds are changed as it was.
+        after_s: the same plan at its own clock: bounds are scaled in the same way.
     """
     share = after_s / before_s if before_s else 1.0
     lower_s, relaxed_s = found.lower_bound_s * share, found.relaxed_bound_s * share

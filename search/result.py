@@ -46,7 +46,7 @@ class NothingFits(TwofoldError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """A change of the best plan and what it costs.
+    """A change of the best plan and its cost.
 
     Args:
         subject: what is changed: an operator, or "degrees".
@@ -113,16 +113,16 @@ class SearchResult(Shown, Generic[PlanT]):
         relaxed_bound_s: the optimistic relaxation of the full space, without contention or waiting.
         physics_bound_s: all arithmetic at the peak rate, or all parameters through memory once (`search.physics`).
         search_s: how long the search took.
-        complete: whether it ended by itself rather than by its time limit or an interrupt.
+        complete: whether it ended without a time limit or an interrupt.
         num_proven: how many of `plans`, from the first on, are proven to be the fastest of the space in this order.
         strategies_gap: by what share the additive cost of the best plan's strategies may exceed the least one of its
             stages; 0 where that is proven to be the least, None where there was no time to search them. Of searches
             over operators.
-        margin: by what share quick estimates are taken to exceed forecasts at most, in what is proven.
+        margin: largest relative excess of estimates over forecasts that the proof assumes.
         num_evaluated: plans simulated, or configurations forecast.
         num_combinations: combinations of strategies that the exact search covers.
         num_nodes: nodes that branch and bound opened.
-        alternatives: changes of the best plan, and what they cost.
+        alternatives: changes of the best plan, and their costs.
         rejected: what was not taken, and why.
         method: "search", or the name of a baseline.
         problem: the `search.devices.Problem` that was solved; None for a search over operators.

@@ -171,7 +171,7 @@ def search(
 
 
 def _fed(found: SearchResult[Plan], full_batch: bool, output_broadcast: bool) -> SearchResult[Plan]:
-    """The result, its plans fed and answering as asked."""
+    """The result, with the plans' feeding and output as requested."""
     plans = (structs.replace(plan, full_batch=full_batch, output_broadcast=output_broadcast) for plan in found.plans)
     return replace(found, plans=tuple(plans))
 

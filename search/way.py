@@ -32,7 +32,7 @@ def why_by_operators(graph: Graph, machine: Machine, stated: Sequence[str], *, f
     Args:
         graph: graph of the full batch.
         machine: that it is to run on.
-        stated: what is given that only the search over operators knows.
+        stated: the given arguments that only the search over operators supports.
         full_batch: whether every rank is fed the full batch.
     """
     if not machine.host_async:

@@ -40,7 +40,7 @@ _LEAST_VALUE, _MOST_VALUE = 1e-6, 1e9
 
 
 BAD_COLUMN, BAD_VALUE, BAD_REASON = "bad column", "bad value", "bad reason"
-"""Keys of a row of which a cell could not be read: which, what it holds, and why."""
+"""Keys of a row of which a cell could not be read: the column, its content, and the reason."""
 
 ROW, FIGURE, FROM_TITLE = "row of the table", "header of the figure", "columns from a title"
 """Keys of a row: its number, the header of the figure that it has, and which of its cells the table's title told."""
@@ -92,7 +92,7 @@ class Cells:
         """The metric, the value in its unit, and what had to be assumed of it.
 
         Raises:
-            Skip: a row of which a cell could not be read; no metric that is known, or no value of it.
+            Skip: a row of which a cell could not be read; an unknown metric, or no value of it.
         """
         if BAD_REASON in self.row:
             raise Skip(self.row[BAD_REASON], self.row[BAD_COLUMN])
@@ -144,7 +144,7 @@ class Cells:
         """The precision column; empty if it is blank.
 
         Raises:
-            Skip: no precision that is known.
+            Skip: an unknown precision.
         """
         text = self.text("precision")
         found = precision_named(text) if text else Precision()

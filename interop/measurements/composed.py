@@ -1,4 +1,4 @@
-"""Cells that tell several things at once: "TP 8, PP 4", "32x A100", nodes and devices of a node, batches in tokens."""
+"""Cells with several values: "TP 8, PP 4", "32x A100", nodes and devices of a node, batches in tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
 
     Args:
         row: column -> cell, the columns of `headers.COMPOSED` among them.
-        headers: column -> its header, which may tell a unit, or the order of what a cell lists.
+        headers: header of each column, which may have a unit, or the order of a cell's values.
 
     Raises:
         BadCell: a composed cell that cannot be read.

@@ -26,7 +26,7 @@ COLUMNS = (
 """The columns of a row."""
 
 COMPOSED = ("nodes", "per_node", "accumulation", "layout", "unit", "year", "offload", "float8")
-"""Columns whose cells tell those of others (`interop.measurements.composed`)."""
+"""Columns whose cells determine those of others (`interop.measurements.composed`)."""
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "source": ("software", "framework", "stack", "library", "reference", "code", "codebase", "system", "backend",

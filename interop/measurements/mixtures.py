@@ -23,7 +23,7 @@ _USUAL_LIMIT = 4
 
 
 _NAMED = r"(?<![\d.])(\d+) ?x ?\d+(?:\.\d+)?b|(\d+)[- ]?experts?|\b(\d+)e\b|\bmoe-?(\d+)\b"
-"""Words of a model's name that tell how many experts it has."""
+"""Words of a model's name that contain the number of experts."""
 
 
 class Mixtures(Cells):

@@ -1,4 +1,4 @@
-"""Families of transformers: what the name and the sizes of a model tell about its blocks."""
+"""Families of transformers: the structure of a model's blocks, from its name and sizes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Family:
     """The common properties of a family of models.
 
     Args:
-        words: words of the kind, for what is said to be assumed.
+        words: words of the family, for lists of assumptions.
         settings: of `TransformerConfig`.
         vocab: usual size of the vocabulary.
         dropout: whether models of the kind are trained with dropout by Megatron-LM's defaults.

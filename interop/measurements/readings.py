@@ -15,7 +15,7 @@ from interop.measurements.spellings import schedule_named
 __all__ = ["Filling", "needed_fillings", "other_fillings"]
 
 Filling = Mapping[str, str]
-"""Column -> what a blank cell of it is read as."""
+"""Readings of a blank cell, by column."""
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _VIRTUAL = (2, 3, 4, 6, 8)

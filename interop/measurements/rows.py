@@ -52,18 +52,18 @@ class Case:
     Args:
         config, degrees: the model and its layout.
         machine: the name of a catalogued machine.
-        network: what the row says of the links between nodes.
+        network: the row's text about links between nodes.
         stack: the name of a software stack.
         metric, value: what was measured.
         counts_recompute: whether a rate counts the operations of recomputation as work.
-        assumed: what the row does not state, in words.
+        assumed: assumptions about facts that the row does not state, in words.
         borrows: whether the software is predicted as another one.
         most_nodes: that a token's experts are on, each of which it is sent to once; 0: a copy is sent to each expert.
         peak: the products, as of `Compute.matrix_flops_per_s`, whose peak a share of the peak is of.
         group: rows whose predictions are compared with each other.
         row: its number in the table, from 1, the header not counted.
         source: of the row.
-        labels: cells that tell rows apart.
+        labels: cells that distinguish rows.
         other_stacks: that the row's words may mean as well.
     """
 
@@ -421,7 +421,7 @@ class _Reading(Mixtures):
         )  # fmt: skip
 
     def reduces_last(self) -> bool:
-        """Whether the row, or what its notes refer to, says that gradients are reduced on the last micro-batch only."""
+        """Whether the row or its notes state that gradients are reduced on the last micro-batch only."""
         words = self.words("notes", "source")
         return _DESCRIBED in words or bool(re.search(r"last micro-?batch|no_sync|set_requires_gradient_sync", words))
 

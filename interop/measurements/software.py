@@ -18,7 +18,7 @@ class Software:
 
     Args:
         words: pattern of its name in a source.
-        name: what it is called where it is predicted as another one; "" where that goes without saying.
+        name: its name when it is predicted as another one; "" where that goes without saying.
         stacks: of the present, the most plausible first; a row's interval spans all of them.
         is_known: whether anything of it was measured or read in its code.
         reduces_low: whether gradients are reduced over replicas in the 16-bit dtype of activations; else in float32.
@@ -136,7 +136,7 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
 
 
 def borrows(cells: Cells) -> bool:
-    """Whether the software of a row is predicted as another one, or is not known."""
+    """Whether the software of a row is predicted as another one, or is unknown."""
     found = _named(cells.words("source", "provenance")) or _named(cells.words("source", "provenance", "notes"))
     return bool(found.name) if found is not None else "own run" not in cells.words("source")
 
@@ -180,7 +180,7 @@ def _splits_model(cells: Cells) -> bool:
 
 
 def _dated(cells: Cells, stack: str, words: str, device: str, *, compiled: bool) -> tuple[str, ...]:
-    """A stack of the year that a row's words tell, and others where they leave it open."""
+    """A stack of the row's year, and others if the year is open."""
     if stack in _EARLY:
         return _megatron_of(stack, words, device)
     if stack == "torchtitan":
@@ -213,7 +213,7 @@ def _megatron_of(stack: str, words: str, device: str) -> tuple[str, ...]:
 
 
 def _with_products(cells: Cells, name: str, device: str) -> tuple[str, ...]:
-    """The stack with the products that the precision says; a kind that its library has not as the nearest it has."""
+    """The stack with the products of the precision; a kind that its library has not as the nearest it has."""
     wanted = Cells(cells.row).products(device)
     if cells.may_be_float8(device):
         return name, f"{_NARROW.get(name, name)}-float8"

@@ -74,7 +74,7 @@ def switch_named(text: str) -> bool | None:
 
 
 def is_offloaded(text: str) -> str:
-    """The words of a text that say that tensors are moved to the host's memory; "" where none do."""
+    """The words of a text about moving tensors to host memory; "" where none do."""
     found = re.search(_OFFLOADED, text.lower())
     return found.group() if found else ""
 

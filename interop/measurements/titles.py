@@ -31,7 +31,7 @@ _SEQ = re.compile(
 
 
 def told_by_titles(titles: Sequence[str], columns: Collection[str]) -> dict[str, str]:
-    """Cells for columns that a table lacks, from the nearest line that tells them.
+    """Cells for columns that a table lacks, from the nearest line that contains them.
 
     A line that names two devices, precisions or models tells none of them.
 

@@ -1,4 +1,4 @@
-"""The orders of the axes that are worth a look: meshes told apart by where groups inside a stage lie.
+"""The orders of the axes that are worth a look: meshes that differ in the location of groups inside a stage.
 
 Orders that put these groups on the same tiers of links share a mesh, and differ only when the optimizer's
 communication and the transfers between stages are priced.
@@ -44,7 +44,7 @@ class AxisOrders:
     _placed: dict[Mesh, list[Mesh]] = field(default_factory=dict)
 
     def of(self, mesh: Mesh) -> list[Mesh]:
-        """The mesh in an order of its axes for each way in which groups inside a stage can lie, its own first."""
+        """The mesh in one order of its axes for each location of groups inside a stage, starting with its own."""
         if mesh not in self._placed:
             found: dict[Any, list[tuple[str, ...]]] = {}
             outer: dict[tuple[str, ...], tuple[Group, ...]] = {}
@@ -69,7 +69,7 @@ class AxisOrders:
         return self._placed[mesh]
 
     def orders(self, place: Mesh) -> tuple[tuple[str, ...], ...]:
-        """The orders of the axes that a place stands for."""
+        """The orders of the axes that a mesh represents."""
         return self._orders[place]
 
     def nearest(self, place: Mesh) -> tuple[tuple[str, ...], ...]:
@@ -96,7 +96,8 @@ class AxisOrders:
 
 
 def _undominated(places: Sequence[tuple[tuple[str, ...], Placement]]) -> list[tuple[tuple[str, ...], Placement]]:
-    """The orders without those of which another one has every group and every transfer on links that are no slower."""
+    """The orders without those that are dominated: another one has every group and every transfer on links at least as
+    fast."""
     left: list[tuple[tuple[str, ...], Placement]] = []
     for order, where in places:
         if any(_is_no_nearer(where, other) for _, other in left):

@@ -27,7 +27,7 @@ def baseline(problem: Problem, name: str) -> SearchResult[Candidate]:
         problem: whose pins must be empty: baselines have their own.
         name: "data-parallel": every device has the complete model, micro-batch, recomputing and optimizer level as fast
             as possible; "grid": powers of two of tp (up to a node), pp and micro-batch (up to 4), 1F1B or its
-            interleaved form, none or full recomputing, sharded optimizer states, even layers, as one would try by hand
+            interleaved form, none or full recomputing, sharded optimizer states, even layers, as people try by hand
             with Megatron-LM; "greedy": devices are halved again and again (by their prime factors), each time by the
             degree that is fastest at that moment.
 

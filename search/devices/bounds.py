@@ -6,8 +6,8 @@ bubble of the literature, (p - 1)(F + B) for 1F1B and 1/v of it for v chunks per
 2104.04473, section 2.2); with unequal ones and any placement it remains a bound.
 
 A chunk that keeps at most k micro-batches begins its i-th forward only after i - k of them have come back. The way
-there and back takes R, so the last comes back no earlier than ceil(m / k) R after the first began: this is what the
-time on the links costs in the steady state.
+there and back takes R, so the last comes back no earlier than ceil(m / k) R after the first began: the cost of the time
+on links in the steady state.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ class ScheduleSpace:
 
 
 def mesh_bound_s(forward_s: float, backward_s: float, way_s: float, pp: int, count: int, *, looped: bool) -> float:
-    """A bound for any spread of the layers, from what the model takes for one micro-batch.
+    """A bound for any spread of the layers, from the time of the model for one micro-batch.
 
     One chunk per rank: rank r ends no earlier than s_0 + ... + s_(r-1) + m s_r, s its seconds per micro-batch. The
     largest of these is smallest, V, where all are equal: V = T / (1 - (1 - 1/m)^p) with T the sum of all s. Several

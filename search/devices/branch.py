@@ -1,10 +1,10 @@
 """Branch and bound, best first: the space is split one decision at a time, and what cannot win is never looked at.
 
-The node with the least bound is opened next (`search.devices.nodes` says what nodes are). A leaf is estimated first, in
-a millisecond, and forecast, as the program that it lowers to, when its estimate comes up as the least. Bounds and
-estimates may exceed forecasts by a margin (`Branching.margin`), which the search learns from its forecasts. When the
-least bound left exceeds the best forecast by more than that, the best is proven to be the best under that margin. Other
-software than twofold's executor is only estimated: there the estimate is the forecast, and the margin 0.
+The node with the least bound is opened next (see `search.devices.nodes`). A leaf is estimated first, in a millisecond,
+and forecast, as the program that it lowers to, when its estimate comes up as the least. Bounds and estimates may exceed
+forecasts by a margin (`Branching.margin`), which the search learns from its forecasts. When the least bound left
+exceeds the best forecast by more than that, the best is proven to be the best under that margin. Other software than
+twofold's executor is only estimated: there the estimate is the forecast, and the margin 0.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ class Branching:
             self.on_better(known)
 
     def narrowed(self, pins: Pins) -> Branching:
-        """A search of a part of the space, with what is known already."""
+        """A search of a part of the space that reuses known results."""
         other = Branching(problem=self.problem.changed(pins=pins), deadline_s=self.deadline_s)
         other._seen, other._estimates = self._seen, self._estimates
         other._num_before, other._margin_seen = self._num_before + self.num_forecasts, self._margin_seen

@@ -50,7 +50,7 @@ def confirmed(
 ) -> list[Confirmed]:
     """The first `count` of `found`, simulated and ordered by that; equal ranks are simulated once.
 
-    None is begun after `deadline_s` (of `time.monotonic()`), but the first.
+    Only the first may begin after `deadline_s` (of `time.monotonic()`).
     """
     results: list[Confirmed] = []
     for each in found[:count]:

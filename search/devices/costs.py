@@ -1,8 +1,8 @@
 """Costs of the pieces of a model in a layout: the tables from which bounds are computed.
 
 Two kinds. An optimistic table belongs to what happens inside a stage (tp, cp, micro-batch, recompute and so on) and
-leaves out everything else: no contention, and the communication of the optimizer wholly hidden. A settled table
-also knows the data-parallel width and the optimizer's level: its numbers are those the forecast itself is made from.
+leaves out everything else: no contention, and the communication of the optimizer wholly hidden. A settled table also
+depends on the data-parallel width and the optimizer's level: its numbers are those the forecast itself is made from.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Costs:
     def model_seconds(self, stage: StageConfig) -> tuple[float, ...]:
         """Seconds of the complete model and one micro-batch, forward and backward (in one part or two).
 
-        Without contention and without the optimizer: the cheapest thing there is to know of a layout.
+        Without contention and without the optimizer: the cheapest property of a layout to compute.
         """
         return tuple((self.all_counts @ self.piece_seconds(stage)).tolist())
 
@@ -242,7 +242,7 @@ class Costs:
     def optimizer_s(self, stage: StageConfig, dp: int, level: int) -> tuple[Floats, Floats, Floats]:
         """(piece) seconds that gathers and reductions keep their channels busy at least, and of the update.
 
-        Neither the micro-batch nor what is recomputed changes them.
+        They do not depend on the micro-batch or the recomputation.
         """
         key = (stage.tp, stage.cp, stage.ep, stage.sequence_parallel, stage.split, stage.order, dp, level)
         if key not in self._optimizer:
@@ -361,7 +361,7 @@ class Costs:
 
 
 def _no_shorter(one: ClockMap, other: ClockMap) -> bool:
-    """Whether an action takes no less time than another, whatever comes before and after."""
+    """Whether an action takes at least as long as another, in any context."""
     return (
         not one.drift_per_repeat_ps and not other.drift_per_repeat_ps
         and one.work_ps >= other.work_ps and one.cold_start_ps >= other.cold_start_ps

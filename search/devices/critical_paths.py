@@ -1,8 +1,8 @@
 """Longest paths through a schedule, which bound every spread of the layers over its chunks.
 
-A step takes no less than any chain of actions of which each waits for the one before it, on its rank or for its tensor.
-Which chain is the longest depends on the times; that each of them is a bound does not. So the longest chains of some
-spreads are found once, and kept as numbers: how often each chunk's forward, backward and so on is on them, and how
+A step takes at least as long as any chain of actions in which each waits for the previous one, on its rank or for its
+tensor. Which chain is the longest depends on the times; that each of them is a bound does not. So the longest chains of
+some spreads are found once, and kept as numbers: how often each chunk's forward, backward and so on is on them, and how
 often each link is. They then bound all spreads, layouts and recompute modes with this schedule by one product.
 """
 

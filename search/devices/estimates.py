@@ -132,7 +132,7 @@ class Estimates:
         return self._spread_bound_s(mesh, size, stage.split, forward, backward[0], sum(backward[1:]))
 
     def quick_floor(self, mesh: Mesh, stage: StageConfig, level: int) -> Table:
-        """An early table no entry of which is above `floor`, from what is quickly known."""
+        """An early table no entry of which is above `floor`, from quickly known values."""
         if level < 2 or not self.costs.recompute_only_adds:
             return self.floor(mesh, stage, level)
         return self._least_table([
@@ -178,5 +178,5 @@ class Estimates:
         return functools.reduce(Table.least, tables)
 
     def in_orders(self, mesh: Mesh, stage: StageConfig) -> list[StageConfig]:
-        """The orders of the axes in which what the optimizer communicates may take least."""
+        """The orders of the axes in which the optimizer's communication may be fastest."""
         return [in_order(stage, order) for order in self.axis_orders.nearest(mesh)]

@@ -78,7 +78,7 @@ def _changes(problem: Problem, best: Candidate) -> Iterator[tuple[str, Pins]]:
 
 
 def _mesh_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
-    """tp, cp or pp one divisor up or down; what it takes or gives comes from another degree."""
+    """tp, cp or pp one divisor up or down; its factor comes from, or goes to, another degree."""
     fixed = problem.pins.given
     for name in ("tp", "cp", "pp"):
         now = getattr(degrees, name)

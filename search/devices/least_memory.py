@@ -1,7 +1,7 @@
 """The least memory that spreads of the layers need, of many schedules at once, as one matrix product.
 
-A rank's peak is no less than what it holds at any moment: its weights, gradients and states, and for each of its chunks
-the micro-batches that the schedule keeps there then. These numbers depend on the schedule and the spread only, so the
+A rank's peak is at least its memory at any moment: its weights, gradients and states, and for each of its chunks the
+micro-batches that the schedule keeps there then. These numbers depend on the schedule and the spread only, so the
 moments that are the peak of some layout are found once; layouts then differ in the bytes of each piece.
 """
 
@@ -40,7 +40,7 @@ class LeastMemory:
         """(spread) no more than `PeakMemory.peaks_bytes` of any number of blocks that recompute.
 
         Args:
-            peak_memory: knows what pieces hold.
+            peak_memory: knows the memory of pieces.
             stage, dp, level: the layout.
             partial: whether some blocks may keep everything.
         """

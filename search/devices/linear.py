@@ -136,7 +136,7 @@ class Terms:
         return _first_of_each(np.concatenate([space.pieces, every], axis=2))
 
     def _closed_form(self) -> Floats:
-        """(term, column) of the terms that need no paths; `_of` says of which spread each is."""
+        """(term, column) of the terms that need no paths; `_of` has the spread of each."""
         space, before, (spread, rank, work) = self.space, self._before, self._ranks
         count, split = space.schedule.num_micro_batches, space.split
         head = before[spread, space.begins[rank]]

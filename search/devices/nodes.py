@@ -55,7 +55,7 @@ class Kind(IntEnum):
 
 
 Child = tuple[float, Kind, tuple[Any, ...]]
-"""A bound, the kind of a node, and what it consists of."""
+"""A bound, the kind of a node, and its content."""
 
 
 class Scheduled(NamedTuple):
@@ -329,7 +329,7 @@ def _text(mesh: Mesh, stage: StageConfig) -> str:
 
 
 def leaf_values(problem: Problem, node: tuple[Any, ...]) -> dict[str, Any]:
-    """The plain values of the configuration that a leaf stands for."""
+    """The values of the configuration of a leaf."""
     (mesh, stage, level, shape), ranked, at = node
     layers, some = ranked[at][1]
     return values_of(mesh, stage.micro_batch, stage.sequence_parallel, stage.recompute, shape, level, layers, some)

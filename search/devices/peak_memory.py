@@ -1,4 +1,4 @@
-"""Memory of many spreads of the layers at once: what the forecast will find, or a little less."""
+"""Memory of many spreads of the layers at once: the forecast's peak, or slightly less."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KINDS = 4
 class PeakMemory:
     """Peaks of memory by layout, made once each.
 
-    Left out is only what a software stack may add to a rank.
+    Only the additions of a software stack are left out.
     """
 
     costs: Costs
@@ -190,7 +190,7 @@ class PeakMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Alive:
-    """The moments of a schedule that can be a rank's peak, whatever its chunks keep; every rank has as many.
+    """The moments of a schedule that can be a rank's peak, for any sizes of its chunks; every rank has as many.
 
     Attributes:
         chunks: (rank, chunk of the rank) number of the chunk.

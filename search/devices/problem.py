@@ -24,7 +24,7 @@ __all__ = ["Pins", "Problem"]
 
 @dataclass(frozen=True, init=False)
 class Pins:
-    """Degrees that the user fixes, by name (see `plans.degrees.DEGREES`); what is None or absent is searched.
+    """Degrees that the user fixes, by name (see `plans.degrees.DEGREES`); fields that are None or absent are searched.
 
     Raises:
         TwofoldError: values that no `Degrees` can have, or that contradict each other.
@@ -134,7 +134,7 @@ class Problem:
         )  # fmt: skip
 
     def _pin_checkpoints(self) -> None:
-        """Unless recompute is pinned, keep to what the module itself asks to compute again."""
+        """Unless recompute is pinned, use the module's own recomputation."""
         if self.recognised is None or not self.recognised.graph.recompute or self.pins.recompute is not None:
             return
         if self.recognised.recompute is None:
@@ -214,8 +214,8 @@ class Problem:
         """Degrees of plain values by name, the blocks of every chunk stated: what is proven has one reading.
 
         Raises:
-            TwofoldError: layers that are not given and cannot be spread evenly; values that contradict each other; what
-            the software cannot run.
+            TwofoldError: layers that are not given and cannot be spread evenly; values that contradict each other; a
+                configuration that the software cannot run.
         """
         assert self.optimizer is not None
         given = {name: value for name, value in self.pins.given.items() if not DEGREES[name].is_searched}

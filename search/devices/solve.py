@@ -35,10 +35,10 @@ def solve(
 
     Args:
         problem: what is asked.
-        time_limit_s: after which the best so far is returned, with its gap. At half of it what one would do without a
-            search is forecast as well.
+        time_limit_s: after which the best so far is returned, with its gap. At half of it the baselines are forecast as
+            well.
         keep: how many of the fastest are proven; more take longer.
-        explain: find out what the neighbours of the best would cost.
+        explain: forecast the neighbours of the best.
         on_better: called with every new best, its forecast at its own clock.
 
     Raises:
@@ -105,7 +105,7 @@ def _at_own_clocks(found: SearchResult[Candidate], asked: Problem, problem: Prob
 
 
 def _ranked(problem: Problem, branching: Branching, tried: Tried) -> tuple[tuple[Candidate, ...], int]:
-    """All that fits, and how many of the first are proven; slices and pairs are outside of what is proven.
+    """All that fits, and how many of the first are proven; slices and pairs are not covered by the proof.
 
     Raises:
         TwofoldError: slices or pairs are pinned, and none can be.

@@ -166,7 +166,7 @@ def _of(count: int, pinned: int | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """On which tiers of links the groups of a mesh lie: all that a forecast knows of the order of its axes.
+    """On which tiers of links the groups of a mesh lie: the only effect of the order of its axes on a forecast.
 
     Args:
         inner: of the groups whose communication is inside the blocks.
@@ -208,7 +208,7 @@ def _hops(domains: tuple[int, ...], pp: int, stride: int) -> tuple[int, ...]:
 def orders(problem: Problem, mesh: Mesh) -> list[tuple[tuple[str, ...], Placement]]:
     """The orders of the axes that differ in where they put groups, `mesh`'s own first.
 
-    Of those that put all groups on the same tiers only the first is there: no forecast tells them apart.
+    Only the first order with all groups on the same tiers is included, because the others have the same forecast.
     """
     found = {placement(problem, mesh): mesh.order}
     if problem.pins.order is None and problem.num_devices > problem.machine.links[0].ranks:
@@ -384,7 +384,7 @@ def _spreads(problem: Problem, num_chunks: int) -> tuple[tuple[int, ...], ...]:
 
 
 def enumerate_degrees(problem: Problem) -> Iterator[Degrees]:
-    """Every configuration of the space, one by one: what the search would do without bounds."""
+    """Every configuration of the space, one by one: the search without bounds."""
     placed = (replace(mesh, order=order) for mesh in meshes(problem)[0] for order, _ in orders(problem, mesh))
     for mesh in placed:
         for size in micro_batches(problem, mesh):

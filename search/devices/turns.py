@@ -1,4 +1,4 @@
-"""Slices and pairs, tried on what the search has forecast: the space that is searched has neither.
+"""Slices and pairs, tried on the search's forecasts: the space that is searched has neither.
 
 Both hide communication behind compute. So they are tried only where a configuration would be the fastest if it hid all
 that it exposes, first on a step with few blocks and micro-batches, and forecast (`simulator.forecast.turns`, which

@@ -143,7 +143,7 @@ class StageCosts:
         return self._problem
 
     def problem_with(self, extra: Sequence[float | np.ndarray]) -> Problem:
-        """The same with something added to what the strategies of each operator cost by themselves."""
+        """The same with an addition to the costs of each operator's strategies."""
         own = [self._own_table(position) for position in range(len(self.operators))]
         return Problem(
             own=[each + more if np.any(more) else each for each, more in zip(own, extra, strict=True)],
@@ -151,7 +151,7 @@ class StageCosts:
         )  # fmt: skip
 
     def least_parts_s(self, position: int) -> tuple[float, float, float]:
-        """The least that an operator takes by itself in a step; its compute on the host, and on the device."""
+        """The least time of an operator alone in a step; its compute on the host, and on the device."""
         compute, others, host, device = self._own_parts(position)
         return float((compute + others).min()), float(host.min()), float(device.min())
 

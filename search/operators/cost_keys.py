@@ -1,4 +1,5 @@
-"""On what the cost of a single operator depends: operators and strategies with equal keys cost the same.
+"""Keys of everything that the cost of a single operator depends on: operators and strategies with equal keys cost the
+same.
 
 A transformer has hundreds of operators and some dozen different ones; and of the strategies of one of them many differ
 only in which axes of equal sizes they name.

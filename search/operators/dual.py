@@ -7,12 +7,12 @@ and shares the sum out among the tables that are ahead. Going through the variab
 the minima and never lowers it: it is a lower bound of the least total, and at its end nearly always the least itself
 (sequential reparametrisation: Kolmogorov, TRW-S, 2006; Kolmogorov, SRMP, 2015).
 
-What exceeds a known answer with its bound can be in no better one. It is taken away for good, and when few values are
+A value whose bound exceeds a known answer cannot be in a better one. It is removed for good, and when few values are
 left, elimination ends what is left of the problem.
 
 A tensor whose table is too large stands as pairs of its maker with each reader. What several readers pay once, the move
-to a layout, is shared out among them, each pays its part of the price: a lower bound, whatever the parts, and the
-parts go where they raise the bound (`_Pairs.share`).
+to a layout, is shared out among them, each pays its part of the price: a lower bound for any parts, and the parts are
+moved where they raise the bound (`_Pairs.share`).
 """
 
 from __future__ import annotations
@@ -391,7 +391,7 @@ class Dual:
         return None
 
     def drop(self, limit: float) -> None:
-        """Take the values away that cost more than `limit`, whatever the others are."""
+        """Remove the values that cost more than `limit` with any others."""
         keep = [np.flatnonzero(bounds <= limit) for bounds in self.value_bounds()]
         if all(len(kept) == len(own) for kept, own in zip(keep, self.own, strict=True)):
             return

@@ -54,7 +54,7 @@ class Memory:
     used: set[object] = field(default_factory=set)
 
     def forget(self) -> None:
-        """Drop the joins that were not asked for since the last time."""
+        """Drop the joins that were not used since the last call."""
         self.joins = {key: self.joins[key] for key in self.used}
         self.used = set()
 
@@ -171,7 +171,7 @@ class MinMarginals:
             self.children[parent].append(child)
 
     def _pass_up(self, tables: Sequence[Table]) -> dict[int, npt.NDArray[np.float64]]:
-        """Eliminate in order; fills `scopes` and `beliefs`, returns what every variable tells its parent."""
+        """Eliminate in order; fills `scopes` and `beliefs`, returns the message of every variable to its parent."""
         messages: dict[int, npt.NDArray[np.float64]] = {}
         remaining = list(tables)
         for variable in self.order:
@@ -250,7 +250,7 @@ def _order(sizes: Sequence[int], tables: Sequence[Table]) -> list[int]:
     """Always the variable whose neighbours have the fewest values together; of equals the first.
 
     Variables that part the others (what is before from what is behind) come last, unless that makes tables too large:
-    then equal blocks between them are eliminated alike, and need be only once (`Memory`).
+    then equal blocks between them are eliminated in the same way, and only once (`Memory`).
     """
     parting = _parting(len(sizes), tables)
     order, largest = _greedy(sizes, tables, parting)

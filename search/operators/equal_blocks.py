@@ -1,4 +1,4 @@
-"""Plans that split equal blocks alike.
+"""Plans that split equal blocks in the same way.
 
 The additive cost of two blocks is a sum, so ties and near ties are broken for each block by itself, and the layers of
 a model may end up split in two ways. Its simulated step decides whether one way for all of them is faster.

@@ -23,7 +23,7 @@ DESCENT_S = 30.0
 
 
 def peaks(plan: Plan) -> tuple[int, ...]:
-    """Peak bytes of a rank of every group, in pipeline order; what is still being sent is not counted."""
+    """Peak bytes of a rank of every group, in pipeline order; messages in flight are not counted."""
     return tuple(peak_of_order(group).peak_bytes for group in lower.__wrapped__(plan).groups)
 
 
@@ -61,8 +61,8 @@ def _with_sum(total: int, sizes: Sequence[int]) -> list[tuple[int, ...]]:
 def leaner_plan(plan: Plan, choices: Mapping[str, Sequence[Strategy]], seconds: float = DESCENT_S) -> Plan:
     """Go down from `plan` to one of less memory, one operator's strategy at a time, until no change helps.
 
-    The largest peak decides, then the sum of all peaks. It is a descent: what it ends in is the smallest found, which
-    may not be the smallest there is.
+    The largest peak decides, then the sum of all peaks. It is a descent: its result is the smallest found, which may
+        not be the smallest possible.
     """
     best, least = plan, _key(plan)
     deadline, improved = time.perf_counter() + seconds, True

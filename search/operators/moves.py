@@ -87,7 +87,7 @@ class Moves:
         return self._spaces[shape, dtype].version
 
     def price_all(self, shape: tuple[int, ...], dtype: str, pairs: Iterable[tuple[int, int]]) -> bool:
-        """Take the price of every pair of numbers; whether one of them was not known yet."""
+        """Take the price of every pair of numbers; whether one of them was new."""
         self.table(shape, dtype)
         space = self._spaces[shape, dtype]
         open_ = [pair for pair in pairs if not space.is_exact[pair]]

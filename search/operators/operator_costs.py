@@ -1,7 +1,7 @@
 """The cost of one operator alone: the instructions that lowering writes for it, priced one by one.
 
 Forward and gradients run once per micro-batch; weights are gathered, gradients reduced and weights updated as often as
-the optimizer's level says (`plans.lower.operator_bodies`).
+the optimizer's level requires (`plans.lower.operator_bodies`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class InstructionCost(Protocol):
     """Seconds of one instruction on a machine."""
 
     def __call__(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> float:
-        """Seconds, as the search counts them. `values`: what the instruction reads and writes, where that is known."""
+        """Seconds, as the search counts them. `values`: bytes that the instruction reads and writes, if known."""
 
     def parts(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> tuple[float, float]:
         """Seconds on the host and on the device."""
@@ -64,7 +64,7 @@ class OperatorCosts:
     ways: Ways = least_bytes
 
     def seconds(self, operator: Operator, strategy: Strategy) -> OperatorSeconds:
-        """All that the operator takes by itself in a step."""
+        """The total time of the operator alone in a step."""
         bodies = self._bodies(operator, strategy, self.num_micro_batches)
         compute_s = others_s = host_s = device_s = 0.0
         for times, instruction in bodies.counted(self.num_micro_batches):

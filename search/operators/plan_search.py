@@ -96,7 +96,7 @@ class PlanSearch:
         num_micro_batches: int | None,
         top_k: int,
     ) -> SearchResult[Plan]:
-        """Search the shapes, then the strategies of the best; what is found when time is up counts."""
+        """Search the shapes, then the strategies of the best; the results at the time limit count."""
         given = None if stages is None else tuple(tuple(stage) for stage in stages)
         if widths is None:
             divides = num_stages is not None and self.num_devices % num_stages == 0
@@ -148,7 +148,7 @@ class PlanSearch:
         )
 
     def _searched(self, costs: ShapeCosts, options: Sequence[Option], asked: list[PipelineShape]) -> Sequence[Option]:
-        """Simulate shapes and what is near the best of them; fill `asked` with them, the fastest that fits first.
+        """Simulate shapes and the neighbours of the best; fill `asked` with them, the fastest that fits first.
 
         Returns:
             the options that there was time to look at.
@@ -172,7 +172,7 @@ class PlanSearch:
     # --------------------------------------------------------------- simulation
 
     def _usual(self, costs: ShapeCosts, options: Sequence[Option], asked: list[PipelineShape]) -> None:
-        """Simulate what one would do without a search, so that there is an answer early, and fill `asked`.
+        """Simulate the baselines, so that there is an early answer, and fill `asked`.
 
         Data parallelism on all devices, on half of them and so on, and even pipelines of it in more and more
         micro-batches, each row of them until it gets slower, or is much slower than another.
@@ -230,7 +230,7 @@ class PlanSearch:
                     break
 
     def _is_plain(self, option: Option) -> bool:
-        """Everything on all devices at once: what one would do without a search of shapes."""
+        """Everything on all devices at once: the default without a search of shapes."""
         return option[0] == 1 and option[2] == (self.num_devices,)
 
     def _neighbours(self, shape: PipelineShape) -> None:
@@ -344,7 +344,7 @@ class PlanSearch:
         )  # fmt: skip
 
     def _simulated(self, plan: Plan) -> Plan:
-        """The plan with what the simulator says of it."""
+        """The plan with the simulator's prediction."""
         if plan not in self._tried:
             found = self._tried[plan] = predicted(plan, self.machine, self.limit_bytes)
             assert found.prediction is not None

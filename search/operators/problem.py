@@ -2,9 +2,9 @@
 
     minimise    sum over variables of own[value]  +  sum over tensors of the moves that the values around them make
 
-Unlike the tables that are eliminated (`eliminate`), tensors stay what they are here: layouts of the maker, layouts of
-the readers, and one matrix of seconds. So a tensor with many readers needs no table, and some of the values can be
-taken away from all of it at once.
+Unlike the tables that are eliminated (`eliminate`), tensors stay tensors here: layouts of the maker, layouts of the
+readers, and one matrix of seconds. So a tensor with many readers needs no table, and some of the values can be taken
+away from all of it at once.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Problem:
     """Own costs and tensors of some variables.
 
     Args:
-        own: per variable what each value costs by itself.
+        own: cost of each value, per variable.
         edges: the tensors.
-        seconds: of a tensor what it takes from every layout to every other one; may rise while the problem is solved.
+        seconds: cost of moving a tensor from every layout to every other one; may rise while the problem is solved.
         left: per variable which of its values there are, in the numbers of the whole problem.
 
     `memory` is for `eliminate.best_assignment`.

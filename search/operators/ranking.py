@@ -2,7 +2,7 @@
 
 A shape is estimated by its additive cost: m - 1 micro-batches of the slowest stage and one of all stages, as a pipeline
 takes them. Costs become exact for the shapes that are in front until those in front hold no bound any more
-(`shape_costs`). The most promising are simulated, and what the estimates were off by is fed back.
+(`shape_costs`). The most promising are simulated, and the errors of the estimates are fed back.
 """
 
 from __future__ import annotations

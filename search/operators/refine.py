@@ -1,14 +1,14 @@
 """The cheapest answers of one stage on one mesh, with as few redistributions priced as that takes.
 
-Seconds start with bounds where tensors are moved (`moves`). The best answer under bounds is priced; if it held a bound,
-the problem has become dearer there, and the question is asked again. An answer without bounds that is still the best
-is the best of all, since every other one costs at least what its bounds say. The same holds for the neighbours: for
-every operator and each of its strategies the best answer with it.
+Seconds start with bounds where tensors are moved (`moves`). The best answer under bounds is priced; if it contained a
+bound, the cost rises there and the problem is solved again. An optimum without bounds is the optimum of the exact
+costs, because all other answers cost at least their bounds. The same holds for the neighbours: for every operator and
+each of its strategies the best answer with it.
 
 The best answer under bounds is found by elimination. Where the operators are too entangled for that, a dual bound
 (`dual`) is raised first: answers that it meets are priced, so there is always one, and strategies that can be in no
-better one are taken away, until elimination can do the rest or nothing is left to do. If neither comes about in time,
-the best answer met stands, and the bound says by how much a better one could be cheaper.
+better one are taken away, until elimination can do the rest or nothing is left to do. If neither happens in time, the
+best answer so far is returned, with a bound on how much better another one could be.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Answers:
     """The best answer and its cheapest neighbours, and below what no answer costs.
 
     Args:
-        found: the cheapest first; none where all cost more than was asked for.
+        found: the cheapest first; none if all exceed the limit.
         bound_s: no answer costs less; the first one's cost where that is proven to be the least.
     """
 
@@ -93,7 +93,7 @@ class Question:
         return largest <= MAX_CELLS and every <= 4 * MAX_CELLS
 
     def priced(self, values: tuple[int, ...]) -> Priced:
-        """An answer with what it really costs."""
+        """An answer with its exact cost."""
         self.price(values)
         return Priced(cost_s=self.problem.total(values), values=values)
 

@@ -83,7 +83,8 @@ class ShapeSpace:
         interleave: int,
         weights: Callable[[], Sequence[float]],
     ) -> list[Option]:
-        """Every (micro-batches, boundaries, widths) of the space; `weights`: the work of every operator, if asked."""
+        """Every (micro-batches, boundaries, widths) of the space; `weights`: the work of every operator, if
+        requested."""
         counts = [num_micro_batches] if num_micro_batches is not None else [
             count for count in range(1, _MAX_MICRO_BATCHES + 1) if self.graph.batch_size % (count * interleave) == 0
         ]  # fmt: skip

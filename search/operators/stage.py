@@ -42,7 +42,7 @@ class Floor:
     """A lower bound on the time of an operator on one of its ranks in one step.
 
     Args:
-        own_s: of its additive cost, without tensors that are handed on.
+        own_s: of its additive cost, without tensors between stages.
         host_s, device_s: of its compute on the host, and on the device behind it.
     """
 
@@ -62,7 +62,7 @@ class StageSearch:
         num_micro_batches, interleave, optimizer, full_batch, fused: as of a `Plan`.
         pinned: operator -> strategy to keep.
 
-    `solved` has, for operators and a number of devices, what the best answer costs, and below what none does.
+    `solved` has the cost of the best answer and a lower bound, by operators and number of devices.
     """
 
     graph: Graph
@@ -202,7 +202,7 @@ class StageSearch:
         self._moves.pop(mesh, None)
 
     def batch_split(self, names: Sequence[str], ranks: Sequence[int]) -> tuple[Layout, dict[str, Strategy]]:
-        """Every operator's batch split over as many ranks as divide it: what one would do without a search.
+        """Every operator's batch split over as many ranks as divide it: the baseline without a search.
 
         Returns:
             the mesh, and on it the strategies.

@@ -31,7 +31,7 @@ class TensorCosts:
         operators: of the stage, in graph order.
         choices: per operator its strategies; the stage's own list, which may still change before tensors are asked for.
         mesh: the stage's mesh.
-        num_micro_batches: how often tensors are handed on in a step.
+        num_micro_batches: how often tensors are passed in a step.
         full_batch: whether inputs are fed whole (any layout is a free slice) or in parts.
         moves: seconds of redistributions, or bounds of them.
     """

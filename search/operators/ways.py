@@ -31,7 +31,7 @@ _CHUNKS = (2, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """Which of these are searched; the others stay as they are.
+    """Which of these are searched; the others stay unchanged.
 
     Args:
         levels, schedules, slices, recompute: whether each is searched.
@@ -132,7 +132,7 @@ def recomputable(graph: Graph) -> list[tuple[str, ...]]:
 
 
 def _again(plan: Plan, blocks: Sequence[Sequence[str]]) -> Plan:
-    """The plan with these blocks computed again, next to what is already."""
+    """The plan with these blocks recomputed too."""
     again = {*plan.recompute, *(name for block in blocks for name in block)}
     names = tuple(operator.name for operator in plan.graph.operators if operator.name in again)
     return plan if names == plan.recompute else _changed(plan, recompute=names)
