@@ -1,7 +1,7 @@
 """The device of a rank: its streams, clocks, memory, recordings and kernels.
 
-Everything else in this package speaks of a `Device`. What torch does alike for all accelerators is here; what a
-kind of device has of its own is in its file of `executor.kinds`.
+Everything else in this package speaks of a `Device`. The common part of all accelerators; what a kind of device has of
+its own is in its file of `executor.kinds`.
 
     >>> device = pick_device("cpu")
     >>> device.backend, device.is_async
@@ -37,7 +37,7 @@ now_ns = time.perf_counter_ns
 
 
 class Recording:
-    """Work that was recorded and is launched as one; it owns the memory of what it makes until it is released."""
+    """Work that was recorded and is launched as one; it owns the memory of its tensors until it is released."""
 
     __slots__ = ("_graph",)
 
@@ -174,7 +174,7 @@ class Device:
         `run` is recorded, not executed. The current stream must not be the default one. With the `pool` of another
         recording both use one memory. What other threads do meanwhile is not recorded.
 
-        Raises whatever torch raises where `run` does something that cannot be recorded.
+        Raises torch's exception if `run` does something that cannot be recorded.
         """
         if not self.can_record:
             return None
@@ -284,7 +284,7 @@ class Device:
         return self.own.sensors(self.index)
 
     def limits(self) -> dict[str, str]:
-        """The driver's version and what it lets the device do (power_limit_W, max_clock_MHz, ..), where it tells."""
+        """The driver's version and limits (power_limit_W, max_clock_MHz, ..), if available."""
         return self.own.limits(self.index)
 
 

@@ -1,7 +1,7 @@
 """Checks of a strategy against the module alone: number of operands, sizes of parameters, possible outputs.
 
-The shapes of inputs are not known before the network is planned (`plans.user_strategy` checks them then). What no input
-can make right is refused here, when `shard` is called.
+The shapes of inputs are not known before the network is planned (`plans.user_strategy` checks them then). Strategies
+that are wrong for any input are refused here, when `shard` is called.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _TORCH_FORMS: dict[type, Form] = {
 }
 
 _Sizes = tuple[int | None, ...]
-"""Sizes of dims, None where the input says them."""
+"""Sizes of dims, None if they depend on the input."""
 
 _Parts = tuple[int, ...]
 
@@ -66,7 +66,7 @@ class _Operand:
     """A tensor that an operator reads.
 
     Args:
-        name: what the module calls it.
+        name: the module's name for it.
         sizes: sizes of its dims; of the last ones if `is_open`.
         is_open: whether more dims may come before.
     """

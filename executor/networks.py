@@ -84,7 +84,7 @@ def advanced_operator_parallel(batch_size: int = 32) -> tuple[nn.Module, tuple[E
     """The case of advanced operator parallelism, on 8 ranks: cross-entropy, four operators split by hand.
 
     matmul1 has its batch on one axis and its sum on two, the second of which is the slower; matmul2 sums over all 8
-    ranks of another mesh. What is between and after them is for the search.
+    ranks of another mesh. The operators between and after them are searched.
     """
     with no_init_parameters():
         net = OperatorNetwork()

@@ -1,7 +1,7 @@
-"""Recompute: what is freed after the forward and computed again in the backward.
+"""Recompute: values that are freed after the forward and recomputed in the backward.
 
 `recompute(net.relu1)` is MindSpore's `net.relu1.recompute()`; torch modules get no new methods. Calls of
-`torch.utils.checkpoint` in a forward ask for the same of what they run. Capture writes both into `Graph.recompute`.
+`torch.utils.checkpoint` in a forward do the same for the code they run. Capture writes both into `Graph.recompute`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def checkpointed(meta: Mapping[str, Any]) -> int | None:
 def recomputed(
     operators: Sequence[Operator], loss: str, places: Mapping[str, int], marks: Sequence[str]
 ) -> tuple[str, ...]:
-    """The operators that a module asks to compute again, never the loss itself.
+    """The operators that a module recomputes, never the loss itself.
 
     Of a checkpoint, what others read is kept, as torch keeps it. Of a marked module nothing is.
 

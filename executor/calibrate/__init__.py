@@ -9,7 +9,7 @@
 * `dispatch`, `instructions`, `stacks`: host time of eager torch, of the executor, of torch's parallel parts.
 * `communication`, `overlap`: what several devices do.
 * `rank_sync`: how ranks keep in step, and who is named when one hangs; `resume`: files of earlier runs.
-* `main`: what every rank runs; `steps`: complete steps of plans.
+* `main`: the main module of every rank; `steps`: complete steps of plans.
 
 The same code runs on CPU (gloo), CUDA (NCCL) and Ascend NPU (HCCL); it was not run on Ascend.
 """

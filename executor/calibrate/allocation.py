@@ -1,4 +1,4 @@
-"""How torch's allocator rounds and keeps memory, and what is outside it: context, workspaces, communicators."""
+"""How torch's allocator rounds and keeps memory, and the memory outside of it: context, workspaces, communicators."""
 
 from __future__ import annotations
 

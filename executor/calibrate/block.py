@@ -1,7 +1,7 @@
 """A block of a Llama-like decoder in plain torch, and a model of a few: what other people's stacks are tried on.
 
-Made with tiny sizes the device has nothing to do, and what is left is the time of the host; made with real sizes it is
-a check of how single kernels add up. Nothing here comes from a model's code.
+With tiny sizes the device has nothing to do, and only the host's time remains; made with real sizes it is a check of
+how single kernels add up. Nothing here comes from a model's code.
 """
 
 from __future__ import annotations

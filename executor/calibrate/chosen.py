@@ -1,7 +1,8 @@
 """Which kernels the library takes: `python -m executor.calibrate.chosen OUT.jsonl POINTS...`.
 
-Names of kernels tell tiles, stages and cuts of the sums. Every distinct product and attention of the files of points is
-issued once more under torch's profiler; a line of the result has the kernels of one, in their order, with their grid.
+Names of kernels contain tiles, stages and splits of the sums. Every distinct product and attention of the files of
+points is issued once more under torch's profiler; a line of the result has the kernels of one, in their order, with
+their grid.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The time that this host needs to issue a block of torch's layers, measured in 20 s in one process.
 
-The parts are those of `executor.calibrate.stacks`. torch's fake process group stands for two ranks: FSDP2 issues all
+The parts are those of `executor.calibrate.stacks`. torch's fake process group simulates two ranks: FSDP2 issues all
 that it issues elsewhere, and its messages end at once. Where there is no accelerator, tiny operators run on the
 processor in place of launches. Tensor parallelism and DistributedDataParallel need other ranks; their times are those
-of the median of the measured hosts, times how the measured kinds compare with it.
-Times are of the processor, so that other processes of the host take none of them.
+of the median of the measured hosts, times how the measured kinds compare with it. Times are processor times, which
+other processes of the host do not affect.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def measure_host(name: str, *, device: str = "auto", say: Callable[[str], None])
         say: called with a line now and then.
 
     Raises:
-        TwofoldError: a process group is there already, or the device is not.
+        TwofoldError: a process group exists already, or the device does not exist.
     """
     if dist.is_initialized():
         raise TwofoldError("a host must be measured in a separate process: this one already has a process group")
@@ -72,7 +72,7 @@ def measure_host(name: str, *, device: str = "auto", say: Callable[[str], None])
 
 
 def host_of(points: list[Point], name: str, source: str) -> Host:
-    """The host whose blocks took what `points` say; kinds that none of them measured are scaled.
+    """The host fitted to the times in `points`; kinds without measurements are scaled.
 
     Raises:
         TwofoldError: a time that is none.

@@ -1,4 +1,4 @@
-"""Host time of the executor itself: what each instruction of a program takes to issue, on plans given as files."""
+"""Host time of the executor itself: the issue time of each instruction of a program, for plans given as files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KEPT = 0.99
 """Share of the times of an instruction that is kept: the shortest."""
 
 MOST_PARAMETERS = 4_000_000
-"""Larger plans keep the device busy, so that their host times say less."""
+"""Larger plans keep the device busy, so their host times are less informative."""
 
 
 def dispatch_class(instruction: Instruction) -> str:

@@ -141,8 +141,9 @@ def _rotary_calls() -> dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Ten
 
 
 def _rotary_job(name: str, shape: tuple[int, int, int], tier: int) -> Job:
-    """Either form's kernels read and write ten times the bytes of x, tables aside: by hand two products, a negation of
-    a half, a concatenation and a sum; as complex numbers 6 bytes an element for a cast, 8 for a product, 6 for a cast.
+    """Either form's kernels read and write ten times the bytes of x, tables aside: written out: two products, a
+    negation of a half, a concatenation and a sum; as complex numbers 6 bytes an element for a cast, 8 for a product, 6
+    for a cast.
     """
     tokens, _, features = shape
     prepared, call = _rotary_calls()[name.removesuffix("_backward")]

@@ -1,8 +1,8 @@
 """The clock of a chip under load: kernels of several kinds in turns, until the clock has settled.
 
 A chip at its power limit lowers its clock, the more of the time kernels run that draw much. A training step mixes
-products, attention and kernels bound by memory; how much each draws, and how its time goes with the clock, is measured
-by mixtures of them.
+products, attention and kernels bound by memory; the power of each, and the dependence of its time on the clock, are
+measured by mixtures.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MIXTURES: tuple[Mapping[str, int], ...] = (
     {"matrix": 80, "attention": 20},
     {"small": 65, "attention": 10, "memory": 15, "update": 10},
 )
-"""Percent of the time, at the speed that each kind of kernel has alone; what tells most comes first."""
+"""Percent of the time, at the speed that each kind of kernel has alone; the most informative come first."""
 
 WINDOW_S = 0.1
 ROUND_S = 0.01

@@ -34,7 +34,7 @@ PREFIXES = ("NCCL_", "TORCH_NCCL_", "HCCL_")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and append to the file of points; a second call with the same file skips what is there."""
+    """Measure and append to the file of points; a second call with the same file skips existing points."""
     options = _options(arguments)
     device = pick_device(options.device)
     device.use()

@@ -42,7 +42,7 @@ class Job:
         point: what it is; its figures are still empty.
         others: further points of the same measurement.
         make: from the pool, the calls that do it, each on operands of its own.
-        tier: 0 for what tells most; taken in this order.
+        tier: 0 for the most informative; taken in this order.
         needs_bytes: of device memory for one set of operands.
         work: floating-point operations of one call (bytes, of a memory-bound kernel), or 0 where they do not matter.
     """

@@ -3,7 +3,7 @@
 Compute alone, communication alone, and both together, with either one started first, are taken in turn in one loop,
 because chips warm: only neighbours are compared. Each runs on a separate stream, behind a common start that both
 streams and all ranks wait for, so that the host issues everything ahead; a short spin on one of the streams decides
-which is first on the device. When each of the two ends is kept, which tells both rates.
+which is first on the device. The end times of both are stored and determine both rates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Ranks of a calibration keep in step; a rank that does not come to a measurement is named.
+"""Ranks of a calibration keep in step; a rank that does not reach a measurement is named.
 
-Ranks tell each other who is ready and what took how long over gloo on the host, never over what is measured. A watch
-on every rank ends its process when a measurement hangs, after printing which ranks came and which did not.
+Ranks synchronise and exchange times over gloo on the host, never over the measured links. A watch on every rank ends
+its process when a measurement hangs, after printing which ranks came and which did not.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class RankSync:
 
     @contextlib.contextmanager
     def watch(self, what: str, ranks: Sequence[int] | None = None, timeout_s: float | None = None) -> Iterator[None]:
-        """Around a measurement that all ranks make together: if it hangs, say who is missing and leave.
+        """Around a measurement that all ranks make together: if it hangs, name the missing ranks and exit.
 
         Args:
             what: in words.

@@ -1,4 +1,4 @@
-"""Points that somebody asks for: products and attention of a file of points whose times are still to be taken."""
+"""Points requested by the user: products and attention of a file of points whose times are still to be taken."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def requested_points(path: str | os.PathLike[str] | None) -> list[Job]:
         path: JSON lines, as points are written; their figures are not read.
 
     Raises:
-        TwofoldError: a file that cannot be read, a kind of point that cannot be asked for.
+        TwofoldError: a file that cannot be read, a kind of point that cannot be requested.
     """
     if path is None:
         return []

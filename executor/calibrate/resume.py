@@ -14,14 +14,14 @@ SAME = ("device", "device_name", "machine", "processor", "cores")
 
 
 def check_same(log: PointLog, environment: Mapping[str, str]) -> None:
-    """Refuse a file of which any part says that it was taken on another device.
+    """Refuse a file with any part from another device.
 
     Args:
         log: the file, with the points of an earlier run or without.
         environment: of this run.
 
     Raises:
-        TwofoldError: the points that are there were taken on another device.
+        TwofoldError: existing points were measured on another device.
     """
     for earlier in log.environments:
         for name in SAME:
@@ -35,6 +35,6 @@ def check_same(log: PointLog, environment: Mapping[str, str]) -> None:
 
 
 def resume(log: PointLog, environment: Mapping[str, str]) -> None:
-    """Say in the file where the points that follow are taken, after `check_same`."""
+    """Write the environment of the following points to the file, after `check_same`."""
     check_same(log, environment)
     log.begin(environment)

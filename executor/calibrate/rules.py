@@ -1,8 +1,8 @@
 """Device time of the executor's own instructions, each alone: every distinct COMPUTE call and shape of given plans.
 
-Several kernels make up some of them (a norm's gradient, rotary positions, a loss), so that they take longer than their
-bytes say. Runs of fused instructions are measured as they are compiled, and their steps alone as well. Matrix products
-are left to their own grid.
+Several kernels make up some of them (a norm's gradient, rotary positions, a loss), so they take longer than their bytes
+suggest. Fused instructions are measured as compiled, and their steps alone as well. Matrix products are left to their
+own grid.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class _Row:
 class AloneSection(_Row):
     """Points that one device takes alone.
 
-    Accelerators divide the jobs among their ranks, which take them at the same time (the points of "control" tell
+    Accelerators divide the jobs among their ranks, which take them at the same time (the points of "control" show
     whether that disturbs); ranks that share the cores of a CPU wait while rank 0 takes all.
 
     Args:

@@ -1,8 +1,8 @@
 """One calibration on one rank: a table of sections in order, inside a budget of time, every point on disk at once.
 
-A `Session` is what all sections share: the device and its timer, the other ranks, the file of points, what was skipped
-and why. It runs a table of sections (`executor.calibrate.device_sections` for devices, `executor.calibrate.cpu` for
-ranks that share the cores of a CPU). A second run with the same file skips what is there.
+A `Session` is the common part of all sections: the device and its timer, the other ranks, the file of points, what was
+skipped and why. It runs a table of sections (`executor.calibrate.device_sections` for devices, `executor.calibrate.cpu`
+for ranks that share the cores of a CPU). A second run with the same file skips existing points.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SessionOptions:
 
     Args:
         minutes: of time there is.
-        quick: only what tells most.
+        quick: only the most informative points.
         sections: names of those to take; all when empty.
         plans: programs whose instructions are timed on the host, and alone on the device.
         rule_plans: programs whose instructions are timed alone on the device; they are not run.
@@ -85,7 +85,7 @@ class SessionOptions:
 
 
 class Section(Protocol):
-    """One row of the table: which points it wants, how one is measured, and what is fitted to them.
+    """One row of the table: its points, how one is measured, and what is fitted to them.
 
     The kinds of sections are in `executor.calibrate.sections`.
     """
@@ -255,14 +255,14 @@ class Session:
         self.log.add(msgspec.structs.replace(point, **empty))
 
     def report_progress(self, done: int, total: int) -> None:
-        """Say now and then how far the section is, where not every section is required."""
+        """Report the progress of the section from time to time."""
         now = self.clock_s()
         if now - self._reported_s > PROGRESS_S and not self._has_fixed_shares:
             self._reported_s = now
             self.say(f"{self._title}: {done} of {total}, {max(0.0, self.end_s - now):.0f} s left in all")
 
     def share_points(self) -> set[Any]:
-        """Rank 0 gets the points of all ranks into its file; everybody learns what is there."""
+        """Rank 0 gets the points of all ranks into its file; all ranks learn which points exist."""
         own = [msgspec.json.encode(point) for point in self.points] if self.sync.rank else []
         for line in itertools.chain(*self.sync.gather(own)):
             point = json_of(line, "points of another rank", Point)

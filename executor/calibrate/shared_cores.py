@@ -3,7 +3,7 @@
 Ranks that have no part in a measurement sleep in a barrier. A figure is a mean over many calls, taken several times;
 the median is kept with the fastest and the slowest next to it. What several ranks do at once is timed from the first
 start to the last end, since the operating system may let some ranks through first, and the processor seconds that the
-ranks spent are kept as well: they tell work on the shared cores apart from waiting.
+ranks spent are kept as well: they separate work on the shared cores from waiting.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def timed_in_step(call: Call, active: int, budget_s: float, *, repeats: int, mos
     """Seconds and processor seconds of one call of the first `active` ranks at once; every rank calls it.
 
     Args:
-        call: what each of them does.
+        call: the work of each.
         active: ranks that take part; the others only keep in step.
         budget_s: about how long it may take.
         repeats: means that are taken.
@@ -134,7 +134,8 @@ def exchange(messages: Sequence[Callable[[], Any]]) -> None:
 
 
 def processors_busy_s() -> float:
-    """Processor seconds that this computer has worked since it started, 10 ms at a time; 0 where nobody counts them."""
+    """Processor seconds that this computer has worked since it started, in units of 10 ms; 0 if they are not
+    counted."""
     try:
         ticks = Path("/proc/stat").read_text().split()[1:9]  # user nice system idle iowait irq softirq steal
     except OSError:

@@ -1,6 +1,6 @@
 """Whole training steps on torch's own parallel parts, to compare predictions of other people's stacks with.
 
-Their times are for comparison only: what a stack costs the host is measured by `stacks`.
+Their times are for comparison only: the host times of stacks are measured by `stacks`.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def _both_ways(stack: str, times: Sequence[Times], counts: tuple[int, int], what
 
 
 def _times(timer: Timer, forward: Callable[[], list[Tensor]], clear: Callable[[], None], repeats: int = 0) -> Times:
-    """Run forward and backward in turn; the device is idle when either begins."""
+    """Run forward and backward alternately; the device is idle when either begins."""
     ahead, back = [], []
     for _ in range((repeats or 2 * timer.repeats) + 2):
         clear()

@@ -26,7 +26,7 @@ _FORWARD = nn.MultiheadAttention.forward
 def batch_first_attention() -> Iterator[None]:
     """Within this context `nn.MultiheadAttention` computes with the batch as dim 0.
 
-    And the transformer layers do not look into a mask to find out whether it is causal: it is applied as it is.
+    And the transformer layers do not look into a mask to find out whether it is causal: it is applied unchanged.
     """
 
     def as_stated(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:

@@ -2,7 +2,7 @@
 
 `torch.export` runs the module's forward on the meta device and writes down the aten calls; `executor.capture.rules`
 translates them into the kinds of `plans.operators`. The module's forward must return the scalar loss (see
-`executor.train.losscell.WithLossCell`). The user's module is left as it was.
+`executor.train.losscell.WithLossCell`). The user's module is not changed.
 
 A plan cuts the batch into micro-batches, so a model must treat the samples of a batch independently until the loss.
 That is checked, not hoped for: the module is exported for a batch of 4 and of 8 (of B and 2 B where the examples have
@@ -99,7 +99,7 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
 
 
 def _graph(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int, name: str) -> Graph:
-    """The graph as the module's calls say it: equal blocks are exported once if possible."""
+    """The graph of the module's calls: equal blocks are exported once if possible."""
     stacks = _stacks(module, examples)
     if stacks:
         graph = None

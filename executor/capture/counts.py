@@ -1,4 +1,4 @@
-"""Whole numbers that a module keeps in buffers, such as the positions and segments of BERT, said as what they are."""
+"""Whole numbers that a module keeps in buffers, such as the positions and segments of BERT, recognised as such."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """In-place calls become calls that make new values, so that nothing of a graph changes.
 
 A write into a part (`x[:, 0] = y`, `copy_`, `mul_` of a slice) makes a new value of the whole, in which what was
-written takes the place of that part. Who reads the memory later, through whatever view, reads the new value.
+written takes the place of that part. Later reads of the memory, through any view, read the new value.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class _Memory:
     Args:
         root: the call that made it.
         state: the placeholder, if it is a parameter's or a buffer's.
-        views: view -> what it is a view of.
-        same: in-place call -> what it changed and returned.
+        views: the base of each view.
+        same: the changed and returned tensor of each in-place call.
         writes: how many there were so far.
         now: name -> (writes before, its value then).
     """
@@ -149,7 +149,7 @@ def _changes(node: fx.Node) -> bool:
 
 
 def _read_what_is_now(graph: fx.Graph, node: fx.Node, memories: dict[fx.Node, _Memory]) -> None:
-    """Let a call read values as they are when it runs."""
+    """Let a call read the values at the time when it runs."""
     own = memories.get(node)
     if own is not None and node in own.views:
         return  # a view keeps its name: it is recomputed where it is read

@@ -1,4 +1,4 @@
-"""Functions with a backward of their own: each is one operator, whose forward and gradient are what the user wrote.
+"""Functions with a backward of their own: each is one operator with the user's forward and gradient.
 
 While a module is exported, `torch.autograd.Function.apply` leaves one call in the graph. Its forward and its backward
 are then traced to calls of aten with sizes left open, so that a plan file holds all that a rank needs: no code of the
@@ -46,7 +46,7 @@ class _Applied:
 
     Args:
         kind: the function.
-        arguments: `_TENSOR` stands for each tensor.
+        arguments: `_TENSOR` is a placeholder for tensors.
         several: whether it returns a tuple; known once it has run.
     """
 
@@ -56,7 +56,7 @@ class _Applied:
 
     @property
     def name(self) -> str:
-        """The class as a user knows it."""
+        """The class under the user's name."""
         return self.kind.__qualname__
 
 

@@ -28,7 +28,7 @@ _MOST_TRIED = 2**22
 """Elements; larger operators are tried out in smaller sizes, or not at all."""
 
 _SMALL = 8
-"""Sizes that stay as they are in smaller trials; whole numbers among the arguments up to it are taken for no sizes."""
+"""Sizes that do not change in smaller trials; whole numbers among the arguments up to it are taken for no sizes."""
 
 _SAMPLES = 4
 """Samples of the batch that is tried."""
@@ -45,7 +45,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call of aten, or a program, and what it reads.
+    """A call of aten, or a program, and its inputs.
 
     Args:
         target, arguments: as `executor.kernels.programs.aten_call` takes them; without a target `arguments` is the text
@@ -144,8 +144,8 @@ def _can_be_tried(call: Call) -> bool:
 
 
 def _draws(call: Call) -> Iterator[list[Tensor]]:
-    """Inputs of random numbers: floating-point ones in double precision, whole ones 0 or 1; none of a call that is too
-    large to be tried."""
+    """Inputs of random numbers: floating-point ones in double precision, whole ones 0 or 1; none for a call that is too
+    large to try."""
     if _is_too_large(call):
         return
     for seed in (0, 1):

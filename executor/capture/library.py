@@ -68,7 +68,7 @@ _MOST_NUMBERS = 64
 
 
 def _filled(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **more: Any) -> Tensor:
-    """Numbers that the forward writes down, as calls that say them: the value of a tensor made so is lost on meta."""
+    """Numbers written in the forward, as calls that make them: the value of a tensor made so is lost on meta."""
     if any(more.values()):
         return _TENSOR(data, dtype=dtype, device=device, **more)
     if isinstance(data, bool | int | float):
@@ -105,7 +105,7 @@ def _chosen(numbers: list[int], alone: bool) -> Any:
 
 
 def _recurrent(self: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Tensor, Any]:
-    """Every layer and direction by itself; the first dim of everything is the batch."""
+    """Every layer and direction separately; the first dim of everything is the batch."""
     kind = type(self).__name__
     if not isinstance(input, Tensor):
         raise TwofoldError(f"nn.{kind} is given a packed sequence, whose shape depends on values; give it a padded one")

@@ -362,7 +362,7 @@ def _check_labels(build: Translation, node: fx.Node, logits: str, labels: str) -
 
 
 def _is_counted(build: Translation, labels: str, ignore_index: int) -> bool:
-    """Whether labels may be ignored: not where torch's default of -100 is as good as never meant."""
+    """Whether labels may be ignored: not if it is torch's default of -100, which is rarely intended."""
     return ignore_index != -100 or not _is_fed(build, labels)
 
 

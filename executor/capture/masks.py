@@ -27,7 +27,7 @@ _ONLY_LIKE = {
     aten.empty_like.default: 0, aten.new_empty.default: 0,
     aten.new_ones.default: 1, aten.new_full.default: None,
 }  # fmt: skip
-"""Calls that read the shape of a tensor alone -> the value that they fill with; None: an argument says it."""
+"""Calls that read the shape of a tensor alone -> the value that they fill with; None: an argument contains it."""
 
 _MOST_ELEMENTS = 2**29
 
@@ -73,7 +73,7 @@ def fix_sizes(graph: fx.Graph, double: fx.Graph, batch_size: int) -> None:
 
 
 def _fill(node: fx.Node) -> None:
-    """Let a call that fills a tensor like another one say its size and dtype itself."""
+    """Give a call that fills a tensor like another one an explicit size and dtype."""
     value: Any = _ONLY_LIKE[node.target]  # type: ignore[index]
     made = node.meta["val"]
     if value is None:
@@ -102,7 +102,7 @@ def calls_of(node: fx.Node) -> tuple[list[fx.Node], dict[fx.Node, Any]]:
 
 
 def state_masks(graph: fx.Graph) -> None:
-    """Let attentions whose mask follows from shapes say in words what it hides, in place."""
+    """Mark attentions whose mask follows from shapes as causal or unmasked, in place."""
     known = shape_only(graph)
     attention = torch.ops.aten.scaled_dot_product_attention.default
     known_masks: dict[fx.Node, bool | None] = {}

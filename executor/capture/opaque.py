@@ -1,8 +1,7 @@
 """Capture of operators without a separate kind: dims found by trying them out, else replicated with a warning.
 
-An aten call that changes nothing in place and draws no random numbers is kept as it is, one "opaque" operator per
-result that is read. Its named dims are found by `executor.capture.independence`; where none is, every rank computes
-all of it.
+An aten call without in-place changes and random numbers becomes one "opaque" operator per result that is read. Its
+named dims are found by `executor.capture.independence`; otherwise every rank computes all of it.
 """
 
 from __future__ import annotations
@@ -184,7 +183,7 @@ def as_json(argument: Any, written: Callable[[Any], Any]) -> Any:
 
     Args:
         argument: of a call.
-        written: writes what is inside of it.
+        written: writes its elements.
 
     Raises:
         UnwritableError: an argument of another kind.

@@ -1,8 +1,9 @@
 """Stacks of equal blocks: three blocks of a stack are exported, the others follow from them.
 
-`torch.export` takes a third of a second for a block of a transformer, and all blocks of a stack are written down alike.
+`torch.export` takes a third of a second for a block of a transformer, and all blocks of a stack are exported in the
+same way.
 Whether they are is not assumed: the full forward runs on the meta device, a millisecond a call, and all its calls are
-compared with those of the shortened module (`stacks_of_equal_blocks`). What is not alike is exported whole.
+compared with those of the shortened module (`stacks_of_equal_blocks`). Blocks that differ are exported completely.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Stack:
 
 
 def stacks_of_equal_blocks(module: nn.Module, run: Callable[[], object]) -> tuple[Stack, ...]:
-    """The stacks of `module` whose blocks issue equal calls; none where that cannot be told.
+    """The stacks of `module` whose blocks issue equal calls; none if that is unknown.
 
     Args:
         module: with parameters and buffers on the meta device.
@@ -100,7 +101,7 @@ def shortened(module: nn.Module, stacks: Sequence[Stack]) -> Iterator[None]:
 
 
 def with_all_blocks(graph: Graph, stacks: Sequence[Stack]) -> Graph | None:
-    """The graph of the complete module from that of the shortened one; None where its blocks are not alike."""
+    """The graph of the complete module from that of the shortened one; None if its blocks differ."""
     for stack in stacks:
         longer = _with_blocks(graph, stack)
         if longer is None:
@@ -252,7 +253,7 @@ class _Recorder(EagerMode):
 
 @contextlib.contextmanager
 def _told_of_export() -> Iterator[None]:
-    """Within this context, a forward that asks torch.compiler hears that it is exported."""
+    """Context in which torch.compiler reports that the forward is exported."""
     flags = ("_is_compiling_flag", "_is_exporting_flag")
     with mock.patch.object(torch.compiler, flags[0], True), mock.patch.object(torch.compiler, flags[1], True):
         yield

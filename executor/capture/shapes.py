@@ -1,6 +1,6 @@
 """Capture of operators that rearrange elements: views, transposes, slices, concatenations.
 
-Splits and chunks become one narrow per part; a write into a part is a join of what stays and what is written.
+Splits and chunks become one narrow per part; a write into a part joins the unchanged and the written parts.
 """
 
 from __future__ import annotations

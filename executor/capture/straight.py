@@ -1,9 +1,9 @@
 """Normalise exported graphs: inline nested graphs, and remove tensors without elements.
 
-What is under `torch.no_grad` or a disabled `torch.autocast` is a separate graph. Its nodes are moved into the
-outer graph; those under no_grad are marked, because a plan takes gradients of every trained value. Tensors without
-elements, such as an empty cache or what a rotation leaves of a head, are left out where they are joined to others. A
-dim that is put in front of the batch only to be taken apart, as of queries, keys and values, is so where it was.
+Code under `torch.no_grad` or a disabled `torch.autocast` is a separate graph. Its nodes are moved into the outer graph;
+those under no_grad are marked, because a plan takes gradients of every trained value. Tensors without elements, such as
+an empty cache or the unrotated rest of a head, are removed from concatenations. A dim that is put in front of the batch
+only to be taken apart, as of queries, keys and values, is so where it was.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _inline_all(owner: fx.GraphModule) -> None:
 
 
 def _nested(owner: fx.GraphModule, node: fx.Node) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
-    """The nested graph that a node runs, and what it is given; None for other nodes."""
+    """The nested graph that a node runs, and its arguments; None for other nodes."""
     called = str(node.target)
     if called == "wrap_with_set_grad_enabled":
         place = 1
@@ -71,7 +71,7 @@ def _inline(graph: fx.Graph, node: fx.Node, inner: fx.GraphModule, arguments: tu
 
 
 def drop_empty(exported: ExportedProgram) -> None:
-    """Leave tensors without elements out of what they are joined to, and then their calls, in place."""
+    """Remove tensors without elements from concatenations, and then their calls, in place."""
     graph = exported.graph
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default):
         parts = node.args[0]

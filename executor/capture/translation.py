@@ -1,7 +1,7 @@
 """Translation of an exported module, node by node, to operators of a graph.
 
-The rules of `executor.capture.rules` say what one aten call becomes; here is everything they share: names, module
-paths, what depends on the batch or on parameters, errors that say where.
+The rules of `executor.capture.rules` translate single aten calls; here is everything they share: names, module paths,
+dependence on the batch or on parameters, errors with their location.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LOSSES = ("cross_entropy", "l1_loss", "mean_loss", "mse_loss")
 SettingsT = TypeVar("SettingsT")
 
 Rule = Callable[..., Value]
-"""(translation, node, *arguments of the aten call) -> what the node stands for."""
+"""(translation, node, *arguments of the aten call) -> the translation of the node."""
 
 
 class Translation(Places):

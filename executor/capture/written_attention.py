@@ -1,7 +1,7 @@
 """Attention that a module writes out, softmax(q k^T scale + mask) v, as the one call of torch that it is.
 
-A mask is looked at: nothing hidden, or all that comes later, is said in words; any other one leaves the attention as it
-is written. So is an attention whose scores are read elsewhere, or that has no heads.
+A mask is looked at: nothing hidden, or all that comes later, is said in words; with any other mask the attention stays
+    as written. So is an attention whose scores are read elsewhere, or that has no heads.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The torch calls of every COMPUTE instruction: call name -> rule.
 
 A rule is a function `(context, attrs, *inputs) -> tensor` (a tuple of tensors for an update) of one or two torch calls.
-It reads its inputs and returns new memory unless the program says that the value shares an input's memory; only
-`accumulate`, `scale`, `store`, `step_check` and the updates write into their inputs. Rules run without autograd.
+It reads its inputs and returns new memory, unless the value shares an input's memory in the program; only `accumulate`,
+`scale`, `store`, `step_check` and the updates write into their inputs. Rules run without autograd.
 
-* `context`: what a rule knows about the rank and the value it makes.
+* `context`: the rule's information about the rank and its output.
 * `operators`: forward and gradients of the operators, collected from `attention`, `elementwise`, `experts`, `images`,
   `lookup`, `matrix`, `normalisation`, `positions`, `random`, `reductions`, `shapes` and `sources`.
 * `place`: where a rank's part of a split dim lies; gradients by autograd of one operator alone.

@@ -37,7 +37,7 @@ class _Backward(Protocol):
 
 
 class Kernels(NamedTuple):
-    """Attention without a mask or dropout, as `fused_attention` says it.
+    """Attention without a mask or dropout, in the form of `fused_attention`.
 
     Args:
         attend: (q, k, v, first, scale) -> the output and the logarithms of the sums of exponentials.
@@ -97,7 +97,8 @@ def _as_given(attrs: Attrs, x: Tensor, shape: tuple[int, ...]) -> Tensor:
 def attention_grads(
     kernels: Kernels, context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k and v from q, k, v, the output and what the forward kept; or from q, k, v and the mask."""
+    """Gradients of q, k and v from q, k, v, the output and the values kept by the forward; or from q, k, v and the
+    mask."""
     if len(inputs) < 5:
         return by_autograd(lambda *fresh: _masked(context, attrs, *fresh), inputs, (0, 1, 2), g)
     shapes, first = [each.shape for each in inputs[:3]], _first(context, attrs, inputs[0])

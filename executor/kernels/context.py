@@ -37,7 +37,7 @@ class StepCounter:
     Args:
         step: 0 before the first.
         learning_rate: of this step; None leaves that of the instruction.
-        is_recording: a step is being recorded, which may not ask for a number that none before it asked for.
+        is_recording: a step is being recorded, which must not request a number that no earlier step requested.
     """
 
     step: int = 0

@@ -1,7 +1,7 @@
 """Dispatch of tokens to their experts and back, with a fixed capacity (`plans.operators.experts`).
 
-Nothing here waits for the device to tell the host how many tokens went where: who finds no place is written to one row
-more than there are, which is cut off.
+Nothing here transfers the numbers of tokens per expert to the host: who finds no place is written to one row more than
+there are, which is cut off.
 """
 
 from __future__ import annotations

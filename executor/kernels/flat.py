@@ -48,7 +48,7 @@ def flat_pack(context: OpContext, attrs: Attrs, *tensors: Tensor) -> Tensor:
 
 
 def flat_unpack(context: OpContext, attrs: Attrs, flat: Tensor) -> tuple[Tensor, ...]:
-    """The tensors of attrs "shapes" out of a flat buffer; of one row they are views of it where the program says so.
+    """The tensors of attrs "shapes" out of a flat buffer; for one row they are views of it if the program declares so.
 
     All are copied by one kernel on a GPU.
     """

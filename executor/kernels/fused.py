@@ -1,9 +1,9 @@
 """Runs of fused instructions (`plans.lower.fuse`): one kernel where the chip can, else their steps one by one.
 
 The rules of the steps, one behind the other, are a function of the run's operands. On a GPU it is traced once for each
-form, and Inductor makes it kernels that keep in registers what one step hands to the next: computed in single
-precision and rounded where it leaves, not between steps. That happens in the first step, which is neither recorded nor
-replayed. Where a run cannot be compiled its steps run as they are, and one line says why.
+form, and Inductor compiles it to kernels that keep intermediate values in registers: computed in single precision and
+rounded where it leaves, not between steps. That happens in the first step, which is neither recorded nor replayed.
+If it cannot be compiled, its steps run separately, and a message gives the reason.
 
 Losses have separate kernels, which read logits in any dtype: a cast around one is left out on every device, with
 the same result, as they compute in at least single precision.
@@ -33,7 +33,7 @@ _LOSS = "cross_entropy."
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A rule with its context, and the places of what it reads, makes and leaves behind."""
+    """A rule with its context, and the places of its inputs, outputs and kept values."""
 
     call: str
     rule: Rule
@@ -55,7 +55,7 @@ class FusedRun:
 
     Attributes:
         calls: of its steps.
-        form: what tells runs apart that compute different things; runs of one form share what is compiled.
+        form: key that distinguishes runs with different computations; runs of one form share compiled code.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ def _deterministic() -> Iterator[None]:
 
 
 def _freeing(steps: Sequence[_Step], keep: Sequence[int]) -> list[_Step]:
-    """Steps that let go of what no later one reads."""
+    """Steps that release values that no later step reads."""
     wanted = set(keep)
     found = []
     for step in reversed(steps):

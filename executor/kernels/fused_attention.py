@@ -6,7 +6,7 @@ kernel is called here directly, because that function keeps the logarithms to it
 and v of unequal size, other devices) both ways are computed by their formulas (Dao 2023, FlashAttention-2, section 3).
 
 All tensors are [b, heads, length, size], the logarithms [b, heads, length]; heads of k and v serve equal numbers of
-heads of q in a row. `first` says how a causal mask lies: row i reads the columns up to i + first; None: all.
+heads of q in a row. `first` is the offset of a causal mask: row i reads the columns up to i + first; None: all.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, first: int | None) -> _Kernel:
 
 
 def _cpu_mask(q: Tensor, k: Tensor, first: int | None) -> tuple[bool, Tensor | None]:
-    """Whether torch's own causal mask is meant, and any other one as numbers to add."""
+    """Whether to use torch's own causal mask, and any other one as numbers to add."""
     if first is None or not first:  # torch's own begins in the upper left corner
         return first is not None, None
     mask = lower_mask(q.shape[2], k.shape[2], first, q.device)

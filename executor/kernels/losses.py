@@ -109,7 +109,7 @@ def _labels(context: OpContext, attrs: Attrs, t: Tensor, width: int) -> tuple[Te
 
 
 def _operands(attrs: Attrs, rest: tuple[Tensor, ...]) -> tuple[Any, Tensor | None]:
-    """The number of labels, and what the shards of split classes know."""
+    """The number of labels, and the statistics of the shards of split classes."""
     if "ignore_index" in attrs:
         return rest[0], rest[1] if len(rest) > 1 else None
     return attrs["count"], rest[0] if rest else None
@@ -154,7 +154,7 @@ def _mean(context: OpContext, attrs: Attrs, terms: Tensor, t: Tensor, count: Any
 def cross_entropy_grad(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor, *rest: Tensor) -> Tensor:
     """(softmax(x) - one at the label) scale / count, 0 where the label is ignored.
 
-    The last of `rest` is what the forward kept, or the statistic of split classes.
+    The last of `rest` is the value kept by the forward, or the statistic of split classes.
     """
     count = rest[0] if "ignore_index" in attrs else attrs["count"]
     known = rest[-1]

@@ -1,7 +1,7 @@
 """Fused kernels of Ascend NPUs, from torch-npu 2.13: imported only where an NPU is used. **Not run on Ascend.**
 
 Each is taken for the dtypes and shapes that its documentation allows; for all others, and for calls that are not in
-`NPU_RULES`, torch's rule of `executor.kernels` stays. What is kept for gradients is what the program says:
+`NPU_RULES`, torch's rule of `executor.kernels` stays. The values kept for gradients are those of the program:
 
 * Attention keeps the logarithm of the sum of exponentials of each row. The kernel makes a row's maximum m and its sum
   s of exp(score - m), and its backward takes both, for the weights exp(score - m) / s. So the forward keeps m + log s,

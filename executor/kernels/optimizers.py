@@ -9,10 +9,10 @@ The learning rate and what else changes from step to step are scalars on the dev
 recorded step can be replayed. A scalar of the dtype of a half-precision weight would lose digits: there the last
 product is made in float32.
 
-With attrs "checked" the last two inputs are the decision whether the step is skipped and what is held of the check
-(`plans.step_check`). Skipped, everything stays as it is; the number of the update, for AdamW's correction of its means,
-leaves out the steps that were skipped. A CPU looks at the decision, other devices continue without it: the fused kernel
-takes it, and else what was there before is put back.
+With attrs "checked" the last two inputs are the decision whether the step is skipped and the state of the check
+(`plans.step_check`). If it is skipped, everything stays unchanged; the number of the update, for AdamW's correction of
+its means, leaves out the steps that were skipped. A CPU looks at the decision, other devices continue without it: the
+fused kernel supports this; otherwise the previous values are restored.
 """
 
 from __future__ import annotations

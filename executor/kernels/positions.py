@@ -91,7 +91,7 @@ def _turned_by_torch(x: Tensor, cos: Tensor, sin: Tensor, sign: int, *, interlea
 def turned_plainly(x: Tensor, cos: Tensor, sin: Tensor, sign: int, *, interleaved: bool) -> Tensor:
     """The pairs of `x` [.., length, heads, dim] turned by the angles of cos and sin [length, 1, pairs], in plain torch.
 
-    `sign` -1 turns back; pairs are (2i, 2i + 1) where `interleaved`, else (i, i + pairs). What is behind the pairs is
+    `sign` -1 turns back; pairs are (2i, 2i + 1) where `interleaved`, else (i, i + pairs). Elements after the pairs are
     copied. Half precision is turned in single, which the tables are in, and rounded once.
     """
     rotary = 2 * cos.shape[-1]

@@ -1,4 +1,4 @@
-"""Whether a step is skipped, and what is held of it (`plans.step_check`): scalars on the device, no host waits."""
+"""Whether a step is skipped, and the state of the check (`plans.step_check`): scalars on the device, no host waits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def initial_held(check: StepCheck, device: torch.device) -> Tensor:
 def step_check(
     context: OpContext, attrs: Attrs, square: Tensor, held: Tensor, norms: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """Whether the step is skipped (1 or 0), what is held, and the factor of the gradients, if the program has one.
+    """Whether the step is skipped (1 or 0), the state, and the factor of the gradients, if the program has one.
 
     Args:
         context: of the instruction.

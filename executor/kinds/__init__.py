@@ -1,4 +1,4 @@
-"""The kinds of devices, one file each: what torch does not do alike for all of them.
+"""The kinds of devices, one file each: the parts that differ between them.
 
 `KINDS` maps the name of a kind to what there is of it. A new kind is a file with a subclass of `DeviceKind` and a line
 here. Everything else speaks of an `executor.device.Device`, which asks its kind.

@@ -30,17 +30,17 @@ class DeviceKind:
     can_assert: ClassVar[bool] = True
 
     def load(self, *, required: bool) -> None:
-        """Import what makes torch know the device.
+        """Import the module that registers the device with torch.
 
         Args:
-            required: the user asked for this kind; otherwise what is not there is left out.
+            required: the user asked for this kind; otherwise missing devices are left out.
 
         Raises:
             TwofoldError: it is required and cannot be imported.
         """
 
     def prepare(self) -> None:
-        """Set what a process must set before it uses such a device."""
+        """Set up a process before it uses such a device."""
 
     def rules(self) -> Mapping[str, Rule]:
         """The kernels of its own: call of a COMPUTE instruction -> rule, in place of that of `executor.kernels`."""
@@ -83,7 +83,7 @@ class DeviceKind:
         return {}
 
     def limits(self, index: int) -> dict[str, str]:
-        """The driver's version and what it lets the device do, as far as it tells."""
+        """The driver's version and limits, if available."""
         return {}
 
     # -- what it can do ------------------------------------------------------------------------------------------------

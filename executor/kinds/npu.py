@@ -42,7 +42,7 @@ class Npu(DeviceKind):
                 ) from None
 
     def prepare(self) -> None:
-        """Keep tensors in the order of their dims: layouts of its own would change what a view of a buffer is."""
+        """Keep tensors in the order of their dims: its own layouts would change views of buffers."""
         importlib.import_module("torch_npu").npu.config.allow_internal_format = False
 
     def rules(self) -> Mapping[str, Rule]:

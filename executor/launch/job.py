@@ -1,6 +1,6 @@
 """A job for launched ranks, as a JSON file: plans, data, initial weights, and where results go.
 
-`python -m executor.launch.job_main JOB.json` is what every rank of a launch runs.
+`python -m executor.launch.job_main JOB.json` is the main module of every rank of a launch.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     Args:
         tasks: in order.
-        measure: path of JSON lines for the points of a calibration taken before the tasks, or None; points that are
-            there already are not taken again.
+        measure: path of JSON lines for the points of a calibration taken before the tasks, or None; existing points are
+            not measured again.
         measure_s: about how long the calibration may take.
         thorough: whether it takes more shapes and sizes.
         device: "auto", "cpu", "cuda" or "npu".

@@ -108,9 +108,8 @@ def launch(
         A rank raised, called `sys.exit` with a code other than 0, or was killed. The message names the first such rank,
         with its traceback or signal and its log.
     RunTimedOut
-        Time was up. The message names the ranks that still ran, where they were and what they last printed.
-    RunFailed
-        torchrun itself failed.
+        Time was up. The message names the ranks that still ran, their position and their last output. RunFailed
+    torchrun itself failed.
 
     >>> result = launch("train.py", num_ranks=8, follow=Follow(lambda rank, line: print(line)))  # doctest: +SKIP
     >>> result.job.stdout(7).as_posix()  # doctest: +SKIP

@@ -94,8 +94,8 @@ class Failure:
 def first_failure(job: JobFolder, ranks: Sequence[int], exit_codes: Mapping[int, int] | None = None) -> Failure | None:
     """The most likely cause among the failures known so far; None if there is none.
 
-    `exit_codes` are those that torchrun saw, once it has ended: they tell of a rank whose guard was itself killed and
-    could not write anything down.
+    `exit_codes` are those that torchrun saw, once it has ended: they detect a rank whose guard was itself killed and
+    could not write a report.
     """
     found = [failure for rank in ranks if (failure := _read_failure(job, rank) or _lost_guard(job, rank)) is not None]
     for rank, code in (exit_codes or {}).items():
@@ -145,7 +145,7 @@ def _read_failure(job: JobFolder, rank: int) -> Failure | None:
 
 
 def _has_ended(job: JobFolder, rank: int) -> bool:
-    """Whether a rank ended by itself, not because torchrun ends all when one has failed."""
+    """Whether a rank ended on its own, not because torchrun ends all ranks after a failure."""
     end = job.read(rank, "end.json")
     return job.read(rank, "error.json") is not None or (end is not None and not end["told_to_end"])
 
@@ -207,7 +207,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def timed_out(job: JobFolder, ranks: Sequence[int], timeout_s: float) -> RunTimedOut:
-    """The error of a job that timed out: which ranks still run, what they printed last and where they are.
+    """The error of a job that timed out: which ranks still run, their last output and their position.
 
     Asks every rank that still runs to write its Python stack to its stderr (SIGUSR1; `executor.launch.worker_main`
     registers faulthandler for it), which works inside a collective too.

@@ -37,13 +37,13 @@ class RunResult:
         interval_s: seconds between the ends of consecutive steps (of the latest rank), as emulated time likewise.
         timeline: spans of the last steps.
         collectives_match: executed = planned communication on every rank (kind, bytes, group, count), or None.
-        differences: what did not match, in words.
+        differences: differences in words.
         num_communications: executed per step, per rank.
         cpu_s: processor seconds per step, per rank.
         peak_bytes: per rank, of the program's values added up.
         device_peak_bytes: per rank, what torch's allocator gave out at most on an accelerator (buffers of communication
             and workspaces included); 0 on a CPU.
-        device_reserved_bytes: per rank, what it held of the device after the last step; 0 on a CPU.
+        device_reserved_bytes: device memory of each rank after the last step; 0 on a CPU.
         execution: how the last steps ran: "graph" or "eager".
         fallback: why they ran eagerly though the device can record, "" otherwise.
         log_dir: where `1/rank.N/stdout` lies.

@@ -1,4 +1,4 @@
-"""A training job: a file that says what to train, on which plan and data, for how long, and where checkpoints go."""
+"""A training job: a file with the plan, the data, the number of steps and the folder of checkpoints."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def die_with_parent(parent_pid: int, signum: int) -> None:
 
 
 def write_json(path: str, content: dict[str, Any]) -> bool:
-    """Write a file that is either whole or not there; say whether it is. A folder that somebody removed meanwhile is
+    """Write a file that is either whole or not there; report whether it is. A folder that somebody removed meanwhile is
     no second error."""
     import json
 
@@ -85,7 +85,7 @@ def run_agent(parent_pid: int, exits_path: str, module: str, torchrun_args: list
     """Be torchrun; if ranks failed, leave `{global rank: exit code}` in `exits_path`.
 
     Ranks that are forked find `module` imported; "" is none. If that fails, each of them fails in the same way and
-    tells it as its own error.
+    reports its own error.
     """
     import contextlib
     import importlib
@@ -146,7 +146,7 @@ def run_guard(job_dir: str, kind: str, target: str, args: list[str]) -> None:
 def watch(folder: str, rank_pid: int, watching: int) -> None:
     """Let the rank begin, wait for it, write `end.json`; unless it ended well, exit like it.
 
-    On SIGTERM: kill it and what it started.
+    On SIGTERM: kill it and its children.
     """
     import contextlib
     import signal
@@ -214,7 +214,7 @@ def be_rank(folder: str, kind: str, target: str, args: list[str]) -> NoReturn:
 def run_rank(folder: str, kind: str, target: str, args: list[str]) -> int:
     """Run the script or module as `python` would, or call the function; return the exit code.
 
-    If it does not end well, `error.json` says why.
+    If it fails, `error.json` has the reason.
     """
     import faulthandler
     import signal
@@ -241,7 +241,7 @@ def run_rank(folder: str, kind: str, target: str, args: list[str]) -> int:
 
 
 def ended_with(kind: str, target: str) -> Any:
-    """Run the target; return what it gave to `sys.exit`, None if it just ended."""
+    """Run the target; return its argument of `sys.exit`, or None."""
     import importlib
     import runpy
 
@@ -259,7 +259,7 @@ def ended_with(kind: str, target: str) -> Any:
 
 
 def leave_process_groups() -> None:
-    """Do what a script may have forgotten.
+    """Clean up what a script may have left open.
 
     With torch 2.13 a process that exits with gloo groups open may die of "terminate called without an active exception"
     (in 4 of 6 runs of 4 ranks under plain torchrun). Groups that garbage still holds are open, too.
@@ -310,7 +310,7 @@ def report_error(folder: str, content: dict[str, Any]) -> None:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether the first error of the chain only says that another rank went away."""
+    """Whether the first error of the chain only reports that another rank disappeared."""
     import re
 
     first: BaseException | None = error

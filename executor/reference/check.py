@@ -15,10 +15,10 @@ class Check:
     Args:
         name: what is compared.
         value: the number found; True or False where there is nothing to count.
-        low, high: what it must are within; None is not a bound. True and False need no bounds.
+        low, high: its allowed range; None is not a bound. True and False need no bounds.
         unit: behind the number; "s" and "B" are scaled, "" is none.
         detail: where to look, how it was found.
-        informs: it is said, and fails nothing (a time on a shared machine).
+        informs: it is reported, but does not fail (a time on a shared machine).
     """
 
     name: str

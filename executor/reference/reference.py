@@ -48,7 +48,7 @@ def train_reference(
     graph: Graph | None = None,
     nudge: int | None = None,
 ) -> Reference:
-    """Train a copy of `module` in this process on the CPU; the module stays as it is.
+    """Train a copy of `module` in this process on the CPU; the module stays unchanged.
 
     Args:
         module: its forward returns the scalar loss, a mean over the batch.
@@ -61,8 +61,8 @@ def train_reference(
         seed: seed of the initial weights (`executor.train.initial`).
         graph: graph of the module, to check that its dropouts are those of the graph. Dropout drops the elements that
             it drops in a run of a plan (`executor.reference.dropout`).
-        nudge: begin with weights that are off by a few units in the last place, drawn with this seed: how far the
-            result is from that without says what rounding alone decides.
+        nudge: begin with weights that are off by a few units in the last place, drawn with this seed: the difference to
+            the result without it shows what rounding alone decides.
 
     Raises:
         TwofoldError: too few batches, a batch that is not divisible, dropouts that are not those of the graph.
@@ -103,7 +103,7 @@ def train_reference(
 
 
 _NUDGE_ULPS = 8
-"""Units in the last place: what the roundings of a few operators add up to."""
+"""Units in the last place: the accumulated rounding of a few operators."""
 
 
 def _nudge(model: nn.Module, seed: int) -> None:

@@ -19,7 +19,7 @@ class Code:
         id: as in `Program`.
         instruction: where it comes from.
         run: does it: reads and writes slots, launches and waits.
-        reads, writes, frees: slots. A WAIT writes what the communication brings.
+        reads, writes, frees: slots. A WAIT writes the communication's result.
         token: the slot of the token that it makes or waits for, or None.
         launch: for communication: starts it, given the tensors of `reads`.
     """

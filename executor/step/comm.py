@@ -1,4 +1,4 @@
-"""Collectives and transfers of a program, on gloo and NCCL alike.
+"""Collectives and transfers of a program, on gloo and NCCL.
 
 Every communication is built once into a `Launch`, a function `launch(*inputs) -> Work`; `Work.finish()` waits and
 returns the outputs. Chunk i of a collective belongs to member i of its team (`executor.step.groups`): where torch
@@ -44,7 +44,7 @@ _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", Non
 class Work:
     """Communication in flight: the handles to wait for, and how to build the outputs from the received data.
 
-    `finish` may be called more than once. What is being sent stays referenced until then.
+    `finish` may be called more than once. Tensors that are being sent stay referenced until then.
     """
 
     __slots__ = ("_outputs", "_result", "_works")
@@ -342,7 +342,7 @@ class SelfTransfer:
 
 
 SelfTransfers = defaultdict[str, SelfTransfer]
-"""channel -> what a rank sends to itself there."""
+"""the transfers of a rank to itself, by channel."""
 
 
 def transfer_launch(

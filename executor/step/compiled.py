@@ -1,12 +1,12 @@
 """A rank's steps as one launch each: recorded once, with all communication, and replayed.
 
 The first step runs eagerly and is checked value by value, the second warms up (kernels, communicators, workspaces), the
-third is recorded and replayed, and all later ones are replayed. What a replay reads stays at its address: weights and
-states, the buffers of the inputs (`Feeds`), the numbers that change from step to step (`StepCounter`).
+third is recorded and replayed, and all later ones are replayed. Everything that a replay reads stays at its address:
+weights and states, the buffers of the inputs (`Feeds`), the numbers that change from step to step (`StepCounter`).
 
 The recording has a separate memory, for which the eager steps' memory is returned first. An instruction that cannot
 be recorded is issued by the host between two recordings (`executor.step.pieces`). A step that one rank cannot record so
-either runs eagerly on all of them. `fallback` says which it is, and why.
+either runs eagerly on all of them. `fallback` gives the mode and the reason.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Stepper(Protocol):
 class CompiledStep:
     """The steps of an interpreter, replayed from the third on. The current stream must not be the default one.
 
-    A replayed step returns before the device has done it. What it returns as the loss is the caller's own.
+    A replayed step returns before the device has done it. The returned loss belongs to the caller.
 
     Args:
         interpreter: of this rank.
-        agree: whether all ranks say yes; every rank calls it as often. None for a single rank.
+        agree: whether all ranks agree; every rank calls it as often. None for a single rank.
 
     Attributes:
         fallback: why steps, or some of their instructions, run eagerly; "" if they do not.
@@ -166,7 +166,7 @@ class CompiledStep:
         """A recording of the complete step; nothing is executed.
 
         An instruction that cannot be recorded is left to the host, between two recordings. None where that is no way
-        out on one of the ranks; `fallback` then says why.
+        out on one of the ranks; `fallback` then has the reason.
         """
         interpreter, by_host = self._interpreter, dict[int, str]()
         gc.collect()  # nothing of the device may be freed while it records

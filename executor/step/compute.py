@@ -39,6 +39,6 @@ def prepared(
 
 
 def operands_of(instruction: Instruction) -> tuple[str, ...]:
-    """The names of the values that its rule takes: the inputs, and what it changes in place."""
+    """The names of the values that its rule takes: the inputs, and the values changed in place."""
     changes = instruction.call in ("accumulate", "store") or instruction.attrs.get("adds", False)
     return (*instruction.inputs, *instruction.outputs) if changes else instruction.inputs

@@ -1,8 +1,8 @@
 """Counts the collectives and messages that a rank executes, and compares them with the program.
 
 The counter sits below everything of this package: a dispatch mode sees each operation of torch's c10d library with its
-tensors and its process group. It does not know instructions. It slows every torch call down, so it is meant for a
-step of its own.
+tensors and its process group. It does not know instructions. It slows every torch call down, so use it for a separate
+step.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def counted() -> Iterator[Counter[Communication]]:
 def planned_collectives(program: Program, rank: int) -> Counter[Communication]:
     """The communication of a rank in one step of the program.
 
-    Collectives of one member and what a rank hands over to itself are no communication. The pieces for one peer travel
-    as one message. Flattened tensors travel padded to equal shards.
+    Collectives of one member and transfers of a rank to itself do not count as communication. The pieces for one peer
+    travel as one message. Flattened tensors travel padded to equal shards.
     """
     group = program.group_of(rank)
     planned: Counter[Communication] = Counter()

@@ -1,9 +1,9 @@
 """Emulation: ranks exchange real values while every instruction takes a multiple of its modelled time.
 
 With `--emulate MACHINE --dilate K` the ranks compute and exchange real values over gloo, but every instruction lasts K
-times what the machine model says. So the meaning of time (what waits for what, what overlaps) can be checked without
-the machine. K must lift the shortest instruction far above the real work (about 50 ms on two cores with eight ranks),
-and results are always labelled "emulated".
+times its predicted time. So the meaning of time (what waits for what, what overlaps) can be checked without the
+machine. K must lift the shortest instruction far above the real work (about 50 ms on two cores with eight ranks), and
+results are always labelled "emulated".
 
 A rank has three kinds of lanes, as in the simulator:
 

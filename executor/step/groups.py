@@ -52,7 +52,7 @@ class Team:
     """The members of a collective in the order of its axes, and their positions in the process group.
 
     `group` is None for a team of one. `order[i]` is the position of member i in the process group, `inverse` the other
-    way round; `is_sorted` says that the two orders are the same.
+    way round; `is_sorted`: whether the two orders are the same.
     """
 
     members: tuple[int, ...]
@@ -144,7 +144,7 @@ class Groups:
         return None if self.device.backend == "gloo" else self._lanes.setdefault(id(group), Lane())
 
     def all_agree(self, yes: bool) -> bool:
-        """Whether all ranks say yes; every rank calls it."""
+        """Whether all ranks agree; every rank calls it."""
         vote = torch.tensor(float(yes), device=self.device.torch_device)
         dist.all_reduce(vote, dist.ReduceOp.MIN)
         return vote.item() > 0
@@ -175,8 +175,8 @@ class Groups:
     def _warm_up(self) -> None:
         """One tiny exchange per group, in the same order everywhere: it builds the communicators without deadlock.
 
-        NCCL makes a separate communicator for sending and receiving, and whoever comes first waits for the other, on
-        the host: made in the middle of a step, that would be a deadlock (seen on 4 H200).
+        NCCL makes a separate communicator for sending and receiving, and the first rank waits for the other on the
+            host: made in the middle of a step, that would be a deadlock (seen on 4 H200).
         """
         token = torch.zeros(1, device=self.device.torch_device)
         for group in self._by_ranks.values():

@@ -29,7 +29,8 @@ def initial_values(
         group: group of the rank.
         rank: this one.
         device: where the tensors live.
-        whole: name of a parameter or constant -> array of its full shape; looked up for what the rank keeps only.
+        whole: name of a parameter or constant -> array of its full shape; only values that the rank keeps are looked
+            up.
 
     Raises:
         TwofoldError: a parameter that is missing or has another shape.

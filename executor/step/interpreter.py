@@ -3,11 +3,10 @@
 Before the first step everything is resolved: each value of each micro-batch gets a slot in one list, each instruction
 becomes a closure over slots, and the program's memory is added up. A step then only calls the closures in order.
 
-Values live as the program says: made by an instruction, dropped by the one that lists them in `frees`; what is not kept
-between steps is dropped at the end of a step. The first step is checked: every value must come out in the shape and
-dtype that the program gives it, in memory of its own unless it shares, and in place where it was there already, so that
-the memory the program adds up (`memory_peak`) is the memory that values take. Buffers inside a communication come on
-top of that.
+Values live as the program says: made by an instruction, dropped by the one that lists them in `frees`; values that are
+not kept between steps are dropped at the end of a step. The first step is checked: every value must have the shape and
+dtype of the program, in memory of its own unless it shares, and in place where it was there already, so that the memory
+the program adds up (`memory_peak`) is the memory that values take. Buffers inside a communication come on top of that.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class Interpreter:
             learning_rate: of this step; None takes that of the plan.
 
         Returns:
-            The mean loss as a scalar tensor on the device, or None where this rank does not know it.
+            The mean loss as a scalar tensor on the device, or None if this rank does not have it.
 
         Raises:
             TwofoldError: an input that is missing or has another shape or dtype. Any other exception carries a note
@@ -231,7 +230,7 @@ class Interpreter:
             raise
 
     def end(self) -> Tensor | None:
-        """Drop what is not kept between steps, and return the loss."""
+        """Drop the values that are not kept between steps, and return the loss."""
         loss = None if self._loss is None else self._env[self._loss]
         self._env[self._num_kept :] = [None] * (len(self._slots) - self._num_kept)
         return loss

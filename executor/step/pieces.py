@@ -90,7 +90,7 @@ def finish_before(interpreter: Interpreter, position: int) -> None:
 
 
 def issued_by_host(interpreter: Interpreter, code: Code) -> Callable[[], None]:
-    """Put what an instruction between two recordings will leave into its slots; returns what runs it in every replay.
+    """Put the results of an instruction between two recordings into its slots; returns what runs it in every replay.
 
     Raises:
         TwofoldError: it is no COMPUTE or COLLECTIVE, or its result shares memory with an operand.

@@ -3,11 +3,11 @@
 A checkpoint is a folder `step-00000020`: the files of torch.distributed.checkpoint, each distinct part of weights (or
 masters) and optimizer states written by one rank; `plan.json`; and `manifest.json` with the step and the size and hash
 of every file. It is written under another name, brought to the disk (fsync) and renamed, and renamed again before it is
-removed, so that a folder of this name is whole. A part's key says where it is in the full tensor: on the plan that
+removed, so that a folder of this name is whole. A part's key contains its place in the full tensor: on the plan that
 wrote it every rank reads back its own parts; on another plan it reads the parts that its own ones overlap.
 
-The state of a run has nothing else but what is held of a step check (the loss scale, skipped steps, norms of
-gradients): dropout follows from seed and step, data from the step.
+The state of a run has nothing else but the state of a step check (the loss scale, skipped steps, norms of gradients):
+dropout follows from seed and step, data from the step.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Saver:
         self._failed: BaseException | None = None
 
     def after(self, done: int) -> None:
-        """Copy what is to be kept if a checkpoint is due after `done` steps, and write it in a thread.
+        """If a checkpoint is due after `done` steps, copy its values and write them in a thread.
 
         Raises:
             TrainingStopped: the one before could not be written.

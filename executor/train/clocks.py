@@ -1,8 +1,8 @@
 """The offset of each rank's clock from rank 0's.
 
 All processes of a host share its monotonic clock, so only hosts differ. A rank on another host than rank 0 asks it for
-the time several times; the answer that came back soonest says most, and is wrong by at most half of the time it took
-(D. L. Mills, "Internet Time Synchronization: the Network Time Protocol", IEEE Transactions on Communications 39, 1991).
+the time several times; the fastest answer is the most accurate, and is wrong by at most half of the time it took (D. L.
+Mills, "Internet Time Synchronization: the Network Time Protocol", IEEE Transactions on Communications 39, 1991).
 """
 
 from __future__ import annotations

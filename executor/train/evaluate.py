@@ -1,8 +1,7 @@
-"""The forward of a plan alone, on the plan's ranks: its loss, and what the loss reads of the model.
+"""The forward of a plan alone, on the plan's ranks: its loss, and the inputs of the loss.
 
 An evaluation is a separate plan: the same graph with constants where weights are trained, with running statistics
-and without dropout. What is left of a step when no gradient is asked for are its forwards, so lowering and executing
-need no other case.
+and without dropout. Without gradients a step consists of its forwards, so lowering and executing need no special case.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ class Evaluation:
 
     Args:
         losses: of every batch, the mean over its samples; on all ranks.
-        outputs: of every batch what the loss reads of the model, such as logits: rows of the full batch, on rank 0 if
-            they were asked for; else empty.
+        outputs: inputs of the loss, such as logits, for every batch: rows of the full batch, on rank 0 if they were
+            asked for; else empty.
         accuracy: of a classifier (`is_classifier`) the share of samples whose largest logit is that of the label,
             without samples that the loss ignores; None for other models.
     """
@@ -124,12 +123,12 @@ def evaluate(
     """Run the forward of a plan on every batch, on this rank; all ranks of the plan must call it.
 
     Args:
-        plan: as for training. What the optimizer's level shards is whole here: a rank holds the weights that its
-            strategies give it.
+        plan: as for training. Values that the optimizer's level shards are complete here: a rank holds the weights that
+            its strategies give it.
         feed: name of an input -> rows, as for `run_rank`.
         parameters: name in the module -> full array of a weight or constant.
         device: device of this rank; the default process group has been joined, unless the plan has one rank.
-        outputs: whether rank 0 collects what the loss reads.
+        outputs: whether rank 0 collects the inputs of the loss.
         timeout_s: after which a rank that waits for another one gives up.
 
     Raises:
@@ -164,7 +163,7 @@ class Evaluator:
         self._labels = _Read.of(plan, 1) if is_classifier(plan.graph) else None
 
     def take(self, program: Program, training: Interpreter) -> None:
-        """Take the weights and running statistics as they are in training now."""
+        """Copy the current weights and running statistics of training."""
         copy_weights(program, training, self._forward)
 
     def run(self, feed: Iterable[Batch], *, outputs: bool = False) -> Evaluation:
@@ -212,7 +211,7 @@ def _index_of_model(plan: Plan) -> int:
 
 
 class _Forward(Interpreter):
-    """A rank that keeps what the loss operator reads."""
+    """A rank that keeps the inputs of the loss operator."""
 
     def __init__(self, program: Program, rank: int, device: Device, groups: Groups | None, loss: str) -> None:
         super().__init__(program, rank, device, groups)

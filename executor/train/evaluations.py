@@ -1,4 +1,4 @@
-"""Evaluations between the steps of a run: the weights as they are now, on data that are not trained on."""
+"""Evaluations between the steps of a run: the current weights, on held-out data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The position of a rank in its program, in a file that others read while the rank hangs.
 
-`heartbeat` in the rank's folder is memory shared with the rank: three whole numbers of 8 bytes, position, step and what
-the rank does. `heartbeat.json` says what the positions mean and whom the rank meets there. The launcher reads both
+`heartbeat` in the rank's folder is memory shared with the rank: three whole numbers of 8 bytes: position, step and
+activity. `heartbeat.json` has the meaning of positions and the rank's partners there. The launcher reads both
 (`executor.launch.stalls`). Nothing is written to a disk while the rank trains.
 """
 

@@ -24,7 +24,7 @@ def rows_of_images(folder: Path, graph: Graph) -> Rows:
     """The images of a folder by class and name; a label is the place of its class among the sorted names of folders.
 
     An image is scaled until it covers the height and width of the model's input, cut at its middle, and normalised with
-    the mean and deviation of ImageNet. Files are read when their sample is asked for.
+    the mean and deviation of ImageNet. Files are read when their sample is needed.
 
     Args:
         folder: with a folder of images for each class.

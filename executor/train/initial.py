@@ -142,7 +142,7 @@ def initializer(
 
 
 def initial_parameter(module: nn.Module, name: str, seed: int | None = None) -> torch.Tensor:
-    """The whole initial value of one parameter or buffer, on the CPU; the module stays as it is.
+    """The whole initial value of one parameter or buffer, on the CPU; the module stays unchanged.
 
     Args:
         module: that has it.
@@ -191,7 +191,7 @@ def initialise(module: ModuleT, seed: int | None = None, *, overwrite: bool = Fa
         overwrite: initialise parameters that have values as well, by their owners' `reset_parameters`.
 
     Raises:
-        TwofoldError: nothing says how one of them is initialised.
+        TwofoldError: the initialisation of one of them is unknown.
     """
     seed = _seed if seed is None else seed
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -208,7 +208,7 @@ def initialise(module: ModuleT, seed: int | None = None, *, overwrite: bool = Fa
 
 
 def initialised_copy(module: ModuleT, seed: int | None = None) -> ModuleT:
-    """A copy of `module` on the CPU with initial values everywhere; `module` stays as it is."""
+    """A copy of `module` on the CPU with initial values everywhere; `module` stays unchanged."""
     held: dict[int, Any] = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         value = initial_parameter(module, name, seed)

@@ -1,7 +1,7 @@
 """Names of transformers (Hugging Face) for the weights of a transformer that was planned by its configuration.
 
-Such a graph has names of its own. What the library keeps in one tensor is cut into parts (`plans.model.part`): with
-these parts a graph reads the library's files, and its weights are written under the library's names.
+Such a graph has names of its own. Combined tensors of the library are cut into parts (`plans.model.part`): with these
+parts a graph reads the library's files, and its weights are written under the library's names.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def library_parts(graph: Graph, config: str | os.PathLike[str]) -> dict[str, Par
 
 
 def with_names_of_files(graph: Graph, weights: str) -> Graph:
-    """The graph that reads a folder as the library saves a model; another file or graph leaves it as it is."""
+    """The graph that reads a folder as the library saves a model; with another file or graph it stays unchanged."""
     config = Path(weights) / "config.json"
     if graph.parts or not is_transformer(graph) or not config.is_file():
         return graph

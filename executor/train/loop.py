@@ -37,7 +37,7 @@ class Training:
     """The outcome of the steps of a run.
 
     Args:
-        losses: of every step; NaN where this rank does not know it.
+        losses: of every step; NaN if this rank does not have it.
         recorded: of the last steps.
         times_ns: [2, steps] when each step began and ended.
         cpu_s: processor time of this process per step, the first quarter of the steps left out.
@@ -70,7 +70,7 @@ def train(
         batches: of these steps.
         steps: to be done.
         options: options of the run.
-        heartbeat: told where the loop is.
+        heartbeat: notified of the loop's position.
         first: number of the first step, the steps that were done before.
         after_step: called with the number of steps done in all, the batch and the loss when a step was launched.
 
@@ -152,7 +152,7 @@ class _Watch:
 
         Args:
             step: its number in this run.
-            loss: of it, where this rank knows it.
+            loss: of it, if this rank has it.
             held: of the check of steps, if there is one.
         """
         host_loss = None if loss is None else self._on_host(loss)

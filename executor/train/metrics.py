@@ -34,7 +34,7 @@ class StepFacts:
         tokens: of a step; None for models that read no whole numbers [batch, sequence].
         flops: that every step needs (`plans.model.flops`), over all devices.
         peak_flops_per_s: of all devices; None where it is not known.
-        predicted_step_s: what the plan was predicted to take; None where it was not.
+        predicted_step_s: predicted step time of the plan; None where it was not.
     """
 
     samples: int
@@ -67,8 +67,8 @@ class Figures:
         step_s: from the end of the step before; None in the first step of a process, which compiles and checks.
         samples_per_s: of all ranks.
         tokens_per_s: of all ranks; None where samples are not rows of tokens.
-        mfu: model FLOPs utilization (Chowdhery et al., arXiv 2204.02311): the FLOPs that the step needs, without what
-            is computed again, over those that the devices could do in its time; None where their peak is not known.
+        mfu: model FLOPs utilization (Chowdhery et al., arXiv 2204.02311): the FLOPs that the step needs, without
+            recomputation, over those that the devices could do in its time; None where their peak is not known.
         memory_bytes: the most that this rank held so far: allocated on a device, or resident on a host.
         predicted_step_s: by the simulator, where the plan has a prediction.
         loss_scale: that the step had; None where losses are not scaled.

@@ -26,7 +26,7 @@ def load_shapes(spec: str) -> tuple[nn.Module, tuple[Any, ...], str | None]:
     """As `load_model`, but built on the meta device, where weights take no memory; and the reason, if that fails.
 
     A function that reads values while it builds (`.item()`, a checkpoint, numpy) cannot be called there, so it is
-    called again as it is.
+    called again normally.
 
     Raises:
         TwofoldError: see `load_model`.

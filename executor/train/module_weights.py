@@ -19,7 +19,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def as_graph(graph: Graph | None, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Arrays by the names of a graph, from those by the names of its module; each is cut when it is asked for.
+    """Arrays by the names of a graph, from those by the names of its module; each is cut when it is needed.
 
     Args:
         graph: has the parts; None: there are none.

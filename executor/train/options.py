@@ -36,7 +36,7 @@ AfterStep = Callable[[int, Interpreter], None]
 """Called on every rank with the number of steps done in all and what holds the rank's weights, after each step."""
 
 OnStep = Callable[[int, float | None], None]
-"""Called after step 0, 1, ... with its loss, None where this rank does not know it."""
+"""Called after step 0, 1, ... with its loss, None if this rank does not have it."""
 
 
 OnCheck = Callable[[int, Verdict], None]
@@ -53,7 +53,7 @@ class RunOptions:
         count: run one more step at the end, whose result is thrown away, to compare executed with planned communication
             (not under emulation).
         on_step: called after every step; for a replayed step when the next one has been launched.
-        on_check: called with what the check of steps decided.
+        on_check: called with the decision of the check of steps.
         timeout_s: seconds after which a rank that waits for another one gives up.
         learning_rate: gives the learning rate of step 0, 1, ...; None keeps that of the plan's optimizer.
         profile_steps: of how many steps before the recorded ones torch's profiler writes a trace.

@@ -19,7 +19,7 @@ Place = tuple[str, Region, int]
 WEIGHT = "weight"
 
 STEP_CHECK = "step_check"
-"""The role of what is held of a step check, which every rank keeps whole."""
+"""The role of the state of a step check, of which every rank has a full copy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The module that transformers builds from a config.json, with the loss that it makes of its labels.
 
-It is the way for models that no `TransformerConfig` can say. transformers is not a dependency of the project; only its
-own classes are used, no code that a file names, and nothing is downloaded.
+Used for models that no `TransformerConfig` can describe. transformers is not a dependency of the project; only its own
+classes are used, no code that a file names, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH = 64
 
 _FEW_LABELS = ("ForSequenceClassification", "ForImageClassification")
 _TOKENS = 2048
-"""Tokens of a sample where the model can read more and nothing else is asked."""
+"""Default number of tokens per sample if the model can read more."""
 
 Shape = tuple[tuple[int, ...], str]
 

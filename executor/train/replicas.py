@@ -1,9 +1,8 @@
-"""Compares what several ranks must hold alike: losses, input rows, and parts of weights and optimizer states.
+"""Compares values that must be equal on several ranks: losses, input rows, and parts of weights and optimizer states.
 
 Sums over ranks are made by one collective, which gives all its members the same bits, so copies of a weight are equal
-bit for bit as long as every rank does what the program says. A rank that is fed other data, whose memory changed, or
-whose kernels give other results each time, is found here. A part that only one rank keeps has nothing to be compared
-with.
+bit for bit as long as every rank follows the program. A rank that is fed other data, whose memory changed, or whose
+kernels give other results each time, is found here. A part that only one rank keeps has nothing to be compared with.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class ReplicaCheck:
 
     Args:
         program: program of all ranks.
-        plan: it comes from, which says whether every rank is fed whole batches; None is yes.
+        plan: the plan, which determines whether every rank reads full batches; None is yes.
         interpreter: of this rank.
         asked: how often, and what follows.
         steps: steps of the run in all; the last one is always looked at.
@@ -62,7 +61,7 @@ class ReplicaCheck:
             loss: of the last step, where this rank knows it.
 
         Raises:
-            TrainingStopped: copies differ, on every rank alike.
+            TrainingStopped: copies differ, raised on every rank.
         """
         if done % self._asked.every and done != self._steps:
             return

@@ -63,8 +63,8 @@ def spans_of(codes: Sequence[Code], steps: Sequence[RecordedStep]) -> SpanColumn
 
     COMPUTE is a span of the compute stream; where the device works behind the host, its dispatch is one of the host as
     well. Issuing and waiting are spans of the host. Communication is a span of the comm stream: from its issue to the
-    end of the WAIT for it (or of the blocking instruction), which is all that can be seen from outside, or exact where
-    the step says so.
+    end of the WAIT for it (or of the blocking instruction), which is all that can be observed from outside, or exact if
+    the step provides it.
     """
     names: dict[tuple[str, str, str], int] = {}
     of_code = [
@@ -118,7 +118,7 @@ class RankResult:
         cpu_s: processor seconds of this process (all its threads) per step, without the first quarter of the steps.
         peak: the most bytes that values take, from the program, whose values were checked against the real tensors.
         device_peak_bytes: the most bytes that torch's allocator gave out on an accelerator, 0 on a CPU.
-        device_reserved_bytes: what it held of the device after the last step, 0 on a CPU.
+        device_reserved_bytes: device memory after the last step, 0 on a CPU.
         spans: of the recorded steps, the last ones.
         differences: planned against executed communication of this rank in words, empty when equal; None: not counted.
         num_communications: how many collectives and messages this rank executed in the counted step.
@@ -128,7 +128,7 @@ class RankResult:
         plan_digest: of the plan that was run (`plans.plan.plan_digest`), "" where none was given.
         weights: the whole final parameters, on rank 0 only.
         execution: how steps ran at the end: "graph" (replayed) or "eager".
-        fallback: why they ran eagerly although the plan says "graph" and the device can; "" otherwise.
+        fallback: reason why they ran eagerly although the plan has "graph" and the device supports it; "" otherwise.
         spans_from: "replay" (events inside it) or "eager": the kind of steps whose spans were recorded.
     """
 

@@ -181,7 +181,7 @@ def _interpreter(
 
 
 def _execution(compiled: CompiledStep | None) -> dict[str, Any]:
-    """The fields of a result that say how its steps ran."""
+    """The fields of a result about the execution of its steps."""
     if compiled is None:
         return {"execution": "eager"}
     spans = "replay" if compiled.times_replays else "eager"
@@ -189,7 +189,7 @@ def _execution(compiled: CompiledStep | None) -> dict[str, Any]:
 
 
 def _labels(interpreter: Interpreter, emulation: Emulation | None) -> dict[str, Any]:
-    """The fields of a result that say whether it was measured or emulated."""
+    """The fields of a result about measurement or emulation."""
     found = environment(interpreter.device)
     if emulation is None:
         return {"kind": "measured", "environment": found}
@@ -244,7 +244,7 @@ def _gather_one(
 
 
 def _shared_losses(program: Program, rank: int, device: Device, losses: npt.NDArray[np.float64]) -> Any:
-    """The losses of all steps, broadcast from the lowest rank that knows them."""
+    """The losses of all steps, broadcast from the lowest rank that has them."""
     source = min((each for group in program.groups if group.loss is not None for each in group.ranks), default=None)
     if source is None:
         raise TwofoldError("no rank of the program knows the loss")

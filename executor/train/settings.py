@@ -27,7 +27,7 @@ class EvaluationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     Args:
         data: as the data that are trained on: file, folder or function.
         every: steps from one evaluation to the next; one more comes after the last step.
-        batches: of each evaluation, always the same first ones; None takes an epoch, if the data know how long it is.
+        batches: of each evaluation, always the same first ones; None uses an epoch, if the length of the data is known.
     """
 
     data: str

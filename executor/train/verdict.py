@@ -69,7 +69,8 @@ class Verdict:
         return f"its gradients are not finite{scale}"
 
     def stop_where_asked(self, step: int) -> None:
-        """End training where the check says so, or too many steps were skipped; all ranks do it after the same step.
+        """End training if the check requires it, or if too many steps were skipped; all ranks do it after the same
+        step.
 
         Args:
             step: its number, from 1.

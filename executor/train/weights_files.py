@@ -1,4 +1,4 @@
-"""Initial weights from files, of which every rank reads its own part: safetensors of Hugging Face, state_dicts, .npz.
+"""Initial weights from files; every rank reads its part: safetensors of Hugging Face, state_dicts, .npz.
 
 A file maps names of parameters to tensors. safetensors files, one or many of a folder, are read slice by slice; a
 state_dict of torch is mapped into memory, and read as data only (`weights_only`).

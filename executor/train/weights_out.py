@@ -51,9 +51,9 @@ _FILE_BYTES = 5 * 10**9
 def write_weights(
     checkpoint: str | os.PathLike[str], path: str | os.PathLike[str], *, config: str | os.PathLike[str] | None = None
 ) -> tuple[str, ...]:
-    """Write the weights of a checkpoint, whatever the layout of its plan; returns their names.
+    """Write the weights of a checkpoint, for any layout of its plan; returns their names.
 
-    Statistics that steps change, such as those of a batch norm, are among them; what no step changes is not.
+    Statistics that steps change, such as those of a batch norm, are among them; constants are not.
 
     Args:
         checkpoint: a folder such as "out/checkpoints/step-00000100".
