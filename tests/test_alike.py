@@ -80,7 +80,7 @@ def said(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_rank_says_the_same_of_the_same_tensor(said, name):
+def test_all_ranks_agree_on_the_same_tensor(said, name):
     message = CASES[name][1]
     for rank in range(NUM_RANKS):
         assert message in str(said[rank].get(name, "")) and (name in said[rank]) == bool(message)

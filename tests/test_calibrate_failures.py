@@ -64,7 +64,7 @@ def job(shape, needs_bytes=0, make=None):
     return Job(point=point, make=make or (lambda pool: [lambda: torch.ones(2).sum()]), tier=0, needs_bytes=needs_bytes)
 
 
-def test_a_grid_that_does_not_fit_into_memory_shrinks_and_says_so(tmp_path):
+def test_a_grid_that_does_not_fit_into_memory_shrinks_with_a_message(tmp_path):
     said: list[str] = []
     session = small_session(SmallDevice(kind="cpu"), tmp_path, said)
     take(session, [job((1, 1, 1)), job((2, 2, 2), needs_bytes=2**20), job((3, 3, 3), needs_bytes=2**30)])
@@ -100,7 +100,7 @@ def test_a_kernel_that_fails_on_a_sound_device_is_left_out_and_named(tmp_path):
 
 
 @pytest.mark.parametrize("tick_ns", [-(10**6), 0])
-def test_a_clock_that_stands_or_goes_back_is_refused(tick_ns):
+def test_a_clock_that_stops_or_goes_backwards_is_refused(tick_ns):
     readings = itertools.count(10**15, tick_ns)
     timer = Timer(Device(kind="cpu"), repeats=2, window_s=1e-6, clock_ns=lambda: next(readings))
     with pytest.raises(TwofoldError, match=r"clock of .* jumps"):
@@ -123,7 +123,7 @@ def test_a_clock_that_leaps_ahead_once_flags_the_point_and_spares_the_median():
     assert sample.high_s > 3000
 
 
-def test_ranks_of_a_cpu_refuse_a_clock_that_goes_back():
+def test_ranks_of_a_cpu_refuse_a_clock_that_goes_backwards():
     with pytest.raises(TwofoldError, match="clock jumps: a call took -1 s"):
         summary([1.0, -1.0, 2.0])
 
@@ -216,7 +216,7 @@ def test_a_line_cut_off_by_a_kill_is_dropped_and_measured_again(tmp_path):
     assert list(PointLog(log.path)) == [point]
 
 
-def test_points_can_be_asked_for_by_name(tmp_path):
+def test_points_can_be_requested_by_name(tmp_path):
     from costmodels.fit.points import save_points
     from executor.calibrate.requested_points import requested_points
 
@@ -267,7 +267,7 @@ def test_files_that_cannot_be_written_are_refused_before_anything_is_measured(wh
         calibrate(device="cpu", quick=True, out=tmp_path / where)
 
 
-def test_a_rule_keeps_what_its_points_do_not_say():
+def test_a_rule_without_points_is_unchanged():
     compute = load_device("h200").compute
     known = compute.rules["rms_norm.forward"]
     point = Point(
@@ -307,7 +307,7 @@ def test_points_of_another_computer_are_refused_also_when_a_later_run_was_here(n
     assert (machine.read_text(), points.read_bytes()) == ('{"version": 1}', kept)
 
 
-def test_an_interrupted_calibration_says_what_is_kept_and_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_calibration_reports_kept_points_and_how_to_resume(tmp_path, monkeypatch, capsys):
     points = tmp_path / "machine.points.jsonl"
 
     def interrupt(*args, **more):

@@ -96,21 +96,21 @@ def test_other_sections_end_when_their_time_is_up(tmp_path, lines):
     assert lines[-1] == "[1/1] load: 1 points; left out: 1 for lack of time"
 
 
-def test_a_quick_session_takes_the_first_tier_and_what_is_asked_for(tmp_path, lines):
+def test_a_quick_session_measures_the_first_tier_and_requested_points(tmp_path, lines):
     started = session(tmp_path, lines, quick=True, requested=tmp_path)
     grid, asked = [*jobs(2), *jobs(4, tier=1)[2:]], [*jobs(6, tier=1)[4:]]
     started.run([alone("requested", asked, share=0.5, all_tiers=True), alone("matrix", grid, share=0.5)])
     assert sorted(point.shape[0] for point in started.points) == [1, 2, 5, 6]
 
 
-def test_a_stream_that_every_rank_takes_says_which_rank_took_a_point(tmp_path, lines):
+def test_a_stream_measured_by_every_rank_records_the_rank_of_a_point(tmp_path, lines):
     started = session(tmp_path, lines)
     clock = Point(kind="clock", call="sustained", options={"window": 1}, seconds=1.0)
     started.run([StreamSection(name="load", share=1.0, ranks="every", stream=lambda session: iter([clock]))])
     assert [point.options for point in started.points] == [{"window": 1, "rank": 0}]
 
 
-def test_a_stream_that_fails_ends_its_section_and_the_next_one_goes_on(tmp_path, lines):
+def test_a_failing_stream_ends_its_section_and_the_next_one_runs(tmp_path, lines):
     def fails(session):
         yield jobs(1)[0].point
         raise RuntimeError("no such kernel")

@@ -146,7 +146,7 @@ def test_a_device_is_kept_busy_before_every_repeat_and_short_calls_are_repeated_
     assert busy == [None, *[pytest.approx(0.004)] * (repeats - 1)]
 
 
-def test_replays_of_several_lengths_tell_the_launch_from_the_nodes(monkeypatch):
+def test_replays_of_several_lengths_separate_launch_and_node_costs(monkeypatch):
     """A stand-in whose replay takes 6 us and 1.5 us for each node."""
     now = [0.0]
 
@@ -248,7 +248,7 @@ def test_collectives_are_timed_under_the_name_hccl(tmp_path):
     assert len(list(tmp_path.glob("*.done"))) == 2
 
 
-def test_what_the_driver_allows_is_read_from_nvidia_smi_where_there_is_one(tmp_path, monkeypatch):
+def test_driver_limits_are_read_from_nvidia_smi(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert Device(kind="cuda").limits() == Device(kind="cpu").limits() == {}
     program = tmp_path / "nvidia-smi"
@@ -268,7 +268,7 @@ def test_host_times_of_an_instruction_are_means_without_single_interrupts():
     assert _summary(seconds, adds_up=False)["seconds"] == 1e-5
 
 
-def test_points_that_are_asked_for_become_jobs_in_their_order(tmp_path):
+def test_requested_points_become_jobs_in_order(tmp_path):
     path = tmp_path / "wanted.jsonl"
     points = [
         Point(kind="matrix", call="mm", shape=(8, 16, 24), form="tn", dtype="bfloat16", held_out=True, seconds=0.0),

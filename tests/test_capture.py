@@ -279,7 +279,7 @@ def test_a_module_used_twice_gives_two_operators_of_the_same_module():
     assert len(graph.consumers()["layer.weight"]) == 2
 
 
-def test_a_module_shared_by_two_blocks_goes_by_the_block_that_calls_it():
+def test_a_module_shared_by_two_blocks_is_named_by_the_calling_block():
     relu = nn.ReLU()
     blocks = nn.Sequential(nn.Sequential(nn.Linear(6, 6), relu), nn.Sequential(nn.Linear(6, 6), relu))
     module = WithLossCell(blocks, nn.MSELoss())
@@ -295,7 +295,7 @@ def test_inputs_keep_the_order_of_the_arguments_also_when_not_read():
     assert [tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"] == ["x", "label"]
 
 
-def test_unread_parameters_are_noted_and_what_nobody_reads_is_left_out():
+def test_unread_parameters_are_reported_and_unread_operators_removed():
     def function(m, x, label):
         m.unused(x)
         return functional.mse_loss(m.fc(x), label)
@@ -412,7 +412,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("model", REFUSED)
 @pytest.mark.filterwarnings("ignore:the loss does not depend", "ignore:.*every rank computes all of it")
-def test_what_cannot_be_planned_is_refused(model):
+def test_unsupported_modules_are_refused(model):
     function, message = REFUSED[model]
     frozen = nn.Linear(6, 6).requires_grad_(False)
     module = Ends(function, fc=nn.Linear(6, 6), noise=nn.RReLU(), norm=nn.BatchNorm1d(6), frozen=frozen)

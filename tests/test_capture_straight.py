@@ -109,7 +109,7 @@ def test_it_trains_as_written(way):
 
 
 @pytest.mark.parametrize(("way", "causal"), [("mask", True), ("added mask", True), ("open mask", False)])
-def test_a_mask_that_follows_from_shapes_is_said_in_words(way, causal):
+def test_a_mask_that_depends_on_shapes_only_is_recognised(way, causal):
     graph = capture(Block(way), batches(1)[0])
     (attention,) = [operator for operator in graph.operators if operator.kind == "attention"]
     assert len(attention.inputs) == 3 and attention.attrs["causal"] is causal
@@ -179,7 +179,7 @@ class Teacher(nn.Module):
         return F.mse_loss(self.student(start), wanted)
 
 
-def test_a_frozen_teacher_may_stand_under_no_grad():
+def test_a_frozen_teacher_may_be_under_no_grad():
     (x, _), module = batches(1)[0], seeded(lambda: Teacher(False))
     with pytest.warns(UserWarning, match="does not depend on first"):
         graph = capture(module, (x,))
@@ -223,7 +223,7 @@ class Rows(nn.Module):
 
 @pytest.mark.parametrize("function", [written_in_parts, shifted_by_a_copy])
 @pytest.mark.filterwarnings("ignore:.*every rank computes all of it")
-def test_what_is_written_in_place_trains_as_written(function):
+def test_in_place_writes_train_as_written(function):
     module = seeded(lambda: Rows(function))
     fed = [(torch.randn(BATCH, 6), torch.randn(BATCH, 6)) for _ in range(3)]
     losses, _ = trained(capture(module, fed[0]), module, fed, 2)
@@ -247,7 +247,7 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize(("every", "reentrant"), [(1, True), (1, False), (2, False)])
-def test_what_a_checkpoint_runs_is_computed_again_but_for_its_result(every, reentrant):
+def test_a_checkpoint_recomputes_everything_but_its_result(every, reentrant):
     module = seeded(lambda: Checkpointed(every, reentrant))
     fed = [(torch.randn(BATCH, 6), torch.randn(BATCH, 6)) for _ in range(3)]
     graph = capture(module, fed[0])
@@ -259,7 +259,7 @@ def test_what_a_checkpoint_runs_is_computed_again_but_for_its_result(every, reen
     assert again and again <= set(graph.recompute)
 
 
-def test_a_pair_whose_samples_meet_is_refused():
+def test_a_pair_that_combines_samples_is_refused():
     kind, examples = BATCH_MIXING
     with pytest.raises(TwofoldError, match=r"mixes the batch into other dims.*each sample must be computed separately"):
         capture(kind(), examples)
@@ -277,7 +277,7 @@ class Contrastive(nn.Module):
         return F.cross_entropy(one @ other.t(), torch.arange(x.shape[0]))
 
 
-def test_where_samples_meet_and_what_to_change_is_said():
+def test_the_place_where_samples_combine_and_the_fix_are_named():
     with pytest.raises(
         TwofoldError, match=r"in forward \(.*line \d+, in forward \| .*other\.t\(\).*mixes the batch"
     ) as e:

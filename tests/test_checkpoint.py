@@ -80,7 +80,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(folder, name):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_another_plan_goes_on_from_it(folder, name):
+def test_another_plan_resumes_from_it(folder, name):
     whole = np.load(folder / name / "whole.npz")
     others = sorted((folder / name).glob("on *.npz"))
     assert len(others) == 2
@@ -91,7 +91,7 @@ def test_another_plan_goes_on_from_it(folder, name):
             np.testing.assert_allclose(resumed[weight], whole[weight], rtol=1e-4, atol=1e-6)
 
 
-def test_one_rank_goes_on_from_four(folder, tmp_path):
+def test_one_rank_resumes_from_four(folder, tmp_path):
     name = "data parallel, adamw"
     (checkpoint,) = written_checkpoints(folder / name / "cut")
     resumed = trained(one_rank(optimizer=ADAMW), tmp_path, resume=checkpoint)
@@ -124,7 +124,7 @@ def test_weights_of_a_checkpoint_are_those_of_a_run_that_ends_there(folder, name
         assert all(np.array_equal(read[weight], expected[weight]) for weight in read)
 
 
-def test_masters_are_rounded_and_what_is_no_checkpoint_is_refused(tmp_path):
+def test_masters_are_rounded_and_other_folders_are_refused(tmp_path):
     optimizer = Optimizer(kind="adamw", settings={"lr": 0.01}, master_dtype="float64")
     ran = trained(one_rank(optimizer=optimizer), tmp_path, save=True, steps=CUT)
     (checkpoint,) = written_checkpoints(tmp_path)
@@ -142,7 +142,7 @@ def test_masters_are_rounded_and_what_is_no_checkpoint_is_refused(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [checkpoint.name, "w.safetensors"]
 
 
-def test_what_is_not_whole_or_of_another_model_is_refused(folder, tmp_path):
+def test_incomplete_checkpoints_and_those_of_other_models_are_refused(folder, tmp_path):
     name = "two stages, adamw"
     (checkpoint,) = written_checkpoints(folder / name / "cut")
     assert not list((folder / name / "cut").glob(".*"))  # nothing half-written is left
@@ -214,7 +214,7 @@ def test_the_index_of_a_checkpoint_runs_no_code(malice, says, folder, tmp_path):
     assert not (tmp_path / "marker").exists()
 
 
-def test_running_statistics_go_on_too(tmp_path):
+def test_running_statistics_resume_too(tmp_path):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
     graph = capture(WithLossCell(module, MAELoss()), ((8, 3), (8, 1)))

@@ -128,7 +128,7 @@ def with_key(*path: str) -> Callable[[str], str]:
         (with_key("degrees", "microbatch"), "degrees.microbatch is not a degree; did you mean 'micro_batch'?"),
     ],
 )
-def test_what_is_wrong_in_a_file_of_degrees_is_named(
+def test_mistakes_in_a_file_of_degrees_are_named(
     change: Callable[[str], str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = transformer_config("llama-3-8b", num_layers=2)

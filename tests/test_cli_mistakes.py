@@ -181,7 +181,7 @@ def test_own_files_are_replaced_and_others_are_not(tmp_path: Path) -> None:
         ("launch.sh", "#!/bin/sh\ntwofold run plan.json # prints step_s\n"),
     ],
 )
-def test_what_people_write_about_twofold_is_not_its_own(name: str, text: str, tmp_path: Path) -> None:
+def test_files_that_mention_twofold_are_not_its_own(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(TwofoldError, match="was not written by twofold"):
         check_writable(tmp_path / name)

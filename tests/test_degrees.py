@@ -127,7 +127,7 @@ def test_one_mistake_has_one_sentence_at_every_door(name: str, tmp_path: Path, c
     assert sentence in told["forecast"]
 
 
-def test_programs_that_settings_are_written_for_say_the_same() -> None:
+def test_exports_refuse_degrees_with_the_same_message() -> None:
     config = transformer_config("llama-3-8b", num_layers=4)
     wrong = Degrees(tp=3, sequence_parallel=True)
     with pytest.raises(TwofoldError) as expected:
@@ -145,7 +145,7 @@ def blocks_per_stage(plan: Plan) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("layers", [None, (2, 2, 1, 1), (1, 2, 2, 1), (3, 1, 2, 0)])
-def test_what_is_proven_is_what_is_saved(layers: tuple[int, ...] | None, tmp_path: Path) -> None:
+def test_the_proven_plan_is_the_saved_plan(layers: tuple[int, ...] | None, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     pinned = [] if layers is None else ["--stage-layers", *map(str, layers)]
     assert main([

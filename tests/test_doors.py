@@ -67,7 +67,7 @@ def test_the_docs_have_the_definitions() -> None:
         assert f"| {title} | `{key}` | {unit} | {definition} |" in text
 
 
-def test_forecasts_say_the_same_figures(
+def test_all_forecasts_print_the_same_figures(
     planned: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`plan`, its two files, `predict`, `simulate --recost` and `whatif` of degrees forecast one configuration."""
@@ -88,7 +88,7 @@ def test_forecasts_say_the_same_figures(
     assert predicted["step_low_s"] < predicted["step_s"] < predicted["step_high_s"]
 
 
-def test_simulations_say_the_same_figures(
+def test_all_simulations_print_the_same_figures(
     planned: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`simulate` of the plan and of its degrees, `whatif` without changes, and the data inside both reports; the

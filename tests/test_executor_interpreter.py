@@ -91,7 +91,7 @@ def test_recording_gives_one_compute_span_per_instruction_in_order():
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_peak_counts_outputs_before_frees_and_nothing_for_what_shares():
+def test_peak_counts_outputs_before_frees_and_shared_memory_once():
     values = [
         value("w", 4, scope=Scope.KEPT, role="weight"),
         value("a", 10),
@@ -117,7 +117,7 @@ def test_peak_is_the_simulators(plan):
     assert memory_peak(group, 0) == peak_of_order(group)
 
 
-def test_memory_limit_names_the_instruction_that_goes_over():
+def test_memory_limit_names_the_instruction_that_exceeds_it():
     peak = interpreter(one_rank()).peak.peak_bytes
     assert interpreter(one_rank(), memory_limit_bytes=peak).peak.peak_bytes == peak
     with pytest.raises(TwofoldError, match=rf"limit of {peak - 1} bytes at '.*/.*'; the step needs {peak} bytes"):
@@ -156,7 +156,7 @@ def test_parameter_that_is_missing_or_has_another_shape():
         rank.set_parameters(parameters() | {"b2": np.zeros(3, np.float32)})
 
 
-def test_an_error_says_in_which_instruction_it_happened():
+def test_an_error_names_its_instruction():
     made = program(
         compute("go", "linear.forward", ("w", "w"), ("a",)),
         values=[value("w", 4, scope=Scope.KEPT), value("a", 4)],
@@ -168,7 +168,7 @@ def test_an_error_says_in_which_instruction_it_happened():
     assert "in instruction 0F0/go (linear.forward) of step 1 on rank 0" in caught.value.__notes__
 
 
-def test_wait_for_what_nobody_issues():
+def test_wait_without_an_issuer():
     wait = Instruction(name="w", kind=Kind.WAIT, call="wait", part="C", waits="token")
     made = program(wait, values=[value("token", 0, role="token")])
     with pytest.raises(TwofoldError, match="0F0/w waits for 'token'"):
@@ -213,7 +213,7 @@ def test_result_file_that_is_none(tmp_path):
         RankResult.load(path)
 
 
-def test_compare_lists_what_is_missing_and_what_is_too_much():
+def test_compare_lists_missing_and_extra_communication():
     one = Communication(kind="all_reduce", num_bytes=8, ranks=(0, 1))
     two = Communication(kind="send", num_bytes=4, ranks=(0, 1))
     assert compare({one: 2, two: 1}, {one: 2, two: 1}, 0) == []

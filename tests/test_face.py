@@ -94,7 +94,7 @@ def test_predict_is_the_forecast_of_the_command(capsys: pytest.CaptureFixture[st
         tf.predict("llama-3-8b", "h200-x8", spares=2)
 
 
-def test_wrappers_carry_what_they_were_told(cell: nn.Module) -> None:
+def test_wrappers_carry_their_settings(cell: nn.Module) -> None:
     tf.set_memory(max_size="25GB")
     net = tf.AutoParallel(tf.Pipeline(cell, 4, stage_config={"_backbone.layer1": 0, "_backbone.layer2": 1}))
     net.hsdp(threshold=8)
@@ -109,7 +109,7 @@ def test_wrappers_carry_what_they_were_told(cell: nn.Module) -> None:
     assert settings.memory_limit_bytes == 25 * 10**9
 
 
-def test_older_form_says_the_same(cell: nn.Module) -> None:
+def test_the_older_form_is_equivalent(cell: nn.Module) -> None:
     tf.set_auto_parallel_context(parallel_mode=tf.ParallelMode.AUTO_PARALLEL, search_mode="recursive_programming")
     tf.set_auto_parallel_context(pipeline_stages=2, enable_parallel_optimizer=True)
     settings = unwrap(tf.PipelineCell(cell, 4)).settings

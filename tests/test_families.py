@@ -59,12 +59,12 @@ def test_the_number_of_parameters_is_that_of_transformers(name, form):
 
 @pytest.mark.parametrize("form", ["published", "saved"])
 @pytest.mark.parametrize("name", TOO_MUCH)
-def test_what_a_configuration_cannot_say_is_refused_with_a_way_out(name, form):
+def test_inexpressible_configurations_are_refused_with_a_way_out(name, form):
     with pytest.raises(TwofoldError, match=TOO_MUCH[name]):
         reading_of(keys_of(name, form))
 
 
-def test_both_forms_say_the_same():
+def test_both_forms_are_equivalent():
     for name in MODELLED:
         published, saved = (reading_of(keys_of(name, form), "m", seq=64).config for form in ("published", "saved"))
         for field in TransformerConfig.__slots__:
@@ -105,7 +105,7 @@ def test_structure_of_a_family(name, fields):
         ("llama-4-scout", "attention_chunk_size", 8192, "36 of 48"),
     ],
 )  # fmt: skip
-def test_a_window_that_hides_something_is_said_to_be_left_out(name, key, window, narrow):
+def test_a_window_that_hides_tokens_is_reported_as_left_out(name, key, window, narrow):
     path = FOLDER / f"{name}.json"
     assert not any(remark.startswith(key) for remark in config_remarks(path, seq=window))
     (said,) = [remark for remark in config_remarks(path, seq=window + 1) if remark.startswith(key)]
@@ -161,7 +161,7 @@ def test_dense_layers_before_experts():
     assert reading_of(keys, seq=64).config.experts.num_dense_layers == 2
 
 
-def test_what_is_left_out_is_said(capsys):
+def test_left_out_parts_are_reported(capsys):
     remarks = config_remarks(FOLDER / "gemma-2-2b.json")
     assert remarks[0].startswith("attn_logit_softcapping: attention scores are not capped")
     assert remarks[-1].startswith("keys that change neither sizes nor costs: architectures, bos_token_id")

@@ -32,7 +32,7 @@ def test_modes_and_links_stay(tmp_path: Path) -> None:
     assert link.is_symlink() and path.read_bytes() == b"two" and path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+def test_devices_and_pipes_are_not_replaced(tmp_path: Path) -> None:
     write_atomically("/dev/null", b"gone")
     assert Path("/dev/null").is_char_device()
     with pytest.raises(IsADirectoryError) as caught:

@@ -109,7 +109,7 @@ def test_processor_time_of_another_process_is_not_counted():
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "all_gather", "all_to_all"])
-def test_gloo_processor_time_and_waiting_are_told_apart(call):
+def test_gloo_processor_time_and_waiting_are_separated(call):
     points = gloo_points(np.random.default_rng(5), 0.03, call)
     fitted, errors = fit_collective(points, link=GLOO, library="gloo", dispatch_s=DISPATCH_S["collective"], cores=2)
     assert fitted.cpu_message_s == pytest.approx(CPU_MESSAGE_S, rel=0.15)
@@ -214,7 +214,7 @@ def test_probe_interval_holds_nine_of_ten_programs_of_its_prior(count):
     assert held / 2000 == pytest.approx(0.9, abs=0.02)
 
 
-def test_a_probed_machine_multiplies_its_factor_and_says_so():
+def test_a_probed_machine_multiplies_its_factor_and_records_it():
     machine = with_probe(Machine.load("h200-x4"), fit_probe([1.0], [1.5]), date="2026-11-21")
     machine = with_probe(machine, fit_probe([1.0], [2.0]), date="2026-11-21")
     assert machine.host_scale == pytest.approx(3.0)

@@ -55,7 +55,7 @@ def test_an_input_that_several_products_share_is_cast_once():
     assert casts[0].touched_bytes == round(1.9 * 2 * math.prod(X))
 
 
-def test_what_is_cast_is_gathered_in_half_the_bytes():
+def test_cast_weights_are_gathered_in_half_the_bytes():
     gathers = {
         recipe: next(step for step in RECIPES["torchao"][recipe].steps(BLOCK) if isinstance(step, Message))
         for recipe in ("float8", "float8-rowwise")
@@ -99,7 +99,7 @@ def test_tables_name_recipes(change, stack):
      ("FP8", "GB200", ("megatron-mxfp8", "megatron-float8-current")), ("TF32", "A100", ("megatron-tf32",)),
      ("fp32", "A100", ("megatron", "megatron-tf32"))],
 )  # fmt: skip
-def test_precisions_of_products_and_what_their_names_leave_open(text, device, stacks):
+def test_precisions_of_products_and_ambiguous_names(text, device, stacks):
     row = ROW | {
         "precision": text,
         "gpu_type": device,

@@ -144,7 +144,7 @@ def test_modules_keep_to_their_floors() -> None:
     assert {path: lines for path, lines in broken.items() if lines} == {}
 
 
-def test_packages_say_what_they_are_and_are_typed() -> None:
+def test_packages_have_docstrings_and_types() -> None:
     assert [name for name in MAY_IMPORT if not ast.get_docstring(modules()[name].tree)] == []
     assert [name for name in MAY_IMPORT if not (ROOT / name / "py.typed").is_file()] == []
 

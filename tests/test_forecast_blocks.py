@@ -38,7 +38,7 @@ def lowered(degrees: Degrees) -> list[tuple[symbolic.LoweredRank, object, list[t
 @pytest.mark.parametrize("threshold_bytes", [0, 64 * 1024])
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 @pytest.mark.parametrize(("tp", "virtual", "bucket_mib"), [(4, 1, 25), (2, 2, 25), (1, 1, 0), (4, 2, 100)])
-def test_few_blocks_stand_for_all(
+def test_few_blocks_represent_all(
     monkeypatch: pytest.MonkeyPatch, level: int, threshold_bytes: int, tp: int, virtual: int, bucket_mib: int
 ) -> None:
     degrees = Degrees(

@@ -54,7 +54,7 @@ def test_a_step_of_more_than_106_days_is_refused(capsys):
     assert "takes more than 2^63 picoseconds" in capsys.readouterr().err
 
 
-def test_what_is_printed_does_not_steer_the_terminal(capsys):
+def test_printed_text_cannot_control_the_terminal(capsys):
     assert main(["predict", "--model", "a\x1b[2J", "--machine", "h100-sxm-x8"]) == 2
     assert main(["simulate", "no such \u009b31m.json", "--machine", "h100-sxm-x8"]) == 2
     told = capsys.readouterr().err

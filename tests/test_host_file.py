@@ -54,7 +54,7 @@ def test_a_slow_host_makes_small_steps_longer_and_large_ones_not(tmp_path, slow,
     assert hosted[1] == pytest.approx(usual[1], rel=0.03)
 
 
-def test_commands_take_a_host_and_refuse_what_is_none(tmp_path, slow, capsys):
+def test_commands_take_a_host_file_and_refuse_others(tmp_path, slow, capsys):
     said = []
     for more in ((), ("--host", slow)):
         assert main([*PREDICT, "--seq", "256", "--execution", "eager", "--json", *more]) == 0

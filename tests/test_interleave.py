@@ -143,7 +143,7 @@ def test_the_sequential_order_ends_one_slice_before_the_next():
         assert numbers == sorted(numbers) and set(numbers) == {"[0]", "[1]"}
 
 
-def test_what_belongs_to_no_slice_is_done_once():
+def test_work_outside_slices_runs_once():
     make = GraphMaker(12)
     value = make.tensor("x", (12, 16), "input")
     weight = make.tensor("w", (16, 16), "parameter")
@@ -199,7 +199,7 @@ def test_slices_that_do_not_divide_are_refused():
         tensor_parallel(blocks_of_layers(), interleave_order="random")
 
 
-def test_the_wrapper_says_how_many_slices():
+def test_the_wrapper_sets_the_number_of_slices():
     cell = WithLossCell(nn.Linear(4, 4), nn.CrossEntropyLoss())
     wrapped = unwrap(AutoParallel(Pipeline(MicroBatchInterleaved(cell, 3), 4, {"_backbone": 0}), "semi_auto"))
     assert (wrapped.interleave, wrapped.num_micro_batches, wrapped.module) == (3, 4, cell)

@@ -172,7 +172,7 @@ def test_deepseek_v2_lite_reads_as_well():
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ],
 )
-def test_files_that_say_what_is_not_modelled_are_refused(changes, message):
+def test_files_with_unmodelled_settings_are_refused(changes, message):
     with pytest.raises(TwofoldError, match=message):
         reading_of(DEEPSEEK_V3 | changes)
 

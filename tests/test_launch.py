@@ -158,7 +158,7 @@ def test_a_rank_that_ends_well_is_no_failure(ending, script, job, env):
         ("raise ConnectionResetError('peer')", "lost its connection to another rank"),
     ],
 )
-def test_the_failure_says_how_the_rank_ended(ending, headline, script, job, env):
+def test_the_failure_states_how_the_rank_ended(ending, headline, script, job, env):
     assert run_rank(job, script(ending), env) != 0
     failure = first_failure(job, [0])
     assert failure is not None
@@ -205,7 +205,7 @@ def test_the_script_runs_as_python_would_run_it(script, job, env, tmp_path):
     assert job.stdout(0).read_text().split() == ["__main__", str(path), str(path), str(tmp_path), "7"]
 
 
-def test_the_cause_is_told_from_its_consequences(script, job, env):
+def test_the_cause_is_separated_from_its_consequences(script, job, env):
     """Rank 0 only lost its peer, first by time; rank 1 was ended; rank 2 has an error of its own, the last by time."""
     assert run_rank(job, script("raise ConnectionResetError('reset by peer')"), env) == 1
     guard = start_rank(job, script("hang()"), env, rank=1)
@@ -238,7 +238,7 @@ def test_a_guard_that_was_killed_is_known_by_its_exit_code(script, job, env):
     assert (failure.rank, failure.headline[:21]) == (2, "was killed by SIGKILL")
 
 
-def test_a_timeout_says_who_runs_where_and_what_was_printed_last(script, job, env):
+def test_a_timeout_names_running_ranks_their_place_and_last_output(script, job, env):
     assert run_rank(job, script("print('done')"), env) == 0
     path = script("print('epoch 3')\nhang()")
     guard = start_rank(job, path, env, rank=1)
@@ -263,7 +263,7 @@ def test_a_timeout_says_who_runs_where_and_what_was_printed_last(script, job, en
         (ValueError("connection closed by peer"), False),
     ],
 )
-def test_a_lost_peer_is_known_by_what_it_says(error, is_lost):
+def test_a_lost_peer_is_recognised_by_its_message(error, is_lost):
     assert is_lost_peer(error) is is_lost
     outer = ValueError("step failed")
     outer.__cause__ = error
@@ -530,7 +530,7 @@ launch({str(script("hang()"))!r}, num_ranks=2, log_dir={str(job.log_dir)!r})
         ("os.kill(os.getpid(), 19)", "rank 1 had not started"),
     ],
 )
-def test_a_guard_that_ends_before_it_says_its_number(fault, headline, script, tmp_path, env, monkeypatch):
+def test_a_guard_that_ends_before_writing_its_number(fault, headline, script, tmp_path, env, monkeypatch):
     """The others wait for it and are ended with it; none of them is the cause, and nothing is left."""
     faulty = tmp_path / "worker_main.py"
     line = "    if not write_json(os.path.join(folder, PIDS)"

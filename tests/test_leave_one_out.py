@@ -32,7 +32,7 @@ def test_a_left_out_device_is_its_data_sheet_and_the_other_device(name, other):
     assert as_if_unmeasured(device, slower).compute.kernel_s == 1e-3
 
 
-def test_products_attention_and_steps_of_a_left_out_device_are_within_what_was_asked_for():
+def test_products_attention_and_steps_of_a_left_out_device_are_within_targets():
     rows = {(row["part"], row["out"]): row for row in summary([*left_out_kernels(), *left_out_steps()])}
     for (part, _), row in rows.items():
         if part in ("products", "attention", "steps"):

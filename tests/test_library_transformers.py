@@ -175,7 +175,7 @@ ORDINARY = dict.fromkeys(captured_modules.MODULES, captured_modules.made) | {
 
 @pytest.mark.filterwarnings("ignore:.*every rank computes all of it")
 @pytest.mark.parametrize("name", ORDINARY)
-def test_what_is_taken_apart_computes_the_same(name):
+def test_split_products_compute_the_same(name):
     """Losses and weights are those of torch, in double precision, whether there is something to take apart or not."""
     found = ORDINARY[name](name)
     module, rows = found if isinstance(found, tuple) else (found.double(), batch())

@@ -82,7 +82,7 @@ def test_the_shortest_time_of_a_rank_counts_and_a_factor_explains_it(machine, tm
     assert tier["is_whole"] and tier["is_alone"] and tier["short_extra_s"] is None
 
 
-def test_tiers_are_told_apart_and_the_median_counts(machine, tmp_path, capsys):
+def test_tiers_are_separated_and_the_median_counts(machine, tmp_path, capsys):
     """Pairs 0 and 4: 100 MB, 2 x 1/2 x 100 MB / 10 GB/s = 10 ms. Three times 10, 20 and 12.5 ms: factor 0.8."""
     groups = [{"pg_name": "3", "ranks": [0, 4]}]
     files = []
@@ -99,7 +99,7 @@ def test_tiers_are_told_apart_and_the_median_counts(machine, tmp_path, capsys):
     assert (tier["measured_s"], tier["predicted_s"]) == (pytest.approx(37.5e-3), pytest.approx(30e-3))
 
 
-def test_calls_beside_kernels_do_not_count_where_others_ran_alone(machine, tmp_path, capsys):
+def test_calls_during_kernels_do_not_count_if_others_ran_alone(machine, tmp_path, capsys):
     """Alone 6 ms as predicted; 9 ms with a product beside it for two thirds of the time."""
     for rank in range(4):
         product = kernel("sm90_xmma_gemm_bf16", 20_000, 6_000)
@@ -217,7 +217,7 @@ def test_gloo_names_types_as_c_does_and_groups_of_equal_ranks_are_one(tmp_path):
         ({"dtype": [1]}, r"of dtype '\[1\]'"),
     ],
 )  # fmt: skip
-def test_what_a_kernel_says_wrongly_leaves_it_out_with_the_reason(changed, says, tmp_path):
+def test_kernels_with_wrong_metadata_are_left_out_with_the_reason(changed, says, tmp_path):
     event = reduced(0, 9, 9)
     event["args"] |= changed
     assert len(read_links([trace(tmp_path, 0, [event, reduced(20, 9, 9)])]).calls) == 1
@@ -255,7 +255,7 @@ def test_groups_that_cannot_be_read_are_not_there(groups, tmp_path):
     assert read_links([file]).calls[0].ranks == (0, 1, 2, 3)
 
 
-def test_sizes_may_stand_at_the_operator_that_issued_the_kernel(machine, tmp_path):
+def test_sizes_may_be_at_the_operator_that_issued_the_kernel(machine, tmp_path):
     issued = {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "ts": 0, "dur": 5, "pid": 1, "tid": 1,
               "args": {**reduced(0, 1, 1000)["args"], "External id": 12}}  # fmt: skip
     bare = kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", 10, 20, **{"External id": 12})
@@ -270,7 +270,7 @@ def test_a_rank_without_a_trace_makes_times_a_bound(machine, tmp_path, capsys):
     assert (found["calls"][0]["seconds"], found["tiers"][0]["is_whole"]) == (pytest.approx(7.5e-3), False)
 
 
-def test_short_messages_tell_seconds(machine, tmp_path, capsys):
+def test_short_messages_give_seconds(machine, tmp_path, capsys):
     """With 50 us to start, 2 kB hang on no bandwidth: 62 us are 12 us more, but for the 0.03 us of its bytes."""
     made = msgspec.json.decode(Path(machine).read_bytes())
     made["collectives"]["all_reduce"]["start_s"] = 5e-5
@@ -383,7 +383,7 @@ def logs_of_four(folder: Path, call: str, *, split: str = "commId 0xab{colour} -
     ["commId 0xab{colour} - Init START", "parent 0x1 splitCount 1 color {colour} key 0- Init START",
      "parent 0x1 color {colour} key 0 commId 0xab{colour} - Init START"],
 )  # fmt: skip
-def test_logs_of_all_ranks_say_which_ranks_communicate_and_each_call_counts_once(split, tmp_path):
+def test_logs_of_all_ranks_give_groups_and_count_each_call_once(split, tmp_path):
     """1000 bfloat16; with opCount at 0 throughout, as NCCL 2.27 prints it on a single node."""
     files = logs_of_four(tmp_path, "count 1000 datatype 9 op 0", split=split)
     found = read_links(files)
@@ -400,7 +400,7 @@ def test_logs_of_all_ranks_say_which_ranks_communicate_and_each_call_counts_once
     assert read_links([folder]) == found
 
 
-def test_logs_without_commid_say_who_is_who_in_communicators_of_all_ranks(tmp_path):
+def test_logs_without_commid_identify_communicators_of_all_ranks(tmp_path):
     """Lines as NCCL 2.10 to 2.16 print them, with two communicators of all ranks."""
     files = []
     for rank in range(4):
@@ -422,7 +422,7 @@ def test_logs_without_commid_say_who_is_who_in_communicators_of_all_ranks(tmp_pa
     assert not found.assumed
 
 
-def test_logs_of_some_ranks_say_what_they_assume(tmp_path):
+def test_logs_of_some_ranks_list_assumptions(tmp_path):
     found = read_links(logs_of_four(tmp_path, "count 1000 datatype 9 op 0")[:2])
     assert {each.ranks for each in found.calls} == {(0, 1, 2, 3), (0, 1)}
     assert "some of their ranks have no log" in found.assumed[0] and found.skipped == {"Send of 2 ranks": 1}
@@ -575,7 +575,7 @@ def test_traces_that_simulate_writes_give_the_links_that_it_simulated(tmp_path, 
         ("one.json", '{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', "does not contain its rank"),
     ],
 )
-def test_what_holds_no_communication_is_refused_in_a_line(name, text, message, machine, tmp_path, capsys):
+def test_files_without_communication_are_refused_in_one_line(name, text, message, machine, tmp_path, capsys):
     file = tmp_path / name
     file.write_text(text)
     assert main(["links", str(file), "--machine", machine]) == 2

@@ -312,7 +312,7 @@ def test_recompute_of_relus_only_moves_what_is_saved():
     check_training(after)
 
 
-def test_recompute_of_a_chain_lowers_what_is_alive():
+def test_recompute_of_a_chain_lowers_live_memory():
     chain = ("layer1.linear", "layer1.relu", "layer2.linear", "layer2.relu", "layer3.linear", "layer3.relu")
     before, after = wide_chain(), wide_chain(recompute=chain)
     activation = 64 * 32 * 4
@@ -343,7 +343,7 @@ def test_labels_that_are_trained_are_refused():
     refused(lambda: lower(plan_of(graph, Layout((1,), ("a",)))), "no gradient for its input 't1'.*detach it")
 
 
-def test_what_does_not_reach_the_loss_has_no_backward():
+def test_operators_that_do_not_reach_the_loss_have_no_backward():
     make = GraphMaker(4)
     hidden = make.linear(make.tensor("x", (4, 6), "input"), 3)
     rounded = make.apply("cast", hidden, dtype="int64")

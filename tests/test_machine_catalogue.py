@@ -74,7 +74,7 @@ NAMES = ("name", "variant", "device", "num_devices", "devices_per_node", "host_a
 
 
 @pytest.mark.parametrize("name", known_names())
-def test_every_figure_of_every_shipped_machine_says_where_it_is_from(name):
+def test_every_figure_of_every_shipped_machine_has_a_source(name):
     machine = Machine.load(name)
     entries = entries_of(machine)
     assert len(entries) > 20
@@ -87,7 +87,7 @@ def test_every_figure_of_every_shipped_machine_says_where_it_is_from(name):
             assert "taken" not in says.source and "assumed" not in says.source, f"{entry} is not what is cited"
 
 
-def test_what_a_device_was_not_measured_for_is_not_called_measured():
+def test_unmeasured_figures_of_a_device_are_not_called_measured():
     provenance = load_device("h100-sxm").provenance
     assert provenance["compute.attention"].status == provenance["compute.tiled"].status == "measured"
     assert "NVIDIA H100 80GB HBM3" in provenance["compute.tiled"].source
@@ -96,12 +96,12 @@ def test_what_a_device_was_not_measured_for_is_not_called_measured():
         assert says.status != "measured", entry
 
 
-def test_figures_carried_over_say_what_they_were_where_they_come_from():
+def test_figures_carried_over_keep_their_original_status():
     says = load_device("h100-sxm-96gb").provenance["collectives.all_gather"]
     assert says.status == "assumed" and "there assumed: carried over from h200" in says.source
 
 
-def test_a_device_carried_over_keeps_what_is_cited():
+def test_a_device_carried_over_keeps_cited_figures():
     source, target = load_device("h200"), load_device("a100-80gb")
     faster = msgspec.structs.replace(
         source, compute=msgspec.structs.replace(source.compute, kernel_s=9e-6, sharpness=4.0)
@@ -119,7 +119,7 @@ def test_carrying_over_twice_changes_nothing():
     assert carried(once, source, date="2026-11-21") == once
 
 
-def test_spreads_are_joined_with_what_carrying_over_missed():
+def test_spreads_include_the_errors_of_carrying_over():
     source = load_device("h100-sxm")
     near, far = (carried(load_device(name), source, date="2026-11-21").spreads for name in ("gh200", "a100-80gb"))
     for name in ("matrix", "attention", "memory"):

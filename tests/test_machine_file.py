@@ -21,14 +21,14 @@ def refused(content: dict) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_machines() if not name.startswith("cpu")])
-def test_shipped_machines_load_and_say_where_every_section_comes_from(name):
+def test_shipped_machines_load_with_a_source_for_every_section(name):
     machine = Machine.load(name)
     assert name in shipped_machines() and machine.name == name
     sections = {entry.partition(".")[0] for entry in machine.provenance}
     assert sections >= {"compute", "links", "collectives", "dispatch_s", "overlap", "interval", "memory_bytes"}
 
 
-def test_ascend_says_everywhere_that_it_was_not_run():
+def test_ascend_files_state_that_they_were_not_run():
     provenance = Machine.load("ascend-910b2-x8").provenance
     assert all("not run on Ascend" in entry.source for entry in provenance.values())
     assert {entry.status for entry in provenance.values()} == {"assumed", "cited"}

@@ -23,7 +23,7 @@ def measured(folder):
 
 
 @pytest.mark.ranks
-def test_two_ranks_measure_what_a_machine_is_fitted_to_and_go_on_where_they_were_cut_off(tmp_path):
+def test_two_ranks_measure_the_points_of_a_machine_and_resume(tmp_path):
     points, environment = measured(tmp_path)
     lines = (tmp_path / "stdout.0").read_text().splitlines()
     assert {point.call for point in points if point.kind == "dispatch"} == set(DISPATCH_CLASSES) - {"attention"}

@@ -49,7 +49,7 @@ def test_a_recipe_is_the_plain_loop(recipe, num_micro_batches):
         np.testing.assert_allclose(weight.float().numpy(), weights[placement.name], rtol=1e-6, atol=1e-6)
 
 
-def test_master_weights_keep_what_bfloat16_would_lose():
+def test_master_weights_keep_digits_that_bfloat16_loses():
     """Steps of 1e-4 on weights near 1 are below half an ulp of bfloat16, 2**-9."""
     of = graph(dtype="bfloat16")
     moved = {}

@@ -116,7 +116,7 @@ def test_an_exchange_fills_its_own_uplink():
     assert alone == pytest.approx(8 * 8 / 16 * 2**28 / (50 * GB), rel=1e-3)
 
 
-def test_an_oversubscribed_spine_slows_what_crosses_it():
+def test_an_oversubscribed_spine_slows_crossing_traffic():
     spine = msgspec.structs.replace(CARD, name="spine", uplink_Bps=64 * 50 * GB / 4)
     flat, narrow = fabric(NODE, CARD), fabric(NODE, msgspec.structs.replace(CARD, ranks=64), spine)
     exchanges, rings = (
@@ -201,7 +201,7 @@ def test_claims_of_listed_groups_are_those_of_the_price():
         assert max([alone, *(ps / 1e12 for ps in filled.values())]) == pytest.approx(together, rel=1e-6)
 
 
-def test_rails_carry_what_stays_on_them_and_pass_on_the_rest():
+def test_rails_carry_their_own_traffic_and_forward_the_rest():
     rails = msgspec.structs.replace(CARD, rails=True, ranks=128)
     spine = msgspec.structs.replace(CARD, uplink_Bps=16 * 50 * GB / 4)  # of one rail of a pod of 16 nodes
     machine, blocks = fabric(NODE, rails, spine), fabric(NODE, msgspec.structs.replace(rails, rails=False), CARD)
@@ -401,7 +401,7 @@ def test_a_graph_survives_its_file(tmp_path):
         Machine.load(path)
 
 
-def test_a_pair_is_the_group_of_two_ranks_that_meet_there():
+def test_a_pair_is_a_group_of_two_ranks():
     machine = Machine.load("leaf-spine-x256")
     size = 1
     for tier, link in enumerate(machine.links):

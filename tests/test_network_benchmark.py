@@ -53,7 +53,7 @@ def test_devices_have_the_fitted_constants(points):
     assert fractions[0] / fractions[1] == pytest.approx(found["blackwell_link_ratio"], rel=0.02)
 
 
-def test_figures_carried_over_keep_what_is_fitted_here():
+def test_figures_carried_over_keep_fitted_constants():
     for name in ("a100-80gb", "b200"):
         device = load_device(name)
         assert carried(device, load_device("h200"), date="2026-11-23").collectives == device.collectives

@@ -104,7 +104,7 @@ WHAT_TORCH_DOES = {
 
 
 @pytest.mark.parametrize("name", WHAT_TORCH_DOES)
-def test_what_a_kernel_does_not_take_torch_does(name, calls):
+def test_torch_runs_what_a_kernel_does_not_support(name, calls):
     call, attrs, shapes, dtype = WHAT_TORCH_DOES[name]
     made, expected = both(call, shapes[0], attrs, *[torch.randn(shape, dtype=dtype) for shape in shapes])
     torch.testing.assert_close(made, expected)
@@ -270,6 +270,6 @@ def test_torch_npu_that_does_not_load_is_explained(monkeypatch, tmp_path):
     assert pick_device("auto").kind == "cpu"
 
 
-def test_every_kernel_of_an_npu_stands_for_one_of_torchs():
+def test_every_npu_kernel_replaces_one_of_torchs():
     for call in KINDS["npu"].rules():
         assert callable(torchs_rule_of(call))

@@ -108,7 +108,7 @@ CONTENDED = {
 
 
 @pytest.mark.parametrize("kind", CONTENDED)
-def test_what_shares_links_takes_the_time_of_the_engine(kind: str) -> None:
+def test_shared_links_take_the_time_of_the_engine(kind: str) -> None:
     """Reductions, gathers and transfers that meet; without this forecasts were 2 to 12 % short or long here."""
     network, number, spread = CONTENDED[kind]
     config = replace(MODELS[0], num_layers=8)

@@ -108,7 +108,7 @@ def step_s(plan: Plan) -> tuple[float, float]:
     return simulate(plan, machine).step_s, simulate(paired(plan), machine).step_s
 
 
-def test_communication_of_one_stands_beside_compute_of_the_other() -> None:
+def test_communication_of_one_overlaps_compute_of_the_other() -> None:
     plan = paired(planned(SINGLE, batch=8, schedule="dualpipe_v", virtual=2, micro_batch=1, tp=4))
     lines = [(block.label, line) for block, line in lower(plan).groups[0].walk() if block.label in ("0F2", "1B1")]
     beside = 0

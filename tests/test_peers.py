@@ -66,7 +66,7 @@ def test_model_flops_are_those_of_the_published_formula() -> None:
     assert model_flops(config, b) == pytest.approx(causal, rel=1e-3)  # norms and biases are counted with the products
 
 
-def test_a_row_says_where_losses_differ() -> None:
+def test_a_row_shows_where_losses_differ() -> None:
     case, side = (
         SMOKE_CASES[1][0],
         {"step_s": 2.0, "peak_bytes": 8, "steady_peak_bytes": 4, "left_bytes": 0, "spread": 0.0},
@@ -80,7 +80,7 @@ def test_a_row_says_where_losses_differ() -> None:
 
 
 @pytest.mark.ranks
-def test_both_sides_train_alike_over_data_tensor_and_pipeline_parallel_ranks(tmp_path: Path) -> None:
+def test_both_sides_train_equally_over_data_tensor_and_pipeline_parallel_ranks(tmp_path: Path) -> None:
     names = ["tiny-b8-dp2-mb2-level3", "tiny-b8-tp2-mb4", "tiny-b8-pp2-mb2-zb_h1"]
     command = [sys.executable, "-m", "benchmarks.peers", "--smoke", "--gpus", "2", "--out", str(tmp_path), "--only"]
     root = Path(__file__).parent.parent

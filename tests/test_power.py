@@ -146,7 +146,7 @@ def test_steps_run_at_the_clock_that_their_programs_settle_at():
 # -- prices and one answer ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_bound_by_compute_goes_with_the_clock():
+def test_compute_bound_work_scales_with_the_clock():
     machine = Machine.load("h200-x1")
     slow, fast = (at_clock(machine, clock) for clock in (1400.0, 1700.0))
     shapes = ((8192, 4096), (4096, 4096), (8192, 4096))

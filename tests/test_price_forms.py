@@ -122,7 +122,7 @@ def test_the_clock_falls_with_the_load():
     assert large[0] / small[0] == pytest.approx(1 - 0.2 * reached, rel=1e-3)  # as `fit_clock` reads it off points
 
 
-def test_clocks_recorded_beside_points_explain_their_times():
+def test_recorded_clocks_explain_times():
     rng, made = np.random.default_rng(8), []
     for _ in range(60):
         point = Point(kind="matrix", call="mm", shape=tuple(int(2 ** rng.uniform(7, 13)) // 8 * 8 for _ in range(3)),
@@ -287,7 +287,7 @@ def test_link_fits_find_bandwidth_and_gap():
     assert got.link_fraction == pytest.approx(0.85, rel=0.03) and got.gap == pytest.approx(0.6, abs=0.08)
 
 
-def test_calls_issued_back_to_back_tell_the_host_from_the_links():
+def test_back_to_back_calls_separate_host_and_links():
     # a ring of 1 to 10^6 KiB: measured alone, and issued back to back by a host that takes 30 us for each
     rng, truth = np.random.default_rng(5), Collective(start_s=7e-6, link_fraction=0.85, chunk_s=2e-6)
     made = []
@@ -451,7 +451,7 @@ def test_seconds_by_class_are_those_of_the_busiest_group():
 
 
 @pytest.mark.parametrize("name", ["h100-sxm", "h200"])
-def test_a_shipped_device_predicts_what_was_held_out(name):
+def test_a_shipped_device_predicts_held_out_points(name):
     held = [point for point in points_of(files_of(name))[0] if point.held_out and point.seconds > 1e-6]
     device = load_device(name)
     fit = DeviceFit(device=device, forms={}, predicted=tuple(predict_points(held, device)))
@@ -463,7 +463,7 @@ def test_a_shipped_device_predicts_what_was_held_out(name):
     assert len(linears) == 1 and linears[0].num_points == 100 and linears[0].median_error < 0.04
 
 
-def test_a_shipped_device_is_what_its_points_say():
+def test_a_shipped_device_equals_the_fit_of_its_points():
     device = load_device("h100-sxm")
     held = {point.shape for point in points_of(files_of("h100-sxm"))[0] if point.kind == "attention" and point.held_out}
     points = [

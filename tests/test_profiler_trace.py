@@ -16,7 +16,7 @@ from simulator import composition, critical_path
 
 
 @pytest.mark.parametrize("timeline", [predicted(2), measured(3)], ids=["predicted", "measured"])
-def test_what_is_written_comes_back(timeline, tmp_path):
+def test_written_data_round_trips(timeline, tmp_path):
     back = read_rank_traces(list(reversed(write_rank_traces(tmp_path, timeline))))
     same(replace(timeline, memory=(), memory_curve={}), back)
     assert critical_path(back, small_program()) == critical_path(timeline, small_program())
@@ -140,6 +140,6 @@ def broken(tmp_path, content: bytes):
         (lambda folder: [kineto(folder / f"{n}.json", 0, 0.0) for n in "ab"], "both belong to rank 0"),
     ],
 )
-def test_what_cannot_be_read_is_said(make, message, tmp_path):
+def test_unreadable_files_are_reported(make, message, tmp_path):
     with pytest.raises(TwofoldError, match=message):
         read_rank_traces(make(tmp_path))

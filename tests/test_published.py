@@ -31,7 +31,7 @@ def file(tmp_path):
     return write
 
 
-def test_without_transformers_it_is_said_what_would_help(monkeypatch):
+def test_without_transformers_the_error_suggests_it(monkeypatch):
     monkeypatch.setattr("executor.train.published.has_transformers", lambda: False)
     with pytest.raises(
         TwofoldError, match=r"t5: encoder-decoder models .*; install transformers to plan the module that it builds"
@@ -39,7 +39,7 @@ def test_without_transformers_it_is_said_what_would_help(monkeypatch):
         given_model(str(FOLDER / "t5-base.json"), None, None)
 
 
-def test_a_file_that_a_configuration_can_say_is_never_built():
+def test_a_file_that_a_configuration_expresses_is_never_built():
     assert given_model(str(FOLDER / "gpt-oss-20b.json"), 64, None).graph is None
 
 
@@ -73,6 +73,6 @@ def test_fewer_blocks_are_those_of_encoder_and_decoder(file):
         (T5 | {"torch_dtype": "float7"}, None, "transformers .* cannot build this model .*float7"),
     ],
 )
-def test_what_cannot_be_built_is_refused(keys, seq, message, file):
+def test_unbuildable_models_are_refused(keys, seq, message, file):
     with pytest.raises(TwofoldError, match=message):
         given_model(file(keys), seq, None)

@@ -224,7 +224,7 @@ def _table(folder, rows):
      ("value", "fast"), ("precision", "int3"), ("gpu_type", "Abacus"), ("recompute", "purple"),
      ("gpu_count", "17"), ("gpu_count", "1024")],
 )  # fmt: skip
-def test_a_bad_cell_is_named_and_the_run_goes_on(tmp_path, column, cell):
+def test_a_bad_cell_is_named_and_the_run_continues(tmp_path, column, cell):
     found = _table(tmp_path, [BASE, BASE | {"tp": "4", "pp": "1", column: cell}, BASE | {"micro_batch": "1"}])
     assert [row["row"] for row in found.rows] == [1, 3]
     (bad,) = found.skipped

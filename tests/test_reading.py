@@ -78,7 +78,7 @@ def test_json_values_are_as_strict_as_a_file_of_one(content, says, tmp_path):
         read_json_values(path, "the trace")
 
 
-def test_files_that_cannot_be_read_say_why(tmp_path):
+def test_unreadable_files_give_the_reason(tmp_path):
     bomb = tmp_path / "bomb.gz"
     bomb.write_bytes(gzip.compress(bytes(1 << 20)))
     with pytest.raises(TwofoldError, match=r"bomb.gz: the trace is damaged: it has more than 1,000,000 bytes"):

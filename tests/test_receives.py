@@ -46,14 +46,14 @@ def last_forward_ps(of, forward_ps, transfer_ps):
 
 
 @pytest.mark.parametrize("count", [1, 4, 8])
-def test_what_is_received_ahead_moves_beside_compute_and_what_is_received_when_needed_does_not(count):
+def test_early_receives_overlap_compute_and_late_ones_do_not(count):
     ahead, needed = (last_forward_ps(two_stages(each, count), 10, 3) for each in ("ahead", "needed"))
     assert ahead == 10 + 3 + count * 10
     assert needed == 10 + count * (3 + 10)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_receive_stands_right_before_the_action_that_needs_it(schedule):
+def test_a_receive_directly_precedes_the_action_that_needs_it(schedule):
     for group in lower(two_stages("needed", schedule=schedule)).groups:
         labels = [block.label for block in group.blocks]
         received = [at for at, label in enumerate(labels) if label.endswith(".recv")]

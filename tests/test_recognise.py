@@ -76,7 +76,7 @@ def test_a_transformer_by_name_is_recognised_as_itself(change):
         (lambda block: nn.Sequential(block.w2, nn.Linear(32, 32, bias=False)), r"\(32, 32\)"),
     ],
 )
-def test_what_differs_in_one_block_is_not_recognised(part, reason):
+def test_a_model_that_differs_in_one_block_is_not_recognised(part, reason):
     module = plain(SMALL)
     module.layers[2].w2 = part(module.layers[2])
     with pytest.raises(TwofoldError, match=rf"PlainLlama is not a supported transformer: .*{reason}"):
@@ -145,7 +145,7 @@ def test_a_search_in_the_module_is_that_by_name_under_the_names_of_the_module():
         ({"memory_limit_bytes": 1}, "the search over degrees found no plan: .* nothing fits .*"),
     ],
 )
-def test_a_transformer_that_is_searched_operator_by_operator_is_told_why(asked, why):
+def test_the_reason_for_a_search_operator_by_operator_is_printed(asked, why):
     graph, said = capture(plain(replace(SMALL, num_layers=1)), examples(SMALL, 4)), []
     machine = Machine.load(asked.get("machine", "h200-x2"))
     keys = {name: value for name, value in asked.items() if name != "machine"}

@@ -172,7 +172,7 @@ def test_names_of_axes_do_not_matter(matrix: tuple[int, ...], names: dict[str, s
         assert cost(steps) == pytest.approx(cost(redistribute(source, target, shape, price=price)), rel=1e-12)
 
 
-def test_a_finer_mesh_is_gone_through_where_it_cuts_alike() -> None:
+def test_a_finer_mesh_is_used_where_it_cuts_equally() -> None:
     """(4,) is (2, 2) where it cuts evenly: here one all-gather, not a transfer, although the other dim is uneven."""
     coarse, fine = Layout((2, 4), ("dp", "tp")), Layout((2, 2, 2), ("dp", "sp", "mp"))
     source, target = coarse("dp", "tp"), fine("dp", "sp")

@@ -99,7 +99,7 @@ def test_settings_reach_the_optimizer_of_torch(kind):
         ({"num_micro_batches": 0}, "num_micro_batches=0"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(settings, message):
+def test_untrainable_plans_are_refused(settings, message):
     with pytest.raises(TwofoldError, match=message):
         train_reference(cell(), batches(), **{"optimizer": Optimizer(), "num_steps": 4} | settings)
 
@@ -161,7 +161,7 @@ def test_a_nudge_shows_which_weights_rounding_decides():
     ("predicted_s", "says"),
     [(0.03, "predicted 30.0 ms, 25.0 % too short"), (0.05, "predicted 50.0 ms, 25.0 % too long")],
 )
-def test_a_step_time_is_laid_beside_its_prediction(predicted_s, says):
+def test_a_step_time_is_compared_with_its_prediction(predicted_s, says):
     ran = SimpleNamespace(step_s=0.04, timeline=SimpleNamespace(kind="measured"))
     predicted = SimpleNamespace(step_interval_s=predicted_s, low_s=0.9 * predicted_s, high_s=1.1 * predicted_s)
     (check,) = Verification.timing_checks(SimpleNamespace(run=ran, predicted=predicted))

@@ -17,7 +17,7 @@ def dots(chart) -> list[tuple[float, float]]:
     ]
 
 
-def test_dots_stand_at_their_errors_and_never_on_each_other():
+def test_dots_are_at_their_errors_and_never_overlap():
     errors = [-0.1, 0.0, 0.001, 0.002, 0.1, 0.2]
     found = sorted(dots(accuracy_picture([Scored(name="a", detail="b", errors={"step time": errors})], title="t")))
     assert len(found) == len(set(found)) == len(errors)
@@ -27,12 +27,12 @@ def test_dots_stand_at_their_errors_and_never_on_each_other():
     assert len({y for _, y in found[1:4]}) == 3  # nearly equal errors stand above each other
 
 
-def test_an_error_beyond_the_edge_is_said():
+def test_an_error_beyond_the_edge_is_noted():
     text = accuracy_picture([Scored(name="a", detail="b", errors={"step time": [-0.27, 0.01]})], title="t").alone()
     assert "-27 %" in text and "14.0 %, 2 rows" in text
 
 
-def test_what_is_not_measured_is_said_and_what_is_no_number_is_refused():
+def test_unmeasured_values_are_noted_and_non_numbers_refused():
     tables = [
         Scored(name="a", detail="", errors={"step time": [0.1], "peak memory": []}),
         Scored(name="b", detail="", errors={"step time": [0.1], "peak memory": [0.2]}),

@@ -36,7 +36,7 @@ def test_every_source_is_listed(fit):
     assert "extrapolated" in html
 
 
-def test_held_out_points_say_so_and_curves_are_drawn():
+def test_held_out_points_are_marked_and_curves_drawn():
     series = [
         Series(name="a", points=[(1.0, 1.0, "p")], held_out=[(10.0, 2.0, "<q>")], curve=[(1.0, 1.0), (10.0, 2.0)])
     ]
@@ -53,7 +53,7 @@ def test_positions_are_logarithmic():
     assert steps == pytest.approx([steps[0]] * 3, abs=0.2)
 
 
-def test_captions_say_what_pictures_share(fit):
+def test_captions_state_what_pictures_share(fit):
     html = calibration_page(CalibrationReport.of_device(fit)).html()
     cells = {(entry.compute_rate, entry.comm_rate) for entry in fit.device.overlap}
     told = re.search(r"The fit found (\d+) pairs of rates for these (\d+) cells", html)

@@ -135,7 +135,7 @@ def test_sections_appear_only_with_their_data():
     assert "EMULATED" in text and "MEASURED" not in text and "PREDICTED" not in text
 
 
-def test_long_tables_are_cut_short_and_the_page_says_so():
+def test_long_tables_are_cut_with_a_note():
     assert "4 of 9 rows are left out here." in plan_table(small_plan()).html(5)
 
 
@@ -197,7 +197,7 @@ def test_times_per_call_are_those_of_a_rank_and_step():
     ]
 
 
-def test_the_step_table_says_the_difference_and_the_interval():
+def test_the_step_table_has_the_difference_and_the_interval():
     timelines = [predicted(3), measured()]
     rows = {row[0]: row[1:] for row in timeline_table(timelines).rows}
     ratio = timelines[1].step_s / timelines[0].step_s - 1

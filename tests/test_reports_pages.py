@@ -48,7 +48,7 @@ def test_the_page_of_a_prediction_holds_what_predict_says(tmp_path: Path, capsys
         assert sum(map(float, parts)) == pytest.approx(1e3 * said["step_s"], rel=2e-3)
 
 
-def test_other_software_has_no_pipeline_of_ours_and_what_does_not_fit_says_so(tmp_path: Path, capsys) -> None:
+def test_other_software_has_no_pipeline_and_oversized_plans_are_marked(tmp_path: Path, capsys) -> None:
     file = tmp_path / "page.html"
     large = [word if word != "16" else "128" for word in PREDICT]
     assert main([*large, "--layers", "80", "--stack", "torchtitan", "--report", str(file)]) == 0

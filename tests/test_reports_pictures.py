@@ -53,7 +53,7 @@ def test_a_prediction_shows_its_last_step_and_a_run_its_median_one():
     assert representative_step(predicted(3)) == 2
 
 
-def test_the_prediction_stands_above_the_run_with_every_rank_and_kind():
+def test_the_prediction_is_above_the_run_with_every_rank_and_kind():
     root = parsed(pipeline_picture([predicted(), measured()]))
     shown = texts(root)
     titles = [text for text in shown if text.startswith(("PREDICTED", "MEASURED"))]

@@ -15,7 +15,7 @@ def configuration(name: str, step_s: float, peak_gib: float) -> tuple[str, float
     return name, step_s, int(peak_gib * 2**30)
 
 
-def test_bars_say_their_parts():
+def test_bars_show_their_parts():
     shares = {"compute": 0.8, "exposed communication": 0.05, "bubble": 0.15}
     rows = {
         name: {part: share * step_s for part, share in shares.items()} for name, step_s in (("1. a", 4), ("2. b", 5))

@@ -141,7 +141,7 @@ def test_arrows_lead_from_each_send_to_what_it_brings(tmp_path):
             assert any(s["ts"] <= event["ts"] <= s["ts"] + s["dur"] for s in tracks[event["pid"], event["tid"]])
 
 
-def test_of_a_large_timeline_the_last_steps_are_kept_and_the_file_says_so(tmp_path):
+def test_a_large_timeline_keeps_the_last_steps_with_a_note(tmp_path):
     timeline = measured(4)
     per_step = len(timeline.rank) // 4
     path = write_trace(tmp_path / "trace.json.gz", [timeline], max_spans=2 * per_step + 1)

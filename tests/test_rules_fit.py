@@ -86,7 +86,7 @@ def test_a_product_keeps_its_form_and_takes_the_host_time_of_its_own_call():
     assert own.dispatch_ps == round(machine.compute.rules["linear.forward"].dispatch_s * machine.host_scale * 1e12)
 
 
-def test_what_was_measured_of_older_code_no_longer_counts():
+def test_measurements_of_older_code_do_not_count():
     old, new = points_of("rope.forward", 12.0, 9.0, SIZES), points_of("rope.forward", 2.0, 3.0, SIZES, code="b")
     other = points_of("rope.forward", 5.0, 5.0, SIZES, code="a")
     rules = fit_rules([*old, *other, *new, *points_of("mul.grad0", 1.0, 1.5, SIZES)], COMPUTE).rules

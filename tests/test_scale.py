@@ -138,7 +138,7 @@ def test_maps_of_clocks_compose_as_the_walk_does():
     assert thrice == ClockMap()
 
 
-def test_compute_beside_a_collective_goes_at_the_rates_of_the_pair():
+def test_compute_during_a_collective_runs_at_the_rates_of_the_pair():
     lines = [Line(COLLECTIVE, 0, 10, "all_reduce", "dp", 0), Line(COMPUTE, 0, 10, "matrix")]
     # both at half speed for 20 ps; then nothing is left of either
     found = measure(lines, lambda compute, collective: (0.5, 0.5))

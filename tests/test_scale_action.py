@@ -44,7 +44,7 @@ def test_a_steady_body_takes_what_one_more_takes_in_a_long_row(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_a_body_was_beside_before_does_not_matter(seed: int) -> None:
+def test_the_earlier_context_of_a_body_does_not_matter(seed: int) -> None:
     body, gather, wait, reduce = drawn(random.Random(seed))
     used = Body(body, rates)
     for steady in (False, True):

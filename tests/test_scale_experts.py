@@ -93,7 +93,7 @@ def test_what_cannot_be_is_refused(name, degrees, message):
         forecast(named_config(name), Degrees(global_batch=24, **degrees), Machine.load("h200-x8"))
 
 
-def test_messages_of_experts_beside_compute_cost_nothing():
+def test_messages_of_experts_during_compute_cost_nothing():
     mixture, machine = named_config("mixtral-8x7b"), Machine.load("h200-x16")
     degrees = Degrees(dp=16, ep=8, global_batch=64)
     exposed, hidden = (

@@ -166,7 +166,7 @@ def test_the_best_of_all_orders_is_that_of_plain_loops(
         assert found.best.degrees.order != ORDER and least < 0.99 * usual
 
 
-def test_orders_that_no_forecast_tells_apart_are_searched_once() -> None:
+def test_orders_with_equal_forecasts_are_searched_once() -> None:
     inside = ask(CONFIG, 1).changed(num_devices=8)
     assert [order for order, _ in orders(inside, Mesh(2, 1, 2, 2))] == [ORDER]
     whole_node = orders(ask(CONFIG, 1), Mesh(2, 1, 8, 1))

@@ -115,7 +115,7 @@ def test_the_plan_recomputes_the_first_blocks_of_every_chunk() -> None:
         ({"recompute_layers": 2}, "recompute is none"),
     ],
 )
-def test_numbers_that_say_nothing_are_refused(values: dict[str, Any], message: str) -> None:
+def test_meaningless_numbers_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(TwofoldError, match=message):
         Degrees(**values)
     with pytest.raises(TwofoldError, match=message):

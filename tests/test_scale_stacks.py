@@ -195,7 +195,7 @@ def test_messages_are_as_the_stack_cuts_them():
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_flags_of_a_stack_say_what_its_methods_do(name: str) -> None:
+def test_flags_of_a_stack_match_its_methods(name: str) -> None:
     """A flag is the only thing that others ask, so it must not lag behind the method that it speaks of."""
     stack = stack_named(name)
     assert stack.rearranges == (type(stack).arranged is not Stack.arranged)

@@ -267,7 +267,7 @@ def test_v_min_bubble_and_memory(p: int, extra: int) -> None:
 
 @settings(max_examples=40)
 @given(p=st.integers(2, 6), times=any_times)
-def test_v_half_keeps_pace_where_the_paper_says_so(p: int, times: dict[str, Fraction]) -> None:
+def test_v_half_keeps_pace_under_the_papers_conditions(p: int, times: dict[str, Fraction]) -> None:
     """If T_W + 2 T_B >= 2 T_F and T_W + 2 T_F >= 2 T_B, more micro-batches add no idle time."""
     weights = max(times["W"], 2 * abs(times["F"] - times["I"]))
     few, many = (idle(make_schedule("v_half", p, m), times | {"W": weights}) for m in (5 * p, 8 * p))
@@ -316,7 +316,7 @@ def test_other_spellings_mean_the_same_schedule(theirs: str, ours: str) -> None:
         ("dualpipe_v", 4, 7, None, "has 8 stages and needs as many micro-batches, not 7"),
     ],
 )
-def test_what_cannot_be_made_says_what_would_do(name: str, p: int, m: int, virtual: int | None, message: str) -> None:
+def test_impossible_schedules_name_valid_values(name: str, p: int, m: int, virtual: int | None, message: str) -> None:
     with pytest.raises(ScheduleError) as caught:
         make_schedule(name, p, m, virtual=virtual)
     assert message in str(caught.value)
@@ -359,7 +359,7 @@ def test_csv_with_idle_cells_and_overlapped_pairs() -> None:
     assert (schedule.name, schedule.num_stages, schedule.num_micro_batches) == ("mine", 2, 2)
 
 
-def test_text_keeps_what_the_cells_do_not_say() -> None:
+def test_text_keeps_what_cells_cannot_express() -> None:
     order = [[Action.parse("0F0")], []]
     schedule = Schedule.from_order(order, name="half done", num_stages=3, num_micro_batches=5, placement=(0, 1, 1))
     assert Schedule.from_text(schedule.to_text()) == schedule
@@ -388,7 +388,7 @@ def test_text_keeps_what_the_cells_do_not_say() -> None:
         ("0F0" + " " * 140_000, "is not a table"),
     ],
 )
-def test_unreadable_text_says_where(text: str, message: str) -> None:
+def test_unreadable_text_names_the_place(text: str, message: str) -> None:
     with pytest.raises(ScheduleError) as caught:
         Schedule.from_text(text)
     assert message in str(caught.value)

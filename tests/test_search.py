@@ -241,7 +241,7 @@ def test_lower_bound_is_below_every_plan(machine: Machine) -> None:
     assert all((entry.extra_s or 0.0) >= 0 for entry in found.alternatives)
 
 
-def test_memory_limit_is_hard_and_says_what_would_fit(machine: Machine) -> None:
+def test_memory_limit_is_hard_and_names_what_would_fit(machine: Machine) -> None:
     graph = mlp_graph([256, 256, 256], 32)
     options = {"num_devices": 4, "num_micro_batches": 2}
     with pytest.raises(TwofoldError, match="the smallest found that would is") as caught:

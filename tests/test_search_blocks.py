@@ -62,7 +62,7 @@ def test_what_changed_is_joined_again_and_nothing_else() -> None:
     assert set(before) & set(memory.joins)
 
 
-def test_plans_that_split_equal_blocks_alike_are_tried() -> None:
+def test_plans_that_split_equal_blocks_equally_are_tried() -> None:
     """Two layers split in two ways: each of the two for both; operators outside of them keep theirs."""
     graph = transformer("llama-3-8b", batch_size=4, seq=256, num_layers=3)
     mesh = Layout((2,), ("d0",))

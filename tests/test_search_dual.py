@@ -114,7 +114,7 @@ def test_a_block_as_written_is_solved_exactly(llama: Graph) -> None:
     assert answers.found[0].cost_s == pytest.approx(by_integer_programming(priced), rel=1e-6)
 
 
-def test_when_time_is_over_the_best_answer_stands_with_its_bound(llama: Graph) -> None:
+def test_at_the_time_limit_the_best_answer_is_returned_with_its_bound(llama: Graph) -> None:
     question = costs_of(llama, 0, bounded=True).question()
     answers = cheapest(question, 4, is_over=lambda: True)
     assert 0 < answers.bound_s < answers.found[0].cost_s < 1.2 * answers.bound_s

@@ -94,7 +94,7 @@ def test_redistributions_count_for_those_that_ask_for_them() -> None:
     assert routed == {"feed_forward.experts.w1", "feed_forward.combine"}
 
 
-def test_other_layouts_stand_beside_the_chosen_one() -> None:
+def test_other_layouts_are_shown_with_the_chosen_one() -> None:
     found, other = best(tp=1, pp=1, cp=1, recompute="none"), best(tp=4, pp=1, recompute="none")
     rows = operator_costs(found.problem, found.best.degrees, [other.best.degrees, other.best.degrees])
     assert {each.layout for each in rows} == {layout_words(each.best.degrees) for each in (found, other)}
@@ -154,7 +154,7 @@ def test_the_composition_of_a_step_adds_up_and_computes_what_its_ranks_do() -> N
     assert parts["exposed communication"] > 0
 
 
-def test_tables_and_json_say_the_same() -> None:
+def test_tables_and_json_agree() -> None:
     asked = best(tp=2, pp=1, cp=1).problem
     found = solve(asked.changed(pins=Pins(cp=1, zero=1)), explain=True)
     why = explained(found)

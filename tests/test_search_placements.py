@@ -79,7 +79,7 @@ def test_what_degrees_cannot_state_is_refused(
         stated(tmp_path, mesh, *dims, **more)
 
 
-def test_placements_of_norms_alone_say_too_little(tmp_path: Path) -> None:
+def test_placements_of_norms_alone_are_insufficient(tmp_path: Path) -> None:
     made = {"mesh": {"dp": 2}, "placements": {"norm.weight": ["R"]}, "global_batch": 8, "micro_batch": 1}
     (tmp_path / "spread.json").write_text(json.dumps(made))
     with pytest.raises(TwofoldError, match="are needed"):
@@ -106,7 +106,7 @@ def test_ranks_count_as_in_the_mesh(
     assert found.num_ranks == math.prod(mesh.values())
 
 
-def test_what_a_mesh_dim_is_taken_for_is_told_unless_it_is_named_so(tmp_path: Path) -> None:
+def test_guessed_roles_of_mesh_dims_are_reported(tmp_path: Path) -> None:
     assert not stated(tmp_path, {"dp": 2, "cp": 2, "tp": 2}, {}, {}, SPLIT).assumed
     assert not stated(tmp_path, {"dp": 2, "tp": 1}, {}, {}).assumed
     told = stated(tmp_path, {"dp_shard": 2, "cp": 2, "model": 2}, {}, {}, SPLIT).assumed

@@ -165,7 +165,7 @@ def test_a_number_of_blocks_that_recompute_is_kept() -> None:
 
 
 @pytest.mark.parametrize("stack", ["twofold", "megatron", "torch", "zero-bubble"])
-def test_every_bound_is_below_every_forecast_it_stands_for(stack: str) -> None:
+def test_every_bound_is_below_every_forecast_of_its_branch(stack: str) -> None:
     asked = problem(num_devices=8, global_batch=16, stack=stack_named(stack))
     branching = Branching(problem=asked)
     checked = 0
@@ -299,7 +299,7 @@ def test_a_pin_holds_and_costs() -> None:
     assert free.best.forecast.step_s < pinned.best.forecast.step_s
 
 
-def test_more_of_the_fastest_are_ranked_when_asked_for() -> None:
+def test_more_of_the_fastest_are_ranked_on_request() -> None:
     asked = CASES["levels"]
     every = sorted(found.step_s for found in forecast_grid(asked.config, list(enumerate_degrees(asked)), asked.machine))
     found = solve(asked, keep=4)
@@ -451,7 +451,7 @@ def test_bad_pins_are_refused(pins: dict[str, object], message: str) -> None:
         Pins(**pins)  # type: ignore[arg-type]
 
 
-def test_no_way_at_all_is_told_with_the_reasons() -> None:
+def test_an_empty_search_space_is_reported_with_reasons() -> None:
     with pytest.raises(TwofoldError, match=r"no configuration is valid.*does not divide"):
         solve(problem(num_devices=7, global_batch=8))
 

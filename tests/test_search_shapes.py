@@ -74,7 +74,7 @@ def test_searching_stages_and_micro_batches_is_no_worse_than_one_stage(machine: 
     assert found.best.prediction.step_s <= plain.best.prediction.step_s
 
 
-def test_bounds_are_below_every_plan_and_stand_in_the_json(machine: Machine) -> None:
+def test_bounds_are_below_every_plan_and_in_the_json(machine: Machine) -> None:
     found = search(random_problem(3, 6), machine, num_stages=None, num_micro_batches=None, num_devices=4)
     least = min(plan.prediction.step_s for plan in found.plans if plan.prediction is not None)
     assert 0 < found.physics_bound_s < least and 0 < found.lower_bound_s <= least

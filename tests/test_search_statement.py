@@ -136,7 +136,7 @@ def test_flags_that_change_the_step_otherwise_are_refused(flags: str, message: s
         read_statement(tmp_path / "a.sh")
 
 
-def test_what_is_forecast_otherwise_than_stated_is_told(tmp_path: Path) -> None:
+def test_differences_of_the_forecast_from_the_file_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text(BATCH + "--num-experts 8 --moe-ffn-hidden-size 14336 --moe-router-group-topk 2")
     found = read_statement(tmp_path / "a.sh")
     assert len(found.assumed) == 2 and "drop no token" in found.assumed[0]
@@ -162,7 +162,7 @@ def test_as_many_recomputed_blocks_as_there_are_is_all_of_them(count: int, read:
     assert (found.recompute, found.recompute_layers) == ("full", read)
 
 
-def test_processes_may_be_those_of_torchrun_and_other_flags_are_told(tmp_path: Path) -> None:
+def test_processes_may_come_from_torchrun_and_other_flags_are_listed(tmp_path: Path) -> None:
     words = " ".join(megatron_flags(CONFIG, degrees()))
     (tmp_path / "a.sh").write_text(f"torchrun --nnodes 2 --nproc_per_node=8 pretrain_gpt.py {words} --clip-grad 1.0")
     found = read_statement(tmp_path / "a.sh")
@@ -323,7 +323,7 @@ def test_uneven_layers_are_a_layout_of_megatron_and_fewer_on_the_last_stage_of_t
         (torchtitan_toml, degrees(ep=2, zero=0, tp=1, pp=1, sequence_parallel=False), "that shard weights"),
     ],
 )
-def test_what_a_program_has_no_words_for_is_refused(write: Any, stated: Degrees, message: str) -> None:
+def test_what_a_program_cannot_express_is_refused(write: Any, stated: Degrees, message: str) -> None:
     with pytest.raises(TwofoldError, match=message):
         write(CONFIG if stated.ep == 1 else MIXTURE, stated)
 

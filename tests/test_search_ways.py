@@ -65,7 +65,7 @@ def pipeline():
     ).best
 
 
-def test_a_block_is_computed_again_from_what_other_blocks_made(pipeline):
+def test_a_block_is_recomputed_from_outputs_of_other_blocks(pipeline):
     graph, before = pipeline.graph, simulate(pipeline, machine(4))
     blocks = recomputable(graph)
     assert len(blocks) >= 6
@@ -79,7 +79,7 @@ def test_a_block_is_computed_again_from_what_other_blocks_made(pipeline):
     assert after.peak_bytes < before.peak_bytes and after.step_s > before.step_s
 
 
-def test_what_is_not_given_is_searched_and_never_worse():
+def test_open_choices_are_searched_and_never_worse():
     graph = mlp_graph([2048] * 5, 512)
     given = search(graph, machine(2), num_stages=None, num_micro_batches=None, top_k=1).best
     found = search(graph, machine(2), top_k=1, **ANYTHING).best
@@ -90,7 +90,7 @@ def test_what_is_not_given_is_searched_and_never_worse():
     assert found.prediction.step_s < 0.95 * given.prediction.step_s and found.schedule != "1f1b"
 
 
-def test_what_does_not_fit_is_made_to_fit_by_levels_and_by_computing_again():
+def test_oversized_plans_fit_by_levels_and_recomputation():
     graph = capture(convolutional(), images()).with_batch(4096)
     asked = {"top_k": 1, "num_stages": 1, "num_micro_batches": 1}
     plain = search(graph, machine(4), **asked).best

@@ -54,7 +54,7 @@ def test_the_list_leads_to_every_report_and_to_nothing_else(folder):
         serving.shutdown()
 
 
-def test_what_is_no_folder_of_reports_is_refused_in_a_line(folder, tmp_path, capsys):
+def test_other_folders_are_refused_in_one_line(folder, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for path, said in ((tmp_path / "none", "is no folder"), (tmp_path / "empty", "no report in")):
         assert main(["serve", str(path)]) == 2

@@ -122,7 +122,7 @@ def test_layouts_keep_the_order_of_their_axes():
     assert strategy.mesh == MESH and strategy.out is None
 
 
-def test_a_bias_follows_what_is_said_of_the_weight():
+def test_a_bias_follows_the_strategy_of_the_weight():
     make = GraphMaker(8)
     value = make.linear(make.tensor("x", (8, 8), "input"), 16)
     graph = make.graph(make.apply("mse_loss", value, make.tensor("t", (8, 16), "input"), shape=()))
@@ -132,7 +132,7 @@ def test_a_bias_follows_what_is_said_of_the_weight():
 
 
 @pytest.mark.parametrize("out", [(("mp",), ()), (("mp", "sp", "dp"), ())])
-def test_an_output_is_handed_on_as_asked(out):
+def test_an_output_has_the_requested_layout(out):
     graph = mlp()
     first = graph.operators[0]
     given = given_strategy((MESH("mp", ("sp", "dp")), MESH("None", ("sp", "dp"))), (MESH(*out),))
@@ -241,13 +241,13 @@ def test_methods_of_operators_and_the_function_mark_modules():
         (nn.Embedding(64, 16), ((4, 1), (1, 3)), None, r"dim 1 of input 'weight' \[64, 16\] into 3 parts"),
     ],
 )
-def test_what_no_input_can_make_right_is_refused_when_it_is_said(module, in_strategy, out_strategy, message):
+def test_strategies_wrong_for_any_input_are_refused_immediately(module, in_strategy, out_strategy, message):
     with pytest.raises(TwofoldError, match=rf"{type(module).__name__} was given .*{message}"):
         shard(module, in_strategy, out_strategy)
     assert not sharded_modules(module)
 
 
-def test_what_only_the_input_tells_is_left_to_planning():
+def test_input_dependent_checks_are_left_to_planning():
     class Twice(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(x)

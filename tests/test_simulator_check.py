@@ -80,7 +80,7 @@ def test_values_that_are_not_there(lines, message):
         [step("f", "x", "a"), step("g", "a", "b", "a"), step("h", "x", "a")],
     ],
 )
-def test_what_can_be_carried_out_passes(lines):
+def test_runnable_programs_pass(lines):
     check_program(program(*lines))
     check_program(program(*lines, num_micro_batches=3))
 

@@ -106,7 +106,7 @@ def test_a_transfer_to_a_rank_outside_the_program():
     assert "from rank 0 to 7, but the program has 1 ranks" in message([script])
 
 
-def test_a_collective_that_stands_twice():
+def test_a_collective_that_occurs_twice():
     scripts = [Script(0), Script(1)]
     for script in scripts:
         script.collective("c", (0, 1), (0, 1))

@@ -135,7 +135,7 @@ def test_overlap_rates_need_not_add_to_one():
     assert fabric_ends(None, (0, 40), (0, 40)) == (40, 40)
 
 
-def test_a_collective_goes_at_the_pace_of_its_slowest_member():
+def test_a_collective_runs_at_the_pace_of_its_slowest_member():
     env, ends = simpy.Environment(), []
     rates = {"fast": (Fraction(1), Fraction(1, 2)), "slow": (Fraction(1), Fraction(1, 4))}
     fabric = Fabric(env, lambda compute, _work, comm, _left: rates[compute])

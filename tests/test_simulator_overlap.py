@@ -137,7 +137,7 @@ def stages(num_ranks: int, num_micro: int, schedule: str) -> Program:
 
 @few
 @given(st.integers(2, 5), st.sampled_from([1, 2, 3, 4, 6, 8]), times, times, st.integers(0, 120))
-def test_transfers_of_gpipe_run_beside_compute(num_ranks, num_micro, forward, backward, hop):
+def test_transfers_of_gpipe_overlap_compute(num_ranks, num_micro, forward, backward, hop):
     """A chain of p computing and p - 1 sending stations: what one micro-batch takes, and m - 1 times the slowest.
 
     The first stage has no input gradient, so only p - 1 stages take part in the way back.

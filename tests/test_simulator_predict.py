@@ -137,7 +137,7 @@ def test_overlap_of_the_machine_slows_what_overlaps(plan):
     assert simulate(plan, slow).step_interval_s > simulate(plan, fast).step_interval_s
 
 
-def test_a_message_beside_a_long_kernel_waits_for_it_and_beside_short_ones_does_not():
+def test_a_message_waits_for_a_long_kernel_and_not_for_short_ones():
     """One kernel of a whole step, or as much work in a hundred kernels: only the one holds the message up."""
     pair = Overlap(compute="matrix", collective="all_reduce", compute_rate=0.7, comm_rate=0.5, hold=0.8)
     rates = _overlap(msgspec.structs.replace(small_machine(2), overlap=(pair,)))

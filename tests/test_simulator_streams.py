@@ -54,7 +54,7 @@ def test_two_streams_share_the_device_equally():
     assert ends(both, {"a": 10, "b": 25, "c": 5}) == {"a": 20, "b": 35, "c": 40}
 
 
-def test_kernels_that_leave_a_part_of_the_device_idle_gain_beside_each_other():
+def test_kernels_that_leave_the_device_partly_idle_gain_from_concurrency():
     both, work = program(compute("a", 0), compute("b", 1)), {"a": 12, "b": 12}
     shared = {share: ends(both, work, chip_share=lambda each, seconds, share=share: share) for share in (1, 0.75, 0.5)}
     assert shared == {1: {"a": 24, "b": 24}, 0.75: {"a": 18, "b": 18}, 0.5: {"a": 12, "b": 12}}

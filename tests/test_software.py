@@ -99,7 +99,7 @@ def test_a_plan_comes_back_from_its_launch_with_the_same_forecast(name, tmp_path
         (["--for", "torchtitan", "--recompute", "selective"], "selective_op or full"),
     ],
 )
-def test_what_a_program_cannot_run_is_told_before_the_search(words, message, capsys, monkeypatch, tmp_path):
+def test_unrunnable_degrees_are_refused_before_the_search(words, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main(["plan", "llama-3-8b", "--machine", "h100-sxm-x8", *words]) == 2
     assert message in capsys.readouterr().err

@@ -107,7 +107,7 @@ def test_a_file_of_rows_gives_whole_batches(graph, tmp_path):
         ("digits", r"input 'ids': the data gives float32 \(8, 1, 28, 28\), the plan asks for int64 \(8, 6\)"),
     ],
 )
-def test_what_is_not_for_the_plan_is_refused_in_a_sentence(data, message, graph):
+def test_data_for_another_plan_are_refused_in_one_sentence(data, message, graph):
     with pytest.raises(TwofoldError, match=message) as error:
         Source(data=data).check(graph)
     assert "\n" not in str(error.value)
@@ -225,7 +225,7 @@ def compare_batches(rank, folder):
 
 
 @pytest.mark.ranks
-def test_ranks_that_get_different_batches_are_told(tmp_path):
+def test_ranks_with_different_batches_are_named(tmp_path):
     run_on_ranks(compare_batches, 2, tmp_path)
     for rank in range(2):
         assert "input 'labels': the data give rank 1 another first batch" in (tmp_path / f"{rank}.txt").read_text()

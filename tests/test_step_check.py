@@ -269,7 +269,7 @@ def test_a_resumed_run_scales_and_skips_as_the_uninterrupted_one_bit_for_bit(fol
 
 
 @pytest.mark.ranks
-def test_another_plan_goes_on_with_the_scale(folder):
+def test_another_plan_resumes_with_the_scale(folder):
     others = sorted(folder.glob("*/on *.0.npz"))
     assert len(others) == len(NEXT) == len(set(NEXT.values()))
     for path in others:
@@ -467,7 +467,7 @@ def test_a_plan_that_skips_steps_is_not_compared_with_training_that_does_not():
         verify(ALONE["sgd"], model="module:net", steps=3)
 
 
-def test_what_a_verdict_says():
+def test_texts_of_verdicts():
     spike = Verdict.of(SPIKES, held_of(REASON=Reason.SPIKE, NORM=30.0, USUAL=2.0, SKIPPED=4, IN_A_ROW=1))
     assert str(spike) == "the norm of its gradients is 30, the mean of the updates before 2" and spike.skipped == 4
     spike.stop_where_asked(9)
@@ -503,7 +503,7 @@ def write_job(folder, steps=STEPS, more=CHECKS):
 
 
 @pytest.mark.ranks
-def test_a_job_scales_losses_and_goes_on(tmp_path, capsys, monkeypatch):
+def test_a_job_scales_losses_and_resumes(tmp_path, capsys, monkeypatch):
     here = Path(__file__).parent
     monkeypatch.setenv("PYTHONPATH", f"{here.parent}:{here}")
     # initial weights are drawn: what is compared are the job's own figures

@@ -175,7 +175,7 @@ def study_file(tmp_path):
     return file
 
 
-def test_a_stopped_study_goes_on_and_computes_no_point_twice(study_file, capsys):
+def test_a_stopped_study_resumes_and_computes_no_point_twice(study_file, capsys):
     assert main(["study", str(study_file), "--json", "--backend", "sequential"]) == 0
     whole = json.loads(capsys.readouterr().out)
     results = study_file.with_suffix(".results.jsonl")
@@ -264,7 +264,7 @@ def test_bad_studies_are_one_line(text, message, tmp_path, capsys):
     assert error.count("error:") == error.count("\n") == 1 and message in error
 
 
-def test_a_grid_of_a_billion_points_says_how_to_sample():
+def test_a_grid_of_a_billion_points_suggests_a_sample():
     axes = {name: list(range(1, 1001)) for name in ("tp", "pp", "dp")}
     with pytest.raises(TwofoldError, match=r"1,000,000,000 points.*one-at-a-time.*sample = 10000"):
         tf.study({}, axes)
@@ -287,5 +287,5 @@ def test_a_grid_of_a_billion_points_says_how_to_sample():
         ({"mtbf_hours": 0.0}, "mtbf_hours must be above 0, not 0.0"),
     ],
 )
-def test_points_that_cannot_be_say_why(settings, message):
+def test_impossible_points_have_a_reason(settings, message):
     assert message in figures_of_point({**BASE, **settings})["refused"]

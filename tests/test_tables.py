@@ -181,7 +181,7 @@ def test_a_missing_micro_batch_is_the_middle_of_its_readings(tmp_path):
     assert any("micro_batch not stated" in told for told in rows[-1]["assumed"])
 
 
-def test_a_row_that_stands_twice_is_named(tmp_path):
+def test_a_duplicate_row_is_named(tmp_path):
     found = validate(write_table(tmp_path / "a.csv", [ROW, ROW | {"value": "41"}, ROW | {"notes": "again"}]))
     assert [row["row"] for row in found.rows] == [1, 2] and found.skipped[0]["reason"] == "it repeats row 1"
 
@@ -287,7 +287,7 @@ def test_software_that_is_taken_for_another_is_named():
     assert case_of(ROW | {"source": "MaxText JAX"}, 1, "megatron").stack == "megatron"
 
 
-def test_what_a_row_states_and_has_no_meaning_is_said():
+def test_meaningless_cells_of_a_row_are_reported():
     single = ROW | {"pp": "1", "dp": "8"}
     assert "vpp 4 without a pipeline: taken as 1" in case_of(single | {"vpp": "4"}, 1).assumed
     assert any("'abc' without a pipeline" in told for told in case_of(single | {"schedule": "abc"}, 1).assumed)
@@ -402,7 +402,7 @@ def test_a_scaled_loss_costs_passes_over_gradients(stack):
 
 
 @pytest.mark.parametrize(("words", "told"), [("", "not stated"), ("TCP", "no rate is read from 'TCP'")])
-def test_links_between_nodes_that_are_not_known_are_said(tmp_path, words, told):
+def test_unknown_links_between_nodes_are_reported(tmp_path, words, told):
     rows = validate(write_table(tmp_path / "a.csv", [ROW | {"interconnect": words}])).rows
     assert any(told in each and "the catalogue's 400 Gb/s" in each for each in rows[0]["assumed"])
 
@@ -417,7 +417,7 @@ def test_a_table_with_a_huge_cell_is_refused_by_name(tmp_path):
     [("PyTorch FSDP2", "torch"), ("torch 2.11 FSDP2 on H100/NVLink", "torch"), ("FSDP2 run of 2026, blog", "torch"),
      ("pytorch blog 2024, FSDP2", "torch-2024"), ("arXiv 2304.11277, FSDP", "torch-2024")],
 )  # fmt: skip
-def test_which_parts_of_torch_ran_is_told_by_their_year(source, stack):
+def test_the_year_decides_which_parts_of_torch_ran(source, stack):
     case = case_of(ROW | {"source": source, "zero_level": "3", "pp": "1", "dp": "8"}, 1)
     assert case.stack == stack
     assert any("torch's parts of 2024" in told for told in case.assumed) is (stack == "torch-2024")

@@ -60,7 +60,7 @@ def test_the_step_and_the_loss_before_are_named(bad):
         train(Stepper([2.0, 1.5, bad, 1.0]), pick_device("cpu"), iter([{}] * 4), 4, options, heartbeat)
 
 
-def test_data_that_end_early_are_told_with_the_steps_of_all_runs():
+def test_data_that_end_early_are_reported_with_the_steps_of_all_runs():
     """Ten steps were done before, so that the fourth of these five is step 14 of 15."""
     options, heartbeat = RunOptions(record_steps=0), Heartbeat(memoryview(bytearray(24)).cast("q"))
     with pytest.raises(TwofoldError, match="the data ended after 13 of 15 steps"):

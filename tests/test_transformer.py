@@ -101,7 +101,7 @@ def test_published_billions_of_parameters(name):
 
 
 @pytest.mark.parametrize("name", model_names())
-def test_every_name_gives_a_graph_of_its_size_and_says_its_source(name):
+def test_every_name_gives_a_graph_of_its_size_with_a_source(name):
     config = named_config(name)
     assert counted(transformer(name, num_layers=2)) == transformer_config(name, num_layers=2).num_parameters
     assert config.source and config.name == name
@@ -204,7 +204,7 @@ def test_blocks_have_equal_operators_under_their_own_prefix():
         assert all(specs[mine] is specs[other] for mine, other in zip(block, first, strict=True))
 
 
-def test_dropout_stands_after_embedding_attention_and_mlp():
+def test_dropout_follows_embedding_attention_and_mlp():
     graph = transformer(TransformerConfig(**SMALL, dropout=0.1, attention_dropout=0.2))
     dropouts = {operator.name: operator.attrs for operator in graph.operators if operator.kind == "dropout"}
     assert list(dropouts)[:3] == ["embeddings.dropout", "layers.0.attention.dropout", "layers.0.feed_forward.dropout"]
@@ -317,7 +317,7 @@ def test_a_config_json_gives_the_published_number_of_parameters(keys, parameters
     assert counted(transformer(tmp_path, seq=64)) == parameters
 
 
-def test_what_a_config_json_says_beside_sizes():
+def test_settings_of_a_config_json_besides_sizes():
     llama, neox, gpt2 = (reading_of(keys).config for keys in (LLAMA, PYTHIA, GPT2))
     assert llama.rope == Rope(
         base=5e5, scaling="llama3", factor=8.0, low_factor=1.0, high_factor=4.0, original_seq=8192

@@ -48,7 +48,7 @@ TURNS = {
     ("name", "machine"),
     [*((name, "h200-x8") for name in TURNS), ("slices, tp 2 dp 2 pp 2", "torus-4x4x4"), ("pairs, pp 2", "torus-4x4x4")],
 )
-def test_a_forecast_says_what_the_engine_says_with_every_rank(name: str, machine: str) -> None:
+def test_a_forecast_equals_the_engine_with_every_rank(name: str, machine: str) -> None:
     degrees, own = Degrees(optimizer=ADAMW, **TURNS[name]), Machine.load(machine)
     program = lower(plan_of(degrees, transformer(CONFIG, batch_size=degrees.global_batch)))
     timeline = simulate(program, own, num_steps=2, with_memory=False, fold_ranks=False)
@@ -104,7 +104,7 @@ def test_plans_of_degrees_that_take_turns_train_as_one_device_does(name: str) ->
     check_training(plan_of(degrees, transformer(config, batch_size=degrees.global_batch)), config)
 
 
-def test_slices_and_pairs_are_told_and_written() -> None:
+def test_slices_and_pairs_are_printed_and_saved() -> None:
     degrees = Degrees(**TURNS["slices and pairs"])
     assert "2 slices, pairs at once" in describe(degrees)
     values = values_from_json(degrees_to_json(degrees), "file.json")
@@ -113,7 +113,7 @@ def test_slices_and_pairs_are_told_and_written() -> None:
     assert (plan.interleave, plan.overlap_pairs) == (2, True)
 
 
-def test_what_cannot_take_turns_is_refused_in_one_sentence() -> None:
+def test_unsupported_slices_and_pairs_are_refused_in_one_sentence() -> None:
     with pytest.raises(TwofoldError, match=r"^interleave 2 does not divide the micro-batch of 3: 3 % 2 != 0$"):
         Degrees(micro_batch=3, global_batch=3, interleave=2)
     alone = Degrees(pp=2, global_batch=8, overlap_pairs=True)

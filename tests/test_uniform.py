@@ -223,7 +223,7 @@ def test_degrees_that_do_not_fit_are_refused(options, message):
         planned(**options)
 
 
-def test_a_vocabulary_that_cannot_be_split_says_how_to_pad_it():
+def test_an_unsplittable_vocabulary_suggests_padding():
     with pytest.raises(TwofoldError, match=r"50257 % 2 != 0; pad it.*vocab=50432"):
         uniform_plan(transformer("gpt2", num_layers=1), MACHINE, tp=2)
 

@@ -38,7 +38,7 @@ def test_row_becomes_a_configuration():
      ({"hidden": "many"}, "hidden"), ({"zero_level": "x"}, "zero_level is 'x'"), ({"layers": "inf"}, "layers is 'inf'"),
      ({"layers": "1e30"}, "layers is '1e30'"), ({"zero_level": "inf"}, "zero_level"), ({"tp": "-1"}, "tp is '-1'")],
 )  # fmt: skip
-def test_what_cannot_be_predicted_is_skipped_with_its_reason(change, reason):
+def test_unpredictable_rows_are_skipped_with_a_reason(change, reason):
     with pytest.raises(Skip, match=reason):
         case_of(ROW | change, 1)
 

@@ -58,7 +58,7 @@ def test_a_rank_with_the_device_of_another_machine(program, machine):
     assert every == simulate(program, slow).step_interval_s > mixed
 
 
-def test_two_devices_of_one_name_are_told_apart(program, machine):
+def test_two_devices_of_one_name_are_distinguished(program, machine):
     first, second = (
         msgspec.structs.replace(machine, compute=msgspec.structs.replace(machine.compute, memory_Bps=rate))
         for rate in (1e11, 1e10)
