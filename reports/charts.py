@@ -157,7 +157,7 @@ def series_chart(series: Sequence[Series], scale: Scale, *, title: str, caption:
                 axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
             if scale.relative:
                 axes.axhline(0, color=_INK, linewidth=0.8)
-                axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+                axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
             if scale.diagonal:
                 axes.axline((1, 1), (2, 2), color=_INK, linewidth=0.8, linestyle="--")
             if scale.band is not None:

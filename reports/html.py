@@ -230,8 +230,6 @@ def _plan(plan: Plan | None) -> Iterator[Section]:
 
 
 def _environment(report: Report) -> Iterator[Part]:
-    if report.command:
-        yield Text(report.command, "code")
     for title, entries in (("Machine of the prediction", report.machine), ("Environment", report.environment)):
         if entries:
             rows = tuple((name, str(value)) for name, value in entries.items())

@@ -33,14 +33,13 @@ class Part(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph or preformatted text; `style` is "note", "pass", "fail", "warn" or "code"."""
+    """A paragraph; `style` is "note", "pass", "fail" or "warn"."""
 
     text: str
     style: str = "note"
 
     def __html__(self) -> Markup:
-        tag = "pre" if self.style == "code" else "p"
-        return Markup("<{0} class={1}>{2}</{0}>").format(Markup(tag), self.style, self.text)
+        return Markup("<p class={}>{}</p>").format(self.style, self.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def _tables(study: Findings) -> tuple[Table, Table]:
 
 def _figures(study: Findings) -> dict[str, Any]:
     refused = len(study.rows) - len(study.predicted)
-    figures: dict[str, Any] = {"points": Count(len(study.rows))} | ({"cannot be": Count(refused)} if refused else {})
+    figures: dict[str, Any] = {"points": Count(len(study.rows))} | ({"impossible": Count(refused)} if refused else {})
     if not study.best_first:
         return figures | {"fit": "none"}
     best = study.best_first[0]
@@ -142,7 +142,7 @@ def _trade(study: Findings) -> Iterator[Chart]:
     others = [row for row in study.best_first if not any(row is each for each in front)]
     series = [
         Series(name="points", points=points(_spread(others))),
-        Series(name="none is better in both", points=points(front), curve=[each[:2] for each in points(front)]),
+        Series(name="Pareto front", points=points(front), curve=[each[:2] for each in points(front)]),
     ]
     title = f"Tokens/s against {what.partition(' (')[0]}"
     yield series_chart(series, Scale(x="tokens/s", y=what), title=title, caption=_left_out(len(others)))

@@ -81,11 +81,11 @@ def _refusals(rows: Sequence[Row]) -> list[str]:
         if "refused" in row:
             counts[row["refused"]] = counts.get(row["refused"], 0) + 1
     most = sorted(counts.items(), key=lambda each: -each[1])
-    notes = [f"{_points(count)} cannot be: {reason}" for reason, count in most[:_MOST_REFUSALS]]
+    notes = [f"{_points(count)} impossible: {reason}" for reason, count in most[:_MOST_REFUSALS]]
     if len(most) > _MOST_REFUSALS:
-        notes.append(f"{_points(sum(count for _, count in most[_MOST_REFUSALS:]))} cannot be for other reasons.")
+        notes.append(f"{_points(sum(count for _, count in most[_MOST_REFUSALS:]))} impossible for other reasons.")
     return notes
 
 
 def _points(count: int) -> str:
-    return "1 point" if count == 1 else f"{count:,} points"
+    return "1 point is" if count == 1 else f"{count:,} points are"

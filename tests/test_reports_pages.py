@@ -38,7 +38,7 @@ def test_the_page_of_a_prediction_holds_what_predict_says(tmp_path: Path, capsys
     assert data_of(page) == known(said)
     assert '<meta name="twofold-report" content="prediction">' in page
     assert sections_of(page) == ["step", "memory", "limits", "pipeline", "further"]
-    assert "Made by twofold. twofold predict --model llama-3-8b" in page
+    assert "Made by twofold: <code>twofold predict --model llama-3-8b" in page
     critical = re.search(r"<caption>Critical path.*?</table>", page, re.DOTALL)[0]
     shares = [float(share) for share in re.findall(r'data-key="([\d.e-]+)">[\d.]+ %', critical)]
     assert len(shares) > 2 and sum(shares) == pytest.approx(1, abs=1e-9)
@@ -110,7 +110,7 @@ def test_the_page_of_single_changes(tmp_path: Path, capsys) -> None:
     for name, said in told[:3]:
         expected = points[rates[name]]["tokens_per_s"] / base["tokens_per_s"] - 1
         assert float(said) == pytest.approx(100 * expected, abs=0.006)
-    assert "1 point cannot be: " in page and "<dt>cannot be</dt><dd>1</dd>" in page
+    assert "1 point is impossible: " in page and "<dt>impossible</dt><dd>1</dd>" in page
 
 
 def test_a_study_of_which_nothing_fits_has_a_page(tmp_path: Path) -> None:
