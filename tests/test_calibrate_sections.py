@@ -129,7 +129,7 @@ def test_sections_of_several_ranks_are_not_taken_by_one(tmp_path, lines):
 
 
 def test_a_section_that_is_not_there_is_refused_with_those_that_are(tmp_path, lines):
-    with pytest.raises(TwofoldError, match=r"no section 'matrx'; there are control, allocation, .*matrix"):
+    with pytest.raises(TwofoldError, match=r"unknown section 'matrx'; choose from control, allocation, .*matrix"):
         session(tmp_path, lines, sections=["matrx"]).run(DEVICE_SECTIONS)
 
 
