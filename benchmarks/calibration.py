@@ -123,11 +123,37 @@ def fitted(device: str = "h200", paths: Sequence[str | Path] = (), base: Device 
 
     Args:
         device: name in the catalogue.
-        paths: files of points; by default those of benchmarks/data.
+        paths: files of points; by default those of benchmarks/data, without instructions that the first measured
+            device was measured with in later code: their rules are carried over.
         base: what is not measured; by default the device as it is in the catalogue.
     """
-    points, environment = points_of([Path(path) for path in paths] or files_of(device))
+    files = [Path(path) for path in paths] or files_of(device)
+    points, environment = points_of(files)
+    if not paths and device != MEASURED[0]:
+        outdated = outdated_calls(files, files_of(MEASURED[0]))
+        points = [point for point in points if point.kind != "rule" or point.call not in outdated]
     return fit_device(points, environment, base or load_device(device)) if points else None
+
+
+def outdated_calls(files: Sequence[Path], others: Sequence[Path]) -> frozenset[str]:
+    """The executor's calls whose points in `files` are of older code than those in `others`."""
+    own, theirs = _last_codes(files), _last_codes(others)
+    return frozenset(
+        call for call, (taken, code) in own.items()
+        if call in theirs and theirs[call][1] != code and theirs[call][0] > taken
+    )  # fmt: skip
+
+
+def _last_codes(files: Sequence[Path]) -> dict[str, tuple[str, str]]:
+    """Call -> when its points were taken last, and the digest of its code then."""
+    found: dict[str, tuple[str, str]] = {}
+    for file in files:
+        points, where = load_points(file)
+        taken = where.get("taken", where.get("date", ""))
+        for point in map(_of_same_code, points):
+            if point.kind == "rule" and "code" in point.options:
+                found[point.call] = max(found.get(point.call, ("", "")), (taken, str(point.options["code"])))
+    return found
 
 
 def of_new_linears(point: Point) -> bool:

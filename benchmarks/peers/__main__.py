@@ -6,6 +6,7 @@
     python -m benchmarks.peers --gpus 2 --resume --out FOLDER              what an earlier call did not reach
     python -m benchmarks.peers --set second --gpus 1 2 --sides torch graph --out FOLDER      shapes of no earlier step
     python -m benchmarks.peers --set third --gpus 1 2 --sides torch graph --out FOLDER       others again
+    python -m benchmarks.peers --set fourth --gpus 1 2 --device h100-sxm --out FOLDER        small layers, on H100
     python -m benchmarks.peers --again benchmarks/results/peers_h200_third.json      today's scores on kept rows
     python -m benchmarks.peers --list                                      the cases, in their order
     python -m benchmarks.peers --smoke --gpus 2 --out FOLDER               tiny sizes on CPU ranks
@@ -53,12 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.again is not None:
         rows = json.loads(options.again.read_bytes())["rows"]
-        told = predictions(case_named(row["case"]) for row in rows)
+        told = predictions((case_named(row["case"]) for row in rows), options.device)
         print(scores_text(scores([{**row, "predicted": told[row["case"]]} for row in rows])))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     every = [case for cases in chosen.values() for case in cases]
-    told = _told(options.out / "predictions.json", every, resumes=options.resume)
+    told = _told(options.out / "predictions.json", every, options.device, resumes=options.resume)
     written, predicted = told["written"], told["predictions"]
     if options.predict:
         return 0
@@ -93,6 +94,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="skip this many cases for each number of devices")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on CPU ranks; compiles only where asked to")
     parser.add_argument("--predict", action="store_true", help="write predictions only")
+    parser.add_argument("--device", default="h200", help="of the catalogue, that steps are predicted for")
     parser.add_argument("--again", type=Path, help="score forecasts made today of the rows of such a file")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args(arguments)
@@ -128,12 +130,12 @@ def _chosen(options: argparse.Namespace) -> dict[int, list[Case]]:
     return found
 
 
-def _told(path: Path, cases: Sequence[Case], *, resumes: bool) -> dict[str, Any]:
+def _told(path: Path, cases: Sequence[Case], device: str, *, resumes: bool) -> dict[str, Any]:
     """The file of predictions: when they were written, and those of all cases."""
     told: dict[str, Any] = json.loads(path.read_bytes()) if resumes and path.exists() else {"predictions": {}}
     missing = [case for case in cases if case.name not in told["predictions"]]
     if missing:
-        told = {"written": _now(), "predictions": told["predictions"] | predictions(missing)}
+        told = {"written": _now(), "predictions": told["predictions"] | predictions(missing, device)}
         _write(path, told)
     return told
 

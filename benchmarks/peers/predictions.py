@@ -27,17 +27,20 @@ PEER_STACKS = {"torch": _as_written(), "compiled": _as_written(name="torch-compi
 """Side of the peer -> the software stack that forecasts it."""
 
 
-def predictions(cases: Iterable[Case]) -> dict[str, dict[str, Any]]:
+def predictions(cases: Iterable[Case], device: str = "h200") -> dict[str, dict[str, Any]]:
     """Name of a case -> side -> step_s, low_s, high_s and peak_bytes, or why there is none.
 
-    Sides are the executions of the executor ("eager", "graph", "apart"), "torch" and "compiled". Machines are the
-    shipped files of that many H200.
+    Sides are the executions of the executor ("eager", "graph", "apart"), "torch" and "compiled".
+
+    Args:
+        cases: to predict.
+        device: of the catalogue.
     """
-    return {case.name: _of(case) for case in cases}
+    return {case.name: _of(case, device) for case in cases}
 
 
-def _of(case: Case) -> dict[str, Any]:
-    plan, machine = case.plan(), case.machine()
+def _of(case: Case, device: str) -> dict[str, Any]:
+    plan, machine = case.plan(), case.machine(device)
     found: dict[str, Any] = {"machine": machine.name, "model_flops": model_flops(case.config, case.batch)}
     for execution in executions(plan):
         chosen = with_execution(plan, execution)

@@ -45,8 +45,8 @@ _TYPICAL: Mapping[str, tuple[float, float, float]] = {
 """Parameter -> typical value, least, most."""
 
 MOST_FITTED = 600
-"""Largest number of products that the parameters are fitted to: a sample, in which rare sizes are more likely; factors
-by size use all of them."""
+"""Of more products the parameters are fitted to a sample, the rarer their sizes the more likely, with all whose rows
+are not aligned; factors by size take all of them."""
 
 LEAST_TABLE = 100
 """Points that factors by size need."""
@@ -56,6 +56,9 @@ FLAGGED = 2.0**0.5
 
 _UNALIGNED = {8: (3.0, 1.5), 4: (4.0, 1.5), 2: (6.0, 1.5)}
 """Bytes that rows are aligned to -> typical factors on arithmetic and on loads."""
+
+_UNALIGNED_NT = {2: 9.0}
+"""Likewise on arithmetic of products "nt", where they differ: 90 TFLOP/s on H100 and H200, 110 to 140 of others."""
 
 
 def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | None = None) -> KernelFit:
@@ -81,13 +84,14 @@ def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | N
         "smooth": lambda chosen: _Products(chosen, compute, tiled=False, kernel_s=kernel_s),
         **({"tiles": lambda chosen: _Products(chosen, compute, tiled=True, kernel_s=kernel_s)} if tiles else {}),
     }
+    rare = _Products(points, compute, tiled=False, kernel_s=kernel_s).aligned < 16
     still = [msgspec.structs.replace(point, clock_MHz=0.0) for point in points]
     left_out: dict[str, Floats] = {}  # at the clock recorded next to each, by which forms are compared
     forecast: dict[str, Floats] = {}
     for name, make in forms.items():
         for inside, outside in folds(points):
             others = make([points[at] for at in outside])
-            some, share = _sample(inside, weights)
+            some, share = _sample(inside, weights, rare)
             fitted = {name: make([points[at] for at in some]).fit(seconds[some], share)}
             if name == "tiles" and table:
                 own = make([points[at] for at in inside])
@@ -102,7 +106,7 @@ def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | N
     chosen = choose(errors)
     make = forms["tiles" if chosen == BY_SIZE else chosen]
     model = make(points)
-    some, share = _sample(range(len(points)), weights)
+    some, share = _sample(range(len(points)), weights, rare)
     best = make([points[at] for at in some]).fit(seconds[some], share)
     if chosen == BY_SIZE:
         best = model.with_table(best, seconds)
@@ -112,17 +116,25 @@ def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | N
     )  # fmt: skip
 
 
-def _sample(numbers: Sequence[int], weights: Floats) -> tuple[list[int], Floats]:
-    """At most `MOST_FITTED` of the points and their weights; drawn in proportion to their weights, they weigh the same.
+def _sample(
+    numbers: Sequence[int], weights: Floats, rare: npt.NDArray[np.bool_]
+) -> tuple[list[int], Floats]:  # fmt: skip
+    """At most `MOST_FITTED` of the points and their weights.
 
-    Weighted sampling without replacement by Efraimidis and Spirakis (2006, Information Processing Letters 97).
+    All `rare` ones are among them with the weight that they have. The others are drawn in proportion to their weights
+    and weigh the same: weighted sampling without replacement by Efraimidis and Spirakis (2006, Information Processing
+    Letters 97).
     """
-    own = weights[list(numbers)]
-    if len(own) <= MOST_FITTED:
-        return list(numbers), own
+    kept = [number for number in numbers if rare[number]]
+    common = [number for number in numbers if not rare[number]]
+    own = weights[common]
+    room = MOST_FITTED - len(kept)
+    if len(common) <= room:
+        return list(numbers), weights[list(numbers)]
     keys = np.random.default_rng(0).random(len(own)) ** (1 / own)
-    chosen = np.sort(np.argsort(keys)[-MOST_FITTED:])
-    return [numbers[at] for at in chosen], np.ones(MOST_FITTED)
+    chosen = np.sort(np.argsort(keys)[-room:])
+    share = np.minimum(1.0, weights[kept] * room / own.sum())
+    return [*kept, *(common[at] for at in chosen)], np.concatenate([share, np.ones(room)])
 
 
 def fit_clock(points: Sequence[Point], compute: Compute) -> Compute:
@@ -254,7 +266,8 @@ class _Products:
         steps, loads = np.ones((2, len(self.shapes)))
         for each in _UNALIGNED:
             here = self.aligned == each
-            steps[here] = model.arithmetic_cost.get(str(each), 1.0)
+            for form in FORMS:
+                steps[here & (self.forms == form)] = model.arithmetic_factor(str(each), form)
             loads[here] = model.memory_cost.get(str(each), 1.0)
         terms = ProductTerms(
             per_s / compute.num_cores, compute.num_cores, self.batch, self.items, cost, steps, loads,
@@ -303,6 +316,9 @@ class _Products:
             for each in [each for each in _UNALIGNED if (self.aligned == each).any()]:
                 arithmetic, loads = _UNALIGNED[each]
                 typical |= {f"arithmetic {each}": (arithmetic, 1.0, 30.0), f"memory {each}": (loads, 1.0, 10.0)}
+            for each, arithmetic in _UNALIGNED_NT.items():
+                if ((self.aligned == each) & (self.forms == "nt")).any():
+                    typical[f"arithmetic {each} nt"] = (arithmetic, 1.0, 30.0)
         else:
             typical |= {name: _TYPICAL[name] for name in ("half_rows", "half_depth")}
         present = [form for form in FORMS if form in self.forms]

@@ -11,16 +11,13 @@ from typing import Literal, NamedTuple
 
 from costmodels.machine.sections import Section, check_known, check_share
 from costmodels.price.power import Power, limited_clock
-from costmodels.price.tiled import ProductTerms, Tiled, alignment_bytes, one_tiled_s, one_tiled_share
+from costmodels.price.tiled import FORMS, ProductTerms, Tiled, alignment_bytes, one_tiled_s, one_tiled_share
 from plans.errors import TwofoldError
 
 __all__ = [
     "FORMS", "SUMS_ROWS", "Attention", "Compute", "Rule", "attention_s", "fused_rule", "matrix_rate", "matrix_s",
     "matrix_share", "memory_s", "num_inputs", "rate", "rule_name", "rule_s",
 ]  # fmt: skip
-
-FORMS = ("nt", "nn", "tn")
-"""Storage of a product's operands: nt x[m, k] w[n, k]^T (forward), nn g[m, k] w[k, n], tn g[k, m]^T x[k, n]."""
 
 BY_INPUTS = ("sum", "cross_entropy.forward")
 """Calls whose kernels depend on the number of operands: a sum of more, a loss whose statistic was made before."""
@@ -280,7 +277,7 @@ def _terms(
     per_s = flops_per_s * compute.matrix_efficiency * clock
     return ProductTerms(
         per_s / compute.num_cores, compute.num_cores, batch, item_bytes, compute.form_cost.get(form, 1.0),
-        model.arithmetic_cost.get(aligned, 1.0), model.memory_cost.get(aligned, 1.0), clock,
+        model.arithmetic_factor(aligned, form), model.memory_cost.get(aligned, 1.0), clock,
     )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ from costmodels.price.links import (
 )
 from costmodels.price.power import slower
 from costmodels.price.products import keeps_sums, matrix_shape, product
+from costmodels.price.recurrent import recurrent_s
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 from plans.operators.attention import heads_first
@@ -330,6 +331,8 @@ def price_compute(
         energy_pJ = _energy_pJ(machine, kind, dtype, flops)
     else:
         work_s = memory_s(rates, touched_bytes, _vector_s(machine, touched_bytes, flops, dtype), call, dtype=dtype)
+        if call.startswith("recurrent."):
+            work_s = recurrent_s(rates, call, shapes, _matrix_rate(machine, dtype), itemsize(dtype))
         work_s *= _slower(machine, kind)
         energy_pJ = _slow_energy_pJ(machine, kind, _ps(machine, work_s), 1)
     return Cost(_ps(machine, machine.dispatch_s[kind]), _ps(machine, work_s), energy_pJ=energy_pJ)

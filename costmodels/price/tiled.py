@@ -18,6 +18,7 @@ from plans.errors import TwofoldError
 
 __all__ = [
     "ALIGNMENTS",
+    "FORMS",
     "SPLITS",
     "TILES",
     "ProductTerms",
@@ -45,6 +46,9 @@ SPLITS = (1, 2, 4, 8, 16, 32)
 
 STEP = 64
 """Depth of the sums that a core works on between two loads."""
+
+FORMS = ("nt", "nn", "tn")
+"""Storage of a product's operands: nt x[m, k] w[n, k]^T (forward), nn g[m, k] w[k, n], tn g[k, m]^T x[k, n]."""
 
 ALIGNMENTS = (16, 8, 4, 2)
 """Bytes that rows may be aligned to. Bulk copies to a core, and 16-byte loads, need 16 (CUDA C++ Programming Guide,
@@ -76,7 +80,8 @@ class Tiled(Section, frozen=True, kw_only=True):
         unaligned_start_s: fixed part of a product with rows that are not aligned.
         split_s: fixed part of adding the parts of cut sums.
         quantisation: how much of a full wave one that is not full costs.
-        arithmetic_cost: bytes that the least aligned rows are aligned to, as text -> factor on arithmetic and steps.
+        arithmetic_cost: bytes that the least aligned rows are aligned to, as text -> factor on arithmetic and steps;
+            of one form alone where its name follows ("2 nt").
         memory_cost: likewise, on loads and on memory.
         table: factors on the full time of single products whose rows are aligned; None: none.
     """
@@ -100,9 +105,15 @@ class Tiled(Section, frozen=True, kw_only=True):
         check_share("quantisation", self.quantisation)
         if not self.tiles or any(rows < 1 or columns < 1 for rows, columns in self.tiles):
             raise TwofoldError(f"tiles are {self.tiles}; there is at least one, and rows and columns are at least 1")
-        for table in (self.arithmetic_cost, self.memory_cost):
-            for name in table:
-                check_known("alignment in bytes", name, [str(each) for each in ALIGNMENTS])
+        known = [str(each) for each in ALIGNMENTS]
+        for name in self.memory_cost:
+            check_known("alignment in bytes", name, known)
+        for name in self.arithmetic_cost:
+            check_known("alignment in bytes", name, [*known, *(f"{each} {form}" for each in known for form in FORMS)])
+
+    def arithmetic_factor(self, aligned: str, form: str) -> float:
+        """The factor on arithmetic of products of a form whose rows are aligned to that many bytes."""
+        return self.arithmetic_cost.get(f"{aligned} {form}", self.arithmetic_cost.get(aligned, 1.0))
 
 
 def alignment_bytes(shape: tuple[int, int, int], form: str, item_bytes: int) -> int:
