@@ -45,8 +45,8 @@ _TYPICAL: Mapping[str, tuple[float, float, float]] = {
 """Parameter -> typical value, least, most."""
 
 MOST_FITTED = 600
-"""Of more products the parameters are fitted to a sample, the rarer their sizes the more likely, with all whose rows
-are not aligned; factors by size take all of them."""
+"""Of more products with aligned rows the parameters are fitted to a sample, the rarer their sizes the more likely;
+factors by size take all of them."""
 
 LEAST_TABLE = 100
 """Points that factors by size need."""
@@ -116,25 +116,21 @@ def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | N
     )  # fmt: skip
 
 
-def _sample(
-    numbers: Sequence[int], weights: Floats, rare: npt.NDArray[np.bool_]
-) -> tuple[list[int], Floats]:  # fmt: skip
-    """At most `MOST_FITTED` of the points and their weights.
+def _sample(numbers: Sequence[int], weights: Floats, rare: npt.NDArray[np.bool_]) -> tuple[list[int], Floats]:
+    """The `rare` points, at most `MOST_FITTED` of the others, and their weights.
 
-    All `rare` ones are among them with the weight that they have. The others are drawn in proportion to their weights
-    and weigh the same: weighted sampling without replacement by Efraimidis and Spirakis (2006, Information Processing
-    Letters 97).
+    The others are drawn in proportion to their weights and weigh the same: weighted sampling without replacement by
+    Efraimidis and Spirakis (2006, Information Processing Letters 97).
     """
     kept = [number for number in numbers if rare[number]]
     common = [number for number in numbers if not rare[number]]
     own = weights[common]
-    room = MOST_FITTED - len(kept)
-    if len(common) <= room:
+    if len(common) <= MOST_FITTED:
         return list(numbers), weights[list(numbers)]
     keys = np.random.default_rng(0).random(len(own)) ** (1 / own)
-    chosen = np.sort(np.argsort(keys)[-room:])
-    share = np.minimum(1.0, weights[kept] * room / own.sum())
-    return [*kept, *(common[at] for at in chosen)], np.concatenate([share, np.ones(room)])
+    chosen = np.sort(np.argsort(keys)[-MOST_FITTED:])
+    share = np.minimum(1.0, weights[kept] * MOST_FITTED / own.sum())
+    return [*kept, *(common[at] for at in chosen)], np.concatenate([share, np.ones(MOST_FITTED)])
 
 
 def fit_clock(points: Sequence[Point], compute: Compute) -> Compute:
