@@ -1,4 +1,4 @@
-"""What timing every instruction of a replayed step costs: a recording with an event behind each against one without.
+"""Cost of timing every instruction of a replayed step: a recording with an event after each, and one without.
 
 python -m benchmarks.replay_marks PLAN.json... --out FILE       on one GPU, plans of one device
 """

@@ -1,4 +1,4 @@
-"""What a recurrent layer takes: its steps follow each other, so that each costs the start of some kernels."""
+"""Time of recurrent layers, whose steps run one after the other."""
 
 from __future__ import annotations
 
