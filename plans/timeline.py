@@ -251,7 +251,8 @@ class Timeline(Shown):
             if here := [rank for rank in group.ranks if rank in self.represents]:
                 numbers = (number_of.get(each, -1) for each in taken_by_stream(group))
                 order = np.array([number for number in numbers if number >= 0], dtype=np.int64)
-                found.update(dict.fromkeys(here, order))
+                if len(order):  # a trace of another program may name its instructions otherwise
+                    found.update(dict.fromkeys(here, order))
         return found
 
     @property

@@ -231,7 +231,7 @@ def _measured(path: str, program: Program) -> Timeline:
         run = runs[-1]
     if run.num_ranks != program.num_ranks:
         raise TwofoldError(f"the run in {path} has {run.num_ranks} ranks, the plan {program.num_ranks}")
-    return run
+    return replace(run, program=program)
 
 
 def _recost(asked: Simulate, machine: Machine, say: Console) -> dict[str, Any]:
