@@ -112,8 +112,8 @@ def _subtitle(report: CalibrationReport) -> str:
 
 def _note(report: CalibrationReport) -> str:
     if report.fit is None:
-        return "Processes share the cores; a time holds for this many ranks at once."
-    return "Filled points were fitted, open ones held out. Seconds are the device's, without its host."
+        return "Processes share the cores; times are for this many ranks at once."
+    return "Filled points were fitted, open ones held out. Times are device times, without the host."
 
 
 def _key_figures(report: CalibrationReport) -> dict[str, str]:
@@ -208,8 +208,8 @@ def _provenance(report: CalibrationReport) -> Table:
 
 
 _SECTIONS = {
-    "errors": "How well the forms predict", "probes": "Probe programs", "roofline": "Matrix products and attention",
+    "errors": "Accuracy of the fit", "probes": "Probe programs", "roofline": "Matrix products and attention",
     "memory": "Memory-bound kernels", "links": "Collectives and transfers", "contention": "Contention",
-    "extrapolated": "What is extrapolated", "provenance": "Where every figure comes from",
+    "extrapolated": "Extrapolation", "provenance": "Sources of all figures",
 }  # fmt: skip
 """The anchor of a section and its heading."""

@@ -54,7 +54,7 @@ def residual_picture(fit: DeviceFit) -> Iterator[Chart]:
     if not fit.predicted:
         return
     scale = Scale(x="measured time (µs)", y="predicted / measured - 1", log_x=True, relative=True)
-    yield series_chart(series, scale, title="Residuals", caption="Every measured point; rest on a point to read it.")
+    yield series_chart(series, scale, title="Residuals", caption="Every measured point; hover over a point to read it.")
 
 
 def roofline_picture(fit: DeviceFit) -> Iterator[Chart]:
@@ -161,12 +161,12 @@ def contention_table(device: Device) -> Iterator[Table]:
         (each.compute, each.collective, Share(each.compute_rate), Share(each.comm_rate)) for each in device.overlap
     ]
     distinct = len({(each.compute_rate, each.comm_rate) for each in device.overlap})
-    shared = f"The fit found {distinct} pairs of rates for these {len(rows)} cells: cells that share one are not told "
-    shared += "apart by what was measured."
+    shared = f"The fit found {distinct} pairs of rates for these {len(rows)} cells: cells with one pair "
+    shared += "cannot be distinguished in the measurements."
     known = device.provenance.get("overlap")
     notes = [*([shared] if distinct < len(rows) else []), *([known.source] if known else [])]
     columns = ("compute", "communication", "speed of the compute", "speed of the communication")
-    yield Table(title="Speed while both run, as a share of that alone", columns=columns, rows=tuple(rows),
+    yield Table(title="Speed while both run, relative to each alone", columns=columns, rows=tuple(rows),
                 notes=tuple(notes))  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def comparison_page(plans: Sequence[Compared], *, machine: str, command: str) ->
         TwofoldError: fewer or more plans.
     """
     if not 2 <= len(plans) <= MOST_PLANS:
-        raise TwofoldError(f"{len(plans)} plans: a comparison is of 2 to {MOST_PLANS}")
+        raise TwofoldError(f"a comparison needs 2 to {MOST_PLANS} plans, not {len(plans)}")
     limits = [each.limit_bytes for each in plans if each.limit_bytes is not None]
     live = LiveTimeline(
         timelines=[each.timeline for each in plans], programs=[each.program for each in plans],
@@ -55,7 +55,7 @@ def comparison_page(plans: Sequence[Compared], *, machine: str, command: str) ->
     return Page(
         kind="comparison", title=f"{len(plans)} plans on {machine}", sections=sections, command=command,
         figures={"fastest": best.name, "its step": Seconds(best.timeline.step_interval_s)},
-        notes=["Every time is a prediction; nothing was run."],
+        notes=["All times are predictions; nothing was run."],
         data={"plans": [{"name": each.name, **figures_of(each.timeline)} for each in plans]},
     )  # fmt: skip
 

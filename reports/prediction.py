@@ -28,7 +28,7 @@ __all__ = [
 
 MFU = (
     "MFU, model FLOPs utilization, is the share of the devices' peak rate in the model's dtype that its products and "
-    "all scores of attention need, without what is recomputed (Chowdhery et al. 2022, arXiv 2204.02311)."
+    "all scores of attention need, without recomputation (Chowdhery et al. 2022, arXiv 2204.02311)."
 )
 
 _MOST_STAGES = 64
@@ -64,7 +64,7 @@ def prediction_page(problem: Problem, candidate: Candidate, *, data: Mapping[str
     return Page(
         kind="prediction", sections=sections, command=command, data=data, title=subject(problem),
         subtitle=f"{describe(candidate.degrees)}, as {problem.stack.name} runs it.",
-        figures=headline(problem, candidate), notes=["Every time is a forecast; nothing was run.", MFU],
+        figures=headline(problem, candidate), notes=["All times are forecasts; nothing was run.", MFU],
     )  # fmt: skip
 
 

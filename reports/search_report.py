@@ -59,8 +59,8 @@ def search_page(
     trade = trade_picture(drawn, title="Time against memory", limit_bytes=problem.limit_bytes)
     return Page(
         kind="plan", title=f"Search: {subject(problem)}", subtitle=f"Best: {describe(best.degrees)}.",
-        figures={**headline(problem, best), "at most above the fastest of the space": Share(found.gap)},
-        notes=[certificate, "Every time is a forecast; nothing was run.", MFU], command=command,
+        figures={**headline(problem, best), "largest gap to the fastest of the space": Share(found.gap)},
+        notes=[certificate, "All times are forecasts; nothing was run.", MFU], command=command,
         data={"plans": [
             {"configuration": describe(each.degrees), **figures_of(each.forecast)} for each in found.plans[:top_k]
         ]},
@@ -185,5 +185,5 @@ def _refused(found: SearchResult[Candidate]) -> list[Table]:
         nearest = min(own, key=lambda each: (each.excess_bytes or 0, each.what))
         excess = "" if nearest.excess_bytes is None else f"{Bytes(nearest.excess_bytes)} too much"
         rows.append((reason, sum(max(1, each.count) for each in own), nearest.what, excess))
-    title = "Parts of the space that were refused"
+    title = "Rejected parts of the search space"
     return [Table(title=title, columns=("reason", "parts", "nearest", "by"), rows=rows)] if rows else []

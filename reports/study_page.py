@@ -39,8 +39,8 @@ def study_page(name: str, base: Mapping[str, Any], study: Findings, *, command: 
     settings = tuple((name, setting_text(value)) for name, value in base.items())
     sections = [
         Section(id="found", title="Found", parts=[found, *_changes(study)]),
-        Section(id="axes", title="What each axis does", parts=list(_axes(study))),
-        Section(id="trade", title="What speed costs", parts=list(_trade(study))),
+        Section(id="axes", title="Effect of each axis", parts=list(_axes(study))),
+        Section(id="trade", title="Cost of speed", parts=list(_trade(study))),
         Section(id="points", title="All points", parts=points, folded=True),
         Section(id="base", title="The base case", folded=True, parts=[
             Table(title="Settings of every point", columns=("setting", "value"), rows=settings), figures_table(),
@@ -48,7 +48,7 @@ def study_page(name: str, base: Mapping[str, Any], study: Findings, *, command: 
     ]  # fmt: skip
     return Page(
         kind="study", title=f"Study: {name}", sections=sections, command=command, figures=_figures(study),
-        notes=["Every time is a forecast; nothing was run."],
+        notes=["All times are forecasts; nothing was run."],
         data={"base": dict(base), "axes": list(study.axes), "points": list(study.rows)},
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def _changes(study: Findings) -> Iterator[Chart]:
         yield bars(
             [study.point(row) for row, _ in changed],
             [("tokens/s", "sky", [100 * change for _, change in changed])],
-            title="What each change does alone", x="change of tokens/s (%)", said="{:+.2f} %".format,
+            title="Effect of each single change", x="change of tokens/s (%)", said="{:+.2f} %".format,
             ends=[str(Change(change)) for _, change in changed],
         )  # fmt: skip
 

@@ -39,12 +39,12 @@ def validation_page(name: str, document: Mapping[str, Any]) -> Page:
         }
     return Page(
         kind="validation", title=f"Predictions of {name}", figures=figures,
-        notes=["An interval is meant to hold 9 of 10 measured values, over every plausible reading of a row."],
+        notes=["An interval should contain 9 of 10 measured values, for all plausible readings of a row."],
         data={"sources": document["sources"], "rows": rows[:_MOST_POINTS]},
         sections=[
             Section(id="scores", title="Scores", parts=[_scores(document["sources"])] if rows else []),
             Section(id="errors", title="Predicted against measured", parts=list(_charts(rows))),
-            Section(id="worst", title="Rows, the furthest off first", parts=[_worst(rows)] if rows else []),
+            Section(id="worst", title="Rows, largest errors first", parts=[_worst(rows)] if rows else []),
             Section(id="skipped", title="Rows that were not predicted", folded=True,
                     parts=[_skipped(skipped)] if skipped else []),
         ],
@@ -87,7 +87,7 @@ def _charts(rows: Sequence[Row]) -> Iterator[Chart]:
             values.append(Series(name=name, points=points, spread=spread))
             errors.append(Series(name=name, points=[(row["value"], _error(row), _told(row)) for row in some]))
         scale = Scale(x=f"measured {metric}", y=f"predicted {metric}", log_x=True, log_y=True, diagonal=True)
-        note = f"{len(own)} rows with their intervals. Rest on a point to read its row."
+        note = f"{len(own)} rows with their intervals. Hover over a point to read its row."
         yield series_chart(values, scale, title=f"{metric}: predicted against measured", caption=note)
         scale = Scale(x=f"measured {metric}", y="error", log_x=True, relative=True)
         yield series_chart(errors, scale, title=f"{metric}: predicted / measured - 1")

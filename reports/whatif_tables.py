@@ -39,11 +39,13 @@ def sensitivity_table(effects: Sequence[Effect]) -> Table:
     )
     columns = ("knob", f"{-100 * by:+.0f} %", f"{100 * by:+.0f} %", "swing")
     return Table(
-        title="What a step depends on: its change with each knob turned down and up", columns=columns, rows=rows
+        title="Sensitivity: change of the step time with each quantity decreased and increased",
+        columns=columns,
+        rows=rows,
     )
 
 
-def tornado_picture(effects: Sequence[Effect], *, title: str = "What a step depends on") -> Chart:
+def tornado_picture(effects: Sequence[Effect], *, title: str = "What the step time depends on") -> Chart:
     """One bar per quantity: how the step time changes with it lowered and raised, around the base."""
     by = f"{100 * effects[0].by:.0f} %" if effects else ""
     base = f" of {Seconds(effects[0].base_s)}" if effects else ""

@@ -88,7 +88,7 @@ def test_a_page_shows_scores_and_the_rows_that_are_furthest_off(tmp_path):
     rows = [ROW | {"value": str(value)} for value in (0.1, 0.2, 40)] + [ROW | {"gpu_type": "TPU v5"}]
     document = validate(write_table(tmp_path / "a.csv", rows)).to_json()
     text = validation_page("a.csv", document).html()
-    worst = text[text.index("the furthest off first</h2>") :]
+    worst = text[text.index("largest errors first</h2>") :]
     assert worst.index("<td>arXiv 2205.05198</td>") > 0 and worst.index(">40<") < worst.index(">0.2<")
     assert "TPU v5" in text and "rows skipped" in text and "nan" not in text.lower()
 

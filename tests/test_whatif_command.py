@@ -348,7 +348,7 @@ def test_a_report_of_a_what_if(files, capsys, tmp_path):
     arguments = ["--slow", "stage1=1.5", "--sensitivity", "--report", str(path)]
     found = answer(["whatif", plan, "--machine", machine, *arguments], capsys)
     page = path.read_text()
-    assert 'id="what-if"' in page and "What a step of digits depends on" in page
+    assert 'id="what-if"' in page and "What the step time of digits depends on" in page
     assert f"{100 * found['changed'][0]['change']:+.1f} %" in page
     assert "Peak memory of the fullest rank" in page and "show: ranks 4-7 x1.5 slower" in page
     again = tmp_path / "plain.html"

@@ -178,7 +178,7 @@ class WhatIfCommand:
                 by=self.study.by or _BY,
             )  # fmt: skip
         where = "" if around.what_if.is_none else f", with {around.what_if}"
-        picture = tornado_picture(effects, title=f"What a step of {subject.name} depends on{where}")
+        picture = tornado_picture(effects, title=f"What the step time of {subject.name} depends on{where}")
         shown += [picture, sensitivity_table(effects)]
         say.say(shown[-1].text())
         if self.study.picture is not None:
