@@ -21,7 +21,7 @@ __all__ = ["BASELINES", "baseline", "physical_bound_s", "usual_candidates"]
 
 
 def baseline(problem: Problem, name: str) -> SearchResult[Candidate]:
-    """The best that a baseline finds.
+    """Run a baseline and return its best configuration.
 
     Args:
         problem: whose pins must be empty: baselines have their own.
@@ -174,7 +174,7 @@ def _usual(values: dict[str, int]) -> dict[str, object]:
 
 
 def _prime_factors(number: int) -> list[int]:
-    """The largest first.
+    """The prime factors of a number, the largest first.
 
     >>> _prime_factors(12)
     [3, 2, 2]

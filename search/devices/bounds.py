@@ -54,7 +54,7 @@ class LayerSplits:
         return len(self.spread)
 
     def take(self, chosen: Ints) -> LayerSplits:
-        """Some of them."""
+        """The rows at the chosen indices."""
         return LayerSplits(
             spread=self.spread[chosen], recomputed=self.recomputed[chosen], pieces=self.pieces[chosen],
             order=self.order[chosen], whole=self.whole or self,
@@ -63,12 +63,12 @@ class LayerSplits:
 
     @cached_property
     def has(self) -> NDArray[np.bool_]:
-        """(piece, row, chunk) whether there is any."""
+        """(piece, row, chunk) whether the chunk has at least one such piece."""
         return np.ascontiguousarray((self.pieces > 0).transpose(2, 0, 1))
 
     @property
     def kept(self) -> Ints:
-        """(row, chunk) blocks that keep everything."""
+        """(row, chunk) number of blocks that keep all their activations."""
         blocks = np.asarray(self.pieces[:, :, 1:].sum(axis=2) - self.pieces[:, :, 2], dtype=np.int64)
         return np.asarray(np.maximum(blocks - self.recomputed[:, None], 0))
 
@@ -135,12 +135,12 @@ class ScheduleSpace:
 
     @cached_property
     def paths(self) -> CriticalPaths:
-        """The longest paths that are known; none at first."""
+        """The longest paths found so far; empty at first."""
         return CriticalPaths(self.schedule, split=self.split)
 
     @cached_property
     def all(self) -> LayerSplits:
-        """All spreads; every block recomputes, or none does."""
+        """All spreads, with either every block recomputing or none."""
         every = np.full(len(self.layers), self.most)
         return LayerSplits(spread=np.arange(len(self.layers)), recomputed=every, pieces=self.pieces, order=self.order)
 

@@ -57,7 +57,7 @@ _SAFE = 1.0 - 1e-9
 
 @dataclass(kw_only=True)
 class Branching:
-    """One search.
+    """The state of one branch-and-bound search.
 
     Args:
         problem: what is asked.
@@ -184,7 +184,7 @@ class Branching:
             heapq.heappush(self._heap, (bound, self._number, kind, node))
 
     def _roots(self, nodes: Nodes) -> bool:
-        """Bound all meshes; False: there was no time for all."""
+        """Bound all meshes; False if the time ran out before."""
         found, refused = meshes(self.problem)
         self.rejected += [
             Rejected(what="meshes", reason=reason, count=count) for reason, count in sorted(refused.items())

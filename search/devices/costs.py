@@ -61,11 +61,11 @@ class Table:
 
     @cached_property
     def gathers(self) -> bool:
-        """Whether anything is added to first pieces."""
+        """Whether the first piece of an action adds any time."""
         return bool(self.first_gather.any())
 
     def beside(self, other: Table, pieces: Sequence[int]) -> Table:
-        """This table, with those of another's pieces as further ones."""
+        """This table, extended by the given pieces of another table."""
         chosen = list(pieces)
         return Table(**{
             each.name: np.concatenate([getattr(self, each.name), getattr(other, each.name)[chosen]])

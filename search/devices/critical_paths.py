@@ -34,7 +34,7 @@ _NO_LONGER = 1.002
 
 
 class CriticalPaths:
-    """The longest paths of a schedule that are known.
+    """The longest paths of a schedule found so far.
 
     Args:
         schedule: schedule of the pipeline.
@@ -87,7 +87,7 @@ class CriticalPaths:
                 self._keep(end, came[:, number].tolist())
 
     def lengths_s(self, times_s: Floats, hops_s: Floats) -> Floats:
-        """(spread, path) seconds of the paths that are known; arguments as of `learn`."""
+        """(spread, path) seconds of the paths found so far; arguments as of `learn`."""
         actions = self.actions.reshape(len(self), -1) if len(self) else np.zeros((0, times_s[0].size))
         return times_s.reshape(len(times_s), -1) @ actions.T + self.links @ hops_s
 

@@ -163,7 +163,7 @@ def _recompute_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterat
 
 
 def _beside(now: int, values: tuple[int, ...]) -> list[int]:
-    """The next smaller and the next larger."""
+    """The next smaller and the next larger value."""
     smaller, larger = [each for each in values if each < now], [each for each in values if each > now]
     return smaller[-1:] + larger[:1]
 
@@ -192,7 +192,7 @@ def _neighbour(branching: Branching, best: Candidate, change: str, pins: Pins) -
 
 
 def _difference(best: Candidate, other: Candidate) -> str:
-    """Which part of the step grew most."""
+    """The part of the step that grew most."""
     parts = {
         name: composition(other)[name] - seconds for name, seconds in composition(best).items()
     }  # fmt: skip
@@ -301,12 +301,12 @@ def _told(found: Candidate) -> str:
 
 
 def _GiB(size_bytes: int) -> str:
-    """Rounded up, so that the stated amount is enough."""
+    """Format bytes in GiB, rounded up so that the stated amount suffices."""
     return f"{math.ceil(size_bytes / 2**30 * 100) / 100:.2f} GiB"
 
 
 def _batches(batch: int) -> list[int]:
-    """Smaller and larger ones, the nearest first."""
+    """Smaller and larger batch sizes, the nearest first."""
     smaller = [batch // factor for factor in (2, 4, 8, 16, 32, 64) if batch % factor == 0]
     larger = [batch * factor for factor in (2, 4, 8)]
     return sorted({*smaller, *larger}, key=lambda each: (abs(each - batch), each))

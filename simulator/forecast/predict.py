@@ -70,7 +70,7 @@ def forecast_grid(
 
 
 def _check(config: TransformerConfig, degrees: Degrees, machine: Machine) -> None:
-    """Refuse what cannot be forecast.
+    """Reject configurations that cannot be forecast.
 
     Raises:
         TwofoldError: as `forecast`.

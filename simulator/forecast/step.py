@@ -64,7 +64,7 @@ _STEADY = 1e-6
 
 
 class StepForecast:
-    """A configuration.
+    """The forecast of one configuration.
 
     Args:
         config: of the transformer.

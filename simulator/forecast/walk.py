@@ -144,7 +144,7 @@ class _Flow:
 
 
 class _Rank:
-    """A rank's device: what communicates there (`active`), what will (`pending`), and the operation under way."""
+    """A rank's device: the communication in progress (`active`) or posted (`pending`), and the operation."""
 
     __slots__ = (
         "active", "channels", "is_quiet", "left", "op", "own", "pending", "process", "rate", "since", "steps",
@@ -214,13 +214,13 @@ class _Walk:
         self._known: dict[tuple[tuple[Transmission | None, float], ...], Sequence[float]] = {}
 
     def add(self, actions: Actions, launch_ps: int, num_steps: int) -> None:
-        """Another rank."""
+        """Add a rank that runs these actions for a number of steps."""
         rank = _Rank()
         rank.process = self._process(rank, actions, launch_ps, num_steps)
         self.ranks.append(rank)
 
     def run(self) -> None:
-        """Let time pass until nothing happens any more."""
+        """Process events until none are left."""
         for rank in self.ranks:
             next(rank.process, None)
         events = self._events
@@ -309,7 +309,7 @@ class _Walk:
             tally.end_ps = stream
 
     def _run(self, rank: _Rank, run: Run, host: float, stream: float) -> Generator[None, None, tuple[float, float]]:
-        """A run: all at once while nothing communicates on the device, else one operation after the other."""
+        """Execute a run: in one go while the device does not communicate, else operation by operation."""
         parts, at, tally = run.parts, 0, rank.steps[-1]
         while at < len(parts):
             if not rank.active:
@@ -355,7 +355,7 @@ class _Walk:
         rank.version += 1
 
     def _compute(self, rank: _Rank, op: Op, left: float) -> Generator[None, None, None]:
-        """An operation, or what is left of it, next to what communicates."""
+        """Execute an operation, or the rest of one, while communication on the device slows it."""
         rank.op, rank.left, rank.rate, rank.since = op, left, 0.0, self._now
         self._update((rank,))
         yield
@@ -375,7 +375,7 @@ class _Walk:
         return flow
 
     def _meet(self, way: Way, rank: _Rank, posted: float, *, is_send: bool) -> _Flow:
-        """One side of the next transfer on a way is posted."""
+        """Post one side of the next transfer on a way."""
         early = way.early
         if not early or way.is_sent_early is is_send:
             way.is_sent_early = is_send
@@ -395,7 +395,7 @@ class _Walk:
         return flow
 
     def _enter(self, flow: _Flow) -> None:
-        """Communication that all of its ranks have posted goes behind what is on its channel."""
+        """Append communication to its channel once all its ranks have posted it."""
         if self._rates is not None and flow.left:
             for rank in flow.ranks:
                 rank.pending += 1
@@ -469,7 +469,7 @@ class _Walk:
         return self._rates(op.name, op.work_ps, flow.meeting.call, flow.meeting.work_ps)
 
     def _share(self) -> None:
-        """The rates of all that claims links."""
+        """Set the rates of all flows that share links."""
         key = tuple([(flow.meeting, flow.limit) for flow in self._sharing])
         found = self._known.get(key)
         if found is None:
