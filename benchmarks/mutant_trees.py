@@ -33,7 +33,7 @@ ROOMS = {  # the tests of a part of the core, and of what is built on it
     "executor/step": "executor_comm executor_interpreter streams in_place executor_run operators_ranks "
     "optimizer_parallel_ranks compiled_step mixed_precision interleave replicas fuse "
     "capture_blocks step_check redistribution_ranks",
-    "executor/train": "data initial sources training_job replicas checkpoint executor_run evaluate "
+    "executor/train": "data initial sources rows training_job replicas checkpoint executor_run evaluate "
     "weights_files clocks reference interleave alike latent experts_ranks sharding "
     "operators_ranks training_watch",
     "plans/degrees": "degrees families cli_flags scale float8 experts latent lowering_alone scale_grid "
