@@ -368,3 +368,15 @@ def test_layouts_and_batches_in_other_words(header, row, cells, tmp_path):
 def test_the_memory_of_an_h100_nvl_may_be_stated(tmp_path):
     (tmp_path / "table.csv").write_text(f"{HEAD}step time\n{RUN.replace('A100 80GB', 'H100 NVL 94GB')}2.5 s\n")
     assert validate(tmp_path / "table.csv").rows[0]["machine"].startswith("h100-nvl")
+
+
+def test_rows_are_duplicates_only_if_all_their_figures_are_equal(tmp_path):
+    """Two runs may need the same memory; the output names rows as they are numbered in the table."""
+    path = tmp_path / "table.csv"
+    path.write_text(
+        f"{HEAD}step time (s),memory (GB)\n{RUN}3.1,40\n{RUN}3.2,40\n{RUN}3.1,40\n{RUN},\n"
+        f"{RUN.replace('64', 'many')}3,40\n"
+    )
+    found = validate(path)
+    assert [row["row"] for row in found.rows] == [1, 1, 2, 2]
+    assert [(each["row"], each["value"]) for each in found.skipped] == [(3, ""), (5, "many")]

@@ -92,13 +92,14 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
     for place, row in enumerate(grid.rows, start=before + 1):
         made = _row(row, columns, order, headers, named, told)
         made[ROW] = str(place)
+        cells = [row[each.place] for each in figures]
         if not figures:
             yield _with_unit(made)
             continue
         for each in figures:
             if row[each.place].lower() not in _NOTHING:
                 own = made | ({"gpu_count": each.devices} if each.devices else {})
-                yield _measured(own, each.header, row[each.place], each.figure) | {FIGURE: headers[each.place]}
+                yield _measured(own, each.header, row[each.place], each.figure) | {FIGURE: repr((each.place, cells))}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

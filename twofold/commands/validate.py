@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,17 +14,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Validate"]
 
+_MOST_SHOWN = 10
+"""Numbers of rows in one line of output."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validate:
     """Predict every row of a table of measurements and report the errors.
 
     Args:
-        table: CSV, TSV or Markdown file with the columns source, model, layers, hidden, heads, kv_heads, ffn, vocab,
-            seq, global_batch, micro_batch, tp, pp, dp, vpp, cp, ep, schedule, sequence_parallel, recompute, zero_level,
-            gpu_type, gpu_count, interconnect, precision, compile, metric, value and so on, in the usual
-            spellings. Other common column names and one column per metric work too. Assumptions about a row are in
-            --json; its interval spans all plausible readings. Rows that cannot be modelled are listed with the reason.
+        table: CSV, TSV, Markdown, HTML, LaTeX or JSON file with the columns source, model, layers, hidden, heads,
+            kv_heads, ffn, vocab, seq, global_batch, micro_batch, tp, pp, dp, vpp, cp, ep, schedule, sequence_parallel,
+            recompute, zero_level, gpu_type, gpu_count, interconnect, precision, compile, metric, value and so on, in
+            the usual spellings. Other common column names and one column per metric work too. Assumptions about a row
+            are in --json; its interval spans all plausible readings. Rows that cannot be modelled are listed with the
+            reason.
         stack: the software that ran all rows; by default determined from each row.
         machine: the machine of all rows; by default determined from each row.
         host: host file (`twofold calibrate --host`) of the host on which all rows ran.
@@ -53,9 +56,13 @@ class Validate:
 
             saved = validation_page(Path(self.table).name, result.to_json()).write(self.report)
             say.say(f"saved {saved}")
-        skipped = Counter(each["reason"] for each in result.skipped).most_common()
+        skipped: dict[str, list[int]] = {}
+        for each in result.skipped:
+            where = f"{each['column']}: " if each["column"] and each["column"] not in each["reason"] else ""
+            skipped.setdefault(where + each["reason"], []).append(each["row"])
         if not result.rows:
-            reasons = "; ".join(f"{reason} ({count})" for reason, count in skipped[:3])
+            most = sorted(skipped, key=lambda reason: -len(skipped[reason]))[:3]
+            reasons = "; ".join(f"{reason} ({len(skipped[reason])})" for reason in most)
             if self.output.json:
                 return result.to_json(), False
             raise TwofoldError(f"no row of {self.table!r} can be predicted: {reasons}")
@@ -67,8 +74,9 @@ class Validate:
                 f"interval{order}  [{score['source'][:60]}]"
             )
         if large := [row["row"] for row in result.rows if not row["fits"]]:
-            shown = ", ".join(map(str, large[:10])) + (", ..." if len(large) > 10 else "")
+            shown = ", ".join(map(str, large[:_MOST_SHOWN])) + (", ..." if len(large) > _MOST_SHOWN else "")
             say.say(f"{len(large)} rows are predicted to need more memory than their device has, yet they ran: {shown}")
-        for reason, count in skipped:
-            say.say(f"skipped {count}: {reason}")
+        for reason, rows in skipped.items():
+            shown = ", ".join(map(str, rows[:_MOST_SHOWN])) + (", ..." if len(rows) > _MOST_SHOWN else "")
+            say.say(f"skipped {'row' if len(rows) == 1 else f'{len(rows)} rows:'} {shown}: {reason}")
         return result.to_json(), True
