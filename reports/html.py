@@ -162,12 +162,12 @@ def _verification(checks: Sequence[Check]) -> list[Part]:
         return []
     must = [check for check in checks if not check.informs]
     failed = [check.name for check in must if not check.passed]
-    passed = f"All {len(must)} checks passed." if len(must) != 1 else "The check passed."
-    verdict = f"FAILED: {', '.join(failed)}." if failed else passed
-    verdicts: list[Part] = [Text(verdict, "fail" if failed else "pass")]
-    if outside := [check.name for check in checks if check.informs and not check.passed]:
-        verdicts.append(Text(f"Outside its interval: {', '.join(outside)}.", "warn"))
-    return [*verdicts, verification_table(checks)]
+    outside = [check.name for check in checks if check.informs and not check.passed]
+    passed = f"All {len(must)} checks passed" if len(must) != 1 else "The check passed"
+    verdict = f"FAILED: {', '.join(failed)}" if failed else passed
+    verdict += f"; outside its interval: {', '.join(outside)}" if outside else ""
+    style = "fail" if failed else "warn" if outside else "pass"
+    return [Text(f"{verdict}.", style), verification_table(checks)]
 
 
 def _results(report: Report) -> list[Part]:

@@ -23,7 +23,6 @@ from plans.timeline import PS_PER_S, STREAMS, Timeline
 from reports.colours import COLOURS, KIND_COLOURS, ROLE_COLOURS, kind_of
 from reports.memory import role_order
 from reports.page import Markup, render
-from reports.units import Seconds
 from simulator import critical_path
 from simulator.timeline.causes import Causes
 from simulator.timeline.labels import groups_of, representative_step
@@ -62,9 +61,7 @@ class LiveTimeline:
             packed = pack(timeline, program, name)
             data.append(packed.header | {"columns": [len(column) for column in packed.columns]})
             columns += packed.columns
-            said.append(
-                f"{timeline.kind}: {len(packed.header['rows'])} rows, {Seconds(timeline.step_interval_s)} a step"
-            )
+            said.append(f"{timeline.kind}: {len(packed.header['rows'])} rows")
         header = json.dumps(
             {"panels": data, "kinds": list(KIND_COLOURS), "limit_bytes": self.limit_bytes}, separators=(",", ":")
         ).encode()
@@ -127,10 +124,10 @@ def pack(timeline: Timeline, program: Program | None = None, called: str | None 
     for live in lives:
         columns += [np.diff(np.clip(live.times_ps, 0, length) // unit, prepend=0)]
         columns += [np.diff(live.by_role[role] // byte_unit, prepend=0) for role in role_order(live.by_role)]
-    numbers = f"step {step + 1} of {timeline.num_steps}, " if timeline.num_steps > 1 else ""
+    number = f": step {step + 1} of {timeline.num_steps}" if timeline.num_steps > 1 else ""
     header = {
         "kind": called or timeline.kind,
-        "title": f"{called or timeline.kind.upper()}: {numbers}{Seconds(timeline.step_interval_s)} a step",
+        "title": f"{called or timeline.kind.upper()}{number}",
         "length": length // unit, "unit_s": unit / PS_PER_S, "notes": notes,
         "rows": [{"rank": rank, "ranks": ranks, "stages": list(stages)} for rank, ranks, stages in rows],
         "names": _names(timeline, used, program), "byte_unit": byte_unit,

@@ -14,7 +14,7 @@ from plans.errors import TwofoldError
 from plans.timeline import PS_PER_S, STREAMS, Timeline
 from reports.charts import Chart
 from reports.colours import COLOURS, KIND_COLOURS, kind_of
-from reports.units import Seconds, time_unit
+from reports.units import time_unit
 from simulator.timeline.labels import groups_of, read_label, representative_step, rows_of_step
 from simulator.timeline.stretches import joined
 
@@ -105,8 +105,7 @@ def _draw(axes: Axes, timeline: Timeline, rows: Sequence[tuple[int, str]], unit_
                 axes.text(
                     (low + high) / 2 * scale, number - 0.12, text, ha="center", va="center", size=7.5, color="#111111"
                 )
-    pace = Seconds(timeline.step_interval_s)
-    axes.set_title(f"{timeline.kind.upper()}: step {step + 1} of {timeline.num_steps}, {pace} a step")
+    axes.set_title(f"{timeline.kind.upper()}: step {step + 1} of {timeline.num_steps}")
     axes.set_yticks(range(len(rows)), [label for _, label in rows], size=8)
     axes.set_ylim(len(rows) - 0.5, -0.6)
     axes.axvline(length * scale, linestyle="--", linewidth=0.8, color=COLOURS["grey"])

@@ -17,7 +17,7 @@ __all__ = ["actions_table", "comparison_table", "composition_table", "critical_p
 
 
 def timeline_table(timelines: Sequence[Timeline], *, run_step_s: float | None = None) -> Table:
-    """The figures of a step (`reports.figures`) and the span of the last step, a column per timeline.
+    """The figures of a step (`reports.figures`) and the wait for the host, a column per timeline.
 
     With a prediction first, the difference of the second timeline is given in per cent, of shares in percentage points.
 
@@ -33,7 +33,6 @@ def timeline_table(timelines: Sequence[Timeline], *, run_step_s: float | None = 
         (figure.title, [each[key] or (None if key == "peak_bytes" else 0) for each in found], figure.form)
         for key, figure in FIGURES.items()
     ]
-    quantities.insert(1, ("span of the last step", [each.step_s for each in timelines], Seconds))
     quantities.insert(-1, ("host wait", [each.host_wait_s for each in timelines], Seconds))
     compared = len(timelines) == 2
     rows = []

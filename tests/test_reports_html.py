@@ -97,6 +97,12 @@ def test_the_report_is_one_well_formed_file_with_every_section(tmp_path):
     assert "digits &lt;8 ranks&gt;" in text
 
 
+def test_a_page_has_one_verdict_and_a_step_outside_its_interval_is_in_it():
+    checks = [Check(name="loss", value=0.1, high=0.2), Check(name="step", value=3.0, high=2.0, informs=True)]
+    text = step_page(Report(title="run", checks=checks)).html()
+    assert "<p class=warn>The check passed; outside its interval: step.</p>" in text and "<p class=pass>" not in text
+
+
 def test_a_run_has_one_step_time_on_its_page():
     """What the run says of all its steps, not what its recorded ones say beside it."""
     given = everything() | {"step_times_s": [0.09, 0.0412, 0.0412, 0.0412], "run_step_s": 0.0412}
@@ -200,8 +206,8 @@ def test_times_per_call_are_those_of_a_rank_and_step():
 def test_the_step_table_has_the_difference_and_the_interval():
     timelines = [predicted(3), measured()]
     rows = {row[0]: row[1:] for row in timeline_table(timelines).rows}
-    ratio = timelines[1].step_s / timelines[0].step_s - 1
-    assert rows["span of the last step"][2] == pytest.approx(ratio)
+    ratio = timelines[1].step_interval_s / timelines[0].step_interval_s - 1
+    assert rows["step"][2] == pytest.approx(ratio)
     assert rows["its 90 % interval"][1:] == ("", "")
     assert timeline_table([timelines[0]]).columns == ("quantity", "predicted")
 
