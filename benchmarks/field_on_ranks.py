@@ -1,13 +1,14 @@
 """What people write, unmodified, under its searched plan on gloo ranks: is the loss that of single-process training?
 
-    nice -n 19 python -m benchmarks.field_on_ranks [NAME ...] [--save]
+    nice -n 19 python -m benchmarks.field_on_ranks [NAME ...] [--double] [--save]
 
 Every model of `benchmarks.field.models` is captured in a small batch, everything is searched for four devices of a
 machine of H200, and the plan trains for eight steps on four ranks of this host. A row has the processor time of capture
 and search, the operators without an entry, the plan, how much faster it is predicted to be than data parallelism, and
 the largest relative difference of the loss; next to it that of one process whose initial weights differ in the last
-digit: where rounding grows that fast, ranks cannot be compared. A model that is not captured, planned or run is listed
-with its sentence.
+digit: where rounding grows that fast, ranks cannot be compared. With --double the plan trains in float64, where such
+a model shows whether ranks compute the same function. A model that is not captured, planned or run is listed with its
+sentence.
 """
 
 from __future__ import annotations
@@ -125,6 +126,15 @@ def trained(plan: Plan, module: torch.nn.Module, batch: tuple[torch.Tensor, ...]
     }  # fmt: skip
 
 
+def in_double(plan: Plan) -> Plan:
+    """The plan with float64 in place of float32."""
+    tensors = {
+        name: msgspec.structs.replace(tensor, dtype="float64") if tensor.dtype == "float32" else tensor
+        for name, tensor in plan.graph.tensors.items()
+    }
+    return msgspec.structs.replace(plan, graph=msgspec.structs.replace(plan.graph, tensors=tensors), prediction=None)
+
+
 def drawn(examples: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     """Random rows for inputs given as shapes; whole numbers are below the number of classes, as every input allows."""
     generator = torch.Generator().manual_seed(4)
@@ -138,7 +148,7 @@ def drawn(examples: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(batch)
 
 
-def row(name: str) -> dict[str, Any]:
+def row(name: str, double: bool) -> dict[str, Any]:
     """All that is found of a model; it ends with the first step that fails."""
     torch.manual_seed(0)
     try:
@@ -156,7 +166,11 @@ def row(name: str) -> dict[str, Any]:
     found |= {"search_s": said.pop("seconds"), **said}
     if plan is None:
         return found
-    for work_of in (lambda: described(plan), lambda: trained(plan, module, batch)):
+    run, rows = plan, batch
+    if double:
+        run, module = in_double(plan), module.double()
+        rows = tuple(each.double() if each.is_floating_point() else each for each in batch)
+    for work_of in (lambda: described(plan), lambda: trained(run, module, rows)):
         made, said = outcome(work_of)
         said.pop("seconds")
         found |= said | (made or {})
@@ -181,6 +195,7 @@ def main() -> None:
     """Try them, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="models to try; all by default")
+    parser.add_argument("--double", action="store_true", help="train in float64")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in MODELS]:
@@ -189,7 +204,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     rows = {}
     for name in arguments.names or MODELS:
-        rows[name] = row(name)
+        rows[name] = row(name, arguments.double)
         print(json.dumps({name: rows[name]}), flush=True)
     print(text(rows))
     equal = sum(found.get("equal", False) for found in rows.values())

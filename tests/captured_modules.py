@@ -199,6 +199,20 @@ class Translator(nn.Module):
         return F.cross_entropy(self.head(made).transpose(1, 2), label, ignore_index=2)
 
 
+def complex_rotations(m, x):
+    """Rotary positions as Meta's Llama writes them, from a table and made on the spot."""
+
+    def turned(part, table):
+        pairs = torch.view_as_complex(part(x).view(*x.shape[:-1], 2, 2, 2))
+        return torch.view_as_real(pairs * table.view(1, LENGTH, 1, 2)).flatten(3)
+
+    angles = torch.outer(torch.arange(LENGTH, dtype=x.dtype), torch.tensor([1.0, 0.1], dtype=x.dtype))
+    q = turned(m.q, m.table[:LENGTH])
+    k = turned(m.k, torch.polar(torch.ones_like(angles), angles))
+    scores = (q.transpose(1, 2) @ k.permute(0, 2, 3, 1)).softmax(-1)
+    return m.o((scores @ m.q(x).view(*x.shape[:-1], 2, 4).transpose(1, 2)).transpose(1, 2).flatten(2))
+
+
 class SequenceFirst(nn.Module):
     """torch's defaults: the batch is dim 1 of everything between the transposes, and flattened behind the positions."""
 
@@ -415,6 +429,12 @@ MODULES = {
     "weight norm": (
         lambda: Net(lambda m, x: m.fc(x) / m.fc(x).norm(dim=-1, keepdim=True),
                     fc=nn.utils.parametrizations.weight_norm(linear())), vectors
+    ),
+    "complex rotations": (
+        lambda: Net(
+            complex_rotations, q=linear(), k=linear(), o=linear(),
+            table=torch.polar(torch.ones(9, 2), torch.outer(torch.arange(9.0), torch.tensor([1.0, 0.3]))),
+        ), sequences
     ),
     "own gradients": (
         lambda: Net(

@@ -603,9 +603,9 @@ class CohereModel(nn.Module):
 class DoubledLlama(nn.Module):
     """cos and sin [length, size], both halves of a row the same, as many hand-written models keep them."""
 
-    def __init__(self, same=True, rows=LENGTH, checkpointed=0, norm=RMSNorm, scale=1.0):
+    def __init__(self, same=True, rows=LENGTH, checkpointed=0, norm=RMSNorm, scale=None):
         super().__init__()
-        self.register_buffer("scale", torch.tensor(scale), persistent=False)
+        self.register_buffer("scale", None if scale is None else torch.tensor(scale), persistent=False)
         self.words, size, self.checkpointed = nn.Embedding(VOCAB, WIDTH), WIDTH // HEADS, checkpointed
         self.layers = nn.ModuleList(DoubledLayer(norm) for _ in range(LAYERS))
         self.norm = norm(WIDTH)
@@ -615,10 +615,28 @@ class DoubledLlama(nn.Module):
         self.register_buffer("sin", emb.sin())
 
     def forward(self, input_ids):
-        x = self.words(input_ids) * self.scale.to(self.words.weight.dtype)
+        x = self.words(input_ids)
+        if self.scale is not None:
+            x = x * self.scale.to(x.dtype)
         for number, layer in enumerate(self.layers):
             arguments = (x, self.cos[: x.shape[1]], self.sin[: x.shape[1]])
             x = checkpoint(layer, *arguments, use_reentrant=False) if number < self.checkpointed else layer(*arguments)
+        return self.norm(x)
+
+
+class ComplexLlama(DoubledLlama):
+    """As Meta's code: pairs of neighbours as complex numbers, turned by those of a table."""
+
+    def __init__(self):
+        super().__init__()
+        size = WIDTH // HEADS
+        angles = torch.outer(torch.arange(2.0 * LENGTH), 1e4 ** (-torch.arange(0, size, 2) / size))
+        self.register_buffer("freqs_cis", torch.polar(torch.ones_like(angles), angles), persistent=False)
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        for layer in self.layers:
+            x = layer(x, self.freqs_cis[: x.shape[1]], None)
         return self.norm(x)
 
 
@@ -644,11 +662,19 @@ class DoubledLayer(nn.Module):
 
     def forward(self, x, cos, sin):
         y, shape = self.first(x), (*x.shape[:-1], HEADS, -1)
-        q, k, v = (part(y).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
-        q, k = (each * cos + rotate_half(each) * sin for each in (q, k))
+        q, k, v = (part(y).view(shape) for part in (self.q, self.k, self.v))
+        if cos.is_complex():
+            q, k = (self.turned(each, cos.view(1, x.shape[1], 1, -1)) for each in (q, k))
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        if not cos.is_complex():
+            q, k = (each * cos + rotate_half(each) * sin for each in (q, k))
         x = x + self.o(sdpa(q, k, v).flatten(2))
         y = self.second(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+    def turned(self, x, table):
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * table).flatten(3).type_as(x)
 
 
 MODULES = {
@@ -678,6 +704,7 @@ MODULES = {
     "Cohere": lambda: LanguageModel(CohereModel(), tied=True, logits_scaling=16.0),
     "Cohere, positions of GLM": lambda: LanguageModel(CohereModel("cosines", 0.5), tied=True, logits_scaling=16.0),
     "doubled tables": lambda: LanguageModel(DoubledLlama()),
+    "Llama of Meta": lambda: LanguageModel(ComplexLlama()),
     "Gemma": lambda: LanguageModel(DoubledLlama(norm=GemmaNorm, scale=6.0), tied=True),
     "doubled tables, more rows": lambda: LanguageModel(DoubledLlama(rows=2 * LENGTH)),
 }

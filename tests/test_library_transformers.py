@@ -113,6 +113,7 @@ CONFIGS = {
     "BERT, more rows": replace(BERT, num_positions=2 * LENGTH),
     "Cohere": COHERE,
     "Cohere, positions of GLM": replace(COHERE, rope=Rope(angles="frequencies", interleaved=True, fraction=0.5)),
+    "Llama of Meta": replace(PHI, rope=Rope(angles="tables", interleaved=True)),
     "Gemma": replace(PHI, rope=Rope(angles="tables"), norm_offset=1.0, tied=True, scales=Scales(embedding=6.0)),
     "doubled tables": replace(PHI, rope=Rope(angles="tables")),
     "doubled tables, more rows": replace(PHI, rope=Rope(angles="tables")),
@@ -408,6 +409,7 @@ RUNS = {
     "Cohere, positions of GLM; cp 2 tp 2": Degrees(
         cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=ADAMW
     ),
+    "Llama of Meta; cp 2 tp 2": Degrees(cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=ADAMW),
     "Gemma; dp 2 tp 2": Degrees(dp=2, tp=2, micro_batch=2, global_batch=BATCH, optimizer=ADAMW),
     "doubled tables, more rows; cp 2 tp 2": Degrees(
         cp=2, tp=2, micro_batch=4, global_batch=BATCH, optimizer=ADAMW

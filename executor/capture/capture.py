@@ -29,6 +29,7 @@ from torch.nn.modules import module as torch_module
 
 from executor.capture.attention import batch_first_attention
 from executor.capture.buffers import doubled_tables, known_masks, known_numbers
+from executor.capture.complex_numbers import complex_rule
 from executor.capture.counts import state_counts
 from executor.capture.functional import without_in_place
 from executor.capture.functions import functions_as_calls
@@ -128,7 +129,8 @@ def _graph_of_exports(module: nn.Module, examples: Mapping[str, torch.Tensor], b
     fix_sizes(exports[0].graph, exports[1].graph, small)
     grown = _grown(exports[0], exports[1], small)
     small_batch, large_batch = (
-        Translation(exported, module, tuple(examples), RULES, opaque, computed, grown) for exported in exports
+        Translation(exported, module, tuple(examples), RULES, opaque, computed, complex_rule, grown)
+        for exported in exports
     )
     graph, double = (each.graph(name, size) for each, size in zip((small_batch, large_batch), sizes, strict=True))
     _check_batch(graph, double, small_batch.where_made)

@@ -116,6 +116,11 @@ def computed(build: Translation, node: fx.Node) -> Value:
         return _over_samples(build, node, one, attrs)
     if whole is None or not _is_repeated(one, whole):
         raise build.refused(node, "it follows from shapes alone but differs between samples of the batch")
+    if one.is_complex():
+        if one.shape != whole.shape:
+            raise build.refused(node, "it makes complex numbers for every sample; make real ones")
+        attrs["calls"] = json.dumps([*entries, ["aten.view_as_real.default", [[{"tensor": len(entries) - 1}], {}]]])
+        return build.as_complex(node, build.make(node, "computed", (), shape=(*one.shape, 2), dtype=dtype, **attrs))
     shared = _counted(build, node, one, dtype)
     if shared is None:
         shared = build.make(node, "computed", (), shape=tuple(one.shape), dtype=dtype, **attrs)

@@ -24,7 +24,7 @@ from executor.capture.functional import CHANGES
 from executor.capture.masks import shape_only
 from executor.capture.places import Places
 from executor.capture.straight import NO_GRADIENT
-from executor.capture.values import Chosen, Mean, Transposed, Unreadable, Value
+from executor.capture.values import Chosen, Complex, Mean, Transposed, Unreadable, Value
 from executor.kernels.random import seed_of
 from executor.recompute import checkpointed, marked, recomputed
 from plans.errors import TwofoldError
@@ -52,6 +52,7 @@ class Translation(Places):
         rules: aten call -> its rule.
         fallback: the rule, given no arguments, for calls without one.
         computed: the rule, given no arguments, for values that follow from shapes and have no separate operators.
+        complex_rule: gives the rule of a call that reads complex values.
         grown: call -> the dim of its result that is the batch.
 
     Raises:
@@ -66,12 +67,14 @@ class Translation(Places):
         rules: Mapping[str, Rule],
         fallback: Rule,
         computed: Rule,
+        complex_rule: Callable[[str], Rule | None],
         grown: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.grown = grown
         super().__init__(module)
         self.fallback = fallback
         self.computed = computed
+        self.complex_rule = complex_rule
         self.rules = rules
         self.values: dict[fx.Node, Value] = {}
         self.tensors: dict[str, Tensor] = {}
@@ -131,10 +134,24 @@ class Translation(Places):
         except TwofoldError as error:  # matters only where it is read
             return Unreadable(reason=f"the {what} {name!r}: {error}")
 
-    def _enter(self, name: str, node: fx.Node, kind: str) -> str:
+    def _enter(self, name: str, node: fx.Node, kind: str) -> Value:
         shape, dtype = self.shape_dtype(node)
+        is_complex = node.meta["val"].is_complex()
+        if is_complex and kind != "constant":
+            raise TwofoldError(f"the {kind} {name!r} is complex; give its real and imaginary parts")
+        shape = (*shape, 2) if is_complex else shape
         self.tensors[name] = Tensor(name=name, shape=shape, dtype=dtype, kind=kind)
-        return name
+        return self.as_complex(node, name) if is_complex else name
+
+    def as_complex(self, node: fx.Node, x: str) -> Complex:
+        """A tensor [.., 2] as complex numbers."""
+        shape, dtype = self.tensors[x].shape[:-1], self.tensors[x].dtype
+
+        def part(at: int) -> str:
+            one = self.make(node, "narrow", (x,), shape=(*shape, 1), dtype=dtype, dim=len(shape), start=at)
+            return self.reshaped(node, one, shape)
+
+        return Complex(real=part(0), imaginary=part(1))
 
     # -- the calls
 
@@ -169,7 +186,10 @@ class Translation(Places):
         if (changed := node.meta.get(CHANGES)) is not None:
             return self._change_of_state(node, str(self.values[changed]))
         rule = self.rules.get(target)
-        if rule is None:
+        if any(isinstance(self.values.get(each), Complex) for each in node.all_input_nodes) and target != "getitem":
+            if (rule := self.complex_rule(target)) is None:
+                raise self.refused(node, "it reads complex numbers, which only products, sums and views may read")
+        elif rule is None:
             return self.fallback(self, node)
         args, kwargs = self.held(node, tuple(node.args)), self.held(node, dict(node.kwargs))
         if any(isinstance(each, Mean) for each in args):
@@ -386,7 +406,8 @@ class Translation(Places):
             raise self.refused(node, f"its value is {made!r}; operators return one tensor")
         if not all(type(size) is int for size in made.shape):
             raise self.refused(node, f"its shape {tuple(made.shape)} depends on values; shapes must be fixed")
-        return tuple(made.shape), str(made.dtype).removeprefix("torch.")
+        dtype = made.dtype.to_real() if made.is_complex() else made.dtype
+        return tuple(made.shape), str(dtype).removeprefix("torch.")
 
     def _unique(self, name: str) -> str:
         count = self._names[name] = self._names.get(name, -1) + 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-__all__ = ["Chosen", "Mean", "Transposed", "Unreadable", "Value"]
+__all__ = ["Chosen", "Complex", "Mean", "Transposed", "Unreadable", "Value"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,14 @@ class Chosen:
 
     weights: str
     ids: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complex:
+    """A complex tensor as two real ones of its shape."""
+
+    real: str
+    imaginary: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,5 +60,5 @@ class Mean:
     is_sum: bool = False
 
 
-Value = str | Transposed | Chosen | Unreadable | Mean | tuple[Any, ...] | None
+Value = str | Transposed | Chosen | Complex | Unreadable | Mean | tuple[Any, ...] | None
 """The translation of a node: usually the name of a tensor."""

@@ -31,6 +31,7 @@ from plans.errors import TwofoldError
 from plans.layout import TensorLayout
 
 __all__ = [
+    "as_real",
     "get_seed",
     "initial_parameter",
     "initial_shard",
@@ -164,6 +165,15 @@ def initial_parameter(module: nn.Module, name: str, seed: int | None = None) -> 
     if not tensor.is_meta:
         return tensor.detach().to("cpu", copy=True)
     return _made(owner, leaf, name, _seed if seed is None else seed)
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as a graph has it: its real and imaginary parts as a last dim of 2; a real one as it is.
+
+    >>> as_real(torch.tensor([1 + 2j]))
+    tensor([[1., 2.]])
+    """
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def initial_shard(module: nn.Module, name: str, seed: int | None, layout: TensorLayout, rank: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from executor.train.initial import initial_parameter, no_init_parameters
+from executor.train.initial import as_real, initial_parameter, no_init_parameters
 from executor.train.named import load_named
 from executor.train.published import published_model
 from plans.errors import TwofoldError
@@ -71,7 +71,7 @@ class InitialParameters(Mapping[str, npt.NDArray[Any]]):
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         if name not in self._names:
             raise KeyError(name)
-        return initial_parameter(self._module, name, self._seed).detach().numpy()
+        return as_real(initial_parameter(self._module, name, self._seed).detach()).numpy()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

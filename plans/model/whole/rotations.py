@@ -247,6 +247,8 @@ def _table(view: View, name: str, num_dims: int, *, doubled: bool = False) -> _T
     enough."""
     rows = view.behind(name, "reshape", "cast", "expand")
     cut = view.made(rows, "narrow")
+    if (found := _complex_table(view, name, rows, cut, num_dims)) is not None:
+        return found
     source = view.tensors[rows if cut is None else view.behind(cut.inputs[0], "reshape", "cast")]
     if source.kind != "constant" or len(source.shape) != 2 or num_dims != 4 or source.name in view.parts:
         return None
@@ -269,6 +271,31 @@ def _table(view: View, name: str, num_dims: int, *, doubled: bool = False) -> _T
     )  # fmt: skip
     word = f"half_{first}_{length}" if doubled else f"rows_{first}_{length}"
     return _Table(part_as_tensor(source, word, own, part), own, places[0])
+
+
+def _complex_table(view: View, name: str, rows: str, cut: Operator | None, num_dims: int) -> _Table | None:
+    """The cosines or sines in a table of complex numbers, a constant [length, pairs, 2], or in rows of it."""
+    if cut is None or num_dims != 4:
+        return None
+    below = view.made(view.behind(cut.inputs[0], "reshape", "cast"), "narrow")
+    column, first = (cut, 0) if below is None else (below, cut.attrs["start"])
+    source = view.tensors[column.inputs[0]]
+    if source.kind != "constant" or len(source.shape) != 3 or source.shape[2] != 2 or column.attrs["dim"] != 2:
+        return None
+    if below is not None and (cut.attrs["dim"] != 0 or cut.attrs.get("step", 1) != 1 or len(view.shape(rows)) != 2):
+        return None
+    length, pairs = (source.shape[0] if below is None else view.shape(rows)[0]), source.shape[1]
+    shape = (1,) * (num_dims - len(view.shape(name))) + view.shape(name)
+    places = [at for at in (1, 2) if shape == tuple({at: length, 3: pairs}.get(each, 1) for each in range(4))]
+    if not places or not isinstance(first, int):
+        return None
+    at = int(column.attrs["start"])  # type: ignore[arg-type]
+    part = Part(
+        name=source.name, shape=source.shape, view=(source.shape[0] * pairs, 2),
+        region=((first * pairs, (first + length) * pairs), (at, at + 1)),
+    )  # fmt: skip
+    word = ("cos", "sin")[at] if length == source.shape[0] else f"{('cos', 'sin')[at]}_{first}_{length}"
+    return _Table(part_as_tensor(source, word, (length, pairs), part), (length, pairs), places[0])
 
 
 def _parts_of(view: View, parts: Sequence[Operator | None], *, step: int, sizes: tuple[int, int]) -> str | None:
