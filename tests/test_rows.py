@@ -12,8 +12,10 @@ from PIL import Image
 from executor.capture.capture import capture
 from executor.train.batches import Share
 from executor.train.sources import Source
+from executor.train.token_files import read_documents
 from plans.errors import TwofoldError
 from plans.model.graph import Graph, Operator, Tensor
+from plans.model.mlp import mlp_graph
 from plans.model.transformer import transformer
 
 FILE = Path(language_model.__file__)
@@ -61,6 +63,15 @@ def test_documents_are_packed_end_to_end_in_another_order_every_epoch(dtype, cod
         assert {row[cut - 1] + 1 for cut in cuts[1:]} <= begins | {lengths.sum()}
         orders.append(row)
     assert orders[0] != orders[1]
+
+
+def test_tokens_of_every_dtype_of_megatron_are_read(tmp_path):
+    for code, dtype in ((1, "u1"), (2, "i1"), (3, "<i2"), (4, "<i4"), (5, "<i8"), (8, "<u2")):
+        found = read_documents(write_indexed(tmp_path / "text", [50, 0, 50], dtype, code))
+        assert found.tokens.dtype == dtype and found.bounds.tolist() == [0, 50, 50, 100]
+        np.testing.assert_array_equal(found.tokens, np.arange(100))
+    np.save(tmp_path / "text.npy", np.arange(9))
+    assert read_documents(str(tmp_path / "text.npy")).bounds.tolist() == [0, 9]
 
 
 def test_each_rank_reads_its_samples_and_a_resumed_run_those_that_are_left(gpt, tmp_path):
@@ -142,7 +153,10 @@ def test_a_folder_of_images_gives_normalised_images_and_the_number_of_their_fold
             np.testing.assert_allclose(image, np.broadcast_to(np.reshape(expected, (3, 1, 1)), (3, 4, 6)), atol=0.02)
             seen.append((int(label), bool(is_grey)))
     assert sorted(seen) == [(label, grey) for label in range(3) for grey in (False, True)]
-    assert next(source.batches(classifier(channels=1), 1))["images"].shape == (2, 1, 4, 6)
+    for batch in source.batches(classifier(channels=1), 3):
+        for image, label in zip(batch["images"], batch["labels"], strict=True):
+            grey = np.dot((0.299, 0.587, 0.114), list(colours.values())[label])
+            np.testing.assert_allclose(image, np.full((1, 4, 6), (grey / 255 - 0.449) / 0.226), atol=0.02)
 
 
 def test_data_that_cannot_be_read_by_number_are_refused_in_a_sentence(gpt, tmp_path):
@@ -157,7 +171,8 @@ def test_data_that_cannot_be_read_by_number_are_refused_in_a_sentence(gpt, tmp_p
             Source(data=str(data)).check(graph)
         assert "\n" not in str(error.value)
 
-    refused(classifier(), path, "models of tokens and labels")
+    for other in (classifier(), mlp_graph([6, 4], 8)):
+        refused(other, path, "models of tokens and labels")
     refused(gpt.with_batch(16), path, "epoch 1 has 14 samples; a batch needs 16")
     for content in (whole[:-1], b"x" + whole[1:], whole[:17] + b"\x07" + whole[18:], whole[:60]):
         path.write_bytes(content)
