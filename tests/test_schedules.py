@@ -20,10 +20,27 @@ from plans.schedules import (
     schedule_names,
     validate,
 )
+from plans.schedules.registry import form_of
 
 CHOOSE_CHUNKS = {"interleaved_1f1b", "interleaved_zb", "looped_bfs"}
 V_SHAPED = {"zb_v", "v_half", "v_min", "dualpipe_v"}
 EQUAL = {"F": Fraction(1), "I": Fraction(1), "W": Fraction(1)}
+
+
+@pytest.mark.parametrize("name", schedule_names())
+def test_the_form_of_a_schedule_is_known_before_it_is_made(name):
+    form, made = form_of(name), 0
+    assert form is not None
+    for num_ranks, count in [(1, 2), (2, 3), (2, 4), (3, 12), (4, 8), (5, 20)]:
+        for virtual in (2, 3) if name in CHOOSE_CHUNKS else (None,):
+            try:
+                schedule = make_schedule(name, num_ranks, count, virtual=virtual)
+            except ScheduleError:
+                continue
+            made += 1
+            assert schedule.placement == form.placement(num_ranks, schedule.num_stages // num_ranks)
+            assert form.is_split == any(action.kind in "IW" for order in schedule.order for action in order)
+    assert made > 2
 
 
 # --- the oracle ------------------------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ import pytest
 from costmodels import Machine
 from plans.model.transformer import transformer_config
 from plans.schedules import make_schedule
-from search.devices import Problem
+from search.devices import Pins, Problem
 from search.devices.bounds import ScheduleSpace
 from search.devices.branch import Branching
+from search.devices.bubbles import Bubbles
 from search.devices.costs import WAYS, Table
 from search.devices.nodes import Kind, leaf_values
-from search.devices.space import layer_choices, meshes
+from search.devices.space import layer_choices, meshes, spreads
 from search.devices.stage_config import in_any_place
 
 PROBLEMS = {
@@ -93,6 +94,42 @@ def test_the_longest_path_is_the_step_of_a_schedule(name):
     for own, length in zip(times, lengths, strict=True):
         replayed = _replayed(schedule, own, hops, split=space.split)
         assert replayed / 1.0021 <= length <= replayed * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zb_h1", "interleaved_zb", "zb_v", "dualpipe_v"])
+def test_no_pipeline_is_faster_than_its_least_bubble(name):
+    """Against a replay of the schedule with every spread of the layers."""
+    virtual = 2 if name.startswith("interleaved") else None
+    config, pp, count = transformer_config("llama-3-8b", num_layers=10), 4, 8
+    machine = Machine.load("h100-sxm-x8")
+    pins = Pins(schedule=name, virtual=virtual)
+    problem = Problem(config=config, machine=machine, num_devices=8, global_batch=64, pins=pins)
+    bubbles = Bubbles(problem=problem, together=lambda shape: True)
+    schedule = make_schedule(name, pp, count, virtual=virtual)
+    space = ScheduleSpace(schedule=schedule, layers=spreads(problem, schedule.num_stages))
+    numbers = np.random.default_rng(7)
+    for _ in range(5):
+        forward, inputs, weights = numbers.random((3, 3)) * [[0.1, 1.0, 0.5]]
+        parts = (forward, weights, inputs) if space.split else (forward, inputs + weights, 0 * inputs)
+        ways = np.stack([parts[0], parts[0], parts[1], parts[1], parts[2]], axis=1)
+        steps = [
+            _replayed(schedule, each, np.zeros(schedule.num_stages), split=space.split) for each in space.pieces @ ways
+        ]
+        bound = bubbles.bound_s(pp, count, (space.split,), forward, inputs + weights, inputs if space.split else None)
+        assert max(steps) / 2 < bound <= min(steps) * (1 + 1e-12)
+        assert bubbles.bound_s(pp, count, (False, True), forward, inputs + weights) <= bound
+
+
+def test_the_least_bubble_of_1f1b_is_that_of_the_literature():
+    """(m + p - 1) (f + b) with equal chunks: Narayanan et al. 2021, section 2.2."""
+    pins = Pins(schedule="1f1b", pp=4, layers=(2, 2, 2, 2))
+    problem = Problem(
+        config=transformer_config("llama-3-8b", num_layers=8), machine=Machine.load("h100-sxm-x8"), num_devices=8,
+        global_batch=64, pins=pins,
+    )  # fmt: skip
+    bubbles = Bubbles(problem=problem, together=lambda shape: True)
+    block = np.array([0.0, 1.0, 0.0])
+    assert bubbles.bound_s(4, 8, (False,), block, 2 * block) == pytest.approx((8 + 3) * 2 * 3)
 
 
 def _replayed(schedule, times, hops, *, split):

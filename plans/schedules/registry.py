@@ -10,33 +10,50 @@ from typing import NamedTuple
 from plans.extensions import load_extensions
 from plans.schedules.errors import ScheduleError
 from plans.schedules.looped import gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
-from plans.schedules.phases import MAX_CHUNKS
+from plans.schedules.phases import MAX_CHUNKS, looped_placement, v_placement
 from plans.schedules.schedule import Schedule
 from plans.schedules.v_shaped import dualpipe_v, v_half, v_min, zb_v
 from plans.schedules.validate import validate
 from plans.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
-__all__ = ["chunks_per_rank", "declare_schedule", "is_written", "make_schedule", "schedule_names"]
+__all__ = ["Form", "chunks_per_rank", "declare_schedule", "form_of", "is_written", "make_schedule", "schedule_names"]
+
+
+class Form(NamedTuple):
+    """What is the same in all schedules of one name, however many micro-batches they have."""
+
+    is_v: bool
+    """Whether chunks lie down the ranks and up again (`v_placement`) instead of in loops (`looped_placement`)."""
+    is_split: bool
+    """Whether backwards are split into input and weight gradients."""
+
+    def placement(self, num_ranks: int, num_chunks: int) -> tuple[int, ...]:
+        """The rank of every chunk, with `num_chunks` of them per rank."""
+        return v_placement(num_ranks) if self.is_v else looped_placement(num_ranks, num_chunks)
 
 
 class _Entry(NamedTuple):
     make: Callable[..., Schedule]
     num_chunks: int | None
     """Chunks per rank; None if the caller chooses."""
+    form: Form | None = None
 
+
+_LOOPED, _LOOPED_SPLIT = Form(is_v=False, is_split=False), Form(is_v=False, is_split=True)
+_V_SPLIT = Form(is_v=True, is_split=True)
 
 _SCHEDULES = {
-    "1f1b": _Entry(one_f_one_b, 1),
-    "dualpipe_v": _Entry(dualpipe_v, 2),
-    "gpipe": _Entry(gpipe, 1),
-    "interleaved_1f1b": _Entry(interleaved_1f1b, None),
-    "interleaved_zb": _Entry(interleaved_zb, None),
-    "looped_bfs": _Entry(looped_bfs, None),
-    "v_half": _Entry(v_half, 2),
-    "v_min": _Entry(v_min, 2),
-    "zb_h1": _Entry(zb_h1, 1),
-    "zb_h2": _Entry(zb_h2, 1),
-    "zb_v": _Entry(zb_v, 2),
+    "1f1b": _Entry(one_f_one_b, 1, _LOOPED),
+    "dualpipe_v": _Entry(dualpipe_v, 2, _V_SPLIT),
+    "gpipe": _Entry(gpipe, 1, _LOOPED),
+    "interleaved_1f1b": _Entry(interleaved_1f1b, None, _LOOPED),
+    "interleaved_zb": _Entry(interleaved_zb, None, _LOOPED_SPLIT),
+    "looped_bfs": _Entry(looped_bfs, None, _LOOPED),
+    "v_half": _Entry(v_half, 2, _V_SPLIT),
+    "v_min": _Entry(v_min, 2, _V_SPLIT),
+    "zb_h1": _Entry(zb_h1, 1, _LOOPED_SPLIT),
+    "zb_h2": _Entry(zb_h2, 1, _LOOPED_SPLIT),
+    "zb_v": _Entry(zb_v, 2, _V_SPLIT),
 }
 
 # Other people's names of the same schedules, without case and punctuation: torch's classes, the papers' short forms.
@@ -64,6 +81,18 @@ def chunks_per_rank(name: str) -> int | None:
     (1, 2, None)
     """
     return None if is_written(name) else _SCHEDULES[_known_name(name)].num_chunks
+
+
+def form_of(name: str) -> Form | None:
+    """What is known of the named schedule before it is made; None for schedules of one's own and written ones.
+
+    Raises:
+        ScheduleError: an unknown name.
+
+    >>> form_of("zb_v"), form_of("1f1b").placement(2, 1)
+    (Form(is_v=True, is_split=True), (0, 1))
+    """
+    return None if is_written(name) else _SCHEDULES[_known_name(name)].form
 
 
 def make_schedule(name: str, num_ranks: int, num_micro_batches: int, *, virtual: int | None = None) -> Schedule:
@@ -121,7 +150,7 @@ def _written(text: str, num_ranks: int, num_micro_batches: int, virtual: int | N
 
 @lru_cache(maxsize=256)
 def _make(name: str, num_ranks: int, num_micro_batches: int, virtual: int | None) -> Schedule:
-    make, num_chunks = _SCHEDULES[name]
+    make, num_chunks, _ = _SCHEDULES[name]
     if num_chunks is None:
         if virtual is None:
             raise ScheduleError(f"schedule {name!r} needs the number of chunks per rank, e.g. virtual=2")

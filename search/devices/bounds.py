@@ -23,7 +23,7 @@ from plans.schedules import Schedule
 from search.devices.costs import WAYS, Table, piece_counts
 from search.devices.critical_paths import CriticalPaths
 
-__all__ = ["LayerSplits", "ScheduleSpace", "mesh_bound_s"]
+__all__ = ["LayerSplits", "ScheduleSpace"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -283,22 +283,3 @@ class ScheduleSpace:
         if not together:
             host = host[:, [int(self.placement[0])]]
         return np.asarray(np.maximum(result, host.max(axis=1)))
-
-
-def mesh_bound_s(forward_s: float, backward_s: float, way_s: float, pp: int, count: int, *, looped: bool) -> float:
-    """A bound for any spread of the layers, from the time of the model for one micro-batch.
-
-    One chunk per rank: rank r ends no earlier than s_0 + ... + s_(r-1) + m s_r, s its seconds per micro-batch. The
-    largest of these is smallest, V, where all are equal: V = T / (1 - (1 - 1/m)^p) with T the sum of all s. Several
-    chunks per rank, or a split backward: m T / p. And a micro-batch must go through the complete model and back.
-
-    Args:
-        forward_s, backward_s: of the complete model.
-        way_s: the part of both that the way of a micro-batch consists of; weight gradients may come later.
-        pp, count: pipeline ranks, micro-batches.
-        looped: several chunks per rank, or a split backward.
-    """
-    total = forward_s + backward_s
-    if looped or pp == 1:
-        return max(total * count / pp, way_s)
-    return float(total / (1.0 - (1.0 - 1.0 / count) ** pp))

@@ -31,6 +31,8 @@ from search.devices.space import ScheduleChoice, meshes
 from search.result import Rejected
 from simulator.forecast import Forecast, estimate, forecast
 from simulator.forecast.estimate import rates_of
+from simulator.forecast.predict import step_forecast, step_machine
+from simulator.forecast.step import StepForecast
 
 __all__ = ["ESTIMATE_MARGIN", "Branching"]
 
@@ -263,12 +265,12 @@ class Branching:
     def _may_fit(self, degrees: Degrees, found: Forecast) -> bool:
         """Whether a configuration may fit by its estimate, which can be a little above the peak of its program."""
         spare = int(found.peak_bytes * self.problem.formula_excess)
-        return self._fits(degrees, replace(found, peak_bytes=found.peak_bytes - spare))
+        return self._fits(degrees, found.peak_bytes - spare)
 
-    def _fits(self, degrees: Degrees, found: Forecast) -> bool:
+    def _fits(self, degrees: Degrees, peak_bytes: int) -> bool:
         """Whether a configuration fits, which the order of its axes does not change; if not, it is noted why."""
         anyhow = identity(replace(degrees, order=ORDER))
-        excess_bytes = found.peak_bytes - self.problem.limit_bytes
+        excess_bytes = peak_bytes - self.problem.limit_bytes
         if excess_bytes > 0 and anyhow not in self._too_large:
             self._too_large.add(anyhow)
             self.rejected.append(Rejected(what=describe(degrees), reason="memory", count=1, excess_bytes=excess_bytes))
@@ -285,32 +287,48 @@ class Branching:
         return self.spaces.rows(space, mode)
 
     def evaluate(self, degrees: Degrees) -> Candidate:
-        """The forecast of a configuration, made once.
+        """The forecast of a configuration, made once, whether it fits or not.
 
         Raises:
             TwofoldError: a configuration that cannot be.
         """
+        found = self._known(degrees)
+        return found if isinstance(found, Candidate) else self._timed(degrees, found)
+
+    def _known(self, degrees: Degrees) -> Candidate | StepForecast:
+        """The forecast of a configuration if it is known, else its lowered program, of which the memory is known."""
         key, problem = identity(degrees), self.problem
-        known = self._seen.get(key)
-        if known is None:
-            self.num_forecasts += 1
-            found = None if problem.stack.runs_programs else self._estimates.get(key)
-            found = found or forecast(problem.config, degrees, problem.machine, stack=problem.stack)
-            known = self._seen[key] = Candidate(degrees=degrees, forecast=found)
+        if key in self._seen:
+            return self._seen[key]
+        if problem.stack.runs_programs and not degrees.takes_turns:
+            return step_forecast(problem.config, degrees, step_machine(problem.config, degrees, problem.machine))
+        found = None if problem.stack.runs_programs else self._estimates.get(key)
+        return self._keep(degrees, found or forecast(problem.config, degrees, problem.machine, stack=problem.stack))
+
+    def _timed(self, degrees: Degrees, step: StepForecast) -> Candidate:
+        return self._keep(degrees, step.forecast())
+
+    def _keep(self, degrees: Degrees, found: Forecast) -> Candidate:
+        self.num_forecasts += 1
+        known = self._seen[identity(degrees)] = Candidate(degrees=degrees, forecast=found)
         return known
 
     def consider(self, degrees: Degrees) -> None:
-        """Forecast what may be good enough by its estimate, and keep it if it fits."""
+        """Forecast what may be good enough by its estimate and fits, and keep it."""
         found = self._estimated(degrees)
         if found is None or found.step_s >= self._above_s(self.margin) or not self._may_fit(degrees, found):
             return
         try:
-            known = self.evaluate(degrees)
+            known = self._known(degrees)
+            if not isinstance(known, Candidate):
+                if not self._fits(degrees, known.peak_bytes):
+                    return
+                known = self._timed(degrees, known)
         except TwofoldError as error:
             self.rejected.append(Rejected(what=str(degrees), reason=str(error), count=1))
             return
         self._margin_seen = max(self._margin_seen, 1.0 - known.forecast.step_s / found.step_s)
-        if known in self.candidates or not self._fits(degrees, known.forecast):
+        if known in self.candidates or not self._fits(degrees, known.forecast.peak_bytes):
             return
         better = known.key < self.candidates[0].key if self.candidates else True
         self.candidates.append(known)

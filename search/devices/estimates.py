@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from plans.model.graph import itemsize
 from search.devices.axis_orders import AxisOrders
-from search.devices.bounds import mesh_bound_s
+from search.devices.bubbles import Bubbles
 from search.devices.costs import Costs, Table, num_dense
 from search.devices.peak_memory import PeakMemory
 from search.devices.problem import Problem
@@ -45,6 +45,9 @@ class Estimates:
     spaces: ScheduleSpaces
     axis_orders: AxisOrders
     rejected: list[Rejected]
+
+    def __post_init__(self) -> None:
+        self.bubbles = Bubbles(problem=self.problem, together=self.spaces.together)
 
     def may_hold(self, mesh: Mesh, size: int, sp: bool) -> bool:
         """Whether the inputs of the blocks alone, kept in every recompute mode, leave room for sharded weights."""
@@ -81,18 +84,27 @@ class Estimates:
         A backward in two parts takes no less than a whole one: nothing of one is hidden behind the other.
         """
         stage = self.axis_orders.stage_config(mesh, sp, size, recomputes(self.problem)[0], False)
-        forward, backward, *_ = self.costs.model_seconds(stage)
-        return self._spread_bound_s(mesh, size, any(self.splits(mesh)), forward, backward, 0.0)
+        return self._pipeline_bound_s(mesh, size, self.splits(mesh), self.costs.piece_seconds(stage))
 
-    def _spread_bound_s(
-        self, mesh: Mesh, size: int, split: bool, forward_s: float, backward_s: float, weights_s: float
+    def _pipeline_bound_s(
+        self, mesh: Mesh, size: int, splits: Sequence[bool], pieces_s: Floats, more_s: float = 0.0
     ) -> float:
-        """`backward_s` is the full backward, or what must be on the way back; `weights_s` what may come later."""
-        problem = self.problem
+        """Of any schedule and spread of the layers.
+
+        Args:
+            mesh, size: with the samples of a micro-batch.
+            splits: whether schedules split the backward; both are possible.
+            pieces_s: (piece, part) of one micro-batch: forward and whole backward, or forward and both of its parts.
+            more_s: what blocks of the model take beyond that in a micro-batch, wherever they are.
+        """
+        problem, costs = self.problem, self.costs
         count = problem.global_batch // (mesh.dp * size)
-        looped = split or any(shape.virtual > 1 for shape in shapes(problem, mesh.pp))
-        way = forward_s + (backward_s if weights_s or not split else 0.0)
-        return mesh_bound_s(forward_s, backward_s + weights_s, way, mesh.pp, count, looped=looped)
+        forward, backward = pieces_s[:, 0], pieces_s[:, 1:].sum(axis=1)
+        inputs = pieces_s[:, 1] if pieces_s.shape[1] > 2 else None
+        mean = (float(costs.all_counts @ (forward + backward)) + more_s) * count / mesh.pp
+        back = backward if True not in splits else np.zeros_like(forward) if inputs is None else inputs
+        way = float(costs.all_counts @ (forward + back))
+        return max(mean, way, self.bubbles.bound_s(mesh.pp, count, splits, forward, backward, inputs))
 
     def fitting_levels(self, mesh: Mesh, stage: StageConfig, chosen: Sequence[int]) -> tuple[int, ...]:
         """The optimizer levels among `chosen` with which it may fit."""
@@ -128,8 +140,8 @@ class Estimates:
 
     def inner_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, excess_bytes: float) -> float:
         """A bound for everything with one stage configuration, if recomputing must save a number of bytes."""
-        forward, *backward = self._least_s(stage, excess_bytes)
-        return self._spread_bound_s(mesh, size, stage.split, forward, backward[0], sum(backward[1:]))
+        pieces_s, more_s = self._least_s(stage, excess_bytes)
+        return self._pipeline_bound_s(mesh, size, (stage.split,), pieces_s, more_s)
 
     def quick_floor(self, mesh: Mesh, stage: StageConfig, level: int) -> Table:
         """An early table no entry of which is above `floor`, from quickly known values."""
@@ -140,28 +152,27 @@ class Estimates:
             for each in self.in_orders(mesh, stage)
         ])  # fmt: skip
 
-    def _least_s(self, stage: StageConfig, excess_bytes: float) -> list[float]:
-        """The parts of the complete model and one micro-batch at least, the first of them the forward.
+    def _least_s(self, stage: StageConfig, excess_bytes: float) -> tuple[Floats, float]:
+        """(piece, part) seconds of one micro-batch at least, and what recomputing adds to the model beyond that.
 
         Where some blocks may keep everything: each piece as the shorter of its two kinds, and what recomputing adds to
-        save that number of bytes, where it adds least per byte; that counts with the last part.
+        save that number of bytes, where it adds least per byte.
         """
         costs = self.costs
         if not self.spaces.is_partial(stage.recompute):
-            return [float(each) for each in costs.all_counts @ costs.piece_seconds(stage)]
+            return costs.piece_seconds(stage), 0.0
         if not excess_bytes and costs.recompute_only_adds:
-            return [float(each) for each in costs.all_counts @ costs.piece_seconds(without_recompute(stage))]
+            return costs.piece_seconds(without_recompute(stage)), 0.0
         again = costs.piece_seconds(stage)
         least = np.minimum(again, costs.piece_seconds(without_recompute(stage)))
-        parts = [float(each) for each in costs.all_counts @ least]
         again_bytes, once_bytes = (
             self.peak_memory.kept_bytes(in_any_place(each)) for each in (stage, without_recompute(stage))
         )
         saved = np.array(once_bytes) - np.array(again_bytes)
         longer = (again - least)[list(costs.blocks)].sum(axis=1)
         if excess_bytes > 0 and (saved > 0).any():
-            parts[-1] += excess_bytes * float((longer[saved > 0] / saved[saved > 0]).min())
-        return parts
+            return least, excess_bytes * float((longer[saved > 0] / saved[saved > 0]).min())
+        return least, 0.0
 
     def floor(self, mesh: Mesh, stage: StageConfig, level: int) -> Table:
         """An early table that no configuration of a node is below, in whichever order of the axes."""

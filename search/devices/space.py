@@ -370,11 +370,11 @@ def scheduled(
     schedule = schedule_of(shape, pp, count)
     if schedule is None or problem.refused(**known):
         return None, ()
-    every = _spreads(problem, schedule.num_stages)
+    every = spreads(problem, schedule.num_stages)
     return schedule, tuple(each for each in every if problem.refused(**known, layers=each) is None)
 
 
-def _spreads(problem: Problem, num_chunks: int) -> tuple[tuple[int, ...], ...]:
+def spreads(problem: Problem, num_chunks: int) -> tuple[tuple[int, ...], ...]:
     pinned = problem.pins.layers
     if pinned is not None:
         return (pinned,) if len(pinned) == num_chunks else ()

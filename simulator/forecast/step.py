@@ -156,6 +156,11 @@ class StepForecast:
             for rank, stages in zip(self.ranks, self.stages_of, strict=True)
         ]
 
+    @property
+    def peak_bytes(self) -> int:
+        """The largest peak of any rank."""
+        return max(peak for peak, _ in self.peaks)
+
     @cached_property
     def _first_step(self) -> PipelineTimes:
         return pipeline_times(self.schedule, self.pipeline_costs)

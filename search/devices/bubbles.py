@@ -1,0 +1,139 @@
+"""The least that a pipeline takes with any schedule and any spread of the layers, without making a schedule.
+
+A rank is idle until the first micro-batch has come through the chunks before the rank's first one, and after its last
+backward that micro-batch goes back through the same chunks. Which chunks these are depends on the form of a schedule
+only: how many chunks a rank has, and whether they lie in loops or in a V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plans.schedules.registry import Form, form_of
+from search.devices.costs import num_dense, piece_counts
+from search.devices.problem import Problem
+from search.devices.space import ScheduleChoice, shapes, spreads
+
+__all__ = ["Bubbles"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Terms:
+    """The ranks of every spread, those of one spread side by side.
+
+    Args:
+        own: (term, piece) pieces of the rank.
+        before: (term, piece) pieces before its first chunk.
+        begun: the same, or 0 where ranks do not begin a step together.
+        first: (term, piece) pieces of the model's first chunk.
+        starts: the first term of each spread.
+    """
+
+    own: Floats
+    before: Floats
+    begun: Floats
+    first: Floats
+    starts: Ints
+
+
+@dataclass(kw_only=True)
+class Bubbles:
+    """Bounds of pipelines of a problem.
+
+    Args:
+        problem: what is asked.
+        together: whether all ranks begin a step together with a schedule.
+    """
+
+    problem: Problem
+    together: Callable[[ScheduleChoice], bool]
+    _known: dict[tuple[int, bool], _Terms | None] = field(default_factory=dict)
+
+    def bound_s(
+        self,
+        pp: int,
+        count: int,
+        splits: Sequence[bool],
+        forward: Floats,
+        backward: Floats,
+        inputs: Floats | None = None,
+    ) -> float:  # fmt: skip
+        """No step of a pipeline takes less, whatever its schedule and its spread of the layers.
+
+        With f and b seconds per rank, rank r of a schedule that does not split the backward ends no earlier than
+        m (f_r + b_r) + sum (f_c + b_c) over the chunks c before its first one: its own work, and before and after it
+        the way of a micro-batch through those chunks. Where the backward is split into i and w, all of its own work
+        comes after the forwards before it, and the gradients of the first chunk's weights come after all gradients of
+        inputs: max(m (f_r + i_r + w_r) + sum f_c, m (f_r + i_r) + sum (f_c + i_c) + w_0). These are terms of
+        `ScheduleSpace.bounds_s` without gathers, reductions, updates and transfers, none of which is negative.
+
+        Args:
+            pp, count: pipeline ranks and micro-batches.
+            splits: whether the schedules split the backward; both: any schedule.
+            forward, backward: (piece) seconds of one micro-batch, the whole backward or at most both of its parts.
+            inputs: (piece) the part of a split backward that the way back waits for, if known.
+        """
+        both, found = forward + backward, []
+        for split in splits:
+            terms = self._terms(pp, split)
+            if terms is None:
+                continue
+            least = terms.own @ (count * both) + (terms.begun @ forward if split else terms.before @ both)
+            if split and inputs is not None:
+                way = forward + inputs
+                through = terms.own @ (count * way) + terms.before @ way + terms.first @ (backward - inputs)
+                np.maximum(least, through, out=least)
+            found.append(float(np.maximum.reduceat(least, terms.starts).min()))
+        return min(found, default=float("inf"))
+
+    def _terms(self, pp: int, split: bool) -> _Terms | None:
+        key = (pp, split)
+        if key not in self._known:
+            rows: dict[tuple[bytes, ...], tuple[Floats, ...]] = {}
+            for shape in shapes(self.problem, pp):
+                form = form_of(shape.schedule)
+                if form is None:
+                    rows |= self._any_form(pp)
+                elif form.is_split is split:
+                    rows |= self._of_form(pp, shape, form)
+            self._known[key] = _joined(list(rows.values())) if rows else None
+        return self._known[key]
+
+    def _of_form(self, pp: int, shape: ScheduleChoice, form: Form) -> dict[tuple[bytes, ...], tuple[Floats, ...]]:
+        """Of the spreads of a shape, by their values; of ranks with the same pieces only the one that begins last."""
+        placement = np.asarray(form.placement(pp, shape.virtual))
+        layers = spreads(self.problem, len(placement))
+        if not layers:
+            return {}
+        pieces = piece_counts(layers, num_dense(self.problem.config)).astype(np.float64)
+        owners = (placement[:, None] == np.arange(pp)).astype(np.float64)
+        begins = owners.argmax(axis=0)
+        found: dict[tuple[bytes, ...], tuple[Floats, ...]] = {}
+        for each in pieces:
+            own, before = owners.T @ each, (np.cumsum(each, axis=0) - each)[begins]
+            last = {own[rank].tobytes(): rank for rank in np.argsort(begins, kind="stable").tolist()}
+            ranks = list(last.values())
+            begun = before[ranks] if self.together(shape) else np.zeros_like(before[ranks])
+            row = own[ranks], before[ranks], begun, np.tile(each[0], (len(ranks), 1))
+            found[tuple(part.tobytes() for part in row)] = row
+        return found
+
+    def _any_form(self, pp: int) -> dict[tuple[bytes, ...], tuple[Floats, ...]]:
+        """Of schedules of which nothing is known: the fullest rank has no less than the mean."""
+        config = self.problem.config
+        mean = piece_counts([(config.num_layers,)], num_dense(config))[0].astype(np.float64) / pp
+        none = np.zeros_like(mean)
+        return {(b"any",): (mean, none, none, none)}
+
+
+def _joined(rows: list[tuple[Floats, ...]]) -> _Terms:
+    own, before, begun, first = (np.concatenate([row[part] for row in rows]) for part in range(4))
+    starts = np.cumsum([0, *(len(row[0]) for row in rows[:-1])])
+    return _Terms(own=own, before=before, begun=begun, first=first, starts=starts)
