@@ -113,6 +113,7 @@ def trade_picture(
 
 def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
     from search.devices import describe
+    from search.devices.preference import EQUAL
 
     plans = found.plans[:top_k]
     in_engine = any(each.simulated_s is not None for each in plans)
@@ -126,11 +127,17 @@ def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
     figures_shown = headline(found.problem, found.best)
     rates = f"{figures_shown['tokens/s per device']} tokens/s per device, MFU {figures_shown['MFU']}"
     notes = [f"The best: {rates}, 90 % interval {figures_shown['90 % interval']}."]
+    if found.num_equal > 1:
+        notes.append(
+            f"The first {found.num_equal} are equally fast: their steps differ by less than {EQUAL:.0%}, and measured "
+            "steps vary by more. The simplest is first, then the one with the most free memory."
+        )
     if found.method == "search" and len(rows) > max(1, found.num_proven):
         first_ones = f"The first {found.num_proven} are" if found.num_proven > 1 else "The first is"
         if found.num_proven:
             notes.append(f"{first_ones} proven to have the shortest forecast step of the search space.")
-        notes.append("The others are the fastest plans that the search found. They are not proven to be the next best.")
+        others = "others" if found.num_proven else "plans"
+        notes.append(f"The {others} are the fastest that the search found. They are not proven to be the next best.")
     return Table(title=subject(found.problem), columns=columns, rows=rows, notes=tuple(notes))
 
 
@@ -152,17 +159,21 @@ def _neighbours(found: SearchResult[Candidate]) -> Table:
     """A row for every neighbour that is forecast, and one for all that are impossible for the same reason."""
     slower = [each for each in found.alternatives if each.extra_s is not None]
     impossible = [each for each in found.alternatives if each.extra_s is None]
+    fastest = min(found.plans, key=lambda each: each.forecast.step_s)
     rows: list[tuple[Cell, ...]] = [
-        (each.change, Seconds(each.extra_s), Change(each.extra_s / found.best.forecast.step_s), each.reason)
+        (each.change, Seconds(each.extra_s), Change(each.extra_s / fastest.forecast.step_s), each.reason)
         for each in slower[:_NEIGHBOURS] if each.extra_s is not None
     ]  # fmt: skip
     shown = sorted(impossible[:_NEIGHBOURS], key=lambda each: each.reason)
     for reason, own in groupby(shown, key=lambda each: each.reason):
         rows.append(("; ".join(each.change for each in own), None, None, reason))
     left = len(found.alternatives) - min(len(slower), _NEIGHBOURS) - len(shown)
+    notes = [f"And {left} more."] if left else []
+    if fastest is not found.best:
+        notes.append(f"Changes of plan {found.plans.index(fastest) + 1}, which has the shortest forecast.")
     return Table(
         title="One degree changed at a time, the layers spread again", columns=("change", "longer", "share", "why"),
-        rows=rows, notes=(f"And {left} more.",) if left else (),
+        rows=rows, notes=tuple(notes),
     )  # fmt: skip
 
 

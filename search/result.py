@@ -6,7 +6,7 @@ Both searches return a `SearchResult`: the one over operators ranks plans, the o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from plans.errors import TwofoldError
@@ -115,6 +115,8 @@ class SearchResult(Shown, Generic[PlanT]):
         search_s: how long the search took.
         complete: whether it ended without a time limit or an interrupt.
         num_proven: how many of `plans`, from the first on, are proven to be the fastest of the space in this order.
+        num_equal: how many of `plans`, from the first on, are equally fast as far as a forecast can tell. They are
+            ordered by simplicity and memory that is left (`search.devices.preference`).
         strategies_gap: by what share the additive cost of the best plan's strategies may exceed the least one of its
             stages; 0 where that is proven to be the least, None where there was no time to search them. Of searches
             over operators.
@@ -135,6 +137,7 @@ class SearchResult(Shown, Generic[PlanT]):
     search_s: float
     complete: bool = True
     num_proven: int = 0
+    num_equal: int = 1
     strategies_gap: float | None = 0.0
     margin: float = 0.0
     num_evaluated: int = 0
@@ -161,9 +164,15 @@ class SearchResult(Shown, Generic[PlanT]):
             for each in self.plans
         ]  # fmt: skip
 
+    def reordered(self, plans: Sequence[PlanT]) -> SearchResult[PlanT]:
+        """The same result with its plans in another order; those before the first that moved remain proven."""
+        pairs: list[tuple[PlanT, PlanT]] = list(zip(plans, self.plans, strict=True))
+        moved: list[int] = [place for place, (own, old) in enumerate(pairs) if not _is_same(own, old)]
+        return replace(self, plans=plans, num_proven=min([self.num_proven, *moved]))
+
     @property
     def best(self) -> PlanT:
-        """The fastest plan."""
+        """The first plan: the fastest, or the simplest of those that are equally fast."""
         return self.plans[0]
 
     @property
@@ -252,6 +261,7 @@ class SearchResult(Shown, Generic[PlanT]):
             "gap_to_physics": self.gap_to_physics,
             "complete": self.complete,
             "num_proven": self.num_proven,
+            "num_equal": self.num_equal,
             "strategies_gap": self.strategies_gap,
             "margin": self.margin,
             "evaluated": self.num_evaluated,
@@ -262,6 +272,12 @@ class SearchResult(Shown, Generic[PlanT]):
                 for entry in self.rejected[:_LISTED]
             ],
         }
+
+
+def _is_same(one: Plan | Candidate, other: Plan | Candidate) -> bool:
+    if isinstance(one, Candidate) and isinstance(other, Candidate):
+        return one.degrees == other.degrees
+    return one is other
 
 
 def _predicted(plan: Plan | Candidate) -> tuple[float, int]:

@@ -84,7 +84,7 @@ def chunks_per_rank(name: str) -> int | None:
 
 
 def form_of(name: str) -> Form | None:
-    """What is known of the named schedule before it is made; None for schedules of one's own and written ones.
+    """What the name says about a schedule before it is made; None for schedules of one's own and written ones.
 
     Raises:
         ScheduleError: an unknown name.

@@ -1,35 +1,39 @@
-"""The final few as plans, simulated in the event engine."""
+"""The fastest plans of a search, simulated in the event engine and ordered by it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plans.degrees.plan import plan_of as plan_of_degrees
 from plans.errors import TwofoldError
+from plans.lower import lower
 from plans.model.transformer import transformer
 from plans.plan import Plan
+from plans.program import Program
 from search.candidate import Candidate
 from search.devices.problem import Problem
+from search.result import SearchResult
 from simulator import simulate
 
-__all__ = ["Confirmed", "confirmed", "plan_of"]
+__all__ = ["MOST_INSTRUCTIONS", "Confirmed", "confirmed", "plan_of"]
+
+MOST_INSTRUCTIONS = 200_000
+"""Instructions of all plans that are simulated unasked; the engine takes about 25 us for each of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmed:
-    """A configuration and its pace in the event engine.
+    """A search's result after the event engine has run its first plans.
 
     Args:
-        candidate: the configuration and its forecast.
-        simulated_s: seconds from step to step; None where no plan can be made of it.
-        reason: why there is none.
+        result: those that were simulated come first, in the order of the engine; `Candidate.simulated_s` is their step.
+        left_out: the others that were to be simulated, and why they were not.
     """
 
-    candidate: Candidate
-    simulated_s: float | None
-    reason: str = ""
+    result: SearchResult[Candidate]
+    left_out: Sequence[tuple[Candidate, str]]
 
 
 def plan_of(problem: Problem, found: Candidate) -> Plan:
@@ -46,21 +50,38 @@ def plan_of(problem: Problem, found: Candidate) -> Plan:
 
 
 def confirmed(
-    problem: Problem, found: Sequence[Candidate], count: int, *, deadline_s: float | None = None
-) -> list[Confirmed]:
-    """The first `count` of `found`, simulated and ordered by that; equal ranks are simulated once.
+    found: SearchResult[Candidate], count: int, *, most_instructions: int | None = None, deadline_s: float | None = None
+) -> Confirmed:
+    """Simulate the first `count` plans of a search; equal ranks are simulated once.
 
-    Only the first may begin after `deadline_s` (of `time.monotonic()`).
+    Args:
+        found: by a search over degrees.
+        count: how many.
+        most_instructions: of all that are simulated, those of equal ranks counted once; any number by default.
+        deadline_s: `time.monotonic()` after which no other than the first is begun.
     """
-    results: list[Confirmed] = []
-    for each in found[:count]:
-        if results and deadline_s is not None and time.monotonic() > deadline_s:
-            results.append(Confirmed(candidate=each, simulated_s=None, reason="no time was left"))
+    problem, left = found.problem, float("inf") if most_instructions is None else most_instructions
+    checked, left_out = list[Candidate](), list[tuple[Candidate, str]]()
+    for each in found.plans[:count]:
+        if checked and deadline_s is not None and time.monotonic() > deadline_s:
+            left_out.append((each, "no time was left"))
             continue
         try:
-            timeline = simulate(plan_of(problem, each), problem.machine, with_memory=False, fold_ranks=True)
+            program = lower(plan_of(problem, each))
+            size = _num_instructions(program)
+            if size > left:
+                left_out.append((each, f"its step has too many instructions to simulate it unasked ({size:,})"))
+                continue
+            left -= size
+            timeline = simulate(program, problem.machine, with_memory=False, fold_ranks=True)
         except TwofoldError as error:
-            results.append(Confirmed(candidate=each, simulated_s=None, reason=str(error)))
+            left_out.append((each, str(error)))
         else:
-            results.append(Confirmed(candidate=each, simulated_s=timeline.step_interval_s))
-    return sorted(results, key=lambda each: (each.simulated_s is None, each.simulated_s or 0.0, each.candidate.key))
+            checked.append(replace(each, simulated_s=timeline.step_interval_s))
+    checked.sort(key=lambda each: (each.simulated_s, each.key))
+    plans = (*checked, *(each for each, _ in left_out), *found.plans[count:])
+    return Confirmed(result=found.reordered(plans), left_out=left_out)
+
+
+def _num_instructions(program: Program) -> int:
+    return sum(len(block.body.instructions) for group in program.groups for block in group.blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,8 +79,8 @@ class ResultOptions:
             otherwise only the best one is proven to be the fastest.
         out: file of the best plan; the degrees of a transformer are saved next to it with the suffix .degrees.json.
         report: for transformers: write a report of the search to this HTML file.
-        simulate: for transformers: number of best plans to simulate and rank again. With --time-limit the default is 5,
-            in the last quarter of the time; otherwise none.
+        simulate: for transformers: number of best plans to simulate and rank again. By default the listed plans, as far
+            as that takes a few seconds; with --time-limit in the last quarter of the time.
         explain: also print the alternatives and why they are slower.
     """
 
@@ -194,6 +195,7 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
     from plans.files import check_writable, write_atomically
     from plans.model.transformer import config_remarks
     from reports.search_report import search_page, search_tables
+    from search.devices.preference import preferred
     from search.devices.reasons import explained
     from search.devices.result_json import result_json
 
@@ -212,12 +214,12 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
     count = _num_simulated(problem, options)
     with say.doing("searching"):
         found = _search(problem, options, say)
-        answer, simulated = _confirm(problem, found, count, deadline_s, say)
+        answer, simulated = _confirm(found, count, options, deadline_s, say)
+        if options.method == "search" and result.top_k is None:
+            answer = preferred(answer, shown)
         wants_reasons = result.explain or result.report is not None
         reasons = explained(answer) if wants_reasons else None
     certificate = answer.summary()
-    if simulated and simulated[0]["rank_of_forecast"]:
-        certificate = f"the simulation ranks another plan first; for the forecast: {certificate}"
     tables = search_tables(answer, shown, reasons)
     for table in tables if result.explain else tables[:1]:
         say.say(table.text())
@@ -273,39 +275,36 @@ def _search(problem: Problem, options: PlanCommand, say: Console) -> SearchResul
 
 
 def _num_simulated(problem: Problem, options: PlanCommand) -> int:
-    """Number of best plans to simulate: as given, or the listed ones if there is a time limit."""
+    """How many plans are simulated: what is asked, or the listed ones of a search."""
     if options.result.simulate is not None:
         return options.result.simulate
-    bounded = options.time_limit is not None and options.method == "search" and problem.stack.runs_programs
-    return _SHOWN if bounded else 0
+    return _SHOWN if options.method == "search" and problem.stack.runs_programs else 0
 
 
 def _confirm(
-    problem: Problem, answer: SearchResult[Candidate], count: int, deadline_s: float | None, say: Console
+    found: SearchResult[Candidate], count: int, options: PlanCommand, deadline_s: float | None, say: Console
 ) -> tuple[SearchResult[Candidate], list[dict[str, Any]]]:
-    """Simulate the first `count` plans and rank them by the result.
-
-    Plans that could only start after `deadline_s` (of `time.monotonic()`) are skipped, except the first.
-    """
+    """The result with its first `count` plans ordered by the event engine, and what the engine predicts for them."""
     if not count:
-        return answer, []
-    from reports.units import Seconds
-    from search.devices import describe
-    from search.devices.confirm import confirmed
+        return found, []
+    from search.candidate import identity
+    from search.devices.confirm import MOST_INSTRUCTIONS, confirmed
 
-    checked = confirmed(problem, answer.plans, count, deadline_s=deadline_s)
-    simulated: list[dict[str, Any]] = []
-    for each in checked:
-        forecast_s = each.candidate.forecast.step_s
-        if each.simulated_s is None:
-            say.say(f"{Seconds(forecast_s)} forecast, {each.reason}: {describe(each.candidate.degrees)}")
-        place = next(number for number, found in enumerate(answer.plans) if found is each.candidate)
-        simulated.append({"forecast_s": forecast_s, "simulated_s": each.simulated_s, "rank_of_forecast": place})
-    first = [replace(each.candidate, simulated_s=each.simulated_s) for each in checked]
-    plans = (*first, *answer.plans[len(first) :])
-    places = [each["rank_of_forecast"] for each in simulated]
-    in_place = next((at for at, place in enumerate(places) if at != place), len(plans))
-    return replace(answer, plans=plans, num_proven=min(answer.num_proven, in_place)), simulated  # proven of forecasts
+    asked = options.result.simulate is not None
+    checked = confirmed(found, count, most_instructions=None if asked else MOST_INSTRUCTIONS, deadline_s=deadline_s)
+    reasons = Counter(reason for _, reason in checked.left_out)
+    for reason, left in reasons.items():
+        way_out = "" if asked else f"; --simulate {count} simulates all"
+        say.say(f"{left} of the {len(found.plans[:count])} fastest plans not simulated: {reason}{way_out}")
+    places = {identity(each.degrees): place for place, each in enumerate(found.plans)}
+    simulated = [
+        {
+            "forecast_s": each.forecast.step_s, "simulated_s": each.simulated_s,
+            "rank_of_forecast": places[identity(each.degrees)],
+        }
+        for each in checked.result.plans[:count]
+    ]  # fmt: skip
+    return checked.result, simulated
 
 
 def _beside(out: str, ending: str) -> Path:
