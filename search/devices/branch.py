@@ -246,10 +246,14 @@ class Branching:
 
     @property
     def margin(self) -> float:
-        """The assumed largest relative excess of bounds and estimates over forecasts."""
-        few = self._num_before + self.num_forecasts < _FEW_FORECASTS
-        own = self._widest_margin if few else min(self._widest_margin, _LATER_MARGIN)
+        """By what share bounds and estimates are taken to exceed forecasts at most."""
+        own = self._widest_margin if self._few else min(self._widest_margin, _LATER_MARGIN)
         return max(own, self._margin_seen)
+
+    @property
+    def _few(self) -> bool:
+        """Whether too few configurations have been forecast to know the margin."""
+        return self._num_before + self.num_forecasts < _FEW_FORECASTS
 
     def _estimated(self, degrees: Degrees) -> Forecast | None:
         """The quick estimate of a configuration, made once; None, and a reason, where there is none."""
@@ -321,7 +325,7 @@ class Branching:
         try:
             known = self._known(degrees)
             if not isinstance(known, Candidate):
-                if not self._fits(degrees, known.peak_bytes):
+                if not self._fits(degrees, known.peak_bytes) and not self._few:  # the first ones teach the margin
                     return
                 known = self._timed(degrees, known)
         except TwofoldError as error:
