@@ -246,7 +246,7 @@ class Branching:
 
     @property
     def margin(self) -> float:
-        """By what share bounds and estimates are taken to exceed forecasts at most."""
+        """The assumed largest relative excess of bounds and estimates over forecasts."""
         own = self._widest_margin if self._few else min(self._widest_margin, _LATER_MARGIN)
         return max(own, self._margin_seen)
 
