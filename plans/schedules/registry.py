@@ -20,7 +20,7 @@ __all__ = ["Form", "chunks_per_rank", "declare_schedule", "form_of", "is_written
 
 
 class Form(NamedTuple):
-    """What is the same in all schedules of one name, however many micro-batches they have."""
+    """Properties that all schedules of one name share, however many micro-batches they have."""
 
     is_v: bool
     """Whether chunks lie down the ranks and up again (`v_placement`) instead of in loops (`looped_placement`)."""
@@ -84,7 +84,7 @@ def chunks_per_rank(name: str) -> int | None:
 
 
 def form_of(name: str) -> Form | None:
-    """What the name says about a schedule before it is made; None for schedules of one's own and written ones.
+    """The form of the named schedule, before it is made; None for schedules of one's own and written ones.
 
     Raises:
         ScheduleError: an unknown name.

@@ -1,4 +1,4 @@
-"""Which of several plans to take whose steps are too close to tell which is the fastest."""
+"""The order of plans whose steps are too close to tell which is the fastest."""
 
 from __future__ import annotations
 
