@@ -7,7 +7,7 @@ only: how many chunks a rank has, and whether they lie in loops or in a V.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,16 +56,8 @@ class Bubbles:
     together: Callable[[ScheduleChoice], bool]
     _known: dict[tuple[int, bool], _Terms | None] = field(default_factory=dict)
 
-    def bound_s(
-        self,
-        pp: int,
-        count: int,
-        splits: Sequence[bool],
-        forward: Floats,
-        backward: Floats,
-        inputs: Floats | None = None,
-    ) -> float:  # fmt: skip
-        """No step of a pipeline takes less, whatever its schedule and its spread of the layers.
+    def bound_s(self, pp: int, count: int, forward: Floats, inputs: Floats, backward: Floats, *, split: bool) -> float:
+        """Seconds of a step that no schedule and no spread of the layers can beat.
 
         With f and b seconds per rank, rank r of a schedule that does not split the backward ends no earlier than
         m (f_r + b_r) + sum (f_c + b_c) over the chunks c before its first one: its own work, and before and after it
@@ -76,22 +68,19 @@ class Bubbles:
 
         Args:
             pp, count: pipeline ranks and micro-batches.
-            splits: whether the schedules split the backward; both: any schedule.
-            forward, backward: (piece) seconds of one micro-batch, the whole backward or at most both of its parts.
-            inputs: (piece) the part of a split backward that the way back waits for, if known.
+            forward, backward: (piece) seconds of one micro-batch.
+            inputs: (piece) the part of the backward that the way back waits for: all of it unless `split`.
+            split: whether the schedules split the backward.
         """
-        both, found = forward + backward, []
-        for split in splits:
-            terms = self._terms(pp, split)
-            if terms is None:
-                continue
-            least = terms.own @ (count * both) + (terms.begun @ forward if split else terms.before @ both)
-            if split and inputs is not None:
-                way = forward + inputs
-                through = terms.own @ (count * way) + terms.before @ way + terms.first @ (backward - inputs)
-                np.maximum(least, through, out=least)
-            found.append(float(np.maximum.reduceat(least, terms.starts).min()))
-        return min(found, default=float("inf"))
+        terms = self._terms(pp, split)
+        if terms is None:
+            return float("inf")
+        way = forward + inputs
+        least = terms.own @ (count * way) + terms.before @ way
+        if split:
+            least += terms.first @ (backward - inputs)
+            np.maximum(least, terms.own @ (count * (forward + backward)) + terms.begun @ forward, out=least)
+        return float(np.maximum.reduceat(least, terms.starts).min())
 
     def _terms(self, pp: int, split: bool) -> _Terms | None:
         key = (pp, split)

@@ -79,32 +79,27 @@ class Estimates:
         return (False,) if mesh.pp == 1 else (False, True)
 
     def mesh_bound_s(self, mesh: Mesh, size: int, sp: bool) -> float:
-        """A bound for everything on a mesh.
+        """A bound for everything on a mesh."""
+        stages = [
+            self.axis_orders.stage_config(mesh, sp, size, recomputes(self.problem)[0], split)
+            for split in self.splits(mesh)
+        ]
+        return min(self._pipeline_bound_s(mesh, size, each.split, self.costs.piece_seconds(each)) for each in stages)
 
-        A backward in two parts takes no less than a whole one: nothing of one is hidden behind the other.
-        """
-        stage = self.axis_orders.stage_config(mesh, sp, size, recomputes(self.problem)[0], False)
-        return self._pipeline_bound_s(mesh, size, self.splits(mesh), self.costs.piece_seconds(stage))
-
-    def _pipeline_bound_s(
-        self, mesh: Mesh, size: int, splits: Sequence[bool], pieces_s: Floats, more_s: float = 0.0
-    ) -> float:
-        """Of any schedule and spread of the layers.
+    def _pipeline_bound_s(self, mesh: Mesh, size: int, split: bool, pieces_s: Floats, more_s: float = 0.0) -> float:
+        """A bound for any schedule and any spread of the layers.
 
         Args:
             mesh, size: with the samples of a micro-batch.
-            splits: whether schedules split the backward; both are possible.
-            pieces_s: (piece, part) of one micro-batch: forward and whole backward, or forward and both of its parts.
-            more_s: what blocks of the model take beyond that in a micro-batch, wherever they are.
+            split: whether the schedules split the backward.
+            pieces_s: (piece, part) of one micro-batch: forward and backward, or forward and both parts of the backward.
+            more_s: time of a micro-batch that the blocks of the model need beyond that, wherever they are.
         """
-        problem, costs = self.problem, self.costs
-        count = problem.global_batch // (mesh.dp * size)
+        counts, count = self.costs.all_counts, self.problem.global_batch // (mesh.dp * size)
         forward, backward = pieces_s[:, 0], pieces_s[:, 1:].sum(axis=1)
-        inputs = pieces_s[:, 1] if pieces_s.shape[1] > 2 else None
-        mean = (float(costs.all_counts @ (forward + backward)) + more_s) * count / mesh.pp
-        back = backward if True not in splits else np.zeros_like(forward) if inputs is None else inputs
-        way = float(costs.all_counts @ (forward + back))
-        return max(mean, way, self.bubbles.bound_s(mesh.pp, count, splits, forward, backward, inputs))
+        mean = (float(counts @ (forward + backward)) + more_s) * count / mesh.pp
+        way = float(counts @ (forward + pieces_s[:, 1]))
+        return max(mean, way, self.bubbles.bound_s(mesh.pp, count, forward, pieces_s[:, 1], backward, split=split))
 
     def fitting_levels(self, mesh: Mesh, stage: StageConfig, chosen: Sequence[int]) -> tuple[int, ...]:
         """The optimizer levels among `chosen` with which it may fit."""
@@ -141,7 +136,7 @@ class Estimates:
     def inner_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, excess_bytes: float) -> float:
         """A bound for everything with one stage configuration, if recomputing must save a number of bytes."""
         pieces_s, more_s = self._least_s(stage, excess_bytes)
-        return self._pipeline_bound_s(mesh, size, (stage.split,), pieces_s, more_s)
+        return self._pipeline_bound_s(mesh, size, stage.split, pieces_s, more_s)
 
     def quick_floor(self, mesh: Mesh, stage: StageConfig, level: int) -> Table:
         """An early table no entry of which is above `floor`, from quickly known values."""
