@@ -84,7 +84,7 @@ def test_ranks_that_receive_when_needed_train(tmp_path):
 def test_unknown_words_are_refused():
     with pytest.raises(TwofoldError, match="receives 'late' is not known: ahead or needed"):
         two_stages("late")
-    with pytest.raises(TwofoldError, match="receives 'late' is not known: ahead or needed"):
+    with pytest.raises(TwofoldError, match="receives must be ahead or needed, not 'late'"):
         Degrees(receives="late")
 
 

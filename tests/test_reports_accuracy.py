@@ -38,7 +38,7 @@ def test_unmeasured_values_are_noted_and_non_numbers_refused():
         Scored(name="b", detail="", errors={"step time": [0.1], "peak memory": [0.2]}),
     ]
     assert accuracy_picture(tables, title="t").alone().count("not stated") == 1
-    with pytest.raises(TwofoldError, match="no number"):
+    with pytest.raises(TwofoldError, match="not a number"):
         accuracy_picture([Scored(name="a", detail="", errors={"x": [math.nan]})], title="t")
     with pytest.raises(TwofoldError, match="no errors"):
         accuracy_picture([], title="t")
