@@ -378,6 +378,7 @@ REFUSED = {
     "data-dependent shape": (
         mean_to(lambda m, x: m.fc(x[x[:, 0] > 0])), r"line \d+.*instead of an if or a boolean index"
     ),
+    "complex numbers": (mean_to(lambda m, x: torch.fft.fft(m.fc(x)).real), "fft_fft.* makes complex numbers"),
     "gradient in the forward": (
         mean_to(lambda m, x: m.fc(x) + torch.autograd.grad(m.fc(x).sum(), m.fc.weight)[0]), "calls torch.autograd, but"
     ),

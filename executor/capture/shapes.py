@@ -109,7 +109,8 @@ def _repeat(build: Translation, node: fx.Node, x: Value, *_: Any) -> Value:
 
 
 @rule("repeat_interleave.self_int")
-def _repeat_interleave(build: Translation, node: fx.Node, x: Value, repeats: int, dim: int | None = None) -> Value:
+def _repeat_interleave(build: Translation, node: fx.Node, x: Value, repeats: int, dim: int | None = None, **_: Any
+) -> Value:  # fmt: skip
     x = build.plain(node, x)
     shape = build.tensors[x].shape
     if dim is None:

@@ -182,6 +182,15 @@ class Translation(Places):
                 return Unreadable(reason=str(error))
 
     def _call(self, node: fx.Node) -> Value:
+        made, reads = node.meta.get("val"), [self.values.get(each) for each in node.all_input_nodes]
+        is_complex = isinstance(made, torch.Tensor) and made.is_complex()
+        is_known = str(node.target) in self.rules or any(isinstance(each, Complex) for each in reads)
+        value = self._translated(node) if is_known or not is_complex else None
+        if is_complex and not isinstance(value, Complex):
+            raise self.refused(node, "it makes complex numbers, which only products, sums and views may make")
+        return value
+
+    def _translated(self, node: fx.Node) -> Value:
         target = str(node.target) if node.target is not python_operator.getitem else "getitem"
         if (changed := node.meta.get(CHANGES)) is not None:
             return self._change_of_state(node, str(self.values[changed]))
