@@ -1,6 +1,7 @@
 """What `twofold plan` takes on large models: `python -m benchmarks.search_times [--before TREE] [--runs N] [CASE ...]`.
 
-Processor seconds (user and system) of the complete command, each run a separate process, and the median of the runs.
+Processor seconds (user and system) of the complete command without simulating its plans, each run a separate process,
+and the median of the runs.
 With `--before` a second checkout of this repository takes turns with this one, so that other work on the machine slows
 both alike; the command fails where the two do not say the same: best plan, its step time, and the lower bound.
 """
@@ -63,7 +64,7 @@ def _run(case: str, tree: Path) -> tuple[float, str]:
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "twofold", "plan", model, "--machine", machine, "--global-batch", batch,
-            "--out", f"{folder}/plan", "--json",
+            "--simulate", "0", "--top-k", "1", "--out", f"{folder}/plan", "--json",
         ]  # fmt: skip
         before = os.times()
         ran = subprocess.run(
