@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -170,3 +171,32 @@ def test_an_interrupt_before_a_command_begins_is_one_line(
     monkeypatch.setattr("tyro.extras.subcommand_cli_from_dict", interrupt)
     assert main(["simulate", "plan.json", "--machine", "h200-x8"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+_INSTALLED = "import sys; from twofold.cli import main; sys.exit(main())"
+"""What the installed script `twofold` does."""
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("start", [["-m", "twofold"], ["-c", _INSTALLED]])
+def test_an_output_that_nobody_reads_ends_quietly(plan_file: Path, start: list[str], options: list[str]) -> None:
+    command = [sys.executable, *start, "simulate", str(plan_file), "--machine", "h200-x8", *options]
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["simulate"], ["simulate", "--json"]])
+def test_a_full_device_as_output_is_an_error_of_one_line(plan_file: Path, arguments: list[str]) -> None:
+    more = [str(plan_file), "--machine", "h200-x8"] if "simulate" in arguments else []
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "twofold", *arguments, *more],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: the output cannot be written: No space left on device\n")
+    assert "Traceback" not in done.stderr

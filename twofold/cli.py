@@ -7,9 +7,11 @@ codes: 0 success, 1 a run or a check failed, 2 bad input.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import itertools
 import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -69,6 +71,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before the command began, which says more
         print("interrupted", file=sys.stderr, flush=True)
         return 130
+    except BrokenPipeError:  # who reads has gone, as `head` does; nothing is left to say
+        _drop_output()
+        return 1
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        _drop_output()
+        return _refused(f"the output cannot be written: {error.strerror}")
+
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _drop_output() -> None:
+    """Discard what stdout still holds: Python writes it once more when it ends, and would fail again."""
+    with contextlib.suppress(OSError, ValueError):  # not a real stream
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Done(Exception):
