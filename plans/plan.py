@@ -465,14 +465,22 @@ def plan_from_json(text: bytes, source: str = "plan") -> Plan:
         TwofoldError: not JSON, truncated, an unknown key (with its path), another version, an impossible plan.
     """
     advice = "it may be truncated, plan again"
-    version = json_of(text, source, _Version, advice=advice).version
+    marks = json_of(text, source, _Marks, advice=advice)
+    if marks.num_devices is not None:
+        raise TwofoldError(f"{source}: a machine file, not a plan; name it with --machine")
+    version = marks.version
+    if version is None:
+        raise TwofoldError(f"{source}: not a plan file, it has no `version`; write one with `twofold plan`")
     if version != PLAN_VERSION:
         raise TwofoldError(f"{source}: plan version {version}, this twofold reads version {PLAN_VERSION}; plan again")
     return json_of(text, source, Plan, advice=advice, dec_hook=_decode)
 
 
-class _Version(msgspec.Struct):
-    version: int
+class _Marks(msgspec.Struct):
+    """What tells a plan file from others; `num_devices` is a key of machine files only."""
+
+    version: int | None = None
+    num_devices: Any = None
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> Path:

@@ -99,7 +99,7 @@ def test_another_version_is_refused_before_its_keys(tmp_path, version):
 
 
 def test_a_missing_version_is_refused(tmp_path):
-    with pytest.raises(TwofoldError, match="missing required field `version`"):
+    with pytest.raises(TwofoldError, match="not a plan file, it has no `version`; write one with `twofold plan`"):
         load_plan(written(tmp_path, lambda plan: plan.pop("version")))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -220,7 +220,12 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         Raises:
             TwofoldError: not JSON, truncated, an unknown or missing key (with its path), another version, a bad figure.
         """
-        version = json_of(text, source, _Version, advice="calibrate again").version
+        marks = json_of(text, source, _Marks, advice="calibrate again")
+        if marks.stages is not None:
+            raise TwofoldError(f"{source}: a plan file, not a machine; name a machine such as h200-x8")
+        version = marks.version
+        if version is None:
+            raise TwofoldError(f"{source}: not a machine file, it has no `version`; write one with `twofold calibrate`")
         if version != MACHINE_VERSION:
             raise TwofoldError(
                 f"{source}: machine version {version}, this twofold reads {MACHINE_VERSION}; calibrate again"
@@ -241,5 +246,8 @@ def shipped_machines() -> tuple[str, ...]:
     return known_names()
 
 
-class _Version(msgspec.Struct):
-    version: int
+class _Marks(msgspec.Struct):
+    """What tells a machine file from others; `stages` is a key of plan files only."""
+
+    version: int | None = None
+    stages: Any = None
