@@ -28,6 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_statement(folder / "a.degrees.json", config, Degrees(dp=2, global_batch=2), stack="twofold")
     machine = Machine.load("h200-x2")
     save_plan(search(mlp_graph([8, 8], 8), machine, num_devices=2).best, folder / "made.json")
+    machine.save(folder / "machine.json")
+    (folder / "config.json").write_text('{"model_type": "llama"}')
     for name, text in {
         "notes.txt": "buy milk\n", "empty.json": "", "list.json": "[1, 2]", "table.csv": "a,b\n1,2\n",
         "mine.html": "<p>",
@@ -72,6 +74,21 @@ PREDICT = "predict --model llama-3-8b --machine h200-x8"
         (f"{PREDICT} --global_bach 8", "did you mean --global-batch?"),
         (f"{PREDICT} --sequence-parallel true", "--sequence-parallel is a switch and takes no value"),
         (f"{PREDICT} --fused False", "write --no-fused"),
+        (f"{PREDICT} --fused bogus", "--fused is a switch and takes no value; leave out 'bogus'"),
+        (f"{PREDICT} --pp 2 --stage-layers 3,9", "--stage-layers 3,9: write the values with spaces between them"),
+        ("simulate config.json --machine h200-x8", "config.json: not a plan file, it has no `version`"),
+        ("simulate machine.json --machine h200-x8", "machine.json: a machine file, not a plan; name it with --machine"),
+        ("predict --model gpt2 --machine config.json", "config.json: not a machine file, it has no `version`"),
+        ("predict --model gpt2 --machine made.json", "made.json: a plan file, not a machine; name a machine such as"),
+        (
+            "plan gpt2 --machine h200-x8 --tp 2 --stages 2",
+            "--stages, --widths and --micro-batches are for other models",
+        ),
+        ("plan model.py --machine h200-x8", "model.py: name the function that makes the model too, such as model.py:b"),
+        (
+            "plan torch.nn:Identity --machine h200-x8",
+            "(module with its loss, example inputs), it returned a value of type Id",
+        ),
         (f"{PREDICT} --stack megatrn", "did you mean megatron"),
         (f"{PREDICT} --recompute all", "recompute"),
         (f"{PREDICT} --zero 4", "zero"),

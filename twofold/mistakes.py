@@ -129,7 +129,10 @@ def _unread(name: str, options: Options, arguments: Sequence[str], words: str) -
     kinds = {int: "a whole number", float: "a number"}
     kind = next((kind_text for each, kind_text in kinds.items() if option and each in _parts(option.type)), "a value")
     value = re.search(r"(?:base 10: |to float: |arguments: \['|from \[')'?([^']*)'", words)
-    return f"{found[1]} {value[1] if value else '...'}: must be {kind}; `twofold {name} --help` lists the options"
+    shown = value[1] if value else "..."
+    if "," in shown and option and any(part is Ellipsis for part in _parts(option.type)):
+        return f"{found[1]} {shown}: write the values with spaces between them, {found[1]} {shown.replace(',', ' ')}"
+    return f"{found[1]} {shown}: must be {kind}; `twofold {name} --help` lists the options"
 
 
 def _missing(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
@@ -147,6 +150,9 @@ def _missing(name: str, options: Options, arguments: Sequence[str], words: str) 
         ]
     if extra and needed and not needed[0].is_word:
         return f"{extra!r} is not the value of an option; did you mean {needed[0].name} {extra}?"
+    before = arguments[arguments.index(extra) - 1] if extra in arguments[1:] else ""
+    if _is_switch(options.get(_spelled(before))):
+        return f"{before} is a switch and takes no value; leave out {extra!r}"
     if extra:
         return f"{extra!r} is an unexpected argument for twofold {name}; `twofold {name} --help` lists the options"
     return f"twofold {name} needs {' and '.join(_said(name, each) for each in needed)}" if needed else ""

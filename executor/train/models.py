@@ -56,7 +56,10 @@ def load_model(spec: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
         torch.manual_seed(seed)
         made = made() if callable(made) else made
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
-        raise TwofoldError(f"model {spec!r} must return (module with its loss, example inputs), it returned {made!r}")
+        raise TwofoldError(
+            f"model {spec!r} must return (module with its loss, example inputs), "
+            f"it returned a value of type {type(made).__name__}"
+        )
     return made
 
 

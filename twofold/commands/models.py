@@ -63,6 +63,8 @@ def given_model(word: str, seq: int | None, layers: int | None) -> GivenModel:
     """
     from plans.model.transformer import NotModelled, transformer_config
 
+    if word.endswith(".py"):
+        raise TwofoldError(f"{word}: name the function that makes the model too, such as {word}:build")
     if ":" not in word:
         try:
             return GivenModel(word=word, transformer=transformer_config(word, seq=seq, num_layers=layers))

@@ -166,6 +166,11 @@ class PlanCommand:
                 return _plan_degrees(self, model, machine, say), True
         only = [DEGREES[name].flag for name in self.degrees.pins if name not in ("schedule", "zero")]
         only += ["for"] if self.software != "twofold" else []
+        if only and operators:
+            raise TwofoldError(
+                f"{flag(only[0])} is for the search over parallel degrees, {flag(next(iter(operators)))} for the one "
+                "over operators; give one of them"
+            )
         if only:
             raise TwofoldError(
                 f"{flag(only[0])} is for transformers on accelerators; {self.model!r} on {machine.name} is searched "
