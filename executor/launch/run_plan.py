@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -135,6 +136,11 @@ def run(
     whole_number("steps", steps)
     whole_number("record_steps", record_steps)
     whole_number("profile_steps", profile_steps, least=0)
+    whole_number("seed", seed, least=0)
+    if dilate is not None and emulate is None:
+        raise TwofoldError("dilate stretches emulated times: add emulate (--emulate MACHINE), or omit dilate")
+    if dilate is not None and not 0 < dilate < math.inf:
+        raise TwofoldError(f"dilate must be a finite number above 0, not {dilate:g}")
     if profile_steps and out is None:
         raise TwofoldError("a profile needs a folder for its traces: give out (--out FOLDER)")
     if execution is not None:
