@@ -59,7 +59,8 @@ FIGURES: Mapping[str, Figure] = {
         Figure(
             key="exposed_comm_s", title="exposed communication", unit="s", form=Seconds,
             definition="Time of a step in which a rank waits for collectives and does not compute, averaged over "
-            "ranks.",
+            "ranks. Of a collective with a late member, predictions count the wait before that member arrives as "
+            "bubble, runs as exposed communication.",
         ),
         Figure(
             key="bubble_fraction", title="bubble", unit="1", form=Share,
@@ -70,7 +71,8 @@ FIGURES: Mapping[str, Figure] = {
         Figure(
             key="peak_bytes", title="peak memory", unit="B", form=Bytes,
             definition="The most memory that any rank needs at one time. Predictions include communication buffers, "
-            "fragmentation and the communication library; runs count the program's own values.",
+            "and fragmentation and the communication library where the machine file states them; runs count the "
+            "program's own values.",
         ),
     )
 }  # fmt: skip
