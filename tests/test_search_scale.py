@@ -311,7 +311,7 @@ def test_neighbours_lose_and_are_what_they_say() -> None:
 
 def test_the_smallest_relaxation_does_fit_and_less_does_not() -> None:
     asked = problem(pins=Pins(cp=1, schedule="1f1b"), memory_limit_bytes=100_000_000)
-    with pytest.raises(NothingFits, match=r"nothing fits 0\.09 GiB per device.*GiB per device would be enough"):
+    with pytest.raises(NothingFits, match=r"nothing fits 0\.10 GB per device.*GB per device would be enough"):
         solve(asked)
     memory = next(each.value for each in relaxations(asked) if each.what == "memory")
     assert solve(asked.changed(memory_limit_bytes=memory)).best.forecast.peak_bytes <= memory

@@ -46,10 +46,10 @@ def baseline(problem: Problem, name: str) -> SearchResult[Candidate]:
     )
     if not fitting:
         what = "none of its configurations is valid" if not tried else (
-            f"{min(each.forecast.peak_bytes for each in tried) / 2**30:.2f} it needs at least"
+            f"it needs at least {min(each.forecast.peak_bytes for each in tried) / 1e9:.2f} GB"
         )  # fmt: skip
         raise NothingFits(
-            f"{name}: {problem.config.name} does not fit {problem.limit_bytes / 2**30:.2f} GiB on "
+            f"{name}: {problem.config.name} does not fit {problem.limit_bytes / 1e9:.2f} GB on "
             f"{problem.num_devices} devices of {problem.machine.name}: {what}"
         )
     physics = physical_bound_s(problem)

@@ -185,7 +185,7 @@ def _neighbour(branching: Branching, best: Candidate, change: str, pins: Pins) -
         )
     memory = [each.excess_bytes or 0 for each in part.rejected if each.reason == "memory"]
     if memory:
-        reason = f"does not fit: {min(memory) / 2**30:.2f} GiB too much"
+        reason = f"does not fit: {min(memory) / 1e9:.2f} GB too much"
     else:
         reason = "; ".join(dict.fromkeys(each.reason for each in part.rejected)) or "cannot be made"
     return Alternative(subject="degrees", change=change, reason=reason, extra_s=None)
@@ -270,7 +270,7 @@ def relaxations(problem: Problem) -> list[Relaxation]:
     if least is not None and (peak := least.forecast.peak_bytes) > problem.limit_bytes:
         found.append(
             Relaxation(
-                what="memory", value=peak, text=f"{_GiB(peak)} per device would be enough ({describe(least.degrees)})"
+                what="memory", value=peak, text=f"{_GB(peak)} per device would be enough ({describe(least.degrees)})"
             )
         )
     for pin in problem.pins.given:
@@ -297,12 +297,12 @@ def relaxations(problem: Problem) -> list[Relaxation]:
 
 
 def _told(found: Candidate) -> str:
-    return f"{_GiB(found.forecast.peak_bytes)}: {describe(found.degrees)}"
+    return f"{_GB(found.forecast.peak_bytes)}: {describe(found.degrees)}"
 
 
-def _GiB(size_bytes: int) -> str:
-    """Format bytes in GiB, rounded up so that the stated amount suffices."""
-    return f"{math.ceil(size_bytes / 2**30 * 100) / 100:.2f} GiB"
+def _GB(size_bytes: int) -> str:
+    """Format bytes in GB, rounded up so that the stated amount suffices."""
+    return f"{math.ceil(size_bytes / 1e9 * 100) / 100:.2f} GB"
 
 
 def _batches(batch: int) -> list[int]:

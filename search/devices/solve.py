@@ -127,7 +127,7 @@ def _nothing(branching: Branching) -> TwofoldError:
         return NothingFits(f"{asked}: the search stopped before it found a configuration that fits; give it more time")
     if any(each.reason == "memory" for each in branching.rejected):
         ways = "; ".join(each.text for each in relaxations(problem)) or "no larger machine of this kind is known"
-        return NothingFits(f"{asked}: nothing fits {problem.limit_bytes / 2**30:.2f} GiB per device. {ways}")
+        return NothingFits(f"{asked}: nothing fits {problem.limit_bytes / 1e9:.2f} GB per device. {ways}")
     reasons = (
         "; ".join(dict.fromkeys(each.reason for each in branching.rejected))
         or "the pinned degrees exclude all configurations"
