@@ -132,7 +132,7 @@ def test_points_of_another_device_are_not_added_to(tmp_path):
     log = PointLog(tmp_path / "points.jsonl")
     resume(log, {"device_name": "NVIDIA H200", "date": "2026-01-01"})
     resume(log, {"device_name": "NVIDIA H200", "date": "2026-01-02"})  # another day goes on
-    with pytest.raises(TwofoldError, match="device_name is 'NVIDIA H200'; here it is 'NVIDIA A100'"):
+    with pytest.raises(TwofoldError, match="device_name is 'NVIDIA H200', but here it is 'NVIDIA A100'"):
         resume(PointLog(log.path), {"device_name": "NVIDIA A100"})
 
 
