@@ -10,17 +10,17 @@ import pytest
 from plans.schedules import ScheduleError, make_schedule, schedule_names
 
 DIGESTS = {
-    "1f1b": "10d42759f41b9006",
-    "dualpipe_v": "036a451cec53a248",
-    "gpipe": "e1244e190a3382a1",
-    "interleaved_1f1b": "551629f8d811c1bf",
-    "interleaved_zb": "f0a00e3e0282cb42",
-    "looped_bfs": "06a17ce860a2fe92",
-    "v_half": "b204f2c559b52d01",
-    "v_min": "fea4d166f22ce6ab",
-    "zb_h1": "1cbb0d68314952f0",
-    "zb_h2": "d44739d27ed5a53c",
-    "zb_v": "2ce52d6ecfc5303e",
+    "1f1b": "c56f557a09c9d301",
+    "dualpipe_v": "e20e25f62b01d6c3",
+    "gpipe": "6714667358e7d23d",
+    "interleaved_1f1b": "b01eaae2db35e3e3",
+    "interleaved_zb": "40e1b108b4b45f36",
+    "looped_bfs": "19c18d27191c1d49",
+    "v_half": "4cf3088f2bebe04d",
+    "v_min": "19236320feba6693",
+    "zb_h1": "78dd4db25d41520c",
+    "zb_h2": "a8106baea204e413",
+    "zb_v": "37896be7361d05b3",
 }
 RANKS = (1, 2, 3, 4, 5, 8)
 MICRO_BATCHES = (1, 2, 3, 4, 5, 6, 8, 11, 12, 16, 17, 24, 33)
@@ -28,15 +28,15 @@ CHUNKS = (None, 1, 2, 3)
 
 
 def digest(name: str) -> str:
-    """Of the schedules of `name`, or of what it says where it refuses."""
+    """Digest of all schedules of `name`, and of where it refuses to make one."""
     total = hashlib.sha256()
     for num_ranks in RANKS:
         for num_micro_batches in MICRO_BATCHES:
             for virtual in CHUNKS:
                 try:
                     text = make_schedule(name, num_ranks, num_micro_batches, virtual=virtual).to_text()
-                except ScheduleError as error:
-                    text = str(error)
+                except ScheduleError:
+                    text = "refused"
                 total.update(f"{num_ranks} {num_micro_batches} {virtual}\n{text}\n".encode())
     return total.hexdigest()[:16]
 

@@ -471,7 +471,7 @@ def test_a_memory_limit_is_a_whole_number_of_any_kind():
     validate(schedule, memory_limit=np.array([2, 1]))
     with pytest.raises(ScheduleError, match="the limit is 1"):
         validate(schedule, memory_limit=np.int64(1))
-    with pytest.raises(TwofoldError, match=r"memory_limit is 1\.5"):
+    with pytest.raises(TwofoldError, match=r"memory_limit must be a whole number.* not 1\.5"):
         validate(schedule, memory_limit=1.5)
 
 
