@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.launch import meeting
-from executor.launch.meeting import Meeting, Nodes
+from executor.launch import nodes
+from executor.launch.nodes import NodeConnections, Nodes
 from executor.launch.rank_failures import RankFailed, RankRefused, RunFailed
 from plans.errors import TwofoldError
 from plans.layout import Layout
@@ -39,12 +39,12 @@ def port():
 
 
 def met(port, facts, does, join_s=5.0):
-    """What `does(node, Meeting)` gives on each node that has facts, or the error."""
+    """What `does(node, NodeConnections)` gives on each node that has facts, or the error."""
     found = {}
 
     def one(node):
         try:
-            here = Meeting(Nodes(num_nodes=3, node_rank=node, port=port, join_s=join_s, facts=facts[node]))
+            here = NodeConnections(Nodes(num_nodes=3, node_rank=node, port=port, join_s=join_s, facts=facts[node]))
         except TwofoldError as error:
             found[node] = error
             return
@@ -85,7 +85,7 @@ def test_a_node_that_does_not_join_is_named_everywhere(port):
 
 
 def test_a_node_that_is_late_is_waited_for(port, monkeypatch):
-    monkeypatch.setattr(meeting, "LOST_S", 0.5)
+    monkeypatch.setattr(nodes, "LOST_S", 0.5)
     begun_s = time.monotonic()
 
     def later(node, here):
@@ -135,8 +135,8 @@ def test_a_lost_node_is_named_by_the_others(lost, port):
 
 
 def test_a_silent_node_is_lost_too(port, monkeypatch):
-    monkeypatch.setattr(meeting, "LOST_S", 0.5)
-    monkeypatch.setattr(meeting, "BEAT_S", 0.1)
+    monkeypatch.setattr(nodes, "LOST_S", 0.5)
+    monkeypatch.setattr(nodes, "BEAT_S", 0.1)
     found = met(port, SAME, lambda node, here: time.sleep(3) if node == 1 else until_failed(here))
     assert str(found[0]) == str(found[2]) == "node 1 was lost: its launcher sent nothing for 0.5 s"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costmodels import Machine
-from executor.launch.meeting import Nodes
+from executor.launch.nodes import Nodes
 from executor.launch.run_plan import RunResult, run
 from executor.reference.verification import Verification, check_run
 from plans.errors import TwofoldError

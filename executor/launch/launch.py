@@ -5,7 +5,7 @@ script handles SIGTERM. It also reports the failure that it *saw* first, often a
 the one that failed. So every rank runs under a guard (`executor.launch.worker_main`) that can kill it and that writes
 down how and when it ended. The launcher reads those reports, tells the cause from its consequences and ends all ranks.
 
-On several nodes the launchers stay connected (`executor.launch.meeting`).
+On several nodes the launchers stay connected (`executor.launch.nodes`).
 
 Nothing here knows about plans or programs, and torch is imported only in the processes that are started. Launches on
 several machines were tested only as several launches on one host.
@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from executor.launch.meeting import LOOPBACK, ONE_NODE, Meeting, Nodes
+from executor.launch.nodes import LOOPBACK, ONE_NODE, NodeConnections, Nodes
 from executor.launch.rank_failures import NUM_LOG_LINES, RunFailed, Weight, first_failure, timed_out
 from executor.launch.rank_logs import JobFolder, LineReader, fresh_folders, tail
 from executor.launch.stalls import StallWatch
@@ -134,7 +134,7 @@ def launch(
                 for line in lines.lines(last=last):
                     follow.on_line(followed, line)
 
-        with contextlib.closing(lines), contextlib.closing(_meeting(nodes, num_ranks)) as others:
+        with contextlib.closing(lines), contextlib.closing(_connected(nodes, num_ranks)) as others:
             torchrun_args = [
                 f"--nproc-per-node={len(ranks)}",
                 "--max-restarts=0",
@@ -191,7 +191,7 @@ class _Torchrun:
             )
 
     def watch(
-        self, pass_lines: Callable[[], None], start_s: float, timeout_s: float | None, others: Meeting
+        self, pass_lines: Callable[[], None], start_s: float, timeout_s: float | None, others: NodeConnections
     ) -> TwofoldError | None:
         """Wait for the end; return None on success, else the error, with processes perhaps still running."""
         first_seen_s: float | None = None
@@ -300,10 +300,10 @@ def _ended_elsewhere() -> RunFailed:
     return error
 
 
-def _meeting(nodes: Nodes, num_ranks: int) -> Meeting:
+def _connected(nodes: Nodes, num_ranks: int) -> NodeConnections:
     versions = {name: _version(name) for name in ("twofold", "torch")} | {"Python": platform.python_version()}
     facts = {"num_nodes": str(nodes.num_nodes), "num_ranks": str(num_ranks), **versions, **nodes.facts}
-    return Meeting(replace(nodes, facts=facts))
+    return NodeConnections(replace(nodes, facts=facts))
 
 
 def _version(name: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from costmodels import Machine, price
-from executor.launch.meeting import ONE_NODE, Nodes
+from executor.launch.nodes import ONE_NODE, Nodes
 from executor.launch.temporary import temporary_folder
 from executor.train.named import check_named
 from plans.errors import TwofoldError, whole_number

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from executor.launch.job import Job, Task, TaskCheckpoints, save_job
-from executor.launch.meeting import ONE_NODE, Nodes
+from executor.launch.nodes import ONE_NODE, Nodes
 from executor.train.rates import Rate
 from executor.train.settings import EvaluationSettings, Replicas
 from plans.errors import TwofoldError, number, whole_number

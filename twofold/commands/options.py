@@ -12,7 +12,7 @@ from plans.degrees import DEGREES
 from plans.errors import TwofoldError
 
 if TYPE_CHECKING:
-    from executor.launch.meeting import Nodes
+    from executor.launch.nodes import Nodes
     from twofold.console import Console
 
 __all__ = [
@@ -169,7 +169,7 @@ class NodeOptions:
     @property
     def stated(self) -> Nodes:
         """As the launcher takes them."""
-        from executor.launch.meeting import Nodes
+        from executor.launch.nodes import Nodes
 
         return Nodes(num_nodes=self.nodes, node_rank=self.node, master_addr=self.master, port=self.port)
 

@@ -19,7 +19,7 @@ from executor.launch.rank_failures import RankFailed, RankRefused, RunFailed, Ru
 from plans.errors import TwofoldError
 from plans.reading import json_of
 
-__all__ = ["ONE_NODE", "Meeting", "Nodes"]
+__all__ = ["ONE_NODE", "NodeConnections", "Nodes"]
 
 LOOPBACK = "127.0.0.1"
 BEAT_S = 1.0
@@ -111,7 +111,7 @@ class _Peer:
         return self.is_closed or time.monotonic() - self.heard_s > LOST_S
 
 
-class Meeting:
+class NodeConnections:
     """The connections of this node to the other nodes of a job; none if there is one node.
 
     Args:
