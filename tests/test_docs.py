@@ -79,9 +79,9 @@ def test_words_of_other_trainers_are_those_that_are_written(parsing_only):
 
 
 def test_files_of_the_pages_are_read(tmp_path):
-    (job,) = blocks("training.md", "toml")
-    (tmp_path / "job.toml").write_text(job)
-    assert load_training_job(tmp_path / "job.toml").steps == 1000
+    (tmp_path / "job.toml").write_text("".join(blocks("training.md", "toml")))  # the job, and a section of it
+    job = load_training_job(tmp_path / "job.toml")
+    assert (job.steps, job.elastic.least_nodes) == (1000, 1)
     (links,) = blocks("networks.md", "json")
     assert len(msgspec.convert(json.loads(links)["graph"], Graph).wires) == 2
 

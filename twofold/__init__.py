@@ -60,7 +60,7 @@ _HOME = {
     "shard": "executor.sharding",
     "simulate": "simulator.predict",
     "study": "twofold.studies",
-    "train": "executor.launch.train_job",
+    "train": "twofold.elastic",
     "transformer": "plans.model.transformer",
     "uniform_plan": "search.uniform",
     "validate": "interop.measurements.scores",

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from executor.launch.nodes import LOOPBACK, ONE_NODE, NodeConnections, Nodes
 from executor.launch.rank_failures import NUM_LOG_LINES, RunFailed, Weight, first_failure, timed_out
@@ -75,7 +75,7 @@ def launch(
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
     follow: Follow | None = None,
-    nodes: Nodes = ONE_NODE,
+    nodes: Nodes | NodeConnections = ONE_NODE,
 ) -> LaunchResult:
     """Run `target` on `num_ranks` ranks and wait for the end of all of them.
 
@@ -88,8 +88,8 @@ def launch(
     processes included.
 
     On several machines call it on each with the same arguments except `nodes.node_rank`; `num_ranks` counts the ranks
-    of all machines. The launchers wait for each other and compare `num_ranks`, the versions of Python, torch and
-    twofold, and `nodes.facts`. When one of them fails, all end with the same error.
+    of all machines. The launchers wait for each other (see `meet`), unless they have met: then `nodes` is the result of
+    `meet`, which is closed at the end. When one of them fails, all end with the same error.
 
     OMP_NUM_THREADS=1, TORCH_DEVICE_BACKEND_AUTOLOAD=0, PYTHONUNBUFFERED=1 and, on one machine, GLOO_SOCKET_IFNAME=lo
     are set where the environment does not set them, TWOFOLD_LOG_DIR to `log_dir`; `env` goes over everything.
@@ -108,8 +108,9 @@ def launch(
         A rank raised, called `sys.exit` with a code other than 0, or was killed. The message names the first such rank,
         with its traceback or signal and its log.
     RunTimedOut
-        Time was up. The message names the ranks that still ran, their position and their last output. RunFailed
-    torchrun itself failed.
+        Time was up. The message names the ranks that still ran, their position and their last output.
+    RunFailed
+        torchrun itself failed.
 
     >>> result = launch("train.py", num_ranks=8, follow=Follow(lambda rank, line: print(line)))  # doctest: +SKIP
     >>> result.job.stdout(7).as_posix()  # doctest: +SKIP
@@ -117,44 +118,63 @@ def launch(
     """
     start_s = time.monotonic()
     kind, name = _target(target)
-    ranks = _local_ranks(num_ranks, nodes)
-    followed = ranks[-1] if follow is None or follow.rank is None else follow.rank
-    if followed not in ranks:
-        raise TwofoldError(f"rank {followed} to follow is not a rank of this machine: {ranks[0]} to {ranks[-1]}")
     if timeout_s is not None and not timeout_s > 0:
         raise TwofoldError(f"timeout_s must be above 0, or None for no limit, not {timeout_s:g}")
-    rendezvous = _rendezvous(nodes)
+    job, error = JobFolder(log_dir=Path(log_dir)), None
+    with contextlib.closing(meet(nodes, num_ranks) if isinstance(nodes, Nodes) else nodes) as others:
+        here = others.nodes
+        try:
+            ranks = _local_ranks(num_ranks, here)
+            rendezvous, followed = _rendezvous(here), _followed_rank(follow, ranks)
+            with (
+                fresh_folders(job, ranks, keep_others=here.num_nodes > 1),
+                _ending_on_signals(),
+                _passing_lines(follow, followed, job) as pass_lines,
+            ):
+                torchrun_args = [f"--nproc-per-node={len(ranks)}", "--max-restarts=0", "--monitor-interval=0.1"]
+                torchrun_args += [*rendezvous, str(WORKER_MAIN), "rank"]
+                torchrun_args += _escaped([str(job.path.absolute()), kind, name, *args])
+                own = {"TWOFOLD_LOG_DIR": str(job.log_dir.absolute())}
+                preloaded = name.partition(":")[0] if kind == "function" else ""
+                environment = _environment(own | dict(env or {}), here.num_nodes)
+                torchrun = _Torchrun(job, ranks, preloaded, torchrun_args, environment)
+                try:
+                    error = torchrun.watch(pass_lines, start_s, timeout_s, others)
+                finally:
+                    torchrun.end()
+                pass_lines(last=True)
+        except TwofoldError as refused:  # before ranks started: the other nodes have to know
+            error = refused
+        error = others.agreed(error)
+    if error is not None:
+        raise error
+    return LaunchResult(job=job, ranks=ranks, elapsed_s=time.monotonic() - start_s)
 
-    job = JobFolder(log_dir=Path(log_dir))
-    with fresh_folders(job, ranks, keep_others=nodes.num_nodes > 1), _ending_on_signals():
-        lines = LineReader(job.stdout(followed))
+
+class _PassLines(Protocol):
+    """Passes on the lines printed since the last call; `last` also a line without an end."""
+
+    def __call__(self, *, last: bool = False) -> None: ...
+
+
+@contextlib.contextmanager
+def _passing_lines(follow: Follow | None, rank: int, job: JobFolder) -> Iterator[_PassLines]:
+    with contextlib.closing(LineReader(job.stdout(rank))) as lines:
 
         def pass_lines(*, last: bool = False) -> None:
             if follow is not None:
                 for line in lines.lines(last=last):
-                    follow.on_line(followed, line)
+                    follow.on_line(rank, line)
 
-        with contextlib.closing(lines), contextlib.closing(_connected(nodes, num_ranks)) as others:
-            torchrun_args = [
-                f"--nproc-per-node={len(ranks)}",
-                "--max-restarts=0",
-                "--monitor-interval=0.1",
-                *rendezvous,
-            ]
-            torchrun_args += _escaped([str(WORKER_MAIN), "rank", str(job.path.absolute()), kind, name, *args])
-            own = {"TWOFOLD_LOG_DIR": str(job.log_dir.absolute())}
-            preloaded = name.partition(":")[0] if kind == "function" else ""
-            environment = _environment(own | dict(env or {}), nodes.num_nodes)
-            torchrun = _Torchrun(job, ranks, preloaded, torchrun_args, environment)
-            try:
-                error = torchrun.watch(pass_lines, start_s, timeout_s, others)
-            finally:
-                torchrun.end()
-            pass_lines(last=True)
-            error = others.agreed(error)
-    if error is not None:
-        raise error
-    return LaunchResult(job=job, ranks=ranks, elapsed_s=time.monotonic() - start_s)
+        yield pass_lines
+
+
+def _followed_rank(follow: Follow | None, ranks: range) -> int:
+    if follow is None or follow.rank is None:
+        return ranks[-1]
+    if follow.rank not in ranks:
+        raise TwofoldError(f"rank {follow.rank} to follow is not a rank of this machine: {ranks[0]} to {ranks[-1]}")
+    return follow.rank
 
 
 class _Torchrun:
@@ -191,7 +211,7 @@ class _Torchrun:
             )
 
     def watch(
-        self, pass_lines: Callable[[], None], start_s: float, timeout_s: float | None, others: NodeConnections
+        self, pass_lines: _PassLines, start_s: float, timeout_s: float | None, others: NodeConnections
     ) -> TwofoldError | None:
         """Wait for the end; return None on success, else the error, with processes perhaps still running."""
         first_seen_s: float | None = None
@@ -300,7 +320,21 @@ def _ended_elsewhere() -> RunFailed:
     return error
 
 
-def _connected(nodes: Nodes, num_ranks: int) -> NodeConnections:
+def meet(nodes: Nodes, num_ranks: int) -> NodeConnections:
+    """Wait for the launchers of the other nodes; all must have the same number of ranks, versions and facts.
+
+    Args:
+        nodes: nodes of the job, this one included.
+        num_ranks: ranks of all nodes.
+
+    Raises:
+        TwofoldError: ranks that the nodes do not share evenly, a node that does not join, or that starts another job.
+    """
+    _local_ranks(num_ranks, nodes)
+    if nodes.num_nodes > 1 and nodes.port is None:
+        raise TwofoldError(
+            f"num_nodes is {nodes.num_nodes}: state the port that node 0 ({nodes.master_addr}) listens on"
+        )
     versions = {name: _version(name) for name in ("twofold", "torch")} | {"Python": platform.python_version()}
     facts = {"num_nodes": str(nodes.num_nodes), "num_ranks": str(num_ranks), **versions, **nodes.facts}
     return NodeConnections(replace(nodes, facts=facts))
@@ -335,10 +369,6 @@ def _local_ranks(num_ranks: int, nodes: Nodes) -> range:
 def _rendezvous(nodes: Nodes) -> list[str]:
     """torchrun's arguments for how the ranks find each other; refuses a port that is not available."""
     if nodes.port is None:
-        if nodes.num_nodes > 1:
-            raise TwofoldError(
-                f"num_nodes is {nodes.num_nodes}: state the port that node 0 ({nodes.master_addr}) listens on"
-            )
         # The address is stated because looking up the machine's own name can fail or take seconds.
         return ["--nnodes=1", "--standalone", f"--local-addr={LOOPBACK}"]
     if nodes.node_rank == 0:

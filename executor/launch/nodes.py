@@ -12,7 +12,7 @@ import selectors
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from executor.launch.rank_failures import RankFailed, RankRefused, RunFailed, RunTimedOut
@@ -41,6 +41,9 @@ class Nodes:
         port: of torchrun's store on node 0; None, on one machine only, picks a free one. Launchers of several nodes
             use the next port too.
         join_s: how long nodes wait for each other at the start.
+        least_nodes: the job starts with this many nodes if the others have not joined after `wait_s`; None: with all
+            nodes only. Node 0 is always one of them.
+        wait_s: see `least_nodes`.
         facts: what must be equal on all of them, by name, such as the digest of a plan.
     """
 
@@ -49,6 +52,8 @@ class Nodes:
     master_addr: str = LOOPBACK
     port: int | None = None
     join_s: float = 300.0
+    least_nodes: int | None = None
+    wait_s: float = 30.0
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -117,12 +122,16 @@ class NodeConnections:
     Args:
         nodes: of the job.
 
+    Attributes:
+        joined: numbers of the nodes that joined, in order.
+
     Raises:
         TwofoldError: a node that does not join, a node number used twice, different facts. Every node raises it.
     """
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes, self._peers, self._beat_s = nodes, list[_Peer](), 0.0
+        self.joined = tuple(range(nodes.num_nodes))
         if nodes.num_nodes == 1:
             return
         assert nodes.port is not None
@@ -135,6 +144,12 @@ class NodeConnections:
         if refusal is not None:
             self.close()
             raise TwofoldError(refusal)
+
+    @property
+    def nodes(self) -> Nodes:
+        """The nodes that joined, numbered from 0 without gaps."""
+        place = self.joined.index(self._nodes.node_rank)
+        return replace(self._nodes, num_nodes=len(self.joined), node_rank=place)
 
     def has_failed(self) -> bool:
         """Whether another node failed or is lost; to be called at least once a second while ranks run."""
@@ -167,7 +182,8 @@ class NodeConnections:
 
     def _gather(self) -> str | None:
         """On node 0: wait for all nodes. Returns why the job cannot start, or None."""
-        deadline_s = time.monotonic() + self._nodes.join_s
+        begun_s = time.monotonic()
+        deadline_s = begun_s + self._nodes.join_s
         try:
             server = socket.create_server(self._where)
         except OSError as error:
@@ -187,14 +203,17 @@ class NodeConnections:
                 refusal = self._differing([peer for peer in self._peers if peer.facts is not None])
                 if refusal is not None:  # nodes that are about to connect must learn the reason too
                     deadline_s = min(deadline_s, time.monotonic() + LATE_S)
-                if not missing or time.monotonic() > deadline_s:
-                    if refusal is None and missing:
+                waited_s, least = time.monotonic() - begun_s, self._nodes.least_nodes
+                is_enough = least is not None and len(known) + 1 >= least and waited_s > self._nodes.wait_s
+                if not missing or is_enough or time.monotonic() > deadline_s:
+                    if refusal is None and missing and not is_enough:
                         said = " and ".join(map(str, sorted(missing)))
                         refusal = (
                             f"node {said} did not join within {self._nodes.join_s:g} s; start the job on every node"
                         )
+                    self.joined = (0, *sorted(known))
                     for peer in self._peers:
-                        peer.send({"verdict": {"text": refusal}})
+                        peer.send({"verdict": {"text": refusal, "joined": self.joined}})
                         peer.heard_s = time.monotonic()  # nodes send nothing while they wait
                     return refusal
                 if ready.select(RETRY_S):
@@ -234,7 +253,10 @@ class NodeConnections:
                 if peer.is_closed or time.monotonic() > deadline_s + LOST_S:
                     return f"node 0 at {place} ended before all nodes had joined"
                 time.sleep(RETRY_S)
-        text, peer.verdict, peer.heard_s = peer.verdict["text"], None, time.monotonic()
+        text, self.joined = peer.verdict["text"], tuple(peer.verdict["joined"])
+        peer.verdict, peer.heard_s = None, time.monotonic()
+        if text is None and self._nodes.node_rank not in self.joined:
+            return f"the job started on the nodes {self.joined} before node {self._nodes.node_rank} had joined"
         return None if text is None else str(text)
 
     def _exchange(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from executor.launch.elastic import ElasticSettings, check_elastic, smaller_plans
 from executor.launch.job import Job, Task, TaskCheckpoints, save_job
 from executor.launch.nodes import ONE_NODE, Nodes
 from executor.train.rates import Rate
@@ -21,7 +23,7 @@ from plans.plan import Plan, load_plan, plan_digest, save_plan
 from plans.reading import json_of, read_toml
 from plans.step_check import LossScale, Spike, StepCheck
 
-__all__ = ["CheckpointSettings", "TrainingJob", "load_training_job", "train"]
+__all__ = ["CheckpointSettings", "ElasticSettings", "TrainingJob", "load_training_job", "train"]
 
 
 class CheckpointSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,6 +56,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         evaluation: evaluation of loss and, for classifiers, accuracy on other data, written to `evaluations.jsonl`;
             None: no evaluation.
         max_restarts: number of restarts from the last checkpoint after failures.
+        elastic: continuing on fewer nodes; None: only with all nodes.
         print_every: print the loss of every n-th step.
         log_dir: folder for the output of the ranks.
         device: "auto", "cpu", "cuda" or "npu".
@@ -77,6 +80,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     spike: Spike | None = None
     evaluation: EvaluationSettings | None = None
     max_restarts: int = 0
+    elastic: ElasticSettings | None = None
     print_every: int = 10
     log_dir: str = "log_output"
     device: str = "auto"
@@ -106,7 +110,8 @@ def train(
         resume: resume from the newest checkpoint, which may be of another plan of the same model and optimizer.
         on_line: called with (rank, line) for every line that the last rank of this machine prints.
         nodes: machines of the job; call it on each with the same arguments except `node_rank`. `out` is a folder that
-            all of them share. After a failure all nodes restart; a lost node must be started by hand.
+            all of them share. After a failure all nodes restart. A lost node must be started by hand, unless the job is
+            `elastic`: then those that are left continue.
 
     Raises:
         TwofoldError: bad input; `executor.launch.rank_failures.RunFailed` when training failed and no restart is left.
@@ -114,19 +119,33 @@ def train(
     >>> job = TrainingJob(plan="plan.json", steps=100, out="runs/gpt", checkpoints=CheckpointSettings(every=20))
     >>> train(job, resume=True)[-1]["loss"]  # doctest: +SKIP
     """
-    from executor.launch.launch import Follow, launch
+    from executor.launch.launch import Follow, launch, meet
     from executor.launch.rank_failures import RankRefused, RunFailed
 
-    task, num_ranks = _checked(job)
-    tell = on_line or _ignore
+    full, tell = _with_settings(job, load_plan(job.plan)), on_line or _ignore
+    task, all_nodes = _checked(job, full), nodes.num_nodes
+    if job.elastic is not None:
+        check_elastic(job.elastic, nodes)
+        if nodes.node_rank == 0:  # the other nodes may not have the plans yet
+            smaller_plans(job.elastic, load_plan(job.plan), nodes)
+        nodes = replace(nodes, least_nodes=job.elastic.least_nodes, wait_s=job.elastic.wait_s)
     for restarts_left in range(job.max_restarts, -1, -1):
-        task = msgspec.structs.replace(task, checkpoints=_checkpoints(job, resume))
-        path = save_job(Job(tasks=(task,), device=job.device), Path(job.out) / "job.json")
+        checkpoints = _checkpoints(job, full, resume)
         try:
-            launch(
-                "executor.launch.job_main:main", num_ranks=num_ranks, args=[str(path)], log_dir=job.log_dir,
-                timeout_s=job.timeout_s, follow=Follow(tell), nodes=replace(nodes, facts=_facts(task)),
-            )  # fmt: skip
+            with contextlib.closing(meet(replace(nodes, facts=_facts(job, full, checkpoints)), full.num_ranks)) as met:
+                plan, name = full, "plan.json"
+                if job.elastic is not None and (count := len(met.joined)) < all_nodes:
+                    plan = _with_settings(job, smaller_plans(job.elastic, load_plan(job.plan), nodes)[count])
+                    name = f"plan-{plan.num_ranks}.json"
+                file = save_plan(plan, Path(job.out) / name)
+                if plan is not full:
+                    tell(0, f"{count} of {all_nodes} nodes have joined; they train with {file}")
+                task = msgspec.structs.replace(task, plan=str(file), checkpoints=checkpoints)
+                path = save_job(Job(tasks=(task,), device=job.device), Path(job.out) / "job.json")
+                launch(
+                    "executor.launch.job_main:main", num_ranks=plan.num_ranks, args=[str(path)], log_dir=job.log_dir,
+                    timeout_s=job.timeout_s, follow=Follow(tell), nodes=met,
+                )  # fmt: skip
             break
         except RankRefused:
             raise  # it would come again
@@ -138,21 +157,35 @@ def train(
     return [json_of(line, "metrics.jsonl") for line in (Path(job.out) / "metrics.jsonl").read_bytes().splitlines()]
 
 
-def _facts(task: Task) -> dict[str, str]:
+def _facts(job: TrainingJob, plan: Plan, checkpoints: TaskCheckpoints | None) -> dict[str, str]:
     """What must be the same on all nodes."""
-    first = 0 if task.checkpoints is None else task.checkpoints.first
-    return {
-        "plan": plan_digest(load_plan(task.plan)), "steps": str(task.steps), "seed": str(task.seed),
-        "first step": str(first),
-    }  # fmt: skip
+    first = 0 if checkpoints is None else checkpoints.first
+    return {"plan": plan_digest(plan), "steps": str(job.steps), "seed": str(job.seed), "first step": str(first)}
+
+
+def _with_settings(job: TrainingJob, plan: Plan) -> Plan:
+    """A plan with the settings that the job states in place of its own, and the parameter names of its weight files."""
+    if job.undecayed is not None:
+        undecayed = undecayed_parts(plan.graph, job.undecayed)
+        optimizer = msgspec.structs.replace(plan.optimizer, undecayed=undecayed)
+        plan = msgspec.structs.replace(plan, optimizer=optimizer)
+    if job.loss_scale is not None or job.spike is not None:
+        given = plan.step_check or StepCheck()
+        check = StepCheck(loss_scale=job.loss_scale or given.loss_scale, spike=job.spike or given.spike)
+        plan = msgspec.structs.replace(plan, step_check=check)
+    if job.weights:
+        from executor.train.library_names import with_names_of_files
+
+        plan = msgspec.structs.replace(plan, graph=with_names_of_files(plan.graph, job.weights))
+    return plan
 
 
 def _ignore(rank: int, line: str) -> None:
     """Hear nothing."""
 
 
-def _checked(job: TrainingJob) -> tuple[Task, int]:
-    """The task of a job, without its checkpoints, and the number of its ranks."""
+def _checked(job: TrainingJob, plan: Plan) -> Task:
+    """The task of a job, without its checkpoints and its plan file."""
     from executor.train.sources import Source
 
     for name in ("steps", "print_every"):
@@ -162,6 +195,8 @@ def _checked(job: TrainingJob) -> tuple[Task, int]:
         whole_number("checkpoints.every", job.checkpoints.every)
         whole_number("checkpoints.keep", job.checkpoints.keep)
     whole_number("replicas.every", job.replicas.every)
+    if job.elastic is not None and not job.max_restarts:
+        raise TwofoldError("elastic needs restarts: set max_restarts in the job")
     if job.checkpoints is None and job.max_restarts:
         raise TwofoldError("max_restarts needs checkpoints: set every = STEPS in [checkpoints]")
     if job.learning_rate is not None:
@@ -170,30 +205,17 @@ def _checked(job: TrainingJob) -> tuple[Task, int]:
         number("peak_flops_per_s", job.peak_flops_per_s, above=0)
     if "tensorboard" in job.metrics and importlib.util.find_spec("tensorboard") is None:
         raise TwofoldError("metrics: 'tensorboard' is not installed; pip install tensorboard, or omit it")
-    plan = load_plan(job.plan)
-    if job.undecayed is not None:
-        undecayed = undecayed_parts(plan.graph, job.undecayed)
-        optimizer = msgspec.structs.replace(plan.optimizer, undecayed=undecayed)
-        plan = msgspec.structs.replace(plan, optimizer=optimizer)
-    if job.loss_scale is not None or job.spike is not None:
-        given = plan.step_check or StepCheck()
-        check = StepCheck(loss_scale=job.loss_scale or given.loss_scale, spike=job.spike or given.spike)
-        plan = msgspec.structs.replace(plan, step_check=check)
     Source(data=job.data, seed=job.seed).check(plan.graph)
     if job.weights:
-        from executor.train.library_names import with_names_of_files
         from executor.train.weights_files import check_weights
 
-        plan = msgspec.structs.replace(plan, graph=with_names_of_files(plan.graph, job.weights))
         check_weights(job.weights, plan.graph)
-    path = save_plan(plan, Path(job.out) / "plan.json")
-    task = Task(
-        plan=str(path), out=job.out, steps=job.steps, model=job.model, weights=job.weights, data=job.data,
+    return Task(
+        plan="", out=job.out, steps=job.steps, model=job.model, weights=job.weights, data=job.data,
         seed=job.seed, count=False, print_every=job.print_every, learning_rate=job.learning_rate, metrics=job.metrics,
         peak_flops_per_s=job.peak_flops_per_s,
         replicas=job.replicas, evaluate=None if job.evaluation is None else _evaluation(job.evaluation, plan, job.seed),
     )  # fmt: skip
-    return task, plan.num_ranks
 
 
 def _evaluation(asked: EvaluationSettings, plan: Plan, seed: int) -> EvaluationSettings:
@@ -213,7 +235,7 @@ def _evaluation(asked: EvaluationSettings, plan: Plan, seed: int) -> EvaluationS
     return msgspec.structs.replace(asked, batches=count)
 
 
-def _checkpoints(job: TrainingJob, resume: bool) -> TaskCheckpoints | None:
+def _checkpoints(job: TrainingJob, plan: Plan, resume: bool) -> TaskCheckpoints | None:
     """The folder for checkpoints, and the checkpoint to resume from, which is complete and for the plan's model."""
     from executor.train.checkpoint_files import check_checkpoint, written_checkpoints
 
@@ -228,7 +250,7 @@ def _checkpoints(job: TrainingJob, resume: bool) -> TaskCheckpoints | None:
     newest, first = None, 0
     if written:
         newest = written[-1]
-        first = check_checkpoint(newest, load_plan(Path(job.out) / "plan.json"))
+        first = check_checkpoint(newest, plan)
         if first >= job.steps:
             raise TwofoldError(f"{newest}: {first} steps are done, but the job has {job.steps}; increase steps")
     return TaskCheckpoints(

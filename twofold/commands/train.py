@@ -36,7 +36,8 @@ class Train:
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Train; passes if all steps were done."""
-        from executor.launch.train_job import load_training_job, train
+        from executor.launch.train_job import load_training_job
+        from twofold.elastic import train
 
         job = load_training_job(self.job)
         if self.max_restarts is not None:

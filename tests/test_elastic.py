@@ -1,0 +1,112 @@
+"""Training that continues on fewer nodes; every node is a launcher of its own on this host."""
+
+import json
+import os
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+from test_nodes import port, started, two_ranks
+
+from executor.launch.elastic import ElasticSettings, smaller_plans
+from executor.launch.nodes import Nodes
+from executor.launch.train_job import CheckpointSettings, TrainingJob, train
+from plans.errors import TwofoldError
+from plans.layout import Layout
+from plans.model.mlp import mlp_graph
+from plans.plan import Plan, Stage, load_plan, save_plan
+
+__all__ = ["port"]
+
+STEPS = 6000
+JOB = """
+plan = "{folder}/plan.json"
+steps = {steps}
+out = "{out}"
+max_restarts = 2
+[checkpoints]
+every = 100
+[elastic]
+wait_s = 0.5
+machine = "cpu-2core-x8"
+"""
+
+
+@pytest.mark.ranks
+def test_a_job_survives_a_killed_rank_and_then_a_lost_node(tmp_path, port):
+    save_plan(two_ranks(), tmp_path / "plan.json")
+    (tmp_path / "job.toml").write_text(JOB.format(folder=tmp_path, steps=STEPS, out=tmp_path / "out"))
+    first, second = started(tmp_path, port, ["train", str(tmp_path / "job.toml")])
+    checkpoints, ranks = tmp_path / "out" / "checkpoints", tmp_path / "1" / "log_output" / "1"
+
+    def wait_for_checkpoint(after=frozenset()):
+        deadline_s = time.monotonic() + 200
+        while not (seen := {path.name for path in checkpoints.glob("step-*")} - after):
+            assert time.monotonic() < deadline_s and first.poll() is second.poll() is None
+            time.sleep(0.02)
+        return seen
+
+    seen = wait_for_checkpoint()
+    os.kill(json.loads((ranks / "rank.1" / "pids.json").read_text())["rank"], signal.SIGKILL)
+    time.sleep(2)
+    wait_for_checkpoint(seen | wait_for_checkpoint())
+    os.kill(second.pid, signal.SIGKILL)
+    second.communicate()
+    printed, messages = first.communicate(timeout=200)
+    assert first.returncode == 0, messages
+    assert (
+        "rank 1 was killed by SIGKILL" in messages
+        and "node 1 was lost" in messages
+        and "1 of 2 nodes have joined" in messages
+    )
+    assert load_plan(tmp_path / "out" / "plan-1.json").num_ranks == 1
+
+    alone = TrainingJob(
+        plan=str(tmp_path / "out" / "plans" / "plan-1.json"), steps=STEPS, out=str(tmp_path / "alone"),
+        log_dir=str(tmp_path / "logs"),
+    )  # fmt: skip
+    expected = [step["loss"] for step in train(alone)]
+    assert json.loads(printed)["steps"] == STEPS
+    np.testing.assert_allclose(json.loads(printed)["losses"], expected, rtol=2e-6)
+
+
+@pytest.mark.ranks
+def test_a_folder_that_nodes_do_not_share_is_refused(tmp_path, port):
+    save_plan(two_ranks(), tmp_path / "plan.json")
+    text = JOB.format(folder=tmp_path, steps=10, out="out")  # in the folder of each node
+    (tmp_path / "job.toml").write_text(text.partition("[elastic]")[0])
+    runs = started(tmp_path, port, ["train", str(tmp_path / "job.toml")])
+    for run in runs:
+        _, messages = run.communicate(timeout=200)
+        assert run.returncode == 2
+        assert re.search("out 'out' on node 1 is not the folder of node 0; name one that all nodes share", messages)
+
+
+@pytest.mark.parametrize(
+    ("change", "nodes", "message"),
+    [
+        ({"least_nodes": 3}, 2, "elastic.least_nodes is 3, but the job has 2 nodes"),
+        ({"least_nodes": 0}, 2, "elastic.least_nodes"),
+        ({"wait_s": -1.0}, 2, "elastic.wait_s"),
+        ({}, 2, "elastic has no plan for 1 devices, which is 1 of 2 nodes"),
+    ],
+)
+def test_settings_that_no_node_could_use_are_refused_before_the_start(change, nodes, message, tmp_path):
+    path = save_plan(two_ranks(), tmp_path / "plan.json")
+    job = TrainingJob(
+        plan=str(path), steps=1, out=str(tmp_path / "out"), max_restarts=1, elastic=ElasticSettings(**change),
+        checkpoints=CheckpointSettings(every=1),
+    )  # fmt: skip
+    with pytest.raises(TwofoldError, match=re.escape(message)):
+        train(job, nodes=Nodes(num_nodes=nodes, port=1))
+    assert not (tmp_path / "out").exists()
+
+
+def test_plans_of_another_model_are_refused(tmp_path):
+    graph = mlp_graph([7, 4], 8)
+    stage = Stage(mesh=Layout((1,), ("dp",)), operators=tuple(each.name for each in graph.operators))
+    path = save_plan(Plan(graph=graph, stages=(stage,)), tmp_path / "other.json")
+    with pytest.raises(TwofoldError, match="the plan for 1 devices is for another model"):
+        smaller_plans(ElasticSettings(plans=(str(path),)), two_ranks(), Nodes(num_nodes=2))
