@@ -7,8 +7,6 @@ kept by that signature, so that a program of millions of instructions needs few 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -44,6 +42,7 @@ from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 from plans.operators.attention import heads_first
 from plans.program import GroupProgram, Instruction, Kind, moved_values
+from plans.redistribution import Pieces
 from plans.redistribution.step import Step, StepKind
 
 __all__ = [
@@ -186,10 +185,9 @@ def price_transfer(machine: Machine, src_rank: int, dst_rank: int, size_bytes: i
     return _transfer(machine, 1, size_bytes, group, is_forwarded(machine, src_rank, dst_rank))
 
 
-def price_pieces(machine: Machine, sizes: Mapping[tuple[int, int], int]) -> Cost:
-    """The price of a transfer of several pairs at once: (from rank, to rank) -> bytes; nothing but its issue without
-    any."""
-    return _communication(machine, "transfer", pieces_links(machine, sizes) if sizes else Links(0, 0, 0))
+def price_pieces(machine: Machine, pieces: Pieces, item_bytes: int) -> Cost:
+    """The price of a transfer of several pairs at once; nothing but its issue where no rank sends to another."""
+    return _communication(machine, "transfer", pieces_links(machine, pieces, item_bytes))
 
 
 def price_exchange(machine: Machine, num_peers: int, size_bytes: int, tier: int) -> Cost:
@@ -449,12 +447,7 @@ def price_collective(
 def _pieces_cost(machine: Machine, instruction: Instruction) -> Cost:
     if not instruction.pieces:
         return price_exchange(machine, 1, instruction.message_bytes, len(machine.links) - 1)
-    item_bytes = itemsize(instruction.dtype)
-    sizes: Counter[tuple[int, int]] = Counter()  # the pieces for one peer go as one message
-    for piece in instruction.pieces:
-        if not piece.is_local:
-            sizes[piece.src_rank, piece.dst_rank] += piece.num_elements * item_bytes
-    return price_pieces(machine, sizes)
+    return price_pieces(machine, instruction.pieces, itemsize(instruction.dtype))
 
 
 @lru_cache(maxsize=65_536)

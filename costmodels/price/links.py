@@ -13,6 +13,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
 from costmodels.machine.machine import Machine
 from costmodels.machine.sections import Collective, Protocol
 from costmodels.price.communication import Carried, carried, fill_s, load_s, processor_s, start_s, usable_protocols
@@ -21,12 +24,14 @@ from costmodels.price.group import Group, pair_group
 from costmodels.price.routes import Shape, family, pattern
 from costmodels.price.traffic import Traffic, collective_traffic, plain_call, transfer_traffic
 from plans.errors import TwofoldError
+from plans.redistribution import Pieces
 
 __all__ = [
     "Links",
     "collective_claims",
     "collective_links",
     "is_forwarded",
+    "pair_tiers",
     "pieces_links",
     "transfer_claims",
     "transfer_group",
@@ -35,6 +40,8 @@ __all__ = [
 ]
 
 PS_PER_S = 10**12
+
+Ints = npt.NDArray[np.int64]
 
 _PRICED_AS = {"broadcast": "all_gather", "reduce": "reduce_scatter"}
 """Calls without separate figures -> those whose figures they take."""
@@ -85,31 +92,44 @@ def transfer_links(
     return Links(_ps(machine, way.alone_s), _together_ps(machine, way), _ps(machine, processor_s(model, traffic)))
 
 
-def pieces_links(machine: Machine, sizes: Mapping[tuple[int, int], int]) -> Links:
-    """The time of a transfer of several pairs at once, given bytes by (from rank, to rank)."""
-    return _pieces_links(machine, tuple(sizes.items()))
-
-
 @lru_cache(maxsize=1024)
-def _pieces_links(machine: Machine, sizes: tuple[tuple[tuple[int, int], int], ...]) -> Links:
-    ends: Counter[tuple[str, int]] = Counter()
-    peers: Counter[tuple[str, int]] = Counter()
-    for (src, dst), size in sizes:
-        for end in (("out", src), ("in", dst)):
-            ends[end] += size
-            peers[end] += 1
+def pieces_links(machine: Machine, pieces: Pieces, item_bytes: int) -> Links:
+    """The time of a transfer of several pairs at once; the pieces of a pair go as one message."""
+    sizes = {pair: elements * item_bytes for pair, elements in pieces.pairs.items()}
+    if not sizes:
+        return Links(0, 0, 0)
+    pairs, size_bytes = np.array(list(sizes), dtype=np.int64).T, np.array(list(sizes.values()), dtype=np.int64)
+    most_peers = max(int(np.bincount(end).max()) for end in pairs)
     if machine.graph is not None:
-        return _graph_pieces(machine, dict(sizes), max(peers.values()))
-    tier = max(machine.tier(pair) for pair, _ in sizes)
-    forwarded = any(is_forwarded(machine, *pair) for pair, _ in sizes)
-    own = transfer_links(
-        machine, max(peers.values()), max(ends.values()), pair_group(tier), is_forwarded=forwarded
-    )  # fmt: skip
+        return _graph_pieces(machine, sizes, most_peers)
+    most_bytes = max(_largest_sum(end, size_bytes) for end in pairs)
+    tier = int(pair_tiers(machine, *pairs).max())
+    forwarded = any(link.rails for link in machine.links) and any(is_forwarded(machine, *pair) for pair in sizes)
+    own = transfer_links(machine, most_peers, most_bytes, pair_group(tier), is_forwarded=forwarded)
     ways: Counter[Hashable] = Counter()
-    for pair, size in sizes if machine.shares_ways else ():
+    for pair, size in sizes.items() if machine.shares_ways else ():
         for way, needed_ps in transfer_claims(machine, pair, size).items():
             ways[way] += needed_ps
     return Links(own.alone_ps, max([own.alone_ps, *ways.values()]), own.cpu_ps)
+
+
+def pair_tiers(machine: Machine, src_ranks: Ints, dst_ranks: Ints) -> Ints:
+    """`Machine.tier` of many pairs of ranks.
+
+    Raises:
+        TwofoldError: a rank that the machine does not have.
+    """
+    found = np.full(len(src_ranks), machine.tier((int(max(src_ranks.max(), dst_ranks.max())),)), dtype=np.int64)
+    for number in range(len(machine.links) - 1, -1, -1):
+        found[src_ranks // machine.links[number].ranks == dst_ranks // machine.links[number].ranks] = number
+    return found
+
+
+def _largest_sum(number: Ints, amount: Ints) -> int:
+    """The largest of the sums of the amounts of each number."""
+    found = np.zeros(int(number.max()) + 1, dtype=np.int64)
+    np.add.at(found, number, amount)
+    return int(found.max())
 
 
 def collective_claims(

@@ -6,7 +6,6 @@ instruction that reads its result, so that everything in between overlaps with i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -223,15 +222,10 @@ def transfer_pair(
 ) -> tuple[Instruction, Instruction]:
     """The SEND and the RECV that bring a tensor from one layout to another, meshes may differ."""
     parts = pieces(source, target, shape)
-    per_rank: dict[int, int] = {}
-    for piece in parts:
-        if piece.src_rank != piece.dst_rank:
-            size = math.prod(stop - start for start, stop in piece.region) * itemsize(dtype)
-            per_rank[piece.dst_rank] = per_rank.get(piece.dst_rank, 0) + size
     common = Instruction(
         name=name, kind=Kind.SEND, call="transfer", part="C", channel=channel,
-        message_bytes=max(per_rank.values(), default=0), dtype=dtype, pieces=parts, transfer=(source, target, shape),
-        attrs={"transfer": name},
+        message_bytes=parts.most_received * itemsize(dtype), dtype=dtype, pieces=parts,
+        transfer=(source, target, shape), attrs={"transfer": name},
     )  # fmt: skip
     send = replace(common, inputs=(value,), token=f"token:{name}.send", shapes=(source.local_shape(shape),))
     recv = replace(

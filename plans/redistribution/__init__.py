@@ -8,7 +8,7 @@
 * `atomic`: the common refinement of two meshes; `reshape`: layouts through reshape and transpose.
 """
 
-from plans.redistribution.pieces import Piece, pieces
+from plans.redistribution.pieces import Piece, Pieces, pieces
 from plans.redistribution.reshape import Reshaped, reshape_layout, transpose_layout
 from plans.redistribution.search import StepPrice, redistribute
 from plans.redistribution.step import Step, StepKind
@@ -16,6 +16,7 @@ from plans.redistribution.traffic import max_received_bytes, received_bytes
 
 __all__ = [
     "Piece",
+    "Pieces",
     "Reshaped",
     "Step",
     "StepKind",

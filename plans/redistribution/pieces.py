@@ -9,16 +9,22 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
 
 from plans.errors import TwofoldError
 from plans.layout import Layout, Region, TensorLayout
 from plans.redistribution.cuts import cut
 
-__all__ = ["Piece", "check", "pieces"]
+__all__ = ["NO_PIECES", "Piece", "Pieces", "check", "pieces"]
+
+_Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +46,110 @@ class Piece:
         return math.prod(stop - start for start, stop in self.region)
 
 
-def pieces(source: TensorLayout, target: TensorLayout, shape: Sequence[int]) -> tuple[Piece, ...]:
+class Pieces(Sequence[Piece]):
+    """The pieces of a transfer in columns, so that transfers between 100,000 ranks are handled as arrays.
+
+    Attributes:
+        src_ranks, dst_ranks: of each piece.
+        num_elements: of each piece.
+
+    >>> found = Pieces([Piece(src_rank=0, dst_rank=2, region=((0, 4),)), Piece(src_rank=1, dst_rank=2, region=())])
+    >>> found.pairs
+    {(0, 2): 4, (1, 2): 1}
+    """
+
+    def __init__(self, pieces: Iterable[Piece] = ()) -> None:
+        given = tuple(pieces)
+        self._regions: Sequence[Region] = [each.region for each in given]
+        self.src_ranks: _Ints = np.array([each.src_rank for each in given], dtype=np.int64)
+        self.dst_ranks: _Ints = np.array([each.dst_rank for each in given], dtype=np.int64)
+        self.num_elements: _Ints = np.array([each.num_elements for each in given], dtype=np.int64)
+
+    @classmethod
+    def _of_columns(cls, src: _Ints, dst: _Ints, regions: Sequence[Region], num_elements: _Ints) -> Pieces:
+        found = cls.__new__(cls)
+        found.src_ranks, found.dst_ranks, found._regions, found.num_elements = src, dst, regions, num_elements
+        return found
+
+    @cached_property
+    def pairs(self) -> dict[tuple[int, int], int]:
+        """(sending rank, receiving rank) -> elements, without what a rank keeps; a pair sends its pieces together."""
+        found: dict[tuple[int, int], int] = {}
+        columns = (self.src_ranks.tolist(), self.dst_ranks.tolist(), self.num_elements.tolist())
+        for src, dst, elements in zip(*columns, strict=True):
+            if src != dst:
+                found[src, dst] = found.get((src, dst), 0) + elements
+        return found
+
+    @cached_property
+    def most_received(self) -> int:
+        """The most elements that a rank receives from others."""
+        moved = self.src_ranks != self.dst_ranks
+        if not moved.any():
+            return 0
+        _, number = np.unique(self.dst_ranks[moved], return_inverse=True)
+        received = np.zeros(int(number.max()) + 1, dtype=np.int64)
+        np.add.at(received, number, self.num_elements[moved])
+        return int(received.max())
+
+    def of_rank(self, rank: int, *, sends: bool) -> tuple[Piece, ...]:
+        """The pieces that a rank sends to others, or receives from them."""
+        own = (self.src_ranks if sends else self.dst_ranks) == rank
+        (moved,) = np.nonzero(own & (self.src_ranks != self.dst_ranks))
+        return tuple(
+            Piece(src_rank=int(self.src_ranks[at]), dst_rank=int(self.dst_ranks[at]), region=self._regions[at])
+            for at in moved.tolist()
+        )
+
+    def partners(self, rank: int, *, sends: bool) -> tuple[int, ...]:
+        """The ranks that a rank sends to, or receives from, each once; itself for what it keeps."""
+        own, other = (self.src_ranks, self.dst_ranks) if sends else (self.dst_ranks, self.src_ranks)
+        return tuple(dict.fromkeys(other[own == rank].tolist()))
+
+    def pairs_of(self, rank: int, *, sends: bool) -> tuple[tuple[int, int], ...]:
+        """(sending rank, receiving rank) of what a rank sends, or receives, each once; with what it keeps."""
+        others = self.partners(rank, sends=sends)
+        return tuple((rank, other) if sends else (other, rank) for other in others)
+
+    @cached_property
+    def _all(self) -> tuple[Piece, ...]:
+        ranks = zip(self.src_ranks.tolist(), self.dst_ranks.tolist(), self._regions, strict=True)
+        return tuple(Piece(src_rank=src, dst_rank=dst, region=region) for src, dst, region in ranks)
+
+    def __len__(self) -> int:
+        return len(self._regions)
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(self._all)
+
+    @overload
+    def __getitem__(self, at: int) -> Piece: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Piece, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Piece | tuple[Piece, ...]:
+        return self._all[at]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Pieces) and self._all == other._all)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.src_ranks.tobytes(), self.dst_ranks.tobytes(), self.num_elements.tobytes()))
+
+    def __repr__(self) -> str:
+        return f"Pieces({list(self._all)!r})"
+
+
+NO_PIECES = Pieces()
+"""Nothing is sent."""
+
+
+def pieces(source: TensorLayout, target: TensorLayout, shape: Sequence[int]) -> Pieces:
     """Every piece of `target`, taken from ranks of `source`, ordered by destination and then by index.
 
     A destination that holds a part takes its own. The others, in the order of their mesh, are dealt to the replicas of
@@ -64,16 +173,14 @@ def pieces(source: TensorLayout, target: TensorLayout, shape: Sequence[int]) -> 
 
 
 @lru_cache(maxsize=1024)
-def _pieces(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...]) -> tuple[Piece, ...]:
+def _pieces(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...]) -> Pieces:
     senders, receivers = source.mesh.rank_list, target.mesh.rank_list
     if set(senders).isdisjoint(receivers):  # then only positions matter, as they do between every two stages alike
-        found = _between(_numbered(source, 0), _numbered(target, len(senders)), shape)
+        here, there, regions, elements = _between(_numbered(source, 0), _numbered(target, len(senders)), shape)
     else:
-        found = _hand_overs(source, target, shape)
-    return tuple(
-        Piece(src_rank=senders[here], dst_rank=receivers[there], region=tuple([part[0] for part in parts]))
-        for here, there, parts in found
-    )
+        here, there, regions, elements = _columns(source, target, shape)
+    src, dst = np.array(senders, dtype=np.int64)[here], np.array(receivers, dtype=np.int64)[there]
+    return Pieces._of_columns(src, dst, regions, elements)
 
 
 def _numbered(layout: TensorLayout, first: int) -> TensorLayout:
@@ -139,11 +246,18 @@ def _hand_overs(
     return found
 
 
-@lru_cache(maxsize=16)
-def _between(
+def _columns(
     source: TensorLayout, target: TensorLayout, shape: tuple[int, ...]
-) -> list[tuple[int, int, tuple[_Part, ...]]]:
-    return _hand_overs(source, target, shape)
+) -> tuple[_Ints, _Ints, list[Region], _Ints]:
+    """Per piece: positions of the sending and of the receiving rank in their meshes, its region, its elements."""
+    found = _hand_overs(source, target, shape)
+    here, there = (np.array([each[end] for each in found], dtype=np.int64) for end in (0, 1))
+    elements = [math.prod(length for _, length, _ in parts) for _, _, parts in found]
+    regions = [tuple([held for held, _, _ in parts]) for _, _, parts in found]
+    return here, there, regions, np.array(elements, dtype=np.int64)
+
+
+_between = lru_cache(maxsize=16)(_columns)
 
 
 def check(source: TensorLayout, target: TensorLayout, shape: Sequence[int]) -> None:

@@ -8,10 +8,12 @@ last member posts, and no event is needed; shared cores, devices or links take o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import simpy
 
 from costmodels.price.sharing import Claims
@@ -19,7 +21,7 @@ from plans.program import Instruction
 from simulator.engine.fluid import Cores, Fabric
 from simulator.engine.matching import Peers
 
-__all__ = ["Communication", "Exchange", "Rendezvous", "Shared", "Wires"]
+__all__ = ["Communication", "Exchange", "Loads", "Rendezvous", "Shared", "Wires"]
 
 
 class Communication:
@@ -72,6 +74,25 @@ class Rendezvous:
         self.is_local = is_local
 
 
+class Loads(NamedTuple):
+    """The claims of many meetings on links, in columns.
+
+    Attributes:
+        meeting: number of the meeting.
+        link: number of the link (`Wires.link_number`).
+        amount: a number in proportion to the share of the link that the meeting claims.
+    """
+
+    meeting: npt.NDArray[np.int64]
+    link: npt.NDArray[np.int64]
+    amount: npt.NDArray[np.int64]
+
+    @classmethod
+    def none(cls) -> Loads:
+        """No claims."""
+        return cls(*np.zeros((3, 0), dtype=np.int64))
+
+
 class Wires(Protocol):
     """The effect of links on a meeting: `simulator.engine.network.Network`, or `Ports` alone."""
 
@@ -80,6 +101,12 @@ class Wires(Protocol):
 
     def claims(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> Claims:
         """The links that it shares with others."""
+
+    def loads(self, instruction: Instruction, members: npt.NDArray[np.int64], work_ps: npt.NDArray[np.int64]) -> Loads:
+        """The claims of meetings whose members are the rows of `members`, and which take `work_ps` alone."""
+
+    def link_number(self, link: Hashable) -> int:
+        """The number of a link in `Loads`."""
 
 
 class Shared:

@@ -158,12 +158,7 @@ class _Matcher:
         return members, self._streams((rank, instruction.channel, "both"))
 
     def _transfer(self, instruction: Instruction, id_: str, rank: int) -> Peers:
-        is_send = instruction.kind is Kind.SEND
-        pairs = dict.fromkeys(
-            (piece.src_rank, piece.dst_rank)
-            for piece in instruction.pieces
-            if (piece.src_rank if is_send else piece.dst_rank) == rank
-        )
+        pairs = instruction.pieces.pairs_of(rank, sends=instruction.kind is Kind.SEND)
         for pair in pairs:
             if max(pair) >= self._num_ranks:
                 raise TwofoldError(
@@ -171,7 +166,7 @@ class _Matcher:
                 )
         keys = tuple(self._meetings((instruction.channel, pair)) for pair in pairs)
         stream = self._streams((rank, instruction.channel, str(instruction.kind)))
-        return Peers(stream, keys, tuple(pairs), instruction.kind)
+        return Peers(stream, keys, pairs, instruction.kind)
 
 
 def _check_collectives(orders: Sequence[Order], peers: Mapping[int, Mapping[int, Peers]]) -> None:

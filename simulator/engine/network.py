@@ -9,30 +9,37 @@ which its bytes fill the link, over the time that it takes alone (`costmodels.pr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
 import msgspec
+import numpy as np
 
 from costmodels.machine.machine import Machine
 from costmodels.price.group import mesh_group
 from costmodels.price.instruction import Cost, price
-from costmodels.price.links import collective_claims, transfer_claims
+from costmodels.price.links import Ints, collective_claims, pair_tiers, transfer_claims
 from costmodels.price.sharing import claims_of
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 from plans.program import GroupProgram, Instruction, Kind, Program
+from plans.redistribution import Pieces
+from simulator.engine.exchange import Loads
 from simulator.engine.fluid import Claims
 from simulator.engine.link_change import LinkChange, graph_with, tiers_of
 
 __all__ = ["Network", "Ports"]
+
+_MOST_TIERS = 64
 
 
 class Ports:
     """Every rank has one port, which its transfers share; nothing else is shared or changed."""
 
     def __init__(self) -> None:
-        self._sizes: dict[int, tuple[Mapping[tuple[int, int], int], int]] = {}
+        self._busiest: dict[int, int] = {}
+        self._links: dict[Hashable, int] = {}
+        self._shares: dict[tuple[int, int], int] = {}
 
     def work_ps(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> int:
         """The work of one meeting, as it was priced."""
@@ -44,24 +51,55 @@ class Ports:
 
     def ports(self, instruction: Instruction, members: tuple[int, ...], tier: int = 0) -> Claims:
         """The claims of one pair on the ports of its ends: the pairs of a transfer side by side cost a full port."""
-        sizes, most = self.pair_sizes(instruction)
-        if not most:
-            return ()
-        share = Fraction(sizes.get((members[0], members[1]), 0), most)
-        return (("out", tier, members[0]), share), (("in", tier, members[1]), share)
+        src, dst = members
+        size, most = instruction.pieces.pairs.get((src, dst), 0), self._most(instruction.pieces)
+        return ((("out", tier, src), Fraction(size, most)), (("in", tier, dst), Fraction(size, most))) if most else ()
 
-    def pair_sizes(self, instruction: Instruction) -> tuple[Mapping[tuple[int, int], int], int]:
-        """Bytes from rank to rank, and the most that one rank sends or receives."""
-        if id(instruction) not in self._sizes:
-            sizes: Counter[tuple[int, int]] = Counter()
+    def _most(self, pieces: Pieces) -> int:
+        """The most elements that one rank sends or receives."""
+        if id(pieces) not in self._busiest:
             ends: Counter[tuple[str, int]] = Counter()
-            for piece in instruction.pieces:
-                if not piece.is_local:
-                    size = piece.num_elements * itemsize(instruction.dtype)
-                    sizes[piece.src_rank, piece.dst_rank] += size
-                    ends.update({("out", piece.src_rank): size, ("in", piece.dst_rank): size})
-            self._sizes[id(instruction)] = (sizes, max(ends.values(), default=0))
-        return self._sizes[id(instruction)]
+            for (src, dst), size in pieces.pairs.items():
+                ends["out", src] += size
+                ends["in", dst] += size
+            self._busiest[id(pieces)] = max(ends.values(), default=0)
+        return self._busiest[id(pieces)]
+
+    def loads(self, instruction: Instruction, members: Ints, work_ps: Ints) -> Loads:
+        """The claims of meetings whose members are the rows of `members`, and which take `work_ps` alone."""
+        if instruction.kind not in (Kind.SEND, Kind.RECV):
+            return Loads.none()
+        return self.port_loads(instruction, members, work_ps, np.zeros(len(members), dtype=np.int64))
+
+    def port_loads(self, instruction: Instruction, members: Ints, work_ps: Ints, tiers: Ints) -> Loads:
+        """The claims of pairs on ports into tiers."""
+        pairs = instruction.pieces.pairs
+        (meeting,) = np.nonzero(work_ps)
+        src, dst = members[meeting].T
+        sizes = np.array([pairs[pair] for pair in zip(src.tolist(), dst.tolist(), strict=True)], dtype=np.int64)
+        links = [_port_number(way, tiers[meeting], ranks) for way, ranks in (("out", src), ("in", dst))]
+        return Loads(np.tile(meeting, 2), np.concatenate(links), np.tile(sizes, 2))
+
+    def loads_of_claims(self, claims: Iterable[Claims]) -> Loads:
+        """The claims of meetings, in columns."""
+        rows = [
+            (meeting, self.link_number(link), self._shares.setdefault(share.as_integer_ratio(), 1 + len(self._shares)))
+            for meeting, own in enumerate(claims)
+            for link, share in own
+        ]
+        return Loads(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
+
+    def link_number(self, link: Hashable) -> int:
+        """The number of a link in `Loads`; those of ports are below 0."""
+        match link:
+            case ("out" | "in") as way, int(tier), int(rank):
+                return int(_port_number(way, np.array(tier), np.array(rank)))
+        return self._links.setdefault(link, len(self._links))
+
+
+def _port_number(way: str, tier: Ints, rank: Ints) -> Ints:
+    found: Ints = -1 - (2 * rank + (way == "in")) * _MOST_TIERS - tier
+    return found
 
 
 class Network:
@@ -128,9 +166,25 @@ class Network:
 
     # ------------------------------------------------------------------------------ what is shared
 
+    def loads(self, instruction: Instruction, members: Ints, work_ps: Ints) -> Loads:
+        """The claims of meetings whose members are the rows of `members`, and which take `work_ps` alone."""
+        if not self._is_shared:
+            return Loads.none()
+        is_transfer = instruction.kind in (Kind.SEND, Kind.RECV)
+        if not self._changes and not self._shares_ways:  # then there are ports only
+            if not is_transfer:
+                return Loads.none()
+            return self._ports.port_loads(instruction, members, work_ps, pair_tiers(self.machine, *members.T))
+        rows = zip(map(tuple, members.tolist()), work_ps.tolist(), strict=True)
+        return self._ports.loads_of_claims(self.claims(instruction, own, alone_ps) for own, alone_ps in rows)
+
+    def link_number(self, link: Hashable) -> int:
+        """The number of a link in `Loads`."""
+        return self._ports.link_number(link)
+
     def _transfer(self, instruction: Instruction, members: tuple[int, ...], work_ps: int, tier: int) -> Claims:
         pair = members[0], members[1]
-        size = self._ports.pair_sizes(instruction)[0].get(pair, 0)
+        size = instruction.pieces.pairs.get(pair, 0) * itemsize(instruction.dtype)
         has_ports = self.machine.host_async and self.machine.graph is None
         found = list(self._ports.ports(instruction, members, tier)) if has_ports else []
         needed = transfer_claims(self._machine_of(members), pair, size)

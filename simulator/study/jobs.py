@@ -15,6 +15,7 @@ from costmodels.machine.machine import Machine
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.program import Block, Body, GroupProgram, Instruction, Program
+from plans.redistribution import Pieces
 from plans.timeline import STREAMS, Timeline
 from simulator.predict import finished, simulate
 from simulator.study.whatif import WhatIf
@@ -116,7 +117,7 @@ def _moved(job: Job) -> list[GroupProgram]:
         return layouts[before]
 
     def instruction(line: Instruction) -> Instruction:
-        pieces = tuple(
+        pieces = Pieces(
             replace(piece, src_rank=job.ranks[piece.src_rank], dst_rank=job.ranks[piece.dst_rank])
             for piece in line.pieces
         )

@@ -76,11 +76,7 @@ def buffers_of(instruction: Instruction, group: GroupProgram, rank: int) -> Buff
 def _messages(instruction: Instruction, rank: int) -> int:
     """Bytes of the packed messages of a rank; one piece that is all of what a rank holds or gets is not copied."""
     is_send = instruction.kind is Kind.SEND
-    pieces = [
-        piece
-        for piece in instruction.pieces
-        if not piece.is_local and (piece.src_rank if is_send else piece.dst_rank) == rank
-    ]
+    pieces = instruction.pieces.of_rank(rank, sends=is_send)
     if instruction.transfer is not None and len(pieces) == 1:
         source, target, shape = instruction.transfer
         whole = (source if is_send else target).region(rank, shape)

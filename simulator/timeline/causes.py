@@ -390,13 +390,8 @@ class _Waits:
         return (self._before[position], *self._streams.waits.get(position, ()))
 
 
-def _pairs(instruction: Instruction, rank: int) -> dict[tuple[int, int], None]:
-    is_send = instruction.kind is Kind.SEND
-    return dict.fromkeys(
-        (piece.src_rank, piece.dst_rank)
-        for piece in instruction.pieces
-        if (piece.src_rank if is_send else piece.dst_rank) == rank
-    )
+def _pairs(instruction: Instruction, rank: int) -> tuple[tuple[int, int], ...]:
+    return instruction.pieces.pairs_of(rank, sends=instruction.kind is Kind.SEND)
 
 
 def _channel(instruction: Instruction) -> tuple[str, str]:

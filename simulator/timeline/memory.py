@@ -184,10 +184,10 @@ def _num_communicators(program: Program, ranks: Container[int]) -> dict[int, int
                     for rank in own:
                         if len(members := group.members(instruction, rank)) > 1:
                             found.setdefault(rank, set()).add(tuple(sorted(members)))
-                for piece in instruction.pieces:
-                    for rank in () if piece.is_local else (piece.src_rank, piece.dst_rank):
-                        if rank in ranks:
-                            found.setdefault(rank, set()).add(())
+                for rank in own if instruction.pieces else ():
+                    pairs = [pair for sends in (True, False) for pair in instruction.pieces.pairs_of(rank, sends=sends)]
+                    if any(src != dst for src, dst in pairs):
+                        found.setdefault(rank, set()).add(())
     return {rank: len(groups) for rank, groups in found.items()}
 
 
