@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 
-__all__ = ["TrainingStopped", "TwofoldError", "number", "whole_number"]
+__all__ = ["TrainingStopped", "TwofoldError", "number", "unknown_name", "whole_number"]
 
 
 class TwofoldError(ValueError):
@@ -36,6 +37,17 @@ def whole_number(what: str, value: object, *, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise TwofoldError(f"{what} must be a whole number of at least {least}, not {value!r}")
     return int(value)
+
+
+def unknown_name(what: str, name: str, known: Sequence[str], close: Sequence[str] = ()) -> str:
+    """The message about a name that is not known, with the close ones, or else with all.
+
+    >>> unknown_name("stack", "torsh", ["megatron", "torch"], close=["torch"])
+    "stack 'torsh' is not known; did you mean torch?"
+    """
+    if close:
+        return f"{what} {name!r} is not known; did you mean {' or '.join(close)}?"
+    return f"{what} {name!r} is not known; known are {', '.join(known)}"
 
 
 def number(what: str, value: object, *, above: float = -math.inf) -> float:

@@ -142,7 +142,7 @@ def json_of(
     except TwofoldError:
         raise
     except msgspec.ValidationError as error:
-        raise TwofoldError(f"{source}: {error}") from None
+        raise TwofoldError(f"{source}: {_plain(error)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TwofoldError(f"{source}: not a complete JSON file ({error}); {advice}") from None
     except RecursionError:
@@ -253,9 +253,16 @@ def toml_of(text: str, source: str, type: Any = dict[str, Any]) -> Any:
     except TwofoldError:
         raise
     except (ValueError, RecursionError, OverflowError) as error:
-        how = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        how = "nested too deeply" if isinstance(error, RecursionError) else _plain(error)
         is_toml = isinstance(error, msgspec.ValidationError)
         raise TwofoldError(f"{source}: {how}" if is_toml else f"{source}: not TOML ({how})") from None
+
+
+def _plain(error: Exception) -> str:
+    """Errors of msgspec about keys, in words for people who do not know its objects."""
+    return str(error).replace("Object contains unknown field", "unknown key").replace(
+        "Object missing required field", "missing key"
+    )  # fmt: skip
 
 
 def _numbers(value: Any, place: str) -> Iterator[tuple[str, float]]:

@@ -199,26 +199,26 @@ class SearchResult(Shown, Generic[PlanT]):
         return _predicted(self.best)[0] / bound_s - 1.0 if bound_s else float("inf")
 
     def summary(self) -> str:
-        """The certificate in words."""
-        parts = []
-        if not self.complete:
-            parts.append("stopped early, the best plan so far")
+        """How close the best plan is to the fastest of the search space, in sentences."""
+        sentences = [] if self.complete else ["Stopped early: this is the best plan so far."]
         is_beyond = isinstance(self.best, Candidate) and self.best.degrees.takes_turns
-        space = "the searched space, which has no slices or pairs," if is_beyond else "the space"
-        under = f" if no estimate exceeds its forecast by over {self.margin:.1%}" if self.margin else ""
+        space = "the search space" + (" (which has no slices or pairs)" if is_beyond else "")
+        if_margin = f", if no estimate exceeds its forecast by more than {self.margin:.1%}" if self.margin else ""
         if self.num_proven > 1:
-            parts.append(f"the first {self.num_proven} proven the fastest of {space} under this forecast{under}")
+            sentences.append(
+                f"Proven: the first {self.num_proven} plans have the shortest forecasts of {space}{if_margin}."
+            )
         elif self.num_proven:
-            parts.append(f"proven the fastest of {space} under this forecast{under}")
+            sentences.append(f"Proven: the first plan has the shortest forecast of {space}{if_margin}.")
         elif is_beyond or not self.complete or self.lower_bound_s > self.relaxed_bound_s:
-            parts.append(f"at most {_above(self.gap)} the fastest of {space} under this forecast{under}")
-        if self.method == "search":
-            parts.append(f"{_above(self.gap_to_relaxation)} the optimistic relaxation ({self.relaxed_bound_s:.4g} s)")
-        else:
-            parts.append(self.method)
-        parts.append(f"{_above(self.gap_to_physics)} the physical bound ({self.physics_bound_s:.4g} s)")
+            most = "less than 0.1% longer" if self.gap < 5e-4 else f"at most {_longer(self.gap)}"
+            sentences.append(f"Its forecast is {most} than the shortest of {space}{if_margin}.")
+        relaxed = f"the optimistic relaxation ({self.relaxed_bound_s:.4g} s)" if self.method == "search" else ""
+        bounds = [f"{_longer(self.gap_to_relaxation)} than {relaxed}"] if relaxed else []
+        bounds.append(f"{_longer(self.gap_to_physics)} than the physical bound ({self.physics_bound_s:.4g} s)")
+        sentences.append(f"{'Its step' if relaxed else f'Method {self.method}: its step'} is {' and '.join(bounds)}.")
         counts = f"{self.num_evaluated} plans evaluated" + (f", {self.num_nodes} nodes" if self.num_nodes else "")
-        return f"{'; '.join(parts)}; {counts}, {self.search_s:.2f} s"
+        return f"{' '.join(sentences)} {counts}, {self.search_s:.2f} s."
 
     def table(self) -> str:
         """One line per plan: rank, predicted step, peak memory, configuration."""
@@ -310,8 +310,8 @@ def _stored_redistributions(plan: Plan) -> list[str]:
     return lines
 
 
-def _above(gap: float) -> str:
-    return f"{gap:.1%} above" if gap < 10 else f"{gap + 1:.3g} times"
+def _longer(gap: float) -> str:
+    return f"{gap:.1%} longer" if gap < 10 else f"{gap + 1:.3g} times longer"
 
 
 def _steps(steps: Sequence[Step]) -> str:

@@ -56,11 +56,11 @@ def test_plan_writes_a_plan_that_simulates(tmp_path: Path, capsys: pytest.Captur
             "machine 'h300-x8' is not known; did you mean h800-x8 or h200-x8",
         ),
         (["demo", "--case", "multiple_max"], "case 'multiple_max' is not known"),
-        (["demo", "--steps", "0"], "steps=0"),
+        (["demo", "--steps", "0"], "--steps must be at least 1, not 0"),
         (["demo", "--data", "/nowhere/at/all"], "/nowhere/at/all"),
         (["plan", "nothing:here", "--machine", "h200-x8"], "nothing:here"),
         (["plan", "executor.networks:multiple_mix", "--machine", "h200-x8", "--stages", "9"], "9 pipeline stages"),
-        (["verify", "PLAN", "--model", "", "--machine", "h200-x8"], "needs the model"),
+        (["verify", "PLAN", "--model", "", "--machine", "h200-x8"], "--model is empty"),
         (["simulate", "PLAN", "--machine", "h200-x2"], "has 2 devices; plan for fewer devices or use a larger"),
         (
             [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import shlex
 from pathlib import Path
 
@@ -29,6 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     machine = Machine.load("h200-x2")
     save_plan(search(mlp_graph([8, 8], 8), machine, num_devices=2).best, folder / "made.json")
     machine.save(folder / "machine.json")
+    both = json.loads(Machine.load("leaf-spine-graph-x32").to_json())
+    both["links"][0]["bandwidth_Bps"] *= 2
+    (folder / "both.json").write_text(json.dumps(both))
     (folder / "config.json").write_text('{"model_type": "llama"}')
     for name, text in {
         "notes.txt": "buy milk\n", "empty.json": "", "list.json": "[1, 2]", "table.csv": "a,b\n1,2\n",
@@ -65,6 +69,24 @@ PREDICT = "predict --model llama-3-8b --machine h200-x8"
         ),
         ("plan gpt2 --machine h200-x8 --out package.json", "was not written by twofold"),
         ("plan gpt2 --machine h200-x8 --report mine.html", "was not written by twofold"),
+        ("plan gpt2 --machine h200-x8 --report out.pdf", "--report must end with .html or .htm, not out.pdf"),
+        ("plan gpt2 --machine ''", "--machine is empty; give a value"),
+        ("plan gpt2 -m h200-x8", "-m is not an option: options begin with two dashes; did you mean --machine?"),
+        ("plan gpt2 --machine h200-x8 --machine h200-x4", "--machine is given twice; give it once"),
+        ("plan llama-3-8b --machine h200-x8 --lr -1", "--lr must be above 0, not -1"),
+        ("plan gpt2 --machine h200-x8 --lr 0.1", "--lr is for models that are searched operator by operator"),
+        ("plan gpt2 --machine h200-x8 --micro-batches 0", "--micro-batches must be at least 1, not 0"),
+        ("plan gpt2 --machine h200-x8 --tp 0", "--tp must be at least 1, not 0"),
+        ("plan meta-llama/Llama-3-8B --machine h200-x8", "download the config.json of the model and give its path"),
+        ("demo --seed -1", "--seed must be at least 0, not -1"),
+        ("demo --data nowhere", "nowhere: not a folder"),
+        ("simulate a.degrees.json --machine h200-x8 --steps 1000000000", "--steps must be at most 10,000"),
+        ("whatif a.degrees.json --machine h200-x8 --bandwidth", "--bandwidth needs a value, such as --bandwidth 0.5"),
+        ("whatif a.degrees.json --machine h200-x8 --slow 1=2 --slow 2=2", "write all values after one --slow"),
+        ("whatif a.degrees.json --machine h200-x8 --picture x.txt", "--picture must end with .svg, not x.txt"),
+        (f"{PREDICT} --bandwidth 1e300", "--bandwidth must be at most 1e+06, not 1e+300"),
+        ("simulate a.degrees.json --machine both.json", "`links` contradict `graph`"),
+        ("train study.toml", "study.toml: unknown key `base`"),
         ("plan gpt2 --machine h200-x8 --schedule 1f2b", "1f2b"),
         ("predict llama-3-8b --machine h200-x8", "did you mean --model llama-3-8b?"),
         (f"{PREDICT} --tp eight", "--tp eight: must be a whole number"),
@@ -82,7 +104,7 @@ PREDICT = "predict --model llama-3-8b --machine h200-x8"
         ("predict --model gpt2 --machine made.json", "made.json: a plan file, not a machine; name a machine such as"),
         (
             "plan gpt2 --machine h200-x8 --tp 2 --stages 2",
-            "--stages, --widths and --micro-batches are for other models",
+            "--stages is for models that are searched operator by operator; for a transformer, use --pp",
         ),
         ("plan model.py --machine h200-x8", "model.py: name the function that makes the model too, such as model.py:b"),
         (
@@ -101,14 +123,14 @@ PREDICT = "predict --model llama-3-8b --machine h200-x8"
         ("simulate a.degrees.json --machine h200-x1", "1"),
         ("simulate a.degrees.json --machine h200-x8 --steps 0", "--steps must be at least 1, not 0"),
         ("simulate a.degrees.json --machine h200-x8 --measured nowhere.json", "nowhere.json"),
-        ("simulate a.degrees.json --machine h200-x8 --trace notes.txt", "was not written by twofold"),
+        ("simulate a.degrees.json --machine h200-x8 --trace package.json", "was not written by twofold"),
         ("whatif a.degrees.json --machine h200-x8 --bandwidth half", "--bandwidth half: must be a number"),
         ("whatif a.degrees.json --machine h200-x8 --slow 3", "--slow 3"),
         ("whatif a.degrees.json --machine h200-x8 --slow 2/1=1.1", "share"),
         ("whatif a.degrees.json --machine h200-x8 --link IB:bandwidth=2", "has the tiers NVLink (0)"),
         (
             "whatif a.degrees.json --machine h200-x8 --checkpoint-every 100 --checkpoint-GBps 0",
-            "--checkpoint-GBps must be positive, not 0",
+            "--checkpoint-GBps must be above 0, not 0",
         ),
         ("study", "name a study file: twofold study STUDY.toml"),
         ("study nowhere.toml", "nowhere.toml"),
@@ -118,7 +140,7 @@ PREDICT = "predict --model llama-3-8b --machine h200-x8"
         ("run plan.txt", "plan.txt"),
         ("verify a.degrees.json", "twofold verify needs --model, such as --model my_model.py:build"),
         ("train", "needs a job, such as job.toml"),
-        ("links", "twofold links needs traces, such as traces and --machine, such as --machine h100-sxm-x16"),
+        ("links", "twofold links needs traces, such as nccl_logs and --machine, such as --machine h100-sxm-x16"),
         ("links notes.txt --machine h200-x8", "not a trace of torch's profiler (.json), a table of nccl-tests"),
         ("links nowhere --machine h200-x8", "cannot read the trace 'nowhere'"),
         ("links nowhere --machine h200-x8 --link IB:bandwidth=2", "has the tiers NVLink (0)"),
@@ -127,17 +149,17 @@ PREDICT = "predict --model llama-3-8b --machine h200-x8"
         ("study study.toml --top 0", "--top must be at least 1, not 0"),
         ("study study.toml --report mine.html", "was not written by twofold"),
         (f"{PREDICT} --report mine.html", "was not written by twofold"),
-        (f"{PREDICT} --layers 0", "num_layers must be a whole number of at least 1, not 0"),
+        (f"{PREDICT} --layers 0", "--layers must be at least 1, not 0"),
         (f"{PREDICT} --dp 8 --global-batch 7", "the next valid batch is 8"),
-        (f"{PREDICT} --compute -1", "the factor compute must be a finite number above 0, not -1.0"),
+        (f"{PREDICT} --compute -1", "--compute must be above 0, not -1"),
         ("simulate a.degrees.json --recost --machine h200-x8 --trace t.json", "--trace is not for --recost"),
         ("compare a.degrees.json --machine h200-x8", "compare takes 2 to 6 plan files, not 1"),
         ("serve .", "no report in '.'; commands write one with --report FOLDER/NAME.html"),
         ("run made.json --devices 3", "--devices is for scripts; omit it for a plan"),
-        ("run made.json --seed -1", "seed must be a whole number of at least 0, not -1"),
+        ("run made.json --seed -1", "--seed must be at least 0, not -1"),
         ("run made.json --dilate 10", "dilate stretches emulated times: add emulate (--emulate MACHINE)"),
-        ("run made.json --emulate h200-x2 --dilate nan", "dilate must be a finite number above 0, not nan"),
-        ("run made.json --emulate h200-x2 --dilate 0", "dilate must be a finite number above 0, not 0"),
+        ("run made.json --emulate h200-x2 --dilate nan", "--dilate must be a finite number, not nan"),
+        ("run made.json --emulate h200-x2 --dilate 0", "--dilate must be above 0, not 0"),
         ("run made.json --model notes.txt", "'notes.txt' must be package.module:function or file.py:function"),
         ("verify made.json --model gone.py:build", "there is no file 'gone.py'"),
         ("export notes.txt weights.bin", "'notes.txt' is not a checkpoint; give its folder"),

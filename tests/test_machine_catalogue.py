@@ -219,8 +219,8 @@ def test_bad_figures_of_a_device_are_named(path, value, said):
         (lambda file: file["overlap"][0].update(hold=9.0), "hold is 9.0"),
         (lambda file: file["price_intervals"].update(matrx={"low": 0.9, "high": 1.1}), "did you mean 'matrix'"),
         (lambda file: file["price_intervals"].update(matrix={"low": 1.2, "high": 1.1}), "interval 1.2 to 1.1"),
-        (lambda file: file["compute"].pop("memory_Bps"), r"missing required field `memory_Bps`.*compute"),
-        (lambda file: file["compute"].update(memory_GBps=4800.0), r"unknown field `memory_GBps`.*compute"),
+        (lambda file: file["compute"].pop("memory_Bps"), r"missing key `memory_Bps`.*compute"),
+        (lambda file: file["compute"].update(memory_GBps=4800.0), r"unknown key `memory_GBps`.*compute"),
         (lambda file: file["dispatch_s"].pop("matrix"), "dispatch_s lacks matrix"),
     ],
 )  # fmt: skip

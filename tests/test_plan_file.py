@@ -69,11 +69,11 @@ def set_at(*path: object):
 @pytest.mark.parametrize(
     ("change", "place"),
     [
-        (set_at("shedule"), "unknown field `shedule`"),
-        (set_at("stages", 0, "devices"), r"unknown field `devices` - at `\$.stages\[0\]`"),
-        (set_at("optimizer", "level"), r"unknown field `level` - at `\$.optimizer`"),
-        (set_at("graph", "operators", 1, "colour"), r"unknown field `colour` - at `\$.graph.operators\[1\]`"),
-        (set_at("strategies", "layer1.linear", "axis"), r"unknown field `axis` - at `\$.strategies\[...\]`"),
+        (set_at("shedule"), "unknown key `shedule`"),
+        (set_at("stages", 0, "devices"), r"unknown key `devices` - at `\$.stages\[0\]`"),
+        (set_at("optimizer", "level"), r"unknown key `level` - at `\$.optimizer`"),
+        (set_at("graph", "operators", 1, "colour"), r"unknown key `colour` - at `\$.graph.operators\[1\]`"),
+        (set_at("strategies", "layer1.linear", "axis"), r"unknown key `axis` - at `\$.strategies\[...\]`"),
         (set_at("num_micro_batches"), None),
         (set_at("stages", 0, "mesh", "names"), r"a mesh has the keys .* - at `\$.stages\[0\].mesh`"),
         (set_at("stages", 0, "operators"), r"Expected `array`, got `int` - at `\$.stages\[0\].operators`"),

@@ -33,7 +33,7 @@ class Size(msgspec.Struct, forbid_unknown_fields=True):
         (b'{"bytes": 1e999}', "a.json: "),
         (b'{"bytes": 1.5}', r"Expected `int`, got `float` - at `\$.bytes`"),
         (b'{"bytes": "1"}', "Expected `int`, got `str`"),
-        (b'{"byte": 1}', "unknown field `byte`"),
+        (b'{"byte": 1}', "unknown key `byte`"),
         (b'{"bytes": 1', "not a complete JSON file .*; write it again"),
         (b'{"bytes": "\xff"}', "not a complete JSON file"),
         (b"[" * 100_000, "nested too deeply|not a complete JSON file"),

@@ -295,7 +295,7 @@ def test_more_of_the_fastest_are_ranked_on_request() -> None:
     every = sorted(found.step_s for found in forecast_grid(asked.config, list(enumerate_degrees(asked)), asked.machine))
     found = solve(asked, keep=4)
     assert [each.forecast.step_s for each in found.plans[:4]] == pytest.approx(every[:4], rel=1e-9)
-    assert found.num_proven == 4 and "the first 4 proven" in found.summary() and solve(asked).num_proven == 1
+    assert found.num_proven == 4 and "Proven: the first 4 plans" in found.summary() and solve(asked).num_proven == 1
 
 
 def test_neighbours_lose_and_are_what_they_say() -> None:

@@ -81,7 +81,7 @@ def test_bounds_are_below_every_plan_and_in_the_json(machine: Machine) -> None:
     said = found.to_json()
     assert said["gap"] == pytest.approx(least / said["lower_bound_s"] - 1)
     assert said["gap_to_physics"] == pytest.approx(least / said["physics_bound_s"] - 1)
-    assert said["complete"] and "above the optimistic relaxation" in found.summary()
+    assert said["complete"] and "longer than the optimistic relaxation" in found.summary()
 
 
 def test_flops_of_a_chain_are_those_counted_by_hand(machine: Machine) -> None:

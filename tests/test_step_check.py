@@ -531,9 +531,9 @@ def test_a_job_scales_losses_and_resumes(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ("[loss_scale]\ninital = 3\n", "unknown field `inital`"),
+        ("[loss_scale]\ninital = 3\n", "unknown key `inital`"),
         ("[loss_scale]\n", "no tensor of the plan is float16"),
-        ("[spike]\nwindow = 3\n", "missing required field `factor`"),
+        ("[spike]\nwindow = 3\n", "missing key `factor`"),
         ('[spike]\nfactor = 3\nthen = "warn"\n', "then"),
         ("[spike]\nfactor = 0.5\n", "spike.factor must be a finite number above 1, not 0.5"),
     ],

@@ -252,7 +252,7 @@ def test_processes_give_the_same_results(backend):
         ("[base]\n[[together]]", "linked axes is empty"),
         ("[base]\n[together]\ntp = [1]", "Expected `array`, got `object`"),
         ("points = 'all'\n[base]\n[axes]", "Invalid enum value 'all'"),
-        ("pionts = 'grid'\n[base]\n[axes]", "unknown field `pionts`"),
+        ("pionts = 'grid'\n[base]\n[axes]", "unknown key `pionts`"),
         ("base = [", "Invalid value"),
     ],
 )  # fmt: skip

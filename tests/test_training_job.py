@@ -151,7 +151,7 @@ def test_evaluations_between_steps_are_those_of_a_plain_module_and_change_nothin
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"more": "\nevry = 3\n"}, "unknown field `evry`"),
+        ({"more": "\nevry = 3\n"}, "unknown key `evry`"),
         ({"steps": 2}, "3 steps of warmup and 0 of decay, the run has 2"),
         ({"data": "nowhere.npy"}, "cannot read the data 'nowhere.npy': No such file"),
         ({"more": "\n[other\n"}, "toml: "),

@@ -262,7 +262,7 @@ def test_names_are_found_whatever_their_punctuation(given, name):
 
 
 def test_an_unknown_name_suggests_others():
-    with pytest.raises(TwofoldError, match=r"did you mean 'llama-3-8b'.*known are deepseek-moe-16b, deepseek-v3, "):
+    with pytest.raises(TwofoldError, match=r"did you mean llama-3-8b or "):
         transformer("lama-3-8b")
 
 

@@ -142,9 +142,10 @@ def _read(arguments: list[str]) -> Command:
         TwofoldError: the command line is invalid.
         _Done: the long help was printed.
     """
-    from twofold.mistakes import mistake
+    from twofold.mistakes import check_arguments, mistake
 
     name, rest = arguments[0], arguments[1:]
+    check_arguments(name, commands()[name], rest)
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output):
@@ -167,12 +168,14 @@ def _parsed(arguments: list[str]) -> Command:
 
 def _run(command: Command, line: str) -> int:
     """Run a command and turn errors into messages and exit codes."""
+    from twofold.commands.values import check_values
     from twofold.console import Console
 
     as_json = command.output.json
     force = replacing_all() if getattr(command.output, "force", False) else contextlib.nullcontext()
     try:
         with force:
+            check_values(command)
             result, passed = command.run(Console(json=as_json, command=line))
     except TwofoldError as error:
         return _refused(str(error), error.exit_code)

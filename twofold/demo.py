@@ -116,8 +116,6 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
     case, folder = options.case, Path(options.out) / options.case
     if case not in CASES:
         raise TwofoldError(f"case {case!r} is not known; known: {', '.join(CASES)}")
-    if options.steps < 1 or (options.epochs is not None and options.epochs < 1):
-        raise TwofoldError(f"steps={options.steps}, epochs={options.epochs}: both must be at least 1")
     from executor.launch.launch import check_port
 
     check_port(options.port)

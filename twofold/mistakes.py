@@ -11,12 +11,11 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import tyro
-
+from plans.errors import TwofoldError
 from twofold.commands.examples import example_of
-from twofold.commands.options import flag
+from twofold.commands.values import flag, marks_of
 
-__all__ = ["Option", "mistake", "options_of", "unknown_command"]
+__all__ = ["Option", "check_arguments", "mistake", "options_of", "unknown_command"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +46,8 @@ def options_of(command: type, group: str = "") -> Iterator[Option]:
             assert isinstance(kind, type)
             yield from options_of(kind, (kind.__doc__ or "").strip().partition("\n")[0].rstrip("."))
             continue
-        marks = typing.get_args(kind)[1:] if typing.get_origin(kind) is typing.Annotated else ()
-        is_word = any(mark is tyro.conf.Positional or "Positional" in repr(mark) for mark in marks)
-        plain = typing.get_args(kind)[0] if marks else kind
+        is_word = any("Positional" in repr(mark) for mark in marks_of(kind))
+        plain = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
         needed = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
         yield Option(
             name=each.name if is_word else flag(each.name), is_word=is_word, is_needed=needed, type=plain, group=group,
@@ -65,20 +63,46 @@ def unknown_command(word: str, commands: Sequence[str]) -> str:
     return f"unknown command {word!r}; {f'did you mean {close[0]}? ' if close else ''}{listed}"
 
 
-def mistake(name: str, command: type, arguments: Sequence[str], told: str) -> str:
+def check_arguments(name: str, command: type, arguments: Sequence[str]) -> None:
+    """Refuse what tyro accepts silently: an option that is given twice, and one without any of its values.
+
+    Raises:
+        TwofoldError: such an option.
+    """
+    options = {each.name: each for each in options_of(command)}
+    seen: set[str] = set()
+    for argument, after in itertools.zip_longest(arguments, arguments[1:], fillvalue="--"):
+        option = options.get(_spelled(argument))
+        if argument == "--":
+            return
+        if option is None or option.is_word:
+            continue
+        takes_several = any(part is Ellipsis for part in _parts(option.type))
+        if option.name in seen:
+            raise TwofoldError(
+                f"{option.name} is given twice; " + (
+                    f"write all values after one {option.name}" if takes_several else "give it once"
+                )
+            )  # fmt: skip
+        seen.add(option.name)
+        if takes_several and "=" not in argument and after.startswith("--"):
+            raise TwofoldError(_needs_value(name, option.name))
+
+
+def mistake(name: str, command: type, arguments: Sequence[str], message: str) -> str:
     """The error in the arguments of a command.
 
     Args:
         name: name of the command.
         command: its class.
         arguments: arguments after the name.
-        told: tyro's message.
+        message: tyro's message.
     """
     options = {each.name: each for each in options_of(command)}
-    words = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", told))
-    for tell in (_switch, _unknown, _valueless, _unread, _missing):
-        if said := tell(name, options, arguments, words):
-            return said
+    words = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", message))
+    for describe in (_switch, _unknown, _valueless, _unread, _missing):
+        if text := describe(name, options, arguments, words):
+            return text
     return f"{_first_sentence(words)}; `twofold {name} --help` lists the options"
 
 
@@ -99,6 +123,12 @@ def _unknown(name: str, options: Options, arguments: Sequence[str], words: str) 
     known = [each for each in options if each.startswith("--")]
     for argument in arguments:
         spelled = _spelled(argument)
+        if re.fullmatch(r"-[A-Za-z]+", argument):
+            options_like = [each for each in known if each.startswith(f"-{argument[:2]}")]
+            hint = f"did you mean {options_like[0]}? " if options_like else ""
+            return (
+                f"{argument} is not an option: options begin with two dashes; {hint}`twofold {name} --help` lists them"
+            )
         if not argument.startswith("--") or len(argument) == 2 or spelled in known:
             continue
         if spelled.startswith("--no-") and _is_switch(options.get(f"--{spelled[5:]}")):
@@ -116,8 +146,12 @@ def _valueless(name: str, options: Options, arguments: Sequence[str], words: str
     found = re.search(r"Missing value for argument '(--[\w-]+)", words)
     if found is None:
         return ""
-    example = example_of(name, found[1])
-    return f"{found[1]} needs a value{f', such as {found[1]} {example}' if example else ''}"
+    return _needs_value(name, found[1])
+
+
+def _needs_value(name: str, option: str) -> str:
+    example = example_of(name, option)
+    return f"{option} needs a value{f', such as {option} {example}' if example else ''}"
 
 
 def _unread(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
@@ -161,6 +195,8 @@ def _missing(name: str, options: Options, arguments: Sequence[str], words: str) 
 def _said(name: str, option: Option) -> str:
     """An option with an example value, if there is one."""
     example = example_of(name, "" if option.is_word else option.name)
+    if option.name == "file":
+        return "a file to write, such as model.safetensors"
     if option.is_word:
         named = option.name if option.name.endswith("s") else f"a {option.name}"
         return f"{named}{f', such as {example}' if example else ''}"

@@ -26,7 +26,7 @@ from costmodels.machine.sections import (
     check_known,
 )
 from costmodels.price.compute import Compute
-from plans.errors import TwofoldError
+from plans.errors import TwofoldError, unknown_name
 from plans.extensions import load_extensions
 from plans.files import write_atomically
 from plans.reading import read_json
@@ -186,11 +186,8 @@ def device_of(name: str) -> Path | tuple[Device, int]:
     names = {known.rpartition("-x")[0]: known for known in known_names()}
     close = [names[near] for near in difflib.get_close_matches(device.lower(), names, n=3, cutoff=0.4)]
     close += [known for known in known_names() if device.lower() in known and known not in close]
-    hint = f"did you mean {' or '.join(close[:4])}? " if close else ""
-    raise TwofoldError(
-        f"machine {name!r} is not known; {hint}shipped are {', '.join(known_names())} (any number after x that fills "
-        "nodes, or less than one); or give the path of a machine file"
-    )
+    message = unknown_name("machine", name, known_names(), close[:4])
+    raise TwofoldError(f"{message} (NAME-xN for N devices, or the path of a machine file)")
 
 
 def known_names() -> tuple[str, ...]:

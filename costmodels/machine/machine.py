@@ -230,7 +230,12 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
             raise TwofoldError(
                 f"{source}: machine version {version}, this twofold reads {MACHINE_VERSION}; calibrate again"
             )
-        return json_of(text, source, cls, advice="calibrate again")
+        machine = json_of(text, source, cls, advice="calibrate again")
+        if machine.graph is not None and marks.links:
+            stated = msgspec.convert(marks.links, tuple[Link, ...])
+            if stated != machine.links:
+                raise TwofoldError(f"{source}: `links` contradict `graph`, which determines them; remove `links`")
+        return machine
 
     def to_json(self) -> bytes:
         """The file form."""
@@ -251,3 +256,4 @@ class _Marks(msgspec.Struct):
 
     version: int | None = None
     stages: Any = None
+    links: Any = None

@@ -124,7 +124,7 @@ def _nothing(branching: Branching) -> TwofoldError:
     problem = branching.problem
     asked = f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
     if branching.interrupted:
-        return NothingFits(f"{asked}: the search stopped before it found a configuration that fits; give it more time")
+        return NothingFits(f"{asked}: the search stopped before it found a configuration that fits; let it run longer")
     if any(each.reason == "memory" for each in branching.rejected):
         ways = "; ".join(each.text for each in relaxations(problem)) or "no larger machine of this kind is known"
         return NothingFits(f"{asked}: nothing fits {problem.limit_bytes / 1e9:.2f} GB per device. {ways}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from plans.errors import TwofoldError
+from plans.errors import TwofoldError, unknown_name
 from plans.extensions import load_extensions
 from simulator.stacks.base import Stack
 from simulator.stacks.megatron import FETCH_S, Megatron
@@ -124,5 +124,4 @@ def stack_named(name: str) -> Stack:
             return replace(stack, name=name, products=products)
     known = stack_names()
     close = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise TwofoldError(f"stack {name!r} is not known; {hint}known are {', '.join(known)}")
+    raise TwofoldError(unknown_name("stack", name, known, close))

@@ -83,6 +83,9 @@ class Ranks:
             yield text, named, value
 
 
+_FORMS = "3=1.2, 0-7=1.05, stage1=1.3 or 1/1000=1.1"
+
+
 def slow_ranks(texts: Iterable[str], ranks: Ranks, said: str = "slow") -> dict[int, float]:
     """Rank -> factor of texts such as "3=1.2", "stage1=1.3" and "1/1000=1.1".
 
@@ -100,11 +103,11 @@ def slow_ranks(texts: Iterable[str], ranks: Ranks, said: str = "slow") -> dict[i
     plans.errors.TwofoldError: slow 1/2=1.1: rank 1 already has a factor; give one per rank
     """
     found: dict[int, float] = {}
-    for text, named, factor in ranks.given(texts, said, "factor", "3=1.2, 0-7=1.05, stage1=1.3 or 1/1000=1.1"):
+    for text, named, factor in ranks.given(texts, said, "factor", _FORMS):
         try:
             found |= dict.fromkeys(named, float(factor))
         except ValueError:
-            raise TwofoldError(f"{said} {text}: {factor!r} is not a number") from None
+            raise TwofoldError(f"cannot read {said} {text}; write {said} {_FORMS}") from None
     return found
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twofold.commands.options import FileOutput
+from twofold.commands.values import Above0, AtLeast1, HtmlFile
 
 if TYPE_CHECKING:
     from twofold.console import Console
@@ -37,15 +38,15 @@ class Calibrate:
             or host.json) for the option --host of predict, validate and plan.
     """
 
-    devices: int | None = None
+    devices: AtLeast1 | None = None
     out: str = _OUT
     name: str | None = None
     device: str = "auto"
     points: str | None = None
     base: str | None = None
-    minutes: float | None = None
+    minutes: Above0 | None = None
     quick: bool = False
-    report: str | None = None
+    report: HtmlFile | None = None
     host: bool = False
     output: FileOutput = field(default_factory=FileOutput)
 
@@ -53,11 +54,8 @@ class Calibrate:
         """Measure, fit and save."""
         if self.host:
             return self._host(say), True
-        from plans.files import check_writable
         from twofold.calibration import calibrate, write_report
 
-        if self.report is not None:
-            check_writable(self.report)  # before the machine file is replaced
         with say.doing("measuring"):
             result = calibrate(
                 self.devices, device=self.device, name=self.name, out=self.out, points=self.points, base=self.base,

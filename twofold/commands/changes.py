@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from plans.errors import TwofoldError
-from twofold.commands.options import MachineFactors, Values, flag, given
+from twofold.commands.options import MachineFactors, given
+from twofold.commands.values import Above0, AtLeast0, AtLeast1, Limits, flag
 
 if TYPE_CHECKING:
     from costmodels import Machine
@@ -33,8 +34,8 @@ class ChangeOptions:
     """
 
     slow: tuple[str, ...] = ()
-    jitter: Values = ()
-    seed: int | None = None
+    jitter: tuple[Annotated[float, Limits(at_least=0, at_most=10)], ...] = ()
+    seed: AtLeast0 | None = None
     link: tuple[str, ...] = ()
     device: tuple[str, ...] = ()
 
@@ -65,11 +66,11 @@ class FailureOptions:
         restart_s: time from a failure to the next step.
     """
 
-    checkpoint_every: tuple[int, ...] = ()
-    checkpoint_GBps: Values = ()
+    checkpoint_every: tuple[AtLeast1, ...] = ()
+    checkpoint_GBps: tuple[Above0, ...] = ()
     checkpoint_async: bool = False
-    device_mtbf_hours: Values = ()
-    restart_s: Values = ()
+    device_mtbf_hours: tuple[Above0, ...] = ()
+    restart_s: tuple[Annotated[float, Limits(at_least=0)], ...] = ()
 
 
 _FAILURE_KNOBS = ("checkpoint_every", "checkpoint_GBps", "device_mtbf_hours", "restart_s")
@@ -203,9 +204,6 @@ def _lasting(values: Mapping[str, float], blocking: bool) -> dict[str, Any]:
     from simulator import Checkpoints, Failures
 
     found: dict[str, Any] = {}
-    for name in ("checkpoint_every", "checkpoint_GBps", "device_mtbf_hours"):
-        if values.get(name, 1.0) <= 0:
-            raise TwofoldError(f"{flag(name)} must be positive, not {values[name]:g}; omit it for the default")
     if "checkpoint_every" in values:
         found["checkpoints"] = Checkpoints(
             every_steps=int(values["checkpoint_every"]), write_Bps=1e9 * values.get("checkpoint_GBps", 1.0),

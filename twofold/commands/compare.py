@@ -10,7 +10,8 @@ import tyro
 
 from plans.errors import TwofoldError
 from twofold.commands.options import MachineOption, Output
-from twofold.commands.plan_file import check_steps, open_plan
+from twofold.commands.plan_file import open_plan
+from twofold.commands.values import HtmlFile, Steps
 
 if TYPE_CHECKING:
     from costmodels import Machine
@@ -33,22 +34,18 @@ class Compare:
 
     plans: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PLAN.json ...")]
     target: MachineOption
-    steps: int = 3
-    report: str | None = None
+    steps: Steps = 3
+    report: HtmlFile | None = None
     output: Output = field(default_factory=Output)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Simulate every plan and show them in a table."""
         from costmodels import Machine
-        from plans.files import check_writable
         from reports.comparison import MOST_PLANS, comparison_page, plans_table
         from reports.figures import figures_of
 
-        check_steps(self.steps)
         if not 2 <= len(self.plans) <= MOST_PLANS:
             raise TwofoldError(f"compare takes 2 to {MOST_PLANS} plan files, not {len(self.plans)}")
-        if self.report is not None:
-            check_writable(self.report)
         machine = Machine.load(self.target.machine)
         plans = [open_plan(path, machine, None, say) for path in self.plans]
         found = [self._predicted(path, plan, machine, say) for path, plan in zip(self.plans, plans, strict=True)]

@@ -34,7 +34,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "validate": ("twofold validate measurements.csv --report errors.html",),
     "compare": ("twofold compare plan.json plan_2.json --machine h200-x8 --report both.html",),
     "links": (
-        "twofold links traces --machine h100-sxm-x16",
+        "twofold links nccl_logs --machine h100-sxm-x16",
         "twofold links all_reduce_perf.txt --machine h200-x8 --json",
     ),
     "serve": ("twofold serve reports", "twofold serve reports --port 0 --no-open"),

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from twofold.commands.options import MachineOption, Output, check_at_least
+from twofold.commands.options import MachineOption, Output
 from twofold.commands.plan_file import open_plan
+from twofold.commands.values import AtLeast1
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +48,7 @@ class Links:
     target: MachineOption
     link: tuple[str, ...] = ()
     plan: str | None = None
-    top: int = _SHOWN
+    top: AtLeast1 = _SHOWN
     output: Output = field(default_factory=Output)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
@@ -57,7 +58,6 @@ class Links:
         from interop.link_traces import read_links
         from simulator.engine.link_change import LinkChange, machine_with
 
-        check_at_least("top", self.top, 1)
         machine = Machine.load(self.target.machine)
         changes = [LinkChange.parse(text) for text in self.link]
         machine_with(machine, changes)  # refuses what is not there, before files are read

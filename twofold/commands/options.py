@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 import tyro
 
 from plans.degrees import DEGREES
-from plans.errors import TwofoldError
+from plans.degrees.rules import whole_number
+from twofold.commands.values import Above0, AtLeast0, AtLeast1, Factor, Limits, Port
 
 if TYPE_CHECKING:
     from executor.launch.nodes import Nodes
@@ -19,6 +20,7 @@ __all__ = [
     "Command",
     "DegreeOptions",
     "DemoOptions",
+    "Factors",
     "FileOutput",
     "LaunchOptions",
     "MachineFactors",
@@ -26,10 +28,7 @@ __all__ = [
     "Output",
     "PinOptions",
     "PlanFile",
-    "Values",
     "Word",
-    "check_at_least",
-    "flag",
     "given",
 ]
 
@@ -37,7 +36,7 @@ T = TypeVar("T")
 
 PlanFile = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN.json")]
 Word = Annotated[str, tyro.conf.Positional]
-Values = tuple[float, ...]
+Factors = tuple[Factor, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,8 @@ def _with_flags(*, pinned: bool) -> Callable[[type[T]], type[T]]:
         for degree in DEGREES.values():
             meaning = degree.meaning + (_FOR_OTHER_MODELS.get(degree.name, "") if pinned else "")
             kind = degree.type | None if pinned else degree.type
-            options.__annotations__[degree.flag] = Annotated[kind, tyro.conf.arg(help=meaning)]
+            limits = (Limits(at_least=1),) if degree.check is whole_number else ()
+            options.__annotations__[degree.flag] = Annotated[kind, tyro.conf.arg(help=meaning), *limits]
             setattr(options, degree.flag, None if pinned else degree.default)
         return dataclass(frozen=True, kw_only=True)(options)
 
@@ -143,11 +143,11 @@ class MachineFactors:
         dispatch: factor on the host time to issue an instruction.
     """
 
-    bandwidth: Values = ()
-    latency: Values = ()
-    compute: Values = ()
-    memory: Values = ()
-    dispatch: Values = ()
+    bandwidth: Factors = ()
+    latency: Factors = ()
+    compute: Factors = ()
+    memory: Factors = ()
+    dispatch: Factors = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +161,10 @@ class NodeOptions:
         port: of node 0, where ranks meet, and with several nodes the next one too; one machine picks a free one.
     """
 
-    nodes: int = 1
-    node: int = 0
+    nodes: AtLeast1 = 1
+    node: AtLeast0 = 0
     master: str = "127.0.0.1"
-    port: int | None = None
+    port: Port | None = None
 
     @property
     def stated(self) -> Nodes:
@@ -195,17 +195,17 @@ class LaunchOptions:
         timeout: time limit of the launch in seconds. Without it, only ranks that hang are stopped.
     """
 
-    steps: int = 100
+    steps: AtLeast1 = 100
     data: str | None = None
     emulate: str | None = None
-    dilate: float | None = None
+    dilate: Above0 | None = None
     out: str | None = None
     log_dir: str = "log_output"
-    seed: int = 1
+    seed: AtLeast0 = 1
     execution: str | None = None
     fused: bool = True
-    profile: int = 0
-    timeout: float | None = None
+    profile: AtLeast0 = 0
+    timeout: Above0 | None = None
 
     def ran(self, execution: str, fallback: str) -> str | None:
         """A message if the steps did not run as requested, otherwise ""."""
@@ -234,15 +234,15 @@ class DemoOptions:
     """
 
     case: str = "multiple_mix"
-    steps: int = 156
-    epochs: int | None = None
+    steps: AtLeast1 = 156
+    epochs: AtLeast1 | None = None
     data: str | None = None
     machine: str | None = None
     out: str = "runs"
     log_dir: str = "log_output"
-    seed: int = 1
-    port: int | None = None
-    timeout: float | None = None
+    seed: AtLeast0 = 1
+    port: Port | None = None
+    timeout: Above0 | None = None
 
 
 def given(options: Any) -> dict[str, Any]:
@@ -253,22 +253,3 @@ def given(options: Any) -> dict[str, Any]:
     """
     values = {field.name: getattr(options, field.name) for field in fields(options)}
     return {name: value for name, value in values.items() if value not in (None, ())}
-
-
-def flag(name: str) -> str:
-    """An option as written on the command line.
-
-    >>> flag("global_batch")
-    '--global-batch'
-    """
-    return f"--{name.replace('_', '-')}"
-
-
-def check_at_least(name: str, value: float | None, least: int) -> None:
-    """Refuse a number that is too small.
-
-    Raises:
-        TwofoldError: it is below `least`.
-    """
-    if value is not None and value < least:
-        raise TwofoldError(f"{flag(name)} must be at least {least}, not {value}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,10 +18,9 @@ from twofold.commands.options import (
     MachineOption,
     PinOptions,
     Word,
-    check_at_least,
-    flag,
     given,
 )
+from twofold.commands.values import Above0, AtLeast0, AtLeast1, HtmlFile, OutFile, flag
 
 if TYPE_CHECKING:
     from costmodels import Machine
@@ -52,6 +51,13 @@ _MOST_ROWS = 80
 """Longest table of operators that is printed without --explain."""
 
 
+_FOR_TRANSFORMERS = {
+    "stages": "use --pp", "micro_batches": "use --micro-batch, the samples of one micro-batch",
+    "widths": "use --stage-layers", "lr": "`twofold train` takes the learning rate",
+}  # fmt: skip
+"""What a transformer has instead of an option of `OperatorOptions`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorOptions:
     """Models that are searched operator by operator.
@@ -61,13 +67,13 @@ class OperatorOptions:
         micro_batches: number of micro-batches; 1 by default.
         widths: devices per stage, such as 4,2,2; even (the default if the stages divide the devices); or any, which
             also searches stages, micro-batches and slices that are not given and may leave devices idle.
-        lr: learning rate of SGD.
+        lr: learning rate of SGD; 0.01 by default.
     """
 
-    stages: int | None = None
-    micro_batches: int | None = None
+    stages: AtLeast1 | None = None
+    micro_batches: AtLeast1 | None = None
     widths: str | None = None
-    lr: float = 0.01
+    lr: Above0 | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +90,10 @@ class ResultOptions:
         explain: also print the alternatives and why they are slower.
     """
 
-    top_k: int | None = None
-    out: str = "plan.json"
-    report: str | None = None
-    simulate: int | None = None
+    top_k: AtLeast1 | None = None
+    out: OutFile = "plan.json"
+    report: HtmlFile | None = None
+    simulate: AtLeast0 | None = None
     explain: bool = False
 
 
@@ -122,10 +128,10 @@ class PlanCommand:
 
     model: Word
     target: MachineOption
-    devices: int | None = None
-    global_batch: int | None = None
-    seq: int | None = None
-    layers: int | None = None
+    devices: AtLeast1 | None = None
+    global_batch: AtLeast1 | None = None
+    seq: AtLeast1 | None = None
+    layers: AtLeast1 | None = None
     method: str = "search"
     host: str | None = None
     software: Annotated[str, tyro.conf.arg(name="for", metavar="NAME[@VERSION]")] = "twofold"
@@ -133,7 +139,7 @@ class PlanCommand:
     execution: str | None = None
     fused: bool = True
     memory: str | None = None
-    time_limit: float | None = None
+    time_limit: Above0 | None = None
     degrees: PinOptions = field(default_factory=PinOptions)
     operators: OperatorOptions = field(default_factory=OperatorOptions)
     result: ResultOptions = field(default_factory=ResultOptions)
@@ -147,19 +153,17 @@ class PlanCommand:
         machine = Machine.load(self.target.machine)
         if self.method not in (*_METHODS, _BY_OPERATORS):
             raise TwofoldError(f"unknown --method {self.method!r}; use one of {', '.join((*_METHODS, _BY_OPERATORS))}")
-        check_at_least("top_k", self.result.top_k, 1)
-        check_at_least("simulate", self.result.simulate, 0)
-        if self.time_limit is not None and not self.time_limit > 0:
-            raise TwofoldError(f"--time-limit must be a number of seconds above 0, not {self.time_limit}")
         model = given_model(self.model, self.seq, self.layers)
         if model.remark is not None:
             say.say(model.remark)
-        operators = given(replace(self.operators, lr=None))  # type: ignore[arg-type]
+        operators = given(self.operators)
         why = self._by_operators(machine, model, bool(operators))
         if why is None:
             if operators:
+                name = next(iter(operators))
                 raise TwofoldError(
-                    "--stages, --widths and --micro-batches are for other models; a transformer takes --pp and others"
+                    f"{flag(name)} is for models that are searched operator by operator; for a transformer, "
+                    f"{_FOR_TRANSFORMERS[name]}"
                 )
             no_collection_at_exit()
             with without_collection():  # from the search to the end: what it made is held that long
@@ -208,9 +212,8 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
     software = software_named(options.software)
     if software.check_model is not None:
         software.check_model(model.config)
-    for file in (result.out, _beside(result.out, ".degrees.json"), result.report):  # before the search
-        if file is not None:
-            check_writable(file)
+    for file in (result.out, _beside(result.out, ".degrees.json")):  # before the search
+        check_writable(file)
     problem, shown = _problem(options, model, machine), result.top_k or _SHOWN
     if model.graph is None:
         for remark in config_remarks(options.model, seq=options.seq):
@@ -383,7 +386,7 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
             schedule=schedule_text(pins["schedule"]) if "schedule" in pins else None,
             recompute=() if graph.recompute else None, any_level="zero" not in pins, interleave=unless,
             global_batch=options.global_batch, top_k=result.top_k or _SHOWN, fused=options.fused,
-            optimizer=Optimizer(settings={"lr": operators.lr}, parallel_level=pins.get("zero", 0)),
+            optimizer=Optimizer(settings={"lr": operators.lr or 0.01}, parallel_level=pins.get("zero", 0)),
             memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
         )  # fmt: skip
     path = save_plan(msgspec.structs.replace(plans.best, execution=execution), result.out)

@@ -9,14 +9,13 @@ import msgspec
 
 from plans.errors import TwofoldError
 from plans.reading import read_text
-from twofold.commands.options import check_at_least
 
 if TYPE_CHECKING:
     from costmodels import Machine
     from plans.plan import Plan
     from twofold.console import Console
 
-__all__ = ["check_steps", "open_plan", "schedule_text"]
+__all__ = ["open_plan", "schedule_text"]
 
 
 def schedule_text(given: str) -> str:
@@ -39,15 +38,6 @@ def schedule_text(given: str) -> str:
     except ScheduleError as error:
         raise TwofoldError(f"--schedule {given}: {error}") from None
     return text
-
-
-def check_steps(steps: int) -> None:
-    """Check the number of steps to simulate.
-
-    Raises:
-        TwofoldError: fewer than 1.
-    """
-    check_at_least("steps", steps, 1)
 
 
 def open_plan(path: str, machine: Machine, schedule: str | None, say: Console) -> Plan:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from plans.degrees import DEGREES
 from plans.errors import TwofoldError
-from twofold.commands.options import DegreeOptions, FileOutput, MachineFactors, MachineOption, flag, given
+from twofold.commands.options import DegreeOptions, FileOutput, MachineFactors, MachineOption, given
+from twofold.commands.values import AtLeast1, HtmlFile, flag
 
 if TYPE_CHECKING:
     from twofold.console import Console
@@ -37,28 +38,25 @@ class Predict:
 
     model: str
     target: MachineOption
-    global_batch: int | None = None
-    seq: int | None = None
-    layers: int | None = None
+    global_batch: AtLeast1 | None = None
+    seq: AtLeast1 | None = None
+    layers: AtLeast1 | None = None
     mixed_precision: bool = True
     stack: str = "twofold"
     host: str | None = None
     execution: str | None = None
     fused: bool = True
-    report: str | None = None
+    report: HtmlFile | None = None
     degrees: DegreeOptions = field(default_factory=DegreeOptions)
     factors: MachineFactors = field(default_factory=MachineFactors)
     output: FileOutput = field(default_factory=FileOutput)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Forecast the configuration."""
-        from plans.files import check_writable
         from plans.model.transformer import config_remarks
         from simulator.study.point import configured
         from twofold.commands.forecasts import show_forecast
 
-        if self.report is not None:
-            check_writable(self.report)
         what, what_if = configured(self._settings())
         for remark in config_remarks(self.model, seq=self.seq):
             say.say(remark)

@@ -10,6 +10,7 @@ import tyro
 
 from plans.errors import TwofoldError
 from twofold.commands.options import LaunchOptions, NodeOptions, Output
+from twofold.commands.values import AtLeast1
 
 if TYPE_CHECKING:
     from twofold.console import Console
@@ -33,7 +34,7 @@ class Run:
 
     target: PlanOrScript
     script_args: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    devices: int | None = None
+    devices: AtLeast1 | None = None
     model: str = ""
     machine: str | None = None
     launch: LaunchOptions = field(default_factory=LaunchOptions)

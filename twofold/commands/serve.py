@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plans.errors import TwofoldError
 from twofold.commands.options import Output, Word
+from twofold.commands.values import Port
 
 if TYPE_CHECKING:
     from twofold.console import Console
@@ -26,7 +26,7 @@ class Serve:
     """
 
     folder: Word
-    port: int = 8000
+    port: Port = 8000
     open: bool = True
     output: Output = field(default_factory=Output)
 
@@ -37,8 +37,6 @@ class Serve:
 
         from reports.folder import server
 
-        if not 0 <= self.port <= 65_535:
-            raise TwofoldError(f"--port must be from 0 to 65535, not {self.port}")
         with server(Path(self.folder), self.port) as serving, contextlib.suppress(KeyboardInterrupt):
             address = f"http://127.0.0.1:{serving.server_address[1]}/"
             say.say(f"reports in {self.folder}: {address} (Ctrl-C ends it)")

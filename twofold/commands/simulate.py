@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from plans.errors import TwofoldError
-from twofold.commands.options import FileOutput, MachineOption, PlanFile, flag, given
-from twofold.commands.plan_file import check_steps, open_plan
+from twofold.commands.options import FileOutput, MachineOption, PlanFile, given
+from twofold.commands.plan_file import open_plan
+from twofold.commands.values import AtLeast1, HtmlFile, Steps, TraceFile, flag
 
 if TYPE_CHECKING:
     from costmodels import Machine
@@ -35,8 +36,8 @@ class RecostOptions:
     """
 
     model: str | None = None
-    global_batch: int | None = None
-    seq: int | None = None
+    global_batch: AtLeast1 | None = None
+    seq: AtLeast1 | None = None
     stack: str | None = None
 
 
@@ -55,9 +56,9 @@ class SimulationFiles:
     """
 
     schedule: str | None = None
-    trace: str | None = None
+    trace: TraceFile | None = None
     rank_traces: str | None = None
-    report: str | None = None
+    report: HtmlFile | None = None
     measured: str | None = None
 
 
@@ -77,7 +78,7 @@ class Simulate:
 
     plan: PlanFile
     target: MachineOption
-    steps: int = 3
+    steps: Steps = 3
     execution: str | None = None
     fused: bool = True
     fold: bool = True
@@ -99,7 +100,6 @@ class Simulate:
         self._check_files()
         if asked:
             raise TwofoldError(f"{flag(asked[0])} needs --recost; a plan file fixes its model and batch")
-        check_steps(self.steps)
         machine = Machine.load(self.target.machine)
         plan = open_plan(self.plan, machine, self.files.schedule, say)
         plan = msgspec.structs.replace(plan, fused=plan.fused and self.fused)
@@ -109,10 +109,8 @@ class Simulate:
     def _check_files(self) -> None:
         from plans.files import check_writable
 
-        folder = self.files.rank_traces
-        for file in (self.files.trace, self.files.report, folder and f"{folder}/rank0_trace.json.gz"):
-            if file is not None:
-                check_writable(file)
+        if self.files.rank_traces is not None:
+            check_writable(f"{self.files.rank_traces}/rank0_trace.json.gz")
 
     def _simulate(self, plan: Plan, machine: Machine, say: Console) -> dict[str, Any]:
         from plans.lower import lower

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from plans.errors import TwofoldError
-from twofold.commands.options import FileOutput, check_at_least
+from twofold.commands.options import FileOutput
+from twofold.commands.values import AtLeast1, HtmlFile, TableFile
 
 if TYPE_CHECKING:
     from twofold.console import Console
@@ -53,9 +54,9 @@ class StudyCommand:
     study: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY.toml")] = ""
     axes: bool = False
     results: str | None = None
-    csv: str | None = None
-    report: str | None = None
-    top: int = _SHOWN
+    csv: TableFile | None = None
+    report: HtmlFile | None = None
+    top: AtLeast1 = _SHOWN
     workers: WorkerOptions = field(default_factory=WorkerOptions)
     output: FileOutput = field(default_factory=FileOutput)
 
@@ -69,13 +70,9 @@ class StudyCommand:
             return self._list_axes(say), True
         if not self.study:
             raise TwofoldError("name a study file: twofold study STUDY.toml; `twofold study --axes` lists the settings")
-        check_at_least("top", self.top, 1)
         asked = load_study(self.study)
         results = self.results or asked.results or str(Path(self.study).with_suffix(".results.jsonl"))
         check_writable(results, replaces=False)
-        for file in (self.csv, self.report):
-            if file is not None:
-                check_writable(file)
         workers = Workers(backend=self.workers.backend, jobs=self.workers.jobs, scheduler=self.workers.scheduler)
         progress = _Progress()
         with say.doing(progress.text):
@@ -89,7 +86,7 @@ class StudyCommand:
 
         say.say(found.table(self.top).text())
         kept = len(found) - progress.count
-        say.say(f"{progress.count:,} points computed, {kept:,} taken from earlier; all are in {results}")
+        say.say(f"{progress.count:,} points computed, {kept:,} read from an earlier run; all are in {results}")
         if self.csv is not None:
             from reports.notebook import frame_of
 

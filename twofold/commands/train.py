@@ -9,6 +9,7 @@ import msgspec
 import tyro
 
 from twofold.commands.options import NodeOptions, Output
+from twofold.commands.values import Above0, AtLeast0
 
 if TYPE_CHECKING:
     from twofold.console import Console
@@ -29,8 +30,8 @@ class Train:
 
     job: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="JOB.toml")]
     resume: bool = False
-    max_restarts: int | None = None
-    timeout: float | None = None
+    max_restarts: AtLeast0 | None = None
+    timeout: Above0 | None = None
     place: NodeOptions = field(default_factory=NodeOptions)
     output: Output = field(default_factory=Output)
 

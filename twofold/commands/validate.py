@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
 from twofold.commands.options import FileOutput, Word
+from twofold.commands.values import HtmlFile
 
 if TYPE_CHECKING:
     from twofold.console import Console
@@ -39,16 +40,13 @@ class Validate:
     stack: str | None = None
     machine: str | None = None
     host: str | None = None
-    report: str | None = None
+    report: HtmlFile | None = None
     output: FileOutput = field(default_factory=FileOutput)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Predict all rows and print the scores by source."""
         from interop.measurements.scores import validate
-        from plans.files import check_writable
 
-        if self.report is not None:
-            check_writable(self.report)
         with say.doing("predicting the rows"):
             result = validate(self.table, stack=self.stack, machine=self.machine, host=self.host, on_progress=say.say)
         if self.report is not None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from plans.errors import TwofoldError
 from twofold.commands.changes import ChangeOptions, FailureOptions, JobOptions, Row, changes_of, read_devices
 from twofold.commands.options import FileOutput, MachineFactors, MachineOption, PlanFile
-from twofold.commands.plan_file import check_steps, open_plan
+from twofold.commands.plan_file import open_plan
+from twofold.commands.values import HtmlFile, Steps, SvgFile
 
 if TYPE_CHECKING:
     from costmodels import Machine
@@ -42,8 +43,8 @@ class StudyOptions:
 
     sensitivity: bool = False
     by: float | None = None
-    picture: str | None = None
-    report: str | None = None
+    picture: SvgFile | None = None
+    report: HtmlFile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class WhatIfCommand:
     plan: PlanFile
     target: MachineOption
     schedule: str | None = None
-    steps: int = 3
+    steps: Steps = 3
     simulate: bool = False
     factors: MachineFactors = field(default_factory=MachineFactors)
     ranks: ChangeOptions = field(default_factory=ChangeOptions)
@@ -98,9 +99,7 @@ class WhatIfCommand:
         return result, True
 
     def _check(self) -> None:
-        """Refuse options without effect and files that cannot be written, before simulating."""
-        from plans.files import check_writable
-
+        """Refuse options without effect, before simulating."""
         study, failures, ranks = self.study, self.failures, self.ranks
         for option, is_idle, needed in (
             ("--checkpoint-async", failures.checkpoint_async and not failures.checkpoint_every, "--checkpoint-every"),
@@ -109,12 +108,8 @@ class WhatIfCommand:
         ):
             if is_idle:
                 raise TwofoldError(f"{option} changes nothing without {needed}")
-        for file in (study.picture, study.report):
-            if file is not None:
-                check_writable(file)
         if study.by is not None and not 0 < study.by < 1:
             raise TwofoldError(f"--by must be above 0 and below 1, not {study.by:g}")
-        check_steps(self.steps)
 
     def _configured(self, machine: Machine, say: Console) -> _Subject | None:
         """The degrees of a file, if forecasts can answer the question; None otherwise."""

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Callable
 
-from plans.errors import TwofoldError
+from plans.errors import TwofoldError, unknown_name
 from plans.model.transformer.config import Experts, Latent, Rope, TransformerConfig
 
 __all__ = ["model_names", "named_config"]
@@ -148,10 +148,8 @@ def named_config(name: str) -> TransformerConfig:
     if plain in known:
         return _MODELS[known[plain]]()
     close = difflib.get_close_matches(plain, known, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(repr(known[each]) for each in close)}? " if close else ""
-    raise TwofoldError(
-        f"unknown transformer {name!r}; {hint}known are {', '.join(model_names())}, and the path of a config.json"
-    )
+    message = unknown_name("transformer", name, model_names(), [known[each] for each in close])
+    raise TwofoldError(f"{message} (a name, or the path of a config.json)")
 
 
 def _plain(name: str) -> str:

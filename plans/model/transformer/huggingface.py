@@ -167,6 +167,8 @@ def read_keys(path: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     """
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
+    if not file.exists() and file.suffix != ".json":
+        raise TwofoldError(f"no file or folder {str(path)!r}; download the config.json of the model and give its path")
     keys = read_json(file, "the model configuration")
     if not isinstance(keys, dict):
         raise TwofoldError(f"{file}: a model configuration must be a JSON object, not {type(keys).__name__}")
