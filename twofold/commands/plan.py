@@ -55,7 +55,7 @@ _FOR_TRANSFORMERS = {
     "stages": "use --pp", "micro_batches": "use --micro-batch, the samples of one micro-batch",
     "widths": "use --stage-layers", "lr": "`twofold train` takes the learning rate",
 }  # fmt: skip
-"""What a transformer has instead of an option of `OperatorOptions`."""
+"""Counterparts for transformers of the options in `OperatorOptions`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

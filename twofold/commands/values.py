@@ -31,7 +31,7 @@ class Limits:
     at_most: float | None = None
 
     def error(self, value: float) -> str | None:
-        """What a value must be, if it is outside the limits.
+        """The requirement that a value does not meet; None if it is within the limits.
 
         >>> Limits(at_least=1).error(0), Limits(above=0).error(-1), Limits(at_most=3).error(2)
         ('must be at least 1', 'must be above 0', None)
@@ -54,7 +54,7 @@ class Writes:
     endings: tuple[str, ...] = ()
 
     def error(self, value: str) -> str | None:
-        """What a name must be, if it has another ending."""
+        """The requirement that a name does not meet, or None."""
         if self.endings and not value.endswith(self.endings) and not value.startswith("/dev/"):
             return f"must end with {' or '.join(self.endings)}"
         return None
