@@ -86,7 +86,8 @@ def simulate(
     check_program(program, between_ranks=False)  # `run_program` finds out the rest
     usual = at_usual_clock(machine)
     if usual is not machine:
-        first = _timeline(program, usual, what_if, num_steps=2, with_memory=False, fold_ranks=True)
+        even = replace(what_if, slowdown={}, jitter=0.0)  # their factors are on the clock of a rank that is as usual
+        first = _timeline(program, usual, even, num_steps=2, with_memory=False, fold_ranks=True)
         machine = settled(machine, program_load(program, usual, first.step_interval_s), num_ranks)
     timeline = _timeline(
         program, machine, what_if, num_steps=num_steps, with_memory=with_memory, fold_ranks=fold_ranks is not False

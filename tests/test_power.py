@@ -20,9 +20,11 @@ from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer
+from plans.plan import Optimizer
 from search.devices import Pins, Problem, solve
-from simulator import simulate
+from simulator import WhatIf, simulate
 from simulator.forecast import forecast
+from simulator.study.configured import Configured
 
 DATA = Path(__file__).parents[1] / "benchmarks" / "data"
 CHIP = Power(
@@ -177,6 +179,19 @@ def test_forecast_and_engine_settle_at_one_clock(degrees):
     assert forecast(CONFIG, degrees, machine).step_s == pytest.approx(engine.step_interval_s, rel=1e-6)
     usual = simulate(plan_of(degrees, transformer(CONFIG, batch_size=degrees.global_batch)), at_usual_clock(machine))
     assert engine.meta["clock_MHz"] != usual.meta["clock_MHz"]
+
+
+def test_a_slow_rank_is_slower_than_at_the_clock_of_the_others():
+    """Two replicas whose reductions are hidden take as many times as long as their slow one, though the other idles
+    and so draws less power."""
+    machine = msgspec.structs.replace(executing(Machine.load("h200-x8"), "graph"), overlap=())
+    optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=1)
+    degrees = Degrees(dp=2, micro_batch=2, global_batch=32, optimizer=optimizer)
+    program = lower(plan_of(degrees, transformer(CONFIG, batch_size=32)))
+    even, slow = (simulate(program, machine, what_if=WhatIf(slowdown=each)) for each in ({}, {1: 1.3}))
+    assert 1.28 < slow.step_interval_s / even.step_interval_s <= 1.3
+    configured = Configured(config=CONFIG, degrees=degrees, machine=machine)
+    assert configured.outcome(WhatIf(slowdown={1: 1.3})).step_s == pytest.approx(slow.step_interval_s, rel=1e-4)
 
 
 def test_a_search_lists_plans_at_their_own_clocks():
