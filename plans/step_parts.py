@@ -15,7 +15,7 @@ waits for: then all collectives count as waited for while nothing computes, and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from plans.program import Block, GroupProgram, Instruction, Kind, Scope
 
-__all__ = ["RankSpans", "StepParts", "taken_by_stream"]
+__all__ = ["TRANSFER", "RankSpans", "StepParts", "collectives_of", "taken_by_stream"]
 
 _Ints = npt.NDArray[np.int64]
 _Triple = tuple[str, str, str]
@@ -93,6 +93,13 @@ def taken_by_stream(group: GroupProgram) -> Iterator[_Triple]:
         else:
             under_way[_token(each.token, block, each, by_micro_batch)] = triple
     yield from under_way.values()
+
+
+def collectives_of(group: GroupProgram) -> Iterator[tuple[_Triple, Instruction]]:
+    """The collectives of a group's ranks, with the names of their spans as (id, call, part)."""
+    for block, each in group.walk():
+        if each.kind is Kind.COLLECTIVE:
+            yield (f"{block.label}/{each.name}", each.call, each.part), each
 
 
 def _token(name: str, block: Block, instruction: Instruction, by_micro_batch: set[str]) -> tuple[str, int]:
@@ -200,18 +207,6 @@ class RankSpans:
             begin = high
         if end > begin:
             yield begin, end
-
-    def begun_after(self, begins_ps: Mapping[str, int]) -> RankSpans:
-        """The same spans; communication with the given ids starts at the given times or later, at its end at most."""
-        start = self.start_ps.copy()
-        for row in np.flatnonzero(self.stream == 2).tolist():
-            begin = begins_ps.get(self.names[self.name[row]][0])
-            if begin is not None:
-                start[row] = min(int(self.end_ps[row]), max(int(start[row]), begin))
-        order = np.argsort(start, kind="stable")
-        return replace(
-            self, stream=self.stream[order], name=self.name[order], start_ps=start[order], end_ps=self.end_ps[order]
-        )
 
     def _covered(self) -> tuple[_Covered, _Covered]:
         """The time that is covered by compute, and by compute and collectives."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from plans.program import Program
 from plans.shown import Shown
-from plans.step_parts import TRANSFER, RankSpans, StepParts, taken_by_stream
+from plans.step_parts import TRANSFER, RankSpans, StepParts, collectives_of, taken_by_stream
 
 __all__ = ["ALLOWANCES", "PS_PER_S", "STREAMS", "MemoryPeak", "Span", "Timeline"]
 
@@ -224,7 +224,9 @@ class Timeline(Shown):
     def spans_of_step(self, step: int) -> Iterator[tuple[int, RankSpans]]:
         """(rank, its spans in a step) for every rank that has spans."""
         of_step = np.flatnonzero(self.step == step)
-        rows = of_step[np.lexsort((self.start_ps[of_step], self.rank[of_step]))]
+        start = self._begins(of_step)
+        order = np.lexsort((start, self.rank[of_step]))
+        rows, start = of_step[order], start[order]
         bounds = np.searchsorted(self.rank[rows], np.arange(self.num_ranks + 1))
         begins = np.full(self.num_ranks, self.step_end_ps[step - 1] if step else self.step_start_ps[0])
         if step:
@@ -233,12 +235,36 @@ class Timeline(Shown):
             np.maximum.at(own, self.rank[before], self.end_ps[before])
             begins = np.where(own >= 0, np.minimum(own, begins), begins)
         for rank in self.represents:
-            mine = rows[bounds[rank] : bounds[rank + 1]]
+            here = slice(bounds[rank], bounds[rank + 1])
+            mine = rows[here]
             yield rank, RankSpans(
                 names=self.names, is_wait=self._has_call("wait"), is_transfer=self._has_call(TRANSFER),
-                stream=self.stream[mine], name=self.name_index[mine], start_ps=self.start_ps[mine],
+                stream=self.stream[mine], name=self.name_index[mine], start_ps=start[here],
                 end_ps=self.end_ps[mine], taken=self._taken.get(rank), begin_ps=int(begins[rank]),
             )  # fmt: skip
+
+    def _begins(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The times at which the spans of one step begin: a collective when its last member has issued it.
+
+        Predicted spans of collectives begin then; measured ones begin when the rank itself issues the collective.
+        """
+        start = self.start_ps[rows].copy()
+        if self.program is None or self.kind == "predicted":
+            return start
+        number_of = {name: number for number, name in enumerate(self.names)}
+        collectives = {
+            rank: (group, {number_of.get(name): line for name, line in collectives_of(group)})
+            for group in self.program.groups for rank in group.ranks
+        }  # fmt: skip
+        meetings: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        for at in np.flatnonzero(self.stream[rows] == STREAMS.index("comm")).tolist():
+            rank, name = int(self.rank[rows[at]]), int(self.name_index[rows[at]])
+            group, lines = collectives[rank]
+            if (line := lines.get(name)) is not None:
+                meetings.setdefault((name, group.members(line, rank)), []).append(at)
+        for present in meetings.values():
+            start[present] = np.minimum(start[present].max(), self.end_ps[rows[present]])
+        return start
 
     @cached_property
     def _taken(self) -> Mapping[int, npt.NDArray[np.int64]]:
@@ -269,8 +295,8 @@ class Timeline(Shown):
     def exposed_comm_s(self) -> float:
         """Seconds of the last step in which a rank waits for collectives, averaged over ranks.
 
-        On predicted timelines a communication begins when its last member arrives, and the wait before is bubble; on
-        measured ones it begins when the rank itself issues it.
+        A collective begins when its last member arrives; the wait before is bubble. On measured timelines without
+        their program it is not known who the members are, and a collective begins when the rank issues it.
         """
         return self._mean("exposed_ps") / PS_PER_S
 

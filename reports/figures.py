@@ -59,8 +59,7 @@ FIGURES: Mapping[str, Figure] = {
         Figure(
             key="exposed_comm_s", title="exposed communication", unit="s", form=Seconds,
             definition="Time of a step in which a rank waits for collectives and does not compute, averaged over "
-            "ranks. Of a collective with a late member, predictions count the wait before that member arrives as "
-            "bubble, runs as exposed communication.",
+            "ranks. The wait for a late member of a collective is bubble.",
         ),
         Figure(
             key="bubble_fraction", title="bubble", unit="1", form=Share,

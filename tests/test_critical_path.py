@@ -158,7 +158,10 @@ def test_waiting_inside_a_measured_span_is_separated():
         script.compute("a", work)
         script.collective("reduce", (0, 1), (0, 30))
     program = program_of(scripts)
-    timeline = as_measured(run_program(program, written_price, host_async=False), {0: 10, 1: 100})
+    predicted = run_program(program, written_price, host_async=False)
+    timeline = as_measured(predicted, {0: 10, 1: 100})
+    assert timeline.exposed_comm_s == predicted.exposed_comm_s == 30e-12
+    assert timeline.bubble_fraction == predicted.bubble_fraction == pytest.approx(45 / 130)
     fast, slow = composition(timeline, program)
     assert (dict(fast.straggler_ps), dict(fast.exposed_ps), fast.bubble_ps) == ({1: 90}, {"all_reduce": 30}, 0)
     assert (dict(slow.straggler_ps), dict(slow.exposed_ps), slow.bubble_ps) == ({}, {"all_reduce": 30}, 0)

@@ -50,8 +50,7 @@ def composition(timeline: Timeline, program: Program | None = None) -> tuple[Com
 
     Args:
         timeline: to take apart.
-        program: whose timeline it is; without it straggler waits count as bubble (on measured timelines, whose spans
-            of communication begin when a rank issues it, as communication).
+        program: whose timeline it is; without it straggler waits count as bubble.
 
     >>> from plans.timeline import Span
     >>> rows = [("compute", 0, 6, "linear.forward"), ("comm", 4, 9, "all_reduce"), ("compute", 12, 20, "sum")]
@@ -66,13 +65,9 @@ def composition(timeline: Timeline, program: Program | None = None) -> tuple[Com
     waits = _straggler_waits(timeline, program) if program is not None and len(timeline.rank) else {}
     for rank, spans in timeline.spans_of_step(timeline.num_steps - 1):
         parts, waited_here = timeline.step_parts[rank], waits.get(rank, ())
-        exposed, straggler, waiting_ps = parts.exposed_by_call, dict[int, int](), parts.bubble_ps
+        straggler, waiting_ps = dict[int, int](), parts.bubble_ps
         if waited_here:
-            met = spans.begun_after({id_: end for _, end, _, id_ in waited_here})
-            exposed = met.parts(*timeline.window_ps).exposed_by_call
-            # what is no longer exposed is waiting: for the late members, and else for others
-            waiting_ps += parts.exposed_ps - sum(exposed.values())
-            waited = _take(met.idle(*timeline.window_ps), sorted(waited_here))
+            waited = _take(spans.idle(*timeline.window_ps), sorted(waited_here))
             for latest in sorted(waited):
                 straggler[latest] = min(waited[latest], waiting_ps)
                 waiting_ps -= straggler[latest]
@@ -80,7 +75,7 @@ def composition(timeline: Timeline, program: Program | None = None) -> tuple[Com
             Composition(
                 rank=rank,
                 compute_ps=parts.compute_ps,
-                exposed_ps=exposed,
+                exposed_ps=parts.exposed_by_call,
                 host_wait_ps=parts.host_wait_ps,
                 bubble_ps=waiting_ps,
                 straggler_ps=straggler,
