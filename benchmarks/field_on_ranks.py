@@ -56,12 +56,12 @@ _ANYTHING: dict[str, Any] = {
 _OPTIMIZER = Optimizer(kind="adamw", settings={"lr": 1e-3}, threshold_bytes=1)
 
 
-def planned(graph: Graph) -> Plan:
-    """The best plan of all four devices; where fewer would be faster, that with stages of equal widths."""
-    machine = executing(Machine.load(f"h200-x{NUM_RANKS}"), "graph")
+def planned(graph: Graph, num_ranks: int = NUM_RANKS) -> Plan:
+    """The best plan of so many devices; where fewer would be faster, that with stages of equal widths."""
+    machine = executing(Machine.load(f"h200-x{num_ranks}"), "graph")
     asked = {**_ANYTHING, "optimizer": _OPTIMIZER}
     best = search(graph, machine, **asked).best
-    if best.num_ranks < NUM_RANKS:
+    if best.num_ranks < num_ranks:
         best = search(graph, machine, **asked, widths="even").best
     return best
 
@@ -79,15 +79,15 @@ def described(plan: Plan) -> dict[str, Any]:
     return {"plan": ", ".join(words), "gain": round(gain, 3)}
 
 
-def work(rank: int, folder: str) -> None:
+def work(rank: int, folder: str, num_ranks: int) -> None:
     """Train on one rank; the first saves the losses."""
     warnings.simplefilter("ignore")
     faulthandler.dump_traceback_later(RUN_LIMIT_S, exit=True)
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": NUM_RANKS, "LOCAL_WORLD_SIZE": NUM_RANKS}
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
     os.environ.update({name: str(number) for name, number in numbers.items()} | {"GLOO_SOCKET_IFNAME": "lo"})
     torch.set_num_threads(1)
     place = Path(folder)
-    dist.init_process_group("gloo", init_method=f"file://{place}/rendezvous", rank=rank, world_size=NUM_RANKS)
+    dist.init_process_group("gloo", init_method=f"file://{place}/rendezvous", rank=rank, world_size=num_ranks)
     plan = load_plan(place / "plan.json")
     with np.load(place / "values.npz") as values, np.load(place / "batch.npz") as batch:
         batches, held = [dict(batch)] * NUM_STEPS, dict(values)
@@ -110,7 +110,7 @@ def trained(plan: Plan, module: torch.nn.Module, batch: tuple[torch.Tensor, ...]
         write_npz(Path(folder) / "values.npz", values)
         write_npz(Path(folder) / "batch.npz", {name: each.numpy() for name, each in zip(inputs, batch, strict=True)})
         mp.start_processes(  # type: ignore[attr-defined]
-            work, (folder,), nprocs=NUM_RANKS, start_method="forkserver"
+            work, (folder, plan.num_ranks), nprocs=plan.num_ranks, start_method="forkserver"
         )
         said = json.loads((Path(folder) / "losses.json").read_text())
     alone, nudged = (

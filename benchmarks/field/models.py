@@ -15,7 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["BATCH", "MODELS"]
+__all__ = [
+    "BATCH", "CLASSES", "LENGTH", "MODELS", "SIDE", "VOCAB", "ImageLoss", "LanguageLoss", "Made", "OwnLoss",
+    "from_config", "hugging_face", "load_torchvision", "load_transformers",
+]  # fmt: skip
 
 BATCH, LENGTH, VOCAB, SIDE, CLASSES = 64, 32, 256, 64, 10
 
@@ -61,36 +64,51 @@ class ImageLoss(nn.Module):
         return F.cross_entropy(getattr(made, "logits", made), labels)
 
 
-def _transformers() -> Any:
+def load_transformers() -> Any:
+    """The library, after torchvision where it is there."""
     with contextlib.suppress(ImportError):
-        _vision()  # which transformers imports where it is there
+        load_torchvision()  # which transformers imports where it is there
     import transformers
 
     return transformers
 
 
-def _hf(model_type: str, kind: str = "AutoModelForCausalLM", loss: type[nn.Module] = LanguageLoss, **keys: Any) -> Made:
-    transformers = _transformers()
+def hugging_face(
+    model_type: str, kind: str = "AutoModelForCausalLM", loss: type[nn.Module] = LanguageLoss, **keys: Any
+) -> Made:  # fmt: skip
+    """A model of transformers by its type and the class that trains it, with these keys in its configuration."""
+    library = load_transformers()
     named = {
         "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 128, "max_position_embeddings": 64, "num_key_value_heads": 2, "pad_token_id": 0,
         "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
-    config = transformers.AutoConfig.for_model(model_type, **(named | keys))
-    return loss(getattr(transformers, kind).from_config(config)), _TEXT
+    config = library.AutoConfig.for_model(model_type, **(named | keys))
+    return loss(from_config(library, kind, config)), _TEXT
+
+
+def from_config(library: Any, kind: str, config: Any) -> nn.Module:
+    """A model of a class of transformers, or of one of its Auto classes."""
+    made = getattr(library, kind)
+    net: nn.Module = made.from_config(config) if kind.startswith("Auto") else made(config)
+    return net
 
 
 def _hf_vit() -> Made:
-    transformers = _transformers()
-    config = transformers.ViTConfig(
+    library = load_transformers()
+    config = library.ViTConfig(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, image_size=SIDE,
         patch_size=16, num_labels=CLASSES,
     )  # fmt: skip
-    return ImageLoss(transformers.ViTForImageClassification(config)), _IMAGES
+    return ImageLoss(library.ViTForImageClassification(config)), _IMAGES
+
+
+_KEPT: list[torch.library.Library] = []
+"""Definitions of operators, which last as long as their library object."""
 
 
 @lru_cache(maxsize=1)
-def _vision() -> Any:
+def load_torchvision() -> Any:
     """torchvision. A wheel for CUDA does not load its library on other machines; no model here uses its operators."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
@@ -98,22 +116,23 @@ def _vision() -> Any:
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     import torchvision
 
-    return torchvision, library
+    _KEPT.append(library)
+    return torchvision
 
 
 def _torchvision(name: str) -> Made:
-    return ImageLoss(getattr(_vision()[0].models, name)(num_classes=CLASSES)), _IMAGES
+    return ImageLoss(getattr(load_torchvision().models, name)(num_classes=CLASSES)), _IMAGES
 
 
 def _timm(name: str, **settings: Any) -> Made:
-    _vision()
+    load_torchvision()
     import timm
 
     return ImageLoss(timm.create_model(name, num_classes=CLASSES, **settings)), _IMAGES
 
 
 def _segmentation() -> Made:
-    _vision()
+    load_torchvision()
     import segmentation_models_pytorch
 
     net = segmentation_models_pytorch.Unet("resnet18", encoder_weights=None, classes=CLASSES)
@@ -137,12 +156,12 @@ class _Swin(nn.Module):
 
 
 def _swin() -> Made:
-    _vision()
+    load_torchvision()
     return ImageLoss(_Swin()), _IMAGES
 
 
 def _convnext() -> Made:
-    _vision()
+    load_torchvision()
     from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
     net = ConvNeXt([CNBlockConfig(32, 64, 2), CNBlockConfig(64, None, 2)], num_classes=CLASSES)
@@ -150,7 +169,7 @@ def _convnext() -> Made:
 
 
 def _vit_of_torchvision() -> Made:
-    _vision()
+    load_torchvision()
     from torchvision.models import VisionTransformer
 
     net = VisionTransformer(
@@ -337,29 +356,29 @@ _GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "resid_pdro
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 MODELS: dict[str, Callable[[], Made]] = {
-    "transformers Llama": lambda: _hf("llama"),
-    "transformers Llama, own loss": lambda: _hf("llama", loss=OwnLoss),
-    "transformers Qwen2": lambda: _hf("qwen2"),
-    "transformers Qwen3": lambda: _hf("qwen3", head_dim=16),
-    "transformers Mistral": lambda: _hf("mistral", head_dim=16),
-    "transformers Gemma2": lambda: _hf("gemma2", head_dim=16),
-    "transformers Phi-3": lambda: _hf("phi3"),
-    "transformers GPT-2": lambda: _hf("gpt2", **_GPT2, attn_pdrop=0.0),
-    "transformers GPT-NeoX": lambda: _hf("gpt_neox"),
-    "transformers OPT": lambda: _hf("opt", ffn_dim=128, word_embed_proj_dim=64, dropout=0.0),
-    "transformers BERT": lambda: _hf(
+    "transformers Llama": lambda: hugging_face("llama"),
+    "transformers Llama, own loss": lambda: hugging_face("llama", loss=OwnLoss),
+    "transformers Qwen2": lambda: hugging_face("qwen2"),
+    "transformers Qwen3": lambda: hugging_face("qwen3", head_dim=16),
+    "transformers Mistral": lambda: hugging_face("mistral", head_dim=16),
+    "transformers Gemma2": lambda: hugging_face("gemma2", head_dim=16),
+    "transformers Phi-3": lambda: hugging_face("phi3"),
+    "transformers GPT-2": lambda: hugging_face("gpt2", **_GPT2, attn_pdrop=0.0),
+    "transformers GPT-NeoX": lambda: hugging_face("gpt_neox"),
+    "transformers OPT": lambda: hugging_face("opt", ffn_dim=128, word_embed_proj_dim=64, dropout=0.0),
+    "transformers BERT": lambda: hugging_face(
         "bert", "AutoModelForMaskedLM", OwnLoss, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     ),
-    "transformers T5": lambda: _hf(
+    "transformers T5": lambda: hugging_face(
         "t5", "AutoModelForSeq2SeqLM", OwnLoss, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
         dropout_rate=0.0, decoder_start_token_id=0,
     ),
     "transformers ViT": _hf_vit,
-    "transformers Mixtral": lambda: _hf("mixtral", num_local_experts=4, head_dim=16),
-    "transformers Qwen2-MoE": lambda: _hf(
+    "transformers Mixtral": lambda: hugging_face("mixtral", num_local_experts=4, head_dim=16),
+    "transformers Qwen2-MoE": lambda: hugging_face(
         "qwen2_moe", num_experts=4, shared_expert_intermediate_size=32, **_EXPERTS
     ),
-    "transformers DeepSeek-V3": lambda: _hf(
+    "transformers DeepSeek-V3": lambda: hugging_face(
         "deepseek_v3", num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8,
         v_head_dim=16, n_routed_experts=4, n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1,
         **_EXPERTS,
