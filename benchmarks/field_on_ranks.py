@@ -57,7 +57,7 @@ _OPTIMIZER = Optimizer(kind="adamw", settings={"lr": 1e-3}, threshold_bytes=1)
 
 
 def planned(graph: Graph, num_ranks: int = NUM_RANKS) -> Plan:
-    """The best plan of so many devices; where fewer would be faster, that with stages of equal widths."""
+    """The best plan of that number of devices; where fewer would be faster, that with stages of equal widths."""
     machine = executing(Machine.load(f"h200-x{num_ranks}"), "graph")
     asked = {**_ANYTHING, "optimizer": _OPTIMIZER}
     best = search(graph, machine, **asked).best

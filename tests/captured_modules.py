@@ -57,6 +57,15 @@ def parameter(*shape):
     return nn.Parameter(torch.randn(shape) * 0.5)
 
 
+def noisy(m, x):
+    """Random numbers of every kind that a forward may draw, some of them shared by all samples."""
+    y = m.fc(x) + torch.randn_like(x) * m.spread(x).exp() + torch.rand(len(x), 1, WIDTH, dtype=x.dtype)
+    y = y * torch.bernoulli(torch.full_like(y, 0.7)) + torch.randn(WIDTH, dtype=x.dtype) * m.scale
+    y = y + m.table[torch.randint(1, 5, (len(x), LENGTH))] + torch.empty_like(y).uniform_(-1, 1)
+    y = F.gumbel_softmax(y, 0.7) + F.dropout1d(y, 0.3) + F.feature_alpha_dropout(y, 0.2, True)
+    return F.alpha_dropout(m.net(y)[0], 0.2, True)
+
+
 def layer(**settings):
     return nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, **settings)
 
@@ -434,6 +443,12 @@ MODULES = {
         lambda: Net(
             complex_rotations, q=linear(), k=linear(), o=linear(),
             table=torch.polar(torch.ones(9, 2), torch.outer(torch.arange(9.0), torch.tensor([1.0, 0.3]))),
+        ), sequences
+    ),
+    "random numbers": (
+        lambda: Net(
+            noisy, fc=linear(), spread=linear(), scale=parameter(WIDTH), table=parameter(5, WIDTH),
+            net=nn.GRU(WIDTH, WIDTH, 2, dropout=0.2, batch_first=True),
         ), sequences
     ),
     "own gradients": (

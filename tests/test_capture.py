@@ -357,17 +357,20 @@ def within(context):
 
 REFUSED = {
     "gradients of all samples": (mean_to(lambda m, x: Unit.apply(m.fc(x))), r"samples .* meet in the backward of Unit"),
-    "random gradients": (mean_to(lambda m, x: Noisy.apply(m.fc(x))), r"backward of Noisy .*draws random numbers"),
+    "random gradients": (mean_to(lambda m, x: Noisy.apply(m.fc(x))), r"backward of Noisy .*draws random numbers"
+    ),
     "hook on a gradient": (mean_to(hooks_its_gradient), r"hooks the gradient of a tensor \(4, 6\)"),
     "inference mode": (within(torch.inference_mode), "uses torch.inference_mode.*requires_grad_"),
     "autocast": (within(lambda: torch.autocast("cpu", torch.bfloat16)), "torch.autocast in a forward is not supported"),
     "mean of the batch": (mean_to(lambda m, x: m.fc(x) - x.mean()), "a value made of all samples of a batch"),
     "norm of the batch": (mean_to(lambda m, x: m.fc(x) / x.norm()), r"in forward \(.*\) makes one \(\) out of"),
     "unknown": (
-        mean_to(lambda m, x: m.fc(x) + torch.rand_like(x)),
-        r"aten\.rand_like\.default.*test_capture.*known kinds: .*linear",
+        mean_to(lambda m, x: m.fc(x) + torch.multinomial(x.exp(), 6)),
+        r"aten\.multinomial\.default.*test_capture.*draw with torch\.rand, torch\.randn",
     ),
-    "unknown in a module": (mean_to(lambda m, x: m.noise(m.fc(x))), r"aten\.rrelu\.default in module 'noise'"),
+    "unknown in a module": (
+        mean_to(lambda m, x: m.noise(m.fc(x))), r"aten\.rrelu\.default in module 'noise'.*draws random numbers"
+    ),
     "two activations": (mean_to(lambda m, x: m.fc(x) @ x.t() @ x), "mixes the batch"),
     "softmax over the batch": (mean_to(lambda m, x: m.fc(x).softmax(0)), r"\(softmax\) in forward \(.*\) works along"),
     "unknown over the batch": (mean_to(lambda m, x: m.fc(x).cumsum(0)), "cumsum.*it combines samples of a batch"),
@@ -385,9 +388,8 @@ REFUSED = {
     "fixed batch": (mean_to(lambda m, x: m.fc(x.view(4, 6))), "batch of 8"),
     "batch against batch": (mean_to(lambda m, x: m.fc(x) + m.fc(x).view(-1, 1, 6)), "mixes the batch|repeats"),
     "batch moved": (mean_to(lambda m, x: m.fc(x.view(2, -1, 6)).view(-1, 6)), "mixes the batch"),
-    "dropout": (mean_to(lambda m, x: functional.alpha_dropout(m.fc(x), 0.1, True)), r"dropout with p=0\.1"),
     "cast to int": (mean_to(lambda m, x: m.fc(m.fc(x).long().float())), "cuts the gradient"),
-    "in place of random numbers": (mean_to(lambda m, x: m.fc(x).exponential_()), "no form that makes a new value"),
+    "random numbers of another kind": (mean_to(lambda m, x: m.fc(x).cauchy_()), "draw with torch.rand, torch.randn"),
     "alpha": (mean_to(lambda m, x: torch.add(x, m.fc(x), alpha=2)), "alpha=2"),
     "changing buffer": (
         mean_to(lambda m, x: m.fc(x) * m.norm.running_mean.mul_(0.9)),

@@ -19,7 +19,7 @@ from executor.device import Device
 from executor.kernels.context import StepCounter
 from executor.launch.launch import launch
 from executor.launch.rank_failures import RankFailed
-from executor.reference.dropout import Dropping
+from executor.reference.random import PlannedRandom
 from executor.step.compiled import CompiledStep
 from executor.step.interpreter import Interpreter
 from executor.train import run as run_module
@@ -119,7 +119,7 @@ def test_dropout_draws_anew_in_every_replayed_step(num_micro_batches):
     rank = Interpreter(lower(plan), 0, RecordingDevice())
     rank.set_parameters({name: each.detach().numpy() for name, each in module.named_parameters()})
     compiled = CompiledStep(rank)
-    optimizer, dropping = torch.optim.SGD(module.parameters(), lr=0.1), Dropping(graph)
+    optimizer, random = torch.optim.SGD(module.parameters(), lr=0.1), PlannedRandom(graph)
     names = [tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"]
     (batch,) = batches(1)  # the same in every step, so that only dropout differs
     for step in range(1, 7):
@@ -127,7 +127,7 @@ def test_dropout_draws_anew_in_every_replayed_step(num_micro_batches):
         total = 0.0
         parts = zip(*(torch.tensor(batch[name]).chunk(num_micro_batches) for name in ("x", "t")), strict=True)
         for micro_batch, (x, t) in enumerate(parts):
-            with dropping.forward(step, micro_batch):
+            with random.forward(step, micro_batch):
                 loss = module(x, t) / num_micro_batches
             loss.backward()
             total += loss.item()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from costmodels.price.instruction import compute_class, matrix_shape
 from executor.kernels import RULES, OpContext, StepCounter
-from executor.kernels.random import kept_elements
+from executor.kernels.random import drawn_elements, kept_elements
 from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
 from plans.model.graph import Graph, Operator, Tensor
@@ -47,6 +47,12 @@ def mask(*shape):
     chosen = torch.from_numpy(np.random.default_rng(6).random(shape) < 0.6)
     chosen[..., 0] = True
     return chosen
+
+
+def drawn(kind, *shape):
+    """The whole random tensor of the seed 11."""
+    region = [(0, size) for size in shape]
+    return drawn_elements(kind, region, shape, torch.float64, 11, STEP, MICRO_BATCH)
 
 
 def queues(logits, top_k, capacity):
@@ -376,6 +382,10 @@ CASES = {
     "arange": ("arange", (), {"start": 3, "step": 2}, lambda: torch.arange(3, 27, 2).double()),
     "fill": ("fill", (), {"value": 1.5}, lambda: torch.full((4, 6), 1.5, dtype=torch.float64)),
     "fill like": ("fill", (numbers(2, 4, 6),), {"value": 1.5}, lambda x: torch.full_like(x, 1.5, dtype=torch.float64)),
+    "uniform": ("uniform", (), {"seed": 11}, lambda: drawn("uniform", 4, 6)),
+    "normal like": (
+        "normal", (numbers(2, 4, 3).double(),), {"seed": 11, "batch": 1}, lambda x: drawn("normal", 6, 4, 5)
+    ),
     "opaque": (
         "opaque", ((4, 6),), fixed("a.->a.", "aten.cumsum.default", '[[{"tensor": 0}, 1], {}]'), lambda x: x.cumsum(1),
     ),
@@ -683,6 +693,18 @@ def test_dropout_drops_its_share_and_others_for_every_seed_and_step():
             assert (kept == other).double().mean().item() == pytest.approx(0.58, abs=4 * math.sqrt(0.25 / 64_000))
     rows = masks[0].double() - 0.7
     assert abs((rows[:, 1:] * rows[:, :-1]).mean().item()) < 4 * 0.21 / math.sqrt(64_000)
+
+
+@pytest.mark.parametrize(("kind", "moments"), [("uniform", (1 / 2, 1 / 3, 1 / 4, 1 / 5)), ("normal", (0, 1, 0, 3))])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_random_tensors_have_the_moments_of_their_distribution(kind, moments, dtype):
+    made = [drawn_elements(kind, [(0, 500), (0, 400)], (500, 400), dtype, seed, 1).double() for seed in (1, 2)]
+    for power, moment in enumerate(moments, start=1):
+        powers = made[0] ** power
+        assert powers.mean().item() == pytest.approx(moment, abs=4 * powers.std().item() / math.sqrt(powers.numel()))
+    centred = [each - moments[0] for each in made]
+    for one, other in ((centred[0], centred[1]), (centred[0][:, 1:], centred[0][:, :-1])):  # seeds, neighbours
+        assert abs((one * other).mean().item()) < 4 * one.var().item() / math.sqrt(one.numel())
 
 
 def test_dropout_is_splitmix64():

@@ -134,22 +134,6 @@ def _masked_fill(build: Translation, node: fx.Node, x: Value, mask: Value, value
     return build.make(node, "masked_fill", (x, mask), value=value)
 
 
-@rule("dropout.default")
-def _dropout(build: Translation, node: fx.Node, x: Value, p: float, train: bool) -> Value:
-    if not train or p == 0:
-        return x
-    return build.make(node, "dropout", (x,), p=p, seed=build.next_seed())
-
-
-@rule("feature_dropout.default", "alpha_dropout.default")
-def _other_dropout(build: Translation, node: fx.Node, x: Value, p: float, train: bool) -> Value:
-    if train and p > 0:
-        raise build.refused(
-            node, f"this form of dropout with p={p} is not supported while training; set p=0 or call .eval() on it"
-        )
-    return x
-
-
 @rule("mean.dim", "sum.dim_IntList", "mean.default", "sum.default")
 def _reduce(
     build: Translation, node: fx.Node, x: Value, dims: Sequence[int] | int | None = None, keepdim: bool = False,

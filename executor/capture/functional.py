@@ -30,6 +30,9 @@ _RESHAPES = {
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.view_as.default,
     aten.reshape_as.default, aten.alias.default, aten.contiguous.default, aten.to.dtype,
 }  # fmt: skip
+_FUNCTIONAL = {"normal": "normal_functional"}
+"""In-place calls whose other form has another name."""
+
 _OWN_INVERSE = {aten.transpose.int, aten.t.default, aten.mT.default, aten.numpy_T.default}
 
 
@@ -190,10 +193,9 @@ def _new_value(graph: fx.Graph, node: fx.Node, args: Any, kwargs: Any) -> fx.Nod
         ones = called_as(graph, node, aten.full.default, (list(old.shape), 1), settings)
         dropped = called_as(graph, node, aten.dropout.default, (ones, 1 - kept, True))
         return called_as(graph, node, aten.mul.Tensor, (dropped, kept))
-    packet = getattr(aten, target._schema.name.removeprefix("aten::").removesuffix("_"), None)
-    overload = getattr(packet, target._overloadname, None)
-    random = torch.Tag.nondeterministic_seeded in target.tags and "dropout" not in str(target)
-    if overload is None or random or overload._schema.is_mutable:
+    name = target._schema.name.removeprefix("aten::").removesuffix("_")
+    overload = getattr(getattr(aten, _FUNCTIONAL.get(name, name), None), target._overloadname, None)
+    if overload is None or overload._schema.is_mutable:
         raise TwofoldError(
             f"{target} ({_line(node)}) changes a tensor in place and has no form that makes a new value; make a new "
             f"tensor instead"

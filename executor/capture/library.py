@@ -113,11 +113,8 @@ def _recurrent(self: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Tensor, An
         raise TwofoldError(f"nn.{kind} needs an input of three dims, one of them the batch, to be planned")
     if not self.batch_first:
         input = input.transpose(0, 1)
-    if self.proj_size or (self.dropout and self.training and self.num_layers > 1):
-        raise TwofoldError(
-            f"nn.{kind} with proj_size, or with dropout between its layers, is not supported; write the layers and "
-            f"nn.Dropout one after the other"
-        )
+    if self.proj_size:
+        raise TwofoldError(f"nn.{kind} with proj_size is not supported; give it hidden_size and add an nn.Linear")
     given = [] if hx is None else list(hx) if isinstance(hx, tuple) else [hx]
     directions = 2 if self.bidirectional else 1
     made: list[list[Tensor]] = [[], []]
@@ -133,6 +130,9 @@ def _recurrent(self: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Tensor, An
             made[0].append(output[:, 0 if reverse else -1])
             made[1].append(cell)
         input = torch.cat(outputs, -1) if directions > 1 else outputs[0]
+        if self.dropout and self.training and layer < self.num_layers - 1:
+            # torch keeps time in dim 0 there, and a position decides what is dropped
+            input = F.dropout(input.transpose(0, 1), self.dropout).transpose(0, 1)
     last = torch.stack(made[0])
     input = input if self.batch_first else input.transpose(0, 1)
     return input, (last, torch.stack(made[1])) if self.mode == "LSTM" else last

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import re
 
+import torch
 from torch import fx, nn
 
 from plans.errors import TwofoldError
-from plans.operators import kinds
 
 __all__ = ["Places"]
-
-_WITHOUT = {
-    "wrap_with_autocast": "torch.autocast in a forward is not supported: give modules and inputs the dtypes that "
-    "they are to compute in, or cast where dtypes change",
-}
 
 
 class Places:
@@ -64,10 +59,20 @@ class Places:
             "them",
         )
 
-    def unknown(self, node: fx.Node, kind: str | None = None) -> TwofoldError:
-        """The error for a call without a kind."""
-        called = f"{node.target}" + (f" (kind {kind!r})" if kind else "")
-        for name, way_out in _WITHOUT.items():
-            if name in called:
-                return TwofoldError(f"{way_out} ({self.where(node)})")
-        return TwofoldError(f"the operator {called} {self.where(node)} is not known; known kinds: {', '.join(kinds())}")
+    def unknown(self, node: fx.Node) -> TwofoldError:
+        """The error for a call that no operator can stand for."""
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            reason = (
+                "it draws random numbers in a way that depends on the layout; draw with torch.rand, torch.randn, "
+                "torch.randint or dropout"
+            )
+        elif "wrap_with_autocast" in str(node.target):
+            reason = (
+                "torch.autocast in a forward is not supported; give modules and inputs the dtypes that they are to "
+                "compute in, or cast where dtypes change"
+            )
+        else:
+            reason = (
+                "it is not one of torch's own functions; write it with those, or as a torch.autograd.Function of them"
+            )
+        return self.refused(node, reason)

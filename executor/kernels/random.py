@@ -1,4 +1,4 @@
-"""Dropout that does not depend on the layout: random numbers are a function of an element's position.
+"""Dropout and random tensors that do not depend on the layout: a number is a function of its element's position.
 
 The bits are those of splitmix64 (Steele, Lea and Flood 2014) for the counter "position in the full batch", started
 from the operator's seed and the step: no generator has a state, so any part, any micro-batch and any recomputation
@@ -19,7 +19,7 @@ from executor.kernels.chips import has_triton
 from executor.kernels.context import OpContext, Rule, StepCounter
 from executor.kernels.place import num_parts, offset
 
-__all__ = ["RANDOM_RULES", "kept_elements", "kept_now", "seed_of"]
+__all__ = ["RANDOM_RULES", "drawn_elements", "kept_elements", "kept_now", "seed_of"]
 
 Attrs = Mapping[str, Any]
 
@@ -63,13 +63,54 @@ def kept_now(
 
 
 def _kept(region: Sequence[tuple[int, int]], shape: Sequence[int], p: float, base: Tensor, micro_batch: int) -> Tensor:
+    return _bits(region, shape, base, micro_batch) >= int(p * 2**_BITS)
+
+
+def _bits(region: Sequence[tuple[int, int]], shape: Sequence[int], base: Tensor, micro_batch: int) -> Tensor:
+    """Whole numbers below 2 ** 53, one for each element."""
     counter = (base + _signed(micro_batch * math.prod(shape) * _GOLDEN)).view((1,) * len(shape))
     for dim, (low, high) in enumerate(region):
         stride = math.prod(shape[dim + 1 :])
         own = torch.arange(low, high, dtype=torch.int64, device=base.device).mul_(_signed(stride * _GOLDEN))
         counter = counter + own.view([-1 if at == dim else 1 for at in range(len(shape))])
-    bits = _mix(counter)
-    return _shifted(bits, 64 - _BITS) >= int(p * 2**_BITS)
+    return _shifted(_mix(counter), 64 - _BITS)
+
+
+def drawn_elements(
+    kind: str, region: Sequence[tuple[int, int]], shape: Sequence[int], dtype: torch.dtype, seed: int, step: int,
+    micro_batch: int = 0, device: torch.device | None = None,
+) -> Tensor:  # fmt: skip
+    """A part of a random tensor; arguments as those of `kept_elements`.
+
+    Args:
+        kind: "uniform", from 0 to below 1, or "normal", by the formula of Box and Muller (1958).
+
+    >>> whole = drawn_elements("normal", [(0, 4), (0, 6)], (4, 6), torch.float32, seed=7, step=1)
+    >>> part = drawn_elements("normal", [(2, 4), (1, 3)], (4, 6), torch.float32, seed=7, step=1)
+    >>> torch.equal(part, whole[2:, 1:3])
+    True
+    """
+    bases = [torch.tensor(_base(seed + more, step), device=device) for more in range(_STREAMS[kind])]
+    return _drawn(region, shape, dtype, bases, micro_batch)
+
+
+_STREAMS = {"uniform": 1, "normal": 2}
+"""Kind of random tensor -> how many uniform numbers one of its elements is made of."""
+
+
+def _drawn(
+    region: Sequence[tuple[int, int]], shape: Sequence[int], dtype: torch.dtype, bases: Sequence[Tensor],
+    micro_batch: int,
+) -> Tensor:  # fmt: skip
+    # rounding must not make a 1: a float32 holds 24 bits, narrower dtypes are rounded from it
+    kept, wide = (_BITS, torch.float64) if dtype == torch.float64 else (24, torch.float32)
+    uniform = [
+        _shifted(_bits(region, shape, base, micro_batch), _BITS - kept).to(wide).mul_(2.0**-kept) for base in bases
+    ]
+    if len(uniform) == 1:
+        return uniform[0].to(dtype)
+    radius = torch.log1p(-uniform[0]).mul_(-2).sqrt_()
+    return radius.mul_(torch.cos(2 * math.pi * uniform[1])).to(dtype)
 
 
 def _base(seed: int, step: int) -> int:
@@ -110,16 +151,35 @@ def _signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
+def _random_tensor(kind: str) -> Rule:
+    def draw(context: OpContext, attrs: Attrs, *like: Tensor) -> Tensor:
+        """This rank's part of a random tensor; the input is ignored."""
+        region, shape = _located(context, attrs, context.shape)
+        bases = [
+            context.counter.number(_base_now, (attrs["seed"] + more,), torch.int64, context.device)
+            for more in range(_STREAMS[kind])
+        ]
+        return _drawn(region, shape, context.torch_dtype, bases, context.micro_batch)
+
+    return draw
+
+
+def _located(context: OpContext, attrs: Attrs, sizes: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Where a part lies in the full tensor, and the shape of that."""
+    region, shape = [], []
+    for dim, size in enumerate(sizes):
+        low = offset(context, attrs, f"d{dim}", size)
+        region.append((low, low + size))
+        shape.append(size * num_parts(context, attrs, f"d{dim}"))
+    return region, shape
+
+
 def dropout(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """x / (1 - p) where it is kept, else 0; the gradient is the same rule."""
     p = attrs["p"]
     if p >= 1:
         return torch.zeros_like(x)
-    region, shape = [], []
-    for dim, size in enumerate(x.shape):
-        low = offset(context, attrs, f"d{dim}", size)
-        region.append((low, low + size))
-        shape.append(size * num_parts(context, attrs, f"d{dim}"))
+    region, shape = _located(context, attrs, x.shape)
     if has_triton(x) and x.dtype != torch.float64:
         from executor.kernels.triton_dropout import MOST_RUNS, dropped
 
@@ -148,4 +208,8 @@ def _runs(region: Sequence[tuple[int, int]], shape: Sequence[int]) -> list[tuple
     return found or [(1, 1)]
 
 
-RANDOM_RULES: Mapping[str, Rule] = {"dropout.forward": dropout, "dropout.grad0": dropout}
+RANDOM_RULES: Mapping[str, Rule] = {
+    "dropout.forward": dropout,
+    "dropout.grad0": dropout,
+    **{f"{kind}.forward": _random_tensor(kind) for kind in _STREAMS},
+}

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from executor.kernels.context import torch_dtype
-from executor.reference.dropout import Dropping
+from executor.reference.random import PlannedRandom
 from executor.train.initial import initialised_copy
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
@@ -60,7 +60,7 @@ def train_reference(
             same function as the full batch at once (1), summed in another order.
         seed: seed of the initial weights (`executor.train.initial`).
         graph: graph of the module, to check that its dropouts are those of the graph. Dropout drops the elements that
-            it drops in a run of a plan (`executor.reference.dropout`).
+            it drops in a run of a plan (`executor.reference.random`).
         nudge: begin with weights that are off by a few units in the last place, drawn with this seed: the difference to
             the result without it shows what rounding alone decides.
 
@@ -81,7 +81,7 @@ def train_reference(
     if nudge is not None:
         _nudge(model, nudge)
     updates = _Updates(optimizer, {name: each for name, each in model.named_parameters() if each.requires_grad})
-    dropping = Dropping(graph)
+    random = PlannedRandom(graph)
     losses: list[float] = []
     source = iter(batches)
     while len(losses) < num_steps:
@@ -90,7 +90,7 @@ def train_reference(
             raise TwofoldError(f"{num_steps} steps need {num_steps} batches, got {len(losses)}")
         total = 0.0
         for number, micro_batch in enumerate(_micro_batches(batch, num_micro_batches)):
-            with dropping.forward(step=len(losses) + 1, micro_batch=number):
+            with random.forward(step=len(losses) + 1, micro_batch=number):
                 loss = model(*micro_batch)
             (loss / num_micro_batches).backward()
             updates.accumulate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -30,19 +31,30 @@ def _arange(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
 def _fill(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
     """Every element is attrs "value"; reads nothing, or an input for its shape alone, and has no gradient.
 
-    An input of another shape gives the size of dim 0, the batch.
+    An input of another shape gives the size of dim attrs "batch" (0 unless set), the batch.
     """
-    dims = named("d", outputs[0])
+    dims, place = named("d", outputs[0]), attrs.get("batch", 0)
     sizes, like = dict(zip(dims, outputs[0], strict=True)), dims
-    if inputs and tuple(inputs[0]) != tuple(outputs[0]):
-        if tuple(inputs[0][:1]) != tuple(outputs[0][:1]):
-            raise TwofoldError(f"a fill of the shape {outputs[0]} cannot be like {inputs[0]}")
-        like = (*dims[:1], *(f"_x{at}" for at in range(1, len(inputs[0]))))
+    if inputs and (tuple(inputs[0]) != tuple(outputs[0]) or place):
+        if tuple(inputs[0][:1]) != tuple(outputs[0][place : place + 1]):
+            raise TwofoldError(f"a {kind} of the shape {outputs[0]} cannot be like {inputs[0]}")
+        like = (dims[place], *(f"_x{at}" for at in range(1, len(inputs[0]))))
         sizes |= dict(zip(like[1:], inputs[0][1:], strict=True))
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=(like,) * len(inputs), outputs=(dims,), splittable=frozenset(dims),
         flops=math.prod(outputs[0]), blind=True,
     )  # fmt: skip
+
+
+@declares("uniform", "normal")
+def _random(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """Random numbers, uniform from 0 to 1 or of the standard normal distribution; inputs as those of a fill.
+
+    Each is a function of its position in the full batch, of the step and of attrs "seed", as in a dropout.
+    """
+    spec = _fill(kind, inputs, outputs, attrs)
+    flops = (20 if kind == "normal" else 8) * math.prod(outputs[0])
+    return dataclasses.replace(spec, located=named("d", outputs[0]), flops=flops)
 
 
 @declares("computed")
