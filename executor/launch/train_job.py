@@ -129,6 +129,7 @@ def train(
         if nodes.node_rank == 0:  # the other nodes may not have the plans yet
             smaller_plans(job.elastic, load_plan(job.plan), nodes)
         nodes = replace(nodes, least_nodes=job.elastic.least_nodes, wait_s=job.elastic.wait_s)
+    main = "job_main" if job.checkpoints is None else "checkpointed_main"
     for restarts_left in range(job.max_restarts, -1, -1):
         checkpoints = _checkpoints(job, full, resume)
         try:
@@ -143,7 +144,7 @@ def train(
                 task = msgspec.structs.replace(task, plan=str(file), checkpoints=checkpoints)
                 path = save_job(Job(tasks=(task,), device=job.device), Path(job.out) / "job.json")
                 launch(
-                    "executor.launch.job_main:main", num_ranks=plan.num_ranks, args=[str(path)], log_dir=job.log_dir,
+                    f"executor.launch.{main}:main", num_ranks=plan.num_ranks, args=[str(path)], log_dir=job.log_dir,
                     timeout_s=job.timeout_s, follow=Follow(tell), nodes=met,
                 )  # fmt: skip
             break
