@@ -14,6 +14,8 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+from tests import warm
+
 # Tensors of tests are tiny: threads would only wait for each other. Libraries read the first when they are imported.
 # The executor gives every rank of a host its share of the cores: a test that trains in its own process would otherwise
 # take all of them, and all tests behind it up to 25 times as long.
@@ -87,6 +89,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     """A test that leaves torch with several threads would slow all behind it."""
     threads = getattr(sys.modules.get("torch"), "get_num_threads", lambda: 1)()
     assert threads == 1, f"{item.nodeid} leaves torch with {threads} threads"
+
+
+@pytest.fixture(autouse=True)
+def warm_agents(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches start from a process that has torch, unless the test is marked `new_interpreters`."""
+    if request.node.get_closest_marker("new_interpreters") is None:
+        monkeypatch.setattr("executor.launch.launch.start_agent", warm.start_agent)
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,15 @@
 """Runs a function in several gloo processes of this host, once, and hands back what each of them saved.
 
-The processes are forked from one server that has imported torch and the executor: importing them again in every rank
-would take longer than what most tests run. The server computes nothing, so it has no threads that a fork would lose.
+The processes are forked from the server of `tests.warm`, which has imported torch and the executor.
 """
 
 import faulthandler
+import gc
 import os
 import socket
 import tempfile
 import warnings
 from collections.abc import Callable
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-TIMEOUT_S = 150  # ranks may wait long where two cores are busy otherwise
-IMPORTED_ONCE = [
-    "torch.distributed", "torch._dynamo", "executor.train.run", "executor.train.checkpoint", "executor.capture",
-    "search", "scipy.sparse", "pytest",
-]  # fmt: skip
-"""What is imported at first, and what some of the ranks import later."""
+from tests import warm
 
-forkserver.set_forkserver_preload(IMPORTED_ONCE)
+TIMEOUT_S = 150  # ranks may wait long where two cores are busy otherwise
 
 
 def run_on_ranks(work: Callable[[int, Path], None], num_ranks: int, folder: Path, *, joined: bool = True) -> None:
@@ -35,13 +29,14 @@ def run_on_ranks(work: Callable[[int, Path], None], num_ranks: int, folder: Path
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    forkserver.ensure_running()  # its own temporary folder goes with this process
+    warm.ensure_running()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))  # for torch's files of errors, which stay
         mp.start_processes(_rank, (num_ranks, work, folder, port, joined), nprocs=num_ranks, start_method="forkserver")
 
 
 def _rank(rank: int, num_ranks: int, work: Callable[[int, Path], None], folder: Path, port: int, joined: bool) -> None:
+    gc.freeze()
     warnings.simplefilter("error")
     faulthandler.dump_traceback_later(TIMEOUT_S, exit=True)
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}

@@ -385,6 +385,7 @@ def good_run(tmp_path_factory) -> tuple[LaunchResult, list[tuple[int, str]]]:
 
 
 @pytest.mark.ranks
+@pytest.mark.new_interpreters
 def test_every_rank_gets_the_arguments_and_writes_its_own_logs(good_run):
     result, _ = good_run
     for rank in result.ranks:
@@ -574,6 +575,7 @@ def test_two_nodes_make_one_job(script, tmp_path, env):
 
 
 @pytest.mark.ranks
+@pytest.mark.new_interpreters
 def test_a_rank_killed_inside_a_gloo_collective_is_the_one_named(script, job, env):
     body = """
         import torch

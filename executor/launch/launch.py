@@ -177,6 +177,25 @@ def _followed_rank(follow: Follow | None, ranks: range) -> int:
     return follow.rank
 
 
+def start_agent(arguments: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start torchrun's own process.
+
+    Args:
+        arguments: arguments of `worker_main.run_agent`.
+        env: the whole environment.
+        log: file of its output.
+    """
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            [sys.executable, str(WORKER_MAIN), "agent", *arguments],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C comes to the launcher alone, which then ends everything
+        )
+
+
 class _Torchrun:
     """The started processes of one job on this machine.
 
@@ -200,15 +219,7 @@ class _Torchrun:
         self.own = job.path / f"torchrun.{ranks[0]}.own"  # not among the temporary folders, where it would stay
         shutil.rmtree(self.own, ignore_errors=True)
         agent_args = [str(os.getpid()), str(self.exits), preloaded, f"--log-dir={self.own}", *torchrun_args]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(WORKER_MAIN), "agent", *agent_args],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C comes to the launcher alone, which then ends everything
-            )
+        self.process = start_agent(agent_args, env, self.log)
 
     def watch(
         self, pass_lines: _PassLines, start_s: float, timeout_s: float | None, others: NodeConnections

@@ -88,6 +88,7 @@ def run_agent(parent_pid: int, exits_path: str, module: str, torchrun_args: list
     reports its own error.
     """
     import contextlib
+    import gc
     import importlib
     import signal
 
@@ -101,6 +102,7 @@ def run_agent(parent_pid: int, exits_path: str, module: str, torchrun_args: list
     if forked and module:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
+    gc.freeze()  # else every rank's first collection would look through all modules, and copy their pages
     try:
         torchrun([*(["--start-method=fork", "--run-path"] if forked else []), *torchrun_args])
     except ChildFailedError as error:
