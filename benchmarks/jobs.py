@@ -1,41 +1,36 @@
-"""Starts a module of the benchmarks on several ranks by torchrun; its temporary folder goes with it."""
+"""Starts the ranks of a benchmark; the folder of their logs goes with it."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 
-__all__ = ["on_ranks"]
+from executor.launch.launch import Follow, launch
+from executor.launch.rank_failures import RunFailed
+from executor.launch.temporary import temporary_folder
 
-END_S = 60.0
+__all__ = ["on_ranks"]
 
 
 def on_ranks(
     module: str, arguments: Sequence[str], ranks: int, *, limit_s: float, env: Mapping[str, str] | None = None
 ) -> int:
-    """The exit code of `python -m module` on `ranks` processes of this host.
+    """The exit code of `module.main()` on `ranks` processes of this host; what rank 0 prints is printed.
 
     Args:
         module: name.
-        arguments: of it.
+        arguments: its `sys.argv[1:]`.
         ranks: processes.
-        limit_s: a job that takes longer is told to end its ranks, and killed `END_S` later.
-        env: the whole environment; None is this process's.
+        limit_s: a job that takes longer is ended.
+        env: variables beside those of this process.
     """
-    with tempfile.TemporaryDirectory(prefix="twofold-torchrun-") as logs:
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--log-dir={logs}",
-            f"--nproc-per-node={ranks}", "-m", module, *arguments,
-        ]  # fmt: skip
-        with subprocess.Popen(command, env=env) as job:
-            try:
-                return job.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                job.terminate()
-            try:
-                return job.wait(END_S)
-            except subprocess.TimeoutExpired:
-                job.kill()
-                return job.wait()
+    with temporary_folder() as logs:
+        try:
+            launch(
+                f"{module}:main", num_ranks=ranks, args=arguments, log_dir=logs, timeout_s=limit_s, env=env,
+                follow=Follow(lambda rank, line: print(line, flush=True), rank=0),
+            )  # fmt: skip
+        except RunFailed as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            return error.exit_code
+    return 0

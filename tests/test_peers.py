@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -80,13 +77,14 @@ def test_a_row_shows_where_losses_differ() -> None:
 
 
 @pytest.mark.ranks
-def test_both_sides_train_equally_over_data_tensor_and_pipeline_parallel_ranks(tmp_path: Path) -> None:
+def test_both_sides_train_equally_over_data_tensor_and_pipeline_parallel_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
     names = ["tiny-b8-dp2-mb2-level3", "tiny-b8-tp2-mb4", "tiny-b8-pp2-mb2-zb_h1"]
-    command = [sys.executable, "-m", "benchmarks.peers", "--smoke", "--gpus", "2", "--out", str(tmp_path), "--only"]
-    root = Path(__file__).parent.parent
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    done = subprocess.run([*command, *names], cwd=root, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ["--smoke", "--gpus", "2", "--out", str(tmp_path), "--only", *names]
+    assert main(command) == 0, capsys.readouterr()
+    assert "first loss" in capsys.readouterr().out
     report = json.loads((tmp_path / "peers.json").read_bytes())
     assert {row["case"] for row in report["rows"]} == set(names)
     for row in report["rows"]:
@@ -95,11 +93,8 @@ def test_both_sides_train_equally_over_data_tensor_and_pipeline_parallel_ranks(t
         assert row["predicted"]["eager"]["step_s"] > 0 and row["predicted"]["torch"]["step_s"] > 0
     first = json.loads((tmp_path / "predictions.json").read_bytes())
     assert first["written"] == report["predictions_written"] <= report["date"]
-    again = subprocess.run(
-        [*command, *names, "--resume"], cwd=root, env=environment, capture_output=True, text=True, timeout=200
-    )
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "first loss" in done.stdout and "first loss" not in again.stdout  # nothing is measured twice
+    assert main([*command, "--resume"]) == 0, capsys.readouterr()
+    assert "first loss" not in capsys.readouterr().out  # nothing is measured twice
     assert json.loads((tmp_path / "peers.json").read_bytes())["rows"] == report["rows"]
 
 

@@ -66,7 +66,8 @@ def prediction_page(file: Path) -> str:
 def plan_pages(folder: Path) -> dict[str, str]:
     """The reports of a search, of a comparison and of a what-if, as the commands write them."""
     machine, plan = ["--machine", "h200-x8"], str(folder / "plan.json")
-    small = ["--layers", "2", "--global-batch", "8", "--tp", "2", "--pp", "2", "--dp", "2", "--micro-batch", "1"]
+    small = ["--layers", "2", "--global-batch", "8", "--tp", "2", "--pp", "2", "--dp", "2", "--micro-batch", "1",
+             "--schedule", "1f1b"]  # fmt: skip
     asked = {
         "plan": ["plan", "llama-3-8b", *machine, *small, "--out", plan],
         "comparison": ["compare", plan, plan.replace(".json", ".degrees.json"), *machine],

@@ -74,7 +74,8 @@ def _errors(path: Path, ranks: int) -> str:
 
 
 def _surroundings(ranks: int) -> dict[str, str]:
-    """The environment as it is, with threads for the host work of a rank, and a cache of compiled kernels."""
+    """Threads for the host work of a rank and a cache of compiled kernels, where the environment states none."""
     threads = max(1, min(8, (os.cpu_count() or 1) // ranks))
     cache = Path(tempfile.gettempdir()) / f"twofold-peers-{os.getuid()}"
-    return {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_CACHE_DIR": str(cache)} | dict(os.environ)
+    own = {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    return {name: value for name, value in own.items() if name not in os.environ}
