@@ -33,16 +33,18 @@ Settings = Mapping[str, Any]
 Search = Callable[[TransformerConfig, Mapping[str, Any], Machine, Stack, int, int], Degrees]
 """The fastest degrees for (model, pinned degrees, machine, software, devices, global batch)."""
 
+_OF_STEP = "a figure of a step, defined in docs/what-if.md"
+
 COLUMNS: Mapping[str, str] = {
-    "step_s": "s from step to step",
+    "step_s": _OF_STEP,
     "step_low_s": "lower end of its 90 % interval",
     "step_high_s": "upper end",
     "tokens_per_s": "of all devices, with checkpoints, failures and spares",
     "goodput": "share of the time that is lasting progress",
     "effective_step_s": "step time with checkpoints, lost work, restarts and waits for repairs",
-    "exposed_comm_s": "s of a step in which a rank waits for collectives and does not compute, averaged over ranks",
-    "bubble_fraction": "share of a step in which a rank waits for others, averaged over ranks",
-    "peak_bytes": "memory of the fullest rank",
+    "exposed_comm_s": _OF_STEP,
+    "bubble_fraction": _OF_STEP,
+    "peak_bytes": _OF_STEP,
     "fits": "whether it fits into the memory of a device",
     "num_devices": "that the step runs on, without spares",
     "checkpoint_s": "of writing one checkpoint",
