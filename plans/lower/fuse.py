@@ -14,6 +14,7 @@ layers of width 4096.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -149,25 +150,29 @@ class _Runs:
         """The instructions that are in no run."""
         return (line for line in self.body if line.name not in self.run_of)
 
-    def reads(self, but: _Run | None = None) -> set[str]:
-        """Values that its instructions and its runs read from outside, except those within one run."""
-        found = {name for line in self.alone() for name in line.inputs}
-        return found.union(*(run.read for run in self.runs if run is not but))
+    def reads(self) -> Counter[str]:
+        """Values that its instructions and its runs read from outside: the number of readers of each."""
+        found = Counter(name for line in self.alone() for name in dict.fromkeys(line.inputs))
+        for run in self.runs:
+            found.update(list(run.read))
+        return found
 
     def fused(self, table: ValueTable, others: Sequence[_Runs]) -> list[Instruction]:
         """The body with an instruction for each run; `others` are the bodies that may read what it makes."""
-        read = set[str]().union(*(body.reads() for body in others))
+        read, here = set[str]().union(*(body.reads() for body in others)), self.reads()
         by_place = {run.at: run for run in self.runs}
         result = []
         for at, line in enumerate(self.body):
-            if at in by_place:
-                result += self._instruction(by_place[at], table, read)
+            if (run := by_place.get(at)) is not None:
+                own = run.read
+                elsewhere = {name for name in run.made if name in read or here[name] > (name in own)}
+                result += self._instruction(run, table, elsewhere)
             elif line.name not in self.run_of:
                 result.append(line)
         return result
 
     def _instruction(self, run: _Run, table: ValueTable, read: set[str]) -> list[Instruction]:
-        read = read | self.reads(but=run)
+        """A run as one instruction; `read` are the values among those that it makes which others read."""
         steps, wanted = list[Instruction](), set(read)
         for step in reversed(run.steps):  # what nothing reads any more need not be made
             if any(name in wanted or not _is_droppable(name, table) for name in step.outputs):
