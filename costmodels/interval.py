@@ -19,10 +19,11 @@ from collections.abc import Mapping
 
 from costmodels.machine.machine import SPREAD_CLASSES, Machine
 from costmodels.machine.sections import Interval, check_known
-from costmodels.price.instruction import PS_PER_S, compute_class, overlap_class, price
+from costmodels.price.instruction import PS_PER_S, compute_class, overlap_class
 from costmodels.price.power import Load
+from costmodels.price.program import ProgramPrices
 from costmodels.widths import NINETY, TOGETHER
-from plans.program import Kind, Program
+from plans.program import Kind
 
 __all__ = ["class_seconds", "dispatch_seconds", "price_interval", "program_load", "step_interval"]
 
@@ -114,17 +115,15 @@ def price_interval(machine: Machine, name: str, seconds: float) -> tuple[float, 
     return seconds / factor, seconds * factor
 
 
-def class_seconds(program: Program, machine: Machine) -> dict[str, float]:
+def class_seconds(prices: ProgramPrices) -> dict[str, float]:
     """Seconds of one step by class of instructions, on the ranks that have most of them; what overlaps counts in full.
 
     Only device time counts: the host's is hidden or not, which a sum cannot tell. Views and waits have none.
     """
     most: Counter[str] = Counter()
-    for group in program.groups:
+    for group in prices.program.groups:
         own: Counter[str] = Counter()
-        every = {id(instruction): instruction for _, instruction in group.walk()}
-        for number, count in Counter(id(instruction) for _, instruction in group.walk()).items():
-            instruction = every[number]
+        for instruction, cost, count in prices.of(group):
             if instruction.kind is Kind.WAIT:
                 continue
             if instruction.kind is Kind.COMPUTE:
@@ -132,42 +131,39 @@ def class_seconds(program: Program, machine: Machine) -> dict[str, float]:
             else:
                 name = "collective" if instruction.kind is Kind.COLLECTIVE else "transfer"
             if name != "view":
-                own[name] += count * price(instruction, group, machine, program.num_ranks).work_ps
+                own[name] += count * cost.work_ps
         most = max(most, own, key=lambda each: each.total())
     return {name: picoseconds / PS_PER_S for name, picoseconds in most.items()}
 
 
-def program_load(program: Program, machine: Machine, step_s: float) -> Load:
+def program_load(prices: ProgramPrices, step_s: float) -> Load:
     """The work of the rank that computes most in a step, from which its clock follows (`costmodels.price.power`).
 
     Args:
-        program: program of the step.
-        machine: that it was priced on, at a clock (`at_clock`).
+        prices: of the step's program on a machine at a clock (`at_clock`).
         step_s: how long the step takes there.
     """
-    assert machine.compute.at_MHz is not None
+    at_MHz = prices.machine.compute.at_MHz
+    assert at_MHz is not None
     loads = []
-    for group in program.groups:
-        every = {id(instruction): instruction for _, instruction in group.walk()}
+    for group in prices.program.groups:
         work = dict.fromkeys(("matrix", "attention", "memory", "message"), 0)
         energy = dict.fromkeys(work, 0)
-        for number, count in Counter(id(instruction) for _, instruction in group.walk()).items():
-            instruction = every[number]
+        for instruction, cost, count in prices.of(group):
             if instruction.kind is Kind.COMPUTE:
                 name = overlap_class(instruction.call)
             elif instruction.kind is Kind.COLLECTIVE:
                 name = "message"
             else:
                 continue
-            cost = price(instruction, group, machine, program.num_ranks)
             work[name] += count * cost.together_ps
             energy[name] += count * cost.energy_pJ
         seconds, energy_J = ({name: each / PS_PER_S for name, each in some.items()} for some in (work, energy))
-        loads.append(Load(machine.compute.at_MHz, step_s, seconds, energy_J))
+        loads.append(Load(at_MHz, step_s, seconds, energy_J))
     return max(loads, key=lambda load: load.compute_s)
 
 
-def dispatch_seconds(program: Program, machine: Machine, step_s: float) -> float:
+def dispatch_seconds(prices: ProgramPrices, step_s: float) -> float:
     """Seconds of one step that count as the host's, for `step_interval`: all of it where issuing takes that long.
 
     A host that is slow by 1.64 deviations issues for h; where that is longer than the step, the step is that much
@@ -175,19 +171,12 @@ def dispatch_seconds(program: Program, machine: Machine, step_s: float) -> float
     same way.
 
     Args:
-        program: program of the step.
-        machine: whose hosts run ahead of their devices.
+        prices: of the step's program on a machine whose hosts run ahead of their devices.
         step_s: the prediction.
     """
-    issued_s = 0.0
-    for group in program.groups:
-        every = {id(instruction): instruction for _, instruction in group.walk()}
-        counts = Counter(id(instruction) for _, instruction in group.walk())
-        picoseconds = sum(
-            count * price(every[number], group, machine, program.num_ranks).dispatch_ps
-            for number, count in counts.items()
-        )
-        issued_s = max(issued_s, picoseconds / PS_PER_S)
+    machine, groups = prices.machine, prices.program.groups
+    picoseconds = (sum(count * cost.dispatch_ps for _, cost, count in prices.of(group)) for group in groups)
+    issued_s = max(picoseconds, default=0) / PS_PER_S
     reach = NINETY * machine.spreads.get("dispatch", 0.0)
     if not reach or step_s <= 0 or not machine.host_async:
         return 0.0

@@ -14,8 +14,9 @@ from costmodels.interval import class_seconds, dispatch_seconds, program_load, s
 from costmodels.machine.machine import Machine
 from costmodels.price.chip_share import chip_share
 from costmodels.price.clock import at_usual_clock, settled
-from costmodels.price.instruction import Cost, overlap_class, price, price_launch
+from costmodels.price.instruction import Cost, overlap_class, price_launch
 from costmodels.price.overlap import overlap_law
+from costmodels.price.program import ProgramPrices
 from costmodels.price.replay import executing
 from plans.errors import TwofoldError
 from plans.plan import Plan
@@ -87,24 +88,27 @@ def simulate(
     usual = at_usual_clock(machine)
     if usual is not machine:
         even = replace(what_if, slowdown={}, jitter=0.0)  # their factors are on the clock of a rank that is as usual
-        first = _timeline(program, usual, even, num_steps=2, with_memory=False, fold_ranks=True)
-        machine = settled(machine, program_load(program, usual, first.step_interval_s), num_ranks)
+        usual_prices = ProgramPrices(program, usual)
+        first = _timeline(usual_prices, even, num_steps=2, with_memory=False, fold_ranks=True)
+        machine = settled(machine, program_load(usual_prices, first.step_interval_s), num_ranks)
+    prices = ProgramPrices(program, machine)
     timeline = _timeline(
-        program, machine, what_if, num_steps=num_steps, with_memory=with_memory, fold_ranks=fold_ranks is not False
+        prices, what_if, num_steps=num_steps, with_memory=with_memory, fold_ranks=fold_ranks is not False
     )
     if fold_ranks is None and len(timeline.rank) * num_ranks <= _MOST_SPANS * len(timeline.represents):
         timeline = timeline.spelled_out()
-    return finished(timeline, program, machine, what_if)
+    return finished(timeline, prices, what_if)
 
 
 def _timeline(
-    program: Program, machine: Machine, what_if: WhatIf, *, num_steps: int, with_memory: bool, fold_ranks: bool
+    prices: ProgramPrices, what_if: WhatIf, *, num_steps: int, with_memory: bool, fold_ranks: bool
 ) -> Timeline:
     """Steps at one clock."""
-    num_ranks, network = program.num_ranks, Network(machine, program, what_if.links)
+    program, machine = prices.program, prices.machine
+    network = Network(machine, program, what_if.links)
     return run_program(
         program,
-        _cost_on(machine, machine, num_ranks),
+        prices,
         num_steps=num_steps,
         node_of=lambda rank: rank // machine.devices_per_node,
         cores_per_node=None if machine.host_async else machine.cores_per_node,
@@ -113,22 +117,23 @@ def _timeline(
         overlap=_overlap(machine) if machine.host_async else None,
         chip_share=partial(chip_share, machine),
         wires=network if network.is_needed else None,
-        cost_of_rank=_costs_of_ranks(what_if, machine, num_ranks),
+        cost_of_rank=_costs_of_ranks(what_if, prices),
         slowdown=_slowdown(what_if),
         with_memory=with_memory,
         fold_ranks=fold_ranks,
     )
 
 
-def finished(timeline: Timeline, program: Program, machine: Machine, what_if: WhatIf) -> Timeline:
-    """A timeline of `program` with its interval, allowances of memory, and metadata."""
+def finished(timeline: Timeline, prices: ProgramPrices, what_if: WhatIf) -> Timeline:
+    """A timeline of the priced program with its interval, allowances of memory, and metadata."""
+    program, machine = prices.program, prices.machine
     timeline = with_allowance(timeline, program, machine)
     meta: dict[str, Any] = {"machine": machine.name, "program": program.name}
     if machine.compute.at_MHz is not None:
         meta["clock_MHz"] = machine.compute.at_MHz
-    by_class = class_seconds(program, machine) if machine.spreads else {}
+    by_class = class_seconds(prices) if machine.spreads else {}
     if by_class:
-        by_class["dispatch"] = dispatch_seconds(program, machine, timeline.step_interval_s)
+        by_class["dispatch"] = dispatch_seconds(prices, timeline.step_interval_s)
     low_s, high_s = step_interval(machine, timeline.step_interval_s, by_class)
     return replace(
         timeline,
@@ -199,25 +204,21 @@ def _checkpoint_bytes(group: GroupProgram) -> int:
     return sum(value.size_bytes for value in kept if value.role in ("weight", "optimizer"))
 
 
-def _cost_on(device: Machine, machine: Machine, num_ranks: int) -> CostOf:
-    """Prices on `machine` for a rank whose device and host are those of `device`."""
-    if device is machine:
-        return lambda instruction, group: price(instruction, group, machine, num_ranks)
+def _cost_on(device: Machine, prices: ProgramPrices) -> CostOf:
+    """The prices for a rank whose device and host are those of `device`."""
+    own = ProgramPrices(prices.program, device)
 
     def cost_of(instruction: Instruction, group: GroupProgram) -> Cost:
         if instruction.kind is Kind.COMPUTE:
-            return price(instruction, group, device, num_ranks)
-        return replace(
-            price(instruction, group, machine, num_ranks),
-            dispatch_ps=price(instruction, group, device, num_ranks).dispatch_ps,
-        )
+            return own(instruction, group)
+        return replace(prices(instruction, group), dispatch_ps=own(instruction, group).dispatch_ps)
 
     return cost_of
 
 
-def _costs_of_ranks(what_if: WhatIf, machine: Machine, num_ranks: int) -> dict[int, CostOf]:
+def _costs_of_ranks(what_if: WhatIf, prices: ProgramPrices) -> dict[int, CostOf]:
     of_device: dict[int, CostOf] = {}  # by identity: two changed copies of a machine may bear one name
-    result = {}
+    machine, result = prices.machine, {}
     for rank, given in what_if.devices.items():
         device = what_if.device(rank, machine)
         assert device is not None
@@ -227,7 +228,7 @@ def _costs_of_ranks(what_if: WhatIf, machine: Machine, num_ranks: int) -> dict[i
         device = msgspec.structs.replace(
             device, num_devices=machine.num_devices, links=machine.links, devices_per_node=machine.devices_per_node
         )
-        result[rank] = of_device.setdefault(id(given), _cost_on(device, machine, num_ranks))
+        result[rank] = of_device.setdefault(id(given), _cost_on(device, prices))
     return result
 
 

@@ -21,6 +21,7 @@ from costmodels.machine.sections import Collective, Interval, Overlap, Protocol
 from costmodels.price.communication import wire_s
 from costmodels.price.compute import Attention, Compute, attention_s, matrix_s, memory_s
 from costmodels.price.group import first_group
+from costmodels.price.program import ProgramPrices
 from costmodels.price.size_table import SizeTable, fit_size_table, knot_shapes, knot_weights
 from costmodels.price.tiled import ProductTerms, Tiled, alignment_bytes, one_tiled_s, tiled_s
 from costmodels.price.traffic import collective_traffic
@@ -445,7 +446,7 @@ def test_seconds_by_class_are_those_of_the_busiest_group():
         group((0,), "relu.forward"),
         group((1,), "linear.forward", "linear.forward", "relu.forward", "reshape.forward"),
     )
-    seconds = class_seconds(Program(groups=(idle, busy), num_micro_batches=1), machine)
+    seconds = class_seconds(ProgramPrices(Program(groups=(idle, busy), num_micro_batches=1), machine))
     one = price(busy.blocks[0].body.instructions[0], busy, machine, 2).work_ps / 1e12
     assert set(seconds) == {"matrix", "memory"} and seconds["matrix"] == pytest.approx(2 * one)
 
@@ -567,11 +568,12 @@ def test_a_step_that_its_host_bounds_is_as_uncertain_as_the_host():
     issued_s = sum(
         price(instruction, program.groups[0], machine, 1).dispatch_ps for _, instruction in program.groups[0].walk()
     ) / 1e12  # fmt: skip
-    assert dispatch_seconds(program, machine, issued_s) == pytest.approx(issued_s)
+    prices = ProgramPrices(program, machine)
+    assert dispatch_seconds(prices, issued_s) == pytest.approx(issued_s)
     reach = math.exp(1.6449 * machine.spreads["dispatch"])
-    assert dispatch_seconds(program, machine, 1.001 * reach * issued_s) == 0.0  # a slow host does not reach this step
+    assert dispatch_seconds(prices, 1.001 * reach * issued_s) == 0.0  # a slow host does not reach this step
     step_s = math.sqrt(reach) * issued_s
-    assert dispatch_seconds(program, machine, step_s) == pytest.approx(step_s / 2)
+    assert dispatch_seconds(prices, step_s) == pytest.approx(step_s / 2)
     bound = simulate(program, machine)
     assert bound.high_s / bound.step_interval_s > math.exp(1.6 * machine.spreads["dispatch"])
     certain = msgspec.structs.replace(machine, spreads={**machine.spreads, "dispatch": 0.0})

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from costmodels.machine.machine import Machine
+from costmodels.price.program import ProgramPrices
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.program import Block, Body, GroupProgram, Instruction, Program
@@ -101,7 +102,8 @@ def simulate_jobs(
     for job in jobs:
         own = _own(together, job)
         peaks, curve = memory_timeline(job.program, own)
-        result.append(finished(replace(own, memory=peaks, memory_curve=curve), job.program, changed, what_if))
+        prices = ProgramPrices(job.program, changed)
+        result.append(finished(replace(own, memory=peaks, memory_curve=curve), prices, what_if))
     return tuple(result)
 
 
