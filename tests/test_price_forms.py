@@ -577,4 +577,4 @@ def test_a_step_that_its_host_bounds_is_as_uncertain_as_the_host():
     bound = simulate(program, machine)
     assert bound.high_s / bound.step_interval_s > math.exp(1.6 * machine.spreads["dispatch"])
     certain = msgspec.structs.replace(machine, spreads={**machine.spreads, "dispatch": 0.0})
-    assert dispatch_seconds(program, certain, issued_s) == 0.0
+    assert dispatch_seconds(ProgramPrices(program, certain), issued_s) == 0.0
