@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -20,8 +19,10 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.model.mlp import mlp_graph
 from plans.plan import Optimizer, Plan, Stage, Strategy, save_plan
+from tests.warm import Command
 
 ROOT = Path(__file__).parents[1]
+NUMBERS = itertools.count()
 
 
 @pytest.fixture
@@ -174,11 +175,8 @@ def started(folder, port, command):
     for node in (0, 1):
         (folder / str(node)).mkdir(exist_ok=True)
         words = [*command, "--nodes", "2", "--node", str(node), "--port", str(port), "--json"]
-        run = subprocess.Popen(
-            [sys.executable, "-m", "twofold", *words], cwd=folder / str(node), env=env, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        runs.append(run)
+        files = tuple(folder / f"{next(NUMBERS)}.{kind}" for kind in ("out", "err"))
+        runs.append(Command(words, env, folder / str(node), files))
     return runs
 
 
