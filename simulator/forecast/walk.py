@@ -88,16 +88,14 @@ class Run:
         parts: COMPUTE, and what the stream waits for with nothing else under way: such a part has no name.
     """
 
-    __slots__ = ("_ahead", "_dispatch", "_work", "compute_ps", "exposed_ps", "parts")
+    __slots__ = ("_ahead", "_compute", "_dispatch", "_exposed", "_work", "parts")
 
     def __init__(self, parts: Sequence[Op]) -> None:
         self.parts = tuple(parts)
-        self._dispatch, self._work = [0], [0]
-        for op in parts:
-            self._dispatch.append(self._dispatch[-1] + op.dispatch_ps)
-            self._work.append(self._work[-1] + op.work_ps)
-        self.compute_ps = sum(op.work_ps for op in parts if op.kind == COMPUTE)
-        self.exposed_ps = [(_call(op), op.work_ps) for op in parts if op.kind == ISSUE]
+        self._dispatch = [0, *accumulate(op.dispatch_ps for op in parts)]
+        self._work = [0, *accumulate(op.work_ps for op in parts)]
+        self._compute = [0, *accumulate(op.work_ps if op.kind == COMPUTE else 0 for op in parts)]
+        self._exposed = [(number, _call(op), op.work_ps) for number, op in enumerate(parts) if op.kind == ISSUE]
         leads = [issued - done for issued, done in zip(self._dispatch[1:], self._work, strict=False)]
         self._ahead = list(accumulate(reversed(leads), max))[::-1]
 
@@ -107,6 +105,11 @@ class Run:
         ready = stream + work[-1] - work[first]
         late = host - dispatch[first] + self._ahead[first] + work[-1]
         return host + dispatch[-1] - dispatch[first], ready if ready > late else late
+
+    def tally(self, waits: Waits, first: int, length_ps: float) -> None:
+        """Count its parts from `first` on, which took some time without being slowed."""
+        exposed = [(call, work_ps) for number, call, work_ps in self._exposed if number >= first]
+        waits.add_run(self._compute[-1] - self._compute[first], exposed, length_ps)
 
 
 def _call(op: Op) -> str:
@@ -261,7 +264,7 @@ class _Walk:
                         else:
                             before = stream
                             host, stream = line.run.ends(0, host, stream)
-                            tally.add_run(line.run.compute_ps, line.run.exposed_ps, stream - before)
+                            line.run.tally(tally, 0, stream - before)
                         continue
                     host += line.dispatch_ps
                     posted = host if host > stream else stream
@@ -313,14 +316,14 @@ class _Walk:
         parts, at, tally = run.parts, 0, rank.steps[-1]
         while at < len(parts):
             if not rank.active:
+                rank.op = None
                 ended_host, ended = run.ends(at, host, stream)
                 if ended > self._now:
                     rank.is_quiet = True
                     yield from self._until(rank, ended)
                     rank.is_quiet = False
                 if ended <= self._now:
-                    rest = run if at == 0 else Run(parts[at:])
-                    tally.add_run(rest.compute_ps, rest.exposed_ps, ended - stream)
+                    run.tally(tally, at, ended - stream)
                     return ended_host, ended
                 while True:  # communication has begun
                     op = parts[at]
@@ -343,10 +346,12 @@ class _Walk:
             at += 1
             if op.work_ps:
                 if stream > self._now:
+                    self._pause(rank)
                     yield from self._until(rank, stream)
                 yield from self._compute(rank, op, op.work_ps)
                 stream = self._now
             _tally_op(tally, op, free, begins, stream)
+        self._pause(rank)
         return host, stream
 
     def _until(self, rank: _Rank, time: float) -> Generator[None, None, None]:
@@ -355,13 +360,20 @@ class _Walk:
         rank.version += 1
 
     def _compute(self, rank: _Rank, op: Op, left: float) -> Generator[None, None, None]:
-        """Execute an operation, or the rest of one, while communication on the device slows it."""
+        """Execute an operation, or the rest of one, while communication on the device slows it.
+
+        It counts as executing until the next one begins or `_pause`, so that rates stay where both are of one kind.
+        """
         rank.op, rank.left, rank.rate, rank.since = op, left, 0.0, self._now
         self._update((rank,))
         yield
         rank.version += 1
-        rank.op = None
-        self._update((rank,))
+
+    def _pause(self, rank: _Rank) -> None:
+        """Nothing executes on the device until its next operation begins."""
+        if rank.op is not None:
+            rank.op = None
+            self._update((rank,))
 
     # ----------------------------------------------------------------------------------------- communication
 
