@@ -121,6 +121,7 @@ class SearchResult(Shown, Generic[PlanT]):
             stages; 0 where that is proven to be the least, None where there was no time to search them. Of searches
             over operators.
         margin: largest relative excess of estimates over forecasts that the proof assumes.
+        contention_margin: the same of steps without contention over forecasts; 0 where the proof does not need it.
         num_evaluated: plans simulated, or configurations forecast.
         num_combinations: combinations of strategies that the exact search covers.
         num_nodes: nodes that branch and bound opened.
@@ -140,6 +141,7 @@ class SearchResult(Shown, Generic[PlanT]):
     num_equal: int = 1
     strategies_gap: float | None = 0.0
     margin: float = 0.0
+    contention_margin: float = 0.0
     num_evaluated: int = 0
     num_combinations: int = 0
     num_nodes: int = 0
@@ -204,6 +206,8 @@ class SearchResult(Shown, Generic[PlanT]):
         is_beyond = isinstance(self.best, Candidate) and self.best.degrees.takes_turns
         space = "the search space" + (" (which has no slices or pairs)" if is_beyond else "")
         if_margin = f", if no estimate exceeds its forecast by more than {self.margin:.1%}" if self.margin else ""
+        if self.contention_margin:
+            if_margin += f" and contention shortens no step by more than {self.contention_margin:.1%}"
         if self.num_proven > 1:
             sentences.append(
                 f"Proven: the first {self.num_proven} plans have the shortest forecasts of {space}{if_margin}."
@@ -264,6 +268,7 @@ class SearchResult(Shown, Generic[PlanT]):
             "num_equal": self.num_equal,
             "strategies_gap": self.strategies_gap,
             "margin": self.margin,
+            "contention_margin": self.contention_margin,
             "evaluated": self.num_evaluated,
             "nodes": self.num_nodes,
             "search_s": self.search_s,

@@ -102,8 +102,10 @@ def test_batches_of_peaks_are_those_of_each_alone(name):
     kept = draw.integers(1, 100, (stages, 5))
     later = (kept * draw.random((stages, 5))).astype(np.int64)
     during = draw.integers(0, 100, (4, stages, 5))
-    found = peak_bytes(schedule, kept, later, during)
+    gradients = draw.integers(0, 300, (stages, 5))
+    found = peak_bytes(schedule, kept, later, during, gradients)
     for number in range(5):
         own = [tuple(each) for each in during[:, :, number].T.tolist()]
-        alone = peak_activations(schedule, kept[:, number].tolist(), later[:, number].tolist(), own)
+        late = gradients[:, number].tolist()
+        alone = peak_activations(schedule, kept[:, number].tolist(), later[:, number].tolist(), own, late)
         assert found[:, number].tolist() == list(alone)

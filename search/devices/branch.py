@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,17 +44,22 @@ _FEW_FORECASTS = 32
 _LATER_MARGIN = 0.005
 """The same for all others, unless a forecast of the search was further below its estimate."""
 
-_AROUND = 2
-"""Meshes of usual configurations that are searched first, with the order of their axes and their micro-batch."""
+_CONTENTION_MARGIN = 0.002
+"""Assumed largest relative excess of a step without contention over its forecast, unless the search saw a larger
+one."""
 
-_FEW = 10
-"""Fewer meshes than these are searched at once."""
+_DIVES = 8
+"""Meshes with the least bounds that are followed down to one configuration each before the search."""
 
-_MOST_AROUND = 300
-"""Nodes that are opened on each of them."""
+_MOST_IN_DIVE = 24
+"""Nodes that are opened for that on each of them."""
 
 _SAFE = 1.0 - 1e-9
 """Bounds and forecasts add the same numbers in another order."""
+
+
+_Entry = tuple[float, int, Kind, tuple[Any, ...]]
+"""A node with its bound and its number: nodes with equal bounds are opened in the order in which they came up."""
 
 
 @dataclass(kw_only=True)
@@ -67,6 +72,10 @@ class Branching:
         deadline_s: `time.monotonic()` at which it ends with the best so far.
         on_better: called with every new best.
         midway: called with this, once, when half of the time that was given is gone.
+
+    Attributes:
+        contention_margin: what the proof assumes to be the largest relative excess of a step without contention over
+            its forecast; 0 where it does not need it.
     """
 
     problem: Problem
@@ -83,12 +92,13 @@ class Branching:
     num_proven: int = 0
     num_opened: int = 0
     num_forecasts: int = 0
+    contention_margin: float = 0.0
 
     def __post_init__(self) -> None:
         self.costs = Costs(problem=self.problem, rates=rates_of(self.problem.machine))
         self.peak_memory = PeakMemory(costs=self.costs)
         self.spaces = ScheduleSpaces(problem=self.problem)
-        self._heap: list[tuple[float, int, Kind, tuple[Any, ...]]] = []
+        self._heap: list[_Entry] = []
         self._number = 0
         self._rooted = False
         self._now_s = float("inf")
@@ -96,7 +106,8 @@ class Branching:
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._estimates: dict[tuple[Any, ...], Forecast] = {}
         self._margin_seen = 0.0
-        self._num_before = 0
+        self._contention_margin = _CONTENTION_MARGIN
+        self._num_before = self._num_lowered = 0
         self._dropped_s = float("inf")
 
     # ------------------------------------------------------------------- the loop
@@ -115,10 +126,9 @@ class Branching:
                 self._seed()
             self._rooted = self._roots(nodes)
             if most is None and self._rooted:
-                self._look_around()
+                self._dive(nodes)
             while self._heap:
-                bound, _, kind, node = self._heap[0]
-                if bound >= self._above_s(self.margin):
+                if self._heap[0][0] >= self._above_s(self.margin):
                     break
                 if self.midway is not None and time.monotonic() > half_s:
                     half_s = float("inf")
@@ -126,16 +136,8 @@ class Branching:
                 if self._is_late or self.num_opened == most:
                     self.interrupted = True
                     break
-                heapq.heappop(self._heap)
-                self._now_s = bound
-                self.num_opened += 1
-                if kind is Kind.FORECAST:
-                    self.consider(*node)
-                elif kind is Kind.LEAF:
-                    self._open_leaf(bound, node)
-                else:
-                    for child in nodes.open(kind, bound, node, self._limit_s()):
-                        self._push(child)
+                for child in self._opened(nodes, heapq.heappop(self._heap)):
+                    heapq.heappush(self._heap, child)
         except KeyboardInterrupt:
             self.interrupted = True
             if most is not None:
@@ -179,12 +181,6 @@ class Branching:
         self._dropped_s = min(self._dropped_s, limit_s)
         return limit_s
 
-    def _push(self, child: Child) -> None:
-        bound, kind, node = child
-        if bound < self._limit_s():
-            self._number += 1
-            heapq.heappush(self._heap, (bound, self._number, kind, node))
-
     def _roots(self, nodes: Nodes) -> bool:
         """Bound all meshes; False if the time ran out before."""
         found, refused = meshes(self.problem)
@@ -197,7 +193,8 @@ class Branching:
                 return False
             for child in nodes.roots(mesh):
                 self.relaxed_s = min(self.relaxed_s, child[0])
-                self._push(child)
+                if child[0] < self._limit_s():
+                    heapq.heappush(self._heap, self._entry(child))
         return True
 
     def _seed(self) -> None:
@@ -207,37 +204,64 @@ class Branching:
             for number, degrees in enumerate(seeds(self.problem, self.costs, self.spaces, self.peak_memory))
             if (found := self._estimated(degrees)) is not None
         ]
-        for _, _, degrees in sorted(usual):
-            self.consider(degrees)
+        for estimated_s, _, degrees in sorted(usual):
+            if estimated_s < self._best_s:
+                self.consider(degrees)
             if self._is_late and self.candidates:
                 return
 
-    def _look_around(self) -> None:
-        """Search a little on the meshes of the best usual configurations."""
-        if len(meshes(self.problem)[0]) < _FEW:
-            return
-        around: dict[tuple[int, ...], Pins] = {}
-        for own in (each.degrees for each in self.candidates):
-            pins = self.problem.pins.changed(
-                dp=own.dp, cp=own.cp, tp=own.tp, pp=own.pp, ep=own.ep, micro_batch=own.micro_batch,
-                order=own.order,
-            )  # fmt: skip
-            around.setdefault((own.dp, own.cp, own.tp, own.pp, own.ep), pins)
-        for pins in list(around.values())[:_AROUND]:
-            part = self.narrowed(pins)
-            part.run(most=_MOST_AROUND)
-            self.num_forecasts += part.num_forecasts
-            for candidate in part.candidates:
-                self.consider(candidate.degrees)
+    def _dive(self, nodes: Nodes) -> None:
+        """Follow the best meshes down to one configuration each: a good one that is known early leaves out others."""
+        chosen: dict[tuple[int, ...], _Entry] = {}
+        for entry in sorted(self._heap):
+            mesh = entry[3][0]
+            chosen.setdefault((mesh.dp, mesh.cp, mesh.tp, mesh.pp, mesh.ep), entry)
+            if len(chosen) == _DIVES:
+                break
+        for entry in chosen.values():
+            self._dive_from(nodes, entry)
 
-    def _open_leaf(self, bound: float, node: tuple[Any, ...]) -> None:
+    def _dive_from(self, nodes: Nodes, entry: _Entry) -> None:
+        """Open nodes depth first until a configuration is forecast; what is left of them goes back to the others."""
+        self._heap.remove(entry)
+        heapq.heapify(self._heap)
+        left, before = [entry], self.num_forecasts
+        try:
+            for _ in range(_MOST_IN_DIVE):
+                if not left or self.num_forecasts > before or self._is_late:
+                    break
+                at = min(range(len(left)), key=lambda number: (-left[number][2], left[number][0]))
+                left += self._opened(nodes, left.pop(at))
+        finally:
+            self._heap += left
+            heapq.heapify(self._heap)
+
+    def _opened(self, nodes: Nodes, entry: _Entry) -> list[_Entry]:
+        """The parts of a node; a configuration whose estimate comes up is forecast, and has none."""
+        self._now_s, _, kind, node = entry
+        self.num_opened += 1
+        if kind is Kind.STEP:
+            self._of_step(*node)
+            return []
+        if kind is Kind.FORECAST:
+            children = self._of_estimate(*node)
+        elif kind is Kind.LEAF:
+            children = self._of_leaf(self._now_s, node)
+        else:
+            children = nodes.open(kind, self._now_s, node, self._limit_s())
+        return [self._entry(child) for child in children if child[0] < self._limit_s()]
+
+    def _entry(self, child: Child) -> _Entry:
+        self._number += 1
+        return child[0], self._number, *child[1:]
+
+    def _of_leaf(self, bound: float, node: tuple[Any, ...]) -> Iterator[Child]:
         """Estimate a configuration; what may be good enough is forecast when it comes up."""
         degrees = self.problem.degrees(leaf_values(self.problem, node))
         found = self._estimated(degrees)
         if found is not None and self._may_fit(degrees, found):
-            self._push((max(bound, found.step_s), Kind.FORECAST, (degrees,)))
-        for child in after_leaf(node):
-            self._push(child)
+            yield max(bound, found.step_s), Kind.FORECAST, (degrees,)
+        yield from after_leaf(node)
 
     @property
     def _widest_margin(self) -> float:
@@ -253,7 +277,7 @@ class Branching:
     @property
     def _few(self) -> bool:
         """Whether too few configurations have been forecast to know the margin."""
-        return self._num_before + self.num_forecasts < _FEW_FORECASTS
+        return self._num_before + self._num_lowered < _FEW_FORECASTS
 
     def _estimated(self, degrees: Degrees) -> Forecast | None:
         """The quick estimate of a configuration, made once; None, and a reason, where there is none."""
@@ -268,8 +292,10 @@ class Branching:
 
     def _may_fit(self, degrees: Degrees, found: Forecast) -> bool:
         """Whether a configuration may fit by its estimate, which can be a little above the peak of its program."""
-        spare = int(found.peak_bytes * self.problem.formula_excess)
-        return self._fits(degrees, found.peak_bytes - spare)
+        limit = self.problem.memory_limit(
+            pp=degrees.pp, count=degrees.num_micro_batches, level=degrees.optimizer.parallel_level
+        )
+        return self._fits(degrees, found.peak_bytes - (limit - self.problem.limit_bytes))
 
     def _fits(self, degrees: Degrees, peak_bytes: int) -> bool:
         """Whether a configuration fits, which the order of its axes does not change; if not, it is noted why."""
@@ -319,19 +345,42 @@ class Branching:
 
     def consider(self, degrees: Degrees) -> None:
         """Forecast what may be good enough by its estimate and fits, and keep it."""
+        for _, _, node in self._of_estimate(degrees):
+            self._of_step(*node)
+
+    def _of_estimate(self, degrees: Degrees) -> Iterator[Child]:
+        """Forecast what may be good enough and fits; a step that has to be walked by the clock when it comes up as what
+        it takes without contention."""
         found = self._estimated(degrees)
         if found is None or found.step_s >= self._above_s(self.margin) or not self._may_fit(degrees, found):
             return
         try:
             known = self._known(degrees)
-            if not isinstance(known, Candidate):
-                if not self._fits(degrees, known.peak_bytes) and not self._few:  # the first ones teach the margin
-                    return
-                known = self._timed(degrees, known)
+            if isinstance(known, Candidate):
+                self._take(known)
+                return
+            self._num_lowered += 1
+            fits = self._fits(degrees, known.peak_above(self.problem.limit_bytes) or 0)
+            if fits and known.is_walked:
+                yield max(self._now_s, known.alone_s), Kind.STEP, (degrees, known)
+            elif fits:
+                self._take(self._timed(degrees, known))
         except TwofoldError as error:
             self.rejected.append(Rejected(what=str(degrees), reason=str(error), count=1))
+
+    def _of_step(self, degrees: Degrees, step: StepForecast) -> None:
+        """Walk a step by the clock, unless it would not be good enough without contention."""
+        if step.alone_s >= self._above_s(self._contention_margin):
+            self.contention_margin = max(self.contention_margin, self._contention_margin)
             return
-        self._margin_seen = max(self._margin_seen, 1.0 - known.forecast.step_s / found.step_s)
+        known = self._timed(degrees, step)
+        self._contention_margin = max(self._contention_margin, 1.0 - known.forecast.step_s / step.alone_s)
+        self._take(known)
+
+    def _take(self, known: Candidate) -> None:
+        """Learn the margin from a forecast, and keep it if it fits."""
+        degrees, step_s = known.degrees, known.forecast.step_s
+        self._margin_seen = max(self._margin_seen, 1.0 - step_s / self._estimates[identity(degrees)].step_s)
         if known in self.candidates or not self._fits(degrees, known.forecast.peak_bytes):
             return
         better = known.key < self.candidates[0].key if self.candidates else True
@@ -344,7 +393,8 @@ class Branching:
         """A search of a part of the space that reuses known results."""
         other = Branching(problem=self.problem.changed(pins=pins), deadline_s=self.deadline_s)
         other._seen, other._estimates = self._seen, self._estimates
-        other._num_before, other._margin_seen = self._num_before + self.num_forecasts, self._margin_seen
+        other._num_before, other._margin_seen = self._num_before + self._num_lowered, self._margin_seen
+        other._contention_margin = self._contention_margin
         other.costs, other.peak_memory = self.costs, self.peak_memory
         other.spaces = self.spaces.narrowed(other.problem)
         return other

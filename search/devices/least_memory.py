@@ -57,7 +57,7 @@ class LeastMemory:
 def _terms(space: ScheduleSpace) -> Floats:
     """(kind, spread and moment, piece): pieces of the rank, those whose gradients may come where activations were, and
     micro-batches of pieces that are kept, wholly or for the gradients of weights."""
-    chunks, states, late_gradients = moments(space.schedule)
+    chunks, states, to_come = moments(space.schedule)
     num_ranks, num_moments, most = states.shape[0], states.shape[1], chunks.shape[1]
     counts = np.bincount(space.placement, minlength=num_ranks)
     own = space.pieces[:, chunks] * (np.arange(most) < counts[:, None])[None, :, :, None]  # spread, rank, place, piece
@@ -72,7 +72,7 @@ def _terms(space: ScheduleSpace) -> Floats:
     then, own, held = states[rank, moment], own[spread, rank], held[spread, rank]  # spread, kind, place
     for_weights = then[..., most:]
     kinds = [
-        held, held * late_gradients, np.einsum("skc,skcp->skp", then[..., :most], own),
+        held, np.einsum("skc,skcp->skp", to_come[rank, moment], own), np.einsum("skc,skcp->skp", then[..., :most], own),
         np.einsum("skc,skcp->skp", for_weights, own[:, :, : for_weights.shape[2]]),
     ]  # fmt: skip
     return np.stack(kinds).reshape(4, -1, held.shape[2])

@@ -52,6 +52,7 @@ class Kind(IntEnum):
     SPREADS = 5
     LEAF = 6
     FORECAST = 7
+    STEP = 8
 
 
 Child = tuple[float, Kind, tuple[Any, ...]]
@@ -167,11 +168,15 @@ class Nodes:
             least = group.memory.bytes_of(
                 self.peak_memory, key[0], dp=mesh.dp, level=level, partial=self.spaces.is_partial(stage.recompute)
             )  # fmt: skip
-            limit = int(self.problem.limit_bytes / (1.0 - self.problem.formula_excess))
+            limit = self._limit_bytes(mesh, stage, level)
             self._fit[key] = least <= limit
             if (least > limit).any():
                 self._refuse_memory(f"{_text(mesh, stage)} optimizer level {level}", least, limit)
         return self._fit[key]
+
+    def _limit_bytes(self, mesh: Mesh, stage: StageConfig, level: int) -> int:
+        count = self.problem.global_batch // (mesh.dp * stage.micro_batch)
+        return self.problem.memory_limit(pp=mesh.pp, count=count, level=level)
 
     def _open_level(
         self, bound: float, enough_s: float, mesh: Mesh, size: int, stage: StageConfig, level: int
@@ -220,7 +225,7 @@ class Nodes:
     def _fitting(self, decided: Scheduled, space: ScheduleSpace, rows: LayerSplits) -> Ints:
         """The rows that may fit the memory."""
         mesh, stage, level, shape = decided
-        limit = int(self.problem.limit_bytes / (1.0 - self.problem.formula_excess))
+        limit = self._limit_bytes(mesh, stage, level)
         peaks = self.peak_memory.peaks_bytes(in_any_place(stage), space, dp=mesh.dp, level=level, rows=rows)
         if not (peaks <= limit).all():
             what = f"{_text(mesh, stage)} {shape.schedule} x {shape.virtual} optimizer level {level}"

@@ -13,6 +13,7 @@ from plans.schedules import Schedule
 from search.devices.bounds import LayerSplits, ScheduleSpace
 from search.devices.costs import Costs, one_piece
 from search.devices.stage_config import StageConfig, without_recompute
+from simulator.forecast.memory import chunk_activations, makes_gradients
 from simulator.stacks.footprint import Footprint
 
 __all__ = ["PeakMemory", "moments"]
@@ -62,11 +63,18 @@ class PeakMemory:
         total = space.pieces @ held.sum(axis=1).astype(np.float64) @ owners
         if dp * stage.cp > 1 and self.costs.gathers_per_use(stage, dp, level):
             total = total + self._gathered(stage, (space.pieces.transpose(0, 2, 1) @ owners) > 0)
-        total = total[rows.spread] + self._alive_at_once(stage, space, rows)
-        if not most and _forwards_first(space.schedule):  # gradients may come where activations were
-            gradient = (space.pieces @ held[:, _GRADIENT].astype(np.float64))[rows.spread] @ owners
-            own = np.array([each.kept for each in self._prints_of(stage, rows)], dtype=np.float64)
-            total = total - np.minimum(gradient, rows.pieces @ own @ owners)
+        total = total[rows.spread]
+        gradients = (space.pieces @ held[:, _GRADIENT].astype(np.float64))[rows.spread]
+        if most:
+            total = total + self._alive_at_once(stage, space, rows)
+        elif self.costs.problem.stack.runs_programs and _alive(space.schedule).is_late:
+            total = total + self._peaks(stage, space, rows, gradients)
+        else:
+            total = total + self._alive_at_once(stage, space, rows)
+            if not self.costs.problem.stack.runs_programs and _forwards_first(space.schedule):
+                # gradients come where activations were
+                own = np.array([each.kept for each in self._prints_of(stage, rows)], dtype=np.float64)
+                total = total - np.minimum(gradients @ owners, rows.pieces @ own @ owners)
         return np.asarray(total.max(axis=1), dtype=np.int64)
 
     def least_bytes(self, stage: StageConfig, *, pp: int, dp: int, level: int) -> float:
@@ -161,34 +169,33 @@ class PeakMemory:
         if key not in self._activations:
             if len(self._activations) >= _MOST_KNOWN:
                 self._activations.clear()
-            self._activations[key] = self.activations(stage, space, every)
+            self._activations[key] = self._peaks(stage, space, every)
         found = self._activations[key]
         return found if rows.chosen is None else found[rows.chosen]
 
-    def activations(self, stage: StageConfig, space: ScheduleSpace, rows: LayerSplits) -> Floats:
-        """Per row and pipeline rank the most bytes of activations alive at once."""
+    def _peaks(
+        self, stage: StageConfig, space: ScheduleSpace, rows: LayerSplits, gradients: Floats | None = None
+    ) -> Floats:
+        """Per row and pipeline rank the most bytes of activations alive at once, as of `peak_activations`.
+
+        Args:
+            stage, space, rows: of which configurations.
+            gradients: (row, chunk) bytes; all of them are there from the beginning where absent.
+        """
         prints = self._prints_of(stage, rows)
-        pieces, has, width = rows.pieces, rows.has, len(self.costs.pieces)
-        whole = np.array([own.kept for own in prints], dtype=np.float64)
-        part = np.array([own.kept_for_weights for own in prints], dtype=np.float64)
-        during = np.zeros((_KINDS, *pieces.shape[:2]))
-        freed: Floats | None = None
-        if len(prints) > width:  # before blocks recompute, what those behind them kept is gone
-            freed = pieces[:, :, width:] @ (whole - part)[width:]
-        for number, own in enumerate(prints):
-            there = has[number]
-            np.maximum(during[0], there * float(own.forward - own.kept), out=during[0])
-            back = there * float(own.backward)
-            if freed is not None and number in self.costs.blocks:
-                back -= there * freed
-            np.maximum(during[1], back, out=during[1])
-            if space.split:
-                np.maximum(during[3], there * float(own.weights), out=during[3])
-        during[2] = during[1]
-        return _alive(space.schedule).peaks(pieces @ whole, pieces @ part, during)
+        found = chunk_activations(
+            [(prints[number], rows.pieces[:, :, number]) for number in self._forward(len(prints))]
+        )
+        return _alive(space.schedule).peaks(found.kept, found.kept_for_weights, np.stack(found.during), gradients)
+
+    def _forward(self, num_pieces: int) -> list[int]:
+        """The pieces in the order of a forward, each kind of block before those of its kind that keep everything."""
+        width, blocks = len(self.costs.pieces), self.costs.blocks
+        kept = {number: [width + place] for place, number in enumerate(blocks)} if num_pieces > width else {}
+        return [0, *(each for number in blocks[::-1] for each in (number, *kept.get(number, []))), 2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Alive:
     """The moments of a schedule that can be a rank's peak, for any sizes of its chunks; every rank has as many.
 
@@ -197,31 +204,43 @@ class _Alive:
         state: (rank, moment, chunk of the rank) micro-batches that it keeps then, between forward and backward, and
             behind these between the two parts of a backward, where anything is kept for weights at all.
         runs: (rank, moment) what runs then: kind x number of chunks + chunk.
+        to_come: (rank, moment, chunk of the rank) 1 where its gradients are not there yet.
     """
 
     chunks: Ints
     state: Floats
     runs: Ints
+    to_come: Floats
 
-    def peaks(self, kept: Floats, kept_for_weights: Floats, during: Floats) -> Floats:
+    @cached_property
+    def is_late(self) -> bool:
+        """Whether a rank's peak may be at a moment at which some of its gradients are not there yet."""
+        return bool(self.to_come.any())
+
+    def peaks(self, kept: Floats, kept_for_weights: Floats, during: Floats, gradients: Floats | None) -> Floats:
         """(row, rank) the most bytes, given (row, chunk) and (kind, row, chunk) bytes."""
         own = kept.T[self.chunks]  # rank, chunk of the rank, row
         if self.state.shape[2] > own.shape[1]:
             own = np.concatenate([own, kept_for_weights.T[self.chunks]], axis=1)
         total = self.state @ own
         total += np.ascontiguousarray(during.transpose(0, 2, 1)).reshape(-1, len(kept))[self.runs]
-        return np.asarray(total.max(axis=1).T)
+        if gradients is not None:
+            total -= self.to_come @ gradients.T[self.chunks]
+        return np.asarray(np.maximum(total.max(axis=1), 0.0).T)
 
 
-def moments(schedule: Schedule) -> tuple[Ints, Floats, bool]:
-    """The moments of a schedule that can be a rank's peak, and whether gradients may come where activations were.
+def moments(schedule: Schedule) -> tuple[Ints, Floats, Floats]:
+    """The moments of a schedule that can be a rank's peak.
 
     Returns:
         (rank, chunk of the rank) number of the chunk, the first one again where a rank has fewer; (rank, moment, chunk
-        of the rank) micro-batches that it keeps then, and behind these those between the two parts of a backward.
+        of the rank) micro-batches that it keeps then, and behind these those between the two parts of a backward;
+        (rank, moment, chunk of the rank) 1 where its gradients may not be there yet.
     """
     found = _alive(schedule)
-    return found.chunks, found.state, _forwards_first(schedule)
+    if _forwards_first(schedule):
+        return found.chunks, found.state, np.ones_like(found.to_come)
+    return found.chunks, found.state, found.to_come
 
 
 @lru_cache(maxsize=2048)
@@ -242,7 +261,8 @@ def _alive(schedule: Schedule) -> _Alive:
     part = _before(mine * np.where(kind == 2, 1, np.where(kind == 3, -1, 0)), table.rank_start)
     whole += mine & (kind == 0)  # a forward's own count while it runs
     group = (rank_of * _KINDS + table.kind) * most + place[table.stage]
-    state = np.concatenate([whole, part], axis=1)
+    there = _before(mine & makes_gradients(schedule)[:, None], table.rank_start)
+    state = np.concatenate([whole, part, there], axis=1)
     left = _first_of_equal(np.column_stack([group, state]))
     chosen: list[Ints] = []
     for _ in range(_CHAMPIONS):  # one that has no less than another in all is enough
@@ -261,7 +281,8 @@ def _alive(schedule: Schedule) -> _Alive:
     count = np.diff(begins)
     of = moments[begins[:-1, None] + np.minimum(np.arange(count.max()), count[:, None] - 1)]  # the last one again
     return _Alive(
-        chunks=chunks, state=(state if part.any() else whole)[of].astype(np.float64),
+        chunks=chunks, state=state[:, : 2 * most if part.any() else most][of].astype(np.float64),
+        to_come=(1.0 - there[of]) * (np.arange(most) < np.array([[len(own)] for own in of_rank]))[:, None],
         runs=table.kind[of].astype(np.int64) * len(placement) + table.stage[of],
     )  # fmt: skip
 

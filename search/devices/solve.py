@@ -79,7 +79,8 @@ def solve(
     found = SearchResult(
         problem=problem, plans=plans, lower_bound_s=bound_s,
         relaxed_bound_s=min(branching.relaxed_s, bound_s), physics_bound_s=physics, complete=branching.complete,
-        num_proven=num_proven, margin=branching.margin, search_s=time.monotonic() - began,
+        num_proven=num_proven, margin=branching.margin, contention_margin=branching.contention_margin,
+        search_s=time.monotonic() - began,
         num_evaluated=branching.num_forecasts + len(tried.candidates),
         num_nodes=branching.num_opened, rejected=(*branching.rejected, *tried.rejected),
         alternatives=neighbours(branching, plans[0]) if explain else (),

@@ -19,6 +19,7 @@ from plans.schedules import Schedule
 from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit_start_times
 from plans.schedules.variants import VARIANTS, variant_of_rows
 from simulator.forecast.action import ClockMap
+from simulator.forecast.memory import makes_gradients
 
 __all__ = ["ActionColumns", "action_columns", "peak_bytes", "pipeline_ends_ps"]
 
@@ -208,19 +209,22 @@ def pipeline_ends_ps(
     return np.asarray(ends.max(0))
 
 
-def peak_bytes(schedule: Schedule, kept: Ints, kept_for_weights: Ints, during: Ints) -> Ints:
+def peak_bytes(schedule: Schedule, kept: Ints, kept_for_weights: Ints, during: Ints, gradients: Ints) -> Ints:
     """(ranks, batch) the most bytes of activations alive at once on every pipeline rank, as `peak_activations` of each.
 
     Args:
         schedule: schedule of all of them.
         kept, kept_for_weights: (stages, batch), as there.
         during: (4, stages, batch) what F, B, I and W need for themselves.
+        gradients: (stages, batch), as there; 0 where they are there from the beginning.
     """
     table, num_stages = schedule.table, schedule.num_stages
     of_row = table.kind.astype(np.int64) * num_stages + table.stage
     none = np.zeros_like(kept)
     change = np.stack([kept, -kept, kept_for_weights - kept, -kept_for_weights]).reshape(4 * num_stages, -1)[of_row]
     own = (during + np.stack([kept, none, none, none])).reshape(4 * num_stages, -1)[of_row]
+    firsts = makes_gradients(schedule)
+    change[firsts] += gradients[table.stage[firsts]]
     total = np.cumsum(change, axis=0)
     total -= change
     peaks = np.zeros((schedule.num_ranks, kept.shape[1]), dtype=np.int64)
@@ -229,4 +233,5 @@ def peak_bytes(schedule: Schedule, kept: Ints, kept_for_weights: Ints, during: I
     before = total[starts]
     total += own
     peaks[has_rows] = np.maximum.reduceat(total, starts) - before
-    return peaks
+    np.add.at(peaks, np.asarray(schedule.placement), -gradients)
+    return np.maximum(peaks, 0)

@@ -33,7 +33,9 @@ from simulator.forecast.batch import action_columns, pipeline_ends_ps
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.classes import class_seconds, device_classes, overlap_penalty_share
+from simulator.forecast.memory import Activations, chunk_activations, peak_activations
 from simulator.forecast.pipeline import Runtime, pipeline_end_ps
+from simulator.forecast.walk import MOST_MESSAGES
 from simulator.stacks import Stack
 
 __all__ = ["Forecast", "LayoutCosts", "PipelineForecast", "RankKinds", "is_split", "transfer_overlap_penalty_ps"]
@@ -70,14 +72,6 @@ class Forecast(Shown):
         low, high = self.low_s * 1e3, self.high_s * 1e3
         step = f"{self.step_s * 1e3:.4g} ms ({low:.4g} to {high:.4g})"
         return f"<Forecast: a step of {step}, peak {self.peak_bytes / 1e9:.4g} GB, {len(self.rank_s)} pipeline ranks>"
-
-
-class Activations(NamedTuple):
-    """Bytes of a chunk's activations: as `peak_activations` takes them."""
-
-    kept: int
-    kept_for_weights: int
-    during: tuple[int, int, int, int]
 
 
 def is_split(schedule: Schedule) -> bool:
@@ -139,25 +133,14 @@ class LayoutCosts:
     def activations(self, chunk: Chunk) -> Activations:
         """The bytes that its micro-batches keep, and those that its actions need for themselves."""
         if chunk not in self._activations:
-            prints = [(self.costs.footprint(piece), count) for piece, count in chunk.pieces]
-            # blocks that recompute are the first: before their backward what the others kept is gone
-            freed = sum(
-                count * (own.kept - own.kept_for_weights)
-                for (piece, count), (own, _) in zip(chunk.pieces, prints, strict=True) if plain(piece) != piece
-            )  # fmt: skip
-            backward = max(
-                own.backward - (freed if piece.endswith("block") and plain(piece) == piece else 0)
-                for (piece, _), (own, _) in zip(chunk.pieces, prints, strict=True)
-            )  # fmt: skip
-            self._activations[chunk] = Activations(
-                kept=sum(own.kept * count for own, count in prints),
-                kept_for_weights=sum(own.kept_for_weights * count for own, count in prints),
-                during=(
-                    max(own.forward - own.kept for own, _ in prints), backward, backward,
-                    max(own.weights for own, _ in prints),
-                ),
-            )  # fmt: skip
+            found = chunk_activations([(self.costs.footprint(piece), count) for piece, count in chunk.pieces])
+            forward, whole, inputs, weights = map(int, found.during)
+            self._activations[chunk] = found._replace(during=(forward, whole, inputs, weights))
         return self._activations[chunk]
+
+    def late_gradient_bytes(self, chunk: Chunk) -> int:
+        """The gradients of a chunk that come with the first action that makes them, as in twofold's programs."""
+        return int(self._static(chunk)["gradient"]) if self.costs.stack.runs_programs else 0
 
     def held(self, chunks: tuple[Chunk, ...]) -> Mapping[str, int]:
         """Weights, gradients and states of a rank with these chunks, by role."""
@@ -339,7 +322,7 @@ class PipelineForecast:
         stack, degrees = self.layout.costs.stack, self.degrees
         transfer_ps, send_ps = self.transfers()
         column = np.array([transfer_ps.get((stage, stage + 1), 0.0) for stage in range(self.schedule.num_stages)])
-        overlap_penalty_ps = transfer_overlap_penalty_ps(column, self.layout.overlap_penalty_share)
+        overlap_penalty_ps = transfer_overlap_penalty_ps(column, self.overlap_penalty_share)
         alone, together = stack.synchronises(degrees) or stack.fetch_s, stack.steps_together(degrees)
         if not alone and self.schedule.num_ranks >= _MANY_RANKS:
             kinds = dict.fromkeys(self.chunks)
@@ -360,6 +343,17 @@ class PipelineForecast:
             self.schedule, [self.layout.actions(chunk) for chunk in self.chunks], self.updates(), transfer_ps, send_ps,
             runtime,
         )  # fmt: skip
+
+    @property
+    def overlap_penalty_share(self) -> float:
+        """As of the layout; 0 where twofold's own forecast slows no compute beside transfers, as the step is too long
+        to be walked."""
+        costs = self.layout.costs
+        if costs.stack.runs_programs:
+            own = sum(count * costs.num_collectives(piece) for chunk in self.chunks for piece, count in chunk.pieces)
+            if (own + 2 * (self.schedule.num_stages - 1)) * self.degrees.num_micro_batches > MOST_MESSAGES:
+                return 0.0
+        return self.layout.overlap_penalty_share
 
     def forecast(self, end_ps: float, activations: Sequence[int]) -> Forecast:
         """The prediction, given the end of the pipeline and the peaks of its ranks' activations."""
@@ -409,9 +403,17 @@ class PipelineForecast:
         """Bytes of one tensor between two stages."""
         return max(self.transfers()[0].values(), default=0.0)
 
+    def activations(self) -> list[int]:
+        """The peaks of activations on each pipeline rank, as of `peak_activations`."""
+        kept, kept_for_weights, during = zip(*(self.layout.activations(chunk) for chunk in self.chunks), strict=True)
+        gradients = [self.layout.late_gradient_bytes(chunk) for chunk in self.chunks]
+        return peak_activations(self.schedule, kept, kept_for_weights, during, gradients)
+
     @property
     def _forwards_first(self) -> bool:
-        """Whether a rank does all forwards before its first backward."""
+        """Whether a rank of other software does all forwards before its first backward."""
+        if self.layout.costs.stack.runs_programs:
+            return False
         alone = self.schedule.num_stages == self.schedule.num_ranks
         return alone and (self.degrees.num_micro_batches == 1 or self.degrees.schedule == "gpipe")
 

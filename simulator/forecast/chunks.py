@@ -175,6 +175,15 @@ class Chunks:
             )
         return list(self.known[key])
 
+    def num_collectives(self, piece: str) -> int:
+        """Collectives of a piece in one micro-batch."""
+        owner, name = self.owner_of(piece)
+        key = ("collectives", name)
+        if key not in owner.known:
+            parts = ("F", "I", "W") if self.split_backward else ("F", "B")
+            owner.known[key] = sum(line.kind == COLLECTIVE for part in parts for line in owner.lines(name, part))
+        return int(owner.known[key])
+
     def footprint(self, piece: str) -> Footprint:
         """A piece's activations."""
         owner, name = self.owner_of(piece)
@@ -182,8 +191,11 @@ class Chunks:
             return owner.footprint(name)
         key = ("footprint", piece)
         if key not in self.known:
-            arrives = 0 if piece == "embedding" else self.sizes.arrival_bytes
-            alone = footprint(self.template.pieces[piece], self.numbers, arrives, split=self.split_backward)
+            size = self.sizes.arrival_bytes
+            alone = footprint(
+                self.template.pieces[piece], self.numbers, 0 if piece == "embedding" else size,
+                0 if piece == "head" else size, split=self.split_backward,
+            )  # fmt: skip
             self.known[key] = self.stack.footprint(piece, alone, self.sizes)
         found: Footprint = self.known[key]
         return found

@@ -20,7 +20,6 @@ from simulator.forecast.action import Rates
 from simulator.forecast.case import Forecast, LayoutCosts, PipelineForecast, RankKinds, is_split
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
-from simulator.forecast.memory import peak_activations
 from simulator.stacks import Stack
 
 __all__ = ["Forecast", "check_machine", "chunk_costs", "chunks_of", "estimate", "known_layouts", "rates_of"]
@@ -62,8 +61,7 @@ def estimate(
     case = PipelineForecast(
         layout=LayoutCosts(costs), degrees=degrees, chunks=chunks, ranks=RankKinds.of(chunks, schedule)
     )
-    kept, kept_for_weights, during = zip(*(case.layout.activations(chunk) for chunk in case.chunks), strict=True)
-    return case.forecast(case.end_ps(), peak_activations(schedule, kept, kept_for_weights, during))
+    return case.forecast(case.end_ps(), case.activations())
 
 
 def chunk_costs(

@@ -25,7 +25,6 @@ from simulator.forecast.case import (
 )
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.estimate import check_machine, chunk_costs, chunks_of
-from simulator.forecast.memory import peak_activations
 from simulator.stacks import Stack
 
 __all__ = ["estimate_grid"]
@@ -126,11 +125,7 @@ class _Grid:
         rank_kinds, rank_kind = cases[0].ranks
         stack, degrees = self._stack, cases[0].degrees
         if stack.synchronises(degrees) or stack.fetch_s:  # which the batch ignores
-            return [
-                case.forecast(case.end_ps(), peak_activations(schedule, *zip(
-                    *(case.layout.activations(chunk) for chunk in chunks), strict=True
-                ))) for case in cases
-            ]  # fmt: skip
+            return [case.forecast(case.end_ps(), case.activations()) for case in cases]
         actions = np.stack(
             [np.stack([self._column(case.layout, chunk) for chunk in kinds], axis=-1) for case in cases], axis=-1
         )
@@ -143,14 +138,14 @@ class _Grid:
             np.stack([times for times, _ in transfers], -1),
             np.array([send for _, send in transfers], dtype=np.float64), blocking=stack.waits_for_sends(degrees),
             together=stack.steps_together(degrees), overlap_penalty_ps=np.stack([
-                transfer_overlap_penalty_ps(times, case.layout.overlap_penalty_share)
+                transfer_overlap_penalty_ps(times, case.overlap_penalty_share)
                 for (times, _), case in zip(transfers, cases, strict=True)
             ], -1) if schedule.num_ranks > 1 else None,
         )  # fmt: skip
         memory = np.array([[_flat(case.layout, chunk) for chunk in kinds] for case in cases], dtype=np.int64).T[
             :, stage_kind
-        ]  # (6, stages, cases)
-        peaks = peak_bytes(schedule, memory[0], memory[1], memory[2:])
+        ]  # (7, stages, cases)
+        peaks = peak_bytes(schedule, memory[0], memory[1], memory[2:6], memory[6])
         return [
             case.forecast(end, own)
             for case, end, own in zip(cases, ends.tolist(), peaks.T.tolist(), strict=True)
@@ -188,4 +183,4 @@ def _ends(update: ClockMap) -> tuple[float, float]:
 
 def _flat(layout: LayoutCosts, chunk: Chunk) -> tuple[int, ...]:
     own = layout.activations(chunk)
-    return own.kept, own.kept_for_weights, *own.during
+    return own.kept, own.kept_for_weights, *own.during, layout.late_gradient_bytes(chunk)

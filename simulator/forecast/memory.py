@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from costmodels.widths import MEMORY_ACTIVATIONS, MEMORY_RESERVED, MEMORY_RESIDUAL, NINETY
 from plans.lower.symbolic import ParameterTemplate, PartTemplate, PieceTemplate
@@ -15,16 +18,27 @@ from plans.plan import Optimizer
 from plans.schedules import Schedule
 from simulator.stacks.footprint import Footprint
 
-__all__ = ["footprint", "memory_interval", "parameter_bytes", "peak_activations"]
+__all__ = [
+    "Activations",
+    "chunk_activations",
+    "footprint",
+    "makes_gradients",
+    "memory_interval",
+    "parameter_bytes",
+    "peak_activations",
+]
 
 
-def footprint(piece: PieceTemplate, numbers: Sequence[int], arrives: int = 0, *, split: bool = False) -> Footprint:
+def footprint(
+    piece: PieceTemplate, numbers: Sequence[int], arrives: int = 0, comes_back: int = 0, *, split: bool = False
+) -> Footprint:
     """The activations of a piece.
 
     Args:
         piece: its template.
         numbers: the values of the template's monomials.
         arrives: bytes of the tensor that the piece before hands over, which its backward needs again.
+        comes_back: bytes of the gradient that the piece behind hands over, which its weight gradients need again.
         split: whether the gradients of inputs and of weights are separate parts.
     """
     kept, forward = (arrives + bytes_ for bytes_ in _net(piece.parts["F"], numbers))
@@ -34,7 +48,11 @@ def footprint(piece: PieceTemplate, numbers: Sequence[int], arrives: int = 0, *,
     change, backward = _net(piece.parts["I"], numbers)
     _, weights = _net(piece.parts["W"], numbers)
     return Footprint(
-        kept=kept, kept_for_weights=kept + change, forward=forward, backward=backward, weights=max(0, weights)
+        kept=kept,
+        kept_for_weights=kept + change + comes_back,
+        forward=forward,
+        backward=backward,
+        weights=max(0, weights),
     )
 
 
@@ -91,19 +109,64 @@ def memory_interval(
     return total - below, total + above
 
 
+class Activations(NamedTuple):
+    """Bytes of the activations of chunks: numbers, or arrays of any chunks.
+
+    Args:
+        kept: as of `Footprint`.
+        kept_for_weights: as of `Footprint`.
+        during: what F, B, I and W need for themselves; that of F above `kept`.
+    """
+
+    kept: Any
+    kept_for_weights: Any
+    during: tuple[Any, Any, Any, Any]
+
+
+def chunk_activations(pieces: Sequence[tuple[Footprint, Any]]) -> Activations:
+    """The activations of chunks, piece by piece: a forward needs nothing yet for the pieces behind, a backward nothing
+    any more.
+
+    Args:
+        pieces: in the order of the forward, each with how often a chunk has it: a number, or an array of any chunks.
+
+    >>> plain = Footprint(kept=4, forward=6, backward=3)
+    >>> chunk_activations([(Footprint(kept=0, backward=9), 1), (plain, 2)])
+    Activations(kept=8, kept_for_weights=0, during=(2, 3, 3, 0))
+    """
+    kept = kept_for_weights = 0  # by the pieces behind
+    forward = whole = inputs = weights = 0
+    for own, count in reversed(pieces):
+        there = np.minimum(count, 1)
+        more = own.kept_for_weights - own.kept  # that each of them leaves behind its input gradient
+        forward = np.maximum(forward, there * (own.forward - own.kept - kept))
+        whole = np.maximum(whole, there * (own.backward - kept))
+        last = np.maximum(count - 1, 0) * max(more, 0)
+        inputs = np.maximum(inputs, there * (own.backward + last + kept_for_weights - kept))
+        weights = np.maximum(weights, there * (own.weights - kept_for_weights))
+        kept = kept + count * own.kept
+        kept_for_weights = kept_for_weights + count * own.kept_for_weights
+    return Activations(kept, kept_for_weights, (forward, whole, inputs, weights))
+
+
 def peak_activations(
     schedule: Schedule,
     kept: Sequence[int],
     kept_for_weights: Sequence[int],
     during: Sequence[tuple[int, int, int, int]],
+    gradients: Sequence[int] = (),
 ) -> list[int]:
-    """The most bytes of activations alive at once on every pipeline rank; a rank does one action at a time.
+    """The most bytes of activations alive at once on every pipeline rank, which does one action at a time.
+
+    A stage's gradients are there from its first whole backward or weight gradient on. Activations that are alive before
+    take their place: they count only as far as they exceed the gradients that are still to come.
 
     Args:
         schedule: schedule of the pipeline.
         kept: per stage, from its forward until its (whole or input-gradient) backward.
         kept_for_weights: per stage, from the input gradient until the weight gradient.
         during: per stage what F, B, I and W need for themselves.
+        gradients: per stage the bytes of its gradients; all of them are there from the beginning where absent.
     """
     table = schedule.table
     whole, part = np.array(kept, np.int64)[table.stage], np.array(kept_for_weights, np.int64)[table.stage]
@@ -111,9 +174,22 @@ def peak_activations(
     zero = np.zeros_like(whole)
     before = np.choose(table.kind, (whole, zero, zero, zero))  # a forward's own activations count while it runs
     after = np.choose(table.kind, (zero, -whole, part - whole, -part))
+    if gradients:
+        after = after + np.where(makes_gradients(schedule), np.array(gradients, np.int64)[table.stage], 0)
     peaks = []
-    for first, last in zip(table.rank_start[:-1], table.rank_start[1:], strict=True):
-        rows = slice(int(first), int(last))
+    for rank, (first, last) in enumerate(pairwise(table.rank_start.tolist())):
+        rows = slice(first, last)
         alive = np.cumsum(before[rows] + after[rows]) - after[rows]
-        peaks.append(int((alive + own[rows]).max()))
+        to_come = sum(gradients[stage] for stage in schedule.stages_of(rank)) if gradients else 0
+        peaks.append(max(0, int((alive + own[rows]).max(initial=0)) - to_come))
     return peaks
+
+
+@lru_cache(maxsize=2048)
+def makes_gradients(schedule: Schedule) -> npt.NDArray[np.bool_]:
+    """(row of the schedule's table) whether it is the first action of its stage that makes gradients of weights."""
+    table = schedule.table
+    rows = np.flatnonzero((table.kind == 1) | (table.kind == 3))
+    found = np.zeros(len(table.kind), dtype=bool)
+    found[rows[np.unique(table.stage[rows], return_index=True)[1]]] = True
+    return found

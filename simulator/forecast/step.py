@@ -34,15 +34,12 @@ from simulator.forecast.overlap import pair_rates
 from simulator.forecast.parts import RankWalk, Turn, Waits
 from simulator.forecast.rank import RankBodies, Transfers, pipeline_costs
 from simulator.forecast.symbolic import LoweredRank, Wanted, bodies_of_rank, lowered_rank
+from simulator.forecast.walk import MOST_MESSAGES
 
 __all__ = ["StepForecast", "backward_kinds"]
 
 _MUCH = 0.015
 """Share of a step: what communication under way at once may cost before the step is walked by the clock."""
-
-_MOST_MESSAGES = 5000
-"""Messages of a step that is walked; a walk takes about 80 us for each. Searches on thousands of devices evaluate steps
-with 100,000 of them."""
 
 
 @lru_cache(maxsize=256)
@@ -86,19 +83,20 @@ class StepForecast:
         self.chunks = tuple(chunks)
         self.schedule = degrees.pipeline
         self.stages_of = [self.schedule.stages_of(rank) for rank in range(self.schedule.num_ranks)]
-        with without_collection():
-            self.ranks = self._ranks()
 
-    def _ranks(self) -> list[_Rank]:
-        kinds = backward_kinds(self.schedule)
-        return [
-            _rank(
-                _RankKey(
-                    self.costs, tuple(self.chunks[stage] for stage in stages), tuple(kinds[stage] for stage in stages),
-                )
+    @cached_property
+    def ranks(self) -> list[_Rank]:
+        """The bodies of each pipeline rank."""
+        with without_collection():
+            return [self._rank(number) for number in range(self.schedule.num_ranks)]
+
+    def _rank(self, number: int) -> _Rank:
+        stages, kinds = self.stages_of[number], backward_kinds(self.schedule)
+        return _rank(
+            _RankKey(
+                self.costs, tuple(self.chunks[stage] for stage in stages), tuple(kinds[stage] for stage in stages),
             )
-            for stages in self.stages_of
-        ]  # fmt: skip
+        )  # fmt: skip
 
     @cached_property
     def pipeline_costs(self) -> PipelineCosts:
@@ -165,6 +163,15 @@ class StepForecast:
         """The largest peak of any rank."""
         return max(peak for peak, _ in self.peaks)
 
+    def peak_above(self, limit_bytes: int) -> int | None:
+        """The peak of a rank that exceeds a limit; None if all fit. Ranks are lowered until one is found."""
+        with without_collection():
+            for number, stages in enumerate(self.stages_of):
+                peak, _ = self._rank(number).peak(self.schedule, stages, self.degrees.posts_ahead)
+                if peak > limit_bytes:
+                    return peak
+        return None
+
     @cached_property
     def _first_step(self) -> PipelineTimes:
         return pipeline_times(self.schedule, self.pipeline_costs)
@@ -180,7 +187,7 @@ class StepForecast:
             self.degrees, self.config.kv_heads, self.machine, [rank.undisturbed for rank in self.ranks],
             self._transfers, self.costs.sizes.arrival_bytes, posts_ahead=self.degrees.posts_ahead,
         )  # fmt: skip
-        if found.num_messages > _MOST_MESSAGES:
+        if found.num_messages > MOST_MESSAGES:
             return None
         return found if found.most_ps > _MUCH * int(self._first_step.step_ps) else None
 
@@ -196,6 +203,16 @@ class StepForecast:
         if self._contention is not None:
             return _last_interval(self._contended_steps)
         return self._interval_ps(self._first_step, self._second_step)
+
+    @property
+    def is_walked(self) -> bool:
+        """Whether concurrent communication costs so much that the step is walked by the clock."""
+        return self._contention is not None
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds of a step if communication of different kinds did not slow each other; known without a walk."""
+        return self._interval_ps(self._first_step, self._second_step) / PS_PER_S
 
     def _changed_pace_ps(self, costs: PipelineCosts) -> int:
         first = pipeline_times(self.schedule, costs)
@@ -403,13 +420,21 @@ class _Rank:
     def __init__(self, key: _RankKey, lowered: LoweredRank) -> None:
         self._costs = key.costs
         self.lowered = lowered
-        self.undisturbed = bodies_of_rank(key.costs, lowered)
-        self.bodies = self.undisturbed.slowed(pair_rates(key.costs.machine))
         self.walk = RankWalk()
         self._figures: dict[tuple[int, str], _Figures] = {}
         self._sums: dict[tuple[tuple[tuple[int, str], int], ...], _Figures] = {}
         self._peaks: dict[tuple[Schedule, tuple[int, ...], bool], tuple[int, dict[str, int]]] = {}
         self._memory = RankMemory(lowered, key.costs.pieces, key.costs.sizes.arrival_bytes)
+
+    @cached_property
+    def undisturbed(self) -> RankBodies:
+        """The bodies with the work of each operation alone."""
+        return bodies_of_rank(self._costs, self.lowered)
+
+    @cached_property
+    def bodies(self) -> RankBodies:
+        """The bodies with compute and communication slowed by each other."""
+        return self.undisturbed.slowed(pair_rates(self._costs.machine))
 
     def peak(self, schedule: Schedule, stages: tuple[int, ...], posts_ahead: bool) -> tuple[int, dict[str, int]]:
         """The peak of its memory in bytes, and the bytes of each role then."""

@@ -19,7 +19,11 @@ from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
 from simulator.forecast.overlap import PairRates
 from simulator.forecast.parts import Waits
 
-__all__ = ["Actions", "Line", "Run", "Transmission", "Way", "walked"]
+__all__ = ["MOST_MESSAGES", "Actions", "Line", "Run", "Transmission", "Way", "walked"]
+
+MOST_MESSAGES = 5000
+"""Messages of a step that is walked; a walk takes about 60 us for each. Searches on thousands of devices evaluate steps
+with 100,000 of them."""
 
 POST, SENT = 5, 6
 """Lines next to those of a body: a receive is posted; all sends of the step are waited for."""

@@ -221,7 +221,7 @@ class Megatron(Stack):
             largest = 2 * sizes.item_bytes * sizes.scores + (0 if sizes.recompute == "none" else written_out)
         return replace(
             found, kept=found.kept + extra, forward=found.forward + extra, backward=found.backward + largest,
-            kept_for_weights=max(0, found.kept_for_weights - 3 * sizes.arrival_bytes),
+            kept_for_weights=max(0, found.kept_for_weights - 4 * sizes.arrival_bytes),
         )  # fmt: skip
 
     def memory(
