@@ -36,6 +36,7 @@ from simulator.forecast.classes import class_seconds, device_classes, overlap_pe
 from simulator.forecast.memory import Activations, chunk_activations, peak_activations
 from simulator.forecast.pipeline import Runtime, pipeline_end_ps
 from simulator.forecast.walk import MOST_MESSAGES
+from simulator.lines import COLLECTIVE
 from simulator.stacks import Stack
 
 __all__ = ["Forecast", "LayoutCosts", "PipelineForecast", "RankKinds", "is_split", "transfer_overlap_penalty_ps"]
@@ -87,6 +88,7 @@ class LayoutCosts:
         self._actions: dict[Chunk, Mapping[str, ClockMap]] = {}
         self._updates: dict[tuple[Chunk, ...], ClockMap] = {}
         self._activations: dict[Chunk, Activations] = {}
+        self._num_collectives: dict[Chunk, int] = {}
         self._update_of: dict[Chunk, ClockMap] = {}
         self._static_of: dict[Chunk, Mapping[str, int]] = {}
         self._held: dict[tuple[Chunk, ...], Mapping[str, int]] = {}
@@ -117,6 +119,17 @@ class LayoutCosts:
                 actions["B.last"] = actions["I"].then(actions["W.last"])
             self._actions[chunk] = actions
         return self._actions[chunk]
+
+    def num_collectives(self, chunk: Chunk) -> int:
+        """Collectives of a chunk in one micro-batch, without those of the optimizer."""
+        if chunk not in self._num_collectives:
+            parts = ("F", "I", "W") if self.costs.split_backward else ("F", "B")
+            own = [(*self.costs.owner_of(piece), count) for piece, count in chunk.pieces]
+            self._num_collectives[chunk] = sum(
+                count * sum(line.kind == COLLECTIVE for part in parts for line in costs.lines(piece, part))
+                for costs, piece, count in own
+            )
+        return self._num_collectives[chunk]
 
     def update(self, chunks: tuple[Chunk, ...]) -> ClockMap:
         """The optimizer's work of a rank with these chunks."""
@@ -350,7 +363,7 @@ class PipelineForecast:
         to be walked."""
         costs = self.layout.costs
         if costs.stack.runs_programs:
-            own = sum(count * costs.num_collectives(piece) for chunk in self.chunks for piece, count in chunk.pieces)
+            own = sum(self.layout.num_collectives(chunk) for chunk in self.chunks)
             if (own + 2 * (self.schedule.num_stages - 1)) * self.degrees.num_micro_batches > MOST_MESSAGES:
                 return 0.0
         return self.layout.overlap_penalty_share

@@ -175,15 +175,6 @@ class Chunks:
             )
         return list(self.known[key])
 
-    def num_collectives(self, piece: str) -> int:
-        """Collectives of a piece in one micro-batch."""
-        owner, name = self.owner_of(piece)
-        key = ("collectives", name)
-        if key not in owner.known:
-            parts = ("F", "I", "W") if self.split_backward else ("F", "B")
-            owner.known[key] = sum(line.kind == COLLECTIVE for part in parts for line in owner.lines(name, part))
-        return int(owner.known[key])
-
     def footprint(self, piece: str) -> Footprint:
         """A piece's activations."""
         owner, name = self.owner_of(piece)

@@ -29,7 +29,8 @@ from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, WAIT, Op
 from simulator.forecast.overlap import PairRates, host_lead_ps, pair_rates
 from simulator.forecast.parts import Waits
 from simulator.forecast.rank import RankBodies, Transfers
-from simulator.forecast.walk import POST, Actions, Line, Run, Transmission, Way, walked
+from simulator.forecast.run import Run
+from simulator.forecast.walk import POST, Actions, Line, Transmission, Way, walked
 from simulator.lines import Payload
 
 __all__ = ["Contention"]

@@ -6,7 +6,7 @@ Everything is that of the lowered program, block by block and micro-batch by mic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -29,11 +29,11 @@ from simulator.forecast.chunks import Chunks
 from simulator.forecast.classes import class_seconds
 from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_times, pipeline_times
 from simulator.forecast.contention import Contention
-from simulator.forecast.held import RankMemory
 from simulator.forecast.overlap import pair_rates
-from simulator.forecast.parts import RankWalk, Turn, Waits
+from simulator.forecast.parts import Turn, Waits
+from simulator.forecast.pipeline_rank import PipelineRank, RankKey, pipeline_rank
 from simulator.forecast.rank import RankBodies, Transfers, pipeline_costs
-from simulator.forecast.symbolic import LoweredRank, Wanted, bodies_of_rank, lowered_rank
+from simulator.forecast.symbolic import Wanted
 from simulator.forecast.walk import MOST_MESSAGES
 
 __all__ = ["StepForecast", "backward_kinds"]
@@ -85,15 +85,15 @@ class StepForecast:
         self.stages_of = [self.schedule.stages_of(rank) for rank in range(self.schedule.num_ranks)]
 
     @cached_property
-    def ranks(self) -> list[_Rank]:
+    def ranks(self) -> list[PipelineRank]:
         """The bodies of each pipeline rank."""
         with without_collection():
             return [self._rank(number) for number in range(self.schedule.num_ranks)]
 
-    def _rank(self, number: int) -> _Rank:
+    def _rank(self, number: int) -> PipelineRank:
         stages, kinds = self.stages_of[number], backward_kinds(self.schedule)
-        return _rank(
-            _RankKey(
+        return pipeline_rank(
+            RankKey(
                 self.costs, tuple(self.chunks[stage] for stage in stages), tuple(kinds[stage] for stage in stages),
             )
         )  # fmt: skip
@@ -383,135 +383,10 @@ class StepForecast:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _RankKey:
-    """A key of the facts that a rank's bodies depend on; equal for configurations that differ only in other facts."""
-
-    costs: Chunks
-    chunks: tuple[Chunk, ...]
-    wanted: tuple[Wanted, ...]
-
-    @property
-    def _lowered(self) -> tuple[object, ...]:
-        degrees = self.costs.degrees
-        return (
-            self.costs.config, degrees.dp, degrees.tp, degrees.cp, degrees.ep, degrees.strides, degrees.num_ranks,
-            degrees.sequence_parallel, degrees.recompute, degrees.recompute_layers, degrees.optimizer, degrees.fused,
-            self.chunks, self.wanted, degrees.num_micro_batches == 1,
-        )  # fmt: skip
-
-    @property
-    def _priced(self) -> tuple[object, ...]:
-        return (*self._lowered, self.costs.degrees.micro_batch, self.costs.machine)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Figures:
-    """The parts of one rank's step time in seconds, without its host."""
-
-    compute_s: float
-    kernels_s: Mapping[str, float]
-    host_s: float
-
-
-class _Rank:
-    """The bodies of one pipeline rank, and what follows from them."""
-
-    def __init__(self, key: _RankKey, lowered: LoweredRank) -> None:
-        self._costs = key.costs
-        self.lowered = lowered
-        self.walk = RankWalk()
-        self._figures: dict[tuple[int, str], _Figures] = {}
-        self._sums: dict[tuple[tuple[tuple[int, str], int], ...], _Figures] = {}
-        self._peaks: dict[tuple[Schedule, tuple[int, ...], bool], tuple[int, dict[str, int]]] = {}
-        self._memory = RankMemory(lowered, key.costs.pieces, key.costs.sizes.arrival_bytes)
-
-    @cached_property
-    def undisturbed(self) -> RankBodies:
-        """The bodies with the work of each operation alone."""
-        return bodies_of_rank(self._costs, self.lowered)
-
-    @cached_property
-    def bodies(self) -> RankBodies:
-        """The bodies with compute and communication slowed by each other."""
-        return self.undisturbed.slowed(pair_rates(self._costs.machine))
-
-    def peak(self, schedule: Schedule, stages: tuple[int, ...], posts_ahead: bool) -> tuple[int, dict[str, int]]:
-        """The peak of its memory in bytes, and the bytes of each role then."""
-        key = schedule, stages, posts_ahead
-        if key not in self._peaks:
-            self._peaks[key] = self._memory.peak(schedule, stages, posts_ahead=posts_ahead)
-        return self._peaks[key]
-
-    @property
-    def kept_bytes(self) -> int:
-        """Weights and optimizer states from step to step."""
-        return sum(size for role, size in self._memory.kept.items() if role in ("weight", "optimizer"))
-
-    def num_kernels(self, counts: Mapping[tuple[int, str], int]) -> int:
-        """Kernels and collectives of a step; `counts` as of `counts_of_variants`."""
-        own = self.undisturbed
-        every = ((own.begin, 1), (own.end, 1), *((own.action(*key), count) for key, count in counts.items()))
-        return sum(count * sum(op.kind in (COMPUTE, ISSUE) for op in ops) for ops, count in every)
-
-    def figures(self, counts: Mapping[tuple[int, str], int]) -> _Figures:
-        """The parts of a step; `counts` as in `counts_of_variants`."""
-        key = tuple(counts.items())
-        if key not in self._sums:
-            self._sums[key] = self._sum(counts)
-        return self._sums[key]
-
-    def _sum(self, counts: Mapping[tuple[int, str], int]) -> _Figures:
-        compute = host = 0.0
-        kernels: dict[str, float] = {}
-        for key, count in (*counts.items(), ((-1, "begin"), 1), ((-1, "end"), 1)):
-            own = self._of(key)
-            compute += count * own.compute_s
-            host += count * own.host_s
-            for name, seconds in own.kernels_s.items():
-                kernels[name] = kernels.get(name, 0.0) + count * seconds
-        return _Figures(compute_s=compute, kernels_s=kernels, host_s=host)
-
-    def _of(self, key: tuple[int, str]) -> _Figures:
-        if key not in self._figures:
-            own = self.bodies
-            ops = {"begin": own.begin, "end": own.end}.get(key[1]) or own.action(*key)
-            self._figures[key] = _figures(ops, is_update=key[1] == "end")
-        return self._figures[key]
-
-
 def _last_interval(steps: Sequence[Sequence[Waits]]) -> int:
     ends = [0, *(round(max(rank.end_ps for rank in step)) for step in steps)]
     return ends[-1] - ends[-2]
 
 
-def _figures(ops: Sequence[Op], *, is_update: bool) -> _Figures:
-    kernels: dict[str, float] = {}
-    for op in ops:
-        if op.kind == COMPUTE:
-            name = "update" if is_update else op.name
-            kernels[name] = kernels.get(name, 0.0) + op.work_ps / PS_PER_S
-    return _Figures(
-        compute_s=sum(kernels.values()), kernels_s=kernels, host_s=sum(op.dispatch_ps for op in ops) / PS_PER_S
-    )
-
-
-_RANKS: dict[tuple[object, ...], _Rank] = {}
-_LOWERED: dict[tuple[object, ...], LoweredRank] = {}
 _FORECASTS: dict[tuple[object, ...], Forecast] = {}
 _MOST = 4096
-
-
-def _rank(key: _RankKey) -> _Rank:
-    """The same object for configurations in which the rank does the same."""
-    found = _RANKS.get(key._priced)
-    if found is None:
-        lowered = _LOWERED.get(key._lowered)
-        if lowered is None:
-            if len(_LOWERED) >= _MOST:
-                _LOWERED.clear()
-            lowered = _LOWERED[key._lowered] = lowered_rank(key.costs, key.chunks, key.wanted)
-        if len(_RANKS) >= _MOST:
-            _RANKS.clear()
-        found = _RANKS[key._priced] = _Rank(key, lowered)
-    return found

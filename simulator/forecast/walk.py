@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import accumulate
 
 from costmodels.price.sharing import max_min_rates
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
 from simulator.forecast.overlap import PairRates
 from simulator.forecast.parts import Waits
+from simulator.forecast.run import Run, call_of
 
-__all__ = ["MOST_MESSAGES", "Actions", "Line", "Run", "Transmission", "Way", "walked"]
+__all__ = ["MOST_MESSAGES", "Actions", "Line", "Transmission", "Way", "walked"]
 
 MOST_MESSAGES = 5000
 """Messages of a step that is walked; a walk takes about 60 us for each. Searches on thousands of devices evaluate steps
@@ -83,43 +83,6 @@ class Line:
     meeting: Transmission | None = None
     run: Run | None = None
     call: str = "collective"
-
-
-class Run:
-    """Operations on the compute stream, one after the other.
-
-    Args:
-        parts: COMPUTE, and what the stream waits for with nothing else under way: such a part has no name.
-    """
-
-    __slots__ = ("_ahead", "_compute", "_dispatch", "_exposed", "_work", "parts")
-
-    def __init__(self, parts: Sequence[Op]) -> None:
-        self.parts = tuple(parts)
-        self._dispatch = [0, *accumulate(op.dispatch_ps for op in parts)]
-        self._work = [0, *accumulate(op.work_ps for op in parts)]
-        self._compute = [0, *accumulate(op.work_ps if op.kind == COMPUTE else 0 for op in parts)]
-        self._exposed = [(number, _call(op), op.work_ps) for number, op in enumerate(parts) if op.kind == ISSUE]
-        leads = [issued - done for issued, done in zip(self._dispatch[1:], self._work, strict=False)]
-        self._ahead = list(accumulate(reversed(leads), max))[::-1]
-
-    def ends(self, first: int, host: float, stream: float) -> tuple[float, float]:
-        """The times at which host and stream are free after its parts from `first` on, if nothing slows them."""
-        work, dispatch = self._work, self._dispatch
-        ready = stream + work[-1] - work[first]
-        late = host - dispatch[first] + self._ahead[first] + work[-1]
-        return host + dispatch[-1] - dispatch[first], ready if ready > late else late
-
-    def tally(self, waits: Waits, first: int, length_ps: float) -> None:
-        """Count its parts from `first` on, which took some time without being slowed."""
-        exposed = [(call, work_ps) for number, call, work_ps in self._exposed if number >= first]
-        waits.add_run(self._compute[-1] - self._compute[first], exposed, length_ps)
-
-
-def _call(op: Op) -> str:
-    """The call of a collective in a run."""
-    assert op.payload is not None
-    return op.payload.call
 
 
 Actions = Sequence[tuple[Sequence[Line], Way | None, Way | None]]
@@ -198,7 +161,7 @@ def _tally_op(tally: Waits, op: Op, free: float, begins: float, ends: float) -> 
     if op.kind == COMPUTE:
         tally.compute_ps += ends - begins
     elif op.kind == ISSUE:
-        tally.add([(_call(op), ends - begins)], 0)
+        tally.add([(call_of(op), ends - begins)], 0)
     tally.host_ps += max(0.0, begins - free)
 
 

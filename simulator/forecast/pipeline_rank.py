@@ -1,0 +1,150 @@
+"""The work of a pipeline rank in a forecast, made once for all configurations in which it is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from plans.schedules import Schedule
+from plans.timeline import PS_PER_S
+from simulator.forecast.body import COMPUTE, ISSUE, Op
+from simulator.forecast.chunk import Chunk
+from simulator.forecast.chunks import Chunks
+from simulator.forecast.held import RankMemory
+from simulator.forecast.overlap import pair_rates
+from simulator.forecast.parts import RankWalk
+from simulator.forecast.rank import RankBodies
+from simulator.forecast.symbolic import LoweredRank, Wanted, bodies_of_rank, lowered_rank
+
+__all__ = ["PipelineRank", "RankKey", "pipeline_rank"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankKey:
+    """A key of the facts that a rank's bodies depend on; equal for configurations that differ only in other facts."""
+
+    costs: Chunks
+    chunks: tuple[Chunk, ...]
+    wanted: tuple[Wanted, ...]
+
+    @property
+    def lowered(self) -> tuple[object, ...]:
+        """Facts that the lowered bodies depend on."""
+        degrees = self.costs.degrees
+        return (
+            self.costs.config, degrees.dp, degrees.tp, degrees.cp, degrees.ep, degrees.strides, degrees.num_ranks,
+            degrees.sequence_parallel, degrees.recompute, degrees.recompute_layers, degrees.optimizer, degrees.fused,
+            self.chunks, self.wanted, degrees.num_micro_batches == 1,
+        )  # fmt: skip
+
+    @property
+    def priced(self) -> tuple[object, ...]:
+        """Facts that their prices depend on."""
+        return (*self.lowered, self.costs.degrees.micro_batch, self.costs.machine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Figures:
+    """The parts of one rank's step time in seconds, without its host."""
+
+    compute_s: float
+    kernels_s: Mapping[str, float]
+    host_s: float
+
+
+class PipelineRank:
+    """The bodies of one pipeline rank, and what follows from them."""
+
+    def __init__(self, key: RankKey, lowered: LoweredRank) -> None:
+        self._costs = key.costs
+        self.lowered = lowered
+        self.walk = RankWalk()
+        self._figures: dict[tuple[int, str], _Figures] = {}
+        self._sums: dict[tuple[tuple[tuple[int, str], int], ...], _Figures] = {}
+        self._peaks: dict[tuple[Schedule, tuple[int, ...], bool], tuple[int, dict[str, int]]] = {}
+        self._memory = RankMemory(lowered, key.costs.pieces, key.costs.sizes.arrival_bytes)
+
+    @cached_property
+    def undisturbed(self) -> RankBodies:
+        """The bodies with the work of each operation alone."""
+        return bodies_of_rank(self._costs, self.lowered)
+
+    @cached_property
+    def bodies(self) -> RankBodies:
+        """The bodies with compute and communication slowed by each other."""
+        return self.undisturbed.slowed(pair_rates(self._costs.machine))
+
+    def peak(self, schedule: Schedule, stages: tuple[int, ...], posts_ahead: bool) -> tuple[int, dict[str, int]]:
+        """The peak of its memory in bytes, and the bytes of each role then."""
+        key = schedule, stages, posts_ahead
+        if key not in self._peaks:
+            self._peaks[key] = self._memory.peak(schedule, stages, posts_ahead=posts_ahead)
+        return self._peaks[key]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Weights and optimizer states from step to step."""
+        return sum(size for role, size in self._memory.kept.items() if role in ("weight", "optimizer"))
+
+    def num_kernels(self, counts: Mapping[tuple[int, str], int]) -> int:
+        """Kernels and collectives of a step; `counts` as of `counts_of_variants`."""
+        own = self.undisturbed
+        every = ((own.begin, 1), (own.end, 1), *((own.action(*key), count) for key, count in counts.items()))
+        return sum(count * sum(op.kind in (COMPUTE, ISSUE) for op in ops) for ops, count in every)
+
+    def figures(self, counts: Mapping[tuple[int, str], int]) -> _Figures:
+        """The parts of a step; `counts` as in `counts_of_variants`."""
+        key = tuple(counts.items())
+        if key not in self._sums:
+            self._sums[key] = self._sum(counts)
+        return self._sums[key]
+
+    def _sum(self, counts: Mapping[tuple[int, str], int]) -> _Figures:
+        compute = host = 0.0
+        kernels: dict[str, float] = {}
+        for key, count in (*counts.items(), ((-1, "begin"), 1), ((-1, "end"), 1)):
+            own = self._of(key)
+            compute += count * own.compute_s
+            host += count * own.host_s
+            for name, seconds in own.kernels_s.items():
+                kernels[name] = kernels.get(name, 0.0) + count * seconds
+        return _Figures(compute_s=compute, kernels_s=kernels, host_s=host)
+
+    def _of(self, key: tuple[int, str]) -> _Figures:
+        if key not in self._figures:
+            own = self.bodies
+            ops = {"begin": own.begin, "end": own.end}.get(key[1]) or own.action(*key)
+            self._figures[key] = _figures(ops, is_update=key[1] == "end")
+        return self._figures[key]
+
+
+def _figures(ops: Sequence[Op], *, is_update: bool) -> _Figures:
+    kernels: dict[str, float] = {}
+    for op in ops:
+        if op.kind == COMPUTE:
+            name = "update" if is_update else op.name
+            kernels[name] = kernels.get(name, 0.0) + op.work_ps / PS_PER_S
+    return _Figures(
+        compute_s=sum(kernels.values()), kernels_s=kernels, host_s=sum(op.dispatch_ps for op in ops) / PS_PER_S
+    )
+
+
+_RANKS: dict[tuple[object, ...], PipelineRank] = {}
+_LOWERED: dict[tuple[object, ...], LoweredRank] = {}
+_MOST = 4096
+
+
+def pipeline_rank(key: RankKey) -> PipelineRank:
+    """The same object for configurations in which the rank does the same."""
+    found = _RANKS.get(key.priced)
+    if found is None:
+        lowered = _LOWERED.get(key.lowered)
+        if lowered is None:
+            if len(_LOWERED) >= _MOST:
+                _LOWERED.clear()
+            lowered = _LOWERED[key.lowered] = lowered_rank(key.costs, key.chunks, key.wanted)
+        if len(_RANKS) >= _MOST:
+            _RANKS.clear()
+        found = _RANKS[key.priced] = PipelineRank(key, lowered)
+    return found
