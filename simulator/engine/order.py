@@ -7,7 +7,7 @@ share it; what depends on the block is worked out for all blocks together.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -129,31 +129,32 @@ class _Lines:
         self._names = names
         self.are_distinct = True  # the names in every body
         self._rows: list[tuple[int, int, int, bool, bool, int]] = []
-        self._numbers: dict[tuple[int, str], int] = {}
+        self._numbers: dict[Hashable, int] = {}
 
     def bodies(self, blocks: Sequence[Block]) -> tuple[list[int], list[str]]:
         """The number of every block's body, and what is before the first slash of its label."""
         heads = [block.label for block in blocks]
-        prefixes = [""] * len(blocks)
+        prefixes: Sequence[str] = ()
+        keys: list[Hashable] = [id(block.body) for block in blocks]
         if "/" in "".join(heads):
             parts = [head.partition("/") for head in heads]
             heads, prefixes = [head for head, _, _ in parts], [rest + slash for _, slash, rest in parts]
-        keys = [(id(block.body), prefix) for block, prefix in zip(blocks, prefixes, strict=True)]
+            keys = list(zip(keys, prefixes, strict=True))
         known = self._numbers
-        for key, block in zip(keys, blocks, strict=True):
+        for at, key in enumerate(keys):
             if key not in known:
-                self._add(block, key)
-        return [known[key] for key in keys], heads
+                known[key] = len(known)
+                self._add(blocks[at], known[key], prefixes[at] if prefixes else "")
+        return list(map(known.__getitem__, keys)), heads
 
-    def _add(self, block: Block, key: tuple[int, str]) -> None:
-        """Number a block's body that is new; its instructions' names are behind a prefix, the key's."""
-        self._numbers[key] = number = len(self._numbers)
+    def _add(self, block: Block, number: int, prefix: str) -> None:
+        """Add a block's body that is new; the names of its instructions begin with a prefix."""
         self.begin.append(len(self._rows))
         self.size.append(len(block.body.instructions))
         for instruction in block.body.instructions:
             self.instructions.append(instruction)
             self.first_block.append(block)
-            self._rows.append(self._row(instruction, block, key[1]))
+            self._rows.append(self._row(instruction, block, prefix))
         tails = {tail for _, tail, *_ in self._rows[self.begin[number] :]}
         self.are_distinct &= len(tails) == self.size[number]
 
@@ -269,7 +270,7 @@ class Order:
     @cached_property
     def stream_order(self) -> StreamOrder | None:
         """The order between the compute streams; None where there is one."""
-        return stream_order(self.group)
+        return stream_order(self.group) if any(line.stream for line in self.line_instructions) else None
 
     @cached_property
     def has_collectives(self) -> bool:
