@@ -434,8 +434,7 @@ def _transfers(program: Program) -> Iterator[tuple[str, str, list[tuple[int, int
     for (channel, kind), sends in ends.items():
         if kind is Kind.SEND:
             for (send, instruction), (receive, _) in zip(sends, ends.get((channel, Kind.RECV), []), strict=False):
-                pairs = {(piece.src_rank, piece.dst_rank) for piece in instruction.pieces if not piece.is_local}
-                yield send, receive, sorted(pairs)
+                yield send, receive, sorted(instruction.pieces.pairs)
 
 
 # --------------------------------------------------------------------------- reading

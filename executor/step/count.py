@@ -7,7 +7,6 @@ step.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -117,15 +116,12 @@ def planned_collectives(program: Program, rank: int) -> Counter[Communication]:
 
 
 def _messages(instruction: Instruction, rank: int) -> Iterable[Communication]:
-    sizes: dict[tuple[int, int], int] = {}
-    for piece in instruction.pieces:
-        mine = piece.src_rank if instruction.kind is Kind.SEND else piece.dst_rank
-        if mine == rank and not piece.is_local:
-            ends = (piece.src_rank, piece.dst_rank)
-            elements = math.prod(stop - start for start, stop in piece.region)
-            sizes[ends] = sizes.get(ends, 0) + elements * itemsize(instruction.dtype)
-    kind = "send" if instruction.kind is Kind.SEND else "recv"
-    return [Communication(kind=kind, num_bytes=size, ranks=ends) for ends, size in sizes.items()]
+    sends, item_bytes = instruction.kind is Kind.SEND, itemsize(instruction.dtype)
+    return [
+        Communication(kind="send" if sends else "recv", num_bytes=elements * item_bytes, ranks=pair)
+        for pair, elements in instruction.pieces.pairs.items()
+        if pair[0 if sends else 1] == rank
+    ]
 
 
 def compare(planned: Mapping[Communication, int], executed: Mapping[Communication, int], rank: int) -> list[str]:

@@ -370,10 +370,7 @@ def _gate(code: Code, interpreter: Interpreter, groups: Groups | None) -> _Gate:
 
         return _Gate(meet=collective)
     sending = instruction.kind is Kind.SEND
-    ends = {
-        (piece.src_rank, piece.dst_rank) for piece in instruction.pieces if rank in (piece.src_rank, piece.dst_rank)
-    }
-    mine = sorted((src, dst) for src, dst in ends if (src if sending else dst) == rank)
+    mine = sorted(instruction.pieces.pairs_of(rank, sends=sending))
     ways = []
     for src, dst in mine:
         if src != dst:

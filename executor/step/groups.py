@@ -208,12 +208,11 @@ def _needed_teams(program: Program) -> set[tuple[str, tuple[int, ...]]]:
 
 def _flows_of(program: Program) -> set[_Flow]:
     return {
-        (instruction.channel, piece.src_rank, piece.dst_rank)
+        (instruction.channel, *pair)
         for group in program.groups
         for instruction in _instructions(group)
         if instruction.kind in (Kind.SEND, Kind.RECV)
-        for piece in instruction.pieces
-        if not piece.is_local
+        for pair in instruction.pieces.pairs
     }
 
 
@@ -222,8 +221,7 @@ def _sequence(program: Program, src: int, dst: int, kind: Kind) -> list[str]:
     return [
         instruction.channel
         for _, instruction in program.walk(src if kind is Kind.SEND else dst)
-        if instruction.kind is kind
-        and any(piece.src_rank == src and piece.dst_rank == dst for piece in instruction.pieces)
+        if instruction.kind is kind and (src, dst) in instruction.pieces.pairs
     ]
 
 

@@ -94,10 +94,6 @@ def _peers(interpreter: Interpreter, instruction: Instruction) -> tuple[int, ...
     rank, kind = interpreter.rank, instruction.kind
     if kind is Kind.COLLECTIVE:
         return tuple(each for each in interpreter.group.members(instruction, rank) if each != rank)
-    if kind is Kind.SEND:
-        found = {piece.dst_rank for piece in instruction.pieces if piece.src_rank == rank}
-    elif kind is Kind.RECV:
-        found = {piece.src_rank for piece in instruction.pieces if piece.dst_rank == rank}
-    else:
+    if kind not in (Kind.SEND, Kind.RECV):
         return ()
-    return tuple(sorted(found - {rank}))
+    return tuple(sorted({*instruction.pieces.partners(rank, sends=kind is Kind.SEND)} - {rank}))

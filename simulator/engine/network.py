@@ -283,7 +283,7 @@ class Network:
         if instruction.kind is Kind.COLLECTIVE:
             meetings = {group.members(instruction, rank) for rank in group.ranks}
         else:
-            meetings = {(piece.src_rank, piece.dst_rank) for piece in instruction.pieces if not piece.is_local}
+            meetings = {*instruction.pieces.pairs}
         for members in sorted(meetings):
             try:
                 self._route(members)

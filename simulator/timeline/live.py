@@ -66,8 +66,7 @@ def live_by_role(program: Program, timeline: Timeline, rank: int, *, step: int |
     for group, of_ranks in times_of_instructions(program, timeline, step=step, ranks={rank}):
         for _, (start, end) in of_ranks:
             changes = Changes(group)
-            times = np.where(changes.is_release, end[changes.position], start[changes.position])
-            order = np.lexsort((changes.key, times))
+            times, order = changes.in_time(start, end)
             present = [
                 role for number, role in enumerate(changes.roles)
                 if role in changes.by_role or (changes.role == number).any()

@@ -74,8 +74,7 @@ def memory_timeline(
     for group, of_ranks in times_of_instructions(program, timeline, orders):
         changes = Changes(group)
         for rank, (start, end) in of_ranks:
-            times = np.where(changes.is_release, end[changes.position], start[changes.position])
-            sequence = np.lexsort((changes.key, times))
+            times, sequence = changes.in_time(start, end)
             peaks[rank] = changes.peak(rank, sequence)
             curves[rank] = (
                 np.concatenate([[begin], times[sequence]]),
@@ -295,6 +294,17 @@ class Changes:
         self.micro_batch = np.array(micro_batches, dtype=np.int64)
         self.names = tuple(numbers)
         self.key = 2 * self.position + self.is_release
+
+    def in_time(
+        self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The time of every change, and the changes in the sequence in which they happen.
+
+        Args:
+            start, end: of every instruction of the step, by position.
+        """
+        times = np.where(self.is_release, end[self.position], start[self.position])
+        return times, np.lexsort((self.key, times))
 
     def peak(self, rank: int, sequence: npt.NDArray[np.int64]) -> MemoryPeak:
         """The peak when the changes happen in this sequence; the first of equal ones."""

@@ -98,8 +98,7 @@ def memory_peak(program: Program, timeline: Timeline, rank: int) -> Peak:
             continue
         changes = Changes(group)
         start, end = next(times for other, times in of_ranks if other == rank)
-        times = np.where(changes.is_release, end[changes.position], start[changes.position])
-        sequence = np.lexsort((changes.key, times))
+        times, sequence = changes.in_time(start, end)
         live = np.cumsum(changes.size[sequence])
         kept = [each for each in group.values.values() if each.scope is Scope.KEPT and each.size_bytes]
         found = [LiveValue(name=each.name, role=each.role, size_bytes=each.size_bytes) for each in kept]
