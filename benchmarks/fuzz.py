@@ -1,5 +1,7 @@
 """Changed files and command lines for every reader: `python -m benchmarks.fuzz --count 10000 --seed 1`.
 
+`--readers` leaves out the commands, of which one takes as long as a hundred files.
+
 Every case takes a good file, changes some of its bytes or one value, and hands it to a reader or a command, in this
 process. It is found bad if an exception other than a refusal comes out, if it takes more than 5 s of processor time or
 a minute, fills more than 1 GB, or prints a number that is not finite. A case follows from the seed and its number:
@@ -24,7 +26,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,14 +40,16 @@ from executor.launch.train_job import load_training_job
 from executor.train.data import IMAGES_NAME, LABELS_NAME, load_digits
 from executor.train.sources import Source
 from interop.chrome_trace import read_trace, write_trace
+from interop.measurements.tables import read_table
 from interop.profiler_trace import read_rank_traces
-from interop.statement import write_statement
+from interop.statement import read_statement, write_statement
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.mlp import mlp_graph
 from plans.model.transformer import transformer, transformer_config
 from plans.plan import load_plan, save_plan
-from plans.schedules import make_schedule
+from plans.reading import read_text
+from plans.schedules import Schedule, ScheduleError, make_schedule
 from search.uniform import uniform_plan
 from simulator import simulate
 from twofold.cli import main
@@ -74,15 +78,17 @@ class Kind:
 
     Args:
         name: of it.
-        content: of a good file, or the words of a good command, one a line.
+        content: of a good file, or the words of a good command.
         suffix: of the file's name.
         read: what is done with the file.
+        commands: whether that runs a command, rather than only reads the file.
     """
 
     name: str
     content: bytes
     suffix: str
     read: Callable[[Path], object]
+    commands: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +117,8 @@ def kinds(folder: Path) -> list[Kind]:
     plan_path, machine_path = save_plan(plan, folder / "plan.json"), machine.save(folder / "machine.json")
     degrees = Degrees(dp=2, tp=2, pp=2, micro_batch=1, global_batch=8)
     stated = write_statement(folder / "degrees.json", config, degrees, stack="twofold")
-    timeline = simulate(plan, machine)
-    trace = write_trace(folder / "trace.json.gz", [timeline])
+    few = uniform_plan(mlp_graph([6, 3], 8), machine, micro_batch=4)
+    trace = write_trace(folder / "trace.json.gz", [simulate(few, machine, num_steps=1)])
     data = Path(__file__).parents[1] / "tests" / "data"
     np.savez(folder / "data.npz", x=np.ones((8, 6), np.float32), y=np.zeros((8, 3), np.float32))
     np.save(folder / "tokens.npy", np.arange(200))
@@ -132,65 +138,67 @@ def kinds(folder: Path) -> list[Kind]:
         if job.learning_rate is not None:
             job.learning_rate.check(job.steps)
 
-    def words(path: Path) -> None:
-        _command(path.read_bytes().decode(errors="surrogateescape").split("\n"))
+    def schedule(path: Path) -> None:
+        with contextlib.suppress(ScheduleError):  # its lines show the row and the cell
+            Schedule.from_text(read_text(path, "the schedule"))
 
+    def words(path: Path) -> None:
+        _command(path.read_bytes().decode(errors="surrogateescape").split(" "))
+
+    inputs = {
+        "plan": (save_plan(few, folder / "few.json").read_bytes(), ".json"),
+        "plan of a transformer": (plan_path.read_bytes(), ".json"),
+        "machine of CPUs": (Machine.load("cpu-2core-x8").to_json(), ".json"),
+        "machine": (machine_path.read_bytes(), ".json"),
+        "degrees": (stated.read_bytes(), ".json"),
+        "config.json": ((data / "configs" / "qwen2-7b.json").read_bytes(), ".json"),
+        "points": (b"".join(points[:40]), ".jsonl"),
+        "trace": (gzip.decompress(trace.read_bytes()), ".json"),
+        "packed trace": (trace.read_bytes(), ".json.gz"),
+        "torch's trace": ((data / "rank0_torch_2.13_cpu.json").read_bytes(), ".json"),
+        "schedule": (make_schedule("1f1b", 2, 2).to_text().encode(), ".csv"),
+        "job": (_JOB, ".toml"),
+        "study": (_STUDY, ".toml"),
+        "table": (_TABLE, ".csv"),
+        "arrays": ((folder / "data.npz").read_bytes(), ".npz"),
+        "tokens": ((folder / "tokens.npy").read_bytes(), ".npy"),
+        "documents": (index, ".idx"),
+        "images": (images, ".idx"),
+        "line of predict": (b"predict --model gpt2 --tp 2 --dp 4 --machine h100-sxm-x8 --json", ".txt"),
+        "line of simulate": (f"simulate {plan_path} --machine h100-sxm-x8 --json".encode(), ".txt"),
+    }
+    readers: Mapping[str, Callable[[Path], object]] = {
+        "plan": load_plan,
+        "machine of CPUs": Machine.load,
+        "degrees": read_statement,
+        "config.json": lambda path: transformer_config(str(path)),
+        "points": load_points,
+        "trace": read_trace,
+        "packed trace": read_trace,
+        "torch's trace": lambda path: read_rank_traces([path]),
+        "schedule": schedule,
+        "job": rate,
+        "study": load_study,
+        "table": read_table,
+        "arrays": lambda path: Source(data=str(path)).check(small),
+        "tokens": lambda path: Source(data=str(path)).check(graph),
+        "documents": lambda path: Source(data=str(path)).check(graph),
+        "images": digits,
+    }
+    commands: Mapping[str, Callable[[Path], object]] = {
+        "plan of a transformer": lambda path: _command(["simulate", str(path), *to_machine]),
+        "machine": lambda path: _command(["simulate", str(plan_path), "--machine", str(path), "--json"]),
+        "degrees": lambda path: _command(["simulate", str(path), *to_machine]),
+        "config.json": lambda path: _command(["predict", "--model", str(path), *to_machine]),
+        "schedule": lambda path: _command(["simulate", str(plan_path), "--schedule", str(path), *to_machine]),
+        "table": lambda path: _command(["validate", str(path), "--json"]),
+        "line of predict": words,
+        "line of simulate": words,
+    }
     return [
-        Kind(name="plan", content=plan_path.read_bytes(), suffix=".json", read=load_plan),
-        Kind(
-            name="plan, simulated", content=plan_path.read_bytes(), suffix=".json",
-            read=lambda path: _command(["simulate", str(path), *to_machine]),
-        ),
-        Kind(
-            name="machine", content=machine_path.read_bytes(), suffix=".json",
-            read=lambda path: _command(["simulate", str(plan_path), "--machine", str(path), "--json"]),
-        ),
-        Kind(
-            name="degrees", content=stated.read_bytes(), suffix=".json",
-            read=lambda path: _command(["simulate", str(path), *to_machine]),
-        ),
-        Kind(
-            name="config.json", content=(data / "configs" / "qwen2-7b.json").read_bytes(), suffix=".json",
-             read=lambda path: _command(["predict", "--model", str(path), *to_machine]),
-        ),
-        Kind(name="points", content=b"".join(points[:40]), suffix=".jsonl", read=load_points),
-        Kind(name="trace", content=gzip.decompress(trace.read_bytes()), suffix=".json", read=read_trace),
-        Kind(name="packed trace", content=trace.read_bytes(), suffix=".json.gz", read=read_trace),
-        Kind(
-            name="torch's trace", content=(data / "rank0_torch_2.13_cpu.json").read_bytes(), suffix=".json",
-            read=lambda path: read_rank_traces([path]),
-        ),
-        Kind(
-            name="schedule", content=make_schedule("1f1b", 2, 2).to_text().encode(), suffix=".csv",
-            read=lambda path: _command(["simulate", str(plan_path), "--schedule", str(path), *to_machine]),
-        ),
-        Kind(name="job", content=_JOB, suffix=".toml", read=rate),
-        Kind(name="study", content=_STUDY, suffix=".toml", read=load_study),
-        Kind(
-            name="table", content=_TABLE, suffix=".csv",
-            read=lambda path: _command(["validate", str(path), "--json"]),
-        ),
-        Kind(
-            name="arrays", content=(folder / "data.npz").read_bytes(), suffix=".npz",
-            read=lambda path: Source(data=str(path)).check(small),
-        ),
-        Kind(
-            name="tokens", content=(folder / "tokens.npy").read_bytes(), suffix=".npy",
-            read=lambda path: Source(data=str(path)).check(graph),
-        ),
-        Kind(
-            name="documents", content=index, suffix=".idx",
-            read=lambda path: Source(data=str(path)).check(graph),
-        ),
-        Kind(name="images", content=images, suffix=".idx", read=digits),
-        Kind(
-            name="command line", content=b"predict\n--model\ngpt2\n--tp\n2\n--dp\n4\n--machine\nh100-sxm-x8\n--json",
-            suffix=".txt", read=words,
-        ),
-        Kind(
-            name="command line of simulate", content=f"simulate\n{plan_path}\n--machine\nh100-sxm-x8\n--json".encode(),
-            suffix=".txt", read=words,
-        ),
+        Kind(name=f"{name}, in a command" if runs else name, content=inputs[name][0], suffix=inputs[name][1],
+             read=read, commands=runs)
+        for reads, runs in ((readers, False), (commands, True)) for name, read in reads.items()
     ]  # fmt: skip
 
 
@@ -224,17 +232,18 @@ gpt3-175b,a100-sxm,64,1,8,8,1,64,2048,bf16,megatron,iteration_time_s,12.5
 """
 
 
-def fuzz(count: int, seed: int, *, only: int | None = None) -> Iterator[Finding | None]:
+def fuzz(count: int, seed: int, *, only: int | None = None, commands: bool = True) -> Iterator[Finding | None]:
     """Run cases, and give what each of them found.
 
     Args:
         count: of cases, of all kinds in turn.
         seed: seed of the changes.
         only: the one case to run.
+        commands: whether inputs are given to commands, too, and not only to their readers.
     """
     with tempfile.TemporaryDirectory(prefix="twofold-fuzz-") as name:
         folder = Path(name)
-        known = kinds(folder)
+        known = [kind for kind in kinds(folder) if commands or not kind.commands]
         for number in range(count) if only is None else [only]:
             draw, kind = random.Random(f"{seed} {number}"), known[number % len(known)]
             content = changed(kind, draw)
@@ -247,11 +256,11 @@ def fuzz(count: int, seed: int, *, only: int | None = None) -> Iterator[Finding 
 def changed(kind: Kind, draw: random.Random) -> bytes:
     """A good input with some of its bytes, words or values changed."""
     if kind.suffix == ".txt":
-        words = kind.content.split(b"\n")
+        words = kind.content.split(b" ")
         for _ in range(draw.randint(1, 3)):
             at, word = draw.randrange(1, len(words) + 1), draw.choice(WORDS).encode()
             words[at : at + draw.randint(0, 1)] = [word]
-        return b"\n".join(words)
+        return b" ".join(words)
     if kind.suffix == ".json" and draw.random() < 0.7:
         return _with_value(kind.content, draw)
     if kind.suffix in (".toml", ".csv", ".jsonl") and draw.random() < 0.7:
@@ -370,10 +379,11 @@ def _main() -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int)
+    parser.add_argument("--readers", action="store_true", help="only read files, run no command")
     parser.add_argument("--out", type=Path, help="JSON file that keeps the figures")
     options = parser.parse_args()
     begin_s, places, done = time.monotonic(), Counter[str](), 0
-    for found in fuzz(options.count, options.seed, only=options.only):
+    for found in fuzz(options.count, options.seed, only=options.only, commands=not options.readers):
         done += 1
         if found is not None:
             place = re.sub(r"\d{3,}", "N", f"{found.kind}: {found.what}")

@@ -105,6 +105,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 """Column -> other names of it, letters and digits only, the plainest last."""
 
 _DEGREES = ("tp", "pp", "dp", "cp", "ep", "vpp", "vp", "fsdp", "mbs", "gbs")
+_LONGEST = 200
+"""Characters of a header; the patterns take the square of a longer one's length."""
 _BRACKETS = re.compile(r"\s*[(\[{][^)\]}]*[)\]}]\s*|\s*,? in \w+\s*$")
 
 
@@ -115,6 +117,8 @@ def column_named(header: str) -> str:
     >>> column_named("Global Batch Size"), column_named("#GPUs"), column_named("Seq. len (tokens)")
     ('global_batch', 'gpu_count', 'seq')
     """
+    if len(header) > _LONGEST:
+        return ""
     for text in (header, _BRACKETS.sub("", header)):
         low = text.strip().lower()
         if low in COLUMNS:
@@ -145,7 +149,7 @@ def devices_told(header: str) -> tuple[str, str]:
     >>> devices_told("tokens/s/GPU @8 GPUs"), devices_told("tokens/s/GPU")
     (('tokens/s/GPU', '8'), ('tokens/s/GPU', ''))
     """
-    found = _ON_DEVICES.search(header)
+    found = _ON_DEVICES.search(header) if len(header) <= _LONGEST else None
     return (header[: found.start()].strip(), found.group(1)) if found else (header, "")
 
 

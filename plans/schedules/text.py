@@ -15,7 +15,7 @@ from plans.schedules.grid import format_cells
 __all__ = ["Header", "read_rows", "write_rows"]
 
 _HEADER = re.compile(
-    r"#\s*schedule\s+stages=(\d{1,18})\s+micro_batches=(\d{1,18})\s+placement=((?:\d{1,18},?)+)\s+name=(\S.*)"
+    r"#\s*schedule\s+stages=(\d{1,18})\s+micro_batches=(\d{1,18})\s+placement=((?:\d{1,18},)*\d{1,18},?)\s+name=(\S.*)"
 )
 _OVERLAP = re.compile(r"\(([^();]+);([^();]+)\)OVERLAP_F_B")
 _COMMUNICATION = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_[FB]|RECV_[FB])\d*")
