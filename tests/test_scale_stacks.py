@@ -123,6 +123,14 @@ def test_no_host_that_was_measured_is_faster_than_what_is_assumed():
     assert seconds("least") <= seconds("median") <= max(singly)
 
 
+def test_hosts_issue_more_for_sequence_parallel_blocks_and_split_backwards():
+    stack, degrees = stack_named("torch"), Degrees(tp=2, pp=2, dp=2, global_batch=8, optimizer=OPTIMIZER)
+    whole = {part: stack.block_host_s(degrees, part, reduces=True) for part in "FBIW"}
+    split = {part: stack.block_host_s(replace(degrees, sequence_parallel=True), part, reduces=True) for part in "FBIW"}
+    assert whole["I"] + whole["W"] > 2 * whole["B"] and whole["I"] < whole["B"] < whole["W"]
+    assert all(split[part] > whole[part] for part in "FBIW")
+
+
 @pytest.mark.parametrize(("name", "level"), [("megatron", 0), ("megatron", 1), ("torch", 2)])
 def test_without_a_pipeline_all_idle_time_is_exposed_communication(name, level):
     """The wait for reductions behind the last backward counts; some idle time is the first host time of a step."""

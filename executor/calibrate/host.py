@@ -1,10 +1,10 @@
 """The time that this host needs to issue a block of torch's layers, measured in 20 s in one process.
 
-The parts are those of `executor.calibrate.stacks`. torch's fake process group simulates two ranks: FSDP2 issues all
-that it issues elsewhere, and its messages end at once. Where there is no accelerator, tiny operators run on the
-processor in place of launches. Tensor parallelism and DistributedDataParallel need other ranks; their times are those
-of the median of the measured hosts, times how the measured kinds compare with it. Times are processor times, which
-other processes of the host do not affect.
+The parts are those of `executor.calibrate.stacks`. torch's fake process group simulates two ranks: FSDP2 and tensor
+parallelism issue all that they issue elsewhere, and their messages end at once. Where there is no accelerator, tiny
+operators run on the processor in place of launches. DistributedDataParallel needs other ranks; its time is that of the
+median of the measured hosts, times how plain blocks compare with theirs. Times are processor times, which other
+processes of the host do not affect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from costmodels.fit.points import Point
 from costmodels.price.torch_hosts import KINDS, Host, host_s
 from executor.calibrate.dispatch import block_points
-from executor.calibrate.stacks import sharded_points
+from executor.calibrate.stacks import sharded_points, tensor_parallel_points
 from executor.calibrate.timing import Timer
 from executor.device import pick_device
 from plans.errors import TwofoldError
@@ -60,6 +60,8 @@ def measure_host(name: str, *, device: str = "auto", say: Callable[[str], None])
         points = list(block_points(timer))
         say("FSDP2")
         points += sharded_points(timer)
+        say("tensor parallel")
+        points += tensor_parallel_points(timer)
     finally:
         dist.destroy_process_group()
         torch.set_num_threads(threads)
@@ -92,12 +94,8 @@ def host_of(points: list[Point], name: str, source: str) -> Host:
             raise TwofoldError(f"the time of a block ({kind}) did not come out: the host is too busy; measure it again")
         measured[kind] = (both[0].seconds, both[1].seconds)
         spreads += [math.log(each.seconds / each.low_s) for each in both if 0 < each.low_s <= each.seconds]
-    ratios = [
-        own / median
-        for kind, times in measured.items()
-        for own, median in zip(times, host_s("median", kind), strict=True)
-    ]
-    ratio = math.exp(statistics.fmean(map(math.log, ratios)))
+    plain = zip(measured["plain"], host_s("median", "plain"), strict=True)
+    ratio = math.sqrt(math.prod(own / median for own, median in plain))
     scaled = tuple(kind for kind in KINDS if kind not in measured)
     others = {kind: (ratio * host_s("median", kind)[0], ratio * host_s("median", kind)[1]) for kind in scaled}
     spread = round(statistics.fmean(spreads), 4) if spreads else 0.0
@@ -107,6 +105,7 @@ def host_of(points: list[Point], name: str, source: str) -> Host:
 
 _MEASURED: Mapping[str, tuple[str, dict[str, int]]] = {
     "plain": ("torch", {}),
+    "dtensor": ("dtensor", {}),
     "fsdp2": ("fsdp2", {"reshard": 0, "sync": 1}),
     "fsdp2_accumulate": ("fsdp2", {"reshard": 0, "sync": 0}),
     "fsdp2_reshard": ("fsdp2", {"reshard": 1, "sync": 1}),

@@ -19,7 +19,7 @@ from executor.calibrate.block import Block, Sizes, turns
 from executor.calibrate.dispatch import slope
 from executor.calibrate.timing import Timer
 
-__all__ = ["sharded_points", "stack_points"]
+__all__ = ["sharded_points", "stack_points", "tensor_parallel_points"]
 
 BLOCKS = (2, 6)
 MODULES = (4, 16)
@@ -49,7 +49,7 @@ class _Chain(nn.Module):
 
 def stack_points(timer: Timer) -> Iterator[Point]:
     """Take all of them; every rank of the default group must go through."""
-    for take in (_tensor_parallel_blocks, _tensor_parallel_modules, sharded_points, _replicated, _pipeline):
+    for take in (tensor_parallel_points, _tensor_parallel_modules, sharded_points, _replicated, _pipeline):
         yield from take(timer)
 
 
@@ -94,7 +94,8 @@ def _chain(timer: Timer, count: int) -> _Chain:
     return _Chain(count).to(timer.device.torch_device, torch.bfloat16)
 
 
-def _tensor_parallel_blocks(timer: Timer) -> Iterator[Point]:
+def tensor_parallel_points(timer: Timer) -> Iterator[Point]:
+    """Blocks whose products are split, on distributed tensors."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 

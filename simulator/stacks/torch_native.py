@@ -16,6 +16,8 @@ from costmodels.price.torch_hosts import (
     DTENSOR_END_HOST_S,
     ENTRY_HOST_S,
     ROTARY_HOST_S,
+    SEQUENCE_PARALLEL,
+    SPLIT_BACKWARD,
     UPDATE_HOST_S,
     host_s,
     median_over,
@@ -189,16 +191,22 @@ class TorchNative(Stack):
         self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
     ) -> float | None:
         """Measured on one block of tiny sizes, so that the device idles (see `torch_hosts.py`)."""
-        if self.compiled or part not in ("F", "B"):
+        if self.compiled or part not in ("F", "B", *SPLIT_BACKWARD):
             return None
         kind = self._kind(degrees)
         if kind.startswith("fsdp2") and not reduces:
             kind += "_accumulate"
         forward, backward = host_s(self.host, kind)
+        if kind == "dtensor" and degrees.sequence_parallel:
+            forward, backward = forward * SEQUENCE_PARALLEL[0], backward * SEQUENCE_PARALLEL[1]
         if config is not None and config.position != "rope":
             forward, backward = forward - ROTARY_HOST_S[0], backward - ROTARY_HOST_S[1]
         if part == "F":
             return forward + (CHECKPOINT_S[0] if degrees.recompute != "none" else 0)
+        if part in SPLIT_BACKWARD:
+            backward *= SPLIT_BACKWARD[part]
+            if part == "W":
+                return backward
         return backward + (forward + CHECKPOINT_S[1] if degrees.recompute != "none" else 0)
 
     @staticmethod
