@@ -326,7 +326,7 @@ def lower_clock(drop: float, load: float) -> float:
 
 
 def memory_s(
-    compute: Compute, touched: float, operations_s: float = 0.0, call: str = "", kernels: int = 1, dtype: str = ""
+    compute: Compute, touched: float, operations_s: float = 0.0, call: str = "", kernels: float = 1, dtype: str = ""
 ) -> float:
     """Seconds of kernels that move `touched` bytes and whose arithmetic alone takes `operations_s`.
 

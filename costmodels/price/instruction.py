@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from costmodels.machine.machine import Machine
+from costmodels.price.composite import composite
 from costmodels.price.compute import (
     SUMS_ROWS,
     attention_s,
@@ -328,11 +329,14 @@ def price_compute(
         work_s = _attention_s(machine, call, shapes, dtype, touched_bytes, flops)
         energy_pJ = _energy_pJ(machine, kind, dtype, flops)
     else:
-        work_s = memory_s(rates, touched_bytes, _vector_s(machine, touched_bytes, flops, dtype), call, dtype=dtype)
+        made = composite(call)
+        moved = touched_bytes * made.moved
+        work_s = memory_s(rates, moved, _vector_s(machine, touched_bytes, flops, dtype), call, made.kernels, dtype)
         if call.startswith("recurrent."):
             work_s = recurrent_s(rates, call, shapes, _matrix_rate(machine, dtype), itemsize(dtype))
         work_s *= _slower(machine, kind)
-        energy_pJ = _slow_energy_pJ(machine, kind, _ps(machine, work_s), 1)
+        energy_pJ = _slow_energy_pJ(machine, kind, _ps(machine, work_s), made.kernels)
+        return Cost(_ps(machine, made.host * machine.dispatch_s[kind]), _ps(machine, work_s), energy_pJ=energy_pJ)
     return Cost(_ps(machine, machine.dispatch_s[kind]), _ps(machine, work_s), energy_pJ=energy_pJ)
 
 

@@ -44,15 +44,16 @@ CHECKPOINT_S = (714e-6 - 426e-6, 1412e-6 - 615e-6 - 426e-6)
 """The host time that activation checkpointing adds to a block's forward and, besides the recomputed forward, to its
 backward."""
 
-SEQUENCE_PARALLEL = (1.5, 1.4)
+SEQUENCE_PARALLEL = (1.4, 1.2)
 """Forward and backward of a block of distributed tensors with `SequenceParallel` norms, over those without: its norms
-and sums are of distributed tensors too, and it has twice as many redistributions. Means of six ratios of processor
-times, 1.3 to 1.8 and 1.1 to 1.8 (torch 2.13, tiny blocks, two ranks of torch's fake process group)."""
+and sums are of distributed tensors too. Ratios on an H100 host in torch's fake process group (torch 2.11): 1.2 to 1.5
+and 1.0 to 1.4."""
 
-SPLIT_BACKWARD = {"I": 0.9, "W": 1.7}
+SPLIT_BACKWARD = {"I": 1.1, "W": 2.8}
 """The two parts of a backward that zero-bubble schedules split, over a whole one. For the second, torch walks the graph
 and calls the autograd engine once for each group of parameters (torch/distributed/pipelining/_backward.py,
-`stage_backward_weight`). Ratios of processor times, 0.81 to 0.95 and 1.55 to 1.95 (torch 2.13, 2 and 6 tiny blocks)."""
+`stage_backward_weight`). Ratios on an H100 host (torch 2.11, chains of 2 and 6 tiny blocks): 1.0 to 1.1 and 2.7 to 3.0.
+"""
 
 ENTRY_HOST_S = (15.6e-6 - 1.9e-6) / 5
 """The extra host time for a distributed tensor in a list of an optimizer's operator: the fused update takes lists of
