@@ -8,7 +8,7 @@ __all__ = ["PLAIN", "Composite", "composite"]
 
 
 class Composite(NamedTuple):
-    """What a call takes, in plain calls of one kernel.
+    """Host time, kernels and traffic of a call, in plain calls of one kernel.
 
     Args:
         host: time to issue it.
@@ -37,7 +37,7 @@ the kernels of `recurrent_s`."""
 
 
 def composite(call: str) -> Composite:
-    """What a COMPUTE call takes; `PLAIN` where it is one kernel.
+    """The parts of a COMPUTE call; `PLAIN` where it is one kernel.
 
     >>> composite("opaque.grad0").host, composite("mul.forward").host
     (19.0, 1.0)

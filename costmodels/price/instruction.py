@@ -329,14 +329,14 @@ def price_compute(
         work_s = _attention_s(machine, call, shapes, dtype, touched_bytes, flops)
         energy_pJ = _energy_pJ(machine, kind, dtype, flops)
     else:
-        made = composite(call)
-        moved = touched_bytes * made.moved
-        work_s = memory_s(rates, moved, _vector_s(machine, touched_bytes, flops, dtype), call, made.kernels, dtype)
+        parts = composite(call)
+        operations_s = _vector_s(machine, touched_bytes, flops, dtype)
+        work_s = memory_s(rates, touched_bytes * parts.moved, operations_s, call, parts.kernels, dtype)
         if call.startswith("recurrent."):
             work_s = recurrent_s(rates, call, shapes, _matrix_rate(machine, dtype), itemsize(dtype))
         work_s *= _slower(machine, kind)
-        energy_pJ = _slow_energy_pJ(machine, kind, _ps(machine, work_s), made.kernels)
-        return Cost(_ps(machine, made.host * machine.dispatch_s[kind]), _ps(machine, work_s), energy_pJ=energy_pJ)
+        energy_pJ = _slow_energy_pJ(machine, kind, _ps(machine, work_s), parts.kernels)
+        return Cost(_ps(machine, parts.host * machine.dispatch_s[kind]), _ps(machine, work_s), energy_pJ=energy_pJ)
     return Cost(_ps(machine, machine.dispatch_s[kind]), _ps(machine, work_s), energy_pJ=energy_pJ)
 
 
