@@ -14,7 +14,7 @@ from simulator.timeline.live import worst_ranks
 
 __all__ = ["memory_table", "role_order"]
 
-_MAX_ACTIONS = 6
+_MAX_ACTIONS = 3
 
 
 def role_order(roles: Iterable[str]) -> list[str]:
@@ -26,8 +26,8 @@ def role_order(roles: Iterable[str]) -> list[str]:
 def memory_table(timeline: Timeline, program: Program | None = None) -> Table:
     """Bytes by role at the peak, a row for the fullest rank of every group.
 
-    With the program of the timeline, notes say when the values of each rank are at their peak and which actions made
-    them. What communication adds is the difference to the peak of the values, which may be at another time.
+    With the program of the timeline, notes say when each rank peaks and which actions hold most memory then. What
+    communication adds is the difference to the peak of the values, which may be at another time.
     """
     peaks = worst_ranks(timeline)
     roles = role_order(role for peak in peaks for role, size in peak.by_role.items() if size)
@@ -40,12 +40,9 @@ def memory_table(timeline: Timeline, program: Program | None = None) -> Table:
         assert program is not None
         peak = memory_peak(program, timeline, each.rank)
         made = [f"{action} {Bytes(size)}" for action, size in peak.by_action.items() if action]
-        more = f", {len(made) - _MAX_ACTIONS} more" if len(made) > _MAX_ACTIONS else ""
-        makers = f", made by {', '.join(made[:_MAX_ACTIONS])}{more}" if made else ""
-        when = Seconds(peak.time_ps / PS_PER_S)
-        notes.append(
-            f"Rank {each.rank}: values are at their peak after {when}{makers}; the rest is kept between steps."
-        )
+        more = f" and {len(made) - _MAX_ACTIONS} others" if len(made) > _MAX_ACTIONS else ""
+        makers = f"; the actions that hold most are {', '.join(made[:_MAX_ACTIONS])}{more}" if made else ""
+        notes.append(f"Rank {each.rank} peaks after {Seconds(peak.time_ps / PS_PER_S)}{makers}.")
     return Table(
         title=f"Peak memory of the fullest rank of every group ({timeline.kind})",
         columns=("rank", *roles, "peak"), rows=rows, notes=tuple(notes),

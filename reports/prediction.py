@@ -34,8 +34,8 @@ MFU = (
 _MOST_STAGES = 64
 """Pipeline ranks with a bar."""
 
-_MOST_SIMULATED = 16
-"""Ranks of a plan whose pipeline is on the page."""
+_MOST_RANKS = 4_096
+"""Ranks of a plan whose pipeline is on the page: more take long to lower."""
 
 _MOST_BLOCKS = 10_000
 """Layers times micro-batches of such a plan: 30 s in the event engine, a page of a few MB."""
@@ -122,7 +122,7 @@ def forecast_sections(
             Text(verdict, "pass" if fits else "fail"), _memory(seen, problem.limit_bytes),
         ]),
         Section(id="limits", title="What limits it", parts=[critical_table(candidate, reasons.critical_s), roofline]),
-        Section(id="pipeline", title="The step in the event engine", parts=_pipeline(problem, candidate)),
+        Section(id="pipeline", title="Pipeline and memory", parts=_pipeline(problem, candidate)),
         Section(id="further", title="Further tables", folded=True, parts=[whole, rates, *further, figures_table()]),
     ]  # fmt: skip
 
@@ -135,7 +135,7 @@ def _pipeline(problem: Problem, candidate: Candidate) -> list[LiveTimeline]:
 
     degrees = candidate.degrees
     is_long = degrees.num_micro_batches * problem.config.num_layers > _MOST_BLOCKS
-    if degrees.num_ranks > _MOST_SIMULATED or is_long or not problem.stack.runs_programs:
+    if degrees.num_ranks > _MOST_RANKS or is_long or not problem.stack.runs_programs:
         return []
     try:
         program = lower(plan_of(problem, candidate))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from search.devices import Candidate, SearchResult
     from search.devices.reasons import Reasons
 
-__all__ = ["search_page", "search_tables", "trade_picture"]
+__all__ = ["search_page", "search_tables", "trade_picture", "verdict"]
 
 _DRAWN = 5
 """Configurations with a bar in the report."""
+
+_VISIBLE = 0.01
+"""Least difference of two bars that a reader can see, as a share of the step."""
 
 _NEIGHBOURS = 20
 """Neighbours that are forecast and printed, and as many that cannot be; the JSON has all."""
@@ -45,15 +48,26 @@ def search_tables(found: SearchResult[Candidate], top_k: int, reasons: Reasons |
     return [_ranking(found, top_k), *why, *_alternatives(found, reasons), _pareto(found), *_refused(found)]
 
 
+def verdict(found: SearchResult[Candidate]) -> str:
+    """The best plan with its figures, in three lines."""
+    from search.devices import describe
+
+    problem, best, figures = found.problem, found.best, headline(found.problem, found.best)
+    return (
+        f"Best plan for {subject(problem)}:\n  {describe(best.degrees)}\n"
+        f"  step {figures['step']} (90 %: {figures['90 % interval']}), {figures['tokens/s per device']} tokens/s per "
+        f"device, MFU {figures['MFU']}, peak memory {figures['peak memory']} of {Bytes(problem.limit_bytes)}"
+    )
+
+
 def search_page(
     found: SearchResult[Candidate], *, top_k: int, reasons: Reasons, certificate: str, command: str
 ) -> Page:  # fmt: skip
     """The page: the ranking, the sections of the best configuration, and its alternatives."""
     from search.devices import describe
-    from search.devices.explain import composition
 
     problem, best = found.problem, found.best
-    rows = {f"{at}. {describe(each.degrees)}": composition(each) for at, each in enumerate(found.plans[:_DRAWN], 1)}
+    rows = {f"{at}. {describe(each.degrees)}": parts for at, each, parts in _different(found.plans[:_DRAWN])}
     *sections, further = forecast_sections(problem, best, reasons, rows, [_pareto(found), *_refused(found)])
     drawn = [(describe(each.degrees), each.forecast.step_s, each.forecast.peak_bytes) for each in found.plans]
     trade = trade_picture(drawn, title="Time against memory", limit_bytes=problem.limit_bytes)
@@ -71,6 +85,18 @@ def search_page(
             further,
         ],
     )  # fmt: skip
+
+
+def _different(plans: Sequence[Candidate]) -> Iterator[tuple[int, Candidate, dict[str, float]]]:
+    """(number, plan, parts of its step) of the plans whose parts can be told apart from those of earlier plans."""
+    from search.devices.explain import composition
+
+    drawn: list[dict[str, float]] = []
+    for number, each in enumerate(plans, 1):
+        parts, least_s = composition(each), _VISIBLE * each.forecast.step_s
+        if all(max(abs(parts.get(name, 0.0) - spent) for name, spent in other.items()) > least_s for other in drawn):
+            drawn.append(parts)
+            yield number, each, parts
 
 
 def trade_picture(
@@ -116,29 +142,41 @@ def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
     from search.devices.preference import EQUAL
 
     plans = found.plans[:top_k]
-    in_engine = any(each.simulated_s is not None for each in plans)
+    is_simulated = any(each.simulated_s is not None for each in plans)
+    shared, differences = _shared_words([describe(each.degrees) for each in plans])
     rows: list[tuple[Cell, ...]] = []
-    for number, each in enumerate(plans, 1):
+    for number, (each, words) in enumerate(zip(plans, differences, strict=True), 1):
         first, *cells = figure_cells(each)
-        engine = ["" if each.simulated_s is None else Seconds(each.simulated_s)] if in_engine else []
-        rows.append((number, first, *engine, *cells, describe(each.degrees)))
+        simulated = ["" if each.simulated_s is None else Seconds(each.simulated_s)] if is_simulated else []
+        rows.append((number, first, *simulated, *cells, words))
     step, *titles = (figure.title for figure in FIGURES.values())
-    columns = ("", step, *(["in the event engine"] if in_engine else []), *titles, "configuration")
-    figures_shown = headline(found.problem, found.best)
-    rates = f"{figures_shown['tokens/s per device']} tokens/s per device, MFU {figures_shown['MFU']}"
-    notes = [f"The best: {rates}, 90 % interval {figures_shown['90 % interval']}."]
+    columns = ("", step, *(["simulated"] if is_simulated else []), *titles, "configuration")
+    notes = [f"All plans: {shared}."] if shared else []
     if found.num_equal > 1:
         notes.append(
             f"The first {found.num_equal} are equally fast: their steps differ by less than {EQUAL:.0%}, and measured "
             "steps vary by more. The simplest is first, then the one with the most free memory."
         )
     if found.method == "search" and len(rows) > max(1, found.num_proven):
-        first_ones = f"The first {found.num_proven} are" if found.num_proven > 1 else "The first is"
-        if found.num_proven:
-            notes.append(f"{first_ones} proven to have the shortest forecast step of the search space.")
-        others = "others" if found.num_proven else "plans"
-        notes.append(f"The {others} are the fastest that the search found. They are not proven to be the next best.")
-    return Table(title=subject(found.problem), columns=columns, rows=rows, notes=tuple(notes))
+        proven = (
+            f"Plans after the first{f' {found.num_proven}' * (found.num_proven > 1)}" if found.num_proven else "They"
+        )
+        notes.append(f"{proven} are the fastest that the search found. They are not proven to be the next best.")
+    title = f"The {len(rows)} fastest plans" if len(rows) > 1 else "The fastest plan"
+    return Table(title=title, columns=columns, rows=rows, notes=tuple(notes))
+
+
+def _shared_words(configurations: Sequence[str]) -> tuple[str, list[str]]:
+    """The parts that all configurations have in common, and what is left of each.
+
+    >>> _shared_words(["dp 4, zb_v, layers 8 8", "dp 4, zb_v, layers 7 9"])
+    ('dp 4, zb_v', ['layers 8 8', 'layers 7 9'])
+    """
+    parts = [configuration.split(", ") for configuration in configurations]
+    if len(parts) < 2:
+        return "", list(configurations)
+    shared = [part for part in parts[0] if all(part in others for others in parts)]
+    return ", ".join(shared), [", ".join(part for part in each if part not in shared) for each in parts]
 
 
 def _alternatives(found: SearchResult[Candidate], reasons: Reasons | None) -> list[Table]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,8 @@ class Table:
         out = io.StringIO()
         Console(file=out, width=width, markup=False, highlight=False, color_system=None).print(grid)
         lines = [line.rstrip() for line in out.getvalue().splitlines()]
-        return "\n".join([self.title, *lines, *self.notes])
+        title, *notes = (textwrap.fill(text, width, break_long_words=False) for text in (self.title, *self.notes))
+        return "\n".join([title, *lines, *notes])
 
     def without(self, *columns: str) -> Table:
         """The table without these columns.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plans.program import Program
+from plans.ranks import format_ranks
 from plans.timeline import PS_PER_S, Timeline
 from reports.figures import FIGURES, figures_of
 from reports.tables import Cell, Table
@@ -66,46 +67,56 @@ def _difference(first: float | None, second: float | None, form: type[Quantity])
 
 
 def composition_table(timeline: Timeline, program: Program | None = None) -> Table:
-    """Where the last step's time goes on every rank; the columns add up to the step (see `simulator.composition`).
+    """Where the last step's time goes, a row for all ranks with equal times; the columns add up to the step (see
+    `simulator.composition`).
 
     With the program of the timeline, waits in collectives for a late member are kept apart from the bubble.
     """
     parts = composition(timeline, program)
-    calls = sorted({call for part in parts for call in part.exposed_ps})
-    columns = ["rank", "step", "compute", *(f"exposed {call}" for call in calls), "host wait", "bubble"]
-    spent = [
-        [part.step_ps, part.compute_ps, *(part.exposed_ps.get(call, 0) for call in calls), part.host_wait_ps,
-         part.bubble_ps]
-        for part in parts
-    ]  # fmt: skip
+    calls = sorted({_plain(call) for part in parts for call in part.exposed_ps})
+    columns = ["ranks", "step", "compute", *(f"exposed {call}" for call in calls), "host wait", "bubble"]
+    spent = []
+    for part in parts:
+        exposed = dict.fromkeys(calls, 0)
+        for call, exposed_ps in part.exposed_ps.items():
+            exposed[_plain(call)] += exposed_ps
+        spent.append([part.step_ps, part.compute_ps, *exposed.values(), part.host_wait_ps, part.bubble_ps])
     waits = [sum(part.straggler_ps.values()) for part in parts]
-    rows: list[list[Cell]] = [
-        [str(part.rank), *(Seconds(each / PS_PER_S) for each in own)] for part, own in zip(parts, spent, strict=True)
-    ]
     step_ps = max(1, sum(part.step_ps for part in parts))
-    if parts:
-        rows.append(["share", *(Share(sum(each) / step_ps) for each in zip(*spent, strict=True))])
-    if any(waits):
-        columns.append("wait for stragglers")
-        for row, part, waited in zip(rows, parts, waits, strict=False):
+    ranks: dict[tuple[Cell, ...], list[int]] = {}
+    for part, times, waited in zip(parts, spent, waits, strict=True):
+        cells: list[Cell] = [Seconds(each / PS_PER_S) for each in times]
+        if any(waits):
             longest = max(part.straggler_ps, key=lambda last: part.straggler_ps[last], default=None)
-            row.append(f"{Seconds(waited / PS_PER_S)}" + ("" if longest is None else f", most for {longest}"))
-        rows[-1].append(Share(sum(waits) / step_ps))
+            cells.append(f"{Seconds(waited / PS_PER_S)}" + ("" if longest is None else f", most for {longest}"))
+        ranks.setdefault(tuple(cells), []).append(part.rank)
+    rows: list[tuple[Cell, ...]] = [(format_ranks(members, ","), *cells) for cells, members in ranks.items()]
+    if parts:
+        shares = [Share(sum(each) / step_ps) for each in zip(*spent, strict=True)]
+        rows.append(("share", *shares, *([Share(sum(waits) / step_ps)] if any(waits) else [])))
+    columns += ["wait for stragglers"] if any(waits) else []
     return Table(title=f"Where the last step goes ({timeline.kind})", columns=tuple(columns), rows=rows)
+
+
+def _plain(call: str) -> str:
+    """The name of a call for people: a collective on a packed buffer is the same collective."""
+    return call.removesuffix("_flat")
 
 
 def critical_path_table(path: CriticalPath, kind: str = "predicted") -> Table:
     """The composition of the critical path of the step, and the ranks it waited for."""
-    rows = [
-        (name, Seconds(part / PS_PER_S), Share(part / max(1, path.step_ps))) for name, part in path.by_kind_ps.items()
-    ]
+    kinds: dict[str, int] = {}
+    for name, part in path.by_kind_ps.items():
+        kinds[_plain(name)] = kinds.get(_plain(name), 0) + part
+    rows = [(name, Seconds(part / PS_PER_S), Share(part / max(1, path.step_ps))) for name, part in kinds.items()]
     rows.append(("step", Seconds(path.step_ps / PS_PER_S), Share(1)))
     notes = [
         f"In {each.id} rank {each.rank} waits {Seconds(each.waited_ps / PS_PER_S)} for rank {each.last}."
         for each in sorted(path.stragglers, key=lambda each: -each.waited_ps)[:3]
     ]
     by_rank = [f"{rank}: {Share(part / max(1, path.step_ps))}" for rank, part in path.by_rank_ps.items()]
-    notes.append(f"By rank: {', '.join(by_rank[:8])}{', ...' if len(by_rank) > 8 else ''}.")
+    if len(by_rank) > 1:
+        notes.append(f"By rank: {', '.join(by_rank[:8])}{', ...' if len(by_rank) > 8 else ''}.")
     title = f"Critical path from step end to step end ({kind}), ending on rank {path.rank}"
     return Table(title=title, columns=("part", "time", "share"), rows=tuple(rows), notes=tuple(notes))
 

@@ -283,7 +283,11 @@ def test_simulate_says_where_time_and_memory_go(files, capsys):
     assert {"begin", "0B0"} < set(found["peak_bytes_by_action"])
     assert main(["simulate", plan, "--machine", machine]) == 0
     shown = capsys.readouterr().out
-    assert "Peak memory of the fullest rank" in shown and "made by" in shown and "Critical path" in shown
+    assert (
+        "Peak memory of the fullest rank" in shown
+        and "the actions that hold most are" in shown
+        and "Critical path" in shown
+    )
 
 
 def test_stages_stand_for_their_ranks(files, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -203,7 +204,7 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
     from interop.software import software_named
     from plans.files import check_writable, write_atomically
     from plans.model.transformer import config_remarks
-    from reports.search_report import search_page, search_tables
+    from reports.search_report import search_page, search_tables, verdict
     from search.devices.preference import preferred
     from search.devices.reasons import explained
     from search.devices.result_json import result_json
@@ -229,10 +230,10 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
         reasons = explained(answer) if wants_reasons else None
     certificate = answer.summary()
     tables = search_tables(answer, shown, reasons)
+    say.say(verdict(answer))
     for table in tables if result.explain else tables[:1]:
-        say.say(table.text())
-        say.say("")
-    say.say(certificate)
+        say.say(f"\n{table.text()}")
+    say.say(f"\n{textwrap.fill(certificate, 100)}")
     files = _save(answer, options.execution or "graph", result.out, say)
     if result.report is not None and reasons is not None:
         page = search_page(answer, top_k=shown, reasons=reasons, certificate=certificate, command=say.command)

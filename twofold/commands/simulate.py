@@ -168,13 +168,12 @@ def _show(timeline: Timeline, path: CriticalPath, measured: Timeline | None, pro
     if timeline.step_s > timeline.step_interval_s:
         span = Seconds(timeline.step_s)
         say.say(f"From its first to its last instruction a step takes {span}: consecutive steps overlap.")
-    say.say(composition_table(timeline, program).text())
-    say.say(critical_path_table(path).text())
-    say.say(memory_table(timeline, program).text())
+    tables = [composition_table(timeline, program), critical_path_table(path), memory_table(timeline, program)]
     if measured is not None:
-        say.say(timeline_table([timeline, measured]).text())
-        say.say(composition_table(measured, program).text())
-        say.say(comparison_table(timeline, measured).text())
+        tables += [timeline_table([timeline, measured]), composition_table(measured, program)]
+        tables.append(comparison_table(timeline, measured))
+    for table in tables:
+        say.say(f"\n{table.text()}")
 
 
 def _json(timeline: Timeline, path: CriticalPath, program: Program) -> dict[str, Any]:
