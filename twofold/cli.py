@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import io
 import itertools
 import json
@@ -24,35 +25,29 @@ from twofold.console import visible
 if TYPE_CHECKING:
     from twofold.commands.options import Command
 
-__all__ = ["commands", "main"]
+__all__ = ["COMMANDS", "command_class", "commands", "main"]
 
 EXTRAS = {"torch": "torch", "distributed": "dask", "mlxtend": "data", "matplotlib": "reports", "pandas": "reports"}
 """Optional package -> the extra that installs it."""
 
 
+COMMANDS: Mapping[str, str] = {
+    "demo": "Demo", "plan": "PlanCommand", "simulate": "Simulate", "whatif": "WhatIfCommand", "study": "StudyCommand",
+    "run": "Run", "train": "Train", "export": "Export", "verify": "Verify", "calibrate": "Calibrate",
+    "predict": "Predict", "validate": "Validate", "compare": "Compare", "links": "Links", "serve": "Serve",
+}  # fmt: skip
+"""Command -> its class in the module of the same name, which is imported when it is needed."""
+
+
+def command_class(name: str) -> type[Command]:
+    """The class of a command."""
+    found: type[Command] = getattr(importlib.import_module(f"twofold.commands.{name}"), COMMANDS[name])
+    return found
+
+
 def commands() -> Mapping[str, type[Command]]:
     """The class of every command, by name."""
-    from twofold.commands.calibrate import Calibrate
-    from twofold.commands.compare import Compare
-    from twofold.commands.demo import Demo
-    from twofold.commands.export import Export
-    from twofold.commands.links import Links
-    from twofold.commands.plan import PlanCommand
-    from twofold.commands.predict import Predict
-    from twofold.commands.run import Run
-    from twofold.commands.serve import Serve
-    from twofold.commands.simulate import Simulate
-    from twofold.commands.study import StudyCommand
-    from twofold.commands.train import Train
-    from twofold.commands.validate import Validate
-    from twofold.commands.verify import Verify
-    from twofold.commands.whatif import WhatIfCommand
-
-    return {
-        "demo": Demo, "plan": PlanCommand, "simulate": Simulate, "whatif": WhatIfCommand, "study": StudyCommand,
-        "run": Run, "train": Train, "export": Export, "verify": Verify, "calibrate": Calibrate, "predict": Predict,
-        "validate": Validate, "compare": Compare, "links": Links, "serve": Serve,
-    }  # fmt: skip
+    return {name: command_class(name) for name in COMMANDS}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,23 +96,25 @@ def _tell(arguments: list[str]) -> None:
         _Done: something was printed.
         TwofoldError: no command, or an unknown one.
     """
-    from twofold.help_page import command_page, first_page
-    from twofold.mistakes import unknown_command
-
     first = arguments[0] if arguments else ""
-    known = commands()
     if first == "--version":
         import twofold
 
         print(f"twofold {twofold.__version__}")
     elif first in ("-h", "--help"):
-        print(first_page(known))
+        from twofold.help_page import first_page
+
+        print(first_page(list(COMMANDS)))
     elif first == "--completion":
         _print_completion(arguments[1:])
-    elif first not in known:
-        raise TwofoldError(unknown_command(first, list(known)))
+    elif first not in COMMANDS:
+        from twofold.mistakes import unknown_command
+
+        raise TwofoldError(unknown_command(first, list(COMMANDS)))
     elif {"-h", "--help"} & set(itertools.takewhile(lambda word: word != "--", arguments)):
-        print(command_page(first, known[first]))
+        from twofold.help_page import command_page
+
+        print(command_page(first, command_class(first)))
     else:
         return
     raise _Done
@@ -131,8 +128,13 @@ def _print_completion(shells: list[str]) -> None:
     """
     if shells not in (["bash"], ["zsh"], ["tcsh"]):
         raise TwofoldError("--completion needs a shell, bash, zsh or tcsh: write twofold --completion bash")
+    import tyro
+
     with contextlib.suppress(SystemExit):
-        _parsed(["--tyro-print-completion", *shells])
+        tyro.extras.subcommand_cli_from_dict(
+            dict(commands()), args=["--tyro-print-completion", *shells], prog="twofold",
+            config=(tyro.conf.OmitArgPrefixes,),
+        )  # fmt: skip
 
 
 def _read(arguments: list[str]) -> Command:
@@ -142,28 +144,23 @@ def _read(arguments: list[str]) -> Command:
         TwofoldError: the command line is invalid.
         _Done: the long help was printed.
     """
+    import tyro
+
     from twofold.mistakes import check_arguments, mistake
 
     name, rest = arguments[0], arguments[1:]
-    check_arguments(name, commands()[name], rest)
-    output = io.StringIO()
+    known, output = command_class(name), io.StringIO()
+    check_arguments(name, known, rest)
     try:
         with contextlib.redirect_stderr(output):
-            return _parsed([name, *("--help" if word == "--help-all" else word for word in rest)])
+            return tyro.cli(
+                known, args=["--help" if word == "--help-all" else word for word in rest], prog=f"twofold {name}",
+                config=(tyro.conf.OmitArgPrefixes,),
+            )  # fmt: skip
     except SystemExit as ended:
         if not ended.code:
             raise _Done from None
-        raise TwofoldError(mistake(name, commands()[name], rest, output.getvalue())) from None
-
-
-def _parsed(arguments: list[str]) -> Command:
-    import tyro
-
-    command: Command = tyro.extras.subcommand_cli_from_dict(
-        dict(commands()), args=arguments, prog="twofold", description="Plan, simulate and run parallel training.",
-        config=(tyro.conf.OmitArgPrefixes,),
-    )  # fmt: skip
-    return command
+        raise TwofoldError(mistake(name, known, rest, output.getvalue())) from None
 
 
 def _run(command: Command, line: str) -> int:

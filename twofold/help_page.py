@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Sequence
+from pathlib import Path
 
 from twofold.commands.examples import EXAMPLES
-from twofold.mistakes import options_of
 
 __all__ = ["command_page", "first_page"]
 
 _WIDTH = 100
 
 
-def first_page(commands: Mapping[str, type]) -> str:
-    """The text of `twofold --help`."""
+def first_page(commands: Sequence[str]) -> str:
+    """The text of `twofold --help`, which is printed without importing the commands."""
     lines = ["usage: twofold COMMAND ...", "", "Plan, simulate and run parallel training.", ""]
-    for name, command in commands.items():
-        lines += _entry(f"  {name:<10} ", _sentence(command))
+    for name in commands:
+        lines += _entry(f"  {name:<10} ", _purpose(name))
     lines += ["", "examples:", *(f"  {EXAMPLES[name][0]}" for name in ("demo", "plan", "whatif", "predict"))]
     lines += ["", "twofold COMMAND --help lists its options; twofold --completion bash|zsh|tcsh prints a script for"]
     lines += ["completion; twofold --version. Every command prints one JSON object with --json."]
@@ -27,6 +27,8 @@ def first_page(commands: Mapping[str, type]) -> str:
 
 def command_page(name: str, command: type) -> str:
     """The text of `twofold COMMAND --help`."""
+    from twofold.mistakes import options_of
+
     options = list(options_of(command))
     words = [f"[{each.name}]" if not each.is_needed else each.name.upper() for each in options if each.is_word]
     needed = [f"{each.name} ..." for each in options if each.is_needed and not each.is_word]
@@ -44,6 +46,13 @@ def command_page(name: str, command: type) -> str:
         lines += textwrap.wrap(" ".join(names), _WIDTH, initial_indent="    ", subsequent_indent="    ",
                                break_on_hyphens=False)  # fmt: skip
     return "\n".join(lines)
+
+
+def _purpose(name: str) -> str:
+    """The first line of a command's module."""
+    text = (Path(__file__).parent / "commands" / f"{name}.py").read_text(encoding="utf-8")
+    purpose = text.partition(f"`twofold {name}`: ")[2].partition('"""')[0].partition("\n\n")[0]
+    return purpose[:1].upper() + " ".join(purpose.split())[1:]
 
 
 def _sentence(command: type) -> str:

@@ -1,4 +1,4 @@
-"""`twofold plan`: search the degrees of a transformer on accelerators, or the operators of any other graph."""
+"""`twofold plan`: search for the best plan of a model on a machine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import tyro
 
 from plans.degrees import DEGREES
 from plans.errors import TwofoldError
+from twofold.commands.degree_options import PinOptions
 from twofold.commands.models import GivenModel, given_model
 from twofold.commands.options import (
     FileOutput,
     MachineOption,
-    PinOptions,
     Word,
     given,
 )

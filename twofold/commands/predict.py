@@ -1,4 +1,4 @@
-"""`twofold predict`: step time and memory of a transformer for given degrees."""
+"""`twofold predict`: predict step time and memory of a transformer for given degrees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from plans.degrees import DEGREES
 from plans.errors import TwofoldError
-from twofold.commands.options import DegreeOptions, FileOutput, MachineFactors, MachineOption, given
+from twofold.commands.degree_options import DegreeOptions
+from twofold.commands.options import FileOutput, MachineFactors, MachineOption, given
 from twofold.commands.values import AtLeast1, HtmlFile, flag
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`twofold simulate`: simulate a plan, or forecast the degrees of a file."""
+"""`twofold simulate`: predict a plan step by step: its time, critical path, bubble and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`twofold study`: predict every point of a study file."""
+"""`twofold study`: predict thousands of configurations."""
 
 from __future__ import annotations
 
