@@ -22,6 +22,7 @@ from plans.degrees import Degrees, even_layers
 from plans.degrees.file import degrees_to_json, values_from_json
 from plans.degrees.rules import Rule
 from plans.errors import TwofoldError
+from plans.figures import FIGURES
 from plans.files import write_atomically
 from plans.model.transformer import TransformerConfig
 from plans.model.transformer.config import Experts, Latent, Rope, Scales
@@ -128,7 +129,7 @@ _VERSION = 3
 
 _KEYS = frozenset({"twofold_degrees", "config", "degrees", "global_batch", "stack"})
 
-_BESIDE = frozenset({"machine", "step_s", "exposed_comm_s", "bubble_fraction", "peak_bytes"})
+_BESIDE = frozenset({"machine", *FIGURES})
 """Keys for people to read; no reader uses them."""
 
 

@@ -214,7 +214,7 @@ _FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
 class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The prediction for the plan when it was chosen, with the figures of `reports.figures`."""
+    """The prediction for the plan when it was chosen, with the figures of `plans.figures`."""
 
     machine: str
     step_s: float

@@ -14,6 +14,7 @@ from costmodels.fit.device import DeviceFit
 from costmodels.fit.points import Point
 from costmodels.fit.predict import TARGETS, scoreboard
 from costmodels.machine.catalogue import Device
+from plans.units import Change, Count, Seconds, Share
 from reports.calibration_charts import (
     bandwidth_picture,
     collective_pictures,
@@ -26,7 +27,6 @@ from reports.calibration_charts import (
 )
 from reports.page import Page, Part, Section, Text
 from reports.tables import Cell, Table
-from reports.units import Change, Count, Seconds, Share
 
 __all__ = ["CalibrationReport", "Probe", "calibration_page"]
 

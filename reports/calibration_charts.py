@@ -12,9 +12,9 @@ from costmodels.fit.points import Point
 from costmodels.fit.predict import Predicted
 from costmodels.machine.catalogue import Device
 from costmodels.machine.sections import COLLECTIVES
+from plans.units import Share
 from reports.charts import Chart, Scale, Series, roofline_chart, series_chart
 from reports.tables import Cell, Table
-from reports.units import Share
 
 __all__ = [
     "bandwidth_picture",
@@ -47,9 +47,11 @@ def residual_picture(fit: DeviceFit) -> Iterator[Chart]:
     }  # fmt: skip
     series = []
     for name, sections in groups.items():
-        own = predictions_of(fit, *sections)
-        points = [[(1e6 * e.point.seconds, e.error, _described(e)) for e in own if e.point.held_out is is_held_out]
-                  for is_held_out in (False, True)]  # fmt: skip
+        predictions = predictions_of(fit, *sections)
+        points = [
+            [(1e6 * e.point.seconds, e.error, _described(e)) for e in predictions if e.point.held_out is is_held_out]
+            for is_held_out in (False, True)
+        ]
         series.append(Series(name=name, points=points[0], held_out=points[1]))
     if not fit.predicted:
         return
@@ -59,29 +61,29 @@ def residual_picture(fit: DeviceFit) -> Iterator[Chart]:
 
 def roofline_picture(fit: DeviceFit) -> Iterator[Chart]:
     """Measured rates of 16-bit products and attention under the peaks."""
-    own = [e for e in predictions_of(fit, "matrix", "attention") if e.point.dtype in ("bfloat16", "float16")]
-    if not own:
+    predictions = [e for e in predictions_of(fit, "matrix", "attention") if e.point.dtype in ("bfloat16", "float16")]
+    if not predictions:
         return
     compute = fit.device.compute
-    peak = max(compute.matrix_flops_per_s[e.point.dtype] for e in own)
+    peak = max(compute.matrix_flops_per_s[e.point.dtype] for e in predictions)
 
     def place(point: Point) -> tuple[float, float]:
         return point.flops_per_byte, point.flops / point.seconds / 1e12
 
     series = [
-        _series("matrix products", [e for e in own if e.section == "matrix"], place),
-        _series("attention", [e for e in own if e.section == "attention"], place),
+        _series("matrix products", [e for e in predictions if e.section == "matrix"], place),
+        _series("attention", [e for e in predictions if e.section == "attention"], place),
     ]
     note = "Measured rates under the peaks of arithmetic and memory."
     yield roofline_chart(series, peak, compute.memory_Bps, title="Roofline, 16-bit", caption=note)
 
 
 def _series(
-    name: str, own: Sequence[Predicted], place: Callable[[Point], tuple[float, float]],
+    name: str, predictions: Sequence[Predicted], place: Callable[[Point], tuple[float, float]],
     curve: Sequence[tuple[float, float]] = (),
 ) -> Series:  # fmt: skip
     fitted, held_out = (
-        [(*place(entry.point), _described(entry)) for entry in own if entry.point.held_out is is_held_out]
+        [(*place(entry.point), _described(entry)) for entry in predictions if entry.point.held_out is is_held_out]
         for is_held_out in (False, True)
     )
     return Series(name=name, points=fitted, held_out=held_out, curve=curve)
@@ -105,15 +107,15 @@ def rate_picture(fit: DeviceFit) -> Iterator[Chart]:
 
 def bandwidth_picture(fit: DeviceFit) -> Iterator[Chart]:
     """Bandwidth of memory-bound kernels over their size."""
-    own = predictions_of(fit, "memory")
-    if not own:
+    predictions = predictions_of(fit, "memory")
+    if not predictions:
         return
     compute = fit.device.compute
-    sizes = [e.point.size_bytes for e in own]
+    sizes = [e.point.size_bytes for e in predictions]
     curve = [(size, rate_Bps / 1e9) for size, rate_Bps in kernel_bandwidths(compute, min(sizes), max(sizes))]
     peak = [(size, compute.memory_Bps / 1e9) for size, _ in (curve[0], curve[-1])]
     series = [
-        _series("measured", own, lambda point: (point.size_bytes, point.size_bytes / point.seconds / 1e9)),
+        _series("measured", predictions, lambda point: (point.size_bytes, point.size_bytes / point.seconds / 1e9)),
         Series(name="fitted, at the least bytes", curve=curve),
         Series(name="vendor's peak", curve=peak, dashed=True),
     ]
@@ -126,12 +128,12 @@ def collective_pictures(fit: DeviceFit) -> Iterator[Chart]:
     """Bandwidth of each kind of communication over its size, one series for each number of ranks."""
     device = fit.device
     for call in COLLECTIVES:
-        own = [e for e in predictions_of(fit, "collective", "transfer") if e.point.call == call]
-        if not own:
+        predictions = [e for e in predictions_of(fit, "collective", "transfer") if e.point.call == call]
+        if not predictions:
             continue
         series = []
-        for ranks in sorted({e.point.ranks for e in own})[-4:]:
-            these = [e for e in own if e.point.ranks == ranks]
+        for ranks in sorted({e.point.ranks for e in predictions})[-4:]:
+            these = [e for e in predictions if e.point.ranks == ranks]
             low, high = min(1e4, *(e.point.size_bytes for e in these)), max(e.point.size_bytes for e in these)
             curve = [(x, rate_Bps / 1e9) for x, rate_Bps in message_bandwidths(device, call, ranks, low, high)]
             name = f"{ranks} ranks" if call != "transfer" else "one way"
@@ -173,18 +175,18 @@ def contention_table(device: Device) -> Iterator[Table]:
 def message_pictures(points: Sequence[Point]) -> Iterator[Chart]:
     """Time against size of every kind of communication, one series for each number of ranks in a group."""
     for call in sorted({point.call for point in points if point.kind in ("collective", "transfer")}):
-        own = [point for point in points if point.call == call and point.kind in ("collective", "transfer")]
-        busiest = max(point.active_ranks for point in own)
+        measured = [point for point in points if point.call == call and point.kind in ("collective", "transfer")]
+        busiest = max(point.active_ranks for point in measured)
         series = [
             Series(
                 name=f"groups of {ranks}",
                 points=[
                     (float(point.size_bytes), 1e6 * point.seconds, _size_and_time(point))
-                    for point in sorted(own, key=lambda point: point.size_bytes)
+                    for point in sorted(measured, key=lambda point: point.size_bytes)
                     if point.ranks == ranks and point.active_ranks == busiest
                 ],
             )
-            for ranks in sorted({point.ranks for point in own if point.active_ranks == busiest})[:4]
+            for ranks in sorted({point.ranks for point in measured if point.active_ranks == busiest})[:4]
         ]  # fmt: skip
         scale = Scale(x="size (bytes)", y="time (µs)", log_x=True, log_y=True)
         yield series_chart(series, scale, title=call, caption=f"{call} while all {busiest} ranks are at work.")

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
 from plans.files import write_atomically
+from plans.units import Seconds, time_unit
 from reports.colours import COLOURS, PART_COLOURS
 from reports.page import Markup, render
-from reports.units import Seconds, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -268,15 +268,15 @@ def seconds_bars(
     """
     if not rows:
         raise TwofoldError(f"nothing to draw for {title!r}")
-    unit_s, unit = time_unit(max(sum(own.values()) for own in rows.values()))
+    unit_s, unit = time_unit(max(sum(seconds.values()) for seconds in rows.values()))
     others = itertools.cycle(("orange", "green", "vermillion", "blue"))
     parts = [
-        (part, PART_COLOURS.get(part) or next(others), [own.get(part, 0.0) / unit_s for own in rows.values()])
-        for part in dict.fromkeys(part for own in rows.values() for part in own)
+        (part, PART_COLOURS.get(part) or next(others), [seconds.get(part, 0.0) / unit_s for seconds in rows.values()])
+        for part in dict.fromkeys(part for seconds in rows.values() for part in seconds)
     ]
     return bars(
         list(rows), parts, title=title, x=f"{x} ({unit})", said=f"{{:.4g}} {unit}".format,
-        ends=ends or [str(Seconds(sum(own.values()))) for own in rows.values()],
+        ends=ends or [str(Seconds(sum(seconds.values()))) for seconds in rows.values()],
     )  # fmt: skip
 
 

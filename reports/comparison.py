@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plans.errors import TwofoldError
+from plans.figures import figures_of
 from plans.program import Program
 from plans.timeline import Timeline
+from plans.units import Seconds, Share
 from reports.charts import Chart, seconds_bars
-from reports.figures import CHANGED, changed_rows, figures_of, figures_table
 from reports.live import LiveTimeline
 from reports.page import Page, Section
 from reports.tables import Table
-from reports.units import Seconds, Share
+from reports.time_tables import CHANGED, changed_rows, figures_table
 from simulator import CriticalPath
 
 __all__ = ["MOST_PLANS", "Compared", "comparison_page", "plans_table"]

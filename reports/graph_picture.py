@@ -20,10 +20,10 @@ from plans.graph_data import GraphData, GraphEdge, GraphNode, graph_data
 from plans.model.graph import Graph
 from plans.plan import Plan
 from plans.ranks import format_shape
+from plans.units import Bytes
 from reports.colours import COLOURS
 from reports.layered import place
 from reports.page import Markup, render
-from reports.units import Bytes
 
 __all__ = ["GraphPicture", "save_graph"]
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from plans.figures import figures_of
 from plans.graph_data import graph_data
 from plans.lower import lower
 from plans.plan import Plan, plan_to_json
 from plans.program import Program
 from plans.timeline import Timeline
 from reports.charts import Chart, Scale, Series, series_chart
-from reports.figures import figures_of, figures_table
 from reports.graph_picture import GraphPicture
 from reports.live import LiveTimeline
 from reports.memory import memory_table
@@ -25,6 +25,7 @@ from reports.time_tables import (
     comparison_table,
     composition_table,
     critical_path_table,
+    figures_table,
     timeline_table,
 )
 from simulator import composition, critical_path
@@ -113,7 +114,7 @@ def _sections(report: Report) -> Iterator[Section]:
     drawn = [each for each in report.timelines if len(each.rank)]
     live = LiveTimeline(timelines=drawn, programs=[report.program] * len(drawn), limit_bytes=report.memory_limit_bytes)
     yield Section(id="verification", title="Verification", parts=_verification(report.checks))
-    yield Section(id="found", title="Found", parts=report.results)
+    yield Section(id="result", title="Result", parts=report.results)
     yield Section(id="what-if", title="What if", parts=report.what_if)
     title = f"The step, {' and '.join(each.kind for each in report.timelines)}"
     yield Section(id="results", title=title, parts=_results(report))

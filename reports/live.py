@@ -113,7 +113,8 @@ def pack(timeline: Timeline, program: Program | None = None, called: str | None 
                 critical.append((place, each.start_ps - begin, each.end_ps - begin))
     bare = [
         (3 * row_of[rank] + 2, low - begin, high - begin)
-        for rank, own in timeline.spans_of_step(step) if rank in row_of for low, high in own.exposed()
+        for rank, spans_of_rank in timeline.spans_of_step(step) if rank in row_of
+        for low, high in spans_of_rank.exposed()
     ]  # fmt: skip
     columns = [np.diff(lane, prepend=0), _starts(lane, starts, unit), (ends - starts) // unit, name, causes]
     for stretches in (bare, critical):
@@ -193,7 +194,7 @@ def _causes(timeline: Timeline, causes: Causes, spans: Column, row_of: Mapping[i
             zip(*(each[spans].tolist() for each in columns), strict=True)
         )
     }
-    found = np.zeros(len(spans), dtype=np.int64)
+    distances = np.zeros(len(spans), dtype=np.int64)
     for rank in row_of:
         for event in causes.events(rank, step):
             number = places.get((rank, event.stream, causes.instruction(event)[0], event.end_ps))
@@ -202,8 +203,8 @@ def _causes(timeline: Timeline, causes: Causes, spans: Column, row_of: Mapping[i
                 continue
             before = places.get((of[cause.rank], cause.stream, causes.instruction(cause)[0], cause.end_ps))
             if before is not None:
-                found[number] = number - before
-    return found
+                distances[number] = number - before
+    return distances
 
 
 def _names(timeline: Timeline, used: npt.NDArray[Any], program: Program | None) -> dict[str, list[Any]]:
@@ -214,15 +215,15 @@ def _names(timeline: Timeline, used: npt.NDArray[Any], program: Program | None) 
             known.setdefault(f"{block.label}/{instruction.name}", instruction)
     kinds = list(KIND_COLOURS)
     names = [timeline.names[at] for at in used.tolist()]
-    found: dict[str, list[Any]] = {
+    columns: dict[str, list[Any]] = {
         "id": [id_ for id_, _, _ in names], "call": [call for _, call, _ in names],
         "kind": [kinds.index(kind_of(call, part)) for _, call, part in names],
     }  # fmt: skip
     if known:
-        own = [known.get(id_) for id_, _, _ in names]
-        found["operator"] = [each.operator if each else "" for each in own]
-        found["flops"] = [each.flops if each else 0 for each in own]
-        found["bytes"] = [each.message_bytes if each else 0 for each in own]
-        found["shapes"] = [" ".join(map(format_shape, each.shapes)) if each else "" for each in own]
-        found["axes"] = [", ".join(each.axes) if each else "" for each in own]
-    return found
+        instructions = [known.get(id_) for id_, _, _ in names]
+        columns["operator"] = [each.operator if each else "" for each in instructions]
+        columns["flops"] = [each.flops if each else 0 for each in instructions]
+        columns["bytes"] = [each.message_bytes if each else 0 for each in instructions]
+        columns["shapes"] = [" ".join(map(format_shape, each.shapes)) if each else "" for each in instructions]
+        columns["axes"] = [", ".join(each.axes) if each else "" for each in instructions]
+    return columns

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from plans.program import Program
 from plans.timeline import PS_PER_S, Timeline
+from plans.units import Bytes, Seconds
 from reports.colours import ROLE_COLOURS
 from reports.tables import Table
-from reports.units import Bytes, Seconds
 from simulator import memory_peak
 from simulator.timeline.live import worst_ranks
 

@@ -7,10 +7,10 @@ from functools import singledispatch
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from plans.figures import figures_of, figures_text
 from plans.plan import Plan
 from plans.timeline import PS_PER_S, STREAMS, Timeline
 from reports.charts import Chart
-from reports.figures import figures_of, figures_text
 from reports.pipeline_picture import pipeline_picture
 from reports.plan_tables import plan_table
 from reports.prediction import stages_chart

@@ -12,9 +12,9 @@ import numpy as np
 
 from plans.errors import TwofoldError
 from plans.timeline import PS_PER_S, STREAMS, Timeline
+from plans.units import time_unit
 from reports.charts import Chart
 from reports.colours import COLOURS, KIND_COLOURS, kind_of
-from reports.units import time_unit
 from simulator.timeline.labels import groups_of, read_label, representative_step, rows_of_step
 from simulator.timeline.stretches import joined
 
@@ -49,12 +49,12 @@ def pipeline_picture(timelines: Sequence[Timeline], *, title: str = "Pipeline: w
     rows = [_rows(each) for each in timelines]
 
     def draw(figure: Figure) -> None:
-        figure.set_figheight(1.0 + sum(0.5 + 0.22 * len(own) for own in rows))
-        heights = [len(own) + 1 for own in rows]
+        figure.set_figheight(1.0 + sum(0.5 + 0.22 * len(lines) for lines in rows))
+        heights = [len(lines) + 1 for lines in rows]
         panels = figure.subplots(len(timelines), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         unit_s, unit = time_unit(max(each.step_s for each in timelines))
-        for axes, timeline, own in zip(panels, timelines, rows, strict=True):
-            _draw(axes, timeline, own, unit_s)
+        for axes, timeline, lines in zip(panels, timelines, rows, strict=True):
+            _draw(axes, timeline, lines, unit_s)
         panels[-1].set_xlabel(f"time since the step began ({unit}); wide lane: compute, narrow lane: communication")
         handles = {
             kind: handle for axes in panels for handle, kind in zip(*axes.get_legend_handles_labels(), strict=True)
@@ -91,10 +91,10 @@ def _draw(axes: Axes, timeline: Timeline, rows: Sequence[tuple[int, str]], unit_
         for stream, (top, height) in _LANES.items():
             spans = rows_of_step(timeline, step, stream, rank)
             for kind in KIND_COLOURS:
-                own = spans[[kinds[name] == kind for name in timeline.name_index[spans]]] if len(spans) else spans
-                if kind == "waiting" or not len(own):
+                chosen = spans[[kinds[name] == kind for name in timeline.name_index[spans]]] if len(spans) else spans
+                if kind == "waiting" or not len(chosen):
                     continue
-                places = joined(timeline.start_ps[own] - begin, timeline.end_ps[own] - begin, length // 2000)
+                places = joined(timeline.start_ps[chosen] - begin, timeline.end_ps[chosen] - begin, length // 2000)
                 axes.broken_barh(
                     [(low * scale, (high - low) * scale) for low, high in places], (number + top, height),
                     facecolors=COLOURS[KIND_COLOURS[kind]], linewidth=0, label=None if kind in labelled else kind,
@@ -114,13 +114,13 @@ def _draw(axes: Axes, timeline: Timeline, rows: Sequence[tuple[int, str]], unit_
 
 def _actions(timeline: Timeline, step: int, rank: int) -> list[tuple[int, int, str]]:
     """(start, end, micro-batch) of the unbroken stretches of each action of a rank, in ps since the step began."""
-    begin, found = timeline.step_start_ps[step], list[tuple[int, int, str, str]]()
+    begin, stretches = timeline.step_start_ps[step], list[tuple[int, int, str, str]]()
     near = (timeline.step_end_ps[step] - begin) // 500
     for at in rows_of_step(timeline, step, STREAMS[1], rank):
         label = read_label(timeline.names[timeline.name_index[at]][0])
         low, high = int(timeline.start_ps[at]) - begin, int(timeline.end_ps[at]) - begin
-        if found and found[-1][3] == label.text and low <= found[-1][1] + near:
-            found[-1] = (found[-1][0], max(found[-1][1], high), *found[-1][2:])
+        if stretches and stretches[-1][3] == label.text and low <= stretches[-1][1] + near:
+            stretches[-1] = (stretches[-1][0], max(stretches[-1][1], high), *stretches[-1][2:])
         elif label.micro_batch is not None:
-            found.append((low, high, str(label.micro_batch), label.text))
-    return [each[:3] for each in found]
+            stretches.append((low, high, str(label.micro_batch), label.text))
+    return [each[:3] for each in stretches]

@@ -8,8 +8,8 @@ from plans.plan import Plan
 from plans.program import Kind
 from plans.ranks import format_axes, format_ranks, format_shape
 from plans.schedules.registry import is_written
+from plans.units import Bytes
 from reports.tables import Table
-from reports.units import Bytes
 from simulator.timeline.messages import Message, messages_of_operators, messages_of_step
 
 __all__ = ["parameter_table", "plan_table", "plan_text"]
@@ -65,8 +65,9 @@ def parameter_table(plan: Plan) -> Table:
     for group in lower(plan).groups:
         messages = messages_of_step(group)
         for placement in group.parameters:
-            own = f"g:{placement.name}"
-            named = {placement.weight, placement.shard, own, f"{own}#sum", f"{own}#shard", f"{own}#view"}
+            gradient = f"g:{placement.name}"
+            named = {placement.weight, placement.shard, gradient}
+            named |= {f"{gradient}#{part}" for part in ("sum", "shard", "view")}
             rows.append((
                 placement.name, format_shape(placement.shape), format_ranks(group.ranks), f"{placement.layout}",
                 Bytes(group.values[placement.weight].span_bytes),

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
+from plans.figures import FIGURES, figures_of
+from plans.units import Bytes, Count, Quantity, Seconds, Share
 from reports.charts import Chart, Series, bars, roofline_chart, seconds_bars
 from reports.colours import ROLE_COLOURS
-from reports.figures import FIGURES, figures_of, figures_table
 from reports.live import LiveTimeline
 from reports.page import Page, Section, Text
 from reports.tables import Cell, Table
-from reports.units import Bytes, Count, Quantity, Seconds, Share
+from reports.time_tables import figures_table
 
 if TYPE_CHECKING:
     from plans.degrees import Degrees
@@ -162,12 +163,12 @@ def operators_table(operators: Sequence[OperatorCost], chosen: Degrees, remarks:
     """
     from plans.degrees.words import layout_words
 
-    own = layout_words(chosen)
+    layout_chosen = layout_words(chosen)
     others = dict.fromkeys([*remarks, *sorted(each.layout for each in operators)])
-    layouts = [own, *(each for each in others if each != own)][:_LAYOUTS]
+    layouts = [layout_chosen, *(each for each in others if each != layout_chosen)][:_LAYOUTS]
     cells = {(each.operator, each.layout): _split(each) for each in operators}
     names = dict.fromkeys(each.operator for each in operators)
-    remarks = {**remarks, own: "chosen"}
+    remarks = {**remarks, layout_chosen: "chosen"}
     notes = [f"{letter}: {layout}" + (f" ({remarks[layout]})" if layout in remarks else "")
              for letter, layout in zip("ABCDE", layouts, strict=False)]  # fmt: skip
     return Table(
@@ -221,11 +222,13 @@ def roofline_parts(
 def stages_chart(seen: Forecast) -> Chart:
     """A bar for every pipeline rank: compute, exposed communication, and the rest."""
     rows = {
-        f"pipeline rank {at}": {call if call == "compute" else f"exposed {call}": spent for call, spent in own.items()}
-        | {"waits": max(0.0, seen.step_s - sum(own.values()))}
-        for at, own in enumerate(seen.rank_s[:_MOST_STAGES])
+        f"pipeline rank {at}": {
+            call if call == "compute" else f"exposed {call}": spent for call, spent in parts.items()
+        }
+        | {"waits": max(0.0, seen.step_s - sum(parts.values()))}
+        for at, parts in enumerate(seen.rank_s[:_MOST_STAGES])
     }
-    ends = [f"{Seconds(own.get('compute', 0.0))} of compute" for own in seen.rank_s[:_MOST_STAGES]]
+    ends = [f"{Seconds(parts.get('compute', 0.0))} of compute" for parts in seen.rank_s[:_MOST_STAGES]]
     return seconds_bars(rows, title="Where the step of every pipeline rank goes", ends=ends)
 
 

@@ -7,8 +7,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
+from plans.figures import FIGURES, figures_of
+from plans.units import Bytes, Change, Seconds, Share, time_unit
 from reports.charts import Chart, Scale, Series, series_chart
-from reports.figures import FIGURES, figures_of
 from reports.page import Page, Section
 from reports.prediction import (
     MFU,
@@ -20,7 +21,6 @@ from reports.prediction import (
     subject,
 )
 from reports.tables import Cell, Table
-from reports.units import Bytes, Change, Seconds, Share, time_unit
 from search.result import pareto_front
 
 if TYPE_CHECKING:
@@ -42,17 +42,17 @@ _FARTHEST = 1.25
 """Configurations slower than the fastest by more than this factor are not drawn."""
 
 
-def search_tables(found: SearchResult[Candidate], top_k: int, reasons: Reasons | None = None) -> list[Table]:
+def search_tables(result: SearchResult[Candidate], top_k: int, reasons: Reasons | None = None) -> list[Table]:
     """Ranking, why the best is the best, memory against time, what was refused."""
-    why = [] if reasons is None else [critical_table(found.best, reasons.critical_s)]
-    return [_ranking(found, top_k), *why, *_alternatives(found, reasons), _pareto(found), *_refused(found)]
+    why = [] if reasons is None else [critical_table(result.best, reasons.critical_s)]
+    return [_ranking(result, top_k), *why, *_alternatives(result, reasons), _pareto(result), *_refused(result)]
 
 
-def verdict(found: SearchResult[Candidate]) -> str:
+def verdict(result: SearchResult[Candidate]) -> str:
     """The best plan with its figures, in three lines."""
     from search.devices import describe
 
-    problem, best, figures = found.problem, found.best, headline(found.problem, found.best)
+    problem, best, figures = result.problem, result.best, headline(result.problem, result.best)
     return (
         f"Best plan for {subject(problem)}:\n  {describe(best.degrees)}\n"
         f"  step {figures['step']} (90 %: {figures['90 % interval']}), {figures['tokens/s per device']} tokens/s per "
@@ -61,27 +61,27 @@ def verdict(found: SearchResult[Candidate]) -> str:
 
 
 def search_page(
-    found: SearchResult[Candidate], *, top_k: int, reasons: Reasons, certificate: str, command: str
+    result: SearchResult[Candidate], *, top_k: int, reasons: Reasons, certificate: str, command: str
 ) -> Page:  # fmt: skip
     """The page: the ranking, the sections of the best configuration, and its alternatives."""
     from search.devices import describe
 
-    problem, best = found.problem, found.best
-    rows = {f"{at}. {describe(each.degrees)}": parts for at, each, parts in _different(found.plans[:_DRAWN])}
-    *sections, further = forecast_sections(problem, best, reasons, rows, [_pareto(found), *_refused(found)])
-    drawn = [(describe(each.degrees), each.forecast.step_s, each.forecast.peak_bytes) for each in found.plans]
+    problem, best = result.problem, result.best
+    rows = {f"{at}. {describe(each.degrees)}": parts for at, each, parts in _different(result.plans[:_DRAWN])}
+    *sections, further = forecast_sections(problem, best, reasons, rows, [_pareto(result), *_refused(result)])
+    drawn = [(describe(each.degrees), each.forecast.step_s, each.forecast.peak_bytes) for each in result.plans]
     trade = trade_picture(drawn, title="Time against memory", limit_bytes=problem.limit_bytes)
     return Page(
         kind="plan", title=f"Search: {subject(problem)}", subtitle=f"Best: {describe(best.degrees)}.",
-        figures={**headline(problem, best), "largest gap to the fastest of the space": Share(found.gap)},
+        figures={**headline(problem, best), "largest gap to the fastest of the space": Share(result.gap)},
         notes=[certificate, "All times are forecasts; nothing was run.", MFU], command=command,
         data={"plans": [
-            {"configuration": describe(each.degrees), **figures_of(each.forecast)} for each in found.plans[:top_k]
+            {"configuration": describe(each.degrees), **figures_of(each.forecast)} for each in result.plans[:top_k]
         ]},
         sections=[
-            Section(id="found", title="Found", parts=[_ranking(found, top_k), trade]),
+            Section(id="result", title="The fastest plans", parts=[_ranking(result, top_k), trade]),
             *sections,
-            Section(id="alternatives", title="Alternatives", parts=_alternatives(found, reasons)),
+            Section(id="alternatives", title="Alternatives", parts=_alternatives(result, reasons)),
             further,
         ],
     )  # fmt: skip
@@ -100,22 +100,22 @@ def _different(plans: Sequence[Candidate]) -> Iterator[tuple[int, Candidate, dic
 
 
 def trade_picture(
-    found: Sequence[tuple[str, float, int]], *, title: str, limit_bytes: int | None = None
+    configurations: Sequence[tuple[str, float, int]], *, title: str, limit_bytes: int | None = None
 ) -> Chart:  # fmt: skip
     """A point for every configuration, time across and memory up; a line joins the Pareto front.
 
     Args:
-        found: (name, step in seconds, peak in bytes), in any order.
+        configurations: (name, step in seconds, peak in bytes), in any order.
         title: of the chart.
         limit_bytes: what a device has for tensors, drawn as a line.
 
     Raises:
         TwofoldError: nothing to draw.
     """
-    if not found:
+    if not configurations:
         raise TwofoldError(f"no configurations to draw for {title!r}")
-    fastest_s = min(step_s for _, step_s, _ in found)
-    near = [each for each in found if each[1] <= _FARTHEST * fastest_s]
+    fastest_s = min(step_s for _, step_s, _ in configurations)
+    near = [each for each in configurations if each[1] <= _FARTHEST * fastest_s]
     front = pareto_front(near, lambda each: each[1:])
     unit_s, unit = time_unit(max(step_s for _, step_s, _ in near))
 
@@ -132,16 +132,16 @@ def trade_picture(
         ends = [fastest_s / unit_s, max(step_s for _, step_s, _ in near) / unit_s]
         series.append(Series(name=f"memory of a device, {Bytes(limit_bytes)}", dashed=True,
                              curve=[(end, limit_bytes / 1e9) for end in ends]))  # fmt: skip
-    beyond = len(found) - len(near)
+    beyond = len(configurations) - len(near)
     note = f"{beyond} of more than {_FARTHEST:g} times the fastest are not shown." if beyond else ""
     return series_chart(series, Scale(x=f"forecast step ({unit})", y="forecast peak (GB)"), title=title, caption=note)
 
 
-def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
+def _ranking(result: SearchResult[Candidate], top_k: int) -> Table:
     from search.devices import describe
     from search.devices.preference import EQUAL
 
-    plans = found.plans[:top_k]
+    plans = result.plans[:top_k]
     is_simulated = any(each.simulated_s is not None for each in plans)
     shared, differences = _shared_words([describe(each.degrees) for each in plans])
     rows: list[tuple[Cell, ...]] = []
@@ -152,14 +152,14 @@ def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
     step, *titles = (figure.title for figure in FIGURES.values())
     columns = ("", step, *(["simulated"] if is_simulated else []), *titles, "configuration")
     notes = [f"All plans: {shared}."] if shared else []
-    if found.num_equal > 1:
+    if result.num_equal > 1:
         notes.append(
-            f"The first {found.num_equal} are equally fast: their steps differ by less than {EQUAL:.0%}, and measured "
+            f"The first {result.num_equal} are equally fast: their steps differ by less than {EQUAL:.0%}, and measured "
             "steps vary by more. The simplest is first, then the one with the most free memory."
         )
-    if found.method == "search" and len(rows) > max(1, found.num_proven):
+    if result.method == "search" and len(rows) > max(1, result.num_proven):
         proven = (
-            f"Plans after the first{f' {found.num_proven}' * (found.num_proven > 1)}" if found.num_proven else "They"
+            f"Plans after the first{f' {result.num_proven}' * (result.num_proven > 1)}" if result.num_proven else "They"
         )
         notes.append(f"{proven} are the fastest that the search found. They are not proven to be the next best.")
     title = f"The {len(rows)} fastest plans" if len(rows) > 1 else "The fastest plan"
@@ -179,60 +179,60 @@ def _shared_words(configurations: Sequence[str]) -> tuple[str, list[str]]:
     return ", ".join(shared), [", ".join(part for part in each if part not in shared) for each in parts]
 
 
-def _alternatives(found: SearchResult[Candidate], reasons: Reasons | None) -> list[Table]:
+def _alternatives(result: SearchResult[Candidate], reasons: Reasons | None) -> list[Table]:
     """The neighbours of the best, and the operators of a block in their layouts."""
     from plans.degrees.words import layout_words
 
-    tables = [_neighbours(found)] if found.alternatives else []
+    tables = [_neighbours(result)] if result.alternatives else []
     if reasons is not None:
         slower = {
             layout_words(each.candidate.degrees): f"{each.change}: the step is {Seconds(each.extra_s)} longer"
-            for each in found.alternatives[::-1] if each.candidate is not None and each.extra_s is not None
+            for each in result.alternatives[::-1] if each.candidate is not None and each.extra_s is not None
         }  # fmt: skip
-        tables.append(operators_table(reasons.operators, found.best.degrees, dict(reversed(slower.items()))))
+        tables.append(operators_table(reasons.operators, result.best.degrees, dict(reversed(slower.items()))))
     return tables
 
 
-def _neighbours(found: SearchResult[Candidate]) -> Table:
+def _neighbours(result: SearchResult[Candidate]) -> Table:
     """A row for every neighbour that is forecast, and one for all that are impossible for the same reason."""
-    slower = [each for each in found.alternatives if each.extra_s is not None]
-    impossible = [each for each in found.alternatives if each.extra_s is None]
-    fastest = min(found.plans, key=lambda each: each.forecast.step_s)
+    slower = [each for each in result.alternatives if each.extra_s is not None]
+    impossible = [each for each in result.alternatives if each.extra_s is None]
+    fastest = min(result.plans, key=lambda each: each.forecast.step_s)
     rows: list[tuple[Cell, ...]] = [
         (each.change, Seconds(each.extra_s), Change(each.extra_s / fastest.forecast.step_s), each.reason)
         for each in slower[:_NEIGHBOURS] if each.extra_s is not None
     ]  # fmt: skip
     shown = sorted(impossible[:_NEIGHBOURS], key=lambda each: each.reason)
-    for reason, own in groupby(shown, key=lambda each: each.reason):
-        rows.append(("; ".join(each.change for each in own), None, None, reason))
-    left = len(found.alternatives) - min(len(slower), _NEIGHBOURS) - len(shown)
+    for reason, group in groupby(shown, key=lambda each: each.reason):
+        rows.append(("; ".join(each.change for each in group), None, None, reason))
+    left = len(result.alternatives) - min(len(slower), _NEIGHBOURS) - len(shown)
     notes = [f"And {left} more."] if left else []
-    if fastest is not found.best:
-        notes.append(f"Changes of plan {found.plans.index(fastest) + 1}, which has the shortest forecast.")
+    if fastest is not result.best:
+        notes.append(f"Changes of plan {result.plans.index(fastest) + 1}, which has the shortest forecast.")
     return Table(
         title="One degree changed at a time, the layers spread again", columns=("change", "longer", "share", "why"),
         rows=rows, notes=tuple(notes),
     )  # fmt: skip
 
 
-def _pareto(found: SearchResult[Candidate]) -> Table:
+def _pareto(result: SearchResult[Candidate]) -> Table:
     from search.devices import describe
 
     rows = [
         (Seconds(each.forecast.step_s), Bytes(each.forecast.peak_bytes), describe(each.degrees))
-        for each in found.pareto[:20]
+        for each in result.pareto[:20]
     ]
     return Table(title="Pareto front of time and memory", columns=("step", "peak", "configuration"), rows=rows)
 
 
-def _refused(found: SearchResult[Candidate]) -> list[Table]:
+def _refused(result: SearchResult[Candidate]) -> list[Table]:
     reasons: dict[str, list[Any]] = {}
-    for each in found.rejected:
+    for each in result.rejected:
         reasons.setdefault(each.reason, []).append(each)
     rows = []
-    for reason, own in sorted(reasons.items()):
-        nearest = min(own, key=lambda each: (each.excess_bytes or 0, each.what))
+    for reason, parts in sorted(reasons.items()):
+        nearest = min(parts, key=lambda each: (each.excess_bytes or 0, each.what))
         excess = "" if nearest.excess_bytes is None else f"{Bytes(nearest.excess_bytes)} too much"
-        rows.append((reason, sum(max(1, each.count) for each in own), nearest.what, excess))
+        rows.append((reason, sum(max(1, each.count) for each in parts), nearest.what, excess))
     title = "Rejected parts of the search space"
     return [Table(title=title, columns=("reason", "parts", "nearest", "by"), rows=rows)] if rows else []

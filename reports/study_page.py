@@ -1,16 +1,16 @@
-"""The page of a study: what was found, what each axis does, and every point."""
+"""The page of a study: the best points, the effect of each axis, and all points."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from plans.units import Bytes, Change, Count, Seconds
 from reports.charts import Chart, Scale, Series, bars, series_chart
-from reports.figures import figures_table
 from reports.page import Page, Part, Section
 from reports.study_tables import change_table, study_table
 from reports.tables import Table
-from reports.units import Bytes, Change, Count, Seconds
+from reports.time_tables import figures_table
 from search.result import pareto_front
 from simulator.study.axes import setting_text
 from simulator.study.findings import Findings, Row
@@ -34,11 +34,11 @@ _WIDE = 16.0
 
 def study_page(name: str, base: Mapping[str, Any], study: Findings, *, command: str = "") -> Page:
     """The page of a study of a name; `base` are settings of every point."""
-    found, every = _tables(study)
-    points = [every] if len(every.rows) > len(found.rows) else []
+    overview, every = _tables(study)
+    points = [every] if len(every.rows) > len(overview.rows) else []
     settings = tuple((name, setting_text(value)) for name, value in base.items())
     sections = [
-        Section(id="found", title="Found", parts=[found, *_changes(study)]),
+        Section(id="result", title="The best points", parts=[overview, *_changes(study)]),
         Section(id="axes", title="Effect of each axis", parts=list(_axes(study))),
         Section(id="trade", title="Cost of speed", parts=list(_trade(study))),
         Section(id="points", title="All points", parts=points, folded=True),

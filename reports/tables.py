@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from executor.reference.check import Check
 from plans.ranks import format_ranks
+from plans.units import Bytes, Quantity, Seconds
 from reports.page import Link, Markup, render
-from reports.units import Bytes, Quantity, Seconds
 
 if TYPE_CHECKING:
     import pandas as pd

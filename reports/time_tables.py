@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from plans.figures import FIGURES, figures_of
 from plans.program import Program
 from plans.ranks import format_ranks
 from plans.timeline import PS_PER_S, Timeline
-from reports.figures import FIGURES, figures_of
+from plans.units import Change, Quantity, Seconds, Share
 from reports.tables import Cell, Table
-from reports.units import Change, Quantity, Seconds, Share
 from simulator import CriticalPath, composition
 from simulator.timeline.analysis import time_by_call_s
 from simulator.timeline.labels import read_label, representative_step, rows_of_step
 
-__all__ = ["actions_table", "comparison_table", "composition_table", "critical_path_table", "timeline_table"]
+__all__ = [
+    "CHANGED", "actions_table", "changed_rows", "comparison_table", "composition_table", "critical_path_table",
+    "figures_table", "timeline_table",
+]  # fmt: skip
 
 
 def timeline_table(timelines: Sequence[Timeline], *, run_step_s: float | None = None) -> Table:
-    """The figures of a step (`reports.figures`) and the wait for the host, a column per timeline.
+    """The figures of a step (`plans.figures`) and the wait for the host, a column per timeline.
 
     With a prediction first, the difference of the second timeline is given in per cent, of shares in percentage points.
 
@@ -27,11 +31,11 @@ def timeline_table(timelines: Sequence[Timeline], *, run_step_s: float | None = 
         run_step_s: the step of the last one, which is a run, over more steps than were recorded; by default the median
             from one recorded step's end to the next.
     """
-    found = [figures_of(each) for each in timelines]
+    figures = [figures_of(each) for each in timelines]
     if run_step_s is not None:
-        found[-1]["step_s"] = run_step_s
+        figures[-1]["step_s"] = run_step_s
     quantities = [
-        (figure.title, [each[key] or (None if key == "peak_bytes" else 0) for each in found], figure.form)
+        (figure.title, [each[key] or (None if key == "peak_bytes" else 0) for each in figures], figure.form)
         for key, figure in FIGURES.items()
     ]
     quantities.insert(-1, ("host wait", [each.host_wait_s for each in timelines], Seconds))
@@ -146,14 +150,37 @@ def actions_table(timeline: Timeline) -> Table:
     """When each action of each rank computes in the shown step: the pipeline as a table."""
     step = representative_step(timeline)
     begin = timeline.step_start_ps[step]
-    found: dict[tuple[int, str], list[int]] = {}
+    times: dict[tuple[int, str], list[int]] = {}
     rows = rows_of_step(timeline, step, "compute")
     columns = (timeline.rank, timeline.name_index, timeline.start_ps, timeline.end_ps)
     for rank, name, start, end in zip(*(each[rows].tolist() for each in columns), strict=True):
-        entry = found.setdefault((rank, read_label(timeline.names[name][0]).text), [start, end, 0])
+        entry = times.setdefault((rank, read_label(timeline.names[name][0]).text), [start, end, 0])
         entry[1], entry[2] = max(entry[1], end), entry[2] + end - start
     body = tuple(
         (rank, label, *(Seconds(each / PS_PER_S) for each in (start - begin, end - begin, busy)))
-        for (rank, label), (start, end, busy) in sorted(found.items(), key=lambda item: (item[0][0], item[1][0]))
+        for (rank, label), (start, end, busy) in sorted(times.items(), key=lambda item: (item[0][0], item[1][0]))
     )
     return Table(title=f"Actions ({timeline.kind})", columns=("rank", "action", "from", "to", "busy"), rows=body)
+
+
+_STEP, *_OTHERS = (figure.title for figure in FIGURES.values())
+CHANGED = (_STEP, "change", *_OTHERS)
+"""Columns of the cells of `changed_rows` after the name."""
+
+
+def changed_rows(steps: Sequence[tuple[str, Any]]) -> list[list[Cell]]:
+    """A row for each named step: its figures, behind the step its change against the first one."""
+    named = [(name, figures_of(each)) for name, each in steps]
+    base_s, rows = named[0][1]["step_s"], list[list[Cell]]()
+    for at, (name, values) in enumerate(named):
+        step, *others = (FIGURES[key].form(value) for key, value in values.items())
+        rows.append([name, step, Change(values["step_s"] / base_s - 1) if at and base_s else None, *others])
+    return rows
+
+
+def figures_table() -> Table:
+    """The definitions, for reports and docs."""
+    return Table(
+        title="The figures of a step", columns=("figure", "key", "unit", "definition"),
+        rows=tuple((each.title, each.key, each.unit, each.definition) for each in FIGURES.values()),
+    )  # fmt: skip

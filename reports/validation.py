@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from plans.units import Change, Count, Quantity, Share
 from reports.charts import Chart, Scale, Series, series_chart
 from reports.page import Page, Section
 from reports.tables import Table
-from reports.units import Change, Count, Quantity, Share
 
 __all__ = ["validation_page"]
 
 _MOST_POINTS = 2_000
 _MOST_SERIES = 8
-"""Largest number of sources with their own colour in a chart; others are drawn together."""
+"""Largest number of sources with their of_metric colour in a chart; others are drawn together."""
 
 _OTHERS = "others"
 
@@ -74,12 +74,16 @@ def _scores(sources: Sequence[Row]) -> Table:
 def _charts(rows: Sequence[Row]) -> Iterator[Chart]:
     """Predicted over measured values with intervals, and errors, one chart per metric and a colour per source."""
     for metric in dict.fromkeys(row["metric"] for row in rows):
-        own = [row for row in rows if row["metric"] == metric]
-        names = [source for source, _ in Counter(row["source"] for row in own).most_common()]
+        of_metric = [row for row in rows if row["metric"] == metric]
+        names = [source for source, _ in Counter(row["source"] for row in of_metric).most_common()]
         shown = names if len(names) <= _MOST_SERIES else [*names[: _MOST_SERIES - 1], _OTHERS]
         values, errors = [], []
         for source in shown:
-            some = [row for row in own if row["source"] == source or (source == _OTHERS and row["source"] not in shown)]
+            some = [
+                row
+                for row in of_metric
+                if row["source"] == source or (source == _OTHERS and row["source"] not in shown)
+            ]
             some = some[:: -(-len(some) // (_MOST_POINTS // len(shown)))]
             name = source[:60] or "no source"
             points = [(row["value"], row["predicted"], _told(row)) for row in some]
@@ -87,7 +91,7 @@ def _charts(rows: Sequence[Row]) -> Iterator[Chart]:
             values.append(Series(name=name, points=points, spread=spread))
             errors.append(Series(name=name, points=[(row["value"], _error(row), _told(row)) for row in some]))
         scale = Scale(x=f"measured {metric}", y=f"predicted {metric}", log_x=True, log_y=True, diagonal=True)
-        note = f"{len(own)} rows with their intervals. Hover over a point to read its row."
+        note = f"{len(of_metric)} rows with their intervals. Hover over a point to read its row."
         yield series_chart(values, scale, title=f"{metric}: predicted against measured", caption=note)
         scale = Scale(x=f"measured {metric}", y="error", log_x=True, relative=True)
         yield series_chart(errors, scale, title=f"{metric}: predicted / measured - 1")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from plans.units import Change, Seconds, Share
 from reports.charts import Chart, bars
-from reports.figures import CHANGED, changed_rows
 from reports.tables import Table
-from reports.units import Change, Seconds, Share
+from reports.time_tables import CHANGED, changed_rows
 from simulator import Outcome
 from simulator.study.sensitivity import Effect
 

@@ -13,6 +13,7 @@ from plans.errors import TwofoldError
 from plans.plan import Plan
 from plans.redistribution import Step, redistribute
 from plans.shown import Shown
+from plans.units import Bytes, Seconds
 from search.candidate import Candidate, describe
 
 __all__ = ["Alternative", "LazyAlternatives", "NothingFits", "Rejected", "SearchResult", "pareto_front"]
@@ -226,10 +227,10 @@ class SearchResult(Shown, Generic[PlanT]):
 
     def table(self) -> str:
         """One line per plan: rank, predicted step, peak memory, configuration."""
-        lines = [f"{'':>2} {'step':>10} {'peak':>10}  configuration"]
+        lines = [f"{'':>2} {'step':>10} {'peak memory':>11}  configuration"]
         for number, plan in enumerate(self.plans, 1):
             step_s, peak_bytes = _predicted(plan)
-            lines.append(f"{number:>2} {step_s * 1e3:>7.2f} ms {peak_bytes / 2**20:>6.1f} MiB  {_configuration(plan)}")
+            lines.append(f"{number:>2} {Seconds(step_s)!s:>10} {Bytes(peak_bytes)!s:>11}  {_configuration(plan)}")
         return "\n".join(lines)
 
     def explain(self) -> str:

@@ -14,9 +14,10 @@ import pytest
 from costmodels import Machine
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
+from plans.figures import FIGURES, figures_of, figures_text
 from plans.model.transformer import TransformerConfig, transformer
 from plans.plan import load_plan
-from reports.figures import FIGURES, figures_of, figures_table, figures_text
+from reports.time_tables import figures_table
 from simulator import simulate
 from simulator.forecast import forecast
 from twofold.cli import main

@@ -9,11 +9,11 @@ import pytest
 from reports_example import measured, predicted, small_graph, small_plan
 
 from plans.timeline import Span, Timeline
+from plans.units import Seconds
 from reports import Check, Table, composition_table, plan_table, step_page, verification_table
 from reports.html import Report
 from reports.plan_tables import parameter_table
 from reports.time_tables import comparison_table, timeline_table
-from reports.units import Seconds
 from simulator.engine.link_change import read_ranks
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}  # of SVG every element is closed

@@ -83,7 +83,7 @@ def test_the_page_of_a_grid(tmp_path: Path) -> None:
     axes = {"tp": [1, 2, 4], "micro_batch": [1, 2, 3], "recompute": ["none", "full"]}
     found = tf.study({**BASE, "price_per_device_hour": 2.0}, axes, workers=ALONE)
     page = found.write_report(tmp_path / "study.html", name="grid").read_text()
-    assert sections_of(page) == ["found", "axes", "trade", "base"]  # 18 rows are all in the first table
+    assert sections_of(page) == ["result", "axes", "trade", "base"]  # 18 rows are all in the first table
     assert data_of(page)["points"] == json.loads(json.dumps(found.rows))
     best = found.best
     assert f"<dd>tp = {best['tp']}, micro_batch = {best['micro_batch']}, recompute = {best['recompute']}</dd>" in page
@@ -102,7 +102,7 @@ def test_the_page_of_single_changes(tmp_path: Path, capsys) -> None:
     study.write_text("\n".join([*lines, "[axes]", "bandwidth.1 = [0.5, 2.0]", "compute = [1.1]", "micro_batch = [3]"]))
     assert main(["study", str(study), "--backend", "sequential", "--report", str(file), "--json"]) == 0
     points, page = json.loads(capsys.readouterr().out)["points"], file.read_text()
-    assert "<title>Study: links</title>" in page and sections_of(page) == ["found", "base"]
+    assert "<title>Study: links</title>" in page and sections_of(page) == ["result", "base"]
     base, *changed = points
     told = re.findall(r"<title>(.+?): tokens/s ([+-][\d.]+) %</title>", page)[: len(changed)]
     rates = {"bandwidth.1 = 0.5": 1, "bandwidth.1 = 2": 2, "compute = 1.1": 3}
@@ -117,7 +117,7 @@ def test_a_study_of_which_nothing_fits_has_a_page(tmp_path: Path) -> None:
     base = {**BASE, "model": "llama-3-70b", "layers": 80, "machine": "a100-40gb-x16"}
     found = tf.study(base, {"micro_batch": [1, 2]}, workers=ALONE)
     page = found.write_report(tmp_path / "none.html").read_text()
-    assert "<dt>fit</dt><dd>none</dd>" in page and sections_of(page) == ["found", "base"]
+    assert "<dt>fit</dt><dd>none</dd>" in page and sections_of(page) == ["result", "base"]
     with pytest.raises(TwofoldError, match="no point of the study fits"):
         _ = found.best
 

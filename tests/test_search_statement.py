@@ -413,7 +413,7 @@ def test_bad_input_exits_with_2_and_one_error(
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "executor.networks:multiple_mix"])
-@pytest.mark.parametrize("out", ["/", "", "file/plan.json"])
+@pytest.mark.parametrize("out", ["/", ".", "file/plan.json"])
 def test_a_plan_that_could_not_be_saved_is_refused_before_the_search(
     model: str, out: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from plans.errors import TwofoldError
-from reports.folder import reports_in, server
+from reports.folder import reports_in
 from reports.page import Page
 from twofold.cli import main
+from twofold.report_server import server
 
 
 @pytest.fixture

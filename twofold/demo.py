@@ -87,14 +87,14 @@ class DemoResult:
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object: figures, checks and paths of files."""
-        from reports.figures import figures_of, figures_of_run
+        from plans.figures import figures_of
 
         return {
             **self.verification.to_json(),
             "bubble_fraction": self.predicted.bubble_fraction,
             "exposed_comm_s": self.predicted.exposed_comm_s,
             "predicted": figures_of(self.predicted),
-            "measured": figures_of_run(self.verification.run),
+            "measured": self.verification.run.figures,
             "search_s": self.plans.search_s,
             "lower_bound_s": self.plans.lower_bound_s,
             "gap": self.plans.gap,
@@ -269,7 +269,7 @@ def _machine(given: str | None, folder: Path, say: Console) -> tuple[Machine, Ca
 
 
 def _say_prediction(say: Console, predicted: Timeline) -> None:
-    from reports.figures import figures_of, figures_text
+    from plans.figures import figures_of, figures_text
 
     say.note(f"predicted: {figures_text(figures_of(predicted), low_s=predicted.low_s, high_s=predicted.high_s)}")
 

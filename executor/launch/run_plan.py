@@ -18,6 +18,7 @@ from executor.launch.nodes import ONE_NODE, Nodes
 from executor.launch.temporary import temporary_folder
 from executor.train.named import check_named
 from plans.errors import TwofoldError, whole_number
+from plans.figures import figures_of
 from plans.lower import lower
 from plans.plan import Plan, plan_digest, save_plan
 from plans.reading import read_arrays
@@ -68,6 +69,12 @@ class RunResult:
     device_reserved_bytes: tuple[int, ...] = ()
     execution: str = "eager"
     fallback: str = ""
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The figures of a step (`plans.figures`): the median step after the warm-up, the program's peak on the fullest
+        rank, and the others of the recorded steps."""
+        return figures_of(self.timeline) | {"step_s": self.step_s, "peak_bytes": max(self.peak_bytes)}
 
     @property
     def plan_digest(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from plans.degrees import Degrees
 from plans.degrees.file import degrees_to_json
+from plans.figures import figures_of
 from search.candidate import Candidate
 from search.devices.problem import Problem
 from search.result import SearchResult
@@ -50,8 +51,6 @@ def candidate_json(problem: Problem, candidate: Candidate) -> Mapping[str, Any]:
     forecast = candidate.forecast
     return {
         **degrees_json(candidate.degrees),
-        "step_s": forecast.step_s, "step_low_s": forecast.low_s, "step_high_s": forecast.high_s,
-        "peak_bytes": forecast.peak_bytes,
-        "memory_bytes": dict(forecast.memory), "bubble_fraction": forecast.bubble_fraction,
-        "exposed_comm_s": forecast.exposed_comm_s, "mfu": problem.mfu(forecast.step_s),
+        **figures_of(forecast), "step_low_s": forecast.low_s, "step_high_s": forecast.high_s,
+        "memory_bytes": dict(forecast.memory), "mfu": problem.mfu(forecast.step_s),
     }  # fmt: skip

@@ -41,8 +41,8 @@ class Compare:
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Simulate every plan and show them in a table."""
         from costmodels import Machine
+        from plans.figures import figures_of
         from reports.comparison import MOST_PLANS, comparison_page, plans_table
-        from reports.figures import figures_of
 
         if not 2 <= len(self.plans) <= MOST_PLANS:
             raise TwofoldError(f"compare takes 2 to {MOST_PLANS} plan files, not {len(self.plans)}")

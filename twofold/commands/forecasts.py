@@ -24,8 +24,8 @@ def show_forecast(
 ) -> dict[str, Any]:
     """Forecast, print, write the report, and return the JSON object."""
     from costmodels.utilization import mfu
-    from reports.figures import figures_of, figures_text
-    from reports.units import Bytes, Share
+    from plans.figures import figures_of, figures_text
+    from plans.units import Bytes, Share
     from search.devices import describe
     from search.devices.result_json import degrees_json
     from simulator.forecast import forecast

@@ -95,8 +95,8 @@ class Links:
         """Simulate the step of the plan on the links as measured, and with the requested change."""
         from costmodels import executing
         from plans.errors import TwofoldError
+        from plans.figures import figures_of, figures_text
         from plans.lower import lower
-        from reports.figures import figures_of, figures_text
         from simulator import WhatIf, simulate
         from simulator.engine.link_change import machine_with
 
@@ -117,8 +117,8 @@ class Links:
         return found
 
     def _show(self, found: Sequence[LinkCall], machine: Machine, say: Console) -> None:
+        from plans.units import Bytes, Count, Quantity, Seconds
         from reports.tables import Table
-        from reports.units import Bytes, Count, Quantity, Seconds
 
         rows = [
             (f"{each.call} of {each.num_ranks}", machine.links[each.tier].name, Bytes(each.size_bytes),
@@ -144,7 +144,7 @@ class Links:
 
 def _tell_spent(before: Spent, after: Spent, changes: Sequence[LinkChange], say: Console) -> None:
     """The communication time of the mean rank, in words."""
-    from reports.units import Seconds
+    from plans.units import Seconds
 
     totals = [("The mean rank", before), *([(f"With {', '.join(map(str, changes))}", after)] if changes else [])]
     for name, each in totals:
@@ -155,7 +155,7 @@ def _tell_spent(before: Spent, after: Spent, changes: Sequence[LinkChange], say:
 
 def _tell(tier: Tier, machine: str, say: Console) -> None:
     """The result for a tier of links, in words."""
-    from reports.units import Seconds
+    from plans.units import Seconds
 
     say.say(f"{tier.name}: {tier.times:,} calls took {Seconds(tier.measured_s)}, predicted {Seconds(tier.predicted_s)}")
     if not tier.is_whole:

@@ -268,7 +268,7 @@ def _problem(options: PlanCommand, model: GivenModel, machine: Machine) -> Probl
 
 
 def _search(problem: Problem, options: PlanCommand, say: Console) -> SearchResult[Candidate]:
-    from reports.units import Seconds
+    from plans.units import Seconds
     from search.devices import baseline, describe, solve
 
     if options.method != "search":
@@ -326,8 +326,8 @@ def _save(answer: SearchResult[Candidate], execution: str, out: str, say: Consol
     import msgspec
 
     from interop.statement import write_statement
+    from plans.figures import figures_of
     from plans.plan import Prediction, save_plan
-    from reports.figures import figures_of
     from search.devices.confirm import plan_of
 
     best, config, machine = answer.best, answer.problem.config, answer.problem.machine
@@ -417,7 +417,7 @@ def _widths(given: str | None) -> str | tuple[int, ...] | None:
 
 
 def _prediction(plan: Plan) -> dict[str, Any]:
-    from reports.figures import figures_of
+    from plans.figures import figures_of
 
     prediction = plan.prediction
     assert prediction is not None  # the search attaches one to each of its plans

@@ -66,9 +66,9 @@ class Run:
     def _plan(self, say: Console) -> tuple[dict[str, Any], bool]:
         from executor.launch.run_plan import run
         from executor.train.sources import usual_data
+        from plans.figures import figures_text
         from plans.plan import load_plan
-        from reports.figures import figures_of_run, figures_text
-        from reports.units import Bytes
+        from plans.units import Bytes
 
         launch = self.launch
         for name, value in (("devices", self.devices), ("machine", self.machine)):
@@ -85,7 +85,7 @@ class Run:
                 print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),
             )  # fmt: skip
         kind, device_bytes = result.timeline.kind, max(result.device_peak_bytes)
-        figures = figures_of_run(result)
+        figures = result.figures
         say.say(f"{kind} (median step of {launch.steps}): {figures_text(figures)}, loss {result.losses[-1]:.6g}")
         if device_bytes:
             reserved = Bytes(max(result.device_reserved_bytes))

@@ -35,7 +35,7 @@ class Serve:
         import contextlib
         import webbrowser
 
-        from reports.folder import server
+        from twofold.report_server import server
 
         with server(Path(self.folder), self.port) as serving, contextlib.suppress(KeyboardInterrupt):
             address = f"http://127.0.0.1:{serving.server_address[1]}/"

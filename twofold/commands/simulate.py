@@ -159,10 +159,10 @@ class Simulate:
 
 
 def _show(timeline: Timeline, path: CriticalPath, measured: Timeline | None, program: Program, say: Console) -> None:
+    from plans.figures import figures_of, figures_text
+    from plans.units import Seconds
     from reports import comparison_table, composition_table, memory_table, timeline_table
-    from reports.figures import figures_of, figures_text
     from reports.time_tables import critical_path_table
-    from reports.units import Seconds
 
     say.say(f"predicted: {figures_text(figures_of(timeline), low_s=timeline.low_s, high_s=timeline.high_s)}")
     if timeline.step_s > timeline.step_interval_s:
@@ -178,8 +178,8 @@ def _show(timeline: Timeline, path: CriticalPath, measured: Timeline | None, pro
 
 def _json(timeline: Timeline, path: CriticalPath, program: Program) -> dict[str, Any]:
     """A simulation as JSON values."""
+    from plans.figures import figures_of
     from plans.timeline import PS_PER_S
-    from reports.figures import figures_of
     from simulator import composition, memory_peak
 
     fullest = max(timeline.memory, key=lambda peak: (peak.peak_bytes, -peak.rank)).rank

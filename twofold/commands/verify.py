@@ -39,9 +39,9 @@ class Verify:
         from executor.launch.run_plan import run
         from executor.reference.verification import verify
         from executor.train.sources import usual_data
+        from plans.figures import figures_of, figures_text
         from plans.plan import load_plan
         from reports import verification_table
-        from reports.figures import figures_of, figures_of_run, figures_text
         from simulator import simulate
 
         launch = self.launch
@@ -69,7 +69,7 @@ class Verify:
                 say.say("the run has ended; node 0 compares it with one process")
                 return {"node": self.place.node}, True
             result = verify(plan, predicted=predicted, **how)
-        measured = figures_of_run(result.run)
+        measured = result.run.figures
         figures = {"measured": measured}
         if predicted is not None:
             figures["predicted"] = figures_of(predicted)

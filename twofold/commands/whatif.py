@@ -234,7 +234,7 @@ def _job(text: str, machine: Machine, say: Console) -> Job:
 
 
 def _json(outcome: Outcome, base: Outcome) -> dict[str, Any]:
-    from reports.figures import figures_of
+    from plans.figures import figures_of
 
     return {
         **figures_of(outcome),

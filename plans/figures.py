@@ -6,28 +6,14 @@ show them with `figures_text`, under the titles of `FIGURES`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from plans.timeline import Timeline
-from reports.tables import Cell, Table
-from reports.units import Bytes, Change, Quantity, Seconds, Share
+from plans.units import Bytes, Quantity, Seconds, Share
 
-if TYPE_CHECKING:
-    from executor.launch.run_plan import RunResult
-
-__all__ = [
-    "CHANGED",
-    "FIGURES",
-    "Figure",
-    "Step",
-    "changed_rows",
-    "figures_of",
-    "figures_of_run",
-    "figures_table",
-    "figures_text",
-]
+__all__ = ["FIGURES", "Figure", "figures_of", "figures_text"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,28 +64,10 @@ FIGURES: Mapping[str, Figure] = {
 """Key -> the figure, in the order in which they are shown."""
 
 
-class Step(Protocol):
-    """An object with the figures of a step: a forecast, the prediction of a plan, the outcome of a what-if."""
+def figures_of(step: Any) -> dict[str, Any]:
+    """The figures by key of a timeline, a forecast, the prediction of a plan, or the outcome of a what-if.
 
-    @property
-    def step_s(self) -> float:
-        """See `FIGURES`."""
-
-    @property
-    def exposed_comm_s(self) -> float | None:
-        """See `FIGURES`; None in files of an earlier version."""
-
-    @property
-    def bubble_fraction(self) -> float | None:
-        """See `FIGURES`; None in files of an earlier version."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """See `FIGURES`."""
-
-
-def figures_of(step: Timeline | Step) -> dict[str, Any]:
-    """The figures of a step by key; `step_s` of a timeline is the interval between steps, its pace.
+    `step_s` of a timeline is the interval between steps.
 
     >>> from types import SimpleNamespace
     >>> figures_of(SimpleNamespace(step_s=0.5, exposed_comm_s=0.1, bubble_fraction=0.25, peak_bytes=8))
@@ -107,12 +75,6 @@ def figures_of(step: Timeline | Step) -> dict[str, Any]:
     """
     values = {key: getattr(step, key) for key in FIGURES}
     return values | ({"step_s": step.step_interval_s} if isinstance(step, Timeline) else {})
-
-
-def figures_of_run(run: RunResult) -> dict[str, Any]:
-    """The figures of a run: the median step after the warm-up, the program's peak on the fullest rank, and of the
-    recorded steps the rest."""
-    return figures_of(run.timeline) | {"step_s": run.step_s, "peak_bytes": max(run.peak_bytes)}
 
 
 def figures_text(values: Mapping[str, Any], *, low_s: float | None = None, high_s: float | None = None) -> str:
@@ -131,26 +93,3 @@ def figures_text(values: Mapping[str, Any], *, low_s: float | None = None, high_
             part += f" (90 %: {figure.form(low_s)} to {figure.form(high_s)})"
         parts.append(part)
     return ", ".join(parts)
-
-
-_STEP, *_OTHERS = (figure.title for figure in FIGURES.values())
-CHANGED = (_STEP, "change", *_OTHERS)
-"""Columns of the cells of `changed_rows` after the name."""
-
-
-def changed_rows(steps: Sequence[tuple[str, Timeline | Step]]) -> list[list[Cell]]:
-    """A row for each named step: its figures, behind the step its change against the first one."""
-    found = [(name, figures_of(each)) for name, each in steps]
-    base_s, rows = found[0][1]["step_s"], list[list[Cell]]()
-    for at, (name, values) in enumerate(found):
-        step, *others = (FIGURES[key].form(value) for key, value in values.items())
-        rows.append([name, step, Change(values["step_s"] / base_s - 1) if at and base_s else None, *others])
-    return rows
-
-
-def figures_table() -> Table:
-    """The definitions, for reports and docs."""
-    return Table(
-        title="The figures of a step", columns=("figure", "key", "unit", "definition"),
-        rows=tuple((each.title, each.key, each.unit, each.definition) for each in FIGURES.values()),
-    )  # fmt: skip
