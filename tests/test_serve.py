@@ -61,7 +61,7 @@ def test_other_folders_are_refused_in_one_line(folder, tmp_path, capsys):
         assert main(["serve", str(path)]) == 2
         assert said in capsys.readouterr().err
     assert main(["serve", str(folder), "--port", "70000"]) == 2
-    assert "from 0 to 65535" in capsys.readouterr().err
+    assert "--port must be at most 65,535" in capsys.readouterr().err
     with server(folder, 0) as taken, pytest.raises(TwofoldError, match="--port"):
         server(folder, taken.server_address[1])
 
