@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from plans.lower import lower
 from plans.model.graph import Graph
 from plans.plan import Optimizer, Plan, Strategy, save_plan
 from plans.timeline import Timeline
+from plans.units import Seconds
 from search import SearchResult, search
 from simulator import simulate
 from twofold.calibration import CalibrationResult, calibrate
@@ -117,14 +119,17 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
     if case not in CASES:
         raise TwofoldError(f"case {case!r} is not known; known: {', '.join(CASES)}")
     from executor.launch.launch import check_port
+    from executor.train.data import load_digits
 
     check_port(options.port)
+    digits = load_digits(options.data)
     chosen, busy = CASES[case], _busy()
     say.count_steps(8)
     say.say(f"{case}: {chosen.title}")
     if busy:
         say.note(busy)
-    digits = _data(options.data, say)
+    say.step("data")
+    say.note(f"{len(digits.images):,} digits of 28x28 from {digits.source}")
     graph, stages, steps = _network(chosen, digits, options, say)
     say.step("calibrate this machine" if options.machine is None else f"machine {options.machine}")
     target, calibrated = _machine(options.machine, folder, say)
@@ -146,7 +151,7 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
         )  # fmt: skip
     verification = _verify(chosen, result, options, predicted, say)
     say.step("report")
-    notes = [chosen.title, f"Data: {digits.source}.", plans.explain().splitlines()[0] + "."]
+    notes = [chosen.title, f"Data: {digits.source}.", plans.explain().splitlines()[0]]
     notes += (
         []
         if calibrated is None
@@ -162,15 +167,6 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
     )  # fmt: skip
     _say_summary(say, outcome)
     return outcome
-
-
-def _data(folder: str | None, say: Console) -> Digits:
-    from executor.train.data import load_digits
-
-    say.step("data")
-    digits = load_digits(folder)
-    say.note(f"{len(digits.images):,} digits of 28x28 from {digits.source}")
-    return digits
 
 
 def _network(
@@ -208,7 +204,7 @@ def _search(
             pinned=_given(case, graph), optimizer=case.optimizer, full_batch=True, on_progress=say.note,
         )  # fmt: skip
     say.note(plan_text(plans.best))
-    say.note(plans.explain().splitlines()[0])
+    say.note(textwrap.fill(plans.explain().splitlines()[0], 94))
     return plans
 
 
@@ -257,8 +253,8 @@ def _machine(given: str | None, folder: Path, say: Console) -> tuple[Machine, Ca
     assert calibrated is not None  # one process measures and returns; only the ranks of a launcher return nothing
     for probe in calibrated.probes:
         say.note(
-            f"{probe.name}: predicted {probe.predicted_s * 1e3:.1f} ms from micro-benchmarks, "
-            f"measured {probe.measured_s * 1e3:.1f} ms"
+            f"{probe.name}: predicted {Seconds(probe.predicted_s)} from micro-benchmarks, "
+            f"measured {Seconds(probe.measured_s)}"
         )
     interval = calibrated.machine.interval
     say.note(
@@ -300,7 +296,7 @@ def _report(
 
     folder, result = Path(options.out) / options.case, verification.run
     measured, program = result.timeline, lower(result.plan)
-    step = f"{predicted.step_interval_s * 1e3:.1f} ms predicted, {result.step_s * 1e3:.1f} ms {measured.kind}"
+    step = f"{Seconds(predicted.step_interval_s)} predicted, {Seconds(result.step_s)} {measured.kind}"
     page = step_page(Report(
         title=f"twofold demo: {options.case}",
         summary={
@@ -370,14 +366,14 @@ def _busy() -> str:
 
 
 def _say_summary(say: Console, outcome: DemoResult) -> None:
-    found = outcome.verification
+    verification = outcome.verification
     say.say("")
-    inside = all(check.passed for check in found.timing_checks())
+    inside = all(check.passed for check in verification.timing_checks())
     timing = "step time inside its interval" if inside else "step time OUTSIDE its interval"
-    exact = "loss, weights, communication and memory are correct" if found.passed else "A CHECK FAILED"
+    exact = "loss, weights, communication and memory are correct" if verification.passed else "A CHECK FAILED"
     say.say(f"{exact}; {timing}; {outcome.elapsed_s:.0f} s in all")
-    say.note(f"loss against one process    {found.loss_max_rel_diff:.1e} relative")
-    say.note(f"weights against one process {found.weights_max_rel_diff:.1e} relative")
-    measured, predicted = found.run.step_s, outcome.predicted.step_interval_s
-    say.note(f"step time                   predicted {predicted * 1e3:.1f} ms, measured {measured * 1e3:.1f} ms")
+    say.note(f"loss against one process    {verification.loss_max_rel_diff:.1e} relative")
+    say.note(f"weights against one process {verification.weights_max_rel_diff:.1e} relative")
+    measured, predicted = verification.run.step_s, outcome.predicted.step_interval_s
+    say.note(f"step time                   predicted {Seconds(predicted)}, measured {Seconds(measured)}")
     say.note(f"open {outcome.files['report']} in a browser, {outcome.files['trace']} in https://ui.perfetto.dev")

@@ -54,6 +54,7 @@ class Calibrate:
         """Measure, fit and save."""
         if self.host:
             return self._host(say), True
+        from plans.units import Seconds
         from twofold.calibration import calibrate, write_report
 
         with say.doing("measuring"):
@@ -66,9 +67,7 @@ class Calibrate:
         for line in result.residuals:
             say.say(line)
         for probe in result.probes:
-            say.say(
-                f"{probe.name}: predicted {probe.predicted_s * 1e3:.2f} ms, measured {probe.measured_s * 1e3:.2f} ms"
-            )
+            say.say(f"{probe.name}: predicted {Seconds(probe.predicted_s)}, measured {Seconds(probe.measured_s)}")
         if self.report is not None:
             say.say(f"saved {write_report(result, self.report)}")
         interval = result.machine.interval

@@ -284,7 +284,7 @@ def _search(problem: Problem, options: PlanCommand, say: Console) -> SearchResul
 
 
 def _num_simulated(problem: Problem, options: PlanCommand) -> int:
-    """How many plans are simulated: what is asked, or the listed ones of a search."""
+    """The number of plans to simulate: as given, or the listed plans of a search."""
     if options.result.simulate is not None:
         return options.result.simulate
     return _SHOWN if options.method == "search" and problem.stack.runs_programs else 0
@@ -293,7 +293,7 @@ def _num_simulated(problem: Problem, options: PlanCommand) -> int:
 def _confirm(
     found: SearchResult[Candidate], count: int, options: PlanCommand, deadline_s: float | None, say: Console
 ) -> tuple[SearchResult[Candidate], list[dict[str, Any]]]:
-    """The result with its first `count` plans ordered by the event engine, and what the engine predicts for them."""
+    """The result with its first `count` plans simulated and ordered by that, and their simulated steps."""
     if not count:
         return found, []
     from search.candidate import identity
@@ -402,7 +402,8 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
         say.say(plans.explain())
     if is_usual_limit and not plans.complete:
         say.say(f"stopped after {_USUAL_LIMIT_S:.0f} s; --time-limit sets how many seconds a search may take")
-    say.say(f"saved {path}; {plans.summary()}")
+    say.say(f"\n{textwrap.fill(plans.summary(), 100)}")
+    say.say(f"saved {path}")
     found = [_prediction(plan) for plan in plans.plans]
     return {"best": {"file": str(path), **found[0]}, "plans": found, **plans.to_json()}
 
