@@ -323,7 +323,7 @@ def _collectives(program: Program | None) -> dict[tuple[int, str], dict[str, Any
 
 
 def _from_arrival(timeline: Timeline, program: Program) -> Timeline:
-    """The timeline with communication starting when its own rank arrived."""
+    """The timeline with communication starting when the rank itself arrived."""
     if timeline.kind != "predicted":
         return timeline
     arrivals = Causes(program, timeline).arrivals()

@@ -181,7 +181,7 @@ def _places(known: Mapping[Key, _Communicator]) -> dict[tuple[str, str], int]:
 def _groups(
     known: Mapping[Key, _Communicator], place: Mapping[tuple[str, str], int]
 ) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Identity of a communicator -> its ranks among all, of those of which all ranks have a log."""
+    """Communicator -> its global ranks, for communicators whose ranks all have a log."""
     members: dict[tuple[str, ...], dict[int, int]] = {}
     sizes: dict[tuple[str, ...], int] = {}
     for (who, device, _), each in known.items():

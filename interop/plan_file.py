@@ -1,4 +1,4 @@
-"""Plans from files: a plan file, or a file that states a transformer's degrees, of which the plan is made."""
+"""Plans from files: a plan file, or a file with a transformer's degrees, from which the plan is made."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _MOST_RANKS = 2**20
 
 
 def kernel_call(name: str) -> tuple[str, str]:
-    """The stream that a kernel or operator of this name runs on, and what it does.
+    """The stream that a kernel or operator of this name runs on, and its kind.
 
     >>> kernel_call("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     ('comm', 'all_reduce')
@@ -67,7 +67,7 @@ def kernel_call(name: str) -> tuple[str, str]:
 
 
 def collective_of(name: str) -> str | None:
-    """The collective in a name of NCCL, gloo or torch; None where it says none.
+    """The collective in a name of NCCL, gloo or torch; None if there is none.
 
     >>> collective_of("_allgather_base"), collective_of("barrier")
     ('all_gather', None)

@@ -131,7 +131,7 @@ class _Finder:
             self._waits[position] = tuple(sorted(found))
 
     def _wanted(self, position: int, block: Block, instruction: Instruction) -> Iterator[int]:
-        """The positions that an instruction has to wait for; those of its own stream among them."""
+        """The positions that an instruction has to wait for, including those of its stream."""
         stream = instruction.stream
         if instruction.kind is Kind.WAIT:
             over = self._under_way.pop(self._key(str(instruction.waits), block, instruction), None)
@@ -156,7 +156,7 @@ class _Finder:
         self._under_way[token] = _UnderWay(stream, position, reads, writes)
 
     def _arrive(self, position: int, stream: int, over: _UnderWay) -> Iterator[int]:
-        """A communication is over: what it held goes back to its owners, what it brings is there."""
+        """End a communication: its buffers return to their owners and the received values are available."""
         if over.stream != stream:
             self._later[over.stream].add(position)  # buffers of its own were taken where it was issued
         for memory in over.reads:

@@ -44,7 +44,7 @@ class Bytes(Quantity):
 
 
 class Share(Quantity):
-    """A fraction of a whole.
+    """A fraction, shown in per cent.
 
     >>> str(Share(0.0123))
     '1.2 %'
@@ -70,7 +70,7 @@ class Change(Quantity):
 
 
 class Count(Quantity):
-    """A whole number.
+    """A count.
 
     >>> str(Count(12345))
     '12,345'

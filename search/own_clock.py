@@ -1,4 +1,4 @@
-"""Predict plans that were compared at one clock, each at its own.
+"""Predict plans at their own clocks after they were compared at one clock.
 
 Where a machine's power is known, every step has a separate clock (`costmodels.price.power`). A search compares all
 plans, and bounds them, at one clock; the plans that it returns are predicted at theirs.
@@ -17,7 +17,7 @@ __all__ = ["with_own_clocks"]
 def with_own_clocks(
     found: SearchResult[PlanT], plans: Sequence[PlanT], before_s: float, after_s: float
 ) -> SearchResult[PlanT]:
-    """The result with `plans` instead of its own plans.
+    """The result with `plans` instead of its plans.
 
     Args:
         found: at one clock.

@@ -158,7 +158,7 @@ class SearchResult(Shown, Generic[PlanT]):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A row for every plan: what it is, its step and its peak."""
+        """A row for every plan: its configuration, step and peak."""
         return [
             {
                 "plan": describe(each.degrees) if isinstance(each, Candidate) else repr(each),

@@ -137,7 +137,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class PointLog:
-    """A file of JSON lines that points are appended to, each whole and at once.
+    """A file of JSON lines to which points are appended one at a time.
 
     Args:
         path: path of the file; it is made when the first line is written.

@@ -42,7 +42,7 @@ _PLAUSIBLE = {
     "_per_s": (1.0, 1e30), "_Bps": (1.0, 1e30), "_s": (0.0, 1e5), "_bytes": (0.0, 1e16), "host_scale": (1e-3, 1e3),
     "spreads": (0.0, 10.0), "_pJ": (0.0, 1e9),
 }  # fmt: skip
-"""The ending of a figure's name -> the least and most that are believed, far beyond what is built, beside 0."""
+"""Ending of a figure's name -> smallest and largest accepted value, far beyond real hardware; 0 is accepted too."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -245,7 +245,7 @@ def _is_believed(value: Any, least: float, most: float, divides: bool) -> bool:
 
 @lru_cache(maxsize=256)
 def _limits(stem: str) -> tuple[float, float, bool]:
-    """The least and most that are believed of a figure of this name beside 0, and whether it divides."""
+    """Smallest and largest accepted value of a figure (0 is accepted too), and whether it is a divisor."""
     least, most = next((each for ending, each in _PLAUSIBLE.items() if stem.endswith(ending)), (0.0, 1e30))
     return least, most, stem.endswith(_POSITIVE)
 

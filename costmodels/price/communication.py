@@ -60,7 +60,7 @@ def fill_s(model: Collective, protocol: Protocol, members: int, far_steps: int, 
 
 
 def usable_protocols(model: Collective, group: Group, call: str) -> tuple[Protocol, ...]:
-    """The protocols that the library has for a call of a group; one without figures of its own where there is none."""
+    """The protocols of the library for a call of a group; a single one without figures if it has none."""
     usable = tuple(
         protocol
         for protocol in model.protocols

@@ -53,7 +53,7 @@ class Domains:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of ranks that communicate, and its siblings, as they are on a machine's links.
+    """A group of ranks that communicate, and its siblings, placed on the links of a machine.
 
     Args:
         members: ranks of the group.

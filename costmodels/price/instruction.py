@@ -149,7 +149,7 @@ def price(instruction: Instruction, group: GroupProgram, machine: Machine, num_r
 
 
 def price_step(step: Step, shape: tuple[int, ...], dtype: str, machine: Machine) -> Cost:
-    """The price of one step of a redistribution of a tensor of the whole `shape` (what the search chooses by)."""
+    """The price of one step of a redistribution of a tensor with the full `shape`; the search chooses by it."""
     size = itemsize(dtype)
     before, after = (math.prod(layout.local_shape(shape)) * size for layout in (step.before, step.after))
     if step.kind is StepKind.SLICE:

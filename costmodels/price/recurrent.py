@@ -9,8 +9,8 @@ from costmodels.price.compute import Compute, matrix_s
 __all__ = ["recurrent_s"]
 
 STEP_KERNELS = 3
-"""Kernels of a step beside its product. cuDNN's LSTM, GRU and RNN took 4.5 us a step at width 32 in bfloat16 on an H100
-(benchmarks/results/recurrent_h100.json)."""
+"""Kernels of a step in addition to its product. cuDNN's LSTM, GRU and RNN took 4.5 us a step at width 32 in bfloat16 on
+an H100 (benchmarks/results/recurrent_h100.json)."""
 
 BACKWARD = 1.5
 """Times the forward that a backward takes: 1.0 to 2.3 in the same file, the more the larger the layer."""

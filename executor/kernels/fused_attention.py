@@ -43,7 +43,7 @@ class _Kernel(Enum):
 
 
 def lower_mask(rows: int, columns: int, first: int, device: torch.device) -> Tensor:
-    """The boolean mask of which row i is true up to column i + first."""
+    """The boolean mask whose row i is true up to column i + first."""
     return torch.ones(rows, columns, dtype=torch.bool, device=device).tril_(first)
 
 

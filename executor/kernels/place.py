@@ -27,7 +27,7 @@ def num_parts(context: OpContext, attrs: Attrs, dim: str) -> int:
 
 
 def offset(context: OpContext, attrs: Attrs, dim: str, width: int) -> int:
-    """The first index of this rank's part of the named dim, of which each part has `width`."""
+    """The first index of this rank's part of the named dim, cut into parts of `width`."""
     return context.mesh.index(context.rank, attrs.get("split", {}).get(dim, ())) * width
 
 

@@ -165,7 +165,7 @@ def _random_tensor(kind: str) -> Rule:
 
 
 def _located(context: OpContext, attrs: Attrs, sizes: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Where a part lies in the full tensor, and the shape of that."""
+    """The position of a part in the full tensor, and the shape of the full tensor."""
     region, shape = [], []
     for dim, size in enumerate(sizes):
         low = offset(context, attrs, f"d{dim}", size)

@@ -43,7 +43,7 @@ class DeviceKind:
         """Set up a process before it uses such a device."""
 
     def rules(self) -> Mapping[str, Rule]:
-        """The kernels of its own: call of a COMPUTE instruction -> rule, in place of that of `executor.kernels`."""
+        """Call of a COMPUTE instruction -> kernel of this kind of device, instead of that of `executor.kernels`."""
         return {}
 
     def versions(self) -> dict[str, str]:
@@ -101,4 +101,4 @@ class DeviceKind:
         raise TwofoldError(f"a recording on {self.name} cannot take times inside")
 
     def release_workspaces(self) -> None:
-        """Free what libraries hold beside torch's allocator."""
+        """Free memory that libraries hold outside torch's allocator."""

@@ -40,7 +40,7 @@ _LEAST_VALUE, _MOST_VALUE = 1e-6, 1e9
 
 
 BAD_COLUMN, BAD_VALUE, BAD_REASON = "bad column", "bad value", "bad reason"
-"""Keys of a row of which a cell could not be read: the column, its content, and the reason."""
+"""Keys of a row with a cell that could not be read: the column, its content, and the reason."""
 
 ROW, FIGURE, FROM_TITLE = "row of the table", "figures of the row", "columns from a title"
 """Keys of a row: its number in the table, its own figure among all of that table row, and the cells that come from a

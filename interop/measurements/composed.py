@@ -105,7 +105,7 @@ def _count(column: str, text: str) -> int:
 
 
 def _layout(text: str, header: str) -> dict[str, str]:
-    """Degrees in a cell: in the order that its header says, or each with its word."""
+    """Degrees in a cell: in the order of its header, or each with its name."""
     order = [_SHORT[part] for part in re.findall(r"[a-z]+", header.lower()) if part in _SHORT]
     numbers = re.findall(r"\d+", text)
     if order and not re.search(r"[a-wyz]", text.lower()):

@@ -70,7 +70,7 @@ def grids_of(text: str, knows: Callable[[str], bool]) -> Iterator[Grid]:
 
 
 def _grid(cells: Iterable[list[str]], knows: Callable[[str], bool], titles: Sequence[str] = ()) -> Grid:
-    """A table whose header is the line with most known headers; what stands above it is a title."""
+    """A table whose header is the line with most known headers; the lines above it are a title."""
     rows = iter(cells)
     above = [row for _, row in zip(range(_MOST_ABOVE), rows, strict=False)]
     known = [sum(knows(header) for header in row) for row in above]

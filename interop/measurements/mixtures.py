@@ -27,7 +27,7 @@ _NAMED = r"(?<![\d.])(\d+) ?x ?\d+(?:\.\d+)?b|(\d+)[- ]?experts?|\b(\d+)e\b|\bmo
 
 
 class Mixtures(Cells):
-    """One row, of which the cells about experts are read."""
+    """The cells of a row that describe experts."""
 
     def as_catalogued(self, known: TransformerConfig) -> bool:
         """Whether the cells of a mixture's sizes are those of the catalogue; its vocabulary may be padded."""
@@ -89,7 +89,7 @@ class Mixtures(Cells):
         return factor
 
     def most_nodes(self, config: TransformerConfig) -> int:
-        """The most nodes of a token's experts, each of which it is sent to once; 0: a copy goes to each expert.
+        """Largest number of nodes of a token's experts, with one copy per node; 0: one copy per expert.
 
         Of a dispatcher that sends a token to a node once (DeepEP, Megatron-core's flex), and of routing limited to some
         nodes, which is made for such a one.

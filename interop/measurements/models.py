@@ -191,7 +191,7 @@ def _published(name: str) -> TransformerConfig | None:
 def family_of(
     name: str, *, hidden: int, heads: int, kv_heads: int, ffn: int, has_experts: bool = False
 ) -> tuple[Family, str]:
-    """The family of a model, and what had to be assumed of it; "" where its name says it.
+    """The family of a model, and the assumption behind it; "" if its name states it.
 
     Raises:
         TwofoldError: a model that is not a decoder-only transformer, or a mixture of experts that is not catalogued.

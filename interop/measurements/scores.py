@@ -244,7 +244,7 @@ def _run(
     config: TransformerConfig, degrees: Degrees, machine: str, network: Network | None, stack_name: str,
     host: str | None, borrows: bool, most_nodes: int,
 ) -> _Run:  # fmt: skip
-    """The forecast of a configuration; `network` is None where the machine is as its file says."""
+    """The forecast of a configuration; `network` is None if the machine is unchanged."""
     target = Machine.load(machine) if network is None else machine_of(machine, network)
     target, stack = on_host(target, stack_named(stack_name), host)
     if borrows:

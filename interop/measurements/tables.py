@@ -104,7 +104,7 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
-    """A column of figures: where, its header, what it measures (None: its cells tell), and on how many devices."""
+    """A column of figures: position, header, metric (None: stated in its cells), and number of devices."""
 
     place: int
     header: str

@@ -1,4 +1,4 @@
-"""Which degrees are possible. Every mistake has one sentence, here: what is wrong, the arithmetic, and a valid value.
+"""Which degrees are possible. Each mistake has one message: the problem, the arithmetic, and a valid value.
 
 A rule is a function of the values that it looks at, by name, and gives its sentence or None. A parameter without a
 default must be known for the rule to apply; so the same rules judge a whole `Degrees` and a few pinned values.

@@ -254,7 +254,7 @@ class Degrees:
 
 @lru_cache(maxsize=4096)
 def even_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
-    """Blocks spread evenly over chunks; what does not divide goes to chunks in the middle.
+    """Blocks spread evenly over chunks; the remainder goes to chunks in the middle.
 
     The first chunk has the embedding next to its blocks, the last the head.
 

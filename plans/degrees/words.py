@@ -83,7 +83,7 @@ _WORDS: dict[str, Callable[[Degrees], str]] = {
     "order": _order,
     "layers": _layers,
 }
-"""Degrees that are written with others, always, or in a separate form; the rest where they are no default."""
+"""Degrees that are always written, written with others, or in a separate form; the rest only if not the default."""
 
 
 def _runs(layers: Sequence[int]) -> str:

@@ -77,7 +77,7 @@ class LocalParameter:
 
     @cached_property
     def shard_size(self) -> int:
-        """Elements of a shard; of the whole local weight where there is none."""
+        """Elements of a shard; of the full local weight if it is not sharded."""
         return padded_shard(math.prod(self.shape), self.mesh.size(self.axes))
 
     @cached_property
@@ -130,7 +130,7 @@ class Bucket:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Elements of one shard of each parameter; of the whole local weight where they are not sharded."""
+        """Elements of one shard of each parameter; of the full local weight if they are not sharded."""
         return tuple(parameter.shard_size for parameter in self.parameters)
 
 

@@ -220,7 +220,7 @@ class ChunkLowering:
         return kept.name
 
     def _load(self, emitter: Emitter, name: str, target: TensorLayout) -> str:
-        """Take the micro-batch's rows of what the rank is fed: the full batch, or its own part of it."""
+        """Take the rows of the micro-batch from the rank's input, which is the full batch or its part."""
         tensor, found = self.micro.tensors[name], self.placed[name]
         layout, source = target, "full"
         if not self.plan.full_batch:
@@ -465,7 +465,7 @@ class _Backward:
         self._added(emitter, name, value)
 
     def _is_accumulated(self, name: str) -> bool:
-        """Whether a gradient of this parameter is added to others; the only one of a body is reduced as it is."""
+        """Whether a gradient of this parameter is accumulated; a body's only gradient is reduced directly."""
         several = self.chunk.plan.interleave > 1 or self.uses[name] > 1 or name in self.added
         return several or self.chunk.accumulators[name].scope is not Scope.BODY
 

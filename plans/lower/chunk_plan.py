@@ -65,7 +65,7 @@ def is_recomputed(plan: ChunkPlan, graph: Graph, operator: str) -> bool:
 
 
 def fed_layout(mesh: Layout, shape: tuple[int, ...]) -> TensorLayout:
-    """The layout of a batch of which every rank of a stage reads its part: dim 0 split over all axes."""
+    """The layout of a batch whose parts are read by the ranks of a stage: dim 0 split over all axes."""
     layout = TensorLayout(mesh=mesh, dims=(mesh.alias_name, *(() for _ in shape[1:])))
     layout.check(shape, "an input that is fed in parts (full_batch=False)")
     return layout

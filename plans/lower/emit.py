@@ -36,7 +36,7 @@ def least_bytes(source: TensorLayout, target: TensorLayout, shape: tuple[int, ..
 
 @dataclass(slots=True)
 class ValueTable:
-    """The values of one group, entered once each; `constants` are those that no instruction makes.
+    """The values of one group, each entered once; `constants` are those that no instruction produces.
 
     `ways` chooses the redistribution steps between two layouts, `loss_scale` is the value with the scale of the loss,
     if there is one.

@@ -1,4 +1,4 @@
-"""The optimizer of one group of ranks: where its parameters live, what is gathered and reduced when, the updates.
+"""The optimizer of one group of ranks: placement of parameters, gathers, reductions and updates.
 
 * Level 0: weights, gradients and states are whole on every rank that reads them; gradients are all-reduced once a step.
 * Level 1: a parameter that is large enough lives as a shard of its flattened local weight, cut over all axes along

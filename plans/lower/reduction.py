@@ -61,7 +61,7 @@ class Reduction:
     under_way: list[Reduced] = field(default_factory=list)
 
     def add(self, emitter: Emitter, name: str, value: str) -> None:
-        """The gradient of parameter `name` is whole for this body, in `value`."""
+        """Record that the gradient of parameter `name` is complete in `value`."""
         self.whole[name] = value
         bucket = self.buckets.get(name)
         if bucket is None or not (bucket.first.reduced_per_micro_batch or self.is_last):

@@ -41,7 +41,7 @@ def _unary_by_nothing(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) 
 
 @declares("detach")
 def _detach(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
-    """The unchanged input; no gradient goes through."""
+    """The unchanged input without a gradient."""
     return dataclasses.replace(unary(kind, inputs[0], None, flops_per_element=0), blind=True, aliases=True)
 
 

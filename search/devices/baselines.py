@@ -205,4 +205,4 @@ BASELINES: dict[str, Callable[[Problem], list[Candidate]]] = {
     "grid": _grid,
     "greedy": _greedy,
 }
-"""Name -> what it tries."""
+"""Name -> its description."""

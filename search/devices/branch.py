@@ -326,7 +326,7 @@ class Branching:
         return found if isinstance(found, Candidate) else self._timed(degrees, found)
 
     def _known(self, degrees: Degrees) -> Candidate | StepForecast:
-        """The forecast of a configuration if it is known, else its lowered program, of which the memory is known."""
+        """The forecast of a configuration if it is known, otherwise its lowered program, whose memory is known."""
         key, problem = identity(degrees), self.problem
         if key in self._seen:
             return self._seen[key]

@@ -115,7 +115,7 @@ class Bubbles:
         return found
 
     def _any_form(self, pp: int) -> dict[tuple[bytes, ...], tuple[Floats, ...]]:
-        """Of schedules of which nothing is known: the fullest rank has no less than the mean."""
+        """For unknown schedules: the fullest rank has at least the mean."""
         config = self.problem.config
         mean = piece_counts([(config.num_layers,)], num_dense(config))[0].astype(np.float64) / pp
         none = np.zeros_like(mean)

@@ -116,7 +116,7 @@ class StageCosts:
         }
 
     def batch_split(self) -> tuple[int, ...]:
-        """Numbers of the strategies that split the batch dim of every operator as far as it goes, and nothing else."""
+        """Numbers of the strategies that split the batch dim of every operator as far as possible, and no other dim."""
         found = []
         for operator, choices in zip(self.operators, self.choices, strict=True):
             batch = self.micro.spec(operator).leading

@@ -28,7 +28,7 @@ _AGAIN = 0.05
 
 
 class Ranking:
-    """Shapes by what they are estimated to take, corrected by what simulations of their like took.
+    """Shapes by their estimated time, corrected by simulations of similar shapes.
 
     Like are those of as many stages and micro-batches. What of a group was simulated says how far its estimates are
     off; groups of which nothing was count as the most favourable known one, so that promising ones get their turn.

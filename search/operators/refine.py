@@ -23,7 +23,7 @@ from search.operators.problem import Problem
 __all__ = ["NO_LOOK", "Answers", "Priced", "Question", "cheapest", "glance"]
 
 MAX_CELLS = 4_000_000
-"""Cells of a joined table up to which a whole problem is eliminated; of all joined tables four times as many."""
+"""Largest joined table, in cells, of a problem that is eliminated completely; all together may have four times that."""
 
 LEFT_CELLS = 1_000_000
 """Cells of all joined tables up to which the rest of a problem is eliminated: about as long as some sweeps."""
@@ -126,7 +126,7 @@ def cheapest(
 
 
 def glance(question: Question) -> Answers:
-    """An answer, and a bound of all, after a short time; `NO_LOOK` where the whole takes no longer."""
+    """A first answer with a bound, after a short time; `NO_LOOK` if solving completely takes no longer."""
     if question.is_small:
         return NO_LOOK
     narrowed = _Narrowed(question)

@@ -124,7 +124,7 @@ class ShapeCosts:
         return self._floors[key]
 
     def _borders_s(self, count: int, ranks: int, start: int, end: int, width: int) -> float:
-        """About what a stage takes for what crosses its borders, there and back: it goes from rank to rank."""
+        """Estimated time of a stage for the tensors that cross its borders, sent from rank to rank."""
         borders = [at for at in (start, end) if 0 < at < len(self.space.graph.operators)]
         crossing = sum(self.space.crossing_bytes[at] for at in borders)
         if self.space.stages is not None or not crossing:

@@ -1,4 +1,4 @@
-"""One stage of a plan: its operators on some devices, the cheapest strategies, and bounds of what they may take."""
+"""One stage of a plan: its operators on some devices, the cheapest strategies, and lower bounds of their time."""
 
 from __future__ import annotations
 

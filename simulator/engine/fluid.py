@@ -45,7 +45,7 @@ class Now(simpy.Event):
 
 
 class Activity:
-    """Work under way; it stands still until it is given a rate.
+    """Work in progress; it makes no progress until it is given a rate.
 
     Args:
         env: the environment whose time is whole picoseconds.
@@ -78,7 +78,7 @@ class Activity:
         self._version = 0
 
     def run_at(self, rate: Fraction) -> None:
-        """Go on at this rate (above 0) from now, and end by an event of its own."""
+        """Continue at this rate (above 0) and schedule the end."""
         if _equal(rate, self._rate):
             return
         ends_ps = self.ends_at(rate)
@@ -234,7 +234,7 @@ class Cores:
         share.done()
 
     def _time_of(self, reading: int, first: int) -> int:
-        """The first whole picosecond at which the clock has come to a reading, reached since change `first`."""
+        """The first picosecond at which the clock has reached a reading since change `first`."""
         at = max(first, bisect.bisect_left(self._changes, (reading,)) - 1)
         before, since, per_ps = self._changes[at]
         return since - ((before - reading) // per_ps)

@@ -132,7 +132,7 @@ def graph_with(machine: Machine, changes: Sequence[LinkChange]) -> Machine:
 
 
 def machine_with(machine: Machine, changes: Sequence[LinkChange]) -> Machine:
-    """A machine with changes of whole tiers, or of all wires of a name, that leave every link in place.
+    """A machine with changes to complete tiers, or to all wires of a name; no link fails.
 
     Raises:
         TwofoldError: a change of single ranks or a failed link, which only a program shows; an unknown name.

@@ -59,7 +59,7 @@ class Matching:
 
 
 class Pair(NamedTuple):
-    """The stream of one rank's SENDs and that of another's RECVs, which meet nobody else."""
+    """The stream of SENDs of one rank and of the matching RECVs of another."""
 
     source: int
     target: int

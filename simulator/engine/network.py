@@ -103,7 +103,7 @@ def _port_number(way: str, tier: Ints, rank: Ints) -> Ints:
 
 
 class Network:
-    """A machine's links, as they are shared and changed.
+    """The links of a machine, with sharing and changes.
 
     Args:
         machine: whose links these are.
@@ -142,7 +142,7 @@ class Network:
         return self._is_shared or bool(self._changes)
 
     def work_ps(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> int:
-        """The work of one meeting over its changed links; `work_ps` where they are as the machine says."""
+        """The work of one collective over changed links; `work_ps` if they are unchanged."""
         if not self._changes:
             return work_ps
         key = (id(instruction), members)

@@ -30,7 +30,7 @@ _Ints = npt.NDArray[np.int64]
 
 
 class Priced(Protocol):
-    """A price in whole picoseconds, as `costmodels.price.instruction.Cost`."""
+    """A price as an integer number of picoseconds, as `costmodels.price.instruction.Cost`."""
 
     @property
     def dispatch_ps(self) -> int:

@@ -41,7 +41,7 @@ def estimate_grid(
     *,
     stack: Stack | None = None,
 ) -> list[Forecast]:
-    """Predict many configurations of one model: what `estimate` says of each, to rounding.
+    """Predict many configurations of one model, with the results of `estimate` up to rounding.
 
     Args:
         config: of a dense transformer.

@@ -84,7 +84,7 @@ def busy_ps(lines: Sequence[Line]) -> float:
 
 
 class _LookUp(NamedTuple):
-    """A cell, the number of its form (what it is but for its sizes), and what takes its sizes out of all numbers."""
+    """A cell, the number of its form (the cell without its sizes), and the function that extracts its sizes."""
 
     cell: Cell
     form: int

@@ -53,7 +53,7 @@ class PieceSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """A software stack: which kernels it runs for an instruction, what its host spends on them, what it can do.
+    """A software stack: the kernels it runs for an instruction, their host times, and its features.
 
     Other code uses a stack's fields and methods, never its name or class. A stack is based on its source code and on
     micro-benchmarks, never on reported rows. One rule of memory (DistributedDataParallel's copy of gradients) was seen
@@ -132,7 +132,7 @@ class Stack:
 
     @property
     def unexplained(self) -> Interval | None:
-        """What its steps are off by beside their prices; None: as this executor's on a machine (`Machine.interval`)."""
+        """Errors of its steps in addition to those of their prices; None: as for this executor (`Machine.interval`)."""
         if self.runs_programs:
             return None
         return SOFTWARE if self.is_measured else OTHER_SOFTWARE
@@ -216,7 +216,7 @@ class Stack:
         return not self.runs_programs or degrees.schedule not in _ENDS_APART
 
     def waits_for_sends(self, degrees: Degrees) -> bool:
-        """Whether a stage continues only when what it sent has arrived."""
+        """Whether a stage waits until the tensor that it sent has arrived."""
         return not self.overlaps_sends
 
     def synchronises(self, degrees: Degrees) -> bool:

@@ -15,7 +15,7 @@ __all__ = ["on_host"]
 
 
 def on_host(machine: Machine, stack: Stack, path: str | None) -> tuple[Machine, Stack]:
-    """The machine and the stack with the times of the host of a file; as they are where it is None.
+    """The machine and the stack with the host times of a file; unchanged if it is None.
 
     All host times of a machine are scaled by the ratio of its time for a plain block to that of the median measured
         host: assumed of twofold's own instructions and of Inductor's.

@@ -106,7 +106,7 @@ _SAID = {
 
 
 def _is_of(kind: Any, value: Any) -> bool:
-    """Whether a plain value is of a type; whole numbers are numbers, lists are tuples."""
+    """Whether a JSON value has a type; integers count as numbers, lists as tuples."""
     if isinstance(kind, types.UnionType):
         return any(_is_of(each, value) for each in get_args(kind))
     if get_origin(kind) is tuple:

@@ -55,7 +55,7 @@ class Findings:
         return sorted(((row, rate / base["tokens_per_s"] - 1) for row, rate in rates), key=lambda each: -each[1])
 
     def best_by_value(self, name: str) -> dict[Any, Row]:
-        """Value of an axis -> the best row that has it, in the order of the axis; without values of which none fits.
+        """Value of an axis -> its best row, in the order of the axis; values without a row that fits are left out.
 
         >>> rows = [{"tp": tp, "fits": tp > 1, "tokens_per_s": 8.0 / tp} for tp in (1, 2, 4)]
         >>> list(Findings(axes=["tp"], rows=rows).best_by_value("tp"))

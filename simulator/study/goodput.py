@@ -69,7 +69,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """Failures of devices, each of which stops all ranks.
+    """Failures of devices; each stops all ranks.
 
     Args:
         device_mtbf_s: mean time between failures of one device; n devices fail n times as often.

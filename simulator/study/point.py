@@ -53,7 +53,7 @@ COLUMNS: Mapping[str, str] = {
     "degrees": "parallel degrees",
     "refused": "why there is no prediction",
 }
-"""The figures of a point and what they are."""
+"""The figures of a point and their meaning."""
 
 
 def figures_of_point(settings: Settings, search: Search | None = None) -> dict[str, Any]:

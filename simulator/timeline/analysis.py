@@ -1,4 +1,4 @@
-"""Where the time of a step goes, rank by rank: `plans.step_parts` with the waits for late members kept apart."""
+"""Where the time of a step goes, rank by rank: `plans.step_parts`, with waits for late members separate."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Message:
 
 
 def messages_of_operators(program: Program) -> Mapping[str, Sequence[Message]]:
-    """Operator -> what it causes for one micro-batch: it reads what arrives or, else, it made what leaves."""
+    """Operator -> messages of one micro-batch that it reads, or that it produced."""
     found: dict[str, list[Message]] = {}
     last = program.num_micro_batches - 1
     for group in program.groups:

@@ -65,7 +65,7 @@ class Peak:
 
     @property
     def by_action(self) -> dict[str, int]:
-        """Action -> bytes of what it made and is alive, the largest first; "" for what is kept between steps."""
+        """Action -> bytes of its live values, the largest first; "" for values kept between steps."""
         return dict(sorted(self._sums(lambda each: each.action).items(), key=lambda item: (-item[1], item[0])))
 
     def _sums(self, key: Callable[[LiveValue], str]) -> dict[str, int]:

@@ -90,7 +90,7 @@ _LEFT_OUT: dict[str, str] = {
          "mm_tokens_per_image", "image_token_id", "boi_token_id"), "only the text model is planned"
     ),
 }  # fmt: skip
-"""Key -> what the planned model leaves out, where the key is there and neither null, 0 nor 1."""
+"""Key -> the part that the planned model leaves out if the key is neither null, 0 nor 1."""
 
 _ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,), "is_decoder": (True, False),
@@ -98,14 +98,14 @@ _ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,), "reorder_and_upcast_attn": (False,),
     "quantization_config": (None,), "use_mrope": (False,), "use_bidirectional_attention": (False,),
 }  # fmt: skip
-"""Key -> the values that are modelled beside null."""
+"""Key -> the values that are modelled, in addition to null."""
 
 _ROPE_SCALINGS = ("linear", "llama3")
 
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 
 _PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern", "no_rope_layer_interval")
-"""Keys that say how many blocks follow each other of which the last one has no window."""
+"""Keys with the number of consecutive blocks of which the last has no window."""
 
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "relu": "relu",

@@ -299,7 +299,7 @@ def _complex_table(view: View, name: str, rows: str, cut: Operator | None, num_d
 
 
 def _parts_of(view: View, parts: Sequence[Operator | None], *, step: int, sizes: tuple[int, int]) -> str | None:
-    """The tensor from which two parts of the last dim were cut, the first from 0 and the second from `step` on."""
+    """The tensor from whose last dim two parts were cut, the first from 0 and the second from `step`."""
     first, second = parts
     if first is None or second is None or first.inputs != second.inputs:
         return None

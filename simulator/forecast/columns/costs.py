@@ -24,7 +24,7 @@ _BEFORE = {"stream", "host", "arrival", "start", *CHANNELS}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PipelineCosts:
-    """The times of a pipeline in whole picoseconds. All of it may have leading batch axes, which are broadcast.
+    """The times of a pipeline as integer picoseconds. All may have leading batch axes, which are broadcast.
 
     Args:
         maps: effect of an action on the clocks of its rank, constants of shape (*batch, num_stages): "F" and what the
