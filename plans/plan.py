@@ -286,7 +286,8 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         ranks, stages = self.num_ranks, len(self.stages)
         summary = f"{ranks} rank{'s' * (ranks != 1)}, {stages} stage{'s' * (stages != 1)}"
         name = "custom schedule" if "\n" in self.schedule else self.schedule
-        return f"<Plan {self.graph.name}: {summary}, {self.num_micro_batches} micro-batches, {name}>"
+        micro_batches = f"{self.num_micro_batches} micro-batch{'es' * (self.num_micro_batches != 1)}"
+        return f"<Plan {self.graph.name}: {summary}, {micro_batches}, {name}>"
 
     def __hash__(self) -> int:
         return hash((self.graph, self.stages, self.num_micro_batches, self.schedule, tuple(sorted(self.strategies))))

@@ -50,7 +50,8 @@ def simulate(
 
     Args:
         plan: a plan, which is lowered, or a program.
-        machine: `costmodels.Machine`.
+        machine: `costmodels.Machine`, whose host times are those of eager steps; `costmodels.executing(machine,
+            plan.execution)` has those of replayed steps, which the commands use.
         num_steps: number of consecutive steps; step time, bubble and memory are those of the last.
         what_if: changes to the machine; the cost of checkpoints and failures is computed by `outcome`.
         with_memory: whether to simulate the memory too.

@@ -145,6 +145,9 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         for entry in self.provenance:
             check_known("provenance entry", entry.partition(".")[0], self.__struct_fields__)
 
+    def __repr__(self) -> str:
+        return f"<Machine {self.name}: {self.num_devices} {self.device} device{'s' * (self.num_devices != 1)}>"
+
     def __hash__(self) -> int:
         return hash((self.name, self.device, self.num_devices, self.host_scale, self.compute.memory_Bps,
                      self.launch_s))  # fmt: skip

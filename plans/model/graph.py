@@ -161,6 +161,10 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             self._specs[operator.name] = operator, found
         return found
 
+    def __repr__(self) -> str:
+        size = f"{len(self.operators)} operators, {len(self.parameters)} parameters, batch {self.batch_size}"
+        return f"<Graph {self.name}: {size}>"
+
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         """The trained tensors, in the order in which operators first read them."""
