@@ -64,28 +64,23 @@ def unknown_command(word: str, commands: Sequence[str]) -> str:
 
 
 def check_arguments(name: str, command: type, arguments: Sequence[str]) -> None:
-    """Refuse what tyro accepts silently: an option that is given twice, and one without any of its values.
+    """Refuse what tyro accepts silently: a flag without its values, and values after separate flags, where the last wins.
 
     Raises:
-        TwofoldError: such an option.
+        TwofoldError: an option with several values that is given twice, or without a value.
     """
     options = {each.name: each for each in options_of(command)}
     seen: set[str] = set()
     for argument, after in itertools.zip_longest(arguments, arguments[1:], fillvalue="--"):
-        option = options.get(_spelled(argument))
         if argument == "--":
             return
-        if option is None or option.is_word:
+        option = options.get(_spelled(argument))
+        if option is None or option.is_word or Ellipsis not in _parts(option.type):
             continue
-        takes_several = any(part is Ellipsis for part in _parts(option.type))
         if option.name in seen:
-            raise TwofoldError(
-                f"{option.name} is given twice; " + (
-                    f"write all values after one {option.name}" if takes_several else "give it once"
-                )
-            )  # fmt: skip
+            raise TwofoldError(f"{option.name} is given twice; write all values after one {option.name}")
         seen.add(option.name)
-        if takes_several and "=" not in argument and after.startswith("--"):
+        if "=" not in argument and after.startswith("--"):
             raise TwofoldError(_needs_value(name, option.name))
 
 

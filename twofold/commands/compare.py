@@ -50,6 +50,8 @@ class Compare:
         plans = [open_plan(path, machine, None, say) for path in self.plans]
         found = [self._predicted(path, plan, machine, say) for path, plan in zip(self.plans, plans, strict=True)]
         say.say(plans_table(found).text())
+        if len({(plan.graph.name, plan.graph.batch_size) for plan in plans}) > 1:
+            say.say("The plans train different models or batches: their steps are not the same work.")
         if self.report is not None:
             with say.doing("writing the report"):
                 report = comparison_page(found, machine=machine.name, command=say.command).write(self.report)
