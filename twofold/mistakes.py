@@ -64,7 +64,7 @@ def unknown_command(word: str, commands: Sequence[str]) -> str:
 
 
 def check_arguments(name: str, command: type, arguments: Sequence[str]) -> None:
-    """Refuse what tyro accepts silently: a flag without its values, and values after separate flags, where the last wins.
+    """Refuse what tyro accepts silently: a flag without its values, and values after separate flags.
 
     Raises:
         TwofoldError: an option with several values that is given twice, or without a value.
