@@ -89,36 +89,51 @@ def _names(body: Sequence[Instruction]) -> Iterator[str]:
         yield from (*line.inputs, *line.outputs, *(each for each in (line.token, line.waits) if each))
 
 
-@dataclass(slots=True, eq=False)
 class _Run:
-    """Steps that are together at the place `at` of a body."""
+    """Steps that are together at the place `at` of a body.
 
-    at: int
-    key: tuple[object, ...]
-    steps: list[Instruction]
+    Attributes:
+        key: shape, block and stream that its steps have in common.
+        made: values that its steps write, in order.
+        read: values that it reads from outside, in order.
+    """
 
-    @property
-    def made(self) -> dict[str, None]:
-        """Values that its steps write, in order."""
-        return dict.fromkeys(name for step in self.steps for name in step.outputs)
+    __slots__ = ("at", "key", "made", "read", "steps")
 
-    @property
-    def read(self) -> dict[str, None]:
-        """Values that it reads from outside, in order."""
-        found, made = dict[str, None](), set[str]()
-        for step in self.steps:
-            found.update(dict.fromkeys(name for name in step.inputs if name not in made))
-            made.update(step.outputs)
-        return found
+    def __init__(self, at: int, key: tuple[object, ...], steps: Sequence[Instruction] = ()) -> None:
+        self.at = at
+        self.key = key
+        self._begin(steps)
+
+    def _begin(self, steps: Sequence[Instruction]) -> None:
+        self.steps: list[Instruction] = []
+        self.made: dict[str, None] = {}
+        self.read: dict[str, None] = {}
+        for step in steps:
+            self.append(step)
+
+    def append(self, step: Instruction) -> None:
+        """Add a last step."""
+        self.steps.append(step)
+        self.read.update(dict.fromkeys([name for name in step.inputs if name not in self.made]))
+        self.made.update(dict.fromkeys(step.outputs))
+
+    def with_first(self, step: Instruction) -> None:
+        """Add a first step."""
+        self._begin([step, *self.steps])
 
 
 @dataclass(slots=True, eq=False)
 class _Runs:
-    """A body, and the runs that its fusible instructions form: of one where nothing joins them."""
+    """A body, and the runs that its fusible instructions form: of one where nothing joins them.
+
+    `read_alone` counts the readers, in no run, of every value.
+    """
 
     body: Sequence[Instruction]
     runs: list[_Run] = field(default_factory=list)
     run_of: dict[str, _Run] = field(default_factory=dict)
+    read_alone: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, body: Sequence[Instruction], table: ValueTable, blocks: Mapping[str, str]) -> _Runs:
@@ -134,9 +149,9 @@ class _Runs:
                 run = next((run for run in reversed(found.runs) if run.key == key and _joins(
                     run, line, at, table, ready, readers)), None)  # fmt: skip
                 if run is None:
-                    run = _Run(at, key, [])
+                    run = _Run(at, key)
                     found.runs.append(run)
-                run.steps.append(line)
+                run.append(line)
                 found.run_of[line.name] = run
                 ready.update(dict.fromkeys(run.made, run.at))
             else:
@@ -144,15 +159,13 @@ class _Runs:
                 ready.update(dict.fromkeys((*line.outputs, *arrived), at))
             for name in line.inputs:
                 readers.setdefault(name, []).append(line.name)
+        alone = (line for line in body if line.name not in found.run_of)
+        found.read_alone.update(name for line in alone for name in dict.fromkeys(line.inputs))
         return found
-
-    def alone(self) -> Iterator[Instruction]:
-        """The instructions that are in no run."""
-        return (line for line in self.body if line.name not in self.run_of)
 
     def reads(self) -> Counter[str]:
         """Values that its instructions and its runs read from outside: the number of readers of each."""
-        found = Counter(name for line in self.alone() for name in dict.fromkeys(line.inputs))
+        found = self.read_alone.copy()
         for run in self.runs:
             found.update(list(run.read))
         return found
@@ -238,8 +251,8 @@ def _spread(step: Instruction, owners: Sequence[_Run], bodies: Sequence[_Runs], 
     (given,), (made,) = step.inputs, step.outputs
     if table[given].scope is not Scope.MICRO or table[given].span_bytes > table[made].span_bytes:
         return
-    if not _is_droppable(made, table) or any(made in line.inputs for body in bodies for line in body.alone()):
+    if not _is_droppable(made, table) or any(body.read_alone[made] for body in bodies):
         return
     for run in [run for body in bodies for run in body.runs if made in run.read]:
         assert run not in owners
-        run.steps.insert(0, step)
+        run.with_first(step)

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from plans.errors import TwofoldError
 from plans.layout import DimAxes, Layout, TensorLayout
@@ -87,7 +88,7 @@ class Kept:
     whole: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorSpec:
     """The declaration of one operator for given shapes.
 
@@ -156,17 +157,15 @@ class OperatorSpec:
 
     def input_layout(self, index: int, mesh: Layout, assignment: Assignment) -> TensorLayout:
         """The layout in which input `index` must arrive."""
-        return TensorLayout(mesh=mesh, dims=_axes(self.inputs[index], assignment))
+        return _input_layout(self, index, mesh, tuple(assignment.items()))
 
     def output_layout(self, index: int, mesh: Layout, assignment: Assignment) -> TensorLayout:
         """The layout in which output `index` is made, with its partial axes."""
-        partial = tuple(axis for dim in self.contracted for axis in assignment.get(dim, ()))
-        return TensorLayout(mesh=mesh, dims=_axes(self.outputs[index], assignment), partial=partial)
+        return _output_layout(self, index, mesh, tuple(assignment.items()))
 
     def gradient_layout(self, index: int, mesh: Layout, assignment: Assignment) -> TensorLayout:
         """The layout in which the gradient of input `index` is made, with its partial axes."""
-        partial = tuple(axis for dim in self.gradient_sums(index) for axis in assignment.get(dim, ()))
-        return TensorLayout(mesh=mesh, dims=_axes(self.inputs[index], assignment), partial=partial)
+        return _gradient_layout(self, index, mesh, tuple(assignment.items()))
 
     def gradient_sums(self, index: int) -> tuple[str, ...]:
         """The dims that the gradient of input `index` is summed over."""
@@ -273,6 +272,29 @@ class OperatorSpec:
     def local_fraction(self, mesh: Layout, assignment: Assignment) -> int:
         """Number of equal parts that the work is cut into."""
         return math.prod(mesh.size(axes) for axes in assignment.values())
+
+
+_Frozen = tuple[tuple[str, DimAxes], ...]
+"""The items of an assignment: equal blocks have equal specs and assignments, so layouts are made once for all."""
+
+
+@lru_cache(maxsize=65_536)
+def _input_layout(spec: OperatorSpec, index: int, mesh: Layout, assignment: _Frozen) -> TensorLayout:
+    return TensorLayout(mesh=mesh, dims=_axes(spec.inputs[index], dict(assignment)))
+
+
+@lru_cache(maxsize=65_536)
+def _output_layout(spec: OperatorSpec, index: int, mesh: Layout, assignment: _Frozen) -> TensorLayout:
+    split = dict(assignment)
+    partial = tuple(axis for dim in spec.contracted for axis in split.get(dim, ()))
+    return TensorLayout(mesh=mesh, dims=_axes(spec.outputs[index], split), partial=partial)
+
+
+@lru_cache(maxsize=65_536)
+def _gradient_layout(spec: OperatorSpec, index: int, mesh: Layout, assignment: _Frozen) -> TensorLayout:
+    split = dict(assignment)
+    partial = tuple(axis for dim in spec.gradient_sums(index) for axis in split.get(dim, ()))
+    return TensorLayout(mesh=mesh, dims=_axes(spec.inputs[index], split), partial=partial)
 
 
 def _names(dims: Iterable[Dim]) -> list[str]:
