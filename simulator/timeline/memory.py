@@ -147,28 +147,37 @@ def with_allowance(timeline: Timeline, program: Program, machine: Machine) -> Ti
 def _added_by_buffers(program: Program, timeline: Timeline) -> dict[int, int]:
     """rank -> what the buffers of communication add to the peak of the values of the last step."""
     found: dict[int, int] = {}
-    for group, of_ranks in times_of_instructions(program, timeline):
-        issued = [
-            (position, instruction)
-            for position, (_, instruction) in enumerate(group.walk())
-            if instruction.kind in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
-        ]
+    taken_by = _buffers(program, timeline.memory_curve)
+    if not taken_by:
+        return found
+    for group, of_ranks in times_of_instructions(program, timeline, ranks=taken_by):
         for rank, (start, end) in of_ranks:
-            if rank not in timeline.memory_curve:
-                continue
-            known: dict[int, Buffers] = {}
             times, sizes = timeline.memory_curve[rank]
             changes: list[tuple[int, int]] = []
-            for position, instruction in issued:
-                if id(instruction) not in known:
-                    known[id(instruction)] = buffers_of(instruction, group, rank)
-                taken, begin, stop = known[id(instruction)], int(start[position]), int(end[position])
+            for position, (_, instruction) in enumerate(group.walk()):
+                if (taken := taken_by[rank].get(id(instruction))) is None:
+                    continue
+                begin, stop = int(start[position]), int(end[position])
                 if taken.in_flight_bytes:
                     changes += [(begin, taken.in_flight_bytes), (stop, -taken.in_flight_bytes)]
                 if taken.joining_bytes:
                     changes += [(stop, taken.joining_bytes), (stop, -taken.joining_bytes)]
             if changes and (added := peak_of_sum(times, sizes, changes) - int(sizes.max())) > 0:
                 found[rank] = added
+    return found
+
+
+def _buffers(program: Program, ranks: Container[int]) -> dict[int, dict[int, Buffers]]:
+    """rank -> `id` of an instruction -> the buffers that it takes, for some ranks; what takes none is left out."""
+    found: dict[int, dict[int, Buffers]] = {}
+    for group in program.groups:
+        bodies = {id(block.body): block.body for block in group.blocks}.values()
+        for rank in (rank for rank in group.ranks if rank in ranks):
+            for instruction in (each for body in bodies for each in body.instructions):
+                if instruction.kind in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV):
+                    taken = buffers_of(instruction, group, rank)
+                    if taken != Buffers():
+                        found.setdefault(rank, {})[id(instruction)] = taken
     return found
 
 
