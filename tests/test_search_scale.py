@@ -64,7 +64,9 @@ def usual() -> SearchResult[Candidate]:
 CASES = {
     "schedules": problem(pins=Pins(tp=1, cp=1, recompute="none", micro_batch=1, zero=1)),
     "one chunk": problem(pins=Pins(pp=4, schedule="zb_h1")),
-    "tight memory": problem(pins=Pins(cp=1, schedule="1f1b", micro_batch=1), memory_limit_bytes=400_000_000),
+    "tight memory": problem(
+        pins=Pins(cp=1, schedule="1f1b", micro_batch=1, sequence_parallel=False), memory_limit_bytes=400_000_000
+    ),
     "levels": problem(pins=Pins(pp=1, recompute="none")),
     "twelve over slow links": problem(
         small(hidden=1536, num_heads=12, ffn=6144, vocab=12_288), "h100-sxm-x16", num_devices=12,
@@ -78,7 +80,7 @@ CASES = {
         mixture(1), num_devices=8, pins=Pins(recompute="none", micro_batch=1, pp=4, schedule="1f1b")
     ),
     "three dense blocks": problem(
-        mixture(3), num_devices=8, pins=Pins(recompute="none", micro_batch=1, tp=1, cp=1, zero=3)
+        mixture(3), num_devices=4, pins=Pins(recompute="none", micro_batch=1, tp=1, cp=1, zero=3)
     ),
     "megatron": problem(pins=Pins(tp=2, pp=2, micro_batch=1, zero=1), stack=stack_named("megatron")),
     "torch": problem(pins=Pins(cp=1, recompute="none", schedule="1f1b", micro_batch=1), stack=stack_named("torch")),
@@ -127,8 +129,8 @@ def by_hand(asked: Problem, layers: int) -> list[Degrees]:
 
 @pytest.mark.parametrize("share", [0.25, 0.4, 0.6, 0.8])
 def test_the_best_with_some_blocks_that_recompute_is_that_of_plain_loops(share: float) -> None:
-    asked = problem(small(num_layers=8, num_heads=4), num_devices=4, global_batch=8)
-    every = by_hand(asked, 8)
+    asked = problem(small(num_heads=4), num_devices=4, global_batch=8)
+    every = by_hand(asked, 4)
     seen = forecast_grid(asked.config, every, asked.machine)
     peaks = sorted(each.peak_bytes for each in seen)
     limit = peaks[int(share * len(peaks) / 8)]  # few fit
@@ -136,7 +138,7 @@ def test_the_best_with_some_blocks_that_recompute_is_that_of_plain_loops(share: 
         (each.step_s, degrees) for each, degrees in zip(seen, every, strict=True) if each.peak_bytes <= limit
     ]  # fmt: skip
     least, best = min(fitting, key=lambda each: each[0])
-    pins = Pins(micro_batch=1, cp=1, schedule="1f1b", pp=best.pp, layers=(8 // best.pp,) * best.pp)
+    pins = Pins(micro_batch=1, cp=1, schedule="1f1b", pp=best.pp, layers=(4 // best.pp,) * best.pp)
     found = solve(asked.changed(memory_limit_bytes=limit, pins=pins))
     assert found.best.forecast.step_s == pytest.approx(least, rel=1e-9) and found.gap == 0.0
     assert found.best.forecast.peak_bytes <= limit
