@@ -10,8 +10,11 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from costmodels import Machine
+from executor.capture.capture import capture
 from executor.launch import nodes
 from executor.launch.nodes import NodeConnections, Nodes
 from executor.launch.rank_failures import RankFailed, RankRefused, RunFailed
@@ -19,6 +22,7 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.model.mlp import mlp_graph
 from plans.plan import Optimizer, Plan, Stage, Strategy, save_plan
+from search import search
 from tests.warm import Command
 
 ROOT = Path(__file__).parents[1]
@@ -202,3 +206,29 @@ def test_two_nodes_run_a_plan_without_a_common_folder(tmp_path, port):
     assert [run.returncode for run in runs] == [2, 2]
     for _, error in said:
         assert "error: node 1 has plan " in error and error.endswith("; start the same on every node\n")
+
+
+def classifier():
+    """A module with its loss, and a batch for it."""
+    import torch
+
+    from executor.train.losscell import WithLossCell
+
+    body = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    return WithLossCell(body, torch.nn.CrossEntropyLoss()), (torch.randn(8, 6), torch.randint(0, 3, (8,)))
+
+
+@pytest.mark.ranks
+def test_two_nodes_verify_a_plan_against_one_process(tmp_path, port):
+    plan = search(capture(*classifier()), Machine.load("cpu-2core-x8"), num_devices=2, top_k=1).best
+    for node in "01":
+        (tmp_path / node).mkdir()
+        save_plan(plan, tmp_path / node / "plan.json")
+    words = ["verify", "plan.json", "--model", f"{__file__}:classifier", "--steps", "3", "--out", "out"]
+    runs = started(tmp_path, port, words)
+    said = [run.communicate(timeout=300) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    first, second = (json.loads(out) for out, _ in said)
+    assert first["passed"] is True and second == {"node": 1}
+    weights = [np.load(tmp_path / node / "out" / "rank.1.npz") for node in "01"]
+    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0].files)
