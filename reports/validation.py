@@ -11,7 +11,7 @@ from reports.charts import Chart, Scale, Series, series_chart
 from reports.page import Page, Section
 from reports.tables import Table
 
-__all__ = ["validation_page"]
+__all__ = ["scores_table", "validation_page"]
 
 _MOST_POINTS = 2_000
 _MOST_SERIES = 8
@@ -42,7 +42,7 @@ def validation_page(name: str, document: Mapping[str, Any]) -> Page:
         notes=["An interval should contain 9 of 10 measured values, for all plausible readings of a row."],
         data={"sources": document["sources"], "rows": rows[:_MOST_POINTS]},
         sections=[
-            Section(id="scores", title="Scores", parts=[_scores(document["sources"])] if rows else []),
+            Section(id="scores", title="Scores", parts=[scores_table(document["sources"])] if rows else []),
             Section(id="errors", title="Predicted against measured", parts=list(_charts(rows))),
             Section(id="worst", title="Rows, largest errors first", parts=[_worst(rows)] if rows else []),
             Section(id="skipped", title="Rows that were not predicted", folded=True,
@@ -55,9 +55,10 @@ def _error(row: Row) -> float:
     return float(row["predicted"] / row["value"] - 1)
 
 
-def _scores(sources: Sequence[Row]) -> Table:
+def scores_table(sources: Sequence[Row]) -> Table:
+    """A row for every source and metric."""
     return Table(
-        title="By source and metric",
+        title="Errors of the predictions, by source and metric",
         columns=("source", "metric", "rows", "mean error", "median", "bias", "inside", "order"),
         rows=tuple(
             (
@@ -67,7 +68,10 @@ def _scores(sources: Sequence[Row]) -> Table:
             )
             for score in sources
         ),
-        notes=("Order: of all pairs of rows that differ in their layout only, the share that is in the right order.",),
+        notes=(
+            "inside: share of rows with a value inside the interval of the prediction; it should be 90 %.",
+            "order: share of the pairs of rows with different layouts that are in the right order.",
+        ),
     )  # fmt: skip
 
 

@@ -46,12 +46,11 @@ class Validate:
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Predict all rows and print the scores by source."""
         from interop.measurements.scores import validate
+        from reports.validation import scores_table, validation_page
 
         with say.doing("predicting the rows"):
             result = validate(self.table, stack=self.stack, machine=self.machine, host=self.host, on_progress=say.say)
         if self.report is not None:
-            from reports.validation import validation_page
-
             saved = validation_page(Path(self.table).name, result.to_json()).write(self.report)
             say.say(f"saved {saved}")
         skipped: dict[str, list[int]] = {}
@@ -64,16 +63,11 @@ class Validate:
             if self.output.json:
                 return result.to_json(), False
             raise TwofoldError(f"no row of {self.table!r} can be predicted: {reasons}")
-        for score in result.sources:
-            order = "" if score["pair_order"] is None else f", pair order {score['pair_order']:.0%}"
-            say.say(
-                f"{score['metric']}: {score['rows']} rows, mean error {score['mape']:.1%}, median "
-                f"{score['median_ape']:.1%}, bias {score['bias']:+.1%}, {score['within_interval']:.0%} inside the "
-                f"interval{order}  [{score['source'][:60]}]"
-            )
+        say.say(scores_table(result.sources).text())
         if large := [row["row"] for row in result.rows if not row["fits"]]:
             shown = ", ".join(map(str, large[:_MOST_SHOWN])) + (", ..." if len(large) > _MOST_SHOWN else "")
-            say.say(f"{len(large)} rows are predicted to need more memory than their device has, yet they ran: {shown}")
+            rows_are = "row is" if len(large) == 1 else "rows are"
+            say.say(f"{len(large)} {rows_are} predicted to need more memory than the device has, yet ran: {shown}")
         for reason, rows in skipped.items():
             shown = ", ".join(map(str, rows[:_MOST_SHOWN])) + (", ..." if len(rows) > _MOST_SHOWN else "")
             say.say(f"skipped {'row' if len(rows) == 1 else f'{len(rows)} rows:'} {shown}: {reason}")
