@@ -44,7 +44,7 @@ _FEW_FORECASTS = 32
 _LATER_MARGIN = 0.005
 """The same for all others, unless a forecast of the search was further below its estimate."""
 
-_CONTENTION_MARGIN = 0.002
+_CONTENTION_MARGIN = 0.001
 """Assumed largest relative excess of a step without contention over its forecast, unless the search saw a larger
 one."""
 
@@ -349,8 +349,7 @@ class Branching:
             self._of_step(*node)
 
     def _of_estimate(self, degrees: Degrees) -> Iterator[Child]:
-        """Forecast what may be good enough and fits; a step that has to be walked by the clock when it comes up as what
-        it takes without contention."""
+        """Lower what may be good enough; what fits is forecast when it comes up as what it takes without contention."""
         found = self._estimated(degrees)
         if found is None or found.step_s >= self._above_s(self.margin) or not self._may_fit(degrees, found):
             return
@@ -360,16 +359,13 @@ class Branching:
                 self._take(known)
                 return
             self._num_lowered += 1
-            fits = self._fits(degrees, known.peak_above(self.problem.limit_bytes) or 0)
-            if fits and known.is_walked:
+            if self._fits(degrees, known.peak_above(self.problem.limit_bytes) or 0):
                 yield max(self._now_s, known.alone_s), Kind.STEP, (degrees, known)
-            elif fits:
-                self._take(self._timed(degrees, known))
         except TwofoldError as error:
             self.rejected.append(Rejected(what=str(degrees), reason=str(error), count=1))
 
     def _of_step(self, degrees: Degrees, step: StepForecast) -> None:
-        """Walk a step by the clock, unless it would not be good enough without contention."""
+        """Forecast a step, unless it would not be good enough without contention."""
         if step.alone_s >= self._above_s(self._contention_margin):
             self.contention_margin = max(self.contention_margin, self._contention_margin)
             return

@@ -192,7 +192,7 @@ class Problem:
     def memory_limit(self, *, pp: int, count: int, level: int) -> int:
         """The peak by formula from which on a configuration surely does not fit.
 
-        Formulas exceeded the peaks of programs by at most 1.6 % in 400 random configurations, and by more with few
+        Formulas exceeded the peaks of programs by at most 1.6 % in 165 random configurations, and by more with few
         micro-batches, and where full weights are there for their use only (level 3).
         """
         if not self.stack.runs_programs:

@@ -54,7 +54,8 @@ def solve(
     0.0
     """
     began, asked = time.monotonic(), problem
-    problem = problem.changed(machine=at_usual_clock(problem.machine))
+    if problem.stack.runs_programs:  # other software is predicted at the clock of the machine file
+        problem = problem.changed(machine=at_usual_clock(problem.machine))
     deadline_s = None if time_limit_s is None else began + time_limit_s
 
     def better(found: Candidate) -> None:
@@ -89,8 +90,8 @@ def solve(
 
 
 def _at_own_clock(found: Candidate, asked: Problem, problem: Problem) -> Candidate:
-    """The same where clocks do not differ, or where other software is asked for, which is predicted at one."""
-    if problem.machine is asked.machine or not asked.stack.runs_programs:
+    """The same where clocks do not differ."""
+    if problem.machine is asked.machine:
         return found
     return replace(found, forecast=forecast(asked.config, found.degrees, asked.machine, stack=asked.stack))
 
