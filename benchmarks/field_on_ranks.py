@@ -140,7 +140,7 @@ def drawn(examples: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(4)
     batch = []
     for each in examples:
-        shape, dtype = each if isinstance(each[1], str) else (each, "float32")
+        shape, dtype = each if isinstance(each[-1], str) else (each, "float32")
         if dtype.startswith("int"):
             batch.append(torch.randint(0, CLASSES, (BATCH, *shape[1:]), generator=generator))
         else:

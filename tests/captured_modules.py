@@ -332,6 +332,15 @@ LOSSES = {
             )
         ), classes
     ),
+    "several means at once": (
+        lambda: Losses(
+            lambda m, made, x, label: (
+                (torch.stack([F.cross_entropy(made, label), made.pow(2).mean()]) * m.out.bias[:2].exp()).sum()
+                + 4 * (F.one_hot(made.argmax(-1), made.shape[-1]).to(x.dtype).mean(0) * made.softmax(-1).mean(0)).sum()
+                + (made.mean(0, keepdim=True) * made.detach().abs().mean(0))[0, 1]
+            )
+        ), classes
+    ),
     "margins": (
         lambda: Losses(
             lambda m, made, x, label: F.triplet_margin_loss(made, x, m.out(x))
@@ -422,6 +431,14 @@ MODULES = {
             + torch.bmm((torch.arange(3.0, dtype=x.dtype)[:, None, None] + torch.ones(3, 2, 2, dtype=x.dtype)).repeat(
                 len(x), 1, 1), m.out(x).view(-1, 1, 2, 4).expand(-1, 3, -1, -1).flatten(0, 1)
             ).view(len(x), 3, -1).sum(1), fc=linear(), out=linear(), table=parameter(5, WIDTH),
+        ), vectors
+    ),
+    "repeats, uneven windows, scaled sums": (
+        lambda: Net(
+            lambda m, x: torch.add(m.fc(x).repeat(4, 1).view(4, -1, WIDTH).mul(m.table).sum(0), x, alpha=0.5)
+            + m.table[0].repeat(len(x), 2)[:, :WIDTH] * m.fc(x).long()
+            + F.adaptive_avg_pool1d(m.fc(x).unsqueeze(1), 3).flatten(1).repeat(1, 3)[:, :WIDTH],
+            fc=linear(), table=parameter(4, 1, WIDTH),
         ), vectors
     ),
     "numbers in the forward": (

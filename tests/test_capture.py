@@ -388,9 +388,7 @@ REFUSED = {
     "fixed batch": (mean_to(lambda m, x: m.fc(x.view(4, 6))), "batch of 8"),
     "batch against batch": (mean_to(lambda m, x: m.fc(x) + m.fc(x).view(-1, 1, 6)), "mixes the batch|repeats"),
     "batch moved": (mean_to(lambda m, x: m.fc(x.view(2, -1, 6)).view(-1, 6)), "mixes the batch"),
-    "cast to int": (mean_to(lambda m, x: m.fc(m.fc(x).long().float())), "cuts the gradient"),
     "random numbers of another kind": (mean_to(lambda m, x: m.fc(x).cauchy_()), "draw with torch.rand, torch.randn"),
-    "alpha": (mean_to(lambda m, x: torch.add(x, m.fc(x), alpha=2)), "alpha=2"),
     "changing buffer": (
         mean_to(lambda m, x: m.fc(x) * m.norm.running_mean.mul_(0.9)),
         r"in forward .*the buffer 'norm\.running_mean'.*nn\.BatchNorm",

@@ -77,7 +77,8 @@ class Building(Places):
         if (checkpoint := checkpointed(node.meta)) is not None:
             self.checkpoints[name] = checkpoint
         if any(value in self.batched for value in read):
-            self.batched[output] = self._place(self.operators[-1])
+            known = self.grown.get(node.name) if getattr(node.meta.get("val"), "shape", None) == shape else None
+            self.batched[output] = self._place(self.operators[-1]) if known is None else known
         elif any(value in self.shared for value in read):
             self.shared.add(output)
         if (
@@ -119,7 +120,7 @@ class Building(Places):
         return value
 
     def of_batch(self, node: fx.Node, mean: Mean) -> str:
-        """The value of a mean (a sum) in which nothing is trained: a scalar that all samples of a micro-batch share.
+        """The value of a mean (a sum) in which nothing is trained: what all samples of a micro-batch share.
 
         Raises:
             TwofoldError: something in it is trained.
@@ -127,9 +128,8 @@ class Building(Places):
         terms = mean.terms()
         if self.is_trained(terms):
             raise self.samples_meet(node)
-        made = self.make(
-            node, "batch_sum" if mean.is_sum else "batch_mean", (terms,), shape=(), dtype=self.tensors[terms].dtype
-        )
+        kind = "batch_sum" if mean.is_sum else "batch_mean"
+        made = self.make(node, kind, (terms,), shape=mean.shape, dtype=self.tensors[terms].dtype)
         del self.batched[made]
         self.shared.add(made)
         return made

@@ -50,8 +50,13 @@ from plans.operators import factors
 
 __all__ = ["capture"]
 
-EXPORTED_BATCH = 4
-"""Samples in a module's export, if the examples have as many."""
+EXPORTED_BATCHES = (4, 5, 7)
+"""Samples in a module's export, if the examples have as many; the next number where another dim has the batch's size,
+such as that of 4 experts."""
+
+
+class _UnclearBatchError(TwofoldError):
+    """The batch and another factor of a dim have one size."""
 
 
 def capture(module: nn.Module, example_inputs: object, *, name: str | None = None) -> Graph:
@@ -123,7 +128,15 @@ def _stacks(module: nn.Module, examples: Mapping[str, torch.Tensor]) -> tuple[St
 
 def _graph_of_exports(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int, name: str) -> Graph:
     """The graph of `module`, exported for two small batches: values that follow from shapes alone stay small."""
-    small = min(batch_size, EXPORTED_BATCH)
+    counts = sorted({min(batch_size, count) for count in EXPORTED_BATCHES})
+    for count in counts[:-1]:
+        with contextlib.suppress(_UnclearBatchError):
+            return _graph_of_samples(module, examples, count, name).with_batch(batch_size)
+    return _graph_of_samples(module, examples, counts[-1], name).with_batch(batch_size)
+
+
+def _graph_of_samples(module: nn.Module, examples: Mapping[str, torch.Tensor], small: int, name: str) -> Graph:
+    """The graph of a small batch."""
     sizes = (small, 2 * small)
     exports = [_exported(module, _with_batch(examples, size), size) for size in sizes]
     fix_sizes(exports[0].graph, exports[1].graph, small)
@@ -134,7 +147,7 @@ def _graph_of_exports(module: nn.Module, examples: Mapping[str, torch.Tensor], b
     )
     graph, double = (each.graph(name, size) for each, size in zip((small_batch, large_batch), sizes, strict=True))
     _check_batch(graph, double, small_batch.where_made)
-    return graph.with_batch(batch_size)
+    return graph
 
 
 # -- example inputs ----------------------------------------------------------------------------------------------------
@@ -404,10 +417,13 @@ def _check_batch(graph: Graph, double: Graph, where: Callable[[str], str]) -> No
     for name, tensor in graph.tensors.items():
         if tensor.kind == "activation" and name != graph.loss:
             _check_growth(graph, double, name, name in batched, where)
-    producers, expected = graph.producers(), graph.with_batch(2 * size)
+    try:
+        producers, expected = graph.producers(), graph.with_batch(2 * size)
+    except TwofoldError as error:
+        raise _UnclearBatchError(str(error)) from None
     for name, tensor in double.tensors.items():
         if expected.tensors[name].shape != tensor.shape:
-            raise TwofoldError(
+            raise _UnclearBatchError(
                 f"operator {producers[name].name!r} ({producers[name].kind}) cannot be resized with the batch: its "
                 f"output is {tensor.shape} for a batch of {2 * size}, expected {expected.tensors[name].shape}"
             )

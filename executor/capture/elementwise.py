@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from executor.capture.losses import mean_over
+from executor.capture.means import mean_over, reshaped_mean
 from executor.capture.opaque import opaque
 from executor.capture.table import Number, rule
 from executor.capture.translation import Translation
@@ -60,8 +60,6 @@ def _to(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) -> Valu
     dtype = build.shape_dtype(node)[1]
     if isinstance(x, Transposed):
         return Transposed(tensor=build.cast(node, x.tensor, dtype))
-    if not dtype.startswith(("float", "bfloat")) and build.is_trained(x):
-        raise build.refused(node, f"a cast to {dtype} cuts the gradient of what depends on parameters")
     return build.cast(node, str(x), dtype)
 
 
@@ -73,9 +71,14 @@ def binary(build: Translation, node: fx.Node, x: Value, y: Value | Number, alpha
     """Two tensors, or a tensor and a number."""
     called = str(node.target).split(".")[1].rstrip("_")
     if alpha != 1:
-        raise build.refused(node, f"alpha={alpha} is not supported; it must be 1")
+        y = y * alpha if isinstance(y, bool | int | float) else _times(build, node, y, alpha)
     kind, left, right = ("sub", y, x) if called == "rsub" else (called, x, y)
     return combine(build, node, kind, left, right)
+
+
+def _times(build: Translation, node: fx.Node, y: Value, alpha: Number) -> str:
+    name = build.cast(node, build.plain(node, y), build.shape_dtype(node)[1])
+    return build.make_as(node, "mul", name, number=alpha)
 
 
 def combine(build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Value | Number) -> Value:
@@ -143,8 +146,9 @@ def _reduce(
     rank = len(build.tensors[x].shape)
     given = range(rank) if dims is None or dims == () else (dims,) if isinstance(dims, int) else dims
     over = tuple(sorted(dim % max(1, rank) for dim in given))
-    if over == tuple(range(rank)) and not keepdim and x in build.batched:
-        return mean_over(build, node, x, is_sum=".sum" in str(node.target))
+    if build.batched.get(x) in over:
+        mean, shape = mean_over(build, node, x, over, is_sum=".sum" in str(node.target)), build.shape_dtype(node)[0]
+        return reshaped_mean(build, node, mean, shape)
     return build.make(node, f"reduce_{str(node.target).split('.')[1]}", (x,), dims=over, keepdim=keepdim)
 
 

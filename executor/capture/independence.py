@@ -58,12 +58,15 @@ class Call:
     inputs: tuple[Read, ...]
 
 
-def dims_of(call: Call, which: int, shape: tuple[int, ...], backward: str = "") -> str:
+def dims_of(
+    call: Call, which: int, shape: tuple[int, ...], backward: str = "", place: int | None = None
+) -> str:  # fmt: skip
     """The dims of inputs and output `which` (-1: the only one), as "ab,b->ab".
 
     With a `backward`, a program that makes gradients of the inputs from that of the output and the inputs, only dims
     are split along which the parts of the gradients are those of the whole: their sum, for inputs without the dim.
 
+    `place` is the dim of the output that is the batch; that of the first input that has one unless it is given.
     A small letter is a dim that can be split. A capital letter is the batch where that is not known. A dim with a dot
     is whole and no other's.
 
@@ -79,7 +82,7 @@ def dims_of(call: Call, which: int, shape: tuple[int, ...], backward: str = "") 
         for index, dim in ends:
             inputs[index][dim] = letter
     batched = [(at, each.batch) for at, each in enumerate(call.inputs) if each.batch is not None]
-    place = batched[0][1] if batched else 0
+    place = place if place is not None else batched[0][1] if batched else 0
     shared = [(at, own) for at, own in batched if place < len(shape) and call.inputs[at].shape[own] == shape[place]]
     if shared and output[place] == ".":
         output[place] = "A"
@@ -89,9 +92,15 @@ def dims_of(call: Call, which: int, shape: tuple[int, ...], backward: str = "") 
     return f"{','.join(map(''.join, inputs))}->{''.join(output)}"
 
 
-def samples_meet(call: Call) -> bool:
-    """Whether other samples' results change when the first or the last one does, as far as random numbers show."""
-    return _samples_meet(_shrunk(call))
+def samples_meet(call: Call, places: Sequence[int | None] = ()) -> bool:
+    """Whether other samples' results change when the first or the last one does, as far as random numbers show.
+
+    Args:
+        call: what is tried.
+        places: the dim of each result that is the batch, or holds it as its outer factor; None, or missing, where that
+            is not known: then that of the first input that has one.
+    """
+    return _samples_meet(_shrunk(call), tuple(places))
 
 
 def _shrunk(call: Call) -> Call:
@@ -173,13 +182,14 @@ def _results(call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
 
 
 @lru_cache(maxsize=1024)
-def _samples_meet(call: Call) -> bool:
+def _samples_meet(call: Call, known: tuple[int | None, ...]) -> bool:
     places = [each.batch for each in call.inputs if each.batch is not None]
     draws = list(_draws(call)) if places else []
     if not draws:
         return False
     drawn, other = draws
     before = _results(call, drawn)
+    samples = next(each.shape[each.batch] for each in call.inputs if each.batch is not None)
     for changed, start in ((0, 1), (-1, 0)):
         altered = [each.clone() for each in drawn]
         for each, fresh, read in zip(altered, other, call.inputs, strict=True):
@@ -189,9 +199,13 @@ def _samples_meet(call: Call) -> bool:
         after = _results(call, altered)
         if before is None or after is None:
             return False  # made for other numbers than random ones
-        for one, two in zip(before, after, strict=True):
-            at = places[0] if one.dim() > places[0] else 0
-            if one.dim() and not _equal(*(each.narrow(at, start, one.shape[at] - 1) for each in (one, two))):
+        for which, (one, two) in enumerate(zip(before, after, strict=True)):
+            if not one.dim():
+                continue
+            at = known[which] if which < len(known) else None
+            at = at if at is not None else places[0] if one.dim() > places[0] else 0
+            own = max(1, one.shape[at] // samples)
+            if not _equal(*(each.narrow(at, start * own, one.shape[at] - own) for each in (one, two))):
                 return True
     return False
 

@@ -1,7 +1,7 @@
-"""Capture of losses: means over the samples of a batch, and weighted sums of them.
+"""Capture of losses: a mean over the samples of a batch of what each of them loses (`executor.capture.means`).
 
 A mean that alone is the loss becomes the operator of its own kind (cross entropy, L1, squared error). Any other becomes
-the terms of every sample in ordinary operators, whose mean is the loss: 0.5 mean(a) + 2 mean(b) = mean(0.5 a + 2 b).
+the terms of every sample in ordinary operators, whose mean is the loss.
 """
 
 from __future__ import annotations
@@ -12,142 +12,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from executor.capture.means import per_sample
 from executor.capture.opaque import aten_operators
-from executor.capture.table import Number, mean_rule, rule
+from executor.capture.table import rule
 from executor.capture.translation import Translation
-from executor.capture.values import Mean, Transposed, Value
+from executor.capture.values import Mean, Value
 
-__all__ = ["mean_over"]
-
-
-def mean_over(build: Translation, node: fx.Node, x: str, *, is_sum: bool = False) -> Mean:
-    """The mean (the sum) of all elements of a tensor with a dim that is the batch."""
-    return Mean(node=node, terms=lambda: per_sample(build, node, x, is_sum=is_sum), is_sum=is_sum)
-
-
-def per_sample(build: Translation, node: fx.Node, x: str, *, is_sum: bool = False) -> str:
-    """The mean (the sum) of each sample's elements: [batch]."""
-    tensor = build.tensors[x]
-    place = build.batched.get(x, 0)
-    over = tuple(dim for dim in range(len(tensor.shape)) if dim != place)
-    if not over:
-        return x
-    kind = "reduce_sum" if is_sum else "reduce_mean"
-    return build.make(
-        node, kind, (x,), shape=tensor.shape[place : place + 1], dtype=tensor.dtype, dims=over, keepdim=False
-    )
-
-
-# -- sums of means -----------------------------------------------------------------------------------------------------
-
-
-@mean_rule(
-    "alias.default", "clone.default", "contiguous.default", "view.default", "reshape.default", "squeeze.default",
-    "mean.default", "sum.default",
-)  # fmt: skip
-def _same(build: Translation, node: fx.Node, x: Mean, *_: Any, **__: Any) -> Value:
-    return x if node.meta["val"].shape == () else build.plain(node, x)
-
-
-@mean_rule("to.dtype", "to.dtype_layout", "to.device", "_to_copy.default")
-def _to(build: Translation, node: fx.Node, x: Mean, *_: Any, **__: Any) -> Value:
-    dtype = build.shape_dtype(node)[1]
-    return Mean(node=node, terms=lambda: build.cast(node, x.terms(), dtype), is_sum=x.is_sum)
-
-
-@mean_rule("neg.default")
-def _negative(build: Translation, node: fx.Node, x: Mean) -> Value:
-    return _with(build, node, "mul", x, -1)
-
-
-@mean_rule("add.Tensor", "sub.Tensor", "rsub.Scalar", "rsub.Tensor", "add.Scalar", "sub.Scalar")
-def _sum(build: Translation, node: fx.Node, x: Value | Number, y: Value | Number, alpha: Number = 1) -> Value:
-    called = str(node.target).split(".")[1].rstrip("_")
-    kind = "add" if called == "add" else "sub"
-    if alpha != 1:
-        y = _with(build, node, "mul", y, alpha) if isinstance(y, Mean) else _times(build, node, y, alpha)
-    return _with(build, node, kind, *((y, x) if called == "rsub" else (x, y)))
-
-
-def _times(build: Translation, node: fx.Node, y: Value | Number, by: Number) -> Value | Number:
-    if isinstance(y, bool | int | float):
-        return y * by
-    return build.make_as(node, "mul", build.plain(node, y), number=by)
-
-
-@mean_rule("mul.Tensor", "mul.Scalar")
-def _product(build: Translation, node: fx.Node, x: Value | Number, y: Value | Number) -> Value:
-    if isinstance(x, Mean) and isinstance(y, Mean):  # one of them is a number that all samples share
-        is_trained = build.is_trained(y.terms())
-        x, y = (build.of_batch(node, x), y) if is_trained else (x, build.of_batch(node, y))
-    return _with(build, node, "mul", x, y)
-
-
-@mean_rule("div.Tensor", "div.Scalar")
-def _quotient(build: Translation, node: fx.Node, x: Value | Number, y: Value | Number) -> Value:
-    if isinstance(y, Mean):
-        if isinstance(x, Mean) and x.is_sum and y.is_sum:  # a mean over what counts, such as tokens that are no padding
-            x, y = Mean(node=node, terms=x.terms), Mean(node=node, terms=y.terms)
-        dtype, terms = build.shape_dtype(node)[1], y.terms
-        y = build.of_batch(node, Mean(node=node, terms=lambda: build.cast(node, terms(), dtype), is_sum=y.is_sum))
-    if not isinstance(x, Mean):
-        return _combined(build, node, "div", x, y)
-    if x.is_sum and y in build.shared:
-        x = Mean(node=node, terms=x.terms)
-        y = _combined(build, node, "div", y, build.of_batch(node, _ones(build, node)))
-    if x.is_sum and isinstance(y, int | float) and y % build.batch_size == 0:
-        x, y = Mean(node=node, terms=x.terms), y // build.batch_size
-        return x if y == 1 else _with(build, node, "div", x, y)
-    return _with(build, node, "div", x, y)
-
-
-def _ones(build: Translation, node: fx.Node) -> Mean:
-    """The sum of 1 over the samples."""
-    dtype = build.shape_dtype(node)[1]
-    return Mean(node=node, terms=lambda: build.like_batch(node, (build.batch_size,), dtype, 1), is_sum=True)
-
-
-def _per_batch(build: Translation, node: fx.Node, x: Mean) -> str:
-    """The terms of a mean, one for each sample; where samples were flattened, each one's mean or sum."""
-    terms = x.terms()
-    size = build.tensors[terms].shape[0]
-    if size == build.batch_size:
-        return terms
-    apart = build.reshaped(node, terms, (build.batch_size, size // build.batch_size))
-    return per_sample(build, node, apart, is_sum=x.is_sum)
-
-
-def _combined(
-    build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Value | Number, shape: tuple[int, ...] = ()
-) -> str:
-    """x kind y of tensors, or of a tensor and a number."""
-    dtype = build.shape_dtype(node)[1]
-    numbers = [isinstance(each, bool | int | float) for each in (x, y)]
-    attrs: dict[str, Any] = {}
-    if any(numbers):
-        attrs = {"number": x if numbers[0] else y} | ({"reverse": True} if numbers[0] else {})
-    operands = [each for each, is_number in zip((x, y), numbers, strict=True) if not is_number]
-    read = [build.cast(node, build.plain(node, each), dtype) for each in operands]  # type: ignore[arg-type]
-    return build.make(node, kind, read, shape=shape, dtype=dtype, **attrs)
-
-
-def _with(build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Value | Number) -> Value:
-    """x kind y of the terms; the other one is a mean, a number, or a scalar that is the same for all samples."""
-    means = [each for each in (x, y) if isinstance(each, Mean)]
-    others = [each for each in (x, y) if isinstance(each, str | Transposed)]
-    shifts = kind in ("add", "sub") and len(means) == 1
-    if shifts and means[0].is_sum and not build.is_trained(means[0].terms()):
-        return _combined(build, node, kind, x, y)
-    if len({each.is_sum for each in means}) > 1 or (shifts and means[0].is_sum):
-        raise build.refused(node, "it adds a sum over the samples of a batch to what is not summed over them")
-    if any(build.tensors[str(each)].shape != () or each in build.batched for each in others):
-        raise build.samples_meet(node)
-
-    def terms() -> str:
-        left, right = (_per_batch(build, node, each) if isinstance(each, Mean) else each for each in (x, y))
-        return _combined(build, node, kind, left, right, (build.batch_size,))
-
-    return Mean(node=node, terms=terms, is_sum=means[0].is_sum)
+__all__: list[str] = []
 
 
 # -- losses of elements ------------------------------------------------------------------------------------------------

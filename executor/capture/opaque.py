@@ -67,7 +67,8 @@ def aten_operators(
         for name in read
     )  # fmt: skip
     call = Call(target=str(node.target), arguments=arguments, inputs=tensors)
-    if samples_meet(call):
+    places = _places(build, node, len(results) if several else 0)
+    if samples_meet(call, places):
         raise build.refused(
             node,
             "it combines samples of a batch, so micro-batches would change the result; work along other dims than "
@@ -83,7 +84,7 @@ def aten_operators(
         if not isinstance(result, torch.Tensor):
             raise build.refused(node, f"it makes {result!r}; operators return tensors")
         shape, dtype = build.shape_dtype_of(node, result)
-        dims = dims_of(call, which, shape)
+        dims = dims_of(call, which, shape, place=places[index])
         if not any(each.islower() for each in dims):
             warnings.warn(
                 f"{node.target} {build.where(node)} cannot be split: every rank computes all of it, and its "
@@ -93,6 +94,14 @@ def aten_operators(
         attrs: dict[str, Any] = {"target": call.target, "arguments": arguments, "result": which, "dims": dims}
         made.append(build.make(node, "opaque", read, shape=shape, dtype=dtype, **attrs))
     return tuple(made) if several else made[0]
+
+
+def _places(build: Translation, node: fx.Node, count: int) -> list[int | None]:
+    """The dim of each result of a call that is the batch, where that is known; a count of 0 is one that is no tuple."""
+    if not count:
+        return [build.grown.get(node.name)]
+    named = {user.args[1]: user.name for user in node.users}
+    return [build.grown.get(named.get(which, "")) for which in range(count)]
 
 
 def computed(build: Translation, node: fx.Node) -> Value:

@@ -17,6 +17,7 @@ import executor.capture.functions
 import executor.capture.layers
 import executor.capture.library
 import executor.capture.losses
+import executor.capture.means
 import executor.capture.random
 import executor.capture.shapes  # noqa: F401  (each enters its rules)
 from executor.capture.table import RULES, rule

@@ -51,7 +51,7 @@ def _reshape(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) ->
     return build.reshaped(node, x, build.shape_dtype(node)[0])
 
 
-@rule("expand.default", "expand_as.default")
+@rule("expand.default", "expand_as.default", "broadcast_to.default")
 def _expand(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) -> Value:
     return _expanded(build, node, build.plain(node, x), build.shape_dtype(node)[0], build.grown.get(node.name))
 
@@ -97,15 +97,20 @@ def _broadcast(build: Translation, node: fx.Node, values: Sequence[Value]) -> Va
 
 @rule("repeat.default", "tile.default")
 def _repeat(build: Translation, node: fx.Node, x: Value, *_: Any) -> Value:
-    """Repeat dims of size 1 by an expand; other repeats have no kind of operator."""
+    """Expand a new dim before each dim that is repeated, and merge the two."""
     x = build.plain(node, x)
     old, new = build.tensors[x].shape, build.shape_dtype(node)[0]
-    if old == new:
-        return x
-    padded = (*(1,) * (len(new) - len(old)), *old)
-    if any(before not in (1, after) for before, after in zip(padded, new, strict=True)):
-        return opaque(build, node)
-    return _expanded(build, node, x, new, build.grown.get(node.name))
+    grown, place = build.grown.get(node.name), None
+    before: list[int] = []
+    after: list[int] = []
+    for dim, (size, wanted) in enumerate(zip((*(1,) * (len(new) - len(old)), *old), new, strict=True)):
+        if dim == grown:
+            place = len(after)
+        is_apart = size > 1 and wanted > size
+        before += [1, size] if is_apart else [size]
+        after += [wanted // size, size] if is_apart else [wanted]
+    wide = _expanded(build, node, build.reshaped(node, x, tuple(before)), tuple(after), place)
+    return build.reshaped(node, wide, new)
 
 
 @rule("repeat_interleave.self_int")

@@ -188,21 +188,38 @@ class Translation(Building):
         elif rule is None:
             return self.fallback(self, node)
         args, kwargs = self.held(node, tuple(node.args)), self.held(node, dict(node.kwargs))
-        if any(isinstance(each, Mean) for each in args):
-            of_means_rule = self.rules.get(of_means(target))
-            if of_means_rule is not None:
-                rule = of_means_rule
-            elif self.shape_dtype(node)[0] == ():
-                args = tuple(self.of_batch(node, each) if isinstance(each, Mean) else each for each in args)
-            else:
-                rule = _of_all_samples
-        elif any(each in self.shared for each in args if isinstance(each, str)) and self.shape_dtype(node)[0] != ():
+        tensors = _flat(args)
+        means = [each for each in tensors if isinstance(each, Mean)]
+        meets = any(each in self.batched for each in tensors if isinstance(each, str))
+        if means and (of_means_rule := self.rules.get(of_means(target))) is not None:
+            rule = of_means_rule
+        elif means and not meets:
+            args = _mapped(args, lambda each: self.of_batch(node, each) if isinstance(each, Mean) else each)
+        elif means or (meets and any(each in self.shared for each in tensors if isinstance(each, str))):
             rule = _of_all_samples
         try:
             inspect.signature(rule).bind(self, node, *args, **kwargs)
         except TypeError as error:
-            raise self.refused(node, f"one of its settings is not supported: {error}") from None
-        return rule(self, node, *args, **kwargs)
+            return self._as_torch(node, self.refused(node, f"one of its settings is not supported: {error}"))
+        try:
+            return rule(self, node, *args, **kwargs)
+        except TwofoldError as error:
+            if means or rule is _of_all_samples:
+                raise
+            return self._as_torch(node, error)
+
+    def _as_torch(self, node: fx.Node, error: TwofoldError) -> Value:
+        """A call in a form that its rule refuses, as torch's own operator.
+
+        Raises:
+            TwofoldError: the rule's error, where that does not work either.
+        """
+        if any(isinstance(self.values.get(each), Mean | Complex) for each in node.all_input_nodes):
+            raise error
+        try:
+            return self.fallback(self, node)
+        except TwofoldError:
+            raise error from None
 
     def settings(self, node: fx.Node, kind: Callable[..., SettingsT], given: Any, named: Any) -> SettingsT:
         """The settings of a call as one value of a class with a field per setting, in aten's order.
@@ -299,6 +316,14 @@ class Translation(Building):
 def of_means(target: str) -> str:
     """The name of the rule for a call that reads a `Mean`."""
     return f"{target} of means"
+
+
+def _flat(args: Any) -> list[Any]:
+    return [inner for each in args for inner in _flat(each)] if isinstance(args, tuple) else [args]
+
+
+def _mapped(args: Any, to: Callable[[Any], Any]) -> Any:
+    return tuple(_mapped(each, to) for each in args) if isinstance(args, tuple) else to(args)
 
 
 def _of_all_samples(build: Translation, node: fx.Node, *_: Any, **__: Any) -> Value:

@@ -43,19 +43,21 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A mean (or a sum) over the samples of a batch, which only a loss may be.
+    """A mean (or a sum) over the samples of a batch, of which only a loss may be made.
 
     A weighted sum of such means is the mean of the same sum of every sample's terms, so those are what is computed.
 
     Args:
         node: the call that makes it.
-        terms: adds the operators that make [batch], of which it is the mean; returns the tensor's name.
+        terms: adds the operators that make [batch, *shape], of which it is the mean; returns the tensor's name.
+        shape: one number for each sample, or several, such as the share of every expert.
         own: adds the operator of a kind of its own that makes it in one; None where there is no such kind.
         is_sum: whether it is the sum over the samples instead.
     """
 
     node: fx.Node
     terms: Callable[[], str]
+    shape: tuple[int, ...] = ()
     own: Callable[[], str] | None = None
     is_sum: bool = False
 

@@ -70,14 +70,15 @@ def mean_loss_grad(context: OpContext, attrs: Attrs) -> Tensor:
 
 
 def batch_mean(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
-    """Sum of x over the number of elements of all parts."""
-    parts = math.prod(num_parts(context, attrs, f"d{dim}") for dim in range(x.dim()))
-    return x.sum() / (x.numel() * parts)
+    """Sum of x over its leading dims, over the number of elements of all parts."""
+    over = x.dim() - len(context.shape)
+    parts = math.prod(num_parts(context, attrs, f"d{dim}") for dim in range(over))
+    return batch_sum(context, attrs, x).div_(math.prod(x.shape[:over]) * parts)
 
 
 def batch_sum(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
-    """Sum of x; other parts have sums of their own."""
-    return x.sum(dtype=context.torch_dtype)
+    """Sum of x over its leading dims; other parts have sums of their own."""
+    return x.sum(tuple(range(x.dim() - len(context.shape))), dtype=context.torch_dtype)
 
 
 def pick(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:

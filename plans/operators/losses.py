@@ -88,9 +88,15 @@ def _count_labels(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> O
 
 @declares("batch_mean", "batch_sum")
 def _batch_mean(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
-    """The mean or sum of data over all elements of a micro-batch, such as the weights of labels; it has no gradient."""
+    """The mean or sum of data over the leading dims of a micro-batch, the output's being the last; it has no gradient.
+
+    Examples are the weights of labels, [batch] -> [], and the share of tokens of every expert, [batch, e] -> [e].
+    """
     dims = named("d", inputs[0])
+    over = len(dims) - len(outputs[0])
+    if tuple(inputs[0][over:]) != tuple(outputs[0]):
+        raise TwofoldError(f"a {kind} of {inputs[0]} over its leading dims is not {outputs[0]}")
     return OperatorSpec(
-        kind=kind, sizes=dict(zip(dims, inputs[0], strict=True)), inputs=(dims,), outputs=((),),
-        splittable=frozenset(dims), flops=math.prod(inputs[0]), located=dims, of_the_batch=True,
+        kind=kind, sizes=dict(zip(dims, inputs[0], strict=True)), inputs=(dims,), outputs=(dims[over:],),
+        splittable=frozenset(dims), flops=math.prod(inputs[0]), located=dims[:over], of_the_batch=True,
     )  # fmt: skip

@@ -1,0 +1,248 @@
+"""Capture of means over the samples of a batch, and of what may be made of them: weighted sums, vectors of them.
+
+A mean stays the terms of every sample until the loss is known, since micro-batches and ranks average terms:
+0.5 mean(a) + 2 mean(b) = mean(0.5 a + 2 b).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from executor.capture.table import Number, mean_rule
+from executor.capture.translation import Translation
+from executor.capture.values import Mean, Transposed, Value
+
+__all__ = ["mean_over", "per_sample", "reshaped_mean"]
+
+
+def mean_over(
+    build: Translation, node: fx.Node, x: str, over: Sequence[int] | None = None, *, is_sum: bool = False
+) -> Mean:
+    """The mean (the sum) of a tensor over dims that include the batch; over all of them unless they are given."""
+    dims = range(len(build.tensors[x].shape)) if over is None else over
+    return Mean(
+        node=node, terms=lambda: per_sample(build, node, x, dims, is_sum=is_sum), is_sum=is_sum,
+        shape=tuple(size for dim, size in enumerate(build.tensors[x].shape) if dim not in dims),
+    )  # fmt: skip
+
+
+def per_sample(
+    build: Translation, node: fx.Node, x: str, over: Sequence[int] | None = None, *, is_sum: bool = False
+) -> str:
+    """Each sample's mean (sum) over dims, [batch, *rest]; over all but the batch unless they are given."""
+    tensor = build.tensors[x]
+    place, rank = build.batched.get(x, 0), len(tensor.shape)
+    dims = [dim for dim in (range(rank) if over is None else over) if dim != place]
+    kept = [dim for dim in range(rank) if dim not in dims]
+    made = x
+    if dims:
+        kind, shape = "reduce_sum" if is_sum else "reduce_mean", tuple(tensor.shape[dim] for dim in kept)
+        attrs: dict[str, Any] = {"dims": tuple(dims), "keepdim": False}
+        made = build.make(node, kind, (x,), shape=shape, dtype=tensor.dtype, **attrs)
+    first = kept.index(place)
+    if first:
+        order = (first, *(at for at in range(len(kept)) if at != first))
+        shape = tuple(build.tensors[made].shape[at] for at in order)
+        made = build.make(node, "permute", (made,), shape=shape, dtype=tensor.dtype, dims=order)
+    return made
+
+
+# -- what is made of means ---------------------------------------------------------------------------------------------
+
+
+@mean_rule("alias.default", "clone.default", "contiguous.default", "lift_fresh_copy.default")
+def _same(build: Translation, node: fx.Node, x: Mean, *_: Any, **__: Any) -> Value:
+    return x
+
+
+@mean_rule("_assert_tensor_metadata.default")
+def _nothing(build: Translation, node: fx.Node, x: Mean, *_: Any, **__: Any) -> Value:
+    return None
+
+
+@mean_rule(
+    "view.default", "reshape.default", "squeeze.default", "squeeze.dim", "unsqueeze.default", "flatten.using_ints"
+)
+def _reshaped(build: Translation, node: fx.Node, x: Mean, *_: Any, **__: Any) -> Value:
+    return reshaped_mean(build, node, x, build.shape_dtype(node)[0])
+
+
+def reshaped_mean(build: Translation, node: fx.Node, x: Mean, shape: tuple[int, ...]) -> Mean:
+    """A mean in another shape; itself where it has it."""
+    if shape == x.shape:
+        return x
+
+    def terms() -> str:
+        return _in_shape(build, node, _per_batch(build, node, x), shape)
+
+    return Mean(node=node, terms=terms, shape=shape, is_sum=x.is_sum)
+
+
+def _in_shape(build: Translation, node: fx.Node, terms: str, shape: tuple[int, ...]) -> str:
+    return build.reshaped(node, terms, (build.batch_size, *shape))
+
+
+@mean_rule("mean.default", "sum.default", "mean.dim", "sum.dim_IntList")
+def _reduced_further(
+    build: Translation, node: fx.Node, x: Mean, dims: Sequence[int] | int | None = None, keepdim: bool = False,
+    **_: Any,
+) -> Value:  # fmt: skip
+    """The mean or sum over dims of a mean of several numbers."""
+    if x.shape == ():
+        return x
+    rank, shape = len(x.shape), build.shape_dtype(node)[0]
+    given = range(rank) if dims is None or dims == () else (dims,) if isinstance(dims, int) else dims
+    over = tuple(sorted(dim % rank + 1 for dim in given))
+    kind = f"reduce_{str(node.target).split('.')[1]}"
+
+    def terms() -> str:
+        made, dtype = _per_batch(build, node, x), build.shape_dtype(node)[1]
+        return build.make(
+            node, kind, (made,), shape=(build.batch_size, *shape), dtype=dtype, dims=over, keepdim=keepdim
+        )
+
+    return Mean(node=node, terms=terms, shape=shape, is_sum=x.is_sum)
+
+
+@mean_rule("select.int")
+def _selected(build: Translation, node: fx.Node, x: Mean, dim: int, index: int) -> Value:
+    at = dim % len(x.shape)
+
+    def terms() -> str:
+        made, dtype = _per_batch(build, node, x), build.shape_dtype(node)[1]
+        shape = (build.batch_size, *x.shape[:at], 1, *x.shape[at + 1 :])
+        one = build.make(node, "narrow", (made,), shape=shape, dtype=dtype, dim=at + 1, start=index % x.shape[at])
+        return build.reshaped(node, one, (build.batch_size, *x.shape[:at], *x.shape[at + 1 :]))
+
+    return Mean(node=node, terms=terms, shape=build.shape_dtype(node)[0], is_sum=x.is_sum)
+
+
+@mean_rule("stack.default", "cat.default")
+def _joined(build: Translation, node: fx.Node, parts: Sequence[Value], dim: int = 0) -> Value:
+    """Several means side by side, such as the losses of several tasks."""
+    means = [each for each in parts if isinstance(each, Mean)]
+    if len(means) < len(parts) or len({each.is_sum for each in means}) > 1:
+        raise build.refused(node, "it joins means over the samples of a batch with what is no such mean")
+    shape, is_stack = build.shape_dtype(node)[0], "stack" in str(node.target)
+    at = dim % len(shape)
+
+    def terms() -> str:
+        made, dtype = [_per_batch(build, node, each) for each in means], build.shape_dtype(node)[1]
+        if is_stack:
+            made = [_in_shape(build, node, each, (*shape[:at], 1, *shape[at + 1 :])) for each in made]
+        made = [build.cast(node, each, dtype) for each in made]
+        sizes = tuple(build.tensors[each].shape[at + 1] for each in made)
+        return build.make(node, "concat", made, shape=(build.batch_size, *shape), dtype=dtype, dim=at + 1, sizes=sizes)
+
+    return Mean(node=node, terms=terms, shape=shape, is_sum=means[0].is_sum)
+
+
+@mean_rule("to.dtype", "to.dtype_layout", "to.device", "_to_copy.default")
+def _to(build: Translation, node: fx.Node, x: Mean, *_: Any, **__: Any) -> Value:
+    dtype = build.shape_dtype(node)[1]
+    return replace(x, node=node, terms=lambda: build.cast(node, x.terms(), dtype), own=None)
+
+
+@mean_rule("neg.default")
+def _negative(build: Translation, node: fx.Node, x: Mean) -> Value:
+    return _with(build, node, "mul", x, -1)
+
+
+@mean_rule("add.Tensor", "sub.Tensor", "rsub.Scalar", "rsub.Tensor", "add.Scalar", "sub.Scalar")
+def _sum(build: Translation, node: fx.Node, x: Value | Number, y: Value | Number, alpha: Number = 1) -> Value:
+    called = str(node.target).split(".")[1].rstrip("_")
+    kind = "add" if called == "add" else "sub"
+    if alpha != 1:
+        y = _with(build, node, "mul", y, alpha) if isinstance(y, Mean) else _times(build, node, y, alpha)
+    return _with(build, node, kind, *((y, x) if called == "rsub" else (x, y)))
+
+
+def _times(build: Translation, node: fx.Node, y: Value | Number, by: Number) -> Value | Number:
+    if isinstance(y, bool | int | float):
+        return y * by
+    return build.make_as(node, "mul", build.plain(node, y), number=by)
+
+
+@mean_rule("mul.Tensor", "mul.Scalar")
+def _product(build: Translation, node: fx.Node, x: Value | Number, y: Value | Number) -> Value:
+    if isinstance(x, Mean) and isinstance(y, Mean):  # one of them is a number that all samples share
+        is_trained = build.is_trained(y.terms())
+        x, y = (build.of_batch(node, x), y) if is_trained else (x, build.of_batch(node, y))
+    return _with(build, node, "mul", x, y)
+
+
+@mean_rule("div.Tensor", "div.Scalar")
+def _quotient(build: Translation, node: fx.Node, x: Value | Number, y: Value | Number) -> Value:
+    if isinstance(y, Mean):
+        if isinstance(x, Mean) and x.is_sum and y.is_sum:  # a mean over what counts, such as tokens that are no padding
+            x, y = replace(x, is_sum=False), replace(y, is_sum=False)
+        dtype, terms = build.shape_dtype(node)[1], y.terms
+        y = build.of_batch(node, replace(y, node=node, terms=lambda: build.cast(node, terms(), dtype)))
+    if not isinstance(x, Mean):
+        return _combined(build, node, "div", x, y, build.shape_dtype(node)[0])
+    if x.is_sum and y in build.shared:
+        x = replace(x, is_sum=False)
+        y = _combined(build, node, "div", y, build.of_batch(node, _ones(build, node)), build.tensors[y].shape)
+    if x.is_sum and isinstance(y, int | float) and y % build.batch_size == 0:
+        x, y = replace(x, is_sum=False), y // build.batch_size
+        return x if y == 1 else _with(build, node, "div", x, y)
+    return _with(build, node, "div", x, y)
+
+
+def _ones(build: Translation, node: fx.Node) -> Mean:
+    """The sum of 1 over the samples."""
+    dtype = build.shape_dtype(node)[1]
+    return Mean(node=node, terms=lambda: build.like_batch(node, (build.batch_size,), dtype, 1), is_sum=True)
+
+
+def _per_batch(build: Translation, node: fx.Node, x: Mean) -> str:
+    """The terms of a mean, one for each sample; where samples were flattened, each one's mean or sum."""
+    terms = x.terms()
+    size, *rest = build.tensors[terms].shape
+    if size == build.batch_size:
+        return terms
+    apart = build.reshaped(node, terms, (build.batch_size, size // build.batch_size, *rest))
+    return per_sample(build, node, apart, (1,), is_sum=x.is_sum)
+
+
+def _combined(
+    build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Value | Number, shape: tuple[int, ...]
+) -> str:
+    """x kind y of tensors, or of a tensor and a number."""
+    dtype = build.shape_dtype(node)[1]
+    numbers = [isinstance(each, bool | int | float) for each in (x, y)]
+    attrs: dict[str, Any] = {}
+    if any(numbers):
+        attrs = {"number": x if numbers[0] else y} | ({"reverse": True} if numbers[0] else {})
+    operands = [each for each, is_number in zip((x, y), numbers, strict=True) if not is_number]
+    read = [build.cast(node, build.plain(node, each), dtype) for each in operands]  # type: ignore[arg-type]
+    return build.make(node, kind, read, shape=shape, dtype=dtype, **attrs)
+
+
+def _with(build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Value | Number) -> Value:
+    """x kind y of the terms; the other one is a mean, a number, or a scalar that is the same for all samples."""
+    means = [each for each in (x, y) if isinstance(each, Mean)]
+    others = [each for each in (x, y) if isinstance(each, str | Transposed)]
+    shifts = kind in ("add", "sub") and len(means) == 1
+    if shifts and means[0].is_sum and not build.is_trained(means[0].terms()):
+        return _combined(build, node, kind, x, y, build.shape_dtype(node)[0])
+    if len({each.is_sum for each in means}) > 1 or (shifts and means[0].is_sum):
+        raise build.refused(node, "it adds a sum over the samples of a batch to what is not summed over them")
+    if any(each in build.batched for each in others):
+        raise build.samples_meet(node)
+    shape = build.shape_dtype(node)[0]
+
+    def ranked(mean: Mean) -> str:
+        """The terms with a dim for each of the result's."""
+        missing = (1,) * (len(shape) - len(mean.shape))
+        return _in_shape(build, node, _per_batch(build, node, mean), (*missing, *mean.shape))
+
+    def terms() -> str:
+        left, right = (ranked(each) if isinstance(each, Mean) else each for each in (x, y))
+        return _combined(build, node, kind, left, right, (build.batch_size, *shape))
+
+    return Mean(node=node, terms=terms, shape=shape, is_sum=means[0].is_sum)
