@@ -4,32 +4,11 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from captured_data import BATCH, LENGTH, WIDTH, WORDS, images, linear, parameter, sequences, tokens, vectors
+from captured_losses import LOSSES
 from torch import nn
 
 from benchmarks.field.ordinary import ORDINARY
-
-BATCH, LENGTH, WIDTH, WORDS = 8, 6, 8, 12
-
-
-def vectors():
-    return _random(BATCH, WIDTH), _random(BATCH, WIDTH)
-
-
-def sequences():
-    return _random(BATCH, LENGTH, WIDTH), _random(BATCH, LENGTH, WIDTH)
-
-
-def tokens():
-    generator = torch.Generator().manual_seed(3)
-    return tuple(torch.randint(0, WORDS, (BATCH, LENGTH), generator=generator) for _ in range(2))
-
-
-def images():
-    return _random(BATCH, 2, 8, 8), torch.randint(0, 10, (BATCH,), generator=torch.Generator().manual_seed(3))
-
-
-def _random(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
 
 
 class Net(nn.Module):
@@ -47,14 +26,6 @@ class Net(nn.Module):
         if label.is_floating_point():
             return F.mse_loss(made, label)
         return F.cross_entropy(made.reshape(-1, made.shape[-1]), label.reshape(-1))
-
-
-def linear(inside=WIDTH, out=WIDTH):
-    return nn.Linear(inside, out)
-
-
-def parameter(*shape):
-    return nn.Parameter(torch.randn(shape) * 0.5)
 
 
 def noisy(m, x):
@@ -254,113 +225,6 @@ class Weights(nn.Module):
         return F.mse_loss(made + weights.sum((1, 3)).unsqueeze(-1), label)
 
 
-class Losses(nn.Module):
-    """A loss of a function of the module's own: `loss(made, x, label)`."""
-
-    def __init__(self, loss, out=WIDTH):
-        super().__init__()
-        self.loss, self.inside, self.out = loss, linear(), linear(out=out)
-        self.frozen = linear(out=out).requires_grad_(False)
-        self.register_buffer("weight", torch.linspace(0.5, 2.0, out))
-
-    def forward(self, x, label):
-        return self.loss(self, self.out(F.leaky_relu(self.inside(x), 0.2)), x, label)
-
-
-def classes():
-    return _random(BATCH, WIDTH), torch.tensor([0, 3, 1, 3, 2, 0, 3, 1])
-
-
-def variational(m, made, x, label):
-    """A VAE's: squared errors summed, plus the divergence's mean over the batch."""
-    mean, spread = made.chunk(2, -1)
-    divergence = torch.mean(-0.5 * torch.sum(1 + spread - mean.pow(2) - spread.exp(), dim=1), dim=0)
-    return F.mse_loss(made, label, reduction="sum") / x.size(0) + 0.3 * divergence
-
-
-def adversarial(m, made, x, label):
-    """The discriminator's, on real samples and on those of a generator that is cut off."""
-    bad = m.out(m.frozen(made).detach())
-    return 0.5 * (
-        F.binary_cross_entropy_with_logits(made, torch.ones_like(made))
-        + F.binary_cross_entropy_with_logits(bad, torch.zeros_like(bad))
-    )
-
-
-def distilled(m, made, x, label):
-    """A student that learns from a frozen teacher, from itself without gradients, and from labels."""
-    with torch.no_grad():
-        teacher, itself = m.frozen(x), m.out(x).softmax(-1)
-    near = F.kl_div(F.log_softmax(made / 2, -1), F.log_softmax(teacher / 2, -1), reduction="batchmean", log_target=True)
-    return 4 * near + 0.1 * F.cross_entropy(made, itself) + 0.5 * F.cross_entropy(made, label) - 0.2
-
-
-def regularised(m, made, x, label):
-    """A smooth loss, one of squares with a gradient to both sides, and a penalty on a weight."""
-    return (
-        F.smooth_l1_loss(made, label) + F.mse_loss(made, m.inside(x)) + 0.1 * m.inside.bias.pow(2).sum() - made.mean()
-    )
-
-
-LOSSES = {
-    "variational autoencoder": (lambda: Losses(variational), vectors),
-    "discriminator": (lambda: Losses(adversarial), vectors),
-    "distillation": (lambda: Losses(distilled), classes),
-    "sum of losses": (lambda: Losses(regularised), vectors),
-    "label smoothing": (
-        lambda: Losses(lambda m, made, x, label: F.cross_entropy(made, label, label_smoothing=0.1)), classes
-    ),
-    "class weights, smoothed, ignored": (
-        lambda: Losses(
-            lambda m, made, x, label: F.cross_entropy(
-                made, label, weight=m.weight, ignore_index=3, label_smoothing=0.1
-            )
-        ), classes
-    ),
-    "class weights": (
-        lambda: Losses(lambda m, made, x, label: 2 * F.cross_entropy(made, label, weight=m.weight)), classes
-    ),
-    "weighted nll_loss": (
-        lambda: Losses(lambda m, made, x, label: F.nll_loss(made.softmax(-1).log(), label, weight=m.weight)), classes
-    ),
-    "mean over what counts": (
-        lambda: Losses(
-            lambda m, made, x, label: (
-                (F.cross_entropy(made, label, reduction="none") * (label > 0)).sum() / (label > 0).sum()
-                + (made.pow(2).mean(-1) * (x[:, 0] > 0)).sum() / ((x[:, 0] > 0).sum() + 1e-8).clamp(min=1)
-                + made.abs().mean() * x.abs().mean() / (1 + x.mean())
-            )
-        ), classes
-    ),
-    "several means at once": (
-        lambda: Losses(
-            lambda m, made, x, label: (
-                (torch.stack([F.cross_entropy(made, label), made.pow(2).mean()]) * m.out.bias[:2].exp()).sum()
-                + 4 * (F.one_hot(made.argmax(-1), made.shape[-1]).to(x.dtype).mean(0) * made.softmax(-1).mean(0)).sum()
-                + (made.mean(0, keepdim=True) * made.detach().abs().mean(0))[0, 1]
-            )
-        ), classes
-    ),
-    "margins": (
-        lambda: Losses(
-            lambda m, made, x, label: F.triplet_margin_loss(made, x, m.out(x))
-            + 0.5 * F.cosine_embedding_loss(made, x, label.sign() * 2 - 1) + F.multi_margin_loss(made, label)
-        ), classes
-    ),
-    "a policy": (
-        lambda: Losses(
-            lambda m, made, x, label: -(torch.distributions.Categorical(logits=made).log_prob(label) * x[:, 0]).mean()
-            - 0.1 * torch.distributions.Normal(made, m.weight).entropy().mean()
-        ), classes
-    ),
-    "losses of every element": (
-        lambda: Losses(
-            lambda m, made, x, label: (F.cross_entropy(made, label, reduction="none") * x.pow(2).sum(-1)).mean()
-        ), classes
-    ),
-}  # fmt: skip
-
-
 def rows_of(name):
     """Random rows of the inputs of an ordinary module; whole numbers are below what any of them chooses from."""
     generator = torch.Generator().manual_seed(4)
@@ -460,6 +324,12 @@ MODULES = {
         lambda: Net(
             complex_rotations, q=linear(), k=linear(), o=linear(),
             table=torch.polar(torch.ones(9, 2), torch.outer(torch.arange(9.0), torch.tensor([1.0, 0.3]))),
+        ), sequences
+    ),
+    "Fourier transforms": (
+        lambda: Net(
+            lambda m, x: torch.fft.irfft(torch.fft.rfft(m.fc(x), dim=1) * torch.view_as_complex(m.w), n=LENGTH, dim=1)
+            + torch.fft.fftn(m.out(x), dim=(1, 2)).abs(), fc=linear(), out=linear(), w=parameter(4, WIDTH, 2),
         ), sequences
     ),
     "random numbers": (

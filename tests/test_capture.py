@@ -381,7 +381,7 @@ REFUSED = {
     "data-dependent shape": (
         mean_to(lambda m, x: m.fc(x[x[:, 0] > 0])), r"line \d+.*instead of an if or a boolean index"
     ),
-    "complex numbers": (mean_to(lambda m, x: torch.fft.fft(m.fc(x)).real), "fft_fft.* makes complex numbers"),
+    "complex inputs of a norm": (mean_to(lambda m, x: m.norm(torch.fft.fft(m.fc(x), dim=0).real)), "combines samples"),
     "gradient in the forward": (
         mean_to(lambda m, x: m.fc(x) + torch.autograd.grad(m.fc(x).sum(), m.fc.weight)[0]), "calls torch.autograd, but"
     ),
@@ -420,6 +420,16 @@ def test_unsupported_modules_are_refused(model):
     with pytest.raises(TwofoldError, match=message) as caught:
         capture(module, vectors())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:the loss does not depend on norm")
+def test_a_buffer_that_is_moved_to_where_it_is_is_not_changed():
+    def moved(module, x):
+        module.norm.running_mean = module.norm.running_mean.to(x.device)
+        return module.fc(x) + module.norm.running_mean
+
+    graph = capture(Ends(mean_to(moved), fc=nn.Linear(6, 6), norm=nn.BatchNorm1d(6)), vectors())
+    assert [each.name for each in graph.tensors.values() if each.kind == "constant"] == ["norm.running_mean"]
 
 
 @pytest.mark.parametrize("what", ["register_hook", "register_post_accumulate_grad_hook"])

@@ -4,7 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from captured_modules import Net, linear
+from captured_data import linear
+from captured_modules import Net
 from on_ranks import run_on_ranks
 from torch import nn
 

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from executor.capture.places import Places
-from executor.capture.values import Chosen, Mean, Transposed, Value
+from executor.capture.values import Chosen, Complex, Mean, Transposed, Value
 from executor.kernels.random import seed_of
 from executor.recompute import checkpointed
 from plans.model.graph import Attr, Operator, Tensor
@@ -223,3 +223,22 @@ class Building(Places):
         """The same of an operator of the graph; empty where no call of the model made it by itself."""
         node = self.made_by.get(operator)
         return "" if node is None else f" {self.where(node)}"
+
+    # -- complex values
+
+    def as_complex(self, node: fx.Node, x: str) -> Complex:
+        """A tensor [.., 2] as complex numbers."""
+        shape, dtype = self.tensors[x].shape[:-1], self.tensors[x].dtype
+
+        def part(at: int) -> str:
+            one = self.make(node, "narrow", (x,), shape=(*shape, 1), dtype=dtype, dim=len(shape), start=at)
+            return self.reshaped(node, one, shape)
+
+        return Complex(real=part(0), imaginary=part(1))
+
+    def as_real(self, node: fx.Node, x: Complex) -> str:
+        """Complex numbers as a tensor [.., 2], as `view_as_real` has it."""
+        tensor = self.tensors[x.real]
+        thin = [self.reshaped(node, part, (*tensor.shape, 1)) for part in (x.real, x.imaginary)]
+        shape, dim = (*tensor.shape, 2), len(tensor.shape)
+        return self.make(node, "concat", thin, shape=shape, dtype=tensor.dtype, dim=dim, sizes=(1, 1))

@@ -357,6 +357,9 @@ def _no_new_buffers(module: nn.Module) -> Iterator[None]:
     """Refuse a forward that sets a buffer: torch.export does not report it for submodules."""
 
     def refuse(owner: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+        held = owner._buffers.get(name)
+        if tensor is not None and held is not None and _is_same_memory(tensor, held):
+            return  # moved to the device on which it is: self.mask = self.mask.to(x.device)
         for path, part in module.named_modules():
             if part is owner:
                 raise TwofoldError(
@@ -370,6 +373,11 @@ def _no_new_buffers(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    same = one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return same and (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 A graph has real tensors alone. A complex value is a pair of tensors while a module is translated. Calls that rearrange
 elements apply to both, products and sums are written out. A complex buffer is a constant [.., 2], as `view_as_real` has
-it. The translation of a call without such a form ends in an error.
+it. Any other call, such as an FFT, is one opaque operator of tensors [.., 2].
 """
 
 from __future__ import annotations
@@ -82,15 +82,10 @@ def _conjugate(build: Translation, node: fx.Node, x: Complex) -> Value:
     return Complex(real=x.real, imaginary=build.make(node, "neg", (x.imaginary,)))
 
 
-def _as_real(build: Translation, node: fx.Node, x: Complex) -> Value:
-    """Both parts as a last dim of 2."""
-    shape, dtype = build.shape_dtype(node)
-    thin = [build.reshaped(node, part, (*shape[:-1], 1)) for part in (x.real, x.imaginary)]
-    return build.make(node, "concat", thin, shape=shape, dtype=dtype, dim=len(shape) - 1, sizes=(1, 1))
-
-
 _OWN: dict[str, Callable[..., Value]] = {
-    "mul": _product, "add": _sum, "sub": _sum, "conj": _conjugate, "_conj": _conjugate, "view_as_real": _as_real,
+    "mul": _product, "add": _sum, "sub": _sum, "conj": _conjugate, "_conj": _conjugate,
+    "view_as_real": lambda build, node, x: build.as_real(node, x),
+
     "real": lambda build, node, x: x.real, "imag": lambda build, node, x: x.imaginary,
     "resolve_conj": lambda build, node, x: x, "_assert_tensor_metadata": lambda build, node, *_, **__: None,
 }  # fmt: skip

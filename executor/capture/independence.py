@@ -178,7 +178,8 @@ def _results(call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
             made = run(torch.device("cpu"), *inputs)
     except (RuntimeError, IndexError, ValueError, NotImplementedError):
         return None
-    return tuple(made) if isinstance(made, tuple | list) else (made,)
+    results = made if isinstance(made, tuple | list) else (made,)
+    return tuple(torch.view_as_real(each) if each.is_complex() else each for each in results)
 
 
 @lru_cache(maxsize=1024)

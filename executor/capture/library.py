@@ -29,6 +29,11 @@ _LIBRARY.define(
     "recurrent(Tensor x, Tensor[] weights, Tensor[] states, str mode, bool bias, bool reverse) -> (Tensor, Tensor)"
 )
 
+_LIBRARY.define(
+    "ctc_loss(Tensor chances, Tensor labels, Tensor times, Tensor lengths, int blank, int reduction, bool infinite) "
+    "-> Tensor"
+)
+
 _EXPERTS = "_experts_implementation_internal"
 """Attribute of transformers' configurations that selects the implementation of experts."""
 
@@ -55,6 +60,7 @@ def in_other_forms(module: nn.Module) -> Iterator[None]:
         stack.enter_context(mock.patch.object(nn.EmbeddingBag, "forward", _bag))
         with torch.device("meta"):
             torch.empty(0)  # torch then looks up, once, which functions a device is given to: torch's own torch.tensor
+        stack.enter_context(mock.patch.object(torch, "ctc_loss", _ctc_loss))
         stack.enter_context(mock.patch.object(torch, "tensor", _filled))
         stack.enter_context(mock.patch.object(Tensor, "__getitem__", _part))
         stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_args", False))
@@ -136,6 +142,28 @@ def _recurrent(self: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Tensor, An
     last = torch.stack(made[0])
     input = input if self.batch_first else input.transpose(0, 1)
     return input, (last, torch.stack(made[1])) if self.mode == "LSTM" else last
+
+
+@torch.library.impl(_LIBRARY, "ctc_loss", "CompositeExplicitAutograd")
+def _shape_of_ctc_loss(chances: Tensor, *rest: Any) -> Tensor:
+    return chances.new_empty(() if rest[4] else chances.shape[1:2])
+
+
+def _ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Tensor:  # fmt: skip
+    """torch's own has no shape on the meta device. Lengths are made a tensor."""
+    if log_probs.dim() != 3 or targets.dim() != 2:
+        raise TwofoldError("a CTC loss needs log_probs [time, batch, classes] and padded targets [batch, labels]")
+    lengths = []
+    for given in (input_lengths, target_lengths):
+        if not isinstance(given, Tensor):
+            if len(set(given)) != 1:
+                raise TwofoldError("the lengths of a CTC loss must be a tensor, an input of the forward, unless equal")
+            given = torch.full((len(given),), given[0], dtype=torch.int64, device=log_probs.device)
+        lengths.append(given)
+    return torch.ops.twofold.ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
 
 
 def _bag(

@@ -87,6 +87,26 @@ def _loss_of_samples(build: Translation, node: fx.Node, *_: Any, **__: Any) -> V
     return _reduced(build, node, lambda: str(aten_operators(build, node, args, kwargs, result)), reduction)
 
 
+@rule("twofold.ctc_loss.default")
+def _ctc_loss(build: Translation, node: fx.Node, *given: Any) -> Value:
+    """torch's own call for each sample; the mean is over the samples, each by its number of labels."""
+    shape, dtype = build.shape_dtype_of(node, node.args[0].meta["val"][0, :, 0])  # type: ignore[union-attr]
+    _, _, _, lengths, _, reduction, infinite = given
+    args = (*node.args[:5], _REDUCTIONS.index("none"), infinite)
+
+    def terms() -> str:
+        result = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+        made = str(aten_operators(build, node, args, {}, result, "aten.ctc_loss.Tensor", 0))
+        if _REDUCTIONS[reduction] != "mean":
+            return made
+        counts = build.make(
+            node, "clamp", (build.cast(node, build.plain(node, lengths), dtype),), shape=shape, dtype=dtype, min=1
+        )
+        return build.make(node, "div", (made, counts), shape=shape, dtype=dtype)
+
+    return _reduced(build, node, terms, reduction)
+
+
 # -- losses of classes -------------------------------------------------------------------------------------------------
 
 

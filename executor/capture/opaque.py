@@ -19,7 +19,7 @@ from torch import fx
 from executor.capture.independence import Call, Read, dims_of, samples_meet
 from executor.capture.masks import calls_of, value_of
 from executor.capture.translation import Translation
-from executor.capture.values import Unreadable, Value
+from executor.capture.values import Complex, Unreadable, Value
 from executor.kernels.sources import computed_value
 from plans.operators.sources import MAX_OPAQUE_INPUTS
 
@@ -50,12 +50,14 @@ def opaque(build: Translation, node: fx.Node) -> Value:
 
 
 def aten_operators(
-    build: Translation, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any
-) -> Value:
+    build: Translation, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any, target: str = "",
+    place: int | None = None,
+) -> Value:  # fmt: skip
     """The opaque operators of the aten operator that a node calls, given these arguments.
 
     Args:
         results: its result or results, on the meta device.
+        target, place: another operator than the one that the node calls, and the dim of its result that is the batch.
     """
     read, arguments = _written(build, node, args, kwargs)
     if len(read) > MAX_OPAQUE_INPUTS:
@@ -66,8 +68,8 @@ def aten_operators(
              batch=build.batched.get(name) if build.tensors[name].shape else None)
         for name in read
     )  # fmt: skip
-    call = Call(target=str(node.target), arguments=arguments, inputs=tensors)
-    places = _places(build, node, len(results) if several else 0)
+    call = Call(target=target or str(node.target), arguments=arguments, inputs=tensors)
+    places = [place] if target else _places(build, node, len(results) if several else 0)
     if samples_meet(call, places):
         raise build.refused(
             node,
@@ -84,6 +86,7 @@ def aten_operators(
         if not isinstance(result, torch.Tensor):
             raise build.refused(node, f"it makes {result!r}; operators return tensors")
         shape, dtype = build.shape_dtype_of(node, result)
+        shape = (*shape, 2) if result.is_complex() else shape
         dims = dims_of(call, which, shape, place=places[index])
         if not any(each.islower() for each in dims):
             warnings.warn(
@@ -92,7 +95,8 @@ def aten_operators(
                 stacklevel=2,
             )
         attrs: dict[str, Any] = {"target": call.target, "arguments": arguments, "result": which, "dims": dims}
-        made.append(build.make(node, "opaque", read, shape=shape, dtype=dtype, **attrs))
+        name = build.make(node, "opaque", read, shape=shape, dtype=dtype, **attrs)
+        made.append(build.as_complex(node, name) if result.is_complex() else name)
     return tuple(made) if several else made[0]
 
 
@@ -180,10 +184,12 @@ def _written(build: Translation, node: fx.Node, args: tuple[Any, ...], kwargs: d
 
     def written(argument: Any) -> Any:
         if isinstance(argument, fx.Node):
-            name = build.plain(node, build.held(node, argument))
+            value = build.held(node, argument)
+            is_complex = isinstance(value, Complex)
+            name = build.as_real(node, value) if isinstance(value, Complex) else build.plain(node, value)
             if name not in read:
                 read.append(name)
-            return {"tensor": read.index(name)}
+            return {"tensor": read.index(name)} | ({"complex": True} if is_complex else {})
         return as_json(argument, written)
 
     try:

@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
-import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -130,16 +129,6 @@ class Translation(Building):
         self.tensors[name] = Tensor(name=name, shape=shape, dtype=dtype, kind=kind)
         return self.as_complex(node, name) if is_complex else name
 
-    def as_complex(self, node: fx.Node, x: str) -> Complex:
-        """A tensor [.., 2] as complex numbers."""
-        shape, dtype = self.tensors[x].shape[:-1], self.tensors[x].dtype
-
-        def part(at: int) -> str:
-            one = self.make(node, "narrow", (x,), shape=(*shape, 1), dtype=dtype, dim=len(shape), start=at)
-            return self.reshaped(node, one, shape)
-
-        return Complex(real=part(0), imaginary=part(1))
-
     # -- the calls
 
     def _run(self, exported: ExportedProgram) -> Value:
@@ -169,34 +158,15 @@ class Translation(Building):
                 return Unreadable(reason=str(error))
 
     def _call(self, node: fx.Node) -> Value:
-        made, reads = node.meta.get("val"), [self.values.get(each) for each in node.all_input_nodes]
-        is_complex = isinstance(made, torch.Tensor) and made.is_complex()
-        is_known = str(node.target) in self.rules or any(isinstance(each, Complex) for each in reads)
-        value = self._translated(node) if is_known or not is_complex else None
-        if is_complex and not isinstance(value, Complex):
-            raise self.refused(node, "it makes complex numbers, which only products, sums and views may make")
-        return value
-
-    def _translated(self, node: fx.Node) -> Value:
         target = str(node.target) if node.target is not python_operator.getitem else "getitem"
         if (changed := node.meta.get(CHANGES)) is not None:
             return self._change_of_state(node, str(self.values[changed]))
-        rule = self.rules.get(target)
-        if any(isinstance(self.values.get(each), Complex) for each in node.all_input_nodes) and target != "getitem":
-            if (rule := self.complex_rule(target)) is None:
-                raise self.refused(node, "it reads complex numbers, which only products, sums and views may read")
-        elif rule is None:
+        is_complex = target != "getitem" and any(isinstance(each, Complex) for each in self._read_by(node))
+        rule = self.complex_rule(target) if is_complex else self.rules.get(target)
+        if rule is None:
             return self.fallback(self, node)
         args, kwargs = self.held(node, tuple(node.args)), self.held(node, dict(node.kwargs))
-        tensors = _flat(args)
-        means = [each for each in tensors if isinstance(each, Mean)]
-        meets = any(each in self.batched for each in tensors if isinstance(each, str))
-        if means and (of_means_rule := self.rules.get(of_means(target))) is not None:
-            rule = of_means_rule
-        elif means and not meets:
-            args = _mapped(args, lambda each: self.of_batch(node, each) if isinstance(each, Mean) else each)
-        elif means or (meets and any(each in self.shared for each in tensors if isinstance(each, str))):
-            rule = _of_all_samples
+        rule, args = self._with_means(node, rule, args)
         try:
             inspect.signature(rule).bind(self, node, *args, **kwargs)
         except TypeError as error:
@@ -204,9 +174,25 @@ class Translation(Building):
         try:
             return rule(self, node, *args, **kwargs)
         except TwofoldError as error:
-            if means or rule is _of_all_samples:
+            if rule is _of_all_samples:
                 raise
             return self._as_torch(node, error)
+
+    def _read_by(self, node: fx.Node) -> list[Value]:
+        return [self.values.get(each) for each in node.all_input_nodes]
+
+    def _with_means(self, node: fx.Node, rule: Rule, args: tuple[Any, ...]) -> tuple[Rule, tuple[Any, ...]]:
+        """The rule of a call that may read what is made of all samples, and its arguments."""
+        tensors = _flat(args)
+        means = [each for each in tensors if isinstance(each, Mean)]
+        meets = any(each in self.batched for each in tensors if isinstance(each, str))
+        if means and (of_means_rule := self.rules.get(of_means(str(node.target)))) is not None:
+            return of_means_rule, args
+        if means and not meets:
+            return rule, _mapped(args, lambda each: self.of_batch(node, each) if isinstance(each, Mean) else each)
+        if means or (meets and any(each in self.shared for each in tensors if isinstance(each, str))):
+            return _of_all_samples, args
+        return rule, args
 
     def _as_torch(self, node: fx.Node, error: TwofoldError) -> Value:
         """A call in a form that its rule refuses, as torch's own operator.
@@ -214,7 +200,7 @@ class Translation(Building):
         Raises:
             TwofoldError: the rule's error, where that does not work either.
         """
-        if any(isinstance(self.values.get(each), Mean | Complex) for each in node.all_input_nodes):
+        if any(isinstance(each, Mean | Complex) for each in self._read_by(node)):
             raise error
         try:
             return self.fallback(self, node)

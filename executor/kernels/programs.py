@@ -29,7 +29,7 @@ def aten_call(target: str, arguments: str) -> Callable[..., Any]:
     Args:
         target: its name, such as "aten.cumsum.default".
         arguments: positional and named arguments as JSON, with {"tensor": i}, {"device": true}, {"torch": name}
-            and {"number": "-inf"}.
+            and {"number": "-inf"}; {"tensor": i, "complex": true} is a tensor [.., 2] as complex numbers.
 
     Raises:
         TwofoldError: this version of torch has no such operator.
@@ -48,7 +48,8 @@ def aten_call(target: str, arguments: str) -> Callable[..., Any]:
             return [held(each, device, inputs) for each in value]
         if isinstance(value, dict):
             if "tensor" in value:
-                return inputs[value["tensor"]]
+                given = inputs[value["tensor"]]
+                return torch.view_as_complex(given.contiguous()) if "complex" in value else given
             if "number" in value:
                 return float(value["number"])
             return device if "device" in value else getattr(torch, value["torch"])

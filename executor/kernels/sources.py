@@ -67,7 +67,7 @@ def _calls(calls: str) -> tuple[Callable[..., Any], ...]:
 def _result(attrs: Attrs, device: torch.device, inputs: tuple[Tensor, ...]) -> Tensor:
     made, which = aten_call(attrs["target"], attrs["arguments"])(device, *inputs), attrs.get("result", -1)
     chosen: Tensor = made if which < 0 else made[which]
-    return chosen
+    return torch.view_as_real(chosen) if chosen.is_complex() else chosen
 
 
 def opaque(context: OpContext, attrs: Attrs, *inputs: Tensor) -> Tensor:

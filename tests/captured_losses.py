@@ -1,0 +1,121 @@
+"""Losses as users write them, for tests of capture: `LOSSES` has each with its data."""
+
+import torch
+import torch.nn.functional as F
+from captured_data import BATCH, WIDTH, drawn, linear, vectors
+from torch import nn
+
+
+class Losses(nn.Module):
+    """A loss of a function of the module's own: `loss(made, x, label)`."""
+
+    def __init__(self, loss, out=WIDTH):
+        super().__init__()
+        self.loss, self.inside, self.out = loss, linear(), linear(out=out)
+        self.frozen = linear(out=out).requires_grad_(False)
+        self.register_buffer("weight", torch.linspace(0.5, 2.0, out))
+
+    def forward(self, x, label):
+        return self.loss(self, self.out(F.leaky_relu(self.inside(x), 0.2)), x, label)
+
+
+def classes():
+    return drawn(BATCH, WIDTH), torch.tensor([0, 3, 1, 3, 2, 0, 3, 1])
+
+
+def variational(m, made, x, label):
+    """A VAE's: squared errors summed, plus the divergence's mean over the batch."""
+    mean, spread = made.chunk(2, -1)
+    divergence = torch.mean(-0.5 * torch.sum(1 + spread - mean.pow(2) - spread.exp(), dim=1), dim=0)
+    return F.mse_loss(made, label, reduction="sum") / x.size(0) + 0.3 * divergence
+
+
+def adversarial(m, made, x, label):
+    """The discriminator's, on real samples and on those of a generator that is cut off."""
+    bad = m.out(m.frozen(made).detach())
+    return 0.5 * (
+        F.binary_cross_entropy_with_logits(made, torch.ones_like(made))
+        + F.binary_cross_entropy_with_logits(bad, torch.zeros_like(bad))
+    )
+
+
+def distilled(m, made, x, label):
+    """A student that learns from a frozen teacher, from itself without gradients, and from labels."""
+    with torch.no_grad():
+        teacher, itself = m.frozen(x), m.out(x).softmax(-1)
+    near = F.kl_div(F.log_softmax(made / 2, -1), F.log_softmax(teacher / 2, -1), reduction="batchmean", log_target=True)
+    return 4 * near + 0.1 * F.cross_entropy(made, itself) + 0.5 * F.cross_entropy(made, label) - 0.2
+
+
+def regularised(m, made, x, label):
+    """A smooth loss, one of squares with a gradient to both sides, and a penalty on a weight."""
+    return (
+        F.smooth_l1_loss(made, label) + F.mse_loss(made, m.inside(x)) + 0.1 * m.inside.bias.pow(2).sum() - made.mean()
+    )
+
+
+LOSSES = {
+    "variational autoencoder": (lambda: Losses(variational), vectors),
+    "discriminator": (lambda: Losses(adversarial), vectors),
+    "distillation": (lambda: Losses(distilled), classes),
+    "sum of losses": (lambda: Losses(regularised), vectors),
+    "label smoothing": (
+        lambda: Losses(lambda m, made, x, label: F.cross_entropy(made, label, label_smoothing=0.1)), classes
+    ),
+    "class weights, smoothed, ignored": (
+        lambda: Losses(
+            lambda m, made, x, label: F.cross_entropy(
+                made, label, weight=m.weight, ignore_index=3, label_smoothing=0.1
+            )
+        ), classes
+    ),
+    "class weights": (
+        lambda: Losses(lambda m, made, x, label: 2 * F.cross_entropy(made, label, weight=m.weight)), classes
+    ),
+    "weighted nll_loss": (
+        lambda: Losses(lambda m, made, x, label: F.nll_loss(made.softmax(-1).log(), label, weight=m.weight)), classes
+    ),
+    "mean over what counts": (
+        lambda: Losses(
+            lambda m, made, x, label: (
+                (F.cross_entropy(made, label, reduction="none") * (label > 0)).sum() / (label > 0).sum()
+                + (made.pow(2).mean(-1) * (x[:, 0] > 0)).sum() / ((x[:, 0] > 0).sum() + 1e-8).clamp(min=1)
+                + made.abs().mean() * x.abs().mean() / (1 + x.mean())
+            )
+        ), classes
+    ),
+    "CTC": (
+        lambda: Losses(
+            lambda m, made, x, label: F.ctc_loss(
+                made.view(len(x), 2, -1).log_softmax(-1).transpose(0, 1), label.view(-1, 1).clamp(min=1, max=1),
+                torch.full((len(x),), 2), (label > 1).long()
+            )
+        ), classes
+    ),
+    "several means at once": (
+        lambda: Losses(
+            lambda m, made, x, label: (
+                (torch.stack([F.cross_entropy(made, label), made.pow(2).mean()]) * m.out.bias[:2].exp()).sum()
+                + 4 * (F.one_hot(made.argmax(-1), made.shape[-1]).to(x.dtype).mean(0) * made.softmax(-1).mean(0)).sum()
+                + (made.mean(0, keepdim=True) * made.detach().abs().mean(0))[0, 1]
+            )
+        ), classes
+    ),
+    "margins": (
+        lambda: Losses(
+            lambda m, made, x, label: F.triplet_margin_loss(made, x, m.out(x))
+            + 0.5 * F.cosine_embedding_loss(made, x, label.sign() * 2 - 1) + F.multi_margin_loss(made, label)
+        ), classes
+    ),
+    "a policy": (
+        lambda: Losses(
+            lambda m, made, x, label: -(torch.distributions.Categorical(logits=made).log_prob(label) * x[:, 0]).mean()
+            - 0.1 * torch.distributions.Normal(made, m.weight).entropy().mean()
+        ), classes
+    ),
+    "losses of every element": (
+        lambda: Losses(
+            lambda m, made, x, label: (F.cross_entropy(made, label, reduction="none") * x.pow(2).sum(-1)).mean()
+        ), classes
+    ),
+}  # fmt: skip
