@@ -159,7 +159,16 @@ def test_the_proven_plan_is_the_saved_plan(layers: tuple[int, ...] | None, tmp_p
 
 def test_a_searched_configuration_always_states_its_layers() -> None:
     config = transformer_config("gpt2", tied=False, num_layers=6, seq=128)
-    answer = solve(Problem(config=config, machine=MACHINE, num_devices=8, global_batch=8, pins=Pins(pp=4)), keep=5)
+    answer = solve(
+        Problem(
+            config=config,
+            machine=MACHINE,
+            num_devices=8,
+            global_batch=8,
+            pins=Pins(pp=4, recompute="none", micro_batch=1),
+        ),
+        keep=5,
+    )
     for each in answer.plans:
         assert each.degrees.layers is not None
         plan = plan_of(each.degrees, transformer(config, batch_size=8))
