@@ -115,7 +115,10 @@ def sentences(config: TransformerConfig, values: dict[str, Any], tmp_path: Path,
     ):  # fmt: skip
         capsys.readouterr()
         assert main([*command, *shape, *as_flags(values, names)]) == 2
-        told[command[0]] = capsys.readouterr().err.strip().removeprefix("error: ")
+        said = capsys.readouterr().err.strip().removeprefix("error: ")
+        if said.startswith("--"):  # the limit of an option itself, checked before the others
+            said = said.removeprefix("--").replace("must be at least", "must be a whole number of at least")
+        told[command[0]] = said
     return told
 
 
