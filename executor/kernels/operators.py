@@ -7,6 +7,7 @@ in that order; "<kind>.grad012" makes several of them together.
 
 from collections.abc import Mapping
 
+from executor.kernels.activations import ACTIVATION_RULES
 from executor.kernels.attention import ATTENTION_RULES
 from executor.kernels.context import Rule
 from executor.kernels.elementwise import ELEMENTWISE_RULES
@@ -25,6 +26,7 @@ from executor.kernels.sources import SOURCE_RULES
 __all__ = ["OPERATOR_RULES"]
 
 OPERATOR_RULES: Mapping[str, Rule] = {
+    **ACTIVATION_RULES,
     **ATTENTION_RULES,
     **ELEMENTWISE_RULES,
     **EXPERT_RULES,
