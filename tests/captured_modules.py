@@ -362,6 +362,15 @@ ONE_RANK = {
 """More of them, for one rank alone: what is special of them is how they are captured."""
 
 
+ON_RANKS = (
+    "several means at once", "sequence first", "random numbers", "a class for every pixel", "Fourier transforms",
+    "choice by the data", "own gradients", "experts by bmm", "convolutions", "batch norm",
+    "lists as an index, biases of heads", "class weights, smoothed, ignored", "transformer layer, norm first",
+    "recurrent", "complex rotations", "mean over what counts", "CTC",
+)  # fmt: skip
+"""Modules that have, between them, every kind of operator that is in `MODULES`."""
+
+
 def made(name):
     """The module with its initial values, and a batch."""
     make, data = (MODULES | ONE_RANK)[name]

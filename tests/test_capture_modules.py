@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from captured_modules import MODULES, ONE_RANK, made
+from captured_modules import MODULES, ON_RANKS, ONE_RANK, made
 from on_ranks import run_on_ranks
 from random_plans import _strategy
 
@@ -92,7 +92,7 @@ def drawn(name):
 
 def work(rank, folder):
     """Ranks need the plan only: the module is captured once, by the test."""
-    for name in MODULES:
+    for name in ON_RANKS:
         plan = load_plan(folder / f"{name}.json")
         with np.load(folder / f"{name}.values.npz") as values, np.load(folder / f"{name}.batch.npz") as batch:
             batches, parameters = [dict(batch)] * NUM_STEPS, dict(values)
@@ -108,7 +108,7 @@ def on_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*every rank computes all of it")
-        plans = {name: drawn(name) for name in MODULES}
+        plans = {name: drawn(name) for name in ON_RANKS}
     for name, (module, batch, plan) in plans.items():
         save_plan(plan, folder / f"{name}.json")
         np.savez(folder / f"{name}.values.npz", **values(plan.graph, module))
@@ -118,7 +118,7 @@ def on_ranks(tmp_path_factory):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", ON_RANKS)
 def test_ranks_train_as_torch(on_ranks, name):
     """Random strategies, dropout included, split over four gloo ranks."""
     folder, plans = on_ranks
