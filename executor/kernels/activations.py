@@ -67,6 +67,7 @@ _FUNCTIONS: Mapping[str, _Function] = {
     "tanh": _Function(torch.tanh, _aten.tanh_backward),
     "sigmoid": _Function(torch.sigmoid, _aten.sigmoid_backward),
     "exp": _Function(torch.exp, torch.mul),
+    "expm1": _Function(torch.expm1, lambda g, y: torch.addcmul(g, g, y)),
     "sqrt": _Function(torch.sqrt, lambda g, y: (g / y).mul_(0.5)),
     "rsqrt": _Function(torch.rsqrt, lambda g, y: (g * y**3).mul_(-0.5)),
     # the gradient reads the input
@@ -74,6 +75,8 @@ _FUNCTIONS: Mapping[str, _Function] = {
     "silu": _Function(F.silu, _aten.silu_backward),
     "abs": _Function(torch.abs, lambda g, x: g * torch.sgn(x)),
     "log": _Function(torch.log, torch.div),
+    "log1p": _Function(torch.log1p, lambda g, x: g / (1 + x)),
+    "log_sigmoid": _Function(F.logsigmoid, lambda g, x: torch.sigmoid(-x).mul_(g)),
     "sin": _Function(torch.sin, lambda g, x: torch.cos(x).mul_(g)),
     "cos": _Function(torch.cos, lambda g, x: torch.sin(x).mul_(g).neg_()),
     "erf": _Function(torch.erf, _erf_grad),
