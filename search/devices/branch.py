@@ -48,7 +48,7 @@ _CONTENTION_MARGIN = 0.001
 """Assumed largest relative excess of a step without contention over its forecast, unless the search saw a larger
 one."""
 
-_DIVES = 8
+_DIVES = 4
 """Meshes with the least bounds that are followed down to one configuration each before the search."""
 
 _MOST_IN_DIVE = 24
