@@ -145,11 +145,27 @@ def test_turning_a_knob_is_the_what_if_of_that_value(program):
 
 
 def test_checkpoints_and_failures_are_knobs_where_they_are_given(program):
-    base = WhatIf(checkpoints=Checkpoints(every_steps=10, write_Bps=1e9), failures=Failures(device_mtbf_s=1e5))
-    of = Scenarios(program=program, machine=small_machine(8), num_steps=1).outcome
-    knobs = {each.knob for each in sensitivity(of, small_machine(8), base)}
-    wanted = {"steps between checkpoints", "speed of writing checkpoints", "time between failures", "time of a restart"}
-    assert wanted <= knobs
+    """Each is the what-if of its figure, a half less and a half more."""
+    machine, figures = small_machine(8), {"every_steps": 10, "write_Bps": 1e9, "device_mtbf_s": 1e5, "restart_s": 60.0}
+    of = Scenarios(program=program, machine=machine, num_steps=1).outcome
+
+    def base(**changed):
+        every, write, mtbf, restart = (figures | changed).values()
+        return WhatIf(
+            checkpoints=Checkpoints(every_steps=every, write_Bps=write),
+            failures=Failures(device_mtbf_s=mtbf, restart_s=restart),
+        )
+
+    effects = {each.knob: each for each in sensitivity(of, machine, base(), by=0.5)}
+    for knob, figure in {
+        "steps between checkpoints": "every_steps", "speed of writing checkpoints": "write_Bps",
+        "time between failures": "device_mtbf_s", "time of a restart": "restart_s",
+    }.items():  # fmt: skip
+        less, more = (
+            of(base(**{figure: type(figures[figure])(figures[figure] * factor)})).goodput.effective_step_s
+            for factor in (0.5, 1.5)
+        )
+        assert (effects[knob].low_s, effects[knob].high_s) == (less, more) and less != more
 
 
 @pytest.mark.parametrize("by", [0.0, 1.0, -0.1, float("nan")])
