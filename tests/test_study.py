@@ -188,7 +188,7 @@ def test_a_stopped_study_resumes_and_computes_no_point_twice(study_file, capsys)
     assert sorted(json.loads(line)["key"] for line in written) == sorted(json.loads(line)["key"] for line in lines)
     assert main(["study", str(study_file), "--csv", str(study_file.with_suffix(".csv"))]) == 0
     said = capsys.readouterr().out
-    assert "0 points computed, 9 taken from earlier" in said and "3 points are impossible" in said
+    assert "0 points computed, 9 read from an earlier run" in said and "3 points are impossible" in said
     assert max(map(len, said.splitlines()[:8])) <= 100
 
 
