@@ -35,6 +35,17 @@ def _inline_all(owner: fx.GraphModule) -> None:
         if (call := _nested(owner, node)) is not None:
             _inline_all(call[0])
             _inline(owner.graph, node, *call)
+        elif str(node.target) == "wrap_with_autocast":
+            _place_like_first_call(owner, node)
+
+
+def _place_like_first_call(owner: fx.GraphModule, node: fx.Node) -> None:
+    """Let a nested graph, which is refused, stand in the line and the module of its first call."""
+    inner = getattr(owner, str(node.args[4].target))  # type: ignore[union-attr]
+    first = next((each for each in inner.graph.nodes if each.op == "call_function"), node)
+    for key in ("stack_trace", "nn_module_stack"):
+        if key in first.meta:
+            node.meta[key] = first.meta[key]
 
 
 def _nested(owner: fx.GraphModule, node: fx.Node) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
