@@ -392,7 +392,9 @@ class TensorLayout:
         """
         if self == other:
             return True
-        if len(self.dims) != len(other.dims) or set(self.mesh.rank_list) != set(other.mesh.rank_list):
+        if len(self.dims) != len(other.dims):
+            return False
+        if self.mesh is not other.mesh and set(self.mesh.rank_list) != set(other.mesh.rank_list):
             return False
         if bool(self.partial) != bool(other.partial) or self.split_counts != other.split_counts:
             return False

@@ -95,14 +95,14 @@ def transfer_links(
 @lru_cache(maxsize=1024)
 def pieces_links(machine: Machine, pieces: Pieces, item_bytes: int) -> Links:
     """The time of a transfer of several pairs at once; the pieces of a pair go as one message."""
-    sizes = {pair: elements * item_bytes for pair, elements in pieces.pairs.items()}
-    if not sizes:
+    if not (most_bytes := max(pieces.most_sent, pieces.most_received) * item_bytes):
         return Links(0, 0, 0)
-    pairs, size_bytes = np.array(list(sizes), dtype=np.int64).T, np.array(list(sizes.values()), dtype=np.int64)
+    ranks, _ = pieces.by_pair
+    pairs = ranks[ranks[:, 0] != ranks[:, 1]].T
     most_peers = max(int(np.bincount(end).max()) for end in pairs)
+    sizes = {pair: elements * item_bytes for pair, elements in pieces.pairs.items()}
     if machine.graph is not None:
         return _graph_pieces(machine, sizes, most_peers)
-    most_bytes = max(_largest_sum(end, size_bytes) for end in pairs)
     tier = int(pair_tiers(machine, *pairs).max())
     forwarded = any(link.rails for link in machine.links) and any(is_forwarded(machine, *pair) for pair in sizes)
     own = transfer_links(machine, most_peers, most_bytes, pair_group(tier), is_forwarded=forwarded)
@@ -123,13 +123,6 @@ def pair_tiers(machine: Machine, src_ranks: Ints, dst_ranks: Ints) -> Ints:
     for number in range(len(machine.links) - 1, -1, -1):
         found[src_ranks // machine.links[number].ranks == dst_ranks // machine.links[number].ranks] = number
     return found
-
-
-def _largest_sum(number: Ints, amount: Ints) -> int:
-    """The largest of the sums of the amounts of each number."""
-    found = np.zeros(int(number.max()) + 1, dtype=np.int64)
-    np.add.at(found, number, amount)
-    return int(found.max())
 
 
 def collective_claims(

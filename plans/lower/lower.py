@@ -117,10 +117,11 @@ class _Lowering:
     group_of_stage: list[int] = field(init=False)
     stage_of: Mapping[str, int] = field(init=False)
     loss: Operator = field(init=False)
+    num_ranks: int = field(init=False)
 
     def run(self) -> Program:
         plan = self.plan
-        self.micro = plan.slice_graph
+        self.micro, self.num_ranks = plan.slice_graph, plan.num_ranks
         self.stage_of = plan.stage_of()
         schedule = schedule_of(plan)
         groups = _groups(plan)
@@ -157,7 +158,7 @@ class _Lowering:
         tensors = {tensor.name: tensor for tensor in self.micro.parameters if tensor.name in homes}
         optimizer = OptimizerLowering(
             optimizer=self.plan.optimizer, mesh=mesh, table=table, parameters=tensors, homes=homes, reduced=reduced,
-            num_ranks=self.plan.num_ranks, step_check=self.plan.step_check,
+            num_ranks=self.num_ranks, step_check=self.plan.step_check,
         )  # fmt: skip
         places, accumulators = optimizer.allocate_parameters(), optimizer.accumulators()
         chunks = {

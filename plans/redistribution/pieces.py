@@ -72,25 +72,37 @@ class Pieces(Sequence[Piece]):
         return found
 
     @cached_property
+    def by_pair(self) -> tuple[_Ints, _Ints]:
+        """The distinct pairs of ranks in the order in which they come, shape (pairs, 2), and the elements of each.
+
+        A pair sends its pieces together; what a rank keeps is a pair of itself.
+        """
+        both = np.stack([self.src_ranks, self.dst_ranks], axis=1)
+        keys = both[:, 0] * (1 + both.max(initial=0)) + both[:, 1]
+        _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        return both[first[order]], _sums(number, self.num_elements)[order]
+
+    @cached_property
     def pairs(self) -> dict[tuple[int, int], int]:
-        """(sending rank, receiving rank) -> elements, without what a rank keeps; a pair sends its pieces together."""
-        found: dict[tuple[int, int], int] = {}
-        columns = (self.src_ranks.tolist(), self.dst_ranks.tolist(), self.num_elements.tolist())
-        for src, dst, elements in zip(*columns, strict=True):
-            if src != dst:
-                found[src, dst] = found.get((src, dst), 0) + elements
-        return found
+        """(sending rank, receiving rank) -> elements, without what a rank keeps."""
+        pairs, elements = self.by_pair
+        moved = pairs[:, 0] != pairs[:, 1]
+        return dict(zip(map(tuple, pairs[moved].tolist()), elements[moved].tolist(), strict=True))
+
+    @cached_property
+    def most_sent(self) -> int:
+        """The most elements that a rank sends to others."""
+        return self._most(self.src_ranks)
 
     @cached_property
     def most_received(self) -> int:
         """The most elements that a rank receives from others."""
+        return self._most(self.dst_ranks)
+
+    def _most(self, ranks: _Ints) -> int:
         moved = self.src_ranks != self.dst_ranks
-        if not moved.any():
-            return 0
-        _, number = np.unique(self.dst_ranks[moved], return_inverse=True)
-        received = np.zeros(int(number.max()) + 1, dtype=np.int64)
-        np.add.at(received, number, self.num_elements[moved])
-        return int(received.max())
+        return int(_sums(ranks[moved], self.num_elements[moved]).max(initial=0))
 
     def of_rank(self, rank: int, *, sends: bool) -> tuple[Piece, ...]:
         """The pieces that a rank sends to others, or receives from them."""
@@ -143,6 +155,13 @@ class Pieces(Sequence[Piece]):
 
     def __repr__(self) -> str:
         return f"Pieces({list(self._all)!r})"
+
+
+def _sums(number: _Ints, amount: _Ints) -> _Ints:
+    """The sum of the amounts of every number from 0 to the largest."""
+    found = np.zeros(1 + int(number.max(initial=-1)), dtype=np.int64)
+    np.add.at(found, number, amount)
+    return found
 
 
 NO_PIECES = Pieces()

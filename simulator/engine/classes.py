@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from plans.program import Instruction, Kind
-from plans.redistribution import Pieces
 from simulator.engine.exchange import Loads
 
-__all__ = ["Classes", "Pattern", "classes_of", "pairs_in_order"]
+__all__ = ["Classes", "Pattern", "classes_of"]
 
 _Ints = npt.NDArray[np.int64]
 _Colors = npt.NDArray[np.uint64]
@@ -50,7 +49,7 @@ class Pattern:
     @classmethod
     def of_transfer(cls, instruction: Instruction) -> Pattern:
         """The pattern of a SEND or RECV: a meeting for each pair of ranks, also of a rank with itself."""
-        return cls(instruction, pairs_in_order(instruction.pieces))
+        return cls(instruction, instruction.pieces.by_pair[0])
 
     @property
     def is_transfer(self) -> bool:
@@ -78,14 +77,6 @@ class Pattern:
             *map(np.ndarray.tobytes, columns),
             b"" if same_work else self.work_ps.tobytes(),
         )
-
-
-def pairs_in_order(pieces: Pieces) -> _Ints:
-    """The distinct (sending rank, receiving rank) of pieces in the order in which they come, shape (pairs, 2)."""
-    both = np.stack([pieces.src_ranks, pieces.dst_ranks], axis=1)
-    _, first = np.unique(both[:, 0] * (1 + both.max(initial=0)) + both[:, 1], return_index=True)
-    found: _Ints = both[np.sort(first)]
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,6 +102,9 @@ class Wires(Protocol):
     def claims(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> Claims:
         """The links that it shares with others."""
 
+    def works_ps(self, instruction: Instruction, members: npt.NDArray[np.int64], work_ps: int) -> npt.NDArray[np.int64]:
+        """`work_ps` of meetings whose members are the rows of `members`."""
+
     def loads(self, instruction: Instruction, members: npt.NDArray[np.int64], work_ps: npt.NDArray[np.int64]) -> Loads:
         """The claims of meetings whose members are the rows of `members`, and which take `work_ps` alone."""
 

@@ -20,7 +20,7 @@ from plans.layout import Layout
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program
 from plans.redistribution import Piece, Pieces
 from plans.timeline import Timeline
-from simulator.engine.classes import Pattern, classes_of, pairs_in_order
+from simulator.engine.classes import Pattern, classes_of
 from simulator.engine.exchange import Loads, Wires
 from simulator.engine.prices import CostOf, Priced
 
@@ -155,12 +155,16 @@ class _FoldedWires:
                 shares[color] = sum(of_all, Fraction(0))
         return tuple(shares.items())
 
-    def loads(self, instruction: Instruction, members: _Ints, work_ps: _Ints) -> Loads:
+    def works_ps(self, instruction: Instruction, members: _Ints, work_ps: int) -> _Ints:
         """Nothing is folded twice."""
         raise AssertionError("a folded program is not folded again")
 
+    def loads(self, instruction: Instruction, members: _Ints, work_ps: _Ints) -> Loads:
+        """As `works_ps`."""
+        raise AssertionError("a folded program is not folded again")
+
     def link_number(self, link: Hashable) -> int:
-        """As `loads`."""
+        """As `works_ps`."""
         raise AssertionError("a folded program is not folded again")
 
     def _original(
@@ -218,11 +222,7 @@ def _load(program: Program, patterns: Mapping[Hashable, Pattern], cost_of: CostO
             pattern = patterns[_key(instruction, group)]
             if pattern.instruction is not instruction:
                 continue
-            priced_ps = cost_of(instruction, group).work_ps
-            members = map(tuple, pattern.members.tolist())
-            pattern.work_ps = np.array(
-                [wires.work_ps(instruction, each, priced_ps) for each in members], dtype=np.int64
-            )
+            pattern.work_ps = wires.works_ps(instruction, pattern.members, cost_of(instruction, group).work_ps)
             if pattern.is_transfer:
                 pattern.work_ps[pattern.members[:, 0] == pattern.members[:, 1]] = 0
             pattern.loads = wires.loads(instruction, pattern.members, pattern.work_ps)
@@ -259,7 +259,7 @@ def _same_pairs(one: Pieces, other: Pieces, kind: Kind) -> bool:
     """Whether every rank has the same partners in the same order."""
 
     def by_rank(pieces: Pieces) -> _Ints:
-        pairs = pairs_in_order(pieces)
+        pairs, _ = pieces.by_pair
         return pairs[np.argsort(pairs[:, 0 if kind is Kind.SEND else 1], kind="stable")]
 
     return np.array_equal(by_rank(one), by_rank(other))

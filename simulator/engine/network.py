@@ -8,7 +8,6 @@ which its bytes fill the link, over the time that it takes alone (`costmodels.pr
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
@@ -23,7 +22,6 @@ from costmodels.price.sharing import claims_of
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 from plans.program import GroupProgram, Instruction, Kind, Program
-from plans.redistribution import Pieces
 from simulator.engine.exchange import Loads
 from simulator.engine.fluid import Claims
 from simulator.engine.link_change import LinkChange, graph_with, tiers_of
@@ -37,7 +35,6 @@ class Ports:
     """Every rank has one port, which its transfers share; nothing else is shared or changed."""
 
     def __init__(self) -> None:
-        self._busiest: dict[int, int] = {}
         self._links: dict[Hashable, int] = {}
         self._shares: dict[tuple[int, int], int] = {}
 
@@ -52,33 +49,27 @@ class Ports:
     def ports(self, instruction: Instruction, members: tuple[int, ...], tier: int = 0) -> Claims:
         """The claims of one pair on the ports of its ends: the pairs of a transfer side by side cost a full port."""
         src, dst = members
-        size, most = instruction.pieces.pairs.get((src, dst), 0), self._most(instruction.pieces)
+        pieces = instruction.pieces
+        size, most = pieces.pairs.get((src, dst), 0), max(pieces.most_sent, pieces.most_received)
         return ((("out", tier, src), Fraction(size, most)), (("in", tier, dst), Fraction(size, most))) if most else ()
 
-    def _most(self, pieces: Pieces) -> int:
-        """The most elements that one rank sends or receives."""
-        if id(pieces) not in self._busiest:
-            ends: Counter[tuple[str, int]] = Counter()
-            for (src, dst), size in pieces.pairs.items():
-                ends["out", src] += size
-                ends["in", dst] += size
-            self._busiest[id(pieces)] = max(ends.values(), default=0)
-        return self._busiest[id(pieces)]
+    def works_ps(self, instruction: Instruction, members: Ints, work_ps: int) -> Ints:
+        """The work of meetings whose members are the rows of `members`, as it was priced."""
+        return np.full(len(members), work_ps, dtype=np.int64)
 
     def loads(self, instruction: Instruction, members: Ints, work_ps: Ints) -> Loads:
         """The claims of meetings whose members are the rows of `members`, and which take `work_ps` alone."""
         if instruction.kind not in (Kind.SEND, Kind.RECV):
             return Loads.none()
-        return self.port_loads(instruction, members, work_ps, np.zeros(len(members), dtype=np.int64))
+        return self.port_loads(instruction, work_ps, np.zeros(len(members), dtype=np.int64))
 
-    def port_loads(self, instruction: Instruction, members: Ints, work_ps: Ints, tiers: Ints) -> Loads:
-        """The claims of pairs on ports into tiers."""
-        pairs = instruction.pieces.pairs
+    def port_loads(self, instruction: Instruction, work_ps: Ints, tiers: Ints) -> Loads:
+        """The claims of all pairs of a transfer on ports into tiers."""
+        pairs, elements = instruction.pieces.by_pair
         (meeting,) = np.nonzero(work_ps)
-        src, dst = members[meeting].T
-        sizes = np.array([pairs[pair] for pair in zip(src.tolist(), dst.tolist(), strict=True)], dtype=np.int64)
-        links = [_port_number(way, tiers[meeting], ranks) for way, ranks in (("out", src), ("in", dst))]
-        return Loads(np.tile(meeting, 2), np.concatenate(links), np.tile(sizes, 2))
+        ends = zip(("out", "in"), pairs[meeting].T, strict=True)
+        links = [_port_number(way, tiers[meeting], ranks) for way, ranks in ends]
+        return Loads(np.tile(meeting, 2), np.concatenate(links), np.tile(elements[meeting], 2))
 
     def loads_of_claims(self, claims: Iterable[Claims]) -> Loads:
         """The claims of meetings, in columns."""
@@ -174,9 +165,15 @@ class Network:
         if not self._changes and not self._shares_ways:  # then there are ports only
             if not is_transfer:
                 return Loads.none()
-            return self._ports.port_loads(instruction, members, work_ps, pair_tiers(self.machine, *members.T))
+            return self._ports.port_loads(instruction, work_ps, pair_tiers(self.machine, *members.T))
         rows = zip(map(tuple, members.tolist()), work_ps.tolist(), strict=True)
         return self._ports.loads_of_claims(self.claims(instruction, own, alone_ps) for own, alone_ps in rows)
+
+    def works_ps(self, instruction: Instruction, members: Ints, work_ps: int) -> Ints:
+        """`work_ps` of meetings whose members are the rows of `members`."""
+        if not self._changes:
+            return self._ports.works_ps(instruction, members, work_ps)
+        return np.array([self.work_ps(instruction, tuple(each), work_ps) for each in members.tolist()], dtype=np.int64)
 
     def link_number(self, link: Hashable) -> int:
         """The number of a link in `Loads`."""
