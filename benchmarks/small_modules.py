@@ -113,6 +113,7 @@ def main() -> int:
         return 0
     device = pick_device("auto")
     device.use()
+    torch.set_num_threads(1)  # as torchrun does; copies of a batch by several threads waited for each other
     sync, rows, errors = RankSync(device, 60.0), {}, {execution: list[float]() for execution in EXECUTIONS}
     for name in told:
         plan = plan_of(name)

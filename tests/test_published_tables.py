@@ -380,3 +380,50 @@ def test_rows_are_duplicates_only_if_all_their_figures_are_equal(tmp_path):
     found = validate(path)
     assert [row["row"] for row in found.rows] == [1, 1, 2, 2]
     assert [(each["row"], each["value"]) for each in found.skipped] == [(3, ""), (5, "many")]
+
+
+MORE_FORMS = {
+    # number and name of devices in one cell, nodes by their product, "none" for no degree
+    "Model,GPUs,TP,PP,MBS,GBS,Seq,s/step\nLlama-2-7B,16 x DGX H100,8,none,1,256,4096,3\n":
+        {"gpu_count": "128", "gpu_type": "16 x DGX H100", "metric": "iteration_time_s"},
+    "Model,Cluster,TP,MBS,GBS,Seq,time (s)\nLlama-2-7B,1x8 910B,8,1,64,4096,7\n":
+        {"gpu_count": "8", "metric": "iteration_time_s", "value": "7"},
+    "Model,GPU,GPUs,TP,MBS,GBS,Seq,s/step\nLlama-2-7B,910B,8,8,1,64,4096,7\n":
+        {"gpu_type": "910B", "gpu_count": "8"},
+    # a rate of a node of four devices
+    "Model,GPU,Nodes,GPUs/node,MBS,GBS,Seq,tokens/s/node\nLlama-2-7B,H200,2,4,1,64,4096,40000\n":
+        {"metric": "tokens_per_s_per_gpu", "value": "10000", "gpu_count": "8"},
+}  # fmt: skip
+"""Table -> cells of its row."""
+
+
+@pytest.mark.parametrize("text", MORE_FORMS)
+def test_devices_and_rates_in_other_forms(tmp_path, text):
+    (tmp_path / "a.csv").write_text(text)
+    (row,) = read_table(tmp_path / "a.csv")
+    assert MORE_FORMS[text].items() <= row.items()
+    assert len(validate(tmp_path / "a.csv").rows) == 1
+
+
+def test_runs_without_a_time_or_of_adapters_are_listed_with_the_reason(tmp_path):
+    (tmp_path / "a.csv").write_text(
+        "model,gpu,gpus,method,mbs,gbs,seq,s/step,MFU\nLlama-2-7B,H100,8,full,4,64,4096,OOM,-\n"
+        "Llama-2-7B,H100,8,QLoRA,1,64,4096,2,\nLlama-2-7B,H100,8,full,1,64,4096,4,-\n"
+    )
+    found = validate(tmp_path / "a.csv")
+    assert [row["reason"].split(";")[0] for row in found.skipped] == [
+        "nothing was measured: 'OOM'", "its task has 'qlora'"
+    ]  # fmt: skip
+    assert [row["row"] for row in found.rows] == [3]
+
+
+def test_a_precision_in_the_notes_and_experts_over_tensor_parallel_ranks_are_assumed():
+    row = {"model": "Mixtral 8x22B", "gpu_type": "H100", "gpu_count": "128", "tp": "4", "pp": "8", "ep": "8",
+           "micro_batch": "1", "global_batch": "256", "seq": "4096", "metric": "mfu_percent", "value": "40",
+           "source": "Megatron-Core", "notes": "EP folded into TP; linears in FP8 blockwise"}  # fmt: skip
+    case = case_of(row, 1)
+    assert "block" in case.stack and case.degrees.ep == 4
+    assert {"precision of the notes: fp8 blockwise", "ep 8 spans tensor-parallel ranks too: predicted as ep 4"} <= {
+        *case.assumed
+    }
+    assert "float8" not in case_of(row | {"ep": "4", "notes": "without FP8"}, 1).stack

@@ -89,7 +89,7 @@ def test_names_of_models():
      ({"recompute": "every 2nd token"}, "recompute"), ({"zero_level": "some"}, "none of 0 to 3"),
      ({"dp": "", "gpu_count": ""}, "dp is not stated"),
      ({"schedule": "interleaved"}, "vpp is not stated"), ({"sequence_parallel": "perhaps"}, "neither y nor n"),
-     ({"precision": "mxfp8"}, "mxfp8"), ({"notes": "linear layers in FP8"}, "fp8"), ({"task": "RLHF PPO"}, "rlhf"),
+     ({"precision": "mxfp8"}, "mxfp8"), ({"notes": "linear layers in int8"}, "int8"), ({"task": "RLHF PPO"}, "rlhf"),
      ({"interconnect": "PCIe Gen5", "gpu_type": "H200"}, "PCIe"),
      ({"notes": "no NVLink", "gpu_type": "H20"}, "no NVLink"),
      ({"interconnect": "NVLink; 0 Gb/s"}, "0 Gb/s"), ({"value": "1e-308"}, "not plausible"),

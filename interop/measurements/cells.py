@@ -131,13 +131,13 @@ class Cells:
         return int(found)
 
     def check_task(self) -> None:
-        words = self.words("task", "notes", "model")
+        words = self.words("task", "notes", "model", "source")
         task = self.words("task", "notes")
         if match := re.search(r"\b(rlhf|rlaif|ppo|grpo|dpo|reinforce\w*|reward model\w*|distillation)\b", task):
             raise Skip(f"its task has {match.group()!r}, which runs more than one model's training step")
         if match := re.search(r"\b(q?lora|peft|inference|decode|prefill|generation|serving)\b", words):
             raise Skip(f"its task has {match.group()!r}; pre-training of all weights is modelled")
-        for column in ("task", "notes", "model", "zero_level", "recompute"):
+        for column in ("task", "notes", "model", "zero_level", "recompute", "source"):
             if said := is_offloaded(self.text(column)):
                 raise Skip(f"its {column} speaks of {said!r}, which is not modelled", column)
 
@@ -149,12 +149,23 @@ class Cells:
         """
         text = self.text("precision")
         found = precision_named(text) if text else Precision()
+        told = self._narrow_in_notes()
+        if told and (found is None or not found.products):
+            text, found = told, precision_named(told)
+            self.assumed.append(f"precision of the notes: {told}")
         if found is None:
             raise Skip(
                 f"precision {text.lower()!r} is not modelled; modelled are bf16, fp16, fp32, TF32, FP8, MXFP8, NVFP4",
                 "precision",
             )
         return found
+
+    def _narrow_in_notes(self) -> str:
+        """The precision of 8 or 4 bits that the notes name, with its scaling; "" where there is none."""
+        words = self.words("notes")
+        match = re.search(r"\b(mxfp\w*|nvfp\w*|fp8|float8|fp4|int8)\b(?:[ -]*(?:row|block|tensor)\w*)?", words)
+        excluded = r"\b(no|not|without|w/o|instead of|vs\.?|than|disabled)[ a-z]{0,12}$"
+        return "" if match is None or re.search(excluded, words[: match.start()]) else match.group()
 
     def products(self, device: str) -> tuple[str, ...]:
         """The precisions of a block's products that a row may mean, the most plausible first; none: the block's own.
@@ -185,10 +196,6 @@ class Cells:
         found = self.precision()
         if self.products(device):
             return found.dtype
-        if match := re.search(r"\b(mxfp\w*|nvfp\w*|fp8|float8|fp4|int8)\b", self.words("notes")):
-            before = self.words("notes")[: match.start()]
-            if not re.search(r"\b(no|not|without|w/o|instead of|vs\.?|than|disabled)[ a-z]{0,12}$", before):
-                raise Skip(f"its notes speak of {match.group()!r}, which is not modelled")
         if found.dtype == "bfloat16" and device.startswith("v100"):
             raise Skip("precision bf16 on a V100, which has no bf16 products", "precision")
         if found.dtype:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from interop.measurements.numbers import number
 from interop.measurements.spellings import level_named, switch_named
 
-__all__ = ["NO_FSDP", "BadCell", "plain_row"]
+__all__ = ["NO_FSDP", "USUAL_NODE", "BadCell", "plain_row"]
 
 _WORDS = {
     "tp": r"tp|tensor|model", "pp": r"pp|pipeline", "dp": r"dp|data|fsdp", "cp": r"cp|context", "ep": r"ep|expert",
@@ -20,7 +20,13 @@ _WORDS = {
 _SHORT = {"tp": "tp", "pp": "pp", "dp": "dp", "fsdp": "dp", "cp": "cp", "ep": "ep", "vpp": "vpp", "vp": "vpp",
           "mbs": "micro_batch", "gbs": "global_batch"}  # fmt: skip
 
-_USUAL_NODE = 8
+USUAL_NODE = 8
+"""Devices of a node where nothing says how many."""
+
+_DEVICES = re.compile(
+    r"(\d+)(?: ?[x\u00d7*] ?(\d+)(?= *[x\u00d7* ]))?(?: ?[x\u00d7*] ?| +)(?:nvidia )?(?=([dh]gx[ -])?[a-z]|910)", re.I
+)
+"""Devices before their name: "64x A100", "128 A100", "1x8 910B", "16 x DGX H100" (of eight)."""
 
 NO_FSDP = "no fsdp"
 """Cell of a sharding level where a column "FSDP" has a 0."""
@@ -68,8 +74,9 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         made["precision"] = "float8" if switch_named(narrow) else f"float8 {narrow}"
     if switch_named(made.pop("offload", "")):
         made["notes"] = f"{made.get('notes', '')}; offload".strip("; ")
-    if found := re.match(r"(\d+) ?[x\u00d7*] ?(?=[a-z])", made.get("gpu_type", ""), re.I):
-        _fill(made, {"gpu_count": found.group(1)})
+    if found := _DEVICES.match(made.get("gpu_type", "")):
+        each = found.group(2) or (USUAL_NODE if found.group(3) else 1)
+        _fill(made, {"gpu_count": str(int(found.group(1)) * int(each))})
     counted = re.fullmatch(
         r"(\d+) ?(?:nodes?)? ?(?:[x\u00d7*] ?(\d+)?| ?(?=[a-z]+\d))(.*)", made.get("gpu_count", "").lower()
     )
@@ -81,7 +88,7 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     if each:
         made["notes"] = f"{made.get('notes', '')}; {_count('per_node', each)} GPUs per node".strip("; ")
     if nodes and not made.get("gpu_count"):
-        per = _count("per_node", each) if each else _USUAL_NODE
+        per = _count("per_node", each) if each else USUAL_NODE
         made["gpu_count"] = str(_count("nodes", nodes) * per)
     if not made.get("gpu_count") and made.get("dp"):
         made["gpu_count"] = str(_product(made, ("tp", "pp", "dp", "cp")))

@@ -163,6 +163,7 @@ class Figure:
         of_all: whether the rate is of all devices together.
         inverse: whether it is steps per second, or per the time that `factor` is the inverse of.
         hardware: whether operations of recomputation count.
+        of_node: whether the rate is of the devices of one node.
     """
 
     metric: str
@@ -170,6 +171,7 @@ class Figure:
     of_all: bool = False
     inverse: bool = False
     hardware: bool = False
+    of_node: bool = False
 
 
 _DEVICE = r"/(?:gpus?|devices?|chips?|npus?|cards?|accelerators?|dies?|ranks?|procs?|processors?|p)"
@@ -190,6 +192,7 @@ _STEP = r"(?:iter(?:ation)?s?|steps?|batch|its?)"
 _TIME = re.compile(
     rf"(?:avg|average|mean|median|train(?:ing)?|elapsed|e2e|end-?to-?end|wall-?clock)*"
     rf"(?:{_STEP}(?:time|latency|duration)|(?:time|latency)/{_STEP})(?P<unit>s|ms|min)?|(?P<unit2>s|ms|min)/{_STEP}"
+    r"|(?:elapsed)?time(?P<unit3>s|ms)"
 )
 _MEMORY = re.compile(
     r"(?:peak|max(?:imum)?)?(?:gpu|device|cuda|hbm|active|allocated|reserved|used)*"
@@ -221,6 +224,9 @@ def figure_named(words: str) -> Figure | None:
     low = re.sub(r"[ _.-]*\bper\b[ _.-]*|[ _]per[ _]", "/", low)
     low = re.sub(rf"^({_DEVICE})[ _-]*(.+)$", r"\2\1", low)  # "per-GPU TFLOPs"
     low = re.sub(r"^(.+)[(\[] *(total|aggregate|all (?:gpus|devices)) *[)\]]$", r"total \1", low)
+    if found := re.search(r"[ /]nodes?\b", low):
+        figure = figure_named(f"{low[: found.start()]}/device{low[found.end() :]}")
+        return None if figure is None or not figure.metric.endswith("_gpu") else replace(figure, of_node=True)
     if found := re.search(r"(?<=/)(min(?:ute)?|h(?:ou)?r?|day)s?\b", low):
         figure = figure_named(f"{low[: found.start()]}s{low[found.end() :]}")
         return None if figure is None else replace(figure, factor=figure.factor / _TIMES[found[1]])
@@ -240,7 +246,8 @@ def figure_named(words: str) -> Figure | None:
     if re.fullmatch(rf"{_STEP}/s", plain):
         return Figure(metric="iteration_time_s", inverse=True)
     if found := _TIME.fullmatch(plain):
-        return Figure(metric="iteration_time_s", factor=_SECONDS[found["unit"] or found["unit2"] or "s"])
+        unit = next((each for each in found.groups() if each), "s")
+        return Figure(metric="iteration_time_s", factor=_SECONDS[unit])
     if found := _MEMORY.fullmatch(plain):
         metric, factor = _BYTES[found["unit"]]
         return Figure(metric=metric, factor=factor)

@@ -48,7 +48,7 @@ def needed_fillings(row: Mapping[str, str]) -> list[Filling]:
 
 def _chunks(cells: Cells) -> Sequence[Filling]:
     schedule, chunks = schedule_named(cells.text("schedule"))
-    if cells.text("vpp") or chunks or not schedule.startswith("interleaved"):
+    if cells.text("vpp") or chunks or not schedule.startswith(("interleaved", "looped")):
         return []
     stages, layers = _count(cells, "pp"), _count(cells, "layers")
     counts = [each for each in _VIRTUAL if stages and layers % (stages * each) == 0][:_MOST_READINGS]

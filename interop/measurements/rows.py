@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -254,6 +255,10 @@ class _Reading(Mixtures):
         layers, hidden, heads = (
             self.count(cell, usual) for cell, usual in zip(cells, published or (None, None, None), strict=True)
         )
+        if not self.text("heads") and hidden % heads:
+            counts = [count for count in range(1, hidden + 1) if hidden % count == 0]
+            heads = min(counts, key=lambda count: abs(hidden / count - 128))
+            self.assumed.append(f"heads not stated: {heads}, of about 128 features")
         return layers, hidden, heads
 
     def vocab(self, usual: int, stack: str) -> int:
@@ -293,6 +298,9 @@ class _Reading(Mixtures):
             self.assumed.append("dp not stated: all devices that tp, pp and cp leave")
         if gpus and dp * tp * pp * cp != gpus:
             raise Skip(f"its degrees need {dp * tp * pp * cp} ranks, but it has {gpus} devices", "gpu_count")
+        if ep > 1 and dp % ep and dp * tp * cp % ep == 0:  # Megatron-core's folding (arXiv 2504.14960)
+            self.assumed.append(f"ep {ep} spans tensor-parallel ranks too: predicted as ep {math.gcd(ep, dp)}")
+            ep = math.gcd(ep, dp)
         batch = self.batch(dp, pp)
         micro = self.count("micro_batch", batch // dp if batch == dp else 0)
         if not micro:

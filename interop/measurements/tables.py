@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FIGURE, FROM_TITLE, ROW
-from interop.measurements.composed import BadCell, plain_row
+from interop.measurements.composed import USUAL_NODE, BadCell, plain_row
 from interop.measurements.devices import UnknownDevice, device_named, devices_meant
 from interop.measurements.grids import Grid, grids_of
 from interop.measurements.headers import (
@@ -30,7 +30,8 @@ from plans.reading import read_text
 
 __all__ = ["COLUMNS", "column_named", "read_table", "rows_of"]
 
-_NOTHING = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "oom", "out of memory", "oor", "x", "\u2717", "failed")
+_FAILED = ("oom", "out of memory", "oor", "failed")
+_NOTHING = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "x", "\u2717", *_FAILED)
 """Cells of a column of figures in which nothing was measured."""
 
 
@@ -89,6 +90,7 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
     _check([*columns, *told], headers, figures, table)
     order = sorted((place for place, column in enumerate(columns) if column), key=lambda place: rank_of(headers[place]))
     named = {column: headers[place] for place in reversed(order) for column in [columns[place]]}
+    order += [place for place, column in enumerate(columns) if not column and place not in {f.place for f in figures}]
     for place, row in enumerate(grid.rows, start=before + 1):
         made = _row(row, columns, order, headers, named, told)
         made[ROW] = str(place)
@@ -96,6 +98,10 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
         if not figures:
             yield _with_unit(made)
             continue
+        failed = [cell for cell in cells if cell.lower() in _FAILED]
+        if failed and all(cell.lower() in _NOTHING for cell in cells):
+            reason = f"nothing was measured: {failed[0]!r}"
+            yield {**made, BAD_COLUMN: "value", BAD_VALUE: failed[0], BAD_REASON: reason}
         for each in figures:
             if row[each.place].lower() not in _NOTHING:
                 own = made | ({"gpu_count": each.devices} if each.devices else {})
@@ -144,7 +150,13 @@ def _row(
         column, cell = columns[place], cells[place]
         if not cell:
             continue
-        if column == "gpu_type" and number(cell) is not None:  # a column "GPU" may count them
+        if column in _COUNTS and cell.lower() in ("none", "null", "not stated"):
+            continue
+        if not column and _TUNES.search(cell):  # of a column that is not known
+            column = "notes"
+        if not column:
+            continue
+        if column == "gpu_type" and number(cell) is not None and not _is_device(cell):  # "GPU" may count them
             column = "gpu_count"
         if column in ("source", "gpu_count") and "gpu_type" not in named and _is_device(cell):  # "System", "Cluster"
             column = "gpu_type"
@@ -168,6 +180,11 @@ def _row(
         found |= {BAD_COLUMN: bad.column, BAD_VALUE: bad.value, BAD_REASON: str(bad)}
     return found
 
+
+_COUNTS = ("tp", "pp", "dp", "cp", "ep", "vpp", "seq", "global_batch", "micro_batch", "kv_heads", "gpu_count")
+"""Columns of whole numbers, in which "none" means that nothing is stated."""
+
+_TUNES = re.compile(r"\b(q?lora|peft)\b", re.I)
 
 _BATCH_TOKENS = re.compile(r"tok|\(t\)")
 
@@ -244,6 +261,9 @@ def _measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | N
     made = {**row, "metric": figure.metric, "value": f"{value:.12g}"}
     if figure.hardware:
         made["notes"] = f"{made.get('notes', '')}; hardware FLOPs".strip("; ")
+    if figure.of_node:
+        told = re.search(r"(\d+) GPUs per node", row.get("notes", ""))
+        return made | {"value": f"{value / int(told.group(1) if told else USUAL_NODE):.12g}"}
     if not figure.of_all:
         return made
     devices = number(row.get("gpu_count", ""))

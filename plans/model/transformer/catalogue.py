@@ -43,6 +43,14 @@ _MODELS: dict[str, Callable[[], TransformerConfig]] = {
         "gpt2", 12, 768, 12, "Radford et al. 2019 (GPT-2), and openai/gpt-2's hparams.json of 124M", vocab=50_257,
         seq=1024,
     ),
+    "gpt2-medium": lambda: _gpt(
+        "gpt2-medium", 24, 1024, 16, "Radford et al. 2019 (GPT-2), and openai/gpt-2's hparams.json of 355M",
+        vocab=50_257, seq=1024,
+    ),
+    "gpt2-large": lambda: _gpt(
+        "gpt2-large", 36, 1280, 20, "Radford et al. 2019 (GPT-2), and openai/gpt-2's hparams.json of 774M",
+        vocab=50_257, seq=1024,
+    ),
     "gpt2-xl": lambda: _gpt(
         "gpt2-xl", 48, 1600, 25, "Radford et al. 2019 (GPT-2), and openai/gpt-2's hparams.json of 1558M", vocab=50_257,
         seq=1024,
