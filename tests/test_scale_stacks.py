@@ -127,7 +127,7 @@ def test_hosts_issue_more_for_sequence_parallel_blocks_and_split_backwards():
     stack, degrees = stack_named("torch"), Degrees(tp=2, pp=2, dp=2, global_batch=8, optimizer=OPTIMIZER)
     whole = {part: stack.block_host_s(degrees, part, reduces=True) for part in "FBIW"}
     split = {part: stack.block_host_s(replace(degrees, sequence_parallel=True), part, reduces=True) for part in "FBIW"}
-    assert whole["I"] + whole["W"] > 2 * whole["B"] and whole["I"] < whole["B"] < whole["W"]
+    assert whole["I"] + whole["W"] > 2 * whole["B"] and whole["I"] < 1.5 * whole["B"] < whole["W"]
     assert all(split[part] > whole[part] for part in "FBIW")
 
 

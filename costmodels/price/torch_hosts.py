@@ -73,10 +73,15 @@ HOSTS_US = {
     "third": ((453, 610), (476, 760), (2482, 5638), (2110, 1674), (1439, 1947), (1468, 3074), (1425, 2484)),
     "fourth": ((985, 765), (722, 1288), (3315, 5791), (1610, 1808), (1837, 800), (1518, 2300), (1499, 1769)),
     "fifth": ((749, 759), (321, 1069), (3700, 6614), (2726, 1699), (2131, 1165), (2831, 2321), (1078, 1772)),
+    "sixth": ((901, 1160), (799, 1524), (4008, 7879), (1746, 1830), (1878, 1411), (2083, 2870), (1561, 2367)),
+    "seventh": ((746, 963), (912, 1563), (5616, 11040), (3300, 3122), (2877, 2377), (3270, 4500), (3251, 2356)),
+    "eighth": ((696, 1679), (941, 1611), (4984, 8773), (2110, 2513), (2531, 2098), (2605, 3620), (2636, 2497)),
 }
 """Host microseconds of one Llama block, forward and backward, with tiny sizes: torch 2.11.0, 2026-11-21, kinds of
 dispatch in benchmarks/data (stacks torch, ddp, dtensor, fsdp2) on five hosts of several H200: h200-x1 and h200-x2,
-h200-x4, repeat-h200-x2-quick (which took fewer repeats), h200-third-x2, h200-third-x4."""
+h200-x4, repeat-h200-x2-quick (which took fewer repeats), h200-third-x2, h200-third-x4. The last three are hosts of
+H100s of 2026-11-25, measured by `calibrate --host` (benchmarks/results/peers_h100_fifth.json, hosts), whose ddp and
+dtensor are scaled."""
 
 PLAIN_HOSTS_US = ((410, 512), (371, 728), (452, 633))
 """The plain block on hosts of one H200: h200-third-x1, repeat-h200-x1-full, repeat-h200-x1-quick."""

@@ -98,14 +98,20 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
         if not figures:
             yield _with_unit(made)
             continue
-        failed = [cell for cell in cells if cell.lower() in _FAILED]
-        if failed and all(cell.lower() in _NOTHING for cell in cells):
-            reason = f"nothing was measured: {failed[0]!r}"
-            yield {**made, BAD_COLUMN: "value", BAD_VALUE: failed[0], BAD_REASON: reason}
+        if failed := _failure(cells):
+            reason = f"nothing was measured: {failed!r}"
+            yield {**made, BAD_COLUMN: "value", BAD_VALUE: failed, BAD_REASON: reason}
         for each in figures:
             if row[each.place].lower() not in _NOTHING:
                 own = made | ({"gpu_count": each.devices} if each.devices else {})
                 yield _measured(own, each.header, row[each.place], each.figure) | {FIGURE: repr((each.place, cells))}
+
+
+def _failure(cells: Sequence[str]) -> str:
+    """The cell that says why a row has no figure at all; "" where it has one, or no cell says so."""
+    if any(cell.lower() not in _NOTHING for cell in cells):
+        return ""
+    return next((cell for cell in cells if cell.lower() in _FAILED), "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,19 +153,10 @@ def _row(
     found: dict[str, str] = {}
     bad: BadCell | None = None
     for place in order:
-        column, cell = columns[place], cells[place]
-        if not cell:
-            continue
-        if column in _COUNTS and cell.lower() in ("none", "null", "not stated"):
-            continue
-        if not column and _TUNES.search(cell):  # of a column that is not known
-            column = "notes"
+        cell = cells[place]
+        column = _column_of(columns[place], cell, "gpu_type" in named)
         if not column:
             continue
-        if column == "gpu_type" and number(cell) is not None and not _is_device(cell):  # "GPU" may count them
-            column = "gpu_count"
-        if column in ("source", "gpu_count") and "gpu_type" not in named and _is_device(cell):  # "System", "Cluster"
-            column = "gpu_type"
         if column == "model":
             found[column] = _model(found.get(column, ""), cell, headers[place])
         elif column == "global_batch" and column in found and _BATCH_TOKENS.search(headers[place].lower()):
@@ -179,6 +176,23 @@ def _row(
     if bad is not None:
         found |= {BAD_COLUMN: bad.column, BAD_VALUE: bad.value, BAD_REASON: str(bad)}
     return found
+
+
+def _column_of(column: str, cell: str, names_device: bool) -> str:
+    """The column that a cell belongs to, given that of its header; "" where it says nothing.
+
+    Args:
+        names_device: whether another column names the device.
+    """
+    if not cell or (column in _COUNTS and cell.lower() in ("none", "null", "not stated")):
+        return ""
+    if not column:
+        return "notes" if _TUNES.search(cell) else ""
+    if column == "gpu_type" and number(cell) is not None and not _is_device(cell):  # a column "GPU" may count them
+        return "gpu_count"
+    if column in ("source", "gpu_count") and not names_device and _is_device(cell):  # "System", "Cluster"
+        return "gpu_type"
+    return column
 
 
 _COUNTS = ("tp", "pp", "dp", "cp", "ep", "vpp", "seq", "global_batch", "micro_batch", "kv_heads", "gpu_count")

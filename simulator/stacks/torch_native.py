@@ -22,7 +22,7 @@ from costmodels.price.torch_hosts import (
     host_s,
     median_over,
 )
-from costmodels.widths import CHIP_SPREAD
+from costmodels.widths import CHIP_SPREAD, TORCH_HOST
 from plans.degrees import Degrees
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
@@ -126,7 +126,7 @@ class TorchNative(Stack):
         own = f"software {self.name}:"
         host = "Inductor's kernels at a machine's dispatch" if self.compiled else (
             f"a block's dispatch as measured on {self.host}" if self.host != "least" else
-            "a block's dispatch as measured on H200 hosts, for each entry the least of all of them"
+            "a block's dispatch as measured on hosts of H100 and H200, for each entry the least of all of them"
         )  # fmt: skip
         notes = [f"{own} host: {host}"]
         if self.flash_2:
@@ -186,6 +186,11 @@ class TorchNative(Stack):
     def slower_hosts(self) -> float:
         """As in `Stack`: above 0 if the fastest of all measured hosts is priced."""
         return median_over(self.host) if self.host == "least" else 0.0
+
+    def known_to(self, machine: Machine) -> Machine:
+        """As in `Stack`, with the spread of hosts that issue blocks of torch."""
+        known = super().known_to(machine)
+        return msgspec.structs.replace(known, spreads={**known.spreads, "dispatch": TORCH_HOST})
 
     def block_host_s(
         self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
