@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from benchmarks.kept import measured_with, write_results
 from benchmarks.peers.own import measured_plan, with_execution
 from costmodels import Machine
-from costmodels.price.replay import executing
 from executor.calibrate.rank_sync import RankSync
 from executor.capture.capture import capture
 from executor.device import pick_device
@@ -93,7 +92,7 @@ def predicted(name: str, device: str) -> dict[str, Any]:
     plan, machine, found = plan_of(name), Machine.load(f"{device}-x1"), {}
     for execution in EXECUTIONS:
         chosen = with_execution(plan, execution)
-        timeline = simulate(chosen, executing(machine, chosen.execution))
+        timeline = simulate(chosen, machine)
         found[execution] = {"step_s": timeline.step_interval_s, "low_s": timeline.low_s, "high_s": timeline.high_s}
     return found
 

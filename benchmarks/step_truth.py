@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.calibration import DATA, fitted
 from benchmarks.step_plans import SETS
-from costmodels import Machine, executing
+from costmodels import Machine
 from costmodels.fit.points import load_points
 from costmodels.machine.catalogue import Device, load_device
 from interop.measurements.scores import ranking
@@ -50,7 +50,7 @@ def predictions(plans: dict[str, Plan], device: Device | Machine) -> list[dict[s
     rows, first = [], SETS["first"]()
     for (name, plan), execution in itertools.product(plans.items(), EXECUTIONS):
         machine = device if isinstance(device, Machine) else Machine.of_device(device, plan.num_ranks)
-        timeline = simulate(msgspec.structs.replace(plan, execution=execution), executing(machine, execution))
+        timeline = simulate(msgspec.structs.replace(plan, execution=execution), machine)
         rows.append({
             "plan": name, "execution": execution, "ranks": plan.num_ranks, "new": name not in first,
             "step_s": timeline.step_interval_s, "low_s": timeline.low_s, "high_s": timeline.high_s,

@@ -25,7 +25,7 @@ from typing import Any
 
 from msgspec import structs
 
-from costmodels import Machine
+from costmodels import Machine, executing
 from costmodels.price.clock import at_usual_clock
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
@@ -62,6 +62,7 @@ def search(
     full_batch: bool = True,
     output_broadcast: bool = False,
     fused: bool = True,
+    execution: str = "graph",
     degrees: Mapping[str, Any] | None = None,
     method: str = "search",
     memory_limit_bytes: int | None = None,
@@ -95,6 +96,7 @@ def search(
         any_level: whether to search the parallel level, starting with that of the optimizer.
         full_batch, output_broadcast: see `Plan`.
         fused: whether to fuse memory-bound instructions if the machine gains by it (`Machine.fuses`).
+        execution: "graph" or "eager", as of `Plan`; it decides on the host times.
         memory_limit_bytes: memory limit per rank; by default the device memory minus that of its runtime.
         pinned: strategies to keep, by operator. Their meshes have the ranks of the stage, or count them from 0.
         degrees: degrees of a transformer on accelerators: those given are fixed, all others searched ({} fixes none);
@@ -114,7 +116,7 @@ def search(
     >>> [stage.mesh.num_ranks for stage in found.best.stages]  # on so few rows a third device would not pay
     [1, 1]
     """
-    started = time.perf_counter()
+    started, machine = time.perf_counter(), executing(machine, execution)
     if global_batch is not None:
         graph = graph.with_batch(global_batch)
     num_devices = machine.num_devices if num_devices is None else num_devices
@@ -135,9 +137,10 @@ def search(
         "top_k": top_k, "time_limit_s": time_limit_s, "machine": machine, "num_devices": num_devices,
         "memory_limit_bytes": memory_limit_bytes, "fused": fused,
     }  # fmt: skip
+    settings = {"full_batch": full_batch, "output_broadcast": output_broadcast, "execution": execution}
     if degrees is not None:
         found = plans_of_graph(graph, pins=Pins(**degrees), optimizer=optimizer, **asked)
-        return _fed(found, full_batch, output_broadcast)
+        return _with_settings(found, settings)
     why = "that is asked" if method == "operators" else why_by_operators(graph, machine, stated, full_batch=full_batch)
     if why is None:
         try:
@@ -147,7 +150,7 @@ def search(
             why = f"the search over degrees found no plan: {error}"
         else:
             say(f"{graph.name} is a transformer: searched over degrees")
-            return _fed(found, full_batch, output_broadcast)
+            return _with_settings(found, settings)
     say(f"{graph.name} is searched operator by operator: {why}")
     slices = 1 if interleave is None else interleave
     check_graph(graph, num_micro_batches=num_micro_batches, interleave=slices, pinned=pinned or {})
@@ -164,16 +167,15 @@ def search(
     )  # fmt: skip
     found = plan_search.run(stages, num_stages, widths, num_micro_batches, top_k)
     if usual is machine:
-        return found
+        return _with_settings(found, settings)
     own = [predicted(plan, machine, plan_search.limit_bytes) for plan in found.plans]
     before_s, after_s = (step_s(plan) for plan in (found.best, own[0]))
-    return with_own_clocks(found, sorted(own, key=step_s), before_s, after_s)
+    return _with_settings(with_own_clocks(found, sorted(own, key=step_s), before_s, after_s), settings)
 
 
-def _fed(found: SearchResult[Plan], full_batch: bool, output_broadcast: bool) -> SearchResult[Plan]:
-    """The result, with the plans' feeding and output as requested."""
-    plans = (structs.replace(plan, full_batch=full_batch, output_broadcast=output_broadcast) for plan in found.plans)
-    return replace(found, plans=tuple(plans))
+def _with_settings(found: SearchResult[Plan], settings: Mapping[str, Any]) -> SearchResult[Plan]:
+    """The result, with these settings in its plans."""
+    return replace(found, plans=tuple(structs.replace(plan, **settings) for plan in found.plans))
 
 
 def step_s(plan: Plan) -> float:

@@ -50,8 +50,8 @@ def simulate(
 
     Args:
         plan: a plan, which is lowered, or a program.
-        machine: `costmodels.Machine`, whose host times are those of eager steps; `costmodels.executing(machine,
-            plan.execution)` has those of replayed steps, which the commands use.
+        machine: the machine. A plan takes the host times of its `execution` (`costmodels.executing`), a program those
+            that the machine has: of eager steps, as in machine files.
         num_steps: number of consecutive steps; step time, bubble and memory are those of the last.
         what_if: changes to the machine; the cost of checkpoints and failures is computed by `outcome`.
         with_memory: whether to simulate the memory too.
@@ -74,7 +74,7 @@ def simulate(
     >>> simulate(Program(groups=(idle,), num_micro_batches=1), Machine.load("h200-x4")).step_s
     0.0
     """
-    program = _lowered(plan) if isinstance(plan, Plan) else plan
+    program, machine = _lowered(plan, machine)
     num_ranks = program.num_ranks
     if num_ranks > machine.num_devices:
         raise TwofoldError(
@@ -173,7 +173,7 @@ def outcome(plan: Plan | Program, machine: Machine, what_if: WhatIf = _NOTHING, 
     Raises:
         TwofoldError: as `simulate` and `goodput`.
     """
-    program = _lowered(plan) if isinstance(plan, Plan) else plan
+    program, machine = _lowered(plan, machine)
     return outcome_of(simulate(program, machine, num_steps=num_steps, what_if=what_if), program, what_if)
 
 
@@ -246,10 +246,13 @@ def _slowdown(what_if: WhatIf) -> Slowdown | None:
     return slowdown
 
 
-def _lowered(plan: Plan) -> Program:
+def _lowered(plan: Plan | Program, machine: Machine) -> tuple[Program, Machine]:
+    """The program of a plan, and the machine with the host times of its execution."""
+    if isinstance(plan, Program):
+        return plan, machine
     from plans.lower import lower
 
-    return lower(plan)
+    return lower(plan), executing(machine, plan.execution)
 
 
 def _overlap(machine: Machine) -> Overlap | None:

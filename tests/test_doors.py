@@ -15,9 +15,12 @@ from costmodels import Machine
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
 from plans.figures import FIGURES, figures_of, figures_text
+from plans.lower import lower
+from plans.model.mlp import mlp_graph
 from plans.model.transformer import TransformerConfig, transformer
-from plans.plan import load_plan
+from plans.plan import load_plan, save_plan
 from reports.time_tables import figures_table
+from search import search
 from simulator import simulate
 from simulator.forecast import forecast
 from twofold.cli import main
@@ -163,7 +166,7 @@ def test_forecasts_and_simulations_agree_in_every_kind_of_step(schedule: str, vi
         {"dp": 2, "tp": 2, "pp": 2, "schedule": schedule, "virtual": virtual, "zero": zero}, global_batch=16
     )
     expected = figures_of(forecast(config, degrees, quiet))
-    found = figures_of(simulate(plan_of(degrees, transformer(config, batch_size=16)), quiet))
+    found = figures_of(simulate(lower(plan_of(degrees, transformer(config, batch_size=16))), quiet))
     sent_bytes = config.seq * config.hidden * 2
     assert expected["peak_bytes"] <= found.pop("peak_bytes") <= expected.pop("peak_bytes") + 2 * sent_bytes
     assert found == pytest.approx(expected, rel=1e-12)
@@ -190,10 +193,23 @@ def test_a_searched_plan_carries_its_figures(tmp_path: Path, capsys: pytest.Capt
     out = tmp_path / "plan.json"
     arguments = ["plan", "executor.networks:multiple_mix", *MACHINE, "--devices", "4", "--stages", "2"]
     best = figures(said([*arguments, "--micro-batches", "2", "--out", str(out)], capsys)["best"])
-    prediction = load_plan(out).prediction
-    assert prediction is not None
-    assert figures_of(prediction) == best
+    plan = load_plan(out)
+    assert plan.prediction is not None
+    assert figures_of(plan.prediction) == best
     assert figures(said(["simulate", str(out), *MACHINE], capsys)) == best
+    assert figures_of(simulate(plan, Machine.load("h200-x8"))) == best
+
+
+@pytest.mark.parametrize("execution", ["graph", "eager"])
+def test_python_and_the_command_line_say_the_same(
+    execution: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine.load("h200-x8")
+    best = search(mlp_graph([64, 32, 8], 16), machine, num_devices=2, execution=execution).best
+    assert best.execution == execution and best.prediction is not None
+    path = str(save_plan(best, tmp_path / "plan.json"))
+    assert figures_of(best.prediction) == figures_of(simulate(best, machine))
+    assert figures_of(best.prediction) == figures(said(["simulate", path, *MACHINE], capsys))
 
 
 @pytest.mark.ranks

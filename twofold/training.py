@@ -233,14 +233,13 @@ class Model:
         Raises:
             TwofoldError: see `train`.
         """
-        from costmodels import Machine, executing
+        from costmodels import Machine
         from executor.capture.capture import capture
         from executor.stages import assign_stages, configured_stages
         from search import search
 
         settings, module = self.wrapped.settings, self.wrapped.module
         machine = Machine.load(self.machine or os.environ.get(MACHINE_VARIABLE) or _shipped(device_kind))
-        machine = executing(machine, self.execution)
         if settings.num_stages < 1 or num_ranks % settings.num_stages:
             raise TwofoldError(f"{settings.num_stages} pipeline stages do not divide {num_ranks} ranks")
         parts = 1 if settings.full_batch else num_ranks // settings.num_stages
@@ -256,12 +255,12 @@ class Model:
             num_micro_batches=self.wrapped.num_micro_batches, interleave=self.wrapped.interleave,
             schedule=settings.schedule, pinned=pinned, optimizer=self.optimizer, full_batch=settings.full_batch,
             output_broadcast=settings.output_broadcast, memory_limit_bytes=settings.memory_limit_bytes,
-            on_progress=_say,
+            execution=self.execution, on_progress=_say,
         )  # fmt: skip
         if os.environ.get(GRAPHS_VARIABLE) == "2":
             _save_graphs(graph, found.best)
         print(f"planned in {time.perf_counter() - start_s:.2f} s for machine {machine.name}", flush=True)
-        return msgspec.structs.replace(found.best, execution=self.execution)
+        return found.best
 
     def _pinned(self, graph: Graph, width: int) -> dict[str, Strategy]:
         """The strategies given by `shard`, on stages of `width` ranks."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from benchmarks.peers.cases import Case, model_flops
 from benchmarks.peers.own import executions, with_execution
-from costmodels.price.replay import executing
 from plans.errors import TwofoldError
 from simulator import simulate
 from simulator.forecast.predict import forecast
@@ -44,7 +43,7 @@ def _of(case: Case, device: str) -> dict[str, Any]:
     found: dict[str, Any] = {"machine": machine.name, "model_flops": model_flops(case.config, case.batch)}
     for execution in executions(plan):
         chosen = with_execution(plan, execution)
-        timeline = simulate(chosen, executing(machine, chosen.execution))
+        timeline = simulate(chosen, machine)
         found[execution] = {
             "step_s": timeline.step_interval_s, "low_s": timeline.low_s, "high_s": timeline.high_s,
             "peak_bytes": timeline.peak_bytes,

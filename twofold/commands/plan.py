@@ -360,9 +360,6 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
     Raises:
         TwofoldError: a file that cannot be written, invalid widths, or an error of the search.
     """
-    import msgspec
-
-    from costmodels import executing
     from plans.files import check_writable
     from plans.plan import Optimizer, save_plan
     from reports import plan_text
@@ -380,7 +377,7 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
     limit_s = _USUAL_LIMIT_S if is_usual_limit else options.time_limit
     with say.doing("searching"):
         plans = search(
-            graph, executing(machine, execution), num_devices=options.devices, method="operators",
+            graph, machine, num_devices=options.devices, method="operators", execution=execution,
             num_stages=unless if operators.stages is None else operators.stages,
             num_micro_batches=unless if operators.micro_batches is None else operators.micro_batches, widths=widths,
             time_limit_s=limit_s, on_progress=say.note,
@@ -390,7 +387,7 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
             optimizer=Optimizer(settings={"lr": operators.lr or 0.01}, parallel_level=pins.get("zero", 0)),
             memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
         )  # fmt: skip
-    path = save_plan(msgspec.structs.replace(plans.best, execution=execution), result.out)
+    path = save_plan(plans.best, result.out)
     say.say(plans.table())
     say.say("")
     table = plan_text(plans.best)

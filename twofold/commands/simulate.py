@@ -102,9 +102,9 @@ class Simulate:
             raise TwofoldError(f"{flag(asked[0])} needs --recost; a plan file fixes its model and batch")
         machine = Machine.load(self.target.machine)
         plan = open_plan(self.plan, machine, self.files.schedule, say)
-        plan = msgspec.structs.replace(plan, fused=plan.fused and self.fused)
-        machine = executing(machine, self.execution or plan.execution)
-        return self._simulate(plan, machine, say), True
+        execution = self.execution or plan.execution
+        plan = msgspec.structs.replace(plan, fused=plan.fused and self.fused, execution=execution)
+        return self._simulate(plan, executing(machine, execution), say), True
 
     def _check_files(self) -> None:
         from plans.files import check_writable

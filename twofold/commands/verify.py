@@ -34,7 +34,7 @@ class Verify:
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Run and compare; passes if loss, weights, communication and memory are correct."""
-        from costmodels import Machine, executing
+        from costmodels import Machine
         from executor.launch.launch import check_port
         from executor.launch.run_plan import run
         from executor.reference.verification import verify
@@ -53,9 +53,8 @@ class Verify:
         predicted = None
         if source is not None:
             with say.doing(f"simulating {plan.num_ranks} ranks"):
-                predicted = simulate(
-                    plan, executing(Machine.load(source), "eager" if launch.emulate else plan.execution)
-                )
+                execution = "eager" if launch.emulate else plan.execution
+                predicted = simulate(msgspec.structs.replace(plan, execution=execution), Machine.load(source))
         with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks, then in one process"):
             how: dict[str, Any] = {
                 "model": self.model, "steps": launch.steps, "data": launch.data or usual_data(plan.graph),
