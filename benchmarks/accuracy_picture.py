@@ -51,7 +51,7 @@ def accuracy_picture(tables: Sequence[Scored], *, title: str, reach: float = 0.2
     if not quantities:
         raise TwofoldError(f"no errors to draw for {title!r}")
     for table in tables:
-        if not all(np.isfinite(list(each)).all() for each in table.errors.values()):
+        if not all(np.isfinite(list(error)).all() for error in table.errors.values()):
             raise TwofoldError(f"an error of {table.name!r} is not a number")
 
     def draw(figure: Any) -> None:

@@ -89,7 +89,7 @@ def _same_step(said: str, config: TransformerConfig, degrees: Degrees, machine: 
     folded, engine = (simulate(plan, machine, with_memory=False, fold_ranks=fold) for fold in (True, False))
     times = [forecast(config, degrees, machine).step_s, engine.step_interval_s, folded.step_interval_s]
     is_right = abs(times[0] / times[1] - 1) <= 1e-8 and times[1] == times[2]
-    return Answer(f"{said}: forecast, engine, folded {', '.join(f'{1e3 * each:.9f}' for each in times)} ms", is_right)
+    return Answer(f"{said}: forecast, engine, folded {', '.join(f'{1e3 * time:.9f}' for time in times)} ms", is_right)
 
 
 def _adamw(level: int, dtype: str | None = "float32") -> Optimizer:

@@ -142,8 +142,8 @@ def drawn(examples: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     """Random rows for inputs given as shapes; whole numbers are below the number of classes, as every input allows."""
     generator = torch.Generator().manual_seed(4)
     batch = []
-    for each in examples:
-        shape, dtype = each if isinstance(each[-1], str) else (each, "float32")
+    for example in examples:
+        shape, dtype = example if isinstance(example[-1], str) else (example, "float32")
         if dtype.startswith("int"):
             batch.append(torch.randint(0, CLASSES, (BATCH, *shape[1:]), generator=generator))
         else:
@@ -163,7 +163,7 @@ def row(name: str, double: bool) -> dict[str, Any]:
     found = {"capture_s": said.pop("seconds"), **said}
     if graph is None:
         return found
-    opaque = sorted({str(each.attrs["target"]) for each in graph.operators if each.kind == "opaque"})
+    opaque = sorted({str(operator.attrs["target"]) for operator in graph.operators if operator.kind == "opaque"})
     found |= {"operators": len(graph.operators), "without_an_entry": opaque}
     plan, said = outcome(lambda: planned(graph))
     found |= {"search_s": said.pop("seconds"), **said}

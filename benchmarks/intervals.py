@@ -75,7 +75,7 @@ def _software(stack: str) -> str:
     name, *switches = stack.replace("megatron-2022", "megatron 2022").split("-")
     if name == "zero":
         return stack
-    return " ".join([name, *(each for each in switches if each not in ("compile", "async"))])
+    return " ".join([name, *(switch for switch in switches if switch not in ("compile", "async"))])
 
 
 def stack_rows() -> Iterator[Row]:

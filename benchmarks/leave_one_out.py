@@ -256,12 +256,12 @@ def torch_plans() -> Iterator[TorchPlan]:
     """
     rows = {row["case"]: row["measured"]["torch"] for row in json.loads(SECOND_SET.read_bytes())["rows"]}
     stack = stack_named("torch")
-    for case in (each for cases in SECOND_CASES.values() for each in cases if each.name in rows):
+    for case in (case for cases in SECOND_CASES.values() for case in cases if case.name in rows):
         found, *others = (
             forecast(case.config, case.degrees_value(), case.machine(), stack=replace(stack, host=host))
             for host in (stack.host, *HOSTS_US)
         )
-        slow = max(each.step_s for each in others) > 1.02 * found.step_s
+        slow = max(other.step_s for other in others) > 1.02 * found.step_s
         parts = rows[case.name]["parts"] + (", host-bound" if slow else "")
         yield TorchPlan(case.name, parts, rows[case.name]["step_s"], found)
 

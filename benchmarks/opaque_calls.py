@@ -99,7 +99,7 @@ def kernels_of(call: Callable[[], Any]) -> int:
     with torch.profiler.profile(activities=kinds) as profile:
         call()
         torch.cuda.synchronize()
-    return sum(each.device_type == torch.autograd.DeviceType.CUDA for each in profile.events())
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
 
 
 def main() -> int:

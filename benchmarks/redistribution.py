@@ -189,8 +189,8 @@ def compare(
             return sum(price(step, case.shape, ITEMSIZE) for step in steps)
 
         def greedy_s(case: Case, steps: Sequence[Done], price: StepSeconds = price) -> float:
-            return sum(price.local_s(each.kind, each.mesh, each.axes, each.touched * ITEMSIZE, ITEMSIZE)
-                       for each in steps)  # fmt: skip
+            return sum(price.local_s(step.kind, step.mesh, step.axes, step.touched * ITEMSIZE, ITEMSIZE)
+                       for step in steps)  # fmt: skip
 
         found[f"least time, {name}"] = _table(cases, theirs, ours_s, greedy_s, None)
     return found

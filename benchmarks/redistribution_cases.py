@@ -60,7 +60,7 @@ def random_case(
     if relation == "regrouped":
         order = rng.permutation(len(matrix))
         turned = ranks.reshape(matrix).transpose(order).reshape(-1)
-        same_size = [each for each in choices if math.prod(each) == num_ranks]
+        same_size = [choice for choice in choices if math.prod(choice) == num_ranks]
         new = same_size[int(rng.integers(len(same_size)))]
         other = Layout(new, [f"b{at}" for at in range(len(new))], [int(rank) for rank in turned])
     elif relation == "shuffled":

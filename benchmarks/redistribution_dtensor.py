@@ -70,7 +70,7 @@ def redistributed(
             local, mesh, placements(source), run_check=False, shape=torch.Size(shape), stride=stride
         )
         result = tensor.redistribute(mesh, placements(target)).to_local()
-        return {rank: each.numpy() for rank, each in result._local_tensors.items()}  # type: ignore[attr-defined]
+        return {rank: local_tensor.numpy() for rank, local_tensor in result._local_tensors.items()}  # type: ignore[attr-defined]
 
 
 def dtensor_steps(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], mesh: DeviceMesh) -> list[Done]:

@@ -212,7 +212,7 @@ def by_integer_programming(costs: StageCosts) -> float:
     the reader, whose sums are those of the strategies; and one per move, at least as large as what a reader asks of it.
     """
     program = _Program()
-    taken = [[program.variable(sum(costs.own.seconds(operator, each)[:2]), 1.0) for each in choices]
+    taken = [[program.variable(sum(costs.own.seconds(operator, choice)[:2]), 1.0) for choice in choices]
              for operator, choices in zip(costs.operators, costs.choices, strict=True)]  # fmt: skip
     for mine in taken:
         program.equal(dict.fromkeys(mine, 1.0), 1.0)

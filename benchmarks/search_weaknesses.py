@@ -76,8 +76,8 @@ class Outcome:
 
 def _words(cuts: dict[str, Cuts]) -> str:
     return ", ".join(
-        f"{name} rows {each.number('i')} contracted {each.number('k')} columns {each.number('j')}"
-        for name, each in cuts.items()
+        f"{name} rows {cut.number('i')} contracted {cut.number('k')} columns {cut.number('j')}"
+        for name, cut in cuts.items()
     )  # fmt: skip
 
 
@@ -207,10 +207,10 @@ def order_of_operators(width: int = 4096) -> Outcome:
     """The same rule, operators taken in two orders; ours against both, with bound, ranking and explanation."""
     graph, machine = mlp_graph((width,) * 4, 16, bias=False), Machine.load("h200-x8")
     cuts = [halving(graph, 8, backwards=backwards) for backwards in (False, True)]
-    both = [_step_s(search(graph, machine, pinned=_pinned(graph, each, 8))) for each in cuts]
+    both = [_step_s(search(graph, machine, pinned=_pinned(graph, cut, 8))) for cut in cuts]
     ours = search(graph, machine)
     mine = _step_s(ours)
-    told = {each.subject for each in ours.alternatives} == {each.name for each in graph.operators}
+    told = {alternative.subject for alternative in ours.alternatives} == {operator.name for operator in graph.operators}
     ranked = len(ours.plans) > 1 and 0.0 < ours.lower_bound_s <= mine
     return Outcome(
         case=f"three layers of {width} x {width}, operators forwards and backwards",
@@ -275,18 +275,24 @@ def foreign_names(width: int = 16_384) -> Outcome:
         return name
 
     other = Graph(
-        name="other", batch_size=graph.batch_size, loss=named(graph.loss),
+        name="other",
+        batch_size=graph.batch_size,
+        loss=named(graph.loss),
         tensors={
-            named(key): msgspec.structs.replace(each, name=named(each.name)) for key, each in graph.tensors.items()
+            named(key): msgspec.structs.replace(tensor, name=named(tensor.name))
+            for key, tensor in graph.tensors.items()
         },
         operators=tuple(
             msgspec.structs.replace(
-                each, name=named(each.name), module=named(each.module), inputs=tuple(map(named, each.inputs)),
-                outputs=tuple(map(named, each.outputs)),
+                operator,
+                name=named(operator.name),
+                module=named(operator.module),
+                inputs=tuple(map(named, operator.inputs)),
+                outputs=tuple(map(named, operator.outputs)),
             )
-            for each in graph.operators
+            for operator in graph.operators
         ),
-    )  # fmt: skip
+    )
     limit = 3 * width * width * 4 // 2
     cuts = halving(graph, 8)
     weak = search(graph, machine, pinned=_pinned(graph, cuts, 8), memory_limit_bytes=_ANY).best.prediction
@@ -295,11 +301,13 @@ def foreign_names(width: int = 16_384) -> Outcome:
     return Outcome(
         case=f"two layers of {width} x {width} under two sets of names, {limit / 2**30:.1f} GiB",
         weak=f"{_words(cuts)}: {weak.peak_bytes / 2**30:.1f} GiB, and no advice but for two families' names",
-        weak_s=weak.step_s, ours=f"{first.peak_bytes / 2**30:.1f} GiB under either", ours_s=first.step_s,
+        weak_s=weak.step_s,
+        ours=f"{first.peak_bytes / 2**30:.1f} GiB under either",
+        ours_s=first.step_s,
         condition="equal under other names and within the limit, which the rule's choice exceeds",
         passed=(first.step_s, first.peak_bytes) == (again.step_s, again.peak_bytes)
         and first.peak_bytes <= limit < weak.peak_bytes,
-    )  # fmt: skip
+    )
 
 
 # ------------------------------------------------------------------- transformers

@@ -243,7 +243,7 @@ def grid_of_this_process() -> dict[str, Any]:
         abs(found[number].peak_bytes / one.peak_bytes - 1) for number, one in zip(chosen, exact, strict=True)
     )
     return {
-        "configurations": len(degrees), "schedules": len({id(each.pipeline) for each in degrees}),
+        "configurations": len(degrees), "schedules": len({id(degree.pipeline) for degree in degrees}),
         "seconds": took_s, "estimates_per_second": len(degrees) / took_s,
         "forecasts_per_second": len(chosen) / exact_s,
         "estimate_against_forecast": {

@@ -46,7 +46,7 @@ def main() -> None:
     begun_s = time.perf_counter()
     whole = computed(options.points, None, workers)
     passed_s = time.perf_counter() - begun_s
-    refused = sum("refused" in each for each in whole.figures)
+    refused = sum("refused" in figure for figure in whole.figures)
     print(
         f"{len(whole):,} points ({refused} refused) on {options.jobs} processes by {options.backend}: {passed_s:.1f} s"
     )

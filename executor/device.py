@@ -305,8 +305,8 @@ def pick_device(kind: str = "auto", local_rank: int | None = None) -> Device:
     if kind != "auto":
         KINDS[kind].load(required=True)
     elif torch.accelerator.current_accelerator() is None:
-        for each in KINDS.values():
-            each.load(required=False)
+        for device_kind in KINDS.values():
+            device_kind.load(required=False)
     there = torch.accelerator.current_accelerator(check_available=True)
     if there is None and kind == "auto":
         return Device(kind="cpu")

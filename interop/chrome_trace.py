@@ -80,11 +80,11 @@ def write_trace(
     """
     if not timelines:
         raise TwofoldError(f"no timeline to write to {os.fspath(path)!r}")
-    kept = [_limit(each, max(1, max_spans // len(timelines))) for each in timelines]
+    kept = [_limit(timeline, max(1, max_spans // len(timelines))) for timeline in timelines]
     header = [_header(each, before, note) for (each, note), before in zip(kept, timelines, strict=True)]
     document = {
         "schemaVersion": 1,
-        "distributedInfo": {"backend": "", "rank": 0, "world_size": max(each.num_ranks for each in timelines)},
+        "distributedInfo": {"backend": "", "rank": 0, "world_size": max(timeline.num_ranks for timeline in timelines)},
         "displayTimeUnit": "ms",
         "otherData": {"twofold_trace": TRACE_VERSION, **(meta or {}), "timelines": header},
     }
@@ -305,20 +305,20 @@ def _collectives(program: Program | None) -> dict[tuple[int, str], dict[str, Any
     """(rank, id) of every collective -> what torch's profiler writes of one: its name, sizes and group."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for group in program.groups if program is not None else ():
-        for block, each in group.walk():
-            if each.kind is not Kind.COLLECTIVE:
+        for block, instruction in group.walk():
+            if instruction.kind is not Kind.COLLECTIVE:
                 continue
-            mesh = each.mesh or group.mesh
-            for ranks in mesh.groups(each.axes):
-                count = each.message_bytes // itemsize(each.dtype)
+            mesh = instruction.mesh or group.mesh
+            for ranks in mesh.groups(instruction.axes):
+                count = instruction.message_bytes // itemsize(instruction.dtype)
                 parts = {"all_gather": (count // len(ranks), count), "reduce_scatter": (count, count // len(ranks))}
-                own, made = parts.get(each.call.removesuffix("_flat"), (count, count))
+                own, made = parts.get(instruction.call.removesuffix("_flat"), (count, count))
                 facts = {
-                    "Collective name": _NCCL.get(each.call, each.call).lower(), "In msg nelems": own,
-                    "Out msg nelems": made, "dtype": each.dtype, "Group size": len(ranks),
+                    "Collective name": _NCCL.get(instruction.call, instruction.call).lower(), "In msg nelems": own,
+                    "Out msg nelems": made, "dtype": instruction.dtype, "Group size": len(ranks),
                     "Process Group Ranks": str(list(ranks)),
                 }  # fmt: skip
-                found |= {(rank, f"{block.label}/{each.name}"): facts for rank in ranks}
+                found |= {(rank, f"{block.label}/{instruction.name}"): facts for rank in ranks}
     return found
 
 

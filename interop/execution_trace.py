@@ -79,7 +79,7 @@ def read_execution_traces(files: Sequence[Path]) -> tuple[list[RankTrace], list[
         except (ValueError, KeyError, TypeError, AttributeError, LookupError):
             raise TwofoldError(f"{file}: not a Chakra execution trace in JSON") from None
         traces.append(RankTrace(
-            path=file, rank=_rank(file), events=[{"cat": "kernel", **each} for each in events], steps=(), own=None,
+            path=file, rank=_rank(file), events=[{"cat": "kernel", **event} for event in events], steps=(), own=None,
             meta={}, groups=groups,
         ))  # fmt: skip
     assumptions = ["comm_size is what a rank sends, of elements of 2 bytes; no group or group 0 is all ranks"]

@@ -130,13 +130,15 @@ def spent(calls: Sequence[SeenCall], found: Sequence[LinkCall]) -> tuple[Spent, 
 
     Every call changes in the ratio of its prices.
     """
-    num_ranks = len({rank for each in calls for rank in each.ranks})
+    num_ranks = len({rank for call in calls for rank in call.ranks})
     before, after = (
         Spent(
-            communication_s=sum(each.total_s * factor for each, factor in zip(found, factors, strict=True)) / num_ranks,
-            exposed_s=sum(each.exposed_s * factor for each, factor in zip(found, factors, strict=True)) / num_ranks,
+            communication_s=sum(link_call.total_s * factor for link_call, factor in zip(found, factors, strict=True))
+            / num_ranks,
+            exposed_s=sum(link_call.exposed_s * factor for link_call, factor in zip(found, factors, strict=True))
+            / num_ranks,
         )
-        for factors in ([1.0] * len(found), [each.changed for each in found])
+        for factors in ([1.0] * len(found), [link_call.changed for link_call in found])
     )
     return before, after
 
@@ -168,19 +170,26 @@ def link_calls(
 def tiers_of_calls(found: Sequence[LinkCall], machine: Machine) -> list[Tier]:
     """The tiers of links that were used with times, the fastest first."""
     tiers = []
-    for number in sorted({each.tier for each in found if each.seconds is not None}):
-        own = [each for each in found if each.tier == number and each.seconds is not None]
-        is_whole, is_alone = max((each.is_whole, each.is_alone) for each in own)
-        judged = [each for each in own if (each.is_whole, each.is_alone) == (is_whole, is_alone)]
-        factors = [each.bandwidth_factor for each in judged for _ in range(each.times) if each.bandwidth_factor]
+    for number in sorted({link_call.tier for link_call in found if link_call.seconds is not None}):
+        own = [link_call for link_call in found if link_call.tier == number and link_call.seconds is not None]
+        is_whole, is_alone = max((link_call.is_whole, link_call.is_alone) for link_call in own)
+        judged = [link_call for link_call in own if (link_call.is_whole, link_call.is_alone) == (is_whole, is_alone)]
+        factors = [
+            link_call.bandwidth_factor
+            for link_call in judged
+            for _ in range(link_call.times)
+            if link_call.bandwidth_factor
+        ]
         extra_s = [
-            each.seconds - each.predicted_s
-            for each in judged for _ in range(each.times) if each.is_short and each.seconds is not None
-        ]  # fmt: skip
+            link_call.seconds - link_call.predicted_s
+            for link_call in judged
+            for _ in range(link_call.times)
+            if link_call.is_short and link_call.seconds is not None
+        ]
         tiers.append(Tier(
-            number=number, name=machine.links[number].name, times=sum(each.times for each in own),
-            measured_s=sum(each.times * (each.seconds or 0.0) for each in own),
-            predicted_s=sum(each.times * each.predicted_s for each in own),
+            number=number, name=machine.links[number].name, times=sum(link_call.times for link_call in own),
+            measured_s=sum(link_call.times * (link_call.seconds or 0.0) for link_call in own),
+            predicted_s=sum(link_call.times * link_call.predicted_s for link_call in own),
             bandwidth_factor=median(factors) if factors else None,
             low=min(factors, default=None), high=max(factors, default=None),
             short_extra_s=median(extra_s) if extra_s else None, is_whole=is_whole, is_alone=is_alone,
@@ -194,33 +203,43 @@ def changes_seen(tiers: Sequence[Tier]) -> list[LinkChange]:
     Tiers on which other kernels slowed all calls, or whose ranks have no trace, are left out.
     """
     return [
-        LinkChange(tier=each.name, bandwidth=each.bandwidth_factor)
-        for each in tiers
-        if each.bandwidth_factor is not None and each.is_whole and each.is_alone
-        and abs(each.bandwidth_factor - 1) > _EQUAL
+        LinkChange(tier=tier.name, bandwidth=tier.bandwidth_factor)
+        for tier in tiers
+        if tier.bandwidth_factor is not None and tier.is_whole and tier.is_alone
+        and abs(tier.bandwidth_factor - 1) > _EQUAL
     ]  # fmt: skip
 
 
 def _judged(own: Sequence[SeenCall], machine: Machine, changed: Machine) -> LinkCall:
     first, tier = own[0], machine.tier(own[0].ranks)
-    timed = [each for each in own if each.seconds is not None]
-    is_whole = not any(each.num_unseen for each in own)
-    alone = [each for each in timed if each.beside <= _ALONE]
-    lengths = [each.seconds for each in alone or timed if each.seconds is not None]
+    timed = [seen_call for seen_call in own if seen_call.seconds is not None]
+    is_whole = not any(seen_call.num_unseen for seen_call in own)
+    alone = [seen_call for seen_call in timed if seen_call.beside <= _ALONE]
+    lengths = [seen_call.seconds for seen_call in alone or timed if seen_call.seconds is not None]
     seconds = (median(lengths) if is_whole else min(lengths)) if lengths else None
     predicted_s = _price_s(first, machine)
     members = len(first.ranks)
     is_short = _price_s(first, _scaled(machine, tier, 0.5)) < _BOUND * predicted_s
     return LinkCall(
-        call=first.call, size_bytes=first.size_bytes, num_ranks=members, tier=tier, times=len(own),
-        seconds=seconds, waited_s=median([each.waited_s for each in timed]) if timed else 0.0,
-        beside=median([each.beside for each in timed]) if timed else 0.0, is_alone=bool(alone) or not timed,
-        total_s=sum(each.seconds * members for each in timed if each.seconds is not None),
-        exposed_s=sum(each.seconds * (1 - each.beside) * members for each in timed if each.seconds is not None),
+        call=first.call,
+        size_bytes=first.size_bytes,
+        num_ranks=members,
+        tier=tier,
+        times=len(own),
+        seconds=seconds,
+        waited_s=median([seen_call.waited_s for seen_call in timed]) if timed else 0.0,
+        beside=median([seen_call.beside for seen_call in timed]) if timed else 0.0,
+        is_alone=bool(alone) or not timed,
+        total_s=sum(seen_call.seconds * members for seen_call in timed if seen_call.seconds is not None),
+        exposed_s=sum(
+            seen_call.seconds * (1 - seen_call.beside) * members for seen_call in timed if seen_call.seconds is not None
+        ),
         changed=_price_s(first, changed) / predicted_s if predicted_s else 1.0,
-        predicted_s=predicted_s, is_short=is_short, is_whole=is_whole,
+        predicted_s=predicted_s,
+        is_short=is_short,
+        is_whole=is_whole,
         bandwidth_factor=None if is_short or seconds is None else _factor(first, machine, tier, seconds),
-    )  # fmt: skip
+    )
 
 
 def _scaled(machine: Machine, tier: int, factor: float) -> Machine:

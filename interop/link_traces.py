@@ -160,7 +160,7 @@ def _of_gloo(name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
     dims, types = args.get("Input Dims"), args.get("Input type")
     if not dims or not types or not isinstance(dims, list) or not isinstance(types, list):
         return facts
-    if not all(isinstance(each, list) and all(map(is_count, each)) for each in dims):
+    if not all(isinstance(dim, list) and all(map(is_count, dim)) for dim in dims):
         return facts
     return {**facts, "In msg nelems": sum(map(math.prod, dims)), "dtype": types[0]}
 
@@ -192,7 +192,7 @@ def _kind_of(rank: int, trace: RankTrace, facts: Mapping[str, Any]) -> tuple[str
         raise _Unknown(f"{call} of a single rank")
     counts = [facts.get("In msg nelems", 0), facts.get("Out msg nelems", 0)]
     if not all(map(is_count, counts)):
-        raise _Unknown(f"{call} of {' and '.join(str(each)[:40] for each in counts)} elements")
+        raise _Unknown(f"{call} of {' and '.join(str(count)[:40] for count in counts)} elements")
     count = max(counts)
     if call == "all_gather" and "Out msg nelems" not in facts:
         count *= len(ranks)

@@ -73,7 +73,7 @@ def calls_of_table(text: str, path: Path) -> SeenCalls:
         except (KeyError, ValueError, IndexError):
             skipped[f"the row of {row[1]} elements of {row[2]}"] = 1
     return SeenCalls(
-        calls=[each for each in calls if each.size_bytes], source=f"a table of nccl-tests ({call})", skipped=skipped,
+        calls=[call for call in calls if call.size_bytes], source=f"a table of nccl-tests ({call})", skipped=skipped,
         assumed=["the ranks of the test are the first of the machine, node by node"],
     )  # fmt: skip
 
@@ -109,28 +109,30 @@ def calls_of_logs(texts: Sequence[str]) -> SeenCalls:
     groups = _groups(known, place)
     calls, assumed = list[SeenCall](), dict[str, None]()
     skipped, done = Counter[str](), Counter[tuple[str, ...]]()
-    for key, each in known.items():
-        group, number = groups.get(each.identity), 0
+    for key, communicator in known.items():
+        group, number = groups.get(communicator.identity), 0
         if group is None:
             why = (
-                "each rank logs one of its own" if each.rank is None else "some of their ranks have no log or no commId"
+                "each rank logs one of its own"
+                if communicator.rank is None
+                else "some of their ranks have no log or no commId"
             )
             assumed[f"where logs do not say it, communicators join the first ranks of the machine: {why}"] = None
-        for name, count, dtype, peer in each.calls:
-            ranks = group or tuple(range(each.size))
+        for name, count, dtype, peer in communicator.calls:
+            ranks = group or tuple(range(communicator.size))
             if group is not None and name in ("Send", "Recv"):
                 ranks = place[key[:2]], group[peer]
             call = None if group is None and name in ("Send", "Recv") else _call(name, count, dtype, ranks)
             if call is None:
-                skipped[f"{name} of {each.size} ranks"] += 1
+                skipped[f"{name} of {communicator.size} ranks"] += 1
             elif name == "Send":
                 calls.append(call)
             elif name != "Recv":  # its sender logs the same
                 number += 1
-                if number > done[each.identity]:
+                if number > done[communicator.identity]:
                     calls.append(call)
-        if each.rank is not None:
-            done[each.identity] = max(done[each.identity], number)
+        if communicator.rank is not None:
+            done[communicator.identity] = max(done[communicator.identity], number)
     source = (
         "a log of NCCL, which has no times" if len(texts) == 1 else f"{len(texts)} logs of NCCL, which have no times"
     )
@@ -160,21 +162,21 @@ def _read(text: str, known: dict[Key, _Communicator]) -> None:
 
 def _name_the_largest(known: Mapping[Key, _Communicator]) -> None:
     """Older versions print no commId: the n-th communicator of all ranks is then the same one in every process."""
-    largest = max((each.size for each in known.values() if each.rank is not None), default=0)
+    largest = max((communicator.size for communicator in known.values() if communicator.rank is not None), default=0)
     counts: dict[tuple[str, str], int] = {}
-    for key, each in known.items():
-        if each.identity == key and each.rank is not None and each.size == largest:
+    for key, communicator in known.items():
+        if communicator.identity == key and communicator.rank is not None and communicator.size == largest:
             number = counts[key[:2]] = counts.get(key[:2], 0) + 1
-            each.identity = ("all", str(number))
+            communicator.identity = ("all", str(number))
 
 
 def _places(known: Mapping[Key, _Communicator]) -> dict[tuple[str, str], int]:
     """(Process, device) -> its rank in the communicator of most ranks, if all of those have a log."""
-    largest = max((each.size for each in known.values() if each.rank is not None), default=0)
+    largest = max((communicator.size for communicator in known.values() if communicator.rank is not None), default=0)
     found: dict[tuple[str, ...], dict[tuple[str, str], int]] = {}
-    for (who, device, _), each in known.items():
-        if each.size == largest and each.rank is not None:
-            found.setdefault(each.identity, {})[who, device] = each.rank
+    for (who, device, _), communicator in known.items():
+        if communicator.size == largest and communicator.rank is not None:
+            found.setdefault(communicator.identity, {})[who, device] = communicator.rank
     return next((places for places in found.values() if len(places) == largest), {})
 
 
@@ -184,10 +186,10 @@ def _groups(
     """Communicator -> its global ranks, for communicators whose ranks all have a log."""
     members: dict[tuple[str, ...], dict[int, int]] = {}
     sizes: dict[tuple[str, ...], int] = {}
-    for (who, device, _), each in known.items():
-        if each.rank is not None and (who, device) in place:
-            members.setdefault(each.identity, {})[each.rank] = place[who, device]
-            sizes[each.identity] = each.size
+    for (who, device, _), communicator in known.items():
+        if communicator.rank is not None and (who, device) in place:
+            members.setdefault(communicator.identity, {})[communicator.rank] = place[who, device]
+            sizes[communicator.identity] = communicator.size
     return {
         identity: tuple(ranks[number] for number in range(sizes[identity]))
         for identity, ranks in members.items() if len(ranks) == sizes[identity]

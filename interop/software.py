@@ -98,7 +98,7 @@ _SOFTWARE = (
 
 def software_names() -> tuple[str, ...]:
     """The names that `software_named` accepts, with their versions."""
-    return tuple(f"{each.name}@{each.version}" if each.version else each.name for each in _SOFTWARE)
+    return tuple(f"{software.name}@{software.version}" if software.version else software.name for software in _SOFTWARE)
 
 
 def software_named(name: str) -> Software:
@@ -111,13 +111,13 @@ def software_named(name: str) -> Software:
     ('torchtitan', '0.16.1')
     """
     short, _, version = name.partition("@")
-    versions = [each for each in _SOFTWARE if each.name == short]
+    versions = [software for software in _SOFTWARE if software.name == short]
     if not versions:
-        near = difflib.get_close_matches(short, [each.name for each in _SOFTWARE], n=1)
+        near = difflib.get_close_matches(short, [software.name for software in _SOFTWARE], n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise TwofoldError(f"--for {name!r} is not known; {hint}known are {', '.join(software_names())}")
-    found = next((each for each in versions if version in ("", each.version)), None)
+    found = next((software for software in versions if version in ("", software.version)), None)
     if found is None:
-        known = " and ".join(each.version for each in versions)
+        known = " and ".join(version.version for version in versions)
         raise TwofoldError(f"--for {name!r}: the flags of {short} are known for version {known}; name one of these")
     return found

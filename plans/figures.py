@@ -36,8 +36,8 @@ class Figure:
 
 
 FIGURES: Mapping[str, Figure] = {
-    each.key: each
-    for each in (
+    figure.key: figure
+    for figure in (
         Figure(
             key="step_s", title="step", unit="s", form=Seconds,
             definition="Time from the end of one training step to the end of the next, when steps follow each other.",

@@ -354,7 +354,7 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise TwofoldError(f"strategies are given for {sorted(unknown)}, which the graph does not have")
         if unknown := set(self.recompute) - known:
             raise TwofoldError(f"recompute names {sorted(unknown)}, which the graph does not have")
-        keys = [each.key for each in self.redistributions]
+        keys = [redistribution.key for redistribution in self.redistributions]
         if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
             raise TwofoldError(f"the redistribution from {twice[0][0]} to {twice[0][1]} is stored more than once")
 

@@ -274,11 +274,15 @@ class GroupProgram:
         """Everything that a step changes and keeps: parameters, and running statistics as parameters without states."""
         updated = (
             ParameterPlacement(
-                name=each.name, shape=each.shape, dtype=self.values[each.value].dtype, layout=each.layout,
-                weight=each.value,
+                name=constant.name,
+                shape=constant.shape,
+                dtype=self.values[constant.value].dtype,
+                layout=constant.layout,
+                weight=constant.value,
             )
-            for each in self.constants if each.is_updated
-        )  # fmt: skip
+            for constant in self.constants
+            if constant.is_updated
+        )
         return (*self.parameters, *updated)
 
     def members(self, instruction: Instruction, rank: int) -> tuple[int, ...]:

@@ -113,7 +113,9 @@ class StepCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         whole_number("loss_scale.growth_every", scale.growth_every)
         if not any(tensor.dtype == "float16" for tensor in graph.tensors.values()):
             raise TwofoldError("loss_scale is for float16, but no tensor of the plan is float16; omit it")
-        narrow = next((each.name for each in graph.parameters if itemsize(updates_in or each.dtype) < 4), None)
+        narrow = next(
+            (parameter.name for parameter in graph.parameters if itemsize(updates_in or parameter.dtype) < 4), None
+        )
         if narrow is not None:
             raise TwofoldError(
                 f"loss_scale needs weights that are updated in float32, and {narrow!r} is updated in "

@@ -79,27 +79,27 @@ def taken_by_stream(group: GroupProgram) -> Iterator[_Triple]:
     """
     under_way: dict[tuple[str, int], _Triple] = {}
     by_micro_batch = {name for name, value in group.values.items() if value.scope is Scope.MICRO}
-    for block, each in group.walk():
-        kind = each.kind
+    for block, instruction in group.walk():
+        kind = instruction.kind
         if kind is Kind.WAIT:
-            assert each.waits is not None
-            waited = under_way.pop(_token(each.waits, block, each, by_micro_batch), None)
+            assert instruction.waits is not None
+            waited = under_way.pop(_token(instruction.waits, block, instruction, by_micro_batch), None)
             if waited is not None:
                 yield waited
             continue
-        triple = f"{block.label}/{each.name}", each.call, each.part
-        if kind is Kind.COMPUTE or each.token is None:
+        triple = f"{block.label}/{instruction.name}", instruction.call, instruction.part
+        if kind is Kind.COMPUTE or instruction.token is None:
             yield triple
         else:
-            under_way[_token(each.token, block, each, by_micro_batch)] = triple
+            under_way[_token(instruction.token, block, instruction, by_micro_batch)] = triple
     yield from under_way.values()
 
 
 def collectives_of(group: GroupProgram) -> Iterator[tuple[_Triple, Instruction]]:
     """The collectives of a group's ranks, with the names of their spans as (id, call, part)."""
-    for block, each in group.walk():
-        if each.kind is Kind.COLLECTIVE:
-            yield (f"{block.label}/{each.name}", each.call, each.part), each
+    for block, instruction in group.walk():
+        if instruction.kind is Kind.COLLECTIVE:
+            yield (f"{block.label}/{instruction.name}", instruction.call, instruction.part), instruction
 
 
 def _token(name: str, block: Block, instruction: Instruction, by_micro_batch: set[str]) -> tuple[str, int]:

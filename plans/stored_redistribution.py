@@ -97,8 +97,8 @@ class Redistribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             mesh=source.mesh, source=placed(source), target=placed(target), shape=tuple(shape), itemsize=itemsize,
             start=placed(steps[0].before),
             steps=tuple(
-                ChosenStep(kind=each.kind, after=placed(each.after), axes=each.axes, dim=each.dim, to_dim=each.to_dim)
-                for each in steps
+                ChosenStep(kind=step.kind, after=placed(step.after), axes=step.axes, dim=step.dim, to_dim=step.to_dim)
+                for step in steps
             ),
         )  # fmt: skip
 
@@ -110,8 +110,8 @@ class Redistribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     @property
     def sequence(self) -> tuple[Step, ...]:
         """The steps with their layouts."""
-        layouts = [self.start.on(self.mesh), *(each.after.on(self.mesh) for each in self.steps)]
+        layouts = [self.start.on(self.mesh), *(step.after.on(self.mesh) for step in self.steps)]
         return tuple(
-            Step(kind=each.kind, axes=each.axes, dim=each.dim, to_dim=each.to_dim, before=before, after=after)
-            for each, (before, after) in zip(self.steps, itertools.pairwise(layouts), strict=True)
+            Step(kind=step.kind, axes=step.axes, dim=step.dim, to_dim=step.to_dim, before=before, after=after)
+            for step, (before, after) in zip(self.steps, itertools.pairwise(layouts), strict=True)
         )

@@ -53,7 +53,7 @@ def stream_order(group: GroupProgram) -> StreamOrder | None:
     ((0, 1), {1: (0,)})
     """
     bodies = {id(block.body): block.body for block in group.blocks}
-    count = 1 + max((each.stream for body in bodies.values() for each in body.instructions), default=0)
+    count = 1 + max((instruction.stream for body in bodies.values() for instruction in body.instructions), default=0)
     return None if count == 1 else _Finder(group, count).run()
 
 
@@ -114,7 +114,7 @@ class _Finder:
             self._free(block, instruction)
         return StreamOrder(
             count=len(self._known), streams=tuple(self._streams), waits=self._waits,
-            awaited=frozenset(each for waits in self._waits.values() for each in waits),
+            awaited=frozenset(wait for waits in self._waits.values() for wait in waits),
         )  # fmt: skip
 
     def _wait(self, position: int, stream: int, wanted: set[int]) -> None:

@@ -313,7 +313,7 @@ class Timeline(Shown):
 
     def _has_call(self, call: str) -> npt.NDArray[np.bool_]:
         if call not in self._calls:
-            self._calls[call] = np.array([each == call for _, each, _ in self.names], dtype=bool)
+            self._calls[call] = np.array([name == call for _, name, _ in self.names], dtype=bool)
         return self._calls[call]
 
     @cached_property

@@ -119,7 +119,7 @@ class GivenStrategy:
             if self.output == counts or (isinstance(self.output, TensorLayout) and self.output.dims == each):
                 return None if each == made.dims and not made.partial else each
         layouts = [TensorLayout(mesh=mesh, dims=each) for each in allowed]
-        shown = [f"layout{each}" if self.mesh is not None else f"{each.split_counts}" for each in layouts]
+        shown = [f"layout{layout}" if self.mesh is not None else f"{layout.split_counts}" for layout in layouts]
         ways = f"{shown[0]}" if len(shown) == 1 else f"{shown[0]} (reduced) or {shown[1]} (reduce-scattered)"
         raise TwofoldError(f"{asked}: the output {spec.output_shape(0)} can be {ways}")
 

@@ -160,9 +160,10 @@ def contention_table(device: Device) -> Iterator[Table]:
     if not device.overlap:
         return
     rows: list[tuple[Cell, ...]] = [
-        (each.compute, each.collective, Share(each.compute_rate), Share(each.comm_rate)) for each in device.overlap
+        (overlap.compute, overlap.collective, Share(overlap.compute_rate), Share(overlap.comm_rate))
+        for overlap in device.overlap
     ]
-    distinct = len({(each.compute_rate, each.comm_rate) for each in device.overlap})
+    distinct = len({(overlap.compute_rate, overlap.comm_rate) for overlap in device.overlap})
     shared = f"The fit found {distinct} pairs of rates for these {len(rows)} cells: cells with one pair "
     shared += "cannot be distinguished in the measurements."
     known = device.provenance.get("overlap")

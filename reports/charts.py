@@ -151,7 +151,7 @@ def series_chart(series: Sequence[Series], scale: Scale, *, title: str, caption:
             if scale.log_y:
                 axes.set_yscale("log")
             if scale.ticks:
-                axes.set_xticks(scale.ticks, [f"{each:g}" for each in scale.ticks])
+                axes.set_xticks(scale.ticks, [f"{tick:g}" for tick in scale.ticks])
                 axes.minorticks_off()
             elif not scale.log_x and _is_whole(series):
                 axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))

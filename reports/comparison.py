@@ -41,10 +41,10 @@ def comparison_page(plans: Sequence[Compared], *, machine: str, command: str) ->
     """
     if not 2 <= len(plans) <= MOST_PLANS:
         raise TwofoldError(f"a comparison needs 2 to {MOST_PLANS} plans, not {len(plans)}")
-    limits = [each.limit_bytes for each in plans if each.limit_bytes is not None]
+    limits = [plan.limit_bytes for plan in plans if plan.limit_bytes is not None]
     live = LiveTimeline(
-        timelines=[each.timeline for each in plans], programs=[each.program for each in plans],
-        names=[each.name for each in plans], limit_bytes=min(limits, default=None),
+        timelines=[plan.timeline for plan in plans], programs=[plan.program for plan in plans],
+        names=[plan.name for plan in plans], limit_bytes=min(limits, default=None),
     )  # fmt: skip
     best = min(plans, key=lambda each: each.timeline.step_interval_s)
     sections = [
@@ -57,34 +57,34 @@ def comparison_page(plans: Sequence[Compared], *, machine: str, command: str) ->
         kind="comparison", title=f"{len(plans)} plans on {machine}", sections=sections, command=command,
         figures={"fastest": best.name, "its step": Seconds(best.timeline.step_interval_s)},
         notes=["All times are predictions; nothing was run."],
-        data={"plans": [{"name": each.name, **figures_of(each.timeline)} for each in plans]},
+        data={"plans": [{"name": plan.name, **figures_of(plan.timeline)} for plan in plans]},
     )  # fmt: skip
 
 
 def plans_table(plans: Sequence[Compared]) -> Table:
     """The figures of a step of each plan; the step's change is against the first one."""
-    rows = changed_rows([(each.name, each.timeline) for each in plans])
+    rows = changed_rows([(plan.name, plan.timeline) for plan in plans])
     return Table(title=f"The step of {len(plans)} plans", columns=("plan", *CHANGED), rows=rows)
 
 
 def _parts(plans: Sequence[Compared]) -> Chart:
     """A bar for every plan: the parts of the last step of the mean rank."""
     rows = {}
-    for each in plans:
-        begin, end = each.timeline.window_ps
+    for plan in plans:
+        begin, end = plan.timeline.window_ps
         waited = {
-            "exposed communication": each.timeline.exposed_comm_s, "host wait": each.timeline.host_wait_s,
-            "bubble": each.timeline.bubble_fraction * (end - begin) / 1e12,
+            "exposed communication": plan.timeline.exposed_comm_s, "host wait": plan.timeline.host_wait_s,
+            "bubble": plan.timeline.bubble_fraction * (end - begin) / 1e12,
         }  # fmt: skip
-        rows[each.name] = {"compute": (end - begin) / 1e12 - sum(waited.values()), **waited}
+        rows[plan.name] = {"compute": (end - begin) / 1e12 - sum(waited.values()), **waited}
     return seconds_bars(rows, title="The last step of the mean rank")
 
 
 def _paths(plans: Sequence[Compared]) -> Table:
     """A row for every kind of work on the critical paths, a column for every plan."""
-    kinds = dict.fromkeys(kind for each in plans for kind in each.path.by_kind_ps)
+    kinds = dict.fromkeys(kind for plan in plans for kind in plan.path.by_kind_ps)
     rows = [
-        (kind, *(Share(each.path.by_kind_ps.get(kind, 0) / max(1, each.path.step_ps)) for each in plans))
+        (kind, *(Share(plan.path.by_kind_ps.get(kind, 0) / max(1, plan.path.step_ps)) for plan in plans))
         for kind in kinds
     ]
-    return Table(title="Critical paths", columns=("part", *(each.name for each in plans)), rows=rows)
+    return Table(title="Critical paths", columns=("part", *(plan.name for plan in plans)), rows=rows)

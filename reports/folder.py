@@ -58,8 +58,13 @@ def reports_in(folder: Path) -> list[FoundReport]:
 def folder_page(folder: Path) -> Page:
     """The page that lists the reports of a folder."""
     rows = [
-        (Link(each.title, each.path.as_posix()), each.kind, f"{each.written:%Y-%m-%d %H:%M}", Bytes(each.size_bytes))
-        for each in reports_in(folder)
+        (
+            Link(found_report.title, found_report.path.as_posix()),
+            found_report.kind,
+            f"{found_report.written:%Y-%m-%d %H:%M}",
+            Bytes(found_report.size_bytes),
+        )
+        for found_report in reports_in(folder)
     ]
     table = Table(title=f"{len(rows)} reports", columns=("report", "kind", "written (UTC)", "size"), rows=rows)
     return Page(kind="folder", title=f"Reports in {folder}", sections=[Section(id="all", title="All", parts=[table])])

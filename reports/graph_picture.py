@@ -61,9 +61,9 @@ class GraphPicture:
     def _svg(self, *, alone: bool) -> str:
         data = self.data
         lines = {node.name: _lines(node) for node in data.nodes}
-        sizes = {name: _size(each) for name, each in lines.items()}
+        sizes = {name: _size(line) for name, line in lines.items()}
         labels = [_edge_lines(edge) for edge in data.edges]
-        gap = 30.0 + 13 * max((len(each) for each in labels), default=0)
+        gap = 30.0 + 13 * max((len(label) for label in labels), default=0)
         placed = place(sizes, [(edge.source, edge.target) for edge in data.edges], layer_gap=gap)
         title = f"Graph {data.name!r} {data.state}, {data.batch_size} samples"
         width, top = max(placed.width + 40, 9 * len(title) + 20, 7 * len(data.note) + 20), 66 if data.note else 50

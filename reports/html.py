@@ -82,7 +82,7 @@ class Report:
     @property
     def timelines(self) -> list[Timeline]:
         """The prediction and the run, as far as there are any."""
-        return [each for each in (self.predicted, self.measured) if each is not None]
+        return [timeline for timeline in (self.predicted, self.measured) if timeline is not None]
 
     @property
     def kind(self) -> str:
@@ -103,7 +103,7 @@ def step_page(report: Report) -> Page:
     if report.plan is not None:
         limit = report.plan.memory_limit_bytes if report.memory_limit_bytes is None else report.memory_limit_bytes
         report = replace(report, program=report.program or lower(report.plan), memory_limit_bytes=limit)
-    kinds = " above ".join(each.kind.upper() for each in report.timelines)
+    kinds = " above ".join(timeline.kind.upper() for timeline in report.timelines)
     return Page(
         kind=report.kind, title=report.title, subtitle=f"{kinds} throughout." if kinds else "", notes=report.notes,
         figures=report.summary, data=_data(report), command=report.command, sections=list(_sections(report)),
@@ -111,18 +111,18 @@ def step_page(report: Report) -> Page:
 
 
 def _sections(report: Report) -> Iterator[Section]:
-    drawn = [each for each in report.timelines if len(each.rank)]
+    drawn = [timeline for timeline in report.timelines if len(timeline.rank)]
     live = LiveTimeline(timelines=drawn, programs=[report.program] * len(drawn), limit_bytes=report.memory_limit_bytes)
     yield Section(id="verification", title="Verification", parts=_verification(report.checks))
     yield Section(id="result", title="Result", parts=report.results)
     yield Section(id="what-if", title="What if", parts=report.what_if)
-    title = f"The step, {' and '.join(each.kind for each in report.timelines)}"
+    title = f"The step, {' and '.join(timeline.kind for timeline in report.timelines)}"
     yield Section(id="results", title=title, parts=_results(report))
-    actions = [actions_table(each) for each in drawn]
+    actions = [actions_table(timeline) for timeline in drawn]
     yield Section(id="pipeline", title="Pipeline and memory", parts=[live] if drawn else [])
     yield Section(id="actions", title="The pipeline as a table", parts=actions, folded=True)
     yield Section(id="training", title="Training", parts=[*_losses(report.losses), *_step_times(report)])
-    peaks = [memory_table(each, known) for each, known in _with_program(report) if each.memory]
+    peaks = [memory_table(timeline, known) for timeline, known in _with_program(report) if timeline.memory]
     yield Section(id="memory", title="Peak memory", parts=peaks)
     title = "Where the time goes, rank by rank and call by call"
     yield Section(id="composition", title=title, parts=list(_where_time_goes(report, drawn)), folded=True)
@@ -134,7 +134,7 @@ def _sections(report: Report) -> Iterator[Section]:
 
 def _with_program(report: Report) -> list[tuple[Timeline, Program | None]]:
     """The timelines, the prediction with its program: a run's memory is what it reported."""
-    return [(each, report.program if each is report.predicted else None) for each in report.timelines]
+    return [(timeline, report.program if timeline is report.predicted else None) for timeline in report.timelines]
 
 
 def _data(report: Report) -> dict[str, Any]:
@@ -144,11 +144,11 @@ def _data(report: Report) -> dict[str, Any]:
         "title": report.title,
         "summary": {name: str(value) for name, value in report.summary.items()},
         "timelines": [
-            _timeline_data(each)
-            | ({"step_s": report.run_step_s} if each is report.measured and report.run_step_s else {})
-            for each in report.timelines
+            _timeline_data(timeline)
+            | ({"step_s": report.run_step_s} if timeline is report.measured and report.run_step_s else {})
+            for timeline in report.timelines
         ],
-        "checks": [{**asdict(each), "passed": each.passed} for each in report.checks],
+        "checks": [{**asdict(check), "passed": check.passed} for check in report.checks],
         "losses": {name: [float(value) for value in values] for name, values in report.losses.items()},
         "step_times_s": [float(value) for value in report.step_times_s],
         "machine": dict(report.machine),
@@ -210,10 +210,10 @@ def _step_times(report: Report) -> list[Chart]:
 
 
 def _where_time_goes(report: Report, drawn: Sequence[Timeline]) -> Iterator[Table]:
-    for each in drawn:
-        yield composition_table(each, report.program)
+    for timeline in drawn:
+        yield composition_table(timeline, report.program)
         if report.program is not None:
-            yield critical_path_table(critical_path(each, report.program), each.kind)
+            yield critical_path_table(critical_path(timeline, report.program), timeline.kind)
     if len(drawn) == 2:
         yield comparison_table(*drawn)
 
@@ -247,8 +247,8 @@ def _timeline_data(timeline: Timeline) -> dict[str, Any]:
         "step_low_s": timeline.low_s,
         "step_high_s": timeline.high_s,
         "memory": [
-            {"rank": each.rank, "peak_bytes": each.peak_bytes, "by_role": dict(each.by_role)}
-            for each in timeline.memory
+            {"rank": memory_peak.rank, "peak_bytes": memory_peak.peak_bytes, "by_role": dict(memory_peak.by_role)}
+            for memory_peak in timeline.memory
         ],
         "meta": dict(timeline.meta),
         "composition": [asdict(each) for each in composition(timeline)] if len(timeline.rank) else [],

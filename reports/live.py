@@ -107,10 +107,10 @@ def pack(timeline: Timeline, program: Program | None = None, called: str | None 
         if len(spans) <= _MAX_CAUSED:
             causes = _causes(timeline, Causes(program, upto), spans, row_of, step)
         of = timeline.representatives
-        for each in critical_path(upto, program).spans:
-            if each.kind != "gap" and of[each.rank] in row_of:
-                place = 3 * row_of[of[each.rank]] + STREAMS.index(each.stream)
-                critical.append((place, each.start_ps - begin, each.end_ps - begin))
+        for span in critical_path(upto, program).spans:
+            if span.kind != "gap" and of[span.rank] in row_of:
+                place = 3 * row_of[of[span.rank]] + STREAMS.index(span.stream)
+                critical.append((place, span.start_ps - begin, span.end_ps - begin))
     bare = [
         (3 * row_of[rank] + 2, low - begin, high - begin)
         for rank, spans_of_rank in timeline.spans_of_step(step) if rank in row_of
@@ -120,8 +120,8 @@ def pack(timeline: Timeline, program: Program | None = None, called: str | None 
     for stretches in (bare, critical):
         lanes, low, high = np.array(stretches, dtype=np.int64).reshape(-1, 3).T
         columns += [lanes, low // unit, (high - low) // unit]
-    lives = [each.thinned(length) for each in live_of_groups(timeline, program) if each.rank in row_of]
-    byte_unit = 1 + max((int(each.peak[1]) for each in lives), default=0) // 2**30
+    lives = [group.thinned(length) for group in live_of_groups(timeline, program) if group.rank in row_of]
+    byte_unit = 1 + max((int(live_bytes.peak[1]) for live_bytes in lives), default=0) // 2**30
     for live in lives:
         columns += [np.diff(np.clip(live.times_ps, 0, length) // unit, prepend=0)]
         columns += [np.diff(live.by_role[role] // byte_unit, prepend=0) for role in role_order(live.by_role)]
@@ -191,7 +191,7 @@ def _causes(timeline: Timeline, causes: Causes, spans: Column, row_of: Mapping[i
     places = {
         (rank, stream, timeline.names[name][0], end): number
         for number, (rank, stream, name, end) in enumerate(
-            zip(*(each[spans].tolist() for each in columns), strict=True)
+            zip(*(column[spans].tolist() for column in columns), strict=True)
         )
     }
     distances = np.zeros(len(spans), dtype=np.int64)
@@ -221,9 +221,11 @@ def _names(timeline: Timeline, used: npt.NDArray[Any], program: Program | None) 
     }  # fmt: skip
     if known:
         instructions = [known.get(id_) for id_, _, _ in names]
-        columns["operator"] = [each.operator if each else "" for each in instructions]
-        columns["flops"] = [each.flops if each else 0 for each in instructions]
-        columns["bytes"] = [each.message_bytes if each else 0 for each in instructions]
-        columns["shapes"] = [" ".join(map(format_shape, each.shapes)) if each else "" for each in instructions]
-        columns["axes"] = [", ".join(each.axes) if each else "" for each in instructions]
+        columns["operator"] = [instruction.operator if instruction else "" for instruction in instructions]
+        columns["flops"] = [instruction.flops if instruction else 0 for instruction in instructions]
+        columns["bytes"] = [instruction.message_bytes if instruction else 0 for instruction in instructions]
+        columns["shapes"] = [
+            " ".join(map(format_shape, instruction.shapes)) if instruction else "" for instruction in instructions
+        ]
+        columns["axes"] = [", ".join(instruction.axes) if instruction else "" for instruction in instructions]
     return columns

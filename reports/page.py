@@ -103,7 +103,7 @@ class Page:
     def html(self) -> str:
         """The page as text."""
         kept = {name: value for name, value in self.data.items() if value not in (None, {}, [], "")}
-        shown = [each for each in self.sections if each.parts]
+        shown = [section for section in self.sections if section.parts]
         return render("page.html", page=self, sections=shown, data=Markup(as_json(kept)))
 
     def write(self, path: str | os.PathLike[str]) -> Path:

@@ -46,13 +46,13 @@ def pipeline_picture(timelines: Sequence[Timeline], *, title: str = "Pipeline: w
     for each in timelines:
         if not len(each.rank):
             raise TwofoldError(f"the {each.kind} timeline has no spans to draw")
-    rows = [_rows(each) for each in timelines]
+    rows = [_rows(timeline) for timeline in timelines]
 
     def draw(figure: Figure) -> None:
         figure.set_figheight(1.0 + sum(0.5 + 0.22 * len(lines) for lines in rows))
         heights = [len(lines) + 1 for lines in rows]
         panels = figure.subplots(len(timelines), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-        unit_s, unit = time_unit(max(each.step_s for each in timelines))
+        unit_s, unit = time_unit(max(timeline.step_s for timeline in timelines))
         for axes, timeline, lines in zip(panels, timelines, rows, strict=True):
             _draw(axes, timeline, lines, unit_s)
         panels[-1].set_xlabel(f"time since the step began ({unit}); wide lane: compute, narrow lane: communication")
@@ -123,4 +123,4 @@ def _actions(timeline: Timeline, step: int, rank: int) -> list[tuple[int, int, s
             stretches[-1] = (stretches[-1][0], max(stretches[-1][1], high), *stretches[-1][2:])
         elif label.micro_batch is not None:
             stretches.append((low, high, str(label.micro_batch), label.text))
-    return [each[:3] for each in stretches]
+    return [stretch[:3] for stretch in stretches]

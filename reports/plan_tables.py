@@ -33,7 +33,7 @@ def plan_table(plan: Plan) -> Table:
             ", ".join(f"{dim}→{format_axes(axes)}" for dim, axes in strategy.dims.items() if axes) or "whole",
             " ".join(f"{spec.input_layout(at, mesh, strategy.dims)}" for at in range(len(operator.inputs))),
             " ".join(f"{spec.output_layout(at, mesh, strategy.dims)}" for at in range(len(operator.outputs))),
-            "; ".join(f"{'F' if each.is_forward else 'B'}: {_describe(each)}" for each in messages) or "none",
+            "; ".join(f"{'F' if message.is_forward else 'B'}: {_describe(message)}" for message in messages) or "none",
         ))  # fmt: skip
     schedule = "written by hand" if is_written(plan.schedule) else plan.schedule
     sizes = f"{plan.num_micro_batches} micro-batches of {micro.batch_size}, schedule {schedule}"
@@ -72,7 +72,7 @@ def parameter_table(plan: Plan) -> Table:
                 placement.name, format_shape(placement.shape), format_ranks(group.ranks), f"{placement.layout}",
                 Bytes(group.values[placement.weight].span_bytes),
                 f"cut over {format_axes(placement.shard_axes)}" if placement.shard else "whole",
-                "; ".join(_describe(each) for each in messages if each.serves & named) or "none",
+                "; ".join(_describe(message) for message in messages if message.serves & named) or "none",
             ))  # fmt: skip
     columns = ("parameter", "shape", "ranks", "layout", "local weight", "optimizer", "communication per step")
     return Table(title="Parameters", columns=columns, rows=tuple(rows))

@@ -164,10 +164,10 @@ def operators_table(operators: Sequence[OperatorCost], chosen: Degrees, remarks:
     from plans.degrees.words import layout_words
 
     layout_chosen = layout_words(chosen)
-    others = dict.fromkeys([*remarks, *sorted(each.layout for each in operators)])
-    layouts = [layout_chosen, *(each for each in others if each != layout_chosen)][:_LAYOUTS]
-    cells = {(each.operator, each.layout): _split(each) for each in operators}
-    names = dict.fromkeys(each.operator for each in operators)
+    others = dict.fromkeys([*remarks, *sorted(operator.layout for operator in operators)])
+    layouts = [layout_chosen, *(other for other in others if other != layout_chosen)][:_LAYOUTS]
+    cells = {(operator.operator, operator.layout): _split(operator) for operator in operators}
+    names = dict.fromkeys(operator.operator for operator in operators)
     remarks = {**remarks, layout_chosen: "chosen"}
     notes = [f"{letter}: {layout}" + (f" ({remarks[layout]})" if layout in remarks else "")
              for letter, layout in zip("ABCDE", layouts, strict=False)]  # fmt: skip
@@ -201,15 +201,15 @@ def roofline_parts(
         A point for every operator, and the same as a table.
     """
     title, points, rows = "Roofline: operators of a block on a device", [], []
-    for each in operators:
-        if each.chosen and each.flops:
-            slope, rate = each.flops_per_byte * memory_Bps, each.flops_per_s / 1e12
-            share = Share(each.flops_per_s / min(peak_flops_per_s, slope))
+    for operator in operators:
+        if operator.chosen and operator.flops:
+            slope, rate = operator.flops_per_byte * memory_Bps, operator.flops_per_s / 1e12
+            share = Share(operator.flops_per_s / min(peak_flops_per_s, slope))
             limit = "arithmetic" if slope > peak_flops_per_s else "memory"
-            tooltip = f"{each.operator}: {rate:.3g} TFLOP/s, {share} of what {limit} allows"
-            points.append((each.flops_per_byte, rate, tooltip))
-            cells = Quantity(each.flops_per_byte), Quantity(rate), share, limit, Seconds(each.compute_s)
-            rows.append((each.operator, *cells))
+            tooltip = f"{operator.operator}: {rate:.3g} TFLOP/s, {share} of what {limit} allows"
+            points.append((operator.flops_per_byte, rate, tooltip))
+            cells = Quantity(operator.flops_per_byte), Quantity(rate), share, limit, Seconds(operator.compute_s)
+            rows.append((operator.operator, *cells))
     chart = roofline_chart(
         [Series(name="operators of a block", points=points)], peak_flops_per_s, memory_Bps, title=title,
         caption="Forecast rates of the forward and backward pass, recomputing included. Memory limits the operators "

@@ -67,16 +67,16 @@ def search_page(
     from search.devices import describe
 
     problem, best = result.problem, result.best
-    rows = {f"{at}. {describe(each.degrees)}": parts for at, each, parts in _different(result.plans[:_DRAWN])}
+    rows = {f"{at}. {describe(candidate.degrees)}": parts for at, candidate, parts in _different(result.plans[:_DRAWN])}
     *sections, further = forecast_sections(problem, best, reasons, rows, [_pareto(result), *_refused(result)])
-    drawn = [(describe(each.degrees), each.forecast.step_s, each.forecast.peak_bytes) for each in result.plans]
+    drawn = [(describe(plan.degrees), plan.forecast.step_s, plan.forecast.peak_bytes) for plan in result.plans]
     trade = trade_picture(drawn, title="Time against memory", limit_bytes=problem.limit_bytes)
     return Page(
         kind="plan", title=f"Search: {subject(problem)}", subtitle=f"Best: {describe(best.degrees)}.",
         figures={**headline(problem, best), "largest gap to the fastest of the space": Share(result.gap)},
         notes=[certificate, "All times are forecasts; nothing was run.", MFU], command=command,
         data={"plans": [
-            {"configuration": describe(each.degrees), **figures_of(each.forecast)} for each in result.plans[:top_k]
+            {"configuration": describe(plan.degrees), **figures_of(plan.forecast)} for plan in result.plans[:top_k]
         ]},
         sections=[
             Section(id="result", title="The fastest plans", parts=[_ranking(result, top_k), trade]),
@@ -92,11 +92,11 @@ def _different(plans: Sequence[Candidate]) -> Iterator[tuple[int, Candidate, dic
     from search.devices.explain import composition
 
     drawn: list[dict[str, float]] = []
-    for number, each in enumerate(plans, 1):
-        parts, least_s = composition(each), _VISIBLE * each.forecast.step_s
+    for number, plan in enumerate(plans, 1):
+        parts, least_s = composition(plan), _VISIBLE * plan.forecast.step_s
         if all(max(abs(parts.get(name, 0.0) - spent) for name, spent in other.items()) > least_s for other in drawn):
             drawn.append(parts)
-            yield number, each, parts
+            yield number, plan, parts
 
 
 def trade_picture(
@@ -115,7 +115,7 @@ def trade_picture(
     if not configurations:
         raise TwofoldError(f"no configurations to draw for {title!r}")
     fastest_s = min(step_s for _, step_s, _ in configurations)
-    near = [each for each in configurations if each[1] <= _FARTHEST * fastest_s]
+    near = [configuration for configuration in configurations if configuration[1] <= _FARTHEST * fastest_s]
     front = pareto_front(near, lambda each: each[1:])
     unit_s, unit = time_unit(max(step_s for _, step_s, _ in near))
 
@@ -142,8 +142,8 @@ def _ranking(result: SearchResult[Candidate], top_k: int) -> Table:
     from search.devices.preference import EQUAL
 
     plans = result.plans[:top_k]
-    is_simulated = any(each.simulated_s is not None for each in plans)
-    shared, differences = _shared_words([describe(each.degrees) for each in plans])
+    is_simulated = any(plan.simulated_s is not None for plan in plans)
+    shared, differences = _shared_words([describe(plan.degrees) for plan in plans])
     rows: list[tuple[Cell, ...]] = []
     for number, (each, words) in enumerate(zip(plans, differences, strict=True), 1):
         first, *cells = figure_cells(each)
@@ -186,41 +186,52 @@ def _alternatives(result: SearchResult[Candidate], reasons: Reasons | None) -> l
     tables = [_neighbours(result)] if result.alternatives else []
     if reasons is not None:
         slower = {
-            layout_words(each.candidate.degrees): f"{each.change}: the step is {Seconds(each.extra_s)} longer"
-            for each in result.alternatives[::-1] if each.candidate is not None and each.extra_s is not None
-        }  # fmt: skip
+            layout_words(
+                alternative.candidate.degrees
+            ): f"{alternative.change}: the step is {Seconds(alternative.extra_s)} longer"
+            for alternative in result.alternatives[::-1]
+            if alternative.candidate is not None and alternative.extra_s is not None
+        }
         tables.append(operators_table(reasons.operators, result.best.degrees, dict(reversed(slower.items()))))
     return tables
 
 
 def _neighbours(result: SearchResult[Candidate]) -> Table:
     """A row for every neighbour that is forecast, and one for all that are impossible for the same reason."""
-    slower = [each for each in result.alternatives if each.extra_s is not None]
-    impossible = [each for each in result.alternatives if each.extra_s is None]
+    slower = [alternative for alternative in result.alternatives if alternative.extra_s is not None]
+    impossible = [alternative for alternative in result.alternatives if alternative.extra_s is None]
     fastest = min(result.plans, key=lambda each: each.forecast.step_s)
     rows: list[tuple[Cell, ...]] = [
-        (each.change, Seconds(each.extra_s), Change(each.extra_s / fastest.forecast.step_s), each.reason)
-        for each in slower[:_NEIGHBOURS] if each.extra_s is not None
-    ]  # fmt: skip
+        (
+            alternative.change,
+            Seconds(alternative.extra_s),
+            Change(alternative.extra_s / fastest.forecast.step_s),
+            alternative.reason,
+        )
+        for alternative in slower[:_NEIGHBOURS]
+        if alternative.extra_s is not None
+    ]
     shown = sorted(impossible[:_NEIGHBOURS], key=lambda each: each.reason)
     for reason, group in groupby(shown, key=lambda each: each.reason):
-        rows.append(("; ".join(each.change for each in group), None, None, reason))
+        rows.append(("; ".join(alternative.change for alternative in group), None, None, reason))
     left = len(result.alternatives) - min(len(slower), _NEIGHBOURS) - len(shown)
     notes = [f"And {left} more."] if left else []
     if fastest is not result.best:
         notes.append(f"Changes of plan {result.plans.index(fastest) + 1}, which has the shortest forecast.")
     return Table(
-        title="One degree changed at a time, the layers spread again", columns=("change", "longer", "share", "why"),
-        rows=rows, notes=tuple(notes),
-    )  # fmt: skip
+        title="One degree changed at a time, the layers spread again",
+        columns=("change", "longer", "share", "why"),
+        rows=rows,
+        notes=tuple(notes),
+    )
 
 
 def _pareto(result: SearchResult[Candidate]) -> Table:
     from search.devices import describe
 
     rows = [
-        (Seconds(each.forecast.step_s), Bytes(each.forecast.peak_bytes), describe(each.degrees))
-        for each in result.pareto[:20]
+        (Seconds(candidate.forecast.step_s), Bytes(candidate.forecast.peak_bytes), describe(candidate.degrees))
+        for candidate in result.pareto[:20]
     ]
     return Table(title="Pareto front of time and memory", columns=("step", "peak", "configuration"), rows=rows)
 
@@ -233,6 +244,6 @@ def _refused(result: SearchResult[Candidate]) -> list[Table]:
     for reason, parts in sorted(reasons.items()):
         nearest = min(parts, key=lambda each: (each.excess_bytes or 0, each.what))
         excess = "" if nearest.excess_bytes is None else f"{Bytes(nearest.excess_bytes)} too much"
-        rows.append((reason, sum(max(1, each.count) for each in parts), nearest.what, excess))
+        rows.append((reason, sum(max(1, part.count) for part in parts), nearest.what, excess))
     title = "Rejected parts of the search space"
     return [Table(title=title, columns=("reason", "parts", "nearest", "by"), rows=rows)] if rows else []

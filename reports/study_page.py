@@ -142,7 +142,7 @@ def _trade(study: Findings) -> Iterator[Chart]:
     others = [row for row in study.best_first if not any(row is each for each in front)]
     series = [
         Series(name="points", points=points(_spread(others))),
-        Series(name="Pareto front", points=points(front), curve=[each[:2] for each in points(front)]),
+        Series(name="Pareto front", points=points(front), curve=[point[:2] for point in points(front)]),
     ]
     title = f"Tokens/s against {what.partition(' (')[0]}"
     yield series_chart(series, Scale(x="tokens/s", y=what), title=title, caption=_left_out(len(others)))

@@ -31,23 +31,25 @@ def timeline_table(timelines: Sequence[Timeline], *, run_step_s: float | None = 
         run_step_s: the step of the last one, which is a run, over more steps than were recorded; by default the median
             from one recorded step's end to the next.
     """
-    figures = [figures_of(each) for each in timelines]
+    figures = [figures_of(timeline) for timeline in timelines]
     if run_step_s is not None:
         figures[-1]["step_s"] = run_step_s
     quantities = [
-        (figure.title, [each[key] or (None if key == "peak_bytes" else 0) for each in figures], figure.form)
+        (figure.title, [figure[key] or (None if key == "peak_bytes" else 0) for figure in figures], figure.form)
         for key, figure in FIGURES.items()
     ]
-    quantities.insert(-1, ("host wait", [each.host_wait_s for each in timelines], Seconds))
+    quantities.insert(-1, ("host wait", [timeline.host_wait_s for timeline in timelines], Seconds))
     compared = len(timelines) == 2
     rows = []
     for name, values, form in quantities:
         cells = ["not known" if value is None else form(value) for value in values]
         rows.append((name, *cells, *([_difference(values[0], values[1], form)] if compared else [])))
-    if any(each.low_s is not None for each in timelines):
+    if any(timeline.low_s is not None for timeline in timelines):
         spans = [
-            "" if each.low_s is None or each.high_s is None else f"{Seconds(each.low_s)} to {Seconds(each.high_s)}"
-            for each in timelines
+            ""
+            if timeline.low_s is None or timeline.high_s is None
+            else f"{Seconds(timeline.low_s)} to {Seconds(timeline.high_s)}"
+            for timeline in timelines
         ]
         rows.insert(1, ("its 90 % interval", *spans, *([""] if compared else [])))
     columns = ("quantity", *_titles(timelines), *(["difference"] if compared else []))
@@ -57,7 +59,7 @@ def timeline_table(timelines: Sequence[Timeline], *, run_step_s: float | None = 
 
 def _titles(timelines: Sequence[Timeline]) -> list[str]:
     """Their kinds, numbered where two are of one kind."""
-    kinds = [each.kind for each in timelines]
+    kinds = [timeline.kind for timeline in timelines]
     return kinds if len({*kinds}) == len(kinds) else [f"{kind} {number}" for number, kind in enumerate(kinds, 1)]
 
 
@@ -89,7 +91,7 @@ def composition_table(timeline: Timeline, program: Program | None = None) -> Tab
     step_ps = max(1, sum(part.step_ps for part in parts))
     ranks: dict[tuple[Cell, ...], list[int]] = {}
     for part, times, waited in zip(parts, spent, waits, strict=True):
-        cells: list[Cell] = [Seconds(each / PS_PER_S) for each in times]
+        cells: list[Cell] = [Seconds(time / PS_PER_S) for time in times]
         if any(waits):
             longest = max(part.straggler_ps, key=lambda last: part.straggler_ps[last], default=None)
             cells.append(f"{Seconds(waited / PS_PER_S)}" + ("" if longest is None else f", most for {longest}"))
@@ -115,8 +117,8 @@ def critical_path_table(path: CriticalPath, kind: str = "predicted") -> Table:
     rows = [(name, Seconds(part / PS_PER_S), Share(part / max(1, path.step_ps))) for name, part in kinds.items()]
     rows.append(("step", Seconds(path.step_ps / PS_PER_S), Share(1)))
     notes = [
-        f"In {each.id} rank {each.rank} waits {Seconds(each.waited_ps / PS_PER_S)} for rank {each.last}."
-        for each in sorted(path.stragglers, key=lambda each: -each.waited_ps)[:3]
+        f"In {late.id} rank {late.rank} waits {Seconds(late.waited_ps / PS_PER_S)} for rank {late.last}."
+        for late in sorted(path.stragglers, key=lambda straggler: -straggler.waited_ps)[:3]
     ]
     by_rank = [f"{rank}: {Share(part / max(1, path.step_ps))}" for rank, part in path.by_rank_ps.items()]
     if len(by_rank) > 1:
@@ -153,7 +155,7 @@ def actions_table(timeline: Timeline) -> Table:
     times: dict[tuple[int, str], list[int]] = {}
     rows = rows_of_step(timeline, step, "compute")
     columns = (timeline.rank, timeline.name_index, timeline.start_ps, timeline.end_ps)
-    for rank, name, start, end in zip(*(each[rows].tolist() for each in columns), strict=True):
+    for rank, name, start, end in zip(*(column[rows].tolist() for column in columns), strict=True):
         entry = times.setdefault((rank, read_label(timeline.names[name][0]).text), [start, end, 0])
         entry[1], entry[2] = max(entry[1], end), entry[2] + end - start
     body = tuple(
@@ -170,7 +172,7 @@ CHANGED = (_STEP, "change", *_OTHERS)
 
 def changed_rows(steps: Sequence[tuple[str, Any]]) -> list[list[Cell]]:
     """A row for each named step: its figures, behind the step its change against the first one."""
-    named = [(name, figures_of(each)) for name, each in steps]
+    named = [(name, figures_of(step)) for name, step in steps]
     base_s, rows = named[0][1]["step_s"], list[list[Cell]]()
     for at, (name, values) in enumerate(named):
         step, *others = (FIGURES[key].form(value) for key, value in values.items())
@@ -182,5 +184,5 @@ def figures_table() -> Table:
     """The definitions, for reports and docs."""
     return Table(
         title="The figures of a step", columns=("figure", "key", "unit", "definition"),
-        rows=tuple((each.title, each.key, each.unit, each.definition) for each in FIGURES.values()),
+        rows=tuple((figure.title, figure.key, figure.unit, figure.definition) for figure in FIGURES.values()),
     )  # fmt: skip

@@ -17,13 +17,13 @@ __all__ = ["sensitivity_table", "tornado_picture", "what_if_table"]
 def what_if_table(base: Outcome, changed: Sequence[tuple[str, Outcome]], note: str = "") -> Table:
     """The base in the first row, every change below it; goodput only where checkpoints or failures are among them."""
     rows = [("unchanged", base), *changed]
-    with_goodput = any(each.goodput.fraction != 1.0 for _, each in rows)
+    with_goodput = any(row.goodput.fraction != 1.0 for _, row in rows)
     columns, body = ("what if", *CHANGED), changed_rows(rows)
     if with_goodput:
         columns = (*columns, "goodput", "effective step")
         for cells, (_, each) in zip(body, rows, strict=True):
             cells += [Share(each.goodput.fraction), Seconds(each.goodput.effective_step_s)]
-    best = {each.goodput.best_every_steps for _, each in rows} - {None}
+    best = {row.goodput.best_every_steps for _, row in rows} - {None}
     notes = [note] if note else []
     if len(best) == 1:
         notes.append(f"Least is wasted with a checkpoint every {best.pop()} steps (Daly 2006).")
@@ -34,8 +34,12 @@ def sensitivity_table(effects: Sequence[Effect]) -> Table:
     """The effect of lowering and raising every quantity, the largest effect first."""
     by = effects[0].by if effects else 0.0
     rows = tuple(
-        (each.knob, *(Change(each.change(value)) for value in (each.low_s, each.high_s)), Seconds(each.swing_s))
-        for each in effects
+        (
+            effect.knob,
+            *(Change(effect.change(value)) for value in (effect.low_s, effect.high_s)),
+            Seconds(effect.swing_s),
+        )
+        for effect in effects
     )
     columns = ("knob", f"{-100 * by:+.0f} %", f"{100 * by:+.0f} %", "swing")
     return Table(
@@ -50,11 +54,11 @@ def tornado_picture(effects: Sequence[Effect], *, title: str = "What the step ti
     by = f"{100 * effects[0].by:.0f} %" if effects else ""
     base = f" of {Seconds(effects[0].base_s)}" if effects else ""
     parts = [
-        (f"{by} down", "orange", [100 * each.change(each.low_s) for each in effects]),
-        (f"{by} up", "sky", [100 * each.change(each.high_s) for each in effects]),
+        (f"{by} down", "orange", [100 * effect.change(effect.low_s) for effect in effects]),
+        (f"{by} up", "sky", [100 * effect.change(effect.high_s) for effect in effects]),
     ]
     return bars(
-        [each.knob for each in effects], parts, title=title, x=f"change of the predicted step time{base} (%)",
+        [effect.knob for effect in effects], parts, title=title, x=f"change of the predicted step time{base} (%)",
         caption="Each bar changes one quantity; at its end the swing.", said="{:+.2f} %".format,
-        ends=[str(Seconds(each.swing_s)) for each in effects],
+        ends=[str(Seconds(effect.swing_s)) for effect in effects],
     )  # fmt: skip

@@ -161,10 +161,10 @@ class SearchResult(Shown, Generic[PlanT]):
         """A row for every plan: its configuration, step and peak."""
         return [
             {
-                "plan": describe(each.degrees) if isinstance(each, Candidate) else repr(each),
-                "step_s": _predicted(each)[0], "peak_bytes": _predicted(each)[1],
+                "plan": describe(plan.degrees) if isinstance(plan, Candidate) else repr(plan),
+                "step_s": _predicted(plan)[0], "peak_bytes": _predicted(plan)[1],
             }
-            for each in self.plans
+            for plan in self.plans
         ]  # fmt: skip
 
     def reordered(self, plans: Sequence[PlanT]) -> SearchResult[PlanT]:

@@ -340,10 +340,16 @@ def _search_table(plans: SearchResult[Plan]) -> Table:
         title="Search: strategies of every operator, and the extra cost of the best plan with each",
         columns=("operator", "strategy", "extra per step (additive cost)", "chosen"),
         rows=tuple(
-            (each.subject, each.change, f"{each.extra_s * 1e3:+.3f} ms", "yes" if each.chosen else "")
-            for each in nearest if each.extra_s is not None
+            (
+                alternative.subject,
+                alternative.change,
+                f"{alternative.extra_s * 1e3:+.3f} ms",
+                "yes" if alternative.chosen else "",
+            )
+            for alternative in nearest
+            if alternative.extra_s is not None
         ),
-    )  # fmt: skip
+    )
 
 
 def _calibration_table(calibrated: CalibrationResult) -> Table:

@@ -30,15 +30,17 @@ def command_page(name: str, command: type) -> str:
     from twofold.mistakes import options_of
 
     options = list(options_of(command))
-    words = [f"[{each.name}]" if not each.is_needed else each.name.upper() for each in options if each.is_word]
-    needed = [f"{each.name} ..." for each in options if each.is_needed and not each.is_word]
+    words = [
+        f"[{option.name}]" if not option.is_needed else option.name.upper() for option in options if option.is_word
+    ]
+    needed = [f"{option.name} ..." for option in options if option.is_needed and not option.is_word]
     lines = textwrap.wrap(" ".join(["usage: twofold", name, *words, *needed, "[options]"]), _WIDTH)
     lines += ["", *textwrap.wrap(_sentence(command), _WIDTH), "", "examples:"]
     lines += [f"  {example}" for example in EXAMPLES[name]]
     groups: dict[str, list[str]] = {}
-    for each in options:
-        if not each.is_word:
-            groups.setdefault(each.group, []).append(each.name)
+    for option in options:
+        if not option.is_word:
+            groups.setdefault(option.group, []).append(option.name)
     lines += ["", f"options (twofold {name} --help-all describes them):"]
     for group, names in groups.items():
         if group:

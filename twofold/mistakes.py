@@ -40,18 +40,22 @@ class Option:
 def options_of(command: type, group: str = "") -> Iterator[Option]:
     """All options of a command."""
     hints = typing.get_type_hints(command, include_extras=True)
-    for each in dataclasses.fields(command):
-        kind = hints[each.name]
+    for field in dataclasses.fields(command):
+        kind = hints[field.name]
         if dataclasses.is_dataclass(kind):
             assert isinstance(kind, type)
             yield from options_of(kind, (kind.__doc__ or "").strip().partition("\n")[0].rstrip("."))
             continue
         is_word = any("Positional" in repr(mark) for mark in marks_of(kind))
         plain = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
-        needed = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         yield Option(
-            name=each.name if is_word else flag(each.name), is_word=is_word, is_needed=needed, type=plain, group=group,
-        )  # fmt: skip
+            name=field.name if is_word else flag(field.name),
+            is_word=is_word,
+            is_needed=needed,
+            type=plain,
+            group=group,
+        )
 
 
 def unknown_command(word: str, commands: Sequence[str]) -> str:
@@ -69,7 +73,7 @@ def check_arguments(name: str, command: type, arguments: Sequence[str]) -> None:
     Raises:
         TwofoldError: an option with several values that is given twice, or without a value.
     """
-    options = {each.name: each for each in options_of(command)}
+    options = {option.name: option for option in options_of(command)}
     seen: set[str] = set()
     for argument, after in itertools.zip_longest(arguments, arguments[1:], fillvalue="--"):
         if argument == "--":
@@ -93,7 +97,7 @@ def mistake(name: str, command: type, arguments: Sequence[str], message: str) ->
         arguments: arguments after the name.
         message: tyro's message.
     """
-    options = {each.name: each for each in options_of(command)}
+    options = {option.name: option for option in options_of(command)}
     words = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", message))
     for describe in (_switch, _unknown, _valueless, _unread, _missing):
         if text := describe(name, options, arguments, words):
@@ -115,7 +119,7 @@ def _switch(name: str, options: Options, arguments: Sequence[str], words: str) -
 
 def _unknown(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
     """Message about an unknown option."""
-    known = [each for each in options if each.startswith("--")]
+    known = [option for option in options if option.startswith("--")]
     for argument in arguments:
         spelled = _spelled(argument)
         if re.fullmatch(r"-[A-Za-z]+", argument):
@@ -173,9 +177,9 @@ def _missing(name: str, options: Options, arguments: Sequence[str], words: str) 
     if "Missing from" in words:
         has_word = _has_word(arguments, options)
         needed = [
-            each
-            for each in options.values()
-            if each.is_needed and not (has_word if each.is_word else each.name in given)
+            option
+            for option in options.values()
+            if option.is_needed and not (has_word if option.is_word else option.name in given)
         ]
     if extra and needed and not needed[0].is_word:
         return f"{extra!r} is not the value of an option; did you mean {needed[0].name} {extra}?"
@@ -184,7 +188,7 @@ def _missing(name: str, options: Options, arguments: Sequence[str], words: str) 
         return f"{before} is a switch and takes no value; leave out {extra!r}"
     if extra:
         return f"{extra!r} is an unexpected argument for twofold {name}; `twofold {name} --help` lists the options"
-    return f"twofold {name} needs {' and '.join(_said(name, each) for each in needed)}" if needed else ""
+    return f"twofold {name} needs {' and '.join(_said(name, option) for option in needed)}" if needed else ""
 
 
 def _said(name: str, option: Option) -> str:
@@ -220,7 +224,7 @@ def _is_switch(option: Option | None) -> bool:
 def _parts(kind: Any) -> tuple[Any, ...]:
     """A type and its parts."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is not None:
-        return tuple(part for each in typing.get_args(kind) for part in _parts(each))
+        return tuple(part for argument in typing.get_args(kind) for part in _parts(argument))
     return (kind,)
 
 

@@ -39,7 +39,7 @@ def server(folder: Path, port: int) -> ThreadingHTTPServer:
                 return self.send_error(403, "reports are shown to this computer only")  # a name that leads here
             if not wanted:
                 content = folder_page(folder).html().encode()
-            elif any(Link("", each.path.as_posix()).address == wanted for each in reports_in(folder)):
+            elif any(Link("", found_report.path.as_posix()).address == wanted for found_report in reports_in(folder)):
                 return super().do_GET()
             else:
                 return self.send_error(404, "no such report")

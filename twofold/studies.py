@@ -85,7 +85,7 @@ class Study(Shown):
     figures: tuple[Mapping[str, Any], ...]
 
     def __repr__(self) -> str:
-        refused = sum("refused" in each for each in self.figures)
+        refused = sum("refused" in figure for figure in self.figures)
         return f"<Study of {', '.join(self.axes)}: {len(self.figures)} points, {refused} refused>"
 
     def __len__(self) -> int:

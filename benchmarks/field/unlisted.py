@@ -59,7 +59,7 @@ def captured(name: str, found: dict[str, Any]) -> tuple[Graph | None, torch.nn.M
     if graph is not None:
         found["operators"] = len(graph.operators)
         found["without_an_entry"] = sorted(
-            {str(each.attrs["target"]) for each in graph.operators if each.kind == "opaque"}
+            {str(operator.attrs["target"]) for operator in graph.operators if operator.kind == "opaque"}
         )
         found["replicated"] = [str(each.message)[:120] for each in caught if "cannot be split" in str(each.message)]
     return graph, module, examples

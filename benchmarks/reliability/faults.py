@@ -213,9 +213,9 @@ def _prepared(folder: Path, fault: Fault, rank: int, step: int) -> Path:
     """Plan, data and job of a case."""
     job = make_job(folder, STEPS, f"{folder}/data.py:fed", _MORE)
     graph = mlp_graph([6, 64, 2], 8)
-    stage = Stage(mesh=Layout((RANKS,), ("dp",)), operators=tuple(each.name for each in graph.operators))
-    rows = {each.name: Strategy(dims={str(graph.spec(each).inputs[0][0]): ("dp",)})
-            for each in graph.operators}  # fmt: skip
+    stage = Stage(mesh=Layout((RANKS,), ("dp",)), operators=tuple(operator.name for operator in graph.operators))
+    rows = {operator.name: Strategy(dims={str(graph.spec(operator).inputs[0][0]): ("dp",)})
+            for operator in graph.operators}  # fmt: skip
     optimizer = Optimizer(kind="adamw", settings={"lr": 0.01})
     save_plan(Plan(graph=graph, stages=(stage,), strategies=rows, optimizer=optimizer), folder / "plan.json")
     names = [tensor.name for tensor in graph.inputs]
@@ -286,7 +286,7 @@ def _goes_on(job: Path, said: str, expected: list[float], fault: Fault) -> list[
     if told and told[-1] not in {path.name for path in written_checkpoints(folder)}:
         wrong.append(f"{told[-1]} was reported as written and is lost")
     if fault.code == 0:
-        return wrong + ["other losses"] * ([each["loss"] for each in figures(job)] != expected)
+        return wrong + ["other losses"] * ([figure["loss"] for figure in figures(job)] != expected)
     data = job.parent / "data.py"
     data.write_text(data.read_text().replace("happens(batch)\n", "pass\n", 1))
     return wrong + ["other losses after resuming"] * (losses(job, resume=True) != expected)

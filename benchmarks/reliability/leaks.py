@@ -59,8 +59,10 @@ def of_steps(folder: Path, steps: int, ranks: int, say: Callable[[str], None]) -
     """Steps of a small network on ranks that share its batch, with 10 checkpoints; the worst rank counts."""
     job = make_job(folder, steps, "random", f"print_every = {steps}\n[checkpoints]\nevery = {steps // 10}\n")
     graph = mlp_graph([6, 64, 2], ranks)
-    stage = Stage(mesh=Layout((ranks,), ("dp",)), operators=tuple(each.name for each in graph.operators))
-    rows = {each.name: Strategy(dims={str(graph.spec(each).inputs[0][0]): ("dp",)}) for each in graph.operators}
+    stage = Stage(mesh=Layout((ranks,), ("dp",)), operators=tuple(operator.name for operator in graph.operators))
+    rows = {
+        operator.name: Strategy(dims={str(graph.spec(operator).inputs[0][0]): ("dp",)}) for operator in graph.operators
+    }
     optimizer = Optimizer(kind="adamw", settings={"lr": 0.001})
     save_plan(Plan(graph=graph, stages=(stage,), strategies=rows, optimizer=optimizer), folder / "plan.json")
     run = started(job)
@@ -79,7 +81,7 @@ def of_steps(folder: Path, steps: int, ranks: int, say: Callable[[str], None]) -
     code, said = ended(job, run, LIMIT_S)
     if code:
         raise RuntimeError(said[-500:])
-    found = {rank: grown(each) for rank, each in samples.items()}
+    found = {rank: grown(sample) for rank, sample in samples.items()}
     worst = max(found, key=lambda rank: found[rank]["memory_bytes"][1] / found[rank]["memory_bytes"][0])
     say(f"{steps} steps on {ranks} ranks, {len(samples[worst])} samples: rank {worst} {found[worst]}")
     met = all(each["met"] for each in found.values())

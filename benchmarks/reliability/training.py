@@ -76,7 +76,7 @@ def losses(job: Path, *, resume: bool = False, limit_s: float = 90.0) -> list[fl
     code, said = ended(job, started(job, resume=resume), limit_s)
     if code:
         raise NotEnded(f"a run without a fault ended with {code}: {said[-500:]}")
-    return [each["loss"] for each in figures(job)]
+    return [figure["loss"] for figure in figures(job)]
 
 
 def figures(job: Path) -> list[dict[str, float]]:

@@ -56,7 +56,7 @@ class Block(nn.Module):
         """[batch, length, width] -> the same shape."""
         batch, length, width = x.shape
         parts = self.qkv(self.norm1(x)).split(width, dim=2)
-        q, k, v = (each.view(batch, length, self.heads, -1).transpose(1, 2) for each in parts)
+        q, k, v = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))

@@ -163,7 +163,7 @@ def conducted(study: Study, folder: Path, *, steps: int | None = None, tell: Any
     loss, accuracy = _tested(module, alone.weights, Source(data=testing, seed=SEED), plan)
     classifies = is_classifier(plan.graph)
     return Outcome(
-        plan=plan, losses=tuple(each["loss"] for each in figures), alone=tuple(alone.losses),
+        plan=plan, losses=tuple(figure["loss"] for figure in figures), alone=tuple(alone.losses),
         test_losses=(tested["loss"], loss), accuracies=(tested["accuracy"], accuracy) if classifies else None,
     )  # fmt: skip
 

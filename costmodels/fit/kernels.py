@@ -84,9 +84,9 @@ def fit_memory(points: Sequence[Point], compute: Compute) -> KernelFit:
         "and a root of bytes": 3,
     }  # fmt: skip
     left_out = {name: np.empty(len(points)) for name in forms}
-    for name, each in forms.items():
+    for name, form in forms.items():
         for inside, outside in folds(points):
-            fitted = _memory_parameters([points[at] for at in inside], compute, each)
+            fitted = _memory_parameters([points[at] for at in inside], compute, form)
             left_out[name][outside] = [predicted_s(points[at], fitted) for at in outside]
     errors = {name: float(np.median(np.abs(log_ratio(each_s, seconds)))) for name, each_s in left_out.items()}
     chosen = choose(errors)

@@ -110,14 +110,14 @@ def fit_power(points: Sequence[Point], others: Sequence[Point], compute: Compute
         others: all points that are fitted, among them large messages.
         compute: peaks.
     """
-    found = [each for each in mixtures(points, compute) if each.name != CHECKED and each.power_W]
+    found = [mixture for mixture in mixtures(points, compute) if mixture.name != CHECKED and mixture.power_W]
     if not found:
         return compute
-    highest_MHz = max(each.clock_MHz for each in found)
-    held = [each for each in found if each.clock_MHz < FREE * highest_MHz]
-    if len({each.name for each in found}) < LEAST_MIXTURES or not held:
+    highest_MHz = max(mixture.clock_MHz for mixture in found)
+    held = [mixture for mixture in found if mixture.clock_MHz < FREE * highest_MHz]
+    if len({mixture.name for mixture in found}) < LEAST_MIXTURES or not held:
         return compute
-    limit_W = float(np.median([each.power_W for each in held]))
+    limit_W = float(np.median([mixture.power_W for mixture in held]))
     product_MHz = _product_clock(found, highest_MHz)
 
     def drawn_W(q: dict[str, float], each: Mixture) -> float:
@@ -137,13 +137,15 @@ def fit_power(points: Sequence[Point], others: Sequence[Point], compute: Compute
 
     def misfit(logs: Floats) -> Floats:
         q = values(logs)
-        drawn = [drawn_W(q, each) for each in found]
-        powers_W = [limit_W if each in held else each.power_W for each in found]
+        drawn = [drawn_W(q, mixture) for mixture in found]
+        powers_W = [limit_W if mixture in held else mixture.power_W for mixture in found]
         return np.concatenate([np.log(drawn) - np.log(powers_W), 0.02 * (logs - start)])
 
     q = values(solve(misfit, start, lower, upper))
-    alone = max(each.peak_share for each in found if each.name.split()[0] in PRODUCTS and len(each.shares) == 1)
-    fastest = max(each.peak_share / each.shares["matrix"] for each in found if "matrix" in each.shares)
+    alone = max(
+        mixture.peak_share for mixture in found if mixture.name.split()[0] in PRODUCTS and len(mixture.shares) == 1
+    )
+    fastest = max(mixture.peak_share / mixture.shares["matrix"] for mixture in found if "matrix" in mixture.shares)
     peak_W = q["idle"] + q["matrix"] * max(alone, fastest) * (product_MHz / highest_MHz) ** (q["exponent"] - 1)
     power = Power(
         limit_W=round(limit_W, 1), highest_MHz=highest_MHz, idle_W=round(q["idle"], 1), matrix_W=round(q["matrix"], 1),
@@ -165,12 +167,12 @@ def _product_clock(found: Sequence[Mixture], highest_MHz: float) -> float:
 
     Only large products, whose time depends on the clock, determine it.
     """
-    alone = [each for each in found if set(each.shares) == {"matrix"}]
-    free = [each for each in found if "matrix" in each.shares and each.clock_MHz >= FREE * highest_MHz]
+    alone = [mixture for mixture in found if set(mixture.shares) == {"matrix"}]
+    free = [mixture for mixture in found if "matrix" in mixture.shares and mixture.clock_MHz >= FREE * highest_MHz]
     if not alone or not free:
         return highest_MHz
-    cycles = float(np.median([each.clock_MHz * each.seconds["matrix"] for each in alone]))
-    return min(highest_MHz, cycles / float(np.median([each.seconds["matrix"] for each in free])))
+    cycles = float(np.median([mixture.clock_MHz * mixture.seconds["matrix"] for mixture in alone]))
+    return min(highest_MHz, cycles / float(np.median([mixture.seconds["matrix"] for mixture in free])))
 
 
 def _is_large_message(point: Point) -> bool:
@@ -180,8 +182,8 @@ def _is_large_message(point: Point) -> bool:
 
 def _share(found: Sequence[Mixture], kind: str) -> float:
     """The share of a kernel's time that depends on the clock: from 0 to 1."""
-    own = [each for each in found if kind in each.shares]
-    high = max((each for each in own if len(each.shares) == 1), key=lambda each: each.clock_MHz, default=None)
+    own = [mixture for mixture in found if kind in mixture.shares]
+    high = max((mixture for mixture in own if len(mixture.shares) == 1), key=lambda each: each.clock_MHz, default=None)
     low = min(own, key=lambda each: each.clock_MHz, default=None)
     if high is None or low is None or low.clock_MHz >= FREE * high.clock_MHz:
         return 0.0

@@ -100,12 +100,12 @@ def with_processor(machine: Machine, fit: ProcessorFit, *, date: str) -> Machine
         },
         collectives={
             name: replace(
-                each,
-                cpu_start_s=each.cpu_start_s * fit.communication,
-                cpu_message_s=each.cpu_message_s * fit.communication,
-                cpu_Bps=None if each.cpu_Bps is None else each.cpu_Bps / fit.communication,
+                collective,
+                cpu_start_s=collective.cpu_start_s * fit.communication,
+                cpu_message_s=collective.cpu_message_s * fit.communication,
+                cpu_Bps=None if collective.cpu_Bps is None else collective.cpu_Bps / fit.communication,
             )
-            for name, each in machine.collectives.items()
+            for name, collective in machine.collectives.items()
         },
         provenance={**machine.provenance, "compute": measured, "dispatch_s": measured, "collectives": measured},
     )

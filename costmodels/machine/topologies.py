@@ -160,7 +160,9 @@ def _in_tiers(
 ) -> Machine:
     own = load_device(device)
     made = Machine.of_device(own, own.per_node)
-    provenance = {entry: each for entry, each in made.provenance.items() if entry.partition(".")[0] != "links"}
+    provenance = {
+        entry: provenance for entry, provenance in made.provenance.items() if entry.partition(".")[0] != "links"
+    }
     provenance |= {
         entry: Provenance(status=status, source=source, date=_DATE) for entry, (status, source) in said.items()
     }  # fmt: skip

@@ -152,7 +152,7 @@ def collective_claims(
             continue
         ways = {below.way_out(member, machine.links[0]) for member in members}
         for domain, count in inside.items():
-            own = [each for each in ways if each[0] == domain]
+            own = [way for way in ways if way[0] == domain]
             size = _leaving(machine, tier, call, way.protocol, traffic, inside, count) / len(own)
             seconds = load_s(model, machine.links, group, traffic, way.protocol, Load(tier, True, size))
             for each in own:

@@ -107,7 +107,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def __post_init__(self) -> None:
         if sorted(self.blocks_s) != sorted(KINDS):
             raise TwofoldError(f"blocks_s of a host has the kinds {', '.join(KINDS)}, not {', '.join(self.blocks_s)}")
-        if not all(0 < each < 1 for times in self.blocks_s.values() for each in times) or not 0 <= self.spread < 3:
+        if not all(0 < time < 1 for times in self.blocks_s.values() for time in times) or not 0 <= self.spread < 3:
             raise TwofoldError("a host's blocks take between 0 and 1 s, and its spread is between 0 and 3")
 
 

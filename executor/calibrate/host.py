@@ -84,16 +84,16 @@ def host_of(points: list[Point], name: str, source: str) -> Host:
     for kind, (stack, options) in _MEASURED.items():
         both = [
             next(
-                each
-                for each in points
-                if (each.stack, each.call) == (stack, f"block_{way}") and each.options == options
+                point
+                for point in points
+                if (point.stack, point.call) == (stack, f"block_{way}") and point.options == options
             )
             for way in ("forward", "backward")
         ]
-        if min(each.seconds for each in both) < _LEAST_S:
+        if min(point.seconds for point in both) < _LEAST_S:
             raise TwofoldError(f"the time of a block ({kind}) did not come out: the host is too busy; measure it again")
         measured[kind] = (both[0].seconds, both[1].seconds)
-        spreads += [math.log(each.seconds / each.low_s) for each in both if 0 < each.low_s <= each.seconds]
+        spreads += [math.log(point.seconds / point.low_s) for point in both if 0 < point.low_s <= point.seconds]
     plain = zip(measured["plain"], host_s("median", "plain"), strict=True)
     ratio = math.sqrt(math.prod(own / median for own, median in plain))
     scaled = tuple(kind for kind in KINDS if kind not in measured)

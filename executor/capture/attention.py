@@ -56,7 +56,7 @@ def _forward(
         return _FORWARD(self, query, key, value, *given)
     if self.batch_first:
         return _attended(self, query, key, value, *given)
-    turned = {id(each): each.transpose(0, 1) for each in (query, key, value)}  # one of them may be all three
+    turned = {id(tensor): tensor.transpose(0, 1) for tensor in (query, key, value)}  # one of them may be all three
     made, weights = _attended(self, turned[id(query)], turned[id(key)], turned[id(value)], *given)
     return made.transpose(0, 1), weights
 

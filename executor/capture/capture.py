@@ -99,7 +99,9 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     name = name or type(getattr(module, "_backbone", module)).__name__
     graph = _graph(module, examples, batch_size, name)
     read = {parameter.name for parameter in graph.parameters}
-    if unread := [path for path, each in module.named_parameters() if each.requires_grad and path not in read]:
+    if unread := [
+        path for path, parameter in module.named_parameters() if parameter.requires_grad and path not in read
+    ]:
         warnings.warn(f"the loss does not depend on {', '.join(unread)}; they stay unchanged", stacklevel=2)
     return whole_operators(graph, doubled_tables(module, graph))
 
@@ -145,7 +147,9 @@ def _graph_of_samples(module: nn.Module, examples: Mapping[str, torch.Tensor], s
         Translation(exported, module, tuple(examples), RULES, opaque, computed, complex_rule, grown)
         for exported in exports
     )
-    graph, double = (each.graph(name, size) for each, size in zip((small_batch, large_batch), sizes, strict=True))
+    graph, double = (
+        translation.graph(name, size) for translation, size in zip((small_batch, large_batch), sizes, strict=True)
+    )
     _check_batch(graph, double, small_batch.where_made)
     return graph
 
@@ -246,8 +250,8 @@ def _check_shapes(exported: ExportedProgram) -> None:
     """Refuse tensors whose shape depends on values."""
     for node in exported.graph.nodes:
         made = node.meta.get("val")
-        for each in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(each, torch.Tensor) and not all(type(size) is int for size in each.shape):
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, torch.Tensor) and not all(type(size) is int for size in tensor.shape):
                 lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
                 raise TwofoldError(
                     f"{node.target} ({' | '.join(lines[-2:]) or 'in forward'}) makes a tensor whose shape depends on "
@@ -450,7 +454,7 @@ def _batched(graph: Graph, double: Graph, where: Callable[[str], str]) -> set[st
             if (
                 place is not None
                 and operator.kind not in ("function", "opaque")  # which were tried
-                and all(_is_whole(each) for each in factors(dims[place]))
+                and all(_is_whole(factor) for factor in factors(dims[place]))
             ):
                 raise TwofoldError(
                     f"operator {operator.name!r} ({operator.kind}){where(operator.name)} works along dim {place} of "

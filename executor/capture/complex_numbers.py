@@ -38,7 +38,7 @@ def _each(build: Translation, node: fx.Node, *args: Any, **kwargs: Any) -> Value
     """The rule of real tensors, for both parts."""
     made = []
     for part in ("real", "imaginary"):
-        read = [getattr(each, part) if isinstance(each, Complex) else each for each in args]
+        read = [getattr(argument, part) if isinstance(argument, Complex) else argument for argument in args]
         made.append(RULES[str(node.target)](build, node, *read, **kwargs))
     if isinstance(made[0], tuple):
         return tuple(Complex(real=one, imaginary=other) for one, other in zip(*made, strict=True))

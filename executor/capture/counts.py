@@ -39,7 +39,7 @@ def state_counts(exported: ExportedProgram, numbers: Mapping[str, Tensor]) -> No
         value = value_of(node, held)
         if value is not None and value.is_floating_point() and not value.dim():
             for user in [user for user in node.users if user.target in _TAKE_NUMBERS]:
-                user.args = tuple(float(value) if each is node else each for each in user.args)
+                user.args = tuple(float(value) if argument is node else argument for argument in user.args)
             continue
         if value is None or value.dtype != torch.int64 or not value.numel():
             continue

@@ -127,7 +127,9 @@ def _memories(exported: ExportedProgram) -> dict[fx.Node, _Memory]:
             continue
         key = made.untyped_storage()._cdata
         memory = of_storage.get(key)
-        source = next((each for each in node.all_input_nodes if memory and found.get(each) is memory), None)
+        source = next(
+            (input_node for input_node in node.all_input_nodes if memory and found.get(input_node) is memory), None
+        )
         if source is None and isinstance(node.meta["val"], tuple | list):
             continue  # several results, each in a separate memory
         if memory is None or source is None:
@@ -156,9 +158,11 @@ def _read_what_is_now(graph: fx.Graph, node: fx.Node, memories: dict[fx.Node, _M
     own = memories.get(node)
     if own is not None and node in own.views:
         return  # a view keeps its name: it is recomputed where it is read
-    changed = [each for each in node.all_input_nodes if each in memories and memories[each].writes]
+    changed = [
+        input_node for input_node in node.all_input_nodes if input_node in memories and memories[input_node].writes
+    ]
     with graph.inserting_before(node):
-        values = {each: memories[each].read(graph, each) for each in changed}
+        values = {node: memories[node].read(graph, node) for node in changed}
     node.args, node.kwargs = _mapped((node.args, node.kwargs), lambda each: values.get(each, each))
 
 

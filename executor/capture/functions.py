@@ -69,7 +69,9 @@ class _Context:
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         self.saved_tensors: tuple[Any, ...] = ()
-        self.needs_input_grad = tuple(isinstance(each, Tensor) and each.is_floating_point() for each in arguments)
+        self.needs_input_grad = tuple(
+            isinstance(argument, Tensor) and argument.is_floating_point() for argument in arguments
+        )
         self.materialize_grads = True
 
     def save_for_backward(self, *tensors: Any) -> None:
@@ -93,8 +95,10 @@ def functions_as_calls() -> Iterator[None]:
     """Within this context, to apply an autograd function is one call of `twofold::function`."""
 
     def apply(kind: type[torch.autograd.Function], *arguments: Any) -> Any:
-        tensors = [each for each in arguments if isinstance(each, Tensor)]
-        number = _number(_Applied(kind, tuple(_TENSOR if isinstance(each, Tensor) else each for each in arguments)))
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        number = _number(
+            _Applied(kind, tuple(_TENSOR if isinstance(argument, Tensor) else argument for argument in arguments))
+        )
         results = torch.ops.twofold.function(tensors, number)
         return tuple(results) if _APPLIED[number].several else results[0]
 
@@ -113,7 +117,7 @@ def _number(given: _Applied) -> int:
 def _forward(given: _Applied, tensors: Sequence[Tensor]) -> tuple[_Context, Any]:
     """The context that a function leaves, and its results."""
     waiting = list(tensors)
-    arguments = [waiting.pop(0) if each is _TENSOR else each for each in given.arguments]
+    arguments = [waiting.pop(0) if argument is _TENSOR else argument for argument in given.arguments]
     context = _Context(arguments)
     kind: Any = given.kind
     if kind.setup_context is not torch.autograd.Function.setup_context:  # the form without ctx in the forward
@@ -193,7 +197,7 @@ def _operator(
         raise build.refused(
             node, f"the samples of a batch meet in the backward of {name}, so that micro-batches would change it"
         )
-    if not any(each.islower() for each in dims):
+    if not any(dim.islower() for dim in dims):
         warnings.warn(
             f"the autograd function {name} {build.where(node)} cannot be split: every rank computes all of it",
             stacklevel=2,
@@ -208,7 +212,7 @@ def _splits_batch(call: Call, dims: str) -> bool:
     """Whether the batch is a dim that can be split, in every input that has it."""
     letters = dims.partition("->")[0].split(",")
     pairs = zip(letters, call.inputs, strict=True)
-    return all(each.batch is None or own[each.batch].islower() for own, each in pairs)
+    return all(pair.batch is None or own[pair.batch].islower() for own, pair in pairs)
 
 
 class _Traced:
@@ -222,7 +226,7 @@ class _Traced:
     def __init__(self, given: _Applied, examples: Sequence[Tensor]) -> None:
         self.given = given
         self.mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False))
-        self.inputs = [self._open(each.shape, each.dtype) for each in examples]
+        self.inputs = [self._open(example.shape, example.dtype) for example in examples]
 
     def _open(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         count = len(shape)

@@ -74,14 +74,14 @@ def dims_of(
     >>> dims_of(Call(target="aten.cumsum.default", arguments='[[{"tensor": 0}, 1], {}]', inputs=(read,)), -1, (8, 6))
     'a.->a.'
     """
-    inputs = [["."] * len(each.shape) for each in call.inputs]
+    inputs = [["."] * len(read.shape) for read in call.inputs]
     output = ["."] * len(shape)
     links = _links(_shrunk(call), which, backward)
     for letter, (at, ends) in zip(ascii_lowercase, links or (), strict=False):
         output[at] = letter
         for index, dim in ends:
             inputs[index][dim] = letter
-    batched = [(at, each.batch) for at, each in enumerate(call.inputs) if each.batch is not None]
+    batched = [(at, read.batch) for at, read in enumerate(call.inputs) if read.batch is not None]
     place = place if place is not None else batched[0][1] if batched else 0
     shared = [(at, own) for at, own in batched if place < len(shape) and call.inputs[at].shape[own] == shape[place]]
     if shared and output[place] == ".":
@@ -107,8 +107,8 @@ def _shrunk(call: Call) -> Call:
     """The same call of a small batch, and of small sizes where that is still large; the whole one where it holds sizes
     among its arguments."""
     small = _with_shapes(
-        call, [tuple(min(size, _SAMPLES) if at == each.batch else size for at, size in enumerate(each.shape))
-               for each in call.inputs]
+        call, [tuple(min(size, _SAMPLES) if at == read.batch else size for at, size in enumerate(read.shape))
+               for read in call.inputs]
     )  # fmt: skip
     if _is_too_large(small):
         smaller = _in_small_sizes(small)
@@ -120,10 +120,10 @@ def _in_small_sizes(call: Call) -> Call | None:
     """The call with other sizes, equal ones for equal ones; None where an argument may be a size or a position."""
     if any(abs(number) > _SMALL for number in _whole_numbers(json_of(call.arguments.encode(), "arguments"))):
         return None
-    sizes = sorted({size for each in call.inputs for size in each.shape})
+    sizes = sorted({size for read in call.inputs for size in read.shape})
     free = (size for size in range(2, 1000, 2) if size not in sizes)
     instead = {size: size if size <= _SMALL else next(free) for size in sizes}
-    return _with_shapes(call, [tuple(instead[size] for size in each.shape) for each in call.inputs])
+    return _with_shapes(call, [tuple(instead[size] for size in read.shape) for read in call.inputs])
 
 
 def _whole_numbers(argument: Any) -> Iterator[int]:
@@ -140,12 +140,12 @@ def _whole_numbers(argument: Any) -> Iterator[int]:
 
 def _with_shapes(call: Call, shapes: Sequence[tuple[int, ...]]) -> Call:
     return replace(
-        call, inputs=tuple(replace(each, shape=shape) for each, shape in zip(call.inputs, shapes, strict=True))
+        call, inputs=tuple(replace(read, shape=shape) for read, shape in zip(call.inputs, shapes, strict=True))
     )
 
 
 def _is_too_large(call: Call) -> bool:
-    return sum(math.prod(each.shape) for each in call.inputs) > _MOST_TRIED
+    return sum(math.prod(read.shape) for read in call.inputs) > _MOST_TRIED
 
 
 def _can_be_tried(call: Call) -> bool:
@@ -167,7 +167,7 @@ def _draws(call: Call) -> Iterator[list[Tensor]]:
             made = draw(read.shape, generator=generator, dtype=torch.float64)
             return made if seed else made * 0.9 + 0.05
 
-        yield [numbers(each) for each in call.inputs]
+        yield [numbers(read) for read in call.inputs]
 
 
 def _results(call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
@@ -179,24 +179,24 @@ def _results(call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
     except (RuntimeError, IndexError, ValueError, NotImplementedError):
         return None
     results = made if isinstance(made, tuple | list) else (made,)
-    return tuple(torch.view_as_real(each) if each.is_complex() else each for each in results)
+    return tuple(torch.view_as_real(result) if result.is_complex() else result for result in results)
 
 
 @lru_cache(maxsize=1024)
 def _samples_meet(call: Call, known: tuple[int | None, ...]) -> bool:
-    places = [each.batch for each in call.inputs if each.batch is not None]
+    places = [read.batch for read in call.inputs if read.batch is not None]
     draws = list(_draws(call)) if places else []
     if not draws:
         return False
     drawn, other = draws
     before = _results(call, drawn)
-    samples = next(each.shape[each.batch] for each in call.inputs if each.batch is not None)
+    samples = next(read.shape[read.batch] for read in call.inputs if read.batch is not None)
     for changed, start in ((0, 1), (-1, 0)):
-        altered = [each.clone() for each in drawn]
-        for each, fresh, read in zip(altered, other, call.inputs, strict=True):
+        altered = [tensor.clone() for tensor in drawn]
+        for tensor, fresh, read in zip(altered, other, call.inputs, strict=True):
             if read.batch is not None:
-                sample = each.select(read.batch, changed)
-                sample.copy_(~sample if each.dtype == torch.bool else fresh.select(read.batch, changed))
+                sample = tensor.select(read.batch, changed)
+                sample.copy_(~sample if tensor.dtype == torch.bool else fresh.select(read.batch, changed))
         after = _results(call, altered)
         if before is None or after is None:
             return False  # made for other numbers than random ones
@@ -206,7 +206,7 @@ def _samples_meet(call: Call, known: tuple[int | None, ...]) -> bool:
             at = known[which] if which < len(known) else None
             at = at if at is not None else places[0] if one.dim() > places[0] else 0
             own = max(1, one.shape[at] // samples)
-            if not _equal(*(each.narrow(at, start * own, one.shape[at] - own) for each in (one, two))):
+            if not _equal(*(tensor.narrow(at, start * own, one.shape[at] - own) for tensor in (one, two))):
                 return True
     return False
 
@@ -219,7 +219,7 @@ Ends = tuple[tuple[int, int], ...]
 def _links(call: Call, which: int, backward: str) -> tuple[tuple[int, Ends], ...] | None:
     """(dim of the output, dims of the inputs) that can be split, one by one and all at once."""
     draws = [(inputs, made) for inputs in _draws(call) if (made := _results(call, inputs)) is not None]
-    if not draws or not all(isinstance(each, Tensor) for each in draws[0][1]):
+    if not draws or not all(isinstance(tensor, Tensor) for tensor in draws[0][1]):
         return None
     shape = draws[0][1][which].shape
     found: list[tuple[int, Ends]] = []
@@ -253,7 +253,7 @@ def _follows(call: Call, draws: Sequence[Draw], which: int, at: int, index: int,
     for inputs, made in draws:
         size = made[which].shape[at]
         for half in (range(size // 2), range(size // 2, size)):
-            altered = [each.clone() for each in inputs]
+            altered = [tensor.clone() for tensor in inputs]
             part = altered[index].narrow(dim, half.start, len(half))
             part.copy_(1 - part.to(torch.int64) if not part.is_floating_point() else part.flip(dim) * 0.5 + 0.2)
             after = _results(call, altered)
@@ -279,7 +279,7 @@ def _in_halves(
                 expected = expected.narrow(at, *half)
                 for index, dim in ends:
                     parts[index] = parts[index].narrow(dim, *half)
-            found = _results(call, [each.contiguous() for each in parts])
+            found = _results(call, [part.contiguous() for part in parts])
             if found is None or found[which].shape != expected.shape:
                 return False
             if not torch.allclose(found[which].double(), expected.double(), rtol=1e-9, atol=1e-12, equal_nan=True):

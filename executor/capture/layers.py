@@ -271,7 +271,7 @@ def _by_formula(
     build: Translation, node: fx.Node, heads: Sequence[Value], mask: Value, settings: _AttentionSettings
 ) -> Value:
     """softmax(q k^T scale + mask) v in separate operators, for a mask that is trained, such as a relative bias."""
-    q, k, v = (build.plain(node, each) for each in heads)
+    q, k, v = (build.plain(node, head) for head in heads)
     shapes = [build.tensors[each].shape for each in (q, k, v)]
     if settings.is_causal or shapes[0][:-2] != shapes[1][:-2]:
         raise build.refused(

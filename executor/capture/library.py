@@ -50,9 +50,9 @@ def _shapes_of_recurrent(
 def in_other_forms(module: nn.Module) -> Iterator[None]:
     """Within this context the layers of `module` that are named above run in a form that can be captured."""
     configs = {
-        id(each.config): each.config
-        for each in module.modules()
-        if getattr(getattr(each, "config", None), _EXPERTS, None) is not None
+        id(submodule.config): submodule.config
+        for submodule in module.modules()
+        if getattr(getattr(submodule, "config", None), _EXPERTS, None) is not None
     }
     with contextlib.ExitStack() as stack:
         for kind in (nn.LSTM, nn.GRU, nn.RNN):

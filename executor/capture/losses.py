@@ -64,7 +64,7 @@ def _reduced(
 )  # fmt: skip
 def _loss_of_aten(build: Translation, node: fx.Node, *_: Any, **__: Any) -> Value:
     """torch's own call for the elements; their mean is the loss."""
-    shapes = [each.meta["val"].shape for each in node.args[:2] if isinstance(each, fx.Node)]
+    shapes = [argument.meta["val"].shape for argument in node.args[:2] if isinstance(argument, fx.Node)]
     if len(set(shapes)) != 1:
         raise build.refused(node, f"it compares {shapes[0]} with {shapes[-1]}; reshape the labels to {shapes[0]}")
     return _loss_of_samples(build, node)
@@ -80,7 +80,7 @@ def _loss_of_samples(build: Translation, node: fx.Node, *_: Any, **__: Any) -> V
     names = [argument.name for argument in node.target._schema.arguments]
     place = names.index("reduction")
     reduction: Any = node.args[place] if len(node.args) > place else node.kwargs.get("reduction", 1)
-    args = tuple(0 if at == place else each for at, each in enumerate(node.args))
+    args = tuple(0 if at == place else argument for at, argument in enumerate(node.args))
     kwargs = dict(node.kwargs) | ({"reduction": 0} if len(args) <= place else {})
     read = fx.map_arg((args, kwargs), lambda each: torch.empty_like(each.meta["val"], device="meta"))
     result = node.target(*read[0], **read[1])

@@ -36,7 +36,7 @@ def shape_only(graph: fx.Graph, held: Collection[fx.Node] = ()) -> frozenset[fx.
     """The calls that read no input, parameter or buffer but those `held`, and draw no random numbers; and `held`."""
     found = set(held)
     for node in graph.nodes:
-        if node.op != "call_function" or not all(each in found for each in node.all_input_nodes):
+        if node.op != "call_function" or not all(input_node in found for input_node in node.all_input_nodes):
             continue
         if isinstance(node.target, torch._ops.OpOverload):
             random = torch.Tag.nondeterministic_seeded in node.target.tags
@@ -94,11 +94,11 @@ def calls_of(node: fx.Node) -> tuple[list[fx.Node], dict[fx.Node, Any]]:
     """The calls that make a value of `shape_only`, in order, and each one's arguments for a batch of one sample."""
     needed, waiting = {node}, [node]
     while waiting:
-        new = [each for each in waiting.pop().all_input_nodes if each not in needed]
+        new = [input_node for input_node in waiting.pop().all_input_nodes if input_node not in needed]
         needed.update(new)
         waiting += new
     calls = [each for each in node.graph.nodes if each in needed]
-    return calls, {each: each.meta.get(_ONE_SAMPLE, (each.args, each.kwargs)) for each in calls}
+    return calls, {call: call.meta.get(_ONE_SAMPLE, (call.args, call.kwargs)) for call in calls}
 
 
 def state_masks(graph: fx.Graph) -> None:

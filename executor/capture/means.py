@@ -124,14 +124,14 @@ def _selected(build: Translation, node: fx.Node, x: Mean, dim: int, index: int) 
 @mean_rule("stack.default", "cat.default")
 def _joined(build: Translation, node: fx.Node, parts: Sequence[Value], dim: int = 0) -> Value:
     """Several means side by side, such as the losses of several tasks."""
-    means = [each for each in parts if isinstance(each, Mean)]
-    if len(means) < len(parts) or len({each.is_sum for each in means}) > 1:
+    means = [part for part in parts if isinstance(part, Mean)]
+    if len(means) < len(parts) or len({mean.is_sum for mean in means}) > 1:
         raise build.refused(node, "it joins means over the samples of a batch with what is no such mean")
     shape, is_stack = build.shape_dtype(node)[0], "stack" in str(node.target)
     at = dim % len(shape)
 
     def terms() -> str:
-        made, dtype = [_per_batch(build, node, each) for each in means], build.shape_dtype(node)[1]
+        made, dtype = [_per_batch(build, node, mean) for mean in means], build.shape_dtype(node)[1]
         if is_stack:
             made = [_in_shape(build, node, each, (*shape[:at], 1, *shape[at + 1 :])) for each in made]
         made = [build.cast(node, each, dtype) for each in made]
@@ -219,20 +219,20 @@ def _combined(
     if any(numbers):
         attrs = {"number": x if numbers[0] else y} | ({"reverse": True} if numbers[0] else {})
     operands = [each for each, is_number in zip((x, y), numbers, strict=True) if not is_number]
-    read = [build.cast(node, build.plain(node, each), dtype) for each in operands]  # type: ignore[arg-type]
+    read = [build.cast(node, build.plain(node, operand), dtype) for operand in operands]  # type: ignore[arg-type]
     return build.make(node, kind, read, shape=shape, dtype=dtype, **attrs)
 
 
 def _with(build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Value | Number) -> Value:
     """x kind y of the terms; the other one is a mean, a number, or a scalar that is the same for all samples."""
-    means = [each for each in (x, y) if isinstance(each, Mean)]
+    means = [mean for mean in (x, y) if isinstance(mean, Mean)]
     others = [each for each in (x, y) if isinstance(each, str | Transposed)]
     shifts = kind in ("add", "sub") and len(means) == 1
     if shifts and means[0].is_sum and not build.is_trained(means[0].terms()):
         return _combined(build, node, kind, x, y, build.shape_dtype(node)[0])
-    if len({each.is_sum for each in means}) > 1 or (shifts and means[0].is_sum):
+    if len({mean.is_sum for mean in means}) > 1 or (shifts and means[0].is_sum):
         raise build.refused(node, "it adds a sum over the samples of a batch to what is not summed over them")
-    if any(each in build.batched for each in others):
+    if any(other in build.batched for other in others):
         raise build.samples_meet(node)
     shape = build.shape_dtype(node)[0]
 
@@ -242,7 +242,7 @@ def _with(build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Va
         return _in_shape(build, node, _per_batch(build, node, mean), (*missing, *mean.shape))
 
     def terms() -> str:
-        left, right = (ranked(each) if isinstance(each, Mean) else each for each in (x, y))
+        left, right = (ranked(mean) if isinstance(mean, Mean) else mean for mean in (x, y))
         return _combined(build, node, kind, left, right, (build.batch_size, *shape))
 
     return Mean(node=node, terms=terms, shape=shape, is_sum=means[0].is_sum)

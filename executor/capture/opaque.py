@@ -88,7 +88,7 @@ def aten_operators(
         shape, dtype = build.shape_dtype_of(node, result)
         shape = (*shape, 2) if result.is_complex() else shape
         dims = dims_of(call, which, shape, place=places[index])
-        if not any(each.islower() for each in dims):
+        if not any(dim.islower() for dim in dims):
             warnings.warn(
                 f"{node.target} {build.where(node)} cannot be split: every rank computes all of it, and its "
                 f"gradient with autograd",

@@ -202,8 +202,8 @@ class _Recorder(EagerMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         read, structure = tree_flatten((args, kwargs or {}))
-        made = [each for each in tree_flatten(result)[0] if isinstance(each, torch.Tensor)]
-        shapes = tuple((tuple(each.shape), each.dtype) for each in made)
+        made = [tensor for tensor in tree_flatten(result)[0] if isinstance(tensor, torch.Tensor)]
+        shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in made)
         again = checkpointed(traceback.current_meta) is not None
         call = (str(func), str(structure), tuple(self._said(each) for each in read), shapes, again)
         if self.block is None:
@@ -215,9 +215,9 @@ class _Recorder(EagerMode):
             calls = self.recording.blocks[stack.path, stack.keys[index]]
             place = ("inside", stack, index, len(calls))
             calls.append(call)
-        for number, each in enumerate(made):
-            self._made.setdefault(id(each), (*place, number))
-            self._alive.append(each)
+        for number, tensor in enumerate(made):
+            self._made.setdefault(id(tensor), (*place, number))
+            self._alive.append(tensor)
         return result
 
     def _said(self, value: object) -> object:
@@ -289,7 +289,7 @@ def _recorded(module: nn.Module, stacks: Sequence[Stack], run: Callable[[], obje
 def _with_blocks(graph: Graph, stack: Stack) -> Graph | None:
     first, second, last = (stack.prefix(key) for key in stack.kept)
     position = {
-        prefix: [where for where, each in enumerate(graph.operators) if each.name.startswith(prefix)]
+        prefix: [where for where, operator in enumerate(graph.operators) if operator.name.startswith(prefix)]
         for prefix in (first, second, last)
     }
     middle = [graph.operators[where] for where in position[second]]
@@ -297,7 +297,7 @@ def _with_blocks(graph: Graph, stack: Stack) -> Graph | None:
     if not middle or position[first][-1:] > position[second][:1] or position[second][-1] > position[last][0]:
         return None
     back = {last: second, second: first}
-    if [_renamed(each, back) for each in ends] != [_renamed(each, {}) for each in middle]:
+    if [_renamed(end, back) for end in ends] != [_renamed(operator, {}) for operator in middle]:
         return None
     if _recomputed(graph, second) != _recomputed(graph, last):
         return None
@@ -313,11 +313,11 @@ def _with_blocks(graph: Graph, stack: Stack) -> Graph | None:
     before = second
     for count, key in enumerate(stack.keys[KEPT - 1 : -1], start=1):
         names = {second: stack.prefix(key), first: before}
-        operators += [_renamed(each, names, numbers, count * step) for each in middle]
+        operators += [_renamed(operator, names, numbers, count * step) for operator in middle]
         before = stack.prefix(key)
     added = (len(stack.keys) - KEPT) * step
     following = graph.operators[position[second][-1] + 1 :]
-    operators += [_renamed(each, {second: before}, numbers, added) for each in following]
+    operators += [_renamed(operator, {second: before}, numbers, added) for operator in following]
     return msgspec.structs.replace(
         graph, tensors=_with_tensors(graph, stack), operators=tuple(operators), recompute=_with_recompute(graph, stack)
     )
@@ -382,7 +382,7 @@ def _renamed(
 
 def _numbers_of_seeds(graph: Graph) -> dict[int, int]:
     """seed -> the number of its random operator in the forward, counted from 1."""
-    wanted = {each.attrs["seed"] for each in graph.operators if "seed" in each.attrs}
+    wanted = {operator.attrs["seed"] for operator in graph.operators if "seed" in operator.attrs}
     found: dict[int, int] = {}
     for number in itertools.count(1):
         if len(found) == len(wanted):
@@ -393,4 +393,4 @@ def _numbers_of_seeds(graph: Graph) -> dict[int, int]:
 
 
 def _first_number(operators: Sequence[Operator], numbers: Mapping[int, int]) -> int:
-    return next((numbers[int(str(each.attrs["seed"]))] for each in operators if "seed" in each.attrs), 0)
+    return next((numbers[int(str(operator.attrs["seed"]))] for operator in operators if "seed" in operator.attrs), 0)

@@ -179,18 +179,18 @@ class Translation(Building):
             return self._as_torch(node, error)
 
     def _read_by(self, node: fx.Node) -> list[Value]:
-        return [self.values.get(each) for each in node.all_input_nodes]
+        return [self.values.get(input_node) for input_node in node.all_input_nodes]
 
     def _with_means(self, node: fx.Node, rule: Rule, args: tuple[Any, ...]) -> tuple[Rule, tuple[Any, ...]]:
         """The rule of a call that may read what is made of all samples, and its arguments."""
         tensors = _flat(args)
-        means = [each for each in tensors if isinstance(each, Mean)]
-        meets = any(each in self.batched for each in tensors if isinstance(each, str))
+        means = [tensor for tensor in tensors if isinstance(tensor, Mean)]
+        meets = any(tensor in self.batched for tensor in tensors if isinstance(tensor, str))
         if means and (of_means_rule := self.rules.get(of_means(str(node.target)))) is not None:
             return of_means_rule, args
         if means and not meets:
             return rule, _mapped(args, lambda each: self.of_batch(node, each) if isinstance(each, Mean) else each)
-        if means or (meets and any(each in self.shared for each in tensors if isinstance(each, str))):
+        if means or (meets and any(tensor in self.shared for tensor in tensors if isinstance(tensor, str))):
             return _of_all_samples, args
         return rule, args
 
@@ -294,8 +294,10 @@ class Translation(Building):
             recompute=recomputed(kept[::-1], loss, self.checkpoints, marked(self.module)),
         )
         wanted = graph.needs_gradient()
-        untrained = [each for each in graph.parameters if each.name not in wanted]  # read under no_grad alone
-        constants = {each.name: msgspec.structs.replace(each, kind="constant") for each in untrained}
+        untrained = [
+            parameter for parameter in graph.parameters if parameter.name not in wanted
+        ]  # read under no_grad alone
+        constants = {tensor.name: msgspec.structs.replace(tensor, kind="constant") for tensor in untrained}
         return msgspec.structs.replace(graph, tensors=graph.tensors | constants)
 
 
@@ -305,11 +307,11 @@ def of_means(target: str) -> str:
 
 
 def _flat(args: Any) -> list[Any]:
-    return [inner for each in args for inner in _flat(each)] if isinstance(args, tuple) else [args]
+    return [inner for argument in args for inner in _flat(argument)] if isinstance(args, tuple) else [args]
 
 
 def _mapped(args: Any, to: Callable[[Any], Any]) -> Any:
-    return tuple(_mapped(each, to) for each in args) if isinstance(args, tuple) else to(args)
+    return tuple(_mapped(argument, to) for argument in args) if isinstance(args, tuple) else to(args)
 
 
 def _of_all_samples(build: Translation, node: fx.Node, *_: Any, **__: Any) -> Value:

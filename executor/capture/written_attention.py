@@ -53,11 +53,11 @@ def join_attention(exported: ExportedProgram, masks: Mapping[str, Tensor]) -> No
                 graph, node, aten.scaled_dot_product_attention.default, arguments, {"scale": found.scale}
             )  # fmt: skip
         node.replace_all_uses_with(made)
-        for each in found.calls:
-            for user in [user for user in each.users if user.target is _ASSERTED]:
+        for call in found.calls:
+            for user in [user for user in call.users if user.target is _ASSERTED]:
                 graph.erase_node(user)
-            if not each.users:
-                graph.erase_node(each)
+            if not call.users:
+                graph.erase_node(call)
 
 
 class _Known(NamedTuple):
@@ -108,10 +108,10 @@ def _written(product: fx.Node, known: _Known) -> _Attention | None:
         node = _before_casts(source, found)
     if node is None or not _reads_heads(node, found):
         return None
-    if any(sum(user.target is not _ASSERTED for user in each.users) > 1 for each in found.calls[1:-1]):
+    if any(sum(user.target is not _ASSERTED for user in call.users) > 1 for call in found.calls[1:-1]):
         return None
     least = product.meta["val"].dtype.itemsize
-    if any(each.meta["val"].dtype.itemsize < least for each in found.calls):
+    if any(call.meta["val"].dtype.itemsize < least for call in found.calls):
         return None  # a part of it is less precise
     shape = (*found.q.meta["val"].shape[-2:-1], *found.k.meta["val"].shape[-2:-1])
     later = hides_later(torch.broadcast_to(takes_part, torch.broadcast_shapes(takes_part.shape, shape)))

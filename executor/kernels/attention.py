@@ -58,7 +58,7 @@ def attention(
     if mask is not None or attrs.get("p", 0) > 0:
         return _masked(context, attrs, q, k, v, mask)
     shape, first = q.shape, _first(context, attrs, q)
-    q, k, v = (_heads_first(attrs, each) for each in (q, k, v))
+    q, k, v = (_heads_first(attrs, tensor) for tensor in (q, k, v))
     keys = _num_keys(q, k, first)
     out, sums = kernels.attend(q, k[:, :, :keys], v[:, :, :keys], _corner(first, q, keys), attrs.get("scale"))
     made = (*shape[:-1], v.shape[-1])
@@ -101,8 +101,8 @@ def attention_grads(
     mask."""
     if len(inputs) < 5:
         return by_autograd(lambda *fresh: _masked(context, attrs, *fresh), inputs, (0, 1, 2), g)
-    shapes, first = [each.shape for each in inputs[:3]], _first(context, attrs, inputs[0])
-    g, q, k, v, out = (_heads_first(attrs, each) for each in (g, *inputs[:4]))
+    shapes, first = [tensor.shape for tensor in inputs[:3]], _first(context, attrs, inputs[0])
+    g, q, k, v, out = (_heads_first(attrs, tensor) for tensor in (g, *inputs[:4]))
     keys = _num_keys(q, k, first)
     made = kernels.backward(
         g, q, k[:, :, :keys], v[:, :, :keys], out, inputs[4].reshape(q.shape[:3]), first=_corner(first, q, keys),
@@ -111,7 +111,7 @@ def attention_grads(
     if keys < k.shape[2]:  # nothing comes back to the keys behind the last row
         hidden = (0, 0, 0, k.shape[2] - keys)
         made = made[0], F.pad(made[1], hidden), F.pad(made[2], hidden)
-    return tuple(_as_given(attrs, each, shape) for each, shape in zip(made, shapes, strict=True))
+    return tuple(_as_given(attrs, tensor, shape) for tensor, shape in zip(made, shapes, strict=True))
 
 
 def attention_grad(
@@ -128,7 +128,7 @@ def attention_grad(
 
 def _masked(context: OpContext, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     if attrs.get("layout") == "bshd":
-        q, k, v = (each.transpose(-2, -3) for each in (q, k, v))
+        q, k, v = (tensor.transpose(-2, -3) for tensor in (q, k, v))
         return _scaled_dot_product(context, attrs, q, k, v, mask).transpose(-2, -3).contiguous()
     return _scaled_dot_product(context, attrs, q, k, v, mask).contiguous()
 

@@ -137,7 +137,7 @@ def compiled(run: FusedRun, inputs: Sequence[Tensor]) -> Function:
     Raises:
         Exception: what torch's compiler raises.
     """
-    key = run.form, tuple((each.shape, each.stride(), each.dtype, each.device) for each in inputs)
+    key = run.form, tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in inputs)
     if key not in _COMPILED:
         from torch._inductor import compile as compile_graph  # the entry for graphs that Dynamo did not trace
         from torch._subclasses import FakeTensorMode
@@ -145,7 +145,8 @@ def compiled(run: FusedRun, inputs: Sequence[Tensor]) -> Function:
 
         with _deterministic(), torch.inference_mode(False), torch.no_grad(), FakeTensorMode():  # no memory, no values
             like: list[Any] = [
-                torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=each.device) for each in inputs
+                torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+                for tensor in inputs
             ]
             made = compile_graph(make_fx(run.plainly)(*like), like)
         _COMPILED[key] = lambda *given: tuple(made(*given))
@@ -191,7 +192,7 @@ def _without_casts(instruction: Instruction, values: Mapping[str, Value]) -> lis
         lines[at] = replace(line, inputs=(cast.inputs[0], *line.inputs[1:]))
         if line.call.endswith("grad0"):
             (made,) = line.outputs
-            back = [each for each in lines if each.call == "cast.grad0" and each.inputs == (made,)]
+            back = [line for line in lines if line.call == "cast.grad0" and line.inputs == (made,)]
             if len(back) == 1 and made not in instruction.outputs:
                 names[made] = back[0].outputs[0]
     kept = [line for line in lines if line.call != "cast.grad0" or line.inputs[0] not in names]

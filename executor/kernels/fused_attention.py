@@ -58,7 +58,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, first: int | None, scale: float | No
         made = _aten._scaled_dot_product_flash_attention(*map(_eights, (q, k, v)), 0.0, causal, False, scale=scale)
         return made[0][..., :size], made[1]
     if kernel is _Kernel.FLASH_AT_THE_END:
-        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
         made = _aten._flash_attention_forward(
             q, k, v, None, None, q.shape[1], k.shape[1], 0.0, True, False, scale=scale
         )
@@ -93,7 +93,7 @@ def attend_backward(
         )
         return made[0][..., :size], made[1][..., :size], made[2][..., :size]
     if kernel is _Kernel.FLASH_AT_THE_END:
-        g, q, k, v, out = (each.transpose(1, 2) for each in (g, q, k, v, out))
+        g, q, k, v, out = (tensor.transpose(1, 2) for tensor in (g, q, k, v, out))
         made = _aten._flash_attention_backward(
             g, q, k, v, out, sums, None, None, rows, keys, 0.0, True, *_no_random_state(q.device), scale=scale
         )

@@ -36,8 +36,8 @@ def total(context: OpContext, attrs: Attrs, first: Tensor, *rest: Tensor) -> Ten
     if not rest:
         return first.clone()
     result = first + rest[0]
-    for each in rest[1:]:
-        result.add_(each)
+    for tensor in rest[1:]:
+        result.add_(tensor)
     return result
 
 

@@ -59,7 +59,7 @@ def npu_attend(q: Tensor, k: Tensor, v: Tensor, first: int | None, scale: float 
         return attend(q, k, v, first, scale)
     layout = _layout(q)
     out, largest, total, *_ = torch_npu.npu_fusion_attention(
-        *(_laid(layout, each) for each in (q, k, v)), q.shape[1], layout,
+        *(_laid(layout, tensor) for tensor in (q, k, v)), q.shape[1], layout,
         scale=_scale(q, scale), **_mask(q, k, first),
     )  # fmt: skip
     return _heads_first(layout, out), largest[..., 0] + total[..., 0].log()
@@ -73,7 +73,7 @@ def npu_attend_backward(
         return attend_backward(g, q, k, v, out, sums, first=first, scale=scale)
     layout = _layout(q)
     largest = sums.unsqueeze(-1).expand(*sums.shape, _FIGURES).contiguous()
-    q_laid, k_laid, v_laid, g_laid, out_laid = (_laid(layout, each) for each in (q, k, v, g, out))
+    q_laid, k_laid, v_laid, g_laid, out_laid = (_laid(layout, tensor) for tensor in (q, k, v, g, out))
     made = torch_npu.npu_fusion_attention_grad(
         q_laid, k_laid, v_laid, g_laid, q.shape[1], layout, softmax_max=largest, softmax_sum=torch.ones_like(largest),
         attention_in=out_laid, scale_value=_scale(q, scale), **_mask(q, k, first),
@@ -221,9 +221,9 @@ def _tables(cos: Tensor, sin: Tensor, sign: int, interleaved: bool, dtype: torch
     """cos and sin of elements [1, length, 1, 2 pairs] from those of pairs, which are the same tensors each step."""
     with torch.inference_mode(False):
         if interleaved:
-            cos, sin = (each.repeat_interleave(2, -1) for each in (cos, sin))
+            cos, sin = (tensor.repeat_interleave(2, -1) for tensor in (cos, sin))
         else:
-            cos, sin = (torch.cat((each, each), -1) for each in (cos, sin))
+            cos, sin = (torch.cat((tensor, tensor), -1) for tensor in (cos, sin))
         return cos.to(dtype).unsqueeze(0), (sign * sin).to(dtype).unsqueeze(0)
 
 
@@ -286,7 +286,7 @@ def adamw(context: OpContext, attrs: Attrs, *tensors: Tensor) -> tuple[Tensor, .
     step to step, and `optimizers.adamw` reads it from the device.
     """
     first = tensors[0]
-    alike = all(each.dtype == first.dtype for each in tensors)
+    alike = all(tensor.dtype == first.dtype for tensor in tensors)
     if attrs.get("checked") or not alike or first.dtype not in _KNOWN or context.counter.learning_rate is not None:
         return adamw_of_many(context, attrs, *tensors)
     weights, gradients, means, squares = (list(tensors[at::4]) for at in range(4))
@@ -296,8 +296,8 @@ def adamw(context: OpContext, attrs: Attrs, *tensors: Tensor) -> tuple[Tensor, .
         beta1=attrs.get("beta1", 0.9), beta2=attrs.get("beta2", 0.999), weight_decay=attrs.get("weight_decay", 1e-2),
         eps=attrs.get("eps", 1e-8), amsgrad=False, maximize=False,
     )  # fmt: skip
-    return tuple(each for weight, mean, square in zip(weights, means, squares, strict=True)
-                 for each in (weight, mean, square))  # fmt: skip
+    return tuple(tensor for weight, mean, square in zip(weights, means, squares, strict=True)
+                 for tensor in (weight, mean, square))  # fmt: skip
 
 
 NPU_RULES: Mapping[str, Rule] = {

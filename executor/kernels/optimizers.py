@@ -188,7 +188,7 @@ def _by_four(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor
 
 
 def _alike(tensors: Sequence[Tensor]) -> bool:
-    return all(each.dtype == tensors[0].dtype for each in tensors)
+    return all(tensor.dtype == tensors[0].dtype for tensor in tensors)
 
 
 def _by_one_kernel(
@@ -205,7 +205,7 @@ def _by_one_kernel(
         beta1=attrs.get("beta1", 0.9), beta2=attrs.get("beta2", 0.999), weight_decay=attrs.get("weight_decay", 1e-2),
         eps=attrs.get("eps", 1e-8), amsgrad=False, maximize=False, found_inf=skips,
     )  # fmt: skip
-    return tuple(each for of_one in zip(weights, means, squares, strict=True) for each in of_one)
+    return tuple(tensor for of_one in zip(weights, means, squares, strict=True) for tensor in of_one)
 
 
 def _unless(skips: Tensor, changed: tuple[Tensor, ...], update: Callable[[], object]) -> tuple[Tensor, ...]:
@@ -214,10 +214,10 @@ def _unless(skips: Tensor, changed: tuple[Tensor, ...], update: Callable[[], obj
         if not skips:
             update()
         return changed
-    before = [each.clone() for each in changed]
+    before = [tensor.clone() for tensor in changed]
     update()
-    for each, old in zip(changed, before, strict=True):
-        each.copy_(torch.where(skips > 0, old, each))
+    for tensor, old in zip(changed, before, strict=True):
+        tensor.copy_(torch.where(skips > 0, old, tensor))
     return changed
 
 

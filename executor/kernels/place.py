@@ -45,12 +45,12 @@ def by_autograd(
 ) -> tuple[Tensor, ...]:
     """Gradients of one operator by autograd: its forward is computed again; nothing is changed in place."""
     with torch.inference_mode(False), torch.enable_grad():
-        fresh = [_known(each) for each in inputs]
+        fresh = [_known(tensor) for tensor in inputs]
         for index in wanted:
             fresh[index].requires_grad_()
         output = function(*fresh)
         found = torch.autograd.grad(output, [fresh[index] for index in wanted], g, allow_unused=True)
     return tuple(
-        torch.zeros_like(fresh[index]) if each is None else each.contiguous()
-        for index, each in zip(wanted, found, strict=True)
+        torch.zeros_like(fresh[index]) if tensor is None else tensor.contiguous()
+        for index, tensor in zip(wanted, found, strict=True)
     )

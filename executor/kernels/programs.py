@@ -96,6 +96,6 @@ def program(text: str) -> Callable[..., tuple[Any, ...]]:
         made = list(inputs)
         for call in calls:
             made.append(call(device, *made))
-        return tuple(None if each is None else made[each] for each in results)
+        return tuple(None if result is None else made[result] for result in results)
 
     return run

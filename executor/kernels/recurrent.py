@@ -26,7 +26,7 @@ def _layer(attrs: Attrs, x: Tensor, *rest: Tensor) -> Tensor:
     """One layer in one direction: all states, or the last one of the cells."""
     is_lstm = attrs["mode"] == "LSTM"
     num_weights = 4 if attrs["bias"] else 2
-    weights, given = list(rest[:num_weights]), [each.unsqueeze(0) for each in rest[num_weights:]]
+    weights, given = list(rest[:num_weights]), [tensor.unsqueeze(0) for tensor in rest[num_weights:]]
     zeros = x.new_zeros(1, x.shape[0], weights[1].shape[1])
     states = [*given, *[zeros] * (1 + is_lstm - len(given))]
     sequence = x.flip(1) if attrs.get("reverse") else x

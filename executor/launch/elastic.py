@@ -53,7 +53,7 @@ def smaller_plans(asked: ElasticSettings, plan: Plan, nodes: Nodes) -> dict[int,
         TwofoldError: a number of nodes without a plan, or a plan of another model or optimizer.
     """
     per_node = plan.num_ranks // nodes.num_nodes
-    given = {each.num_ranks: each for each in map(load_plan, asked.plans)}
+    given = {plan.num_ranks: plan for plan in map(load_plan, asked.plans)}
     for other in given.values():
         if other.graph != plan.graph or other.optimizer.kind != plan.optimizer.kind:
             raise TwofoldError(

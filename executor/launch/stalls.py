@@ -95,7 +95,7 @@ class StallWatch:
                 what = f"process {pid} was stopped by a signal (SIGSTOP)"
                 if at_rank is None:
                     return RunFailed(f"{name} has stopped: {what}; its log: {self._job.path}")
-                others = [each for each in self._ranks if each != at_rank and self._waits(each)]
+                others = [rank for rank in self._ranks if rank != at_rank and self._waits(rank)]
                 text = f"{name} {at_rank} stopped{self._at(at_rank)}: {what}{_who_wait(others)}"
                 return RankFailed(text, rank=at_rank)
         return None
@@ -109,7 +109,7 @@ class StallWatch:
         if self._seen[rank].numbers[2] == 1 and now_s - self._seen[rank].moved_s <= WARM_S:
             return None
         since_s = now_s - self._seen[rank].moved_s
-        if elsewhere := [each for each in self._peers(rank) if each not in self._seen]:
+        if elsewhere := [peer for peer in self._peers(rank) if peer not in self._seen]:
             if since_s <= WARM_S:  # the other node names its rank before, unless that reads data
                 return None
             text = f"rank {rank} has waited {since_s:.0f} s{self._at(rank)} for {name_ranks(elsewhere)} on other nodes"
@@ -132,7 +132,7 @@ class StallWatch:
         rank, passed = min(still, key=lambda each: self._seen[each].moved_s), set[int]()
         while rank not in passed:
             passed.add(rank)
-            ahead = [each for each in self._peers(rank) if each in in_step and self._place(each) != self._place(rank)]
+            ahead = [peer for peer in self._peers(rank) if peer in in_step and self._place(peer) != self._place(rank)]
             if not ahead:
                 return rank
             rank = min(ahead, key=lambda each: (self._waits(each), *reversed(self._seen[each].numbers[:2])))

@@ -80,7 +80,9 @@ def train_reference(
     model = initialised_copy(module, seed)
     if nudge is not None:
         _nudge(model, nudge)
-    updates = _Updates(optimizer, {name: each for name, each in model.named_parameters() if each.requires_grad})
+    updates = _Updates(
+        optimizer, {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    )
     random = PlannedRandom(graph)
     losses: list[float] = []
     source = iter(batches)
@@ -230,7 +232,7 @@ def _torch_optimizer(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) ->
     groups: dict[bool, list[nn.Parameter]] = {}
     for name, parameter in named.items():
         groups.setdefault(optimizer.settings_of(name) == settings, []).append(parameter)
-    parameters = [{"params": each} | ({} if same else {"weight_decay": 0.0}) for same, each in groups.items()]
+    parameters = [{"params": group} | ({} if same else {"weight_decay": 0.0}) for same, group in groups.items()]
     if optimizer.kind == "adamw":
         betas = (settings.pop("beta1", 0.9), settings.pop("beta2", 0.999))
         return torch.optim.AdamW(parameters, betas=betas, **settings)

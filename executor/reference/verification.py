@@ -89,7 +89,7 @@ class Verification:
             )
         if self.predicted is not None:
             peak = max(self.run.peak_bytes)
-            expected = max((each.values_bytes for each in self.predicted.memory), default=0)
+            expected = max((memory_peak.values_bytes for memory_peak in self.predicted.memory), default=0)
             found.append(
                 Check(
                     name="peak memory of a rank", value=float(peak), high=float(expected), unit="B",

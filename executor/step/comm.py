@@ -226,10 +226,10 @@ def _exchange_uneven(team: Team, step: Step, cuts: _Cuts) -> Launch:
             shape[dim], shape[to_dim] = cuts.widths[member], _start_length(cuts.chunks[cuts.me])[1]
             shapes.append(tuple(shape))
         sizes = [math.prod(shape) for shape in shapes]
-        message = torch.cat([each.reshape(-1) for each in sent])
+        message = torch.cat([tensor.reshape(-1) for tensor in sent])
         buffer = x.new_empty(sum(sizes))
         work = dist.all_to_all_single(
-            buffer, message, sizes, [each.numel() for each in sent], group=team.group, async_op=True
+            buffer, message, sizes, [tensor.numel() for tensor in sent], group=team.group, async_op=True
         )
 
         def whole() -> tuple[Tensor, ...]:

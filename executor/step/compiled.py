@@ -155,9 +155,9 @@ class CompiledStep:
             return
         if wait:
             self._interpreter.device.synchronize()
-        for each in (self._marked, self._whole):
-            if each is not None:
-                each.release()
+        for replay in (self._marked, self._whole):
+            if replay is not None:
+                replay.release()
         self._whole = self._marked = None
         if wait:
             self._interpreter.device.release_memory()

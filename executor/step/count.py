@@ -69,7 +69,7 @@ def _communication(name: str, args: tuple[Any, ...]) -> Communication:
         if isinstance(argument, torch.Tensor):
             tensors.append(argument)
         elif isinstance(argument, list | tuple):
-            tensors.extend(each for each in argument if isinstance(each, torch.Tensor))
+            tensors.extend(tensor for tensor in argument if isinstance(tensor, torch.Tensor))
         elif group is None and isinstance(argument, torch.ScriptObject):
             group = dist.ProcessGroup.unbox(argument)
     ranks = tuple(sorted(dist.get_process_group_ranks(group)))
@@ -77,7 +77,7 @@ def _communication(name: str, args: tuple[Any, ...]) -> Communication:
     if kind in ("send", "recv"):
         me, peer = dist.get_rank(), dist.get_global_rank(group, args[2])
         ranks = (me, peer) if kind == "send" else (peer, me)
-    return Communication(kind=kind, num_bytes=max((each.nbytes for each in tensors), default=0), ranks=ranks)
+    return Communication(kind=kind, num_bytes=max((tensor.nbytes for tensor in tensors), default=0), ranks=ranks)
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def compare(planned: Mapping[Communication, int], executed: Mapping[Communicatio
     ['rank 0: all_reduce of 4 bytes on ranks [0, 1] planned 2 times, executed 1 times']
     """
     return [
-        f"rank {rank}: {each} planned {planned.get(each, 0)} times, executed {executed.get(each, 0)} times"
-        for each in sorted(set(planned) | set(executed))
-        if planned.get(each, 0) != executed.get(each, 0)
+        f"rank {rank}: {call} planned {planned.get(call, 0)} times, executed {executed.get(call, 0)} times"
+        for call in sorted(set(planned) | set(executed))
+        if planned.get(call, 0) != executed.get(call, 0)
     ]

@@ -46,15 +46,17 @@ def initial_values(
         region = tuple(slice(*ends) for ends in layout.region(rank, shape))
         return torch.as_tensor(np.array(array[region])).to(where, torch_dtype(group.values[value].dtype))
 
-    for each in group.parameters:
-        missing = f"no initial value is given for the parameter {each.name!r}"
-        own = part(each.name, each.layout, each.shape, each.kept, missing)
-        if each.shard is not None:
-            own = flat_part(own, group.values[each.kept].shape[0], each.layout.mesh.index(rank, each.shard_axes))
-        yield each.kept, own
-        if each.master is not None:
-            yield each.weight, own.to(torch_dtype(group.values[each.weight].dtype))
-        for name in each.states:
+    for parameter in group.parameters:
+        missing = f"no initial value is given for the parameter {parameter.name!r}"
+        own = part(parameter.name, parameter.layout, parameter.shape, parameter.kept, missing)
+        if parameter.shard is not None:
+            own = flat_part(
+                own, group.values[parameter.kept].shape[0], parameter.layout.mesh.index(rank, parameter.shard_axes)
+            )
+        yield parameter.kept, own
+        if parameter.master is not None:
+            yield parameter.weight, own.to(torch_dtype(group.values[parameter.weight].dtype))
+        for name in parameter.states:
             state = group.values[name]
             yield name, torch.zeros(state.shape, dtype=torch_dtype(state.dtype), device=where)
     if (kept := group.step_check) is not None:

@@ -239,9 +239,9 @@ class Interpreter:
         """Drop a step that was recorded in part; `kept` is what lived on before it."""
         self.end()
         self._env[: self._num_kept] = kept
-        for each in self._self_transfers.values():
-            each.num_sent = each.num_received = 0
-            each.messages.clear()
+        for transfer in self._self_transfers.values():
+            transfer.num_sent = transfer.num_received = 0
+            transfer.messages.clear()
 
     @property
     def stream_order(self) -> StreamOrder | None:

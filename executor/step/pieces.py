@@ -45,12 +45,12 @@ class Replay:
     ) -> None:
         self.recordings, self.marks = recordings, marks
         self._pieces, self._kept, self._loss = pieces, kept, loss
-        self._addresses = [each.data_ptr() for each in kept]
+        self._addresses = [tensor.data_ptr() for tensor in kept]
 
     def fits(self, interpreter: Interpreter) -> bool:
         """Whether everything is where it was when the recordings were made."""
         same = all(map(is_, self._kept, interpreter.kept_tensors))
-        return same and all(each.data_ptr() == at for each, at in zip(self._kept, self._addresses, strict=True))
+        return same and all(tensor.data_ptr() == at for tensor, at in zip(self._kept, self._addresses, strict=True))
 
     def run(self) -> Tensor | None:
         """Launch the pieces; a copy of the loss, for the next replay writes over it."""

@@ -112,7 +112,9 @@ class BatchCheck:
         return {tensor.name: self._checked(tensor, array) for tensor, array in zip(self._inputs, arrays, strict=True)}
 
     def _in_order(self, batch: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
-        asked = "the plan asks for " + ", ".join(f"{each.name} {each.dtype} {each.shape}" for each in self._inputs)
+        asked = "the plan asks for " + ", ".join(
+            f"{tensor.name} {tensor.dtype} {tensor.shape}" for tensor in self._inputs
+        )
         if isinstance(batch, Mapping):
             if batch.keys() != {tensor.name for tensor in self._inputs}:
                 raise TwofoldError(f"a batch of the data has the names {', '.join(map(str, batch))}; {asked}")

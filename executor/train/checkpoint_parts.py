@@ -47,7 +47,7 @@ class SavedParts:
         for (name, found), parts in self._parts.items():
             if found == role:
                 region = tuple(
-                    (0, max(ends[1] for ends in cut)) for cut in zip(*(each.region for each in parts), strict=True)
+                    (0, max(ends[1] for ends in cut)) for cut in zip(*(part.region for part in parts), strict=True)
                 )
                 yield Part(name, role, region, 0, math.prod(last for _, last in region))
 
@@ -78,13 +78,13 @@ def _assembled(part: Part, read: Mapping[str, Tensor], saved: Sequence[Part]) ->
     """The part as a rank keeps it, from the saved parts that it overlaps."""
     if (own := read.get(part.key)) is not None:
         return own
-    dtype = next((read[each.key].dtype for each in saved), torch.float32)
+    dtype = next((read[part.key].dtype for part in saved), torch.float32)
     box, filled = torch.zeros([last - first for first, last in part.region], dtype=dtype), 0
     pieces: dict[tuple[Region, int], list[Part]] = {}  # a tied weight may be there twice, cut in other ways
     for each in saved:
         pieces.setdefault((each.region, each.size), []).append(each)
     for (region, _), shards in pieces.items():
-        flat = torch.cat([read[each.key].reshape(-1) for each in sorted(shards, key=lambda each: each.number)])
+        flat = torch.cat([read[shard.key].reshape(-1) for shard in sorted(shards, key=lambda each: each.number)])
         sizes = [last - first for first, last in region]
         whole = flat[: math.prod(sizes)].view(sizes)
         common = common_region(region, part.region)

@@ -31,9 +31,9 @@ def copy_weights(program: Program, source: Interpreter, target: Interpreter) -> 
         target: this rank of the other program; what it holds constant is filled, in its own dtypes.
     """
     homes: dict[str, list[tuple[Region, Tensor]]] = {}
-    for each in target.group.constants:
-        region = each.layout.region(target.rank, each.shape)
-        homes.setdefault(each.name, []).append((region, target.value(each.value)))
+    for constant in target.group.constants:
+        region = constant.layout.region(target.rank, constant.shape)
+        homes.setdefault(constant.name, []).append((region, target.value(constant.value)))
     mine = {part: source.value(value) for _, part, value in kept(source) if part.role == WEIGHT}
     for owners, dtype in _cut(program):
         sent = []

@@ -93,7 +93,7 @@ def meetings(interpreter: Interpreter) -> list[tuple[str, str, tuple[int, ...]]]
 def _peers(interpreter: Interpreter, instruction: Instruction) -> tuple[int, ...]:
     rank, kind = interpreter.rank, instruction.kind
     if kind is Kind.COLLECTIVE:
-        return tuple(each for each in interpreter.group.members(instruction, rank) if each != rank)
+        return tuple(member for member in interpreter.group.members(instruction, rank) if member != rank)
     if kind not in (Kind.SEND, Kind.RECV):
         return ()
     return tuple(sorted({*instruction.pieces.partners(rank, sends=kind is Kind.SEND)} - {rank}))

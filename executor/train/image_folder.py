@@ -47,14 +47,14 @@ def rows_of_images(folder: Path, graph: Graph) -> Rows:
         import PIL  # noqa: F401
     except ImportError:
         raise TwofoldError(f"data {name!r}: reading images needs Pillow; pip install pillow") from None
-    classes = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     limit = input_limits(graph).get(graph.inputs[1].name, len(classes))
     if len(classes) > limit:
         raise TwofoldError(f"data {name!r} has {len(classes)} folders of classes, but the model has {limit} classes")
     files: list[Path] = []
     labels: list[int] = []
     for label, of_class in enumerate(classes):
-        found = sorted(each for each in of_class.rglob("*") if each.suffix.lower() in ENDINGS)
+        found = sorted(path for path in of_class.rglob("*") if path.suffix.lower() in ENDINGS)
         if not found:
             raise TwofoldError(f"{of_class}: has no images ({', '.join(sorted(ENDINGS))}); remove it, or fill it")
         files += found

@@ -88,7 +88,7 @@ def library_parts(graph: Graph, config: str | os.PathLike[str]) -> dict[str, Par
     beside: dict[str, list[Tensor]] = {}
     for name in sorted(parameters, key=_place):
         beside.setdefault(of_library[name], []).append(parameters[name])
-    return {each.name: part for name, tensors in beside.items() for each, part in _cut(name, tensors, heads)}
+    return {tensor.name: part for name, tensors in beside.items() for tensor, part in _cut(name, tensors, heads)}
 
 
 def with_names_of_files(graph: Graph, weights: str) -> Graph:

@@ -46,7 +46,7 @@ class StepFacts:
     @classmethod
     def of(cls, plan: Plan, peak_flops_per_s: float | None) -> StepFacts:
         """The figures of a plan, with the peak rate of one device."""
-        rows = (each.shape for each in plan.graph.inputs if each.dtype == "int64" and len(each.shape) == 2)
+        rows = (tensor.shape for tensor in plan.graph.inputs if tensor.dtype == "int64" and len(tensor.shape) == 2)
         shape = next(rows, None)
         return cls(
             samples=plan.graph.batch_size, tokens=None if shape is None else shape[0] * shape[1],

@@ -60,7 +60,7 @@ def load_named(spec: str, what: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        known = [each for each in vars(module) if not each.startswith("_")]
+        known = [var for var in vars(module) if not var.startswith("_")]
         close = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise TwofoldError(f"{what} {spec!r}: {place} has no {name!r}{hint}") from None

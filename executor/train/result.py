@@ -225,17 +225,17 @@ def merged_timeline(results: Sequence[RankResult], **meta: Any) -> Timeline:
     Raises:
         TwofoldError: no ranks, or ranks that recorded different numbers of steps.
     """
-    if not results or len({len(each.spans.step_start_ns) for each in results}) != 1:
+    if not results or len({len(result.spans.step_start_ns) for result in results}) != 1:
         raise TwofoldError(f"a timeline needs ranks that recorded equally many steps, got {len(results)} ranks")
     first, names = results[0], dict[tuple[str, str, str], int]()
     columns: list[list[npt.NDArray[Any]]] = []
-    for each in results:
-        renumber = np.array([names.setdefault(name, len(names)) for name in each.spans.names], dtype=np.int32)
-        spans = each.spans
-        ranks = np.full(len(spans.step), each.rank)
+    for result in results:
+        renumber = np.array([names.setdefault(name, len(names)) for name in result.spans.names], dtype=np.int32)
+        spans = result.spans
+        ranks = np.full(len(spans.step), result.rank)
         columns.append([ranks, spans.stream, spans.step, renumber[spans.name_index], spans.start_ns, spans.end_ns])
     rank, stream, step, index, start, end = (np.concatenate(column) for column in zip(*columns, strict=True))
-    starts = np.max([each.spans.step_end_ns for each in results], axis=0)
+    starts = np.max([result.spans.step_end_ns for result in results], axis=0)
     ends = starts.copy()
     # as in the simulator: a rank that is done early only issues and waits for the next step's messages at first
     issues = np.array([call == "transfer" for _, call, _ in names], dtype=bool)[index] | (
@@ -252,5 +252,5 @@ def merged_timeline(results: Sequence[RankResult], **meta: Any) -> Timeline:
         stream=stream.astype(np.int8), step=step.astype(np.int32), name_index=index.astype(np.int32),
         start_ps=to_ps(start), end_ps=to_ps(end),
         step_start_ps=tuple(to_ps(starts).tolist()), step_end_ps=tuple(to_ps(ends).tolist()),
-        memory=tuple(each.peak for each in results), meta={**first.environment, **meta},
+        memory=tuple(result.peak for result in results), meta={**first.environment, **meta},
     )  # fmt: skip

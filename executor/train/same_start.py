@@ -36,8 +36,8 @@ def check_same_start(module: nn.Module, device: Device) -> None:
     names = [name for name, tensor in named if not tensor.is_meta]
     mine = [_digest("\0".join(names).encode()), *(_of_tensor(tensor) for _, tensor in named if not tensor.is_meta)]
     lengths = _gathered([len(mine), mine[0]], device)
-    if len({tuple(each) for each in lengths}) > 1:
-        odd = next(rank for rank, each in enumerate(lengths) if each != lengths[0])
+    if len({tuple(length) for length in lengths}) > 1:
+        odd = next(rank for rank, length in enumerate(lengths) if length != lengths[0])
         raise TwofoldError(
             f"{type(module).__name__} holds values of other tensors on rank {odd} than on rank 0; all ranks must build "
             f"the same module"
@@ -74,7 +74,7 @@ def _gathered(numbers: list[int], device: Device) -> list[list[int]]:
     own = torch.tensor(numbers, dtype=torch.int64, device=device.torch_device)
     found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(found, own)
-    return [each.tolist() for each in found]
+    return [tensor.tolist() for tensor in found]
 
 
 def _of_tensor(tensor: torch.Tensor) -> int:

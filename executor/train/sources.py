@@ -121,7 +121,7 @@ class Source:
             return lambda epoch: packed(documents, graph, seed=seed, epoch=epoch, name=word)
         if word != "digits" and ":" in word:
             return lambda epoch: _made(word, seed, epoch, graph.batch_size)
-        if word == "digits" or has_idx_files(word) or not any(each.is_dir() for each in Path(word).glob("*")):
+        if word == "digits" or has_idx_files(word) or not any(path.is_dir() for path in Path(word).glob("*")):
             digits = ArrayDataset.of(load_digits(None if word == "digits" else word)).shuffle(seed)
             return lambda epoch: _of_digits(digits, epoch)
         images = rows_of_images(Path(word), graph)
@@ -147,7 +147,7 @@ def _made(word: str, seed: int, epoch: int, batch_size: int) -> Rows | Iterable[
     if isinstance(made, IterableDataset):
         samples = iter(made)
         pieces = iter(lambda: list(itertools.islice(samples, batch_size)), [])
-        return (default_collate(each) for each in pieces if len(each) == batch_size)
+        return (default_collate(piece) for piece in pieces if len(piece) == batch_size)
     if isinstance(made, Dataset):
         return rows_of_dataset(made).shuffled(seed, epoch)  # type: ignore[arg-type]
     if not isinstance(made, Iterable):

@@ -150,7 +150,7 @@ class _Weight:
     def joined(self, read: Sequence[Tensor]) -> Tensor:
         """The full tensor, from those that were saved, flattened."""
         shapes = [[last for _, last in part.region] for part, _ in self.saved]
-        tensors = [each.to(torch_dtype(self.dtype)).view(shape) for each, shape in zip(read, shapes, strict=True)]
+        tensors = [tensor.to(torch_dtype(self.dtype)).view(shape) for tensor, shape in zip(read, shapes, strict=True)]
         if self.saved[0][1] is None:
             return tensors[0]
         whole = torch.empty(self.shape, dtype=torch_dtype(self.dtype))
@@ -177,8 +177,8 @@ def _read(saved: SavedParts, weights: Sequence[_Weight]) -> Iterator[tuple[_Weig
     batch: list[_Weight] = []
     for number, weight in enumerate(weights, 1):
         batch.append(weight)
-        asked = [part for each in batch for part, _ in each.saved]
-        if number == len(weights) or sum(each.size for each in asked) * itemsize("float32") >= _BATCH_BYTES:
+        asked = [part for weight in batch for part, _ in weight.saved]
+        if number == len(weights) or sum(part.size for part in asked) * itemsize("float32") >= _BATCH_BYTES:
             read = iter(saved.read(asked))
             for each in batch:
                 yield each, each.joined(list(itertools.islice(read, len(each.saved))))

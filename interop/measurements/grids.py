@@ -216,7 +216,7 @@ def _records(text: str) -> list[Mapping[str, Any]]:
 
 
 def _of_records(records: Sequence[Mapping[str, Any]]) -> Grid:
-    flat = [dict(_leaves(each)) for each in records]
+    flat = [dict(_leaves(record)) for record in records]
     headers = list(dict.fromkeys(name for each in flat for name in each))
     return Grid(headers=headers, rows=([each.get(name, "") for name in headers] for each in flat))
 

@@ -246,7 +246,7 @@ def figure_named(words: str) -> Figure | None:
     if re.fullmatch(rf"{_STEP}/s", plain):
         return Figure(metric="iteration_time_s", inverse=True)
     if found := _TIME.fullmatch(plain):
-        unit = next((each for each in found.groups() if each), "s")
+        unit = next((group for group in found.groups() if group), "s")
         return Figure(metric="iteration_time_s", factor=_SECONDS[unit])
     if found := _MEMORY.fullmatch(plain):
         metric, factor = _BYTES[found["unit"]]

@@ -52,7 +52,7 @@ class Mixtures(Cells):
         named = re.search(
             r"(?<![\d.])(\d+) ?x ?\d+(?:\.\d+)?b|(\d+)[- ]?experts?|\b(\d+)e\b|\bmoe-?(\d+)\b", name.lower()
         )
-        usual = int(next(each for each in named.groups() if each)) if named else None
+        usual = int(next(group for group in named.groups() if group)) if named else None
         if known is not None and known.experts is not None:
             usual = known.experts.num_experts
         if not self.text("experts") and usual is None:

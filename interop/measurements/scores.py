@@ -62,7 +62,7 @@ class Validation(Shown):
 
     def __repr__(self) -> str:
         errors_text = ", ".join(
-            f"{each['metric']} {each['mape']:.1%} of {each['rows']} rows" for each in self.sources[:3]
+            f"{source['metric']} {source['mape']:.1%} of {source['rows']} rows" for source in self.sources[:3]
         )
         more = f" and {len(self.sources) - 3} more" if len(self.sources) > 3 else ""
         return f"<Validation: mean error {errors_text}{more}; {len(self.skipped)} rows skipped>"
@@ -195,14 +195,14 @@ def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dic
     if not isinstance(more, Exception):
         others += more
         if not result["runs"] and more[0][2]["fits"]:  # it ran, so it was not this one
-            (fitting, case, result), others = more[0], [each for each in others if each is not more[0]]
+            (fitting, case, result), others = more[0], [other for other in others if other is not more[0]]
             cells_text = ", ".join(f"{name} {cell}" for name, cell in fitting.items())
             result["assumed"].append(f"{cells_text}: the first reading that fits the device")
     result["readings"] = [
-        {"cells": dict(filling), "predicted": each["predicted"]} for filling, _, each in others
+        {"cells": dict(filling), "predicted": other["predicted"]} for filling, _, other in others
     ]  # fmt: skip
-    result["low"] = min(result["low"], *(each["low"] for _, _, each in others), result["low"])
-    result["high"] = max(result["high"], *(each["high"] for _, _, each in others), result["high"])
+    result["low"] = min(result["low"], *(other["low"] for _, _, other in others), result["low"])
+    result["high"] = max(result["high"], *(other["high"] for _, _, other in others), result["high"])
     for name, cell in filled.items():
         which = f", the middle of {len(found)} readings" if len(found) > 1 else ""
         result["assumed"].append(f"{name} not stated: {cell}{which}")

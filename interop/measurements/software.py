@@ -119,13 +119,13 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
         found = Software(words="", stacks=("torch",) if is_torch else ("megatron",))
     stacks = found.stacks
     if found.is_known is False and _splits_model(cells) and "megatron" in stacks:
-        stacks = ("megatron", *(each for each in stacks if each != "megatron"))
+        stacks = ("megatron", *(stack for stack in stacks if stack != "megatron"))
     if cells.switch("async_tp") and stacks[0] != "torchtitan":
         raise Skip("asynchronous tensor parallelism is modelled for torchtitan only", "async_tp")
-    dated = [name for each in stacks for name in _dated(cells, each, words, device, compiled=bool(compiled))]
+    dated = [name for stack in stacks for name in _dated(cells, stack, words, device, compiled=bool(compiled))]
     if cells.count("ep", 1) > 1 and "megatron" in dated:
         dated = _exchanges(words, dated)
-    result = tuple(dict.fromkeys(each for name in dated for each in _with_products(cells, name, device)))
+    result = tuple(dict.fromkeys(product for name in dated for product in _with_products(cells, name, device)))
     if found.name:
         cells.assumed.append(f"{found.name} taken as {result[0]}")
     if not named:
@@ -164,7 +164,7 @@ def names_software(words: str) -> bool:
 
 
 def _named(words: str) -> Software | None:
-    return next((each for each in _SOFTWARE if re.search(each.words, words)), None)
+    return next((software for software in _SOFTWARE if re.search(software.words, words)), None)
 
 
 def _exchanges(words: str, stacks: list[str]) -> list[str]:

@@ -93,7 +93,7 @@ def level_named(text: str) -> tuple[int | None, str]:
     for pattern, level in _LEVELS:
         if found := re.search(pattern, plain):
             if level is None:
-                return int(next(each for each in found.groups() if each)), ""
+                return int(next(group for group in found.groups() if group)), ""
             more = "ZeRO++ taken as ZeRO-3: its messages are of whole numbers" if "zero plus" in plain else ""
             return level, more
     return None, ""
@@ -140,7 +140,7 @@ def recompute_named(text: str) -> Recompute | None:
         return None
     counted = None if "every" in plain or "each" in plain else re.search(r"(\d+) ?layers?\b|\bblock (\d+)$", plain)
     modules = re.search(r"\bmlp\b|\bmoe\b", plain) is not None and "full" not in plain
-    layers = int(next(each for each in counted.groups() if each)) if counted else None
+    layers = int(next(group for group in counted.groups() if group)) if counted else None
     return Recompute(mode="full", layers=layers, is_open=modules)
 
 
@@ -166,7 +166,7 @@ def schedule_named(text: str) -> tuple[str, int | None]:
     plain = _plain(text)
     name = next((name for words, name in _SCHEDULES if re.search(words, plain)), "")
     chunks = re.search(r"\b(?:vpp?|v|chunks|virtual stages) ?(\d+)\b|\b(\d+) ?(?:chunks|virtual)", plain)
-    number = None if chunks is None else int(next(each for each in chunks.groups() if each))
+    number = None if chunks is None else int(next(group for group in chunks.groups() if group))
     return name, number
 
 

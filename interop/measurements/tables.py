@@ -83,9 +83,9 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
     figures: list[_Column] = []
     if "metric" not in columns:
         found = (_figure_of(place, header, columns[place]) for place, header in enumerate(headers))
-        figures = [each for each in found if each is not None]
-    for each in figures:
-        columns[each.place] = ""
+        figures = [column for column in found if column is not None]
+    for figure in figures:
+        columns[figure.place] = ""
     told = told_by_titles(grid.titles, columns) if grid.titles else {}
     _check([*columns, *told], headers, figures, table)
     order = sorted((place for place, column in enumerate(columns) if column), key=lambda place: rank_of(headers[place]))
@@ -94,17 +94,19 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
     for place, row in enumerate(grid.rows, start=before + 1):
         made = _row(row, columns, order, headers, named, told)
         made[ROW] = str(place)
-        cells = [row[each.place] for each in figures]
+        cells = [row[figure.place] for figure in figures]
         if not figures:
             yield _with_unit(made)
             continue
         if failed := _failure(cells):
             reason = f"nothing was measured: {failed!r}"
             yield {**made, BAD_COLUMN: "value", BAD_VALUE: failed, BAD_REASON: reason}
-        for each in figures:
-            if row[each.place].lower() not in _NOTHING:
-                own = made | ({"gpu_count": each.devices} if each.devices else {})
-                yield _measured(own, each.header, row[each.place], each.figure) | {FIGURE: repr((each.place, cells))}
+        for figure in figures:
+            if row[figure.place].lower() not in _NOTHING:
+                own = made | ({"gpu_count": figure.devices} if figure.devices else {})
+                yield _measured(own, figure.header, row[figure.place], figure.figure) | {
+                    FIGURE: repr((figure.place, cells))
+                }
 
 
 def _failure(cells: Sequence[str]) -> str:

@@ -362,8 +362,8 @@ def rules(*sentences: Callable[..., str | None]) -> tuple[Rule, ...]:
     listed = []
     for sentence in sentences:
         parameters = inspect.signature(sentence).parameters.values()
-        needed = frozenset(each.name for each in parameters if each.default is inspect.Parameter.empty)
-        names = tuple(each.name for each in parameters)
+        needed = frozenset(parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty)
+        names = tuple(parameter.name for parameter in parameters)
         listed.append(Rule(sentence, names, needed, _values_of(names)))
     return tuple(listed)
 

@@ -125,12 +125,15 @@ class ChunkLowering:
         """Note the producer of each value, and which values are dropped: those of recomputed operators, those computed
         from dropped values, and those computed from a weight that lives within a body.
         """
-        self.senders.update((each.name, each) for each in instructions if each.kind is Kind.SEND)
-        for each in instructions:
-            again = each.part == "F" and is_recomputed(self.plan, self.micro, each.operator)
-            again = again or (each.part == "C" and any(self._is_dropped(name) for name in self.sources(each)))
-            for name in each.outputs:
-                self.makers[name] = each
+        for instruction in instructions:
+            if instruction.kind is Kind.SEND:
+                self.senders[instruction.name] = instruction
+            again = instruction.part == "F" and is_recomputed(self.plan, self.micro, instruction.operator)
+            again = again or (
+                instruction.part == "C" and any(self._is_dropped(name) for name in self.sources(instruction))
+            )
+            for name in instruction.outputs:
+                self.makers[name] = instruction
                 if again:
                     self.dropped.add(name)
 

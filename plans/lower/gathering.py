@@ -72,7 +72,7 @@ def gather(emitter: Emitter, bucket: Bucket, scope: Scope, *, channel_end: str =
             attrs={
                 "rows": mesh.size(axes),
                 "sizes": bucket.sizes,
-                "shapes": tuple(each.shape for each in bucket.parameters),
+                "shapes": tuple(parameter.shape for parameter in bucket.parameters),
             },
             frees=(result,) if scope is Scope.STEP else (),
         )  # fmt: skip

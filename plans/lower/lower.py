@@ -89,10 +89,13 @@ def _check_updated(groups: Sequence[GroupProgram]) -> None:
     """Refuse copies of one tensor that forwards change apart from each other."""
     owners: dict[str, tuple[int, str]] = {}
     for number, group in enumerate(groups):
-        for each in group.constants:
-            if each.is_updated and owners.setdefault(each.name, (number, each.value)) != (number, each.value):
+        for constant in group.constants:
+            if constant.is_updated and owners.setdefault(constant.name, (number, constant.value)) != (
+                number,
+                constant.value,
+            ):
                 raise TwofoldError(
-                    f"{each.name!r}, which the forward changes, is used in two stages or in two layouts; put its "
+                    f"{constant.name!r}, which the forward changes, is used in two stages or in two layouts; put its "
                     "users into one stage with equal strategies, or use separate modules"
                 )
 

@@ -125,7 +125,7 @@ def lower_operator(
     _place_tensors(chunk, operator)
     parameters.arrange(0, [operator], chunk.completed(), ())
     gathers, arrivals = parameters.gathers()
-    begin = [*gathers, *(line for each in dict.fromkeys(arrivals.values()) for line in each.instructions)]
+    begin = [*gathers, *(line for arrival in dict.fromkeys(arrivals.values()) for line in arrival.instructions)]
 
     def backward(is_last: bool) -> tuple[Instruction, ...]:
         body, _ = chunk.backward(_keep, parameters.reduction(0, is_last=is_last))

@@ -146,9 +146,13 @@ class OptimizerLowering:
         self.block_of = {name: blocks[reader] for name, reader in readers.items()} | self.block_of
         read = [name for operator in operators for name in operator.inputs if name in self.local]
         sharded = [self.local[name] for name in dict.fromkeys(read) if self.local[name].axes]
-        once = [each for each in sharded if not each.gathered_per_use and each.name not in others]
+        once = [
+            local_parameter
+            for local_parameter in sharded
+            if not local_parameter.gathered_per_use and local_parameter.name not in others
+        ]
         in_blocks: dict[str, list[Bucket]] = {}
-        per_use = [each for each in sharded if each.gathered_per_use]
+        per_use = [local_parameter for local_parameter in sharded if local_parameter.gathered_per_use]
         for bucket in self._filled(per_use, others, False, limit, readers, blocks):
             in_blocks.setdefault(blocks[readers[bucket.first.name]], []).append(bucket)
         reductions = self._reductions(completed, others, blocks)
@@ -165,9 +169,11 @@ class OptimizerLowering:
         due = [
             self.local[name] for name, _ in completed if name not in others or self.local[name].reduced_per_micro_batch
         ]
-        due = [each for each in due if each.needs_reduction]
-        whole = self._filled([each for each in due if not each.gathered_per_use], others, True, limit)
-        per_use = [each for each in due if each.gathered_per_use]
+        due = [local_parameter for local_parameter in due if local_parameter.needs_reduction]
+        whole = self._filled(
+            [local_parameter for local_parameter in due if not local_parameter.gathered_per_use], others, True, limit
+        )
+        per_use = [local_parameter for local_parameter in due if local_parameter.gathered_per_use]
         return whole + self._filled(per_use, others, True, limit, dict(completed), blocks)
 
     def _filled(
@@ -225,9 +231,16 @@ class OptimizerLowering:
 
     def reduce_rest(self, emitter: Emitter) -> None:
         """Reduce the remaining gradients at the end of the step."""
-        rest = [each for name, each in self.local.items() if name not in self.found and each.needs_reduction]
+        rest = [
+            local_parameter
+            for name, local_parameter in self.local.items()
+            if name not in self.found and local_parameter.needs_reduction
+        ]
         buckets = self._filled(
-            [each for each in rest if not each.reduced_per_micro_batch], set(), True, self.optimizer.bucket_bytes
+            [local_parameter for local_parameter in rest if not local_parameter.reduced_per_micro_batch],
+            set(),
+            True,
+            self.optimizer.bucket_bytes,
         )
         late = Reduction({}, self.table, self.found, True)
         for bucket in buckets:
@@ -335,7 +348,7 @@ class OptimizerLowering:
         for name, gradient in gradients.items():
             parameter = self.local[name]
             groups.setdefault((parameter.mesh, parameter.repeated), []).append(gradient)
-        dtype = "float64" if any(table[each].dtype == "float64" for each in gradients.values()) else "float32"
+        dtype = "float64" if any(table[gradient].dtype == "float64" for gradient in gradients.values()) else "float32"
 
         def scalar(name: str) -> str:
             return table.add(Value(name=name, shape=(), dtype=dtype, scope=Scope.STEP, role="buffer"))
@@ -412,7 +425,7 @@ class _Gradients:
             if reduced.token is not None:
                 wait(self.emitter, reduced.value, reduced.token, reduced.frees)
             if self._is_viewed(reduced):
-                views = tuple(self._view(each, reduced.value) for each in bucket.parameters)
+                views = tuple(self._view(parameter, reduced.value) for parameter in bucket.parameters)
                 self.emitter.compute(
                     f"{reduced.value}.unpack", "flat_unpack", "U", (reduced.value,), views,
                     attrs={

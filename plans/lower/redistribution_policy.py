@@ -25,7 +25,7 @@ def stored_ways(plan: Plan) -> Ways:
     """The steps that the plan stores; of least bytes where it stores none."""
     if not plan.redistributions:
         return least_bytes
-    stored = {each.key: each.sequence for each in plan.redistributions}
+    stored = {redistribution.key: redistribution.sequence for redistribution in plan.redistributions}
 
     def ways(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> tuple[Step, ...]:
         found = stored.get((source, target, shape, itemsize(dtype)))

@@ -66,7 +66,7 @@ class Reduction:
         bucket = self.buckets.get(name)
         if bucket is None or not (bucket.first.reduced_per_micro_batch or self.is_last):
             return
-        if all(each in self.whole for each in bucket.names):
+        if all(name in self.whole for name in bucket.names):
             self.start(emitter, bucket, self.whole)
 
     def start(self, emitter: Emitter, bucket: Bucket, values: Mapping[str, str]) -> None:

@@ -315,8 +315,8 @@ def _resized(graph: Graph, batch_size: int) -> Graph:
                 if old != new:
                     names = factors(dim)
                     # the batch is the factor of its size, or else one that it divides
-                    sized = [each for each in names if spec.sizes[each] == graph.batch_size]
-                    sized += [each for each in names if spec.sizes[each] % graph.batch_size == 0]
+                    sized = [name for name in names if spec.sizes[name] == graph.batch_size]
+                    sized += [name for name in names if spec.sizes[name] % graph.batch_size == 0]
                     which = (*sized, *names)[0]
                     rest = old // spec.sizes[which]
                     if new % rest:
@@ -327,7 +327,7 @@ def _resized(graph: Graph, batch_size: int) -> Graph:
                         )
                     sizes[which] = new // rest
         for dims, name in zip(spec.outputs, operator.outputs, strict=True):
-            shapes[name] = tuple(math.prod(sizes[each] for each in factors(dim)) for dim in dims)
+            shapes[name] = tuple(math.prod(sizes[factor] for factor in factors(dim)) for dim in dims)
     tensors = {
         name: msgspec.structs.replace(tensor, shape=shapes.get(name, tensor.shape))
         for name, tensor in graph.tensors.items()

@@ -57,7 +57,7 @@ def _common_dims(old: Shape, new: Shape, sizes: dict[str, int]) -> tuple[tuple[D
 
 
 def _dims(names: list[list[str]]) -> tuple[Dim, ...]:
-    return tuple(each[0] if len(each) == 1 else tuple(each) for each in names)
+    return tuple(name[0] if len(name) == 1 else tuple(name) for name in names)
 
 
 @declares("permute")
@@ -85,7 +85,7 @@ def _narrow(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
         raise TwofoldError(f"elements {attrs['start']} to {last} of dim {dim} are outside of {inputs[0]}")
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=(dims,), outputs=(out,), gradients={0: Gradient()},
-        splittable=frozenset(each for each in dims if each != "_from"),
+        splittable=frozenset(dim for dim in dims if dim != "_from"),
     )  # fmt: skip
 
 
@@ -103,6 +103,6 @@ def _concat(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
     operands = tuple((*rest[:dim], f"_c{index}", *rest[dim + 1 :]) for index in range(len(inputs)))
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=operands, outputs=((*rest[:dim], "_c", *rest[dim + 1 :]),),
-        splittable=frozenset(each for each in sizes if not each.startswith("_")),
+        splittable=frozenset(size for size in sizes if not size.startswith("_")),
         gradients={index: Gradient() for index in range(len(inputs))},
     )  # fmt: skip

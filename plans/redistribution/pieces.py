@@ -60,10 +60,10 @@ class Pieces(Sequence[Piece]):
 
     def __init__(self, pieces: Iterable[Piece] = ()) -> None:
         given = tuple(pieces)
-        self._regions: Sequence[Region] = [each.region for each in given]
-        self.src_ranks: _Ints = np.array([each.src_rank for each in given], dtype=np.int64)
-        self.dst_ranks: _Ints = np.array([each.dst_rank for each in given], dtype=np.int64)
-        self.num_elements: _Ints = np.array([each.num_elements for each in given], dtype=np.int64)
+        self._regions: Sequence[Region] = [piece.region for piece in given]
+        self.src_ranks: _Ints = np.array([piece.src_rank for piece in given], dtype=np.int64)
+        self.dst_ranks: _Ints = np.array([piece.dst_rank for piece in given], dtype=np.int64)
+        self.num_elements: _Ints = np.array([piece.num_elements for piece in given], dtype=np.int64)
 
     @classmethod
     def _of_columns(cls, src: _Ints, dst: _Ints, regions: Sequence[Region], num_elements: _Ints) -> Pieces:

@@ -42,11 +42,12 @@ def baseline(problem: Problem, name: str) -> SearchResult[Candidate]:
     began = time.monotonic()
     tried = BASELINES[name](problem)
     fitting = sorted(
-        (each for each in tried if each.forecast.peak_bytes <= problem.limit_bytes), key=lambda each: each.key
+        (candidate for candidate in tried if candidate.forecast.peak_bytes <= problem.limit_bytes),
+        key=lambda each: each.key,
     )
     if not fitting:
         what = "none of its configurations is valid" if not tried else (
-            f"it needs at least {min(each.forecast.peak_bytes for each in tried) / 1e9:.2f} GB"
+            f"it needs at least {min(candidate.forecast.peak_bytes for candidate in tried) / 1e9:.2f} GB"
         )  # fmt: skip
         raise NothingFits(
             f"{name}: {problem.config.name} does not fit {problem.limit_bytes / 1e9:.2f} GB on "
@@ -69,7 +70,9 @@ def usual_candidates(problem: Problem, deadline_s: float | None = None) -> list[
     """The results of the grid and the greedy halving up to `deadline_s` (of `time.monotonic()`)."""
     until = float("inf") if deadline_s is None else deadline_s
     found = [sorted(tried(problem, until), key=lambda each: each.key) for tried in (_greedy, _grid)]
-    fitting = [[each for each in tried if each.forecast.peak_bytes <= problem.limit_bytes] for tried in found]
+    fitting = [
+        [candidate for candidate in tried if candidate.forecast.peak_bytes <= problem.limit_bytes] for tried in found
+    ]
     return [tried[0].degrees for tried in fitting if tried]
 
 
@@ -78,7 +81,7 @@ _AT_ONCE = 50
 
 
 def _forecasts(problem: Problem, candidates: Iterable[Degrees], until_s: float = float("inf")) -> list[Candidate]:
-    chosen = list({identity(each): each for each in candidates}.values())
+    chosen = list({identity(candidate): candidate for candidate in candidates}.values())
     at_once = len(chosen) if until_s == float("inf") else _AT_ONCE
     found: list[Candidate] = []
     for first in range(0, len(chosen), max(1, at_once)):

@@ -149,7 +149,7 @@ class Branching:
                 left_s = min(left_s, self._now_s)
             left_s *= 1.0 - self.margin
             # of several plans, those that nothing left can come before
-            ahead = sum(each.forecast.step_s * _SAFE**2 <= left_s for each in self.candidates)
+            ahead = sum(candidate.forecast.step_s * _SAFE**2 <= left_s for candidate in self.candidates)
             self.num_proven = min(self.keep, ahead)
             self.bound_s = self._best_s if self.num_proven else min(left_s, self._best_s)
 

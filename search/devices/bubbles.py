@@ -105,12 +105,12 @@ class Bubbles:
         owners = (placement[:, None] == np.arange(pp)).astype(np.float64)
         begins = owners.argmax(axis=0)
         found: dict[tuple[bytes, ...], tuple[Floats, ...]] = {}
-        for each in pieces:
-            own, before = owners.T @ each, (np.cumsum(each, axis=0) - each)[begins]
+        for piece in pieces:
+            own, before = owners.T @ piece, (np.cumsum(piece, axis=0) - piece)[begins]
             last = {own[rank].tobytes(): rank for rank in np.argsort(begins, kind="stable").tolist()}
             ranks = list(last.values())
             begun = before[ranks] if self.together(shape) else np.zeros_like(before[ranks])
-            row = own[ranks], before[ranks], begun, np.tile(each[0], (len(ranks), 1))
+            row = own[ranks], before[ranks], begun, np.tile(piece[0], (len(ranks), 1))
             found[tuple(part.tobytes() for part in row)] = row
         return found
 

@@ -79,7 +79,7 @@ def confirmed(
         else:
             checked.append(replace(each, simulated_s=timeline.step_interval_s))
     checked.sort(key=lambda each: (each.simulated_s, each.key))
-    plans = (*checked, *(each for each, _ in left_out), *found.plans[count:])
+    plans = (*checked, *(candidate for candidate, _ in left_out), *found.plans[count:])
     return Confirmed(result=found.reordered(plans), left_out=left_out)
 
 

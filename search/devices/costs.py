@@ -230,8 +230,8 @@ class Costs:
         updates = [chunks.update(one_piece(piece)) for piece in self.pieces]
         return Table(
             work=work / PS_PER_S, first_gather=first / PS_PER_S, dispatch=dispatch / PS_PER_S,
-            update=_seconds([each.work_ps for each in updates]),
-            update_dispatch=_seconds([each.dispatch_ps for each in updates]),
+            update=_seconds([update.work_ps for update in updates]),
+            update_dispatch=_seconds([update.dispatch_ps for update in updates]),
         )  # fmt: skip
 
     def mixed_table(self, stage: StageConfig, dp: int, level: int, *, exact: bool) -> Table:
@@ -296,7 +296,9 @@ class Costs:
         """
         if not self.rates:
             return True
-        pairs = [self.rates(each.compute, each.collective) for each in self.problem.machine.overlap] + [(1.0, 1.0)]
+        pairs = [self.rates(overlap.compute, overlap.collective) for overlap in self.problem.machine.overlap] + [
+            (1.0, 1.0)
+        ]
         most = max(theirs for _, theirs in pairs)
         return all(most * (1.0 - mine) <= theirs for mine, theirs in pairs)
 
@@ -313,7 +315,10 @@ class Costs:
         """
         key = (stage, dp, level)
         if key not in self._longer:
-            again, once = (self.chunks(each, dp, level, contention=True) for each in (stage, without_recompute(stage)))
+            again, once = (
+                self.chunks(stage_config, dp, level, contention=True)
+                for stage_config in (stage, without_recompute(stage))
+            )
             self._longer[key] = all(
                 _no_shorter(*(
                     chunks.clock_map(self.pieces[number], part, gathers=gathers, reduces=reduces)

@@ -125,7 +125,7 @@ def _of_estimate(problem: Problem, degrees: Degrees) -> tuple[dict[str, float], 
         longer = _Longer(kind=kind, factor=share, layout=layout)
         return _LongerForecast(layout=longer, degrees=degrees, chunks=chunks, ranks=ranks).end_ps() / _PS_PER_S  # type: ignore[arg-type]
 
-    calls = {call for chunk in chunks for each in layout.actions(chunk).values() for call in each.exposed_ps}
+    calls = {call for chunk in chunks for action in layout.actions(chunk).values() for call in action.exposed_ps}
     kinds = (_FORWARD, _BACKWARD, *(f"exposed {call}" for call in sorted(calls)), _TRANSFERS, _UPDATE)
     spent = {kind: (end_s(kind, _SHARE) - end_s(kind, -_SHARE)) / (2 * _SHARE) for kind in kinds}
     return spent, end_s()
@@ -143,7 +143,7 @@ class _Longer:
         return getattr(self.layout, name)
 
     def actions(self, chunk: Chunk) -> Mapping[str, ClockMap]:
-        return {name: self._longer(name, each) for name, each in self.layout.actions(chunk).items()}
+        return {name: self._longer(name, action) for name, action in self.layout.actions(chunk).items()}
 
     def update(self, chunks: tuple[Chunk, ...]) -> ClockMap:
         found = self.layout.update(chunks)

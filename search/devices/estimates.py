@@ -84,7 +84,7 @@ class Estimates:
             self.axis_orders.stage_config(mesh, sp, size, recomputes(self.problem)[0], split)
             for split in self.splits(mesh)
         ]
-        return min(self._pipeline_bound_s(mesh, size, each.split, self.costs.piece_seconds(each)) for each in stages)
+        return min(self._pipeline_bound_s(mesh, size, stage.split, self.costs.piece_seconds(stage)) for stage in stages)
 
     def _pipeline_bound_s(self, mesh: Mesh, size: int, split: bool, pieces_s: Floats, more_s: float = 0.0) -> float:
         """A bound for any schedule and any spread of the layers.
@@ -142,10 +142,14 @@ class Estimates:
         """An early table no entry of which is above `floor`, from quickly known values."""
         if level < 2 or not self.costs.recompute_only_adds:
             return self.floor(mesh, stage, level)
-        return self._least_table([
-            self.costs.with_optimizer(self.costs.quick_floor(each, mesh.dp, level), each, mesh.dp, level)
-            for each in self.in_orders(mesh, stage)
-        ])  # fmt: skip
+        return self._least_table(
+            [
+                self.costs.with_optimizer(
+                    self.costs.quick_floor(stage_config, mesh.dp, level), stage_config, mesh.dp, level
+                )
+                for stage_config in self.in_orders(mesh, stage)
+            ]
+        )
 
     def _least_s(self, stage: StageConfig, excess_bytes: float) -> tuple[Floats, float]:
         """(piece, part) seconds of one micro-batch at least, and what recomputing adds to the model beyond that.
@@ -161,7 +165,8 @@ class Estimates:
         again = costs.piece_seconds(stage)
         least = np.minimum(again, costs.piece_seconds(without_recompute(stage)))
         again_bytes, once_bytes = (
-            self.peak_memory.kept_bytes(in_any_place(each)) for each in (stage, without_recompute(stage))
+            self.peak_memory.kept_bytes(in_any_place(stage_config))
+            for stage_config in (stage, without_recompute(stage))
         )
         saved = np.array(once_bytes) - np.array(again_bytes)
         longer = (again - least)[list(costs.blocks)].sum(axis=1)
@@ -174,9 +179,9 @@ class Estimates:
         partial = self.spaces.is_partial(stage.recompute)
         return self._least_table([
             self.costs.with_optimizer(
-                self.costs.floor_table(each, mesh.dp, level, partial=partial), each, mesh.dp, level
+                self.costs.floor_table(stage_config, mesh.dp, level, partial=partial), stage_config, mesh.dp, level
             )
-            for each in self.in_orders(mesh, stage)
+            for stage_config in self.in_orders(mesh, stage)
         ])  # fmt: skip
 
     @staticmethod

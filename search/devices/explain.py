@@ -164,7 +164,7 @@ def _recompute_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterat
 
 def _beside(now: int, values: tuple[int, ...]) -> list[int]:
     """The next smaller and the next larger value."""
-    smaller, larger = [each for each in values if each < now], [each for each in values if each > now]
+    smaller, larger = [value for value in values if value < now], [value for value in values if value > now]
     return smaller[-1:] + larger[:1]
 
 
@@ -245,7 +245,7 @@ def _lean(branching: Branching) -> Iterator[tuple[int, int, dict[str, Any]]]:
         if not sizes or not sps:
             continue
         tried = shapes(problem, mesh.pp)
-        for shape in [each for each in tried if each.schedule in _LEAN] or tried:
+        for shape in [schedule_choice for schedule_choice in tried if schedule_choice.schedule in _LEAN] or tried:
             space = branching.space(shape, mesh.pp, problem.global_batch // (mesh.dp * sizes[0]))
             if space is None:
                 continue

@@ -37,7 +37,7 @@ class Linear:
 
     def __init__(self, terms: Sequence[Terms]) -> None:
         self.terms = terms
-        lengths = [len(each.space.layers) for each in terms]
+        lengths = [len(term.space.layers) for term in terms]
         self.starts = np.cumsum([0, *lengths])
         self._links: dict[tuple[float, ...], Floats] = {}
         self._num_paths = -1
@@ -47,17 +47,17 @@ class Linear:
 
         Of one schedule they are at `starts[number] : starts[number + 1]`.
         """
-        num_paths = sum(len(each.space.paths) for each in self.terms)
+        num_paths = sum(len(term.space.paths) for term in self.terms)
         if num_paths != self._num_paths:
             self._num_paths = num_paths
             self._links.clear()
-            every = [each.coefficients() for each in self.terms]
+            every = [term.coefficients() for term in self.terms]
             self._coefficients = np.concatenate([each for each, _ in every])
             before = np.cumsum([0, *(len(each) for each, _ in every)])
             self._first = np.concatenate([first + own for (_, first), own in zip(every, before, strict=False)])
         key = tuple(transfers_s)
         if key not in self._links:
-            self._links[key] = np.concatenate([each.on_links(key) for each in self.terms])
+            self._links[key] = np.concatenate([term.on_links(key) for term in self.terms])
         times = _columns(table)
         return np.asarray(np.maximum.reduceat(self._coefficients @ times + self._links[key], self._first))
 

@@ -214,10 +214,10 @@ class Nodes:
         placed = self.estimates.in_orders(mesh, stage)
         first = fit
         # the fewest that fit are the least
-        if all(self.costs.some_are_longer(each, mesh.dp, level) for each in placed):
+        if all(self.costs.some_are_longer(stage_config, mesh.dp, level) for stage_config in placed):
             first = fit[np.unique(rows.spread[fit], return_index=True)[1]]
         table = functools.reduce(
-            Table.least, [self.costs.mixed_table(each, mesh.dp, level, exact=False) for each in placed]
+            Table.least, [self.costs.mixed_table(stage_config, mesh.dp, level, exact=False) for stage_config in placed]
         )  # fmt: skip
         bounds = self._bounds_s(mesh, stage, shape, space, table, rows.take(first))
         yield max(bound, float(bounds.min())), Kind.SHAPE, (decided, fit)
@@ -315,7 +315,7 @@ class Nodes:
         if stage.order:
             return self.costs.transfer_s(stage, mesh.dp, mesh.pp)
         every = [
-            self.costs.transfer_s(in_order(stage, each), mesh.dp, mesh.pp) for each in self.axis_orders.orders(mesh)
+            self.costs.transfer_s(in_order(stage, order), mesh.dp, mesh.pp) for order in self.axis_orders.orders(mesh)
         ]
         return tuple(map(min, *every)) if len(every) > 1 else every[0]
 

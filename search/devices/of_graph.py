@@ -43,7 +43,7 @@ def plans_of_graph(
             plans.append(_predicted(problem, candidate))
         except TwofoldError:  # a forecast of what has no plan
             continue
-    values: dict[str, Any] = {each.name: getattr(answer, each.name) for each in fields(answer)}
+    values: dict[str, Any] = {field.name: getattr(answer, field.name) for field in fields(answer)}
     return SearchResult(**values | {"plans": tuple(plans)})
 
 

@@ -102,10 +102,13 @@ def _costs(problem: Problem, degrees: Degrees, chosen: bool) -> dict[str, Operat
     mixed: dict[str, OperatorCost] = {}
     for mode, weight in ((degrees.recompute, share), ("none", 1.0 - share)):
         every = replace(degrees, recompute=mode, recompute_layers=None)
-        for name, each in _alike(problem, every, layout_words(degrees), chosen).items():
+        for name, operator_cost in _alike(problem, every, layout_words(degrees), chosen).items():
             before = mixed.get(name)
-            sums = {key: weight * getattr(each, key) + (getattr(before, key) if before else 0.0) for key in _AMOUNTS}
-            mixed[name] = replace(each, **sums)
+            sums = {
+                key: weight * getattr(operator_cost, key) + (getattr(before, key) if before else 0.0)
+                for key in _AMOUNTS
+            }
+            mixed[name] = replace(operator_cost, **sums)
     return mixed
 
 
@@ -124,7 +127,11 @@ def _alike(problem: Problem, degrees: Degrees, words: str, chosen: bool) -> dict
     exposed: dict[str, float] = {}
     flops: dict[str, float] = {}
     touched: dict[str, float] = {}
-    sums = {each.name: lowered.sum_of(each) for each in block.parameters} if (lowered := pieces.lowered) else {}
+    sums = (
+        {parameter.name: lowered.sum_of(parameter) for parameter in block.parameters}
+        if (lowered := pieces.lowered)
+        else {}
+    )
     for letter in "FB":
         part = block.parts[letter]
         cells = [

@@ -73,7 +73,7 @@ class PeakMemory:
             total = total + self._alive_at_once(stage, space, rows)
             if not self.costs.problem.stack.runs_programs and _forwards_first(space.schedule):
                 # gradients come where activations were
-                own = np.array([each.kept for each in self._prints_of(stage, rows)], dtype=np.float64)
+                own = np.array([footprint.kept for footprint in self._prints_of(stage, rows)], dtype=np.float64)
                 total = total - np.minimum(gradients @ owners, rows.pieces @ own @ owners)
         return np.asarray(total.max(axis=1), dtype=np.int64)
 

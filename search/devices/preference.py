@@ -25,7 +25,7 @@ def preferred(found: SearchResult[Candidate], count: int) -> SearchResult[Candid
     `SearchResult.num_equal` says how many they are. Steps are those of the event engine where all have been simulated.
     """
     first = found.plans[:count]
-    in_engine = all(each.simulated_s is not None for each in first)
+    in_engine = all(candidate.simulated_s is not None for candidate in first)
 
     def step_s(each: Candidate) -> float:
         return each.simulated_s if in_engine and each.simulated_s is not None else each.forecast.step_s
@@ -34,6 +34,6 @@ def preferred(found: SearchResult[Candidate], count: int) -> SearchResult[Candid
         return sum(unusual for unusual, _ in each.degrees.rank), each.forecast.peak_bytes, step_s(each)
 
     enough_s = min(map(step_s, first)) * (1.0 + EQUAL)
-    equal = sorted((each for each in first if step_s(each) <= enough_s), key=simplicity)
-    others = [each for each in found.plans if not any(each is own for own in equal)]
+    equal = sorted((candidate for candidate in first if step_s(candidate) <= enough_s), key=simplicity)
+    others = [plan for plan in found.plans if not any(plan is own for own in equal)]
     return replace(found.reordered((*equal, *others)), num_equal=len(equal))

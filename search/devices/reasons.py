@@ -33,12 +33,19 @@ class Reasons:
         return {
             "critical_path_s": dict(self.critical_s),
             "operators": [
-                {"operator": each.operator, "layout": each.layout, "compute_s": each.compute_s,
-                 "redistribution_s": each.redistribution_s, "exposed_s": each.exposed_s, "flops": each.flops,
-                 "moved_bytes": each.moved_bytes, "chosen": each.chosen}
-                for each in self.operators
+                {
+                    "operator": operator.operator,
+                    "layout": operator.layout,
+                    "compute_s": operator.compute_s,
+                    "redistribution_s": operator.redistribution_s,
+                    "exposed_s": operator.exposed_s,
+                    "flops": operator.flops,
+                    "moved_bytes": operator.moved_bytes,
+                    "chosen": operator.chosen,
+                }
+                for operator in self.operators
             ],
-        }  # fmt: skip
+        }
 
 
 def reasons_for(problem: Problem, candidate: Candidate, beside: Iterable[Degrees] = ()) -> Reasons:
@@ -50,5 +57,5 @@ def reasons_for(problem: Problem, candidate: Candidate, beside: Iterable[Degrees
 
 def explained(found: SearchResult[Candidate]) -> Reasons:
     """The reasons of the best of a search, with the layouts of its neighbours."""
-    beside = [each.candidate.degrees for each in found.alternatives if each.candidate is not None]
-    return reasons_for(found.problem, found.best, beside + [each.degrees for each in found.plans[1:]])
+    beside = [alternative.candidate.degrees for alternative in found.alternatives if alternative.candidate is not None]
+    return reasons_for(found.problem, found.best, beside + [plan.degrees for plan in found.plans[1:]])

@@ -68,7 +68,7 @@ class _Rough:
         for every in (inside or groups).values():
             every.sort(key=lambda mesh: mesh.pp)
             estimates = (self._estimate_s(mesh, mode, most) for mesh in every)
-            found = next((each for each in estimates if each is not None), None)
+            found = next((estimate for estimate in estimates if estimate is not None), None)
             if found is not None:
                 yield found
 

@@ -98,7 +98,7 @@ def _at_own_clock(found: Candidate, asked: Problem, problem: Problem) -> Candida
 
 def _at_own_clocks(found: SearchResult[Candidate], asked: Problem, problem: Problem) -> SearchResult[Candidate]:
     """The result at the clock of `problem`, with every plan at its own clock."""
-    own = [_at_own_clock(each, asked, problem) for each in found.plans]
+    own = [_at_own_clock(plan, asked, problem) for plan in found.plans]
     if own[0] is found.plans[0]:
         return found
     before_s, after_s = found.plans[0].forecast.step_s, own[0].forecast.step_s
@@ -118,7 +118,7 @@ def _ranked(problem: Problem, branching: Branching, tried: Tried) -> tuple[tuple
             raise TwofoldError(f"{problem.config.name}: no configuration supports the given slices or pairs: {reasons}")
         return tuple(sorted(tried.candidates, key=lambda each: each.key)), 0
     plans = tuple(sorted((*branching.candidates, *tried.candidates), key=lambda each: each.key))
-    before = [number for number, each in enumerate(plans) if each.degrees.takes_turns]
+    before = [number for number, plan in enumerate(plans) if plan.degrees.takes_turns]
     return plans, min([branching.num_proven, *before])
 
 
@@ -128,7 +128,10 @@ def _nothing(branching: Branching) -> TwofoldError:
     if branching.interrupted:
         return NothingFits(f"{asked}: the search stopped before it found a configuration that fits; let it run longer")
     if any(each.reason == "memory" for each in branching.rejected):
-        ways = "; ".join(each.text for each in relaxations(problem)) or "no larger machine of this kind is known"
+        ways = (
+            "; ".join(relaxation.text for relaxation in relaxations(problem))
+            or "no larger machine of this kind is known"
+        )
         return NothingFits(f"{asked}: nothing fits {problem.limit_bytes / 1e9:.2f} GB per device. {ways}")
     reasons = (
         "; ".join(dict.fromkeys(each.reason for each in branching.rejected))

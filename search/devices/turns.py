@@ -116,9 +116,11 @@ def _promising(problem: Problem, found: Sequence[Candidate]) -> list[Candidate]:
     """The configurations to try it on, the most promising first."""
     enough_s = found[0].forecast.step_s * (1 - _LEAST_GAIN)
     some = [
-        each for each in found
-        if problem.pins.takes_turns or (_hidden_s(each) < enough_s and any(_changes(problem.pins, each.degrees)))
-    ]  # fmt: skip
+        candidate
+        for candidate in found
+        if problem.pins.takes_turns
+        or (_hidden_s(candidate) < enough_s and any(_changes(problem.pins, candidate.degrees)))
+    ]
     return sorted(some, key=_hidden_s)[:_NUM_TRIED]
 
 

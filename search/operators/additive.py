@@ -165,7 +165,7 @@ class StageCosts:
         key = self._column_key(position)
         if key not in self._parts:
             operator = self.operators[position]
-            self._parts[key] = np.array([self._own_s(operator, each) for each in self.choices[position]]).T
+            self._parts[key] = np.array([self._own_s(operator, strategy) for strategy in self.choices[position]]).T
         return self._parts[key]
 
     def _own_s(self, operator: Operator, strategy: Strategy) -> OperatorSeconds:

@@ -185,15 +185,15 @@ class _Pairs:
             _, own = new._prices(self.seconds)
             whole.tables[0].costs -= _along(own, 0, edge)  # it stays with the variable
             for at, slot in enumerate(new.readers):
-                paid = sum(each[at][:, slot[1 + number]] for number, each in enumerate(parts))
+                paid = sum(part[at][:, slot[1 + number]] for number, part in enumerate(parts))
                 whole.tables[0].costs += _along(costs[at] - paid, slot[0], edge)
             return whole
         new._own = new._prices(self.seconds)[1]
         new.knows = [new._counts(number) for number in (1, 2)[: len(parts)]]
         new.parts = parts
         new.tables = [
-            _Table((edge.variables[0], edge.variables[slot[0]]), [edge.kind_of[0], edge.kind_of[slot[0]]], each)
-            for slot, each in zip(new.readers, costs, strict=True)
+            _Table((edge.variables[0], edge.variables[slot[0]]), [edge.kind_of[0], edge.kind_of[slot[0]]], cost)
+            for slot, cost in zip(new.readers, costs, strict=True)
         ]
         new._take_over(new._prices(self.seconds)[0])
         return new
@@ -385,7 +385,7 @@ class Dual:
         """
         bounds = self.value_bounds()
         for limit in limits:
-            keep = [np.flatnonzero(each <= max(limit, float(each.min()))) for each in bounds]
+            keep = [np.flatnonzero(bound <= max(limit, float(bound.min()))) for bound in bounds]
             if fits([len(kept) for kept in keep]):
                 return self.problem.restricted(keep)
         return None

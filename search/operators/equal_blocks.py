@@ -40,7 +40,11 @@ def alike_plans(plan: Plan, pinned: Collection[str] = ()) -> Iterator[Plan]:
                     for operator, strategy in zip(block, way, strict=True)
                     if operator.name not in pinned
                 }
-                every = {name: each for name, each in {**plan.strategies, **changed}.items() if each != Strategy()}
+                every = {
+                    name: strategy
+                    for name, strategy in {**plan.strategies, **changed}.items()
+                    if strategy != Strategy()
+                }
                 yield msgspec.structs.replace(plan, strategies=every, redistributions=(), prediction=None)
 
 
@@ -52,6 +56,8 @@ def _kinds(graph: Graph, stage: Stage) -> list[list[list[Operator]]]:
         blocks.setdefault(block_of(operator), []).append(operator)
     kinds: dict[object, list[list[Operator]]] = {}
     for block in blocks.values():
-        signature = tuple((each.kind, tuple(graph.spec(each).sizes.items()), len(each.inputs)) for each in block)
+        signature = tuple(
+            (operator.kind, tuple(graph.spec(operator).sizes.items()), len(operator.inputs)) for operator in block
+        )
         kinds.setdefault(signature, []).append(block)
     return [same for same in kinds.values() if len(same) > 1]

@@ -96,7 +96,7 @@ def _crossing(mesh: Layout, inner: tuple[str, ...], layouts: Sequence[TensorLayo
     atoms_mesh, atoms = primes(mesh)
     sizes = dict(zip(mesh.alias_name, mesh.device_matrix, strict=True))
     inside = math.prod(atoms_mesh.size((axis,)) for axis in inner)
-    outer = {axis for axis, each in atoms.items() if sizes[axis] > 1 and not set(each) <= set(inner)}
+    outer = {axis for axis, atom in atoms.items() if sizes[axis] > 1 and not set(atom) <= set(inner)}
     index = dict(zip(mesh.alias_name, np.indices(mesh.device_matrix).reshape(len(sizes), -1), strict=True))
     count, domains = len(layouts), mesh.num_ranks // inside
     wanted, common = np.ones((count, domains), dtype=np.int64), np.ones((count, count, domains), dtype=np.int64)

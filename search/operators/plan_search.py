@@ -142,7 +142,7 @@ class PlanSearch:
             search_s=time.perf_counter() - self.started,
             num_evaluated=len(self._tried),
             strategies_gap=self._strategies_gap(best, asked[0]),
-            num_combinations=sum(each.num_combinations for each in self._stages.values()),
+            num_combinations=sum(stage.num_combinations for stage in self._stages.values()),
             alternatives=LazyAlternatives(lambda: self._alternatives(best)),
             rejected=self.rejected,
         )
@@ -187,7 +187,7 @@ class PlanSearch:
                 plan = self._simulated(self._spread(shape))
                 step_s = _rank(plan)[0]
                 found.append((not self._fits(plan), step_s, len(found), shape))
-                asked[:] = [each for *_, each in sorted(found)]
+                asked[:] = [pipeline_shape for *_, pipeline_shape in sorted(found)]
                 self.say(f"{shape}, data parallel: {step_s:.4g} s")
                 if step_s > min(before_s, _WORTH_VARYING * min(found)[1]):
                     break
@@ -202,7 +202,7 @@ class PlanSearch:
 
         def simulate(option: Option, estimate_s: float) -> None:
             shape = costs.space.shape(option)
-            plan = self._simulated(self._plan(shape, [each[0] for each in self._answers(shape, 1)]))
+            plan = self._simulated(self._plan(shape, [answer[0] for answer in self._answers(shape, 1)]))
             assert plan.prediction is not None
             ranking.learn(option, estimate_s, plan.prediction.step_s)
             found.append(((not self._fits(plan), plan.prediction.step_s, len(found)), option))
@@ -257,7 +257,7 @@ class PlanSearch:
         """Simulate the best answers of a shape at every optimizer-parallel level, where that is searched."""
         for level in LEVELS if self.ways.levels and max(shape.widths) > 1 else ():
             if level != self.optimizer.parallel_level and not self.is_over():
-                answers = [each[0] for each in self._answers(shape, 1, level)]
+                answers = [answer[0] for answer in self._answers(shape, 1, level)]
                 self._simulated(at_level(self._plan(shape, answers), level))
 
     def _fitted(self) -> None:

@@ -202,7 +202,9 @@ class StepSeconds(LocalPrice):
 @lru_cache(maxsize=65_536)
 def _step_s(price: StepSeconds, step: Step, shape: tuple[int, ...]) -> float:
     seconds = instruction_cost(price.machine, step.before.mesh, price.num_ranks)
-    return sum(seconds(without_copies(each)) for each in step_instructions(step, shape, price.dtype))
+    return sum(
+        seconds(without_copies(step_instruction)) for step_instruction in step_instructions(step, shape, price.dtype)
+    )
 
 
 @lru_cache(maxsize=65_536)

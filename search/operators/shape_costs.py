@@ -108,9 +108,9 @@ class ShapeCosts:
             floors = self._floors_of(count, ranks, widths[stage])
             mine = [floors[name] for name in self.space.segment(start, end)]
             self._stages.append(key)
-            self._own.append(sum(each.own_s for each in mine))
+            self._own.append(sum(floor.own_s for floor in mine))
             self.seconds.append(self._own[-1] + self._borders_s(*key))
-            self._floor.append((sum(each.host_s for each in mine), sum(each.device_s for each in mine)))
+            self._floor.append((sum(floor.host_s for floor in mine), sum(floor.device_s for floor in mine)))
         return self._numbers[key]
 
     def _floors_key(self, count: int, widths: Sequence[int], width: int) -> tuple[int, int, int]:

@@ -105,7 +105,7 @@ class ShapeSpace:
     def usual(self, options: Sequence[Option], weights: Callable[[], Sequence[float]]) -> list[list[Option]]:
         """Options without much thought, in rows: one stage on all devices and on fewer; even pipelines, as balanced as
         `weights` of the operators allow, in few micro-batches and in more."""
-        single = sorted((each for each in options if len(each[2]) == 1), key=lambda each: (each[0], -each[2][0]))
+        single = sorted((option for option in options if len(option[2]) == 1), key=lambda each: (each[0], -each[2][0]))
         whole = [each for each in single if each[0] == single[0][0] and self.num_devices % each[2][0] == 0]
         rows = [whole] if whole else []
         sums = [0.0, *itertools.accumulate(weights())]

@@ -266,7 +266,7 @@ class StageSearch:
         mesh = answer.mesh
         if any(name in self.pinned for name in names):
             return answer  # what is pinned names the axes of this mesh
-        if any(each.mesh is not None or each.out is not None for each in answer.strategies.values()):
+        if any(strategy.mesh is not None or strategy.out is not None for strategy in answer.strategies.values()):
             return answer
         runs = [[mesh.alias_name[0]]]
         for one, two in zip(mesh.alias_name, mesh.alias_name[1:], strict=False):
@@ -278,8 +278,10 @@ class StageSearch:
         coarse = Layout(sizes, mesh.alias_name[: len(runs)], mesh.rank_list)
         name = {run[0]: new for run, new in zip(runs, coarse.alias_name, strict=True)}
         chosen = {
-            operator: Strategy(dims={dim: tuple(name[a] for a in axes if a in name) for dim, axes in each.dims.items()})
-            for operator, each in answer.strategies.items()
+            operator: Strategy(
+                dims={dim: tuple(name[a] for a in axes if a in name) for dim, axes in strategy.dims.items()}
+            )
+            for operator, strategy in answer.strategies.items()
         }
         try:
             costs = self._tables(names, coarse, chosen, None)

@@ -142,7 +142,7 @@ class TensorCosts:
         if key not in self._kinds:
             known: dict[Layouts, int] = {}
             layouts = [self._layouts_of(name, operator, strategy, made, wanted) for strategy in self.choices[position]]
-            which = np.array([known.setdefault(each, len(known)) for each in layouts])
+            which = np.array([known.setdefault(layout, len(known)) for layout in layouts])
             self._kinds[key] = list(known), which
         return self._kinds[key]
 

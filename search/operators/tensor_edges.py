@@ -49,7 +49,7 @@ class TensorEdge:
     def __post_init__(self) -> None:
         numbers = (self.source, self.arrives, *(each for _, *both in self.slots for each in both), *self.kind_of)
         slots = tuple(at for at, *_ in self.slots)
-        self.key = (self.form, slots, self.wanted, tuple(each.tobytes() for each in numbers))
+        self.key = (self.form, slots, self.wanted, tuple(number.tobytes() for number in numbers))
 
     def restricted(self, keep: Sequence[np.ndarray]) -> TensorEdge:
         """The same where every variable has some of its values left: `keep[variable]` are their numbers."""

@@ -83,7 +83,7 @@ def _scheduled(plan: Plan, weights: Callable[[], Sequence[float]]) -> Iterator[P
     """With every other schedule, and as many chunks per rank as it takes."""
     meshes = list(dict.fromkeys(stage.mesh for stage in plan.stages))
     alike = len({(mesh.device_matrix, mesh.alias_name) for mesh in meshes}) == 1
-    bound = any(each.mesh is not None for each in plan.strategies.values())
+    bound = any(strategy.mesh is not None for strategy in plan.strategies.values())
     for name in schedule_names():
         fixed = chunks_per_rank(name)
         for chunks in (fixed,) if fixed is not None else _CHUNKS:

@@ -129,9 +129,9 @@ def _why(group: GroupProgram, key: _Key, block: Block, instruction: Instruction)
     before = [at for at in writers if at < here]
     if before:
         freeing = [
-            _id(own, each)
-            for own, each in steps[before[-1] : here]
-            if any(_key(group, own, each, name) == key for name in each.frees)
+            _id(own, step)
+            for own, step in steps[before[-1] : here]
+            if any(_key(group, own, step, name) == key for name in step.frees)
         ]
         return f"which {freeing[-1]} has freed" if freeing else "which is gone"
     if not writers:

@@ -134,8 +134,12 @@ class _Graph:
         bases = self._bounds[:-1].tolist()
         width = [pattern.members.shape[1] for pattern in patterns]
         meeting = [np.repeat(np.arange(size) + base, n) for base, size, n in zip(bases, sizes, width, strict=True)]
-        places = [np.tile(np.arange(2), len(each.members)) if each.is_transfer else np.zeros_like(each.members).ravel()
-                  for each in patterns]  # fmt: skip
+        places = [
+            np.tile(np.arange(2), len(pattern.members))
+            if pattern.is_transfer
+            else np.zeros_like(pattern.members).ravel()
+            for pattern in patterns
+        ]
         members = _joined([pattern.members.ravel() for pattern in patterns])
         at = np.searchsorted(ranks, members)
         known = at < len(ranks)
@@ -146,9 +150,9 @@ class _Graph:
         self._of_rank = _Sums(self._rank, self._num_ranks + 1)
         self._meeting = _joined(meeting)
         self._of_members = _Sums(self._meeting, int(self._bounds[-1]))
-        self.links, self._link = np.unique(_joined([each.loads.link for each in patterns]), return_inverse=True)
-        self._carried = _joined([each.loads.meeting + base for each, base in zip(patterns, bases, strict=True)])
-        self._amount = _joined([each.loads.amount for each in patterns])
+        self.links, self._link = np.unique(_joined([pattern.loads.link for pattern in patterns]), return_inverse=True)
+        self._carried = _joined([pattern.loads.meeting + base for pattern, base in zip(patterns, bases, strict=True)])
+        self._amount = _joined([pattern.loads.amount for pattern in patterns])
         self._of_link = _Sums(self._link, len(self.links))
         self._of_carried = _Sums(self._carried, int(self._bounds[-1]))
         self._work = _joined([pattern.work_ps for pattern in patterns])

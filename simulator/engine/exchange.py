@@ -153,7 +153,7 @@ class Shared:
             instruction = present[0].instruction
             meeting.work_ps = self._wires.work_ps(instruction, meeting.members, meeting.work_ps)
             meeting.claims = self._wires.claims(instruction, meeting.members, meeting.work_ps)
-        cpu = [_cpu_share(each, meeting) for each in present]
+        cpu = [_cpu_share(communication, meeting) for communication in present]
         if self._cores is not None and any(cpu):
             self._at(meeting.start, partial(self._work_off_cpu, meeting, cpu, ended))
             return None
@@ -180,9 +180,9 @@ class Shared:
                     ended(meeting, int(self._env.now) + meeting.work_ps)
 
         meeting.cpu_left = sum(1 for work_ps in cpu if work_ps)
-        for each, work_ps in zip(meeting.present, cpu, strict=True):
+        for communication, work_ps in zip(meeting.present, cpu, strict=True):
             if work_ps:
-                self._cores[each.rank].add(work_ps, done)
+                self._cores[communication.rank].add(work_ps, done)
 
     def _work_off(self, meeting: Rendezvous, ended: Callable[[Rendezvous, int], None]) -> None:
         assert self._fabric is not None
@@ -243,14 +243,14 @@ class Exchange:
             if arrived.pending == 0:
                 self._over(arrived, arriving)
             for meeting in begun:
-                meeting.work_ps = max([each.work_ps for each in meeting.present], default=0)
+                meeting.work_ps = max([communication.work_ps for communication in meeting.present], default=0)
                 if meeting.is_local:
                     self._end(meeting, meeting.start, arriving)
                 elif self._shared is not None:
                     if (end := self._shared.begin(meeting, self._ended)) is not None:
                         self._end(meeting, end, arriving)
                 else:
-                    cpu = max([_cpu_share(each, meeting) for each in meeting.present])
+                    cpu = max([_cpu_share(communication, meeting) for communication in meeting.present])
                     self._end(meeting, meeting.start + cpu + meeting.work_ps, arriving)
 
     def _join(self, arrived: Communication, at: int) -> list[Rendezvous]:
@@ -286,14 +286,14 @@ class Exchange:
             self._arrive(follower, at)
 
     def _end(self, meeting: Rendezvous, end: int, arriving: list[tuple[Communication, int]]) -> None:
-        for each in meeting.present:
-            if each.start < 0 or each.start > meeting.start:
-                each.start = meeting.start
-            if end > each.latest:
-                each.latest = end
-            each.pending -= 1
-            if each.pending == 0:
-                self._over(each, arriving)
+        for communication in meeting.present:
+            if communication.start < 0 or communication.start > meeting.start:
+                communication.start = meeting.start
+            if end > communication.latest:
+                communication.latest = end
+            communication.pending -= 1
+            if communication.pending == 0:
+                self._over(communication, arriving)
 
     def _over(self, over: Communication, arriving: list[tuple[Communication, int]]) -> None:
         over.end = over.latest

@@ -114,7 +114,7 @@ class Folded:
             timeline,
             num_ranks=len(self.representatives),
             rank=ranks[timeline.rank],
-            memory=tuple(replace(each, rank=self.ranks[each.rank]) for each in timeline.memory),
+            memory=tuple(replace(memory_peak, rank=self.ranks[memory_peak.rank]) for memory_peak in timeline.memory),
             memory_curve={self.ranks[rank]: curve for rank, curve in timeline.memory_curve.items()},
             meta={**timeline.meta, "representatives": self.representatives},
         )
@@ -151,7 +151,7 @@ class _FoldedWires:
             color = self._folded._link_color[number]
             if color not in shares:  # the other links of a class carry the same
                 meetings = pattern.meetings_on(number, like)
-                of_all = (dict(self._whole.claims(original, each, work_ps))[link] for each in meetings)
+                of_all = (dict(self._whole.claims(original, meeting, work_ps))[link] for meeting in meetings)
                 shares[color] = sum(of_all, Fraction(0))
         return tuple(shares.items())
 

@@ -71,7 +71,7 @@ class _Step:
         env = self.ranks.env
         self.points = {position: env.event() for position in self.streams.awaited}
         lines, host = self._issue()
-        yield from [env.process(self._stream(each)) for each in lines]
+        yield from [env.process(self._stream(line)) for line in lines]
         end = max(host, *self.free_ps)
         for issued in self.unwaited:
             end = max(end, (yield from self._over(issued)))

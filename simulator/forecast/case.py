@@ -342,7 +342,7 @@ class PipelineForecast:
             columns = {chunk: action_columns(self.layout.actions(chunk)) for chunk in kinds}
             ends = pipeline_ends_ps(
                 self.schedule, np.stack([columns[chunk] for chunk in self.chunks], axis=-1)[..., None],
-                np.array([(each.work_ps, each.cold_start_ps) for each in self.updates()]).T[..., None],
+                np.array([(update.work_ps, update.cold_start_ps) for update in self.updates()]).T[..., None],
                 column[:, None], np.array([float(send_ps)]), blocking=stack.waits_for_sends(degrees),
                 together=together, overlap_penalty_ps=overlap_penalty_ps[:, None],
             )  # fmt: skip

@@ -215,7 +215,9 @@ class Chunks:
         """A piece's parameters; the head has no table of its own where it is the embedding's on the same ranks."""
         own = self.template.pieces[plain(piece)].parameters
         if piece == "head" and self._shares_table:
-            return [each for each in own if not each.name.startswith("output.")]
+            return [
+                parameter_template for parameter_template in own if not parameter_template.name.startswith("output.")
+            ]
         return own
 
     @property
@@ -227,8 +229,8 @@ class Chunks:
         own = self.parameters(piece)
         if self.degrees.ep == 1:
             return [("dp", list(own))]
-        experts = [each for each in own if ".experts." in each.name]
-        rest = [each for each in own if ".experts." not in each.name]
+        experts = [parameter_template for parameter_template in own if ".experts." in parameter_template.name]
+        rest = [parameter_template for parameter_template in own if ".experts." not in parameter_template.name]
         return [(group, some) for group, some in (("dp", rest), ("copies", experts)) if some]
 
     def static_bytes(self, chunk: Chunk) -> dict[str, int]:
@@ -247,16 +249,17 @@ class Chunks:
 
     def weight_bytes(self, piece: str) -> int:
         """Bytes of a piece's full weights on one rank."""
-        return sum(self.numbers[each.elements] * itemsize(each.dtype) for each in self.parameters(piece))
+        return sum(self.numbers[parameter.elements] * itemsize(parameter.dtype) for parameter in self.parameters(piece))
 
     def _bytes_of(self, parameters: Sequence[ParameterTemplate], item_bytes: int) -> int:
-        return sum(self.numbers[each.elements] * item_bytes for each in parameters)
+        return sum(self.numbers[parameter.elements] * item_bytes for parameter in parameters)
 
     def reduced_bytes(self, piece: str) -> int:
         """Bytes of a piece's gradients in the dtype of the reduction."""
         optimizer = self.degrees.optimizer
         return sum(
-            self.numbers[each.elements] * itemsize(optimizer.reduces_in(each.dtype)) for each in self.parameters(piece)
+            self.numbers[parameter.elements] * itemsize(optimizer.reduces_in(parameter.dtype))
+            for parameter in self.parameters(piece)
         )
 
     # -------------------------------------------------------------- communication of the optimizer
@@ -269,7 +272,7 @@ class Chunks:
         size_bytes = self._bytes_of(parameters, item_bytes)
         if own.members == 1 or size_bytes == 0:
             return ()
-        largest = item_bytes * max(self.numbers[each.elements] for each in parameters)
+        largest = item_bytes * max(self.numbers[parameter.elements] for parameter in parameters)
         bucket = self.stack.message_bytes(self.degrees.optimizer, own.members, item_bytes, largest)
         whole = not bucket
         count = 1.0 if whole else max(size_bytes / bucket, 1e-9)
@@ -353,14 +356,17 @@ class Chunks:
                 # in the order in which they are read
                 gather = self.lowered.gathers(own if part == "F" else own[::-1]) if gathers and reads else ()
                 order = _gradients(self.template.pieces[piece].parts[part])
-                due = sorted((each for each in own if each.name in order), key=lambda each: order[each.name])
+                due = sorted(
+                    (parameter_template for parameter_template in own if parameter_template.name in order),
+                    key=lambda each: order[each.name],
+                )
                 reduce = tuple(self.lowered.reductions(due).items()) if reduces else ()
                 joined = joined_gradients(self.template.pieces[piece].parts[part])
                 given = tuple(
-                    (each.name, None) if self.lowered.reduced_per_micro_batch(each)
-                    or (each.name in joined and self.lowered.adds_alike(each.dtype))
-                    else (each.name, self.lowered.sum_of(each))
-                    for each in due
+                    (parameter_template.name, None) if self.lowered.reduced_per_micro_batch(parameter_template)
+                    or (parameter_template.name in joined and self.lowered.adds_alike(parameter_template.dtype))
+                    else (parameter_template.name, self.lowered.sum_of(parameter_template))
+                    for parameter_template in due
                 )  # fmt: skip
             found = _Depends((piece, part, given, gather, reduce))
             self._depends[key] = self.known.setdefault(("same", found), found)
@@ -484,7 +490,7 @@ class Chunks:
         if key not in self.known:
             lines: list[Line] = []
             for group, some in self._by_group(piece):
-                sizes = [self.numbers[each.elements] for each in some]
+                sizes = [self.numbers[parameter_template.elements] for parameter_template in some]
                 copies = self.groups[group].members if optimizer.parallel_level else 1
                 lines += self.stack.update_lines(sizes, dtype, optimizer, copies, self.machine)
             self.known[key] = measure([*ending, *lines], self.rates)

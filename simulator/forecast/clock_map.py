@@ -162,9 +162,9 @@ class MaxPlus:
         array([10, 20])
         """
         rows: dict[str, Row] = {}
-        read = {before for each in maps for row in each.rows.values() for before in row}
-        for clock in dict.fromkeys(clock for each in maps for clock in each.rows):
-            own = [each.row(clock) if clock in each.rows or clock in read else {} for each in maps]
+        read = {before for max_plus in maps for row in max_plus.rows.values() for before in row}
+        for clock in dict.fromkeys(clock for max_plus in maps for clock in max_plus.rows):
+            own = [max_plus.row(clock) if clock in max_plus.rows or clock in read else {} for max_plus in maps]
             rows[clock] = {
                 before: _stacked([row.get(before, NEVER) for row in own], axis)
                 for before in dict.fromkeys(before for row in own for before in row)
@@ -189,7 +189,7 @@ def _array(times: Times | Sequence[Times]) -> npt.NDArray[np.int64]:
 
 
 def _stacked(times: Sequence[Times], axis: int) -> npt.NDArray[np.int64]:
-    if all(isinstance(each, int) for each in times):
+    if all(isinstance(time, int) for time in times):
         return _array(times)
     return np.stack(np.broadcast_arrays(*map(_array, times)), axis)
 

@@ -109,13 +109,13 @@ class Contention:
     def _moving(self) -> Mapping[Hashable, _Kind]:
         """The transfers."""
         found: dict[Hashable, _Kind] = {}
-        for key, each in self._transfers.items():
+        for key, transfer in self._transfers.items():
             here, there = self._ends(key)
             if here != there:
                 pairs = tuple(zip(self._meshes[here].rank_list, self._meshes[there].rank_list, strict=True))
-                needs = _pairs_need(self._machine, pairs, self._arrival_bytes, each.alone_ps)
+                needs = _pairs_need(self._machine, pairs, self._arrival_bytes, transfer.alone_ps)
                 count = self._schedule.num_micro_batches
-                found[key] = _Kind(key, "transfer", each.alone_ps, each.work_ps, needs, count)
+                found[key] = _Kind(key, "transfer", transfer.alone_ps, transfer.work_ps, needs, count)
         return found
 
     @cached_property
@@ -165,8 +165,8 @@ class Contention:
     def _held_ps(self, rates: PairRates) -> int:
         """The largest extra time of a transfer during kernels."""
         held = [
-            self._bodies[rank].holds_ps(rates, each.work_ps)
-            for key, each in self._transfers.items() if len(ends := set(self._ends(key))) > 1 for rank in ends
+            self._bodies[rank].holds_ps(rates, transfer.work_ps)
+            for key, transfer in self._transfers.items() if len(ends := set(self._ends(key))) > 1 for rank in ends
         ]  # fmt: skip
         return max(held, default=0)
 
@@ -189,10 +189,10 @@ class Contention:
     def _moved_ps(self) -> int:
         """The transfers of the busiest rank."""
         total: Counter[int] = Counter()
-        for key, each in self._transfers.items():
+        for key, transfer in self._transfers.items():
             here, there = self._ends(key)
             if here != there:
-                moved_ps = self._schedule.num_micro_batches * each.work_ps
+                moved_ps = self._schedule.num_micro_batches * transfer.work_ps
                 total.update({here: moved_ps, there: moved_ps})
         return max(total.values(), default=0)
 
@@ -243,17 +243,17 @@ class Contention:
         bodies = self._bodies if change is None else [own.changed(change) for own in self._bodies]
         meetings = {key: self._meeting(kind) for key, kind in self._kinds.items()}
         ways = {}
-        for key, each in self._transfers.items():
+        for key, transfer in self._transfers.items():
             meeting = meetings.get(key)
             if meeting is not None and longer != 1.0:
                 meeting = replace(meeting, work_ps=meeting.work_ps * longer)
-            ways[key] = Way(meeting, each.wait_dispatch_ps)
+            ways[key] = Way(meeting, transfer.wait_dispatch_ps)
         ranks = [self._actions(_Writer(rank, self._kinds, meetings, own), ways) for rank, own in enumerate(bodies)]
         return walked(ranks, pair_rates(self._machine), launch_ps=price_launch(self._machine), num_steps=num_steps)
 
     def _meeting(self, kind: _Kind) -> Transmission:
         claims = ((number, kind.needs.get(link, 0.0)) for number, link in enumerate(self._links))
-        return Transmission(kind.call, float(kind.alone_ps), tuple([each for each in claims if each[1]]))
+        return Transmission(kind.call, float(kind.alone_ps), tuple([claim for claim in claims if claim[1]]))
 
     def _actions(self, writer: _Writer, ways: Mapping[tuple[int, str], Way]) -> Actions:
         """A rank's step: a receive is posted before the action ahead of its own, or its own (`Plan.receives`)."""

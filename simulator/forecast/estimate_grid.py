@@ -60,7 +60,7 @@ def estimate_grid(
     """
     check_machine(machine)
     grid = _Grid(config, machine, (stack or Stack()).on(machine))
-    cases = [grid.case(each) for each in degrees]
+    cases = [grid.case(degree) for degree in degrees]
     result: list[Forecast | None] = [None] * len(cases)
     groups: dict[tuple[int, int], list[int]] = {}  # both are shared objects
     for number, case in enumerate(cases):
@@ -72,7 +72,7 @@ def estimate_grid(
             part = numbers[first : first + at_once]
             for number, found in zip(part, grid.forecasts(schedule, [cases[each] for each in part]), strict=True):
                 result[number] = found
-    return [each for each in result if each is not None]
+    return [forecast for forecast in result if forecast is not None]
 
 
 class _Grid:

@@ -197,7 +197,7 @@ class RankMemory:
         return 1 if block is None else self._rank.copies.get(block, 1)
 
     def _repeat(self, block: int) -> Repeat | None:
-        return next((each for each in self._rank.repeats if each.first <= block < each.stop), None)
+        return next((repeat for repeat in self._rank.repeats if repeat.first <= block < repeat.stop), None)
 
     def peak(
         self, schedule: Schedule, stages: Sequence[int], *, posts_ahead: bool = True

@@ -110,7 +110,7 @@ class Lowered:
         )  # fmt: skip
 
     def _parameters(self, parameters: Iterable[ParameterTemplate]) -> tuple[_Parameter, ...]:
-        return tuple([self._parameter(each) for each in parameters])
+        return tuple([self._parameter(parameter) for parameter in parameters])
 
 
 _KNOWN: dict[tuple[object, ...], _Lines] = {}
@@ -203,17 +203,17 @@ class _Lines:
         optimizer = self.degrees.optimizer
         limit = optimizer.bucket_bytes
         if not limit:
-            return [_Bucket((each,)) for each in parameters]
+            return [_Bucket((parameter,)) for parameter in parameters]
         open_: dict[object, list[_Parameter]] = {}
         sizes: dict[object, int] = {}
         closed: list[tuple[object, list[_Parameter]]] = []
         key: object
-        for each in parameters:
-            sharded = self.is_sharded(each)
-            key = (each.summed, each.same if sharded else (), sharded)
-            open_.setdefault(key, []).append(each)
-            dtype = optimizer.reduces_in(each.dtype) if gradients else each.dtype
-            sizes[key] = sizes.get(key, 0) + each.elements * itemsize(dtype)
+        for parameter in parameters:
+            sharded = self.is_sharded(parameter)
+            key = (parameter.summed, parameter.same if sharded else (), sharded)
+            open_.setdefault(key, []).append(parameter)
+            dtype = optimizer.reduces_in(parameter.dtype) if gradients else parameter.dtype
+            sizes[key] = sizes.get(key, 0) + parameter.elements * itemsize(dtype)
             whole_block = optimizer.parallel_level == 3 and sharded
             if not whole_block and sizes[key] >= limit:
                 sizes.pop(key)
@@ -262,12 +262,12 @@ class _Lines:
 
     def _gathers(self, parameters: tuple[_Parameter, ...]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
         optimizer, issue, arrive = self.degrees.optimizer, list[Line](), list[Line]()
-        mine = [each for each in parameters if self.is_sharded(each)]
+        mine = [parameter for parameter in parameters if self.is_sharded(parameter)]
         for number, bucket in enumerate(self._buckets(mine, False)):
             first, token = bucket.parameters[0], _FIRST_TOKEN["gather"] + number
             axes, own, share = (*first.summed, *first.same), itemsize(first.dtype), bucket.share
             members, kept = self._size(axes, True), itemsize(optimizer.updates_in(first.dtype))
-            shards = sum(-(-each.elements // members) for each in bucket.parameters) * bucket.num_blocks
+            shards = sum(-(-parameter.elements // members) for parameter in bucket.parameters) * bucket.num_blocks
             count = 1 + len(bucket.parameters)
             if not bucket.is_single:
                 issue.append(self._compute("flat_pack", count, shards * (kept + own), first.dtype, share))
@@ -290,12 +290,16 @@ class _Lines:
     def _reductions(self, parameters: tuple[_Parameter, ...]) -> Mapping[str, tuple[Line, ...]]:
         optimizer = self.degrees.optimizer
         each_body = optimizer.reduced_per_micro_batch
-        mine = [each for each in parameters if self._needs(each) and (self.is_sharded(each) or not each_body)]
-        turn = {each.name: number for number, each in enumerate(parameters)}
+        mine = [
+            parameter
+            for parameter in parameters
+            if self._needs(parameter) and (self.is_sharded(parameter) or not each_body)
+        ]
+        turn = {parameter.name: number for number, parameter in enumerate(parameters)}
         result: dict[str, tuple[Line, ...]] = {}
         before: tuple[Line, ...] = ()
         buckets = self._buckets(mine, True)
-        buckets.sort(key=lambda bucket: max(turn[each.name] for each in bucket.parameters))
+        buckets.sort(key=lambda bucket: max(turn[parameter.name] for parameter in bucket.parameters))
         for number, bucket in enumerate(buckets):
             at = max(bucket.parameters, key=lambda each: turn[each.name]).name
             lines, after = self._reduction(bucket, _FIRST_TOKEN["reduce"] + number)
@@ -317,11 +321,11 @@ class _Lines:
         axes = (*first.summed, *first.same) if sharded else ()
         whole = first.dtype if optimizer.reduced_per_micro_batch and sharded else optimizer.accumulates_in(first.dtype)
         made = itemsize(optimizer.reduces_in(first.dtype) if rows > 1 else whole)
-        elements = sum(each.elements for each in bucket.parameters) * bucket.num_blocks
+        elements = sum(parameter.elements for parameter in bucket.parameters) * bucket.num_blocks
         shards = elements
         if sharded:
             ways = self._size(axes, True)
-            shards = sum(-(-each.elements // ways) for each in bucket.parameters) * bucket.num_blocks
+            shards = sum(-(-parameter.elements // ways) for parameter in bucket.parameters) * bucket.num_blocks
         packed = not bucket.is_single or itemsize(whole) != made
         packed = packed or bool(sharded and first.same and optimizer.parallel_level >= 2)
         lines: list[Line] = []
@@ -351,7 +355,11 @@ class _Lines:
     def _endings(self, parameters: tuple[_Parameter, ...]) -> tuple[Line, ...]:
         optimizer = self.degrees.optimizer
         lines: list[Line] = []
-        late = [each for each in parameters if optimizer.reduced_per_micro_batch and not self.is_sharded(each)]
+        late = [
+            parameter
+            for parameter in parameters
+            if optimizer.reduced_per_micro_batch and not self.is_sharded(parameter)
+        ]
         late = [each for each in late if self._needs(each)]
         waits: list[Line] = []
         for number, bucket in enumerate(self._buckets(late, True)):
@@ -359,18 +367,20 @@ class _Lines:
             lines += issued
             waits += settled
         lines += waits
-        for each in parameters:
-            own, kept = optimizer.accumulates_in(each.dtype), optimizer.updates_in(each.dtype)
-            sharded = self.is_sharded(each)
-            axes = (*each.summed, *each.same) if sharded else ()
-            elements = -(-each.elements // (self._size(axes, True) if sharded else 1))
-            if optimizer.parallel_level < 2 and self._needs(each):
-                own = optimizer.reduces_in(each.dtype)
+        for parameter in parameters:
+            own, kept = optimizer.accumulates_in(parameter.dtype), optimizer.updates_in(parameter.dtype)
+            sharded = self.is_sharded(parameter)
+            axes = (*parameter.summed, *parameter.same) if sharded else ()
+            elements = -(-parameter.elements // (self._size(axes, True) if sharded else 1))
+            if optimizer.parallel_level < 2 and self._needs(parameter):
+                own = optimizer.reduces_in(parameter.dtype)
                 bucket_share = 1.0
                 if optimizer.bucket_bytes:
-                    whole = each.elements * itemsize(own)
+                    whole = parameter.elements * itemsize(own)
                     bucket_share = min(1.0, whole / optimizer.bucket_bytes)
                 lines.append(self._wait(-2, bucket_share))
             if own != kept:
-                lines.append(self._compute("cast.forward", 2, elements * (itemsize(own) + itemsize(kept)), each.dtype))
+                lines.append(
+                    self._compute("cast.forward", 2, elements * (itemsize(own) + itemsize(kept)), parameter.dtype)
+                )
         return tuple(lines)

@@ -240,7 +240,7 @@ def _later(flows: Iterable[_UnderWay], time: int) -> tuple[_UnderWay, ...]:
 
 
 def _wait(found: Waits, flows: Iterable[_UnderWay], flow: _UnderWay, stream: int) -> None:
-    found.add_wait(flow.call, stream, flow.issued, flow.end, [(each.start, each.end) for each in flows])
+    found.add_wait(flow.call, stream, flow.issued, flow.end, [(flow.start, flow.end) for flow in flows])
 
 
 def _covered(intervals: Iterable[tuple[float, float]], low: float, high: float) -> float:

@@ -66,7 +66,7 @@ def forecast_grid(
     Raises:
         TwofoldError: what `forecast` refuses in any of them.
     """
-    return [forecast(config, each, machine, stack=stack) for each in degrees]
+    return [forecast(config, degree, machine, stack=stack) for degree in degrees]
 
 
 def _check(config: TransformerConfig, degrees: Degrees, machine: Machine) -> None:

@@ -62,7 +62,7 @@ def priced_cells(
         TwofoldError: a call without a price on the machine.
     """
     prices = _prices(machine, stack)
-    return [(each.cell, prices.lines(each, numbers, groups)) for each in _looked_up(part).cells]
+    return [(cell.cell, prices.lines(cell, numbers, groups)) for cell in _looked_up(part).cells]
 
 
 def hosted(lines: list[Line], given_s: float | None) -> list[Line]:

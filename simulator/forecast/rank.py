@@ -166,27 +166,29 @@ def pipeline_costs(
     none = Transfers()
     return PipelineCosts(
         maps={
-            name: MaxPlus.stack(
-                [maps[placement[stage]].action(number_of[stage], name, clock_of) for stage in stages]
-            )
-            for name in VARIANTS if name in used
+            name: MaxPlus.stack([maps[placement[stage]].action(number_of[stage], name, clock_of) for stage in stages])
+            for name in VARIANTS
+            if name in used
         },
-        transfer_ps={
-            way: np.array([transfers.get((stage, way), none).work_ps for stage in stages]) for way in "FB"
-        },
+        transfer_ps={way: np.array([transfers.get((stage, way), none).work_ps for stage in stages]) for way in "FB"},
         receive_dispatch_ps={
-            way: np.array([
-                transfers.get((stage - 1 if way == "F" else stage + 1, way), none).receive_dispatch_ps
-                for stage in stages
-            ]) for way in "FB"
+            way: np.array(
+                [
+                    transfers.get((stage - 1 if way == "F" else stage + 1, way), none).receive_dispatch_ps
+                    for stage in stages
+                ]
+            )
+            for way in "FB"
         },
         begin=MaxPlus.stack([own.begin(clock_of) for own in maps]),
         end=MaxPlus.stack([own.end(clock_of) for own in maps]),
         wait_dispatch_ps=np.full(
-            schedule.num_ranks, max((each.wait_dispatch_ps for each in transfers.values()), default=0), dtype=np.int64
+            schedule.num_ranks,
+            max((transfer.wait_dispatch_ps for transfer in transfers.values()), default=0),
+            dtype=np.int64,
         ),
         posts_ahead=posts_ahead,
-    )  # fmt: skip
+    )
 
 
 class RankMaps:

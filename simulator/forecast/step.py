@@ -131,12 +131,14 @@ class StepForecast:
         if rates is None or not self.degrees.posts_ahead:
             return self._transfers
         found = {}
-        for (stage, way), each in self._transfers.items():
+        for (stage, way), transfer in self._transfers.items():
             ends = {placement[stage], placement[stage + (1 if way == "F" else -1)]}
             held = (
-                [self.ranks[rank].undisturbed.holds_ps(rates, each.work_ps) for rank in ends] if len(ends) > 1 else []
+                [self.ranks[rank].undisturbed.holds_ps(rates, transfer.work_ps) for rank in ends]
+                if len(ends) > 1
+                else []
             )
-            found[stage, way] = replace(each, work_ps=each.work_ps + max(held, default=0))
+            found[stage, way] = replace(transfer, work_ps=transfer.work_ps + max(held, default=0))
         return found
 
     def _transfer(self, here: int, there: int, size_bytes: int, stride: int) -> Cost:
@@ -242,7 +244,8 @@ class StepForecast:
             return _last_interval(self._contention.steps(self._num_paced, change, transfers))
         bodies = {id(rank): rank.bodies.changed(change) for rank in self.ranks}
         longer = {
-            key: replace(each, work_ps=round(each.work_ps * transfers)) for key, each in self._slowed_transfers.items()
+            key: replace(slowed_transfer, work_ps=round(slowed_transfer.work_ps * transfers))
+            for key, slowed_transfer in self._slowed_transfers.items()
         }
         costs = self._pipeline_costs([bodies[id(rank)] for rank in self.ranks], longer)
         return self._changed_pace_ps(costs)
@@ -314,7 +317,7 @@ class StepForecast:
             zip(figures, exposed_s, strict=True), key=lambda both: both[0].compute_s + both[1]
         )
         bubble_s = step_s - sum(own.work_ps for own in waits) / PS_PER_S / len(waits)
-        longest_s = max((each.work_ps for each in self._transfers.values()), default=0) / PS_PER_S
+        longest_s = max((transfer.work_ps for transfer in self._transfers.values()), default=0) / PS_PER_S
         parts = class_seconds(
             self.machine, step_s, busiest.kernels_s, busiest_exposed_s,
             2 * (self.schedule.num_ranks - 1) * longest_s, busiest.host_s,

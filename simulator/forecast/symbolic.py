@@ -67,7 +67,7 @@ def lowered_rank(costs: Chunks, chunks: Sequence[Chunk], wanted: Sequence[Wanted
     pieces = {name: template for name, (template, _) in costs.pieces.items()}
     uses, repeats = _uses(costs, outline, chunks)
     table = "tok_embeddings.weight" if costs.config.tied else "output.weight"
-    copies = {block: 1 + each.more for each in repeats for block in range(each.first, each.stop)}
+    copies = {block: 1 + repeat.more for repeat in repeats for block in range(repeat.first, repeat.stop)}
     symbolic = lower_rank(costs.degrees, outline, pieces, uses, wanted, table, copies)
     group = GroupProgram(mesh=outline.mesh, values=dict(symbolic.values), blocks=())
     return LoweredRank(
@@ -276,11 +276,11 @@ class _Pricing:
         return tuple(found)
 
     def _repeat(self, block: int) -> Repeat | None:
-        return next((each for each in self._rank.repeats if each.first <= block < each.stop), None)
+        return next((repeat for repeat in self._rank.repeats if repeat.first <= block < repeat.stop), None)
 
     def _shift(self, block: int) -> int:
         """By how much a block's number is larger than among the few."""
-        return sum(each.more * (each.stop - each.first) for each in self._rank.repeats if each.stop <= block)
+        return sum(repeat.more * (repeat.stop - repeat.first) for repeat in self._rank.repeats if repeat.stop <= block)
 
     def _outside(self, block: int, ops: Sequence[Op]) -> Iterable[Op]:
         """Operations outside of repeated blocks. A token of a repeated block is that of the copy that is next."""

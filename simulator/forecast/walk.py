@@ -265,7 +265,7 @@ class _Walk:
                             else:
                                 _tally_wait(tally, rank, flow, stream)
                             stream = flow.end
-            for flow, wait_ps in (*sent, *((each, 0) for each in issued.values())):
+            for flow, wait_ps in (*sent, *((flow, 0) for flow in issued.values())):
                 host += wait_ps
                 if flow.end < 0:
                     flow.waiting.append(rank)
@@ -347,7 +347,7 @@ class _Walk:
     def _issue(self, rank: _Rank, line: Line, posted: float, issued: float) -> _Flow:
         flow = _Flow(line.meeting, line.work_ps, rank, posted, line.call)
         flow.issued = issued
-        rank.own = [each for each in rank.own if not 0 <= each.end <= posted]
+        rank.own = [flow for flow in rank.own if not 0 <= flow.end <= posted]
         rank.own.append(flow)
         flow.channel = rank.channels.setdefault(line.channel, flow.channel)
         self._enter(flow)

@@ -77,7 +77,7 @@ _PIECES = "pieces"
 
 def _dtype_of(steps: Sequence[Step]) -> str:
     """In what a body computes: the loss is always computed in float."""
-    return next((each.dtype for each in steps if isinstance(each, Kernel) and not is_loss(each)), "bfloat16")
+    return next((step.dtype for step in steps if isinstance(step, Kernel) and not is_loss(step)), "bfloat16")
 
 
 def is_loss(step: Step) -> bool:

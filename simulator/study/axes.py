@@ -49,7 +49,7 @@ def _axes() -> dict[str, Axis]:
         Axis(name="devices", type=int, meaning="of the machine that are used; without dp, dp follows from them. A "
              "machine NAME-xN is made for that many"),
     ]  # fmt: skip
-    listed += [Axis(name=each.flag, type=each.type, meaning=each.meaning) for each in DEGREES.values()]
+    listed += [Axis(name=degree.flag, type=degree.type, meaning=degree.meaning) for degree in DEGREES.values()]
     listed += [
         Axis(name=name, type=float, meaning=f"factor on the {said}", has_parts=name in ("bandwidth", "latency"))
         for name, said in KNOBS.items()
@@ -108,7 +108,7 @@ _SAID = {
 def _is_of(kind: Any, value: Any) -> bool:
     """Whether a JSON value has a type; integers count as numbers, lists as tuples."""
     if isinstance(kind, types.UnionType):
-        return any(_is_of(each, value) for each in get_args(kind))
+        return any(_is_of(argument, value) for argument in get_args(kind))
     if get_origin(kind) is tuple:
         return isinstance(value, list | tuple) and all(_is_of(get_args(kind)[0], each) for each in value)
     if isinstance(value, bool) or kind is bool:

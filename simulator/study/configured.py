@@ -107,7 +107,7 @@ class Configured:
             last = self.degrees.num_ranks - 1
             raise TwofoldError(f"slowdown of rank {absent[0]}: the configuration's ranks are 0 to {last}")
         step = step_forecast(self.config, self.degrees, step_machine(self.config, self.degrees, machine))
-        longer_ps = max(step.slowed_by_ps(each) for each in slow_pipelines(self.degrees, slowdown))
+        longer_ps = max(step.slowed_by_ps(slow_pipeline) for slow_pipeline in slow_pipelines(self.degrees, slowdown))
         return 1 + longer_ps / PS_PER_S / seen.step_s
 
     def _longer_s(self, seen: Forecast, slowdown: Mapping[int, float]) -> float:

@@ -112,7 +112,7 @@ class WhatIf:
             compute=changed,
             links=links,
             graph=None if machine.graph is None else machine.graph.scaled(self.bandwidth, self.latency),
-            collectives={kind: self._collective(each, speed) for kind, each in machine.collectives.items()},
+            collectives={kind: self._collective(collective, speed) for kind, collective in machine.collectives.items()},
             dispatch_s={kind: time_s * self.dispatch for kind, time_s in machine.dispatch_s.items()},
         )
 

@@ -175,7 +175,7 @@ class Causes:
     def arrival(self, rank: int, step: int, position: int) -> Arrival:
         """The arrival of a rank at a communication."""
         own = self.spans(rank, step, position, _COMM)
-        limit = max((each.start_ps for each in own), default=None)
+        limit = max((event.start_ps for event in own), default=None)
         found = self._latest([*self._ready(rank, step, position), *self._held(rank, step, position)], limit)
         if self.is_exact or limit is None:
             limit = found.end_ps if found else self.timeline.step_start_ps[0]

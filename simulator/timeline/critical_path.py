@@ -131,7 +131,7 @@ def critical_path(timeline: Timeline, program: Program, *, host_async: bool | No
         kind = instruction.call if STREAMS[event.stream] == "comm" else STREAMS[event.stream]
         take(rank, STREAMS[event.stream], start_ps, id_, kind)
         if instruction.kind is Kind.COLLECTIVE and STREAMS[event.stream] == "comm":
-            mine = next(each for each in arrivals if each.rank == rank)
+            mine = next(arrival for arrival in arrivals if arrival.rank == rank)
             late = max(arrivals, key=lambda each: (each.time_ps, each.rank == rank))
             if late.time_ps > mine.time_ps:
                 stragglers.append(

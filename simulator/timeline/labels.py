@@ -69,14 +69,14 @@ def groups_of(timelines: Timeline | Sequence[Timeline]) -> tuple[tuple[tuple[int
     Read from the labels of the blocks, so no plan is needed; ranks that no span names form a group without stages.
     """
     several = (timelines,) if isinstance(timelines, Timeline) else tuple(timelines)
-    stages_of: dict[int, set[int]] = {rank: set() for each in several for rank in range(each.num_ranks)}
-    for each in several:
-        stage = [read_label(id_).stage for id_, _, _ in each.names]
+    stages_of: dict[int, set[int]] = {rank: set() for timeline in several for rank in range(timeline.num_ranks)}
+    for timeline in several:
+        stage = [read_label(id_).stage for id_, _, _ in timeline.names]
         number = np.array([-1 if value is None else value for value in stage], dtype=np.int64)
         if not len(number):
             continue
         width = int(number.max()) + 2
-        for pair in np.unique(each.rank.astype(np.int64) * width + number[each.name_index] + 1):
+        for pair in np.unique(timeline.rank.astype(np.int64) * width + number[timeline.name_index] + 1):
             if pair % width:  # 0 stands for no stage
                 stages_of.setdefault(int(pair) // width, set()).add(int(pair) % width - 1)
     found: dict[tuple[int, ...], list[int]] = {}

@@ -132,15 +132,15 @@ def with_allowance(timeline: Timeline, program: Program, machine: Machine) -> Ti
     groups = _num_communicators(program, timeline.represents) if per_group else {}
     buffers = _added_by_buffers(program, timeline)
     peaks = []
-    for each in timeline.memory:
+    for memory_peak in timeline.memory:
         more = {
-            "communication": buffers.get(each.rank, 0),
-            "fragmentation": round(share * each.peak_bytes),
-            "library": per_group * groups.get(each.rank, 0),
+            "communication": buffers.get(memory_peak.rank, 0),
+            "fragmentation": round(share * memory_peak.peak_bytes),
+            "library": per_group * groups.get(memory_peak.rank, 0),
         }
         added = {role: size for role, size in more.items() if size}
-        by_role = dict(sorted({**each.by_role, **added}.items()))
-        peaks.append(replace(each, peak_bytes=each.peak_bytes + sum(added.values()), by_role=by_role))
+        by_role = dict(sorted({**memory_peak.by_role, **added}.items()))
+        peaks.append(replace(memory_peak, peak_bytes=memory_peak.peak_bytes + sum(added.values()), by_role=by_role))
     return replace(timeline, memory=tuple(peaks))
 
 
@@ -173,7 +173,7 @@ def _buffers(program: Program, ranks: Container[int]) -> dict[int, dict[int, Buf
     for group in program.groups:
         bodies = {id(block.body): block.body for block in group.blocks}.values()
         for rank in (rank for rank in group.ranks if rank in ranks):
-            for instruction in (each for body in bodies for each in body.instructions):
+            for instruction in (instruction for body in bodies for instruction in body.instructions):
                 if instruction.kind in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV):
                     taken = buffers_of(instruction, group, rank)
                     if taken != Buffers():

@@ -64,7 +64,7 @@ def _neighbours(group: GroupProgram) -> tuple[dict[str, str], dict[str, str]]:
         for instruction in flat:
             for name in instruction.inputs:
                 if name not in reader and (
-                    owner := next((reader[each] for each in instruction.outputs if each in reader), "")
+                    owner := next((reader[output] for output in instruction.outputs if output in reader), "")
                 ):
                     reader[name] = owner
             for name in instruction.outputs:

@@ -56,7 +56,7 @@ class Peak:
     @property
     def total_bytes(self) -> int:
         """Bytes of all values."""
-        return sum(each.size_bytes for each in self.values)
+        return sum(value.size_bytes for value in self.values)
 
     @property
     def by_role(self) -> dict[str, int]:
@@ -70,8 +70,8 @@ class Peak:
 
     def _sums(self, key: Callable[[LiveValue], str]) -> dict[str, int]:
         found: dict[str, int] = {}
-        for each in self.values:
-            found[key(each)] = found.get(key(each), 0) + each.size_bytes
+        for value in self.values:
+            found[key(value)] = found.get(key(value), 0) + value.size_bytes
         return dict(sorted(found.items()))
 
 
@@ -100,8 +100,8 @@ def memory_peak(program: Program, timeline: Timeline, rank: int) -> Peak:
         start, end = next(times for other, times in of_ranks if other == rank)
         times, sequence = changes.in_time(start, end)
         live = np.cumsum(changes.size[sequence])
-        kept = [each for each in group.values.values() if each.scope is Scope.KEPT and each.size_bytes]
-        found = [LiveValue(name=each.name, role=each.role, size_bytes=each.size_bytes) for each in kept]
+        kept = [value for value in group.values.values() if value.scope is Scope.KEPT and value.size_bytes]
+        found = [LiveValue(name=value.name, role=value.role, size_bytes=value.size_bytes) for value in kept]
         time_ps = 0
         if len(live) and live.max() > 0:
             until = sequence[: int(np.argmax(live)) + 1]

@@ -168,12 +168,12 @@ def _parts(
     ]
     parts += [[{"slowdown": _slow_ranks([text], ranks)}] for text in options.slow]
     parts += [[{"links": (LinkChange.parse(text),)}] for text in options.link]
-    parts += [[{"devices": each}] for each in devices]
+    parts += [[{"devices": device}] for device in devices]
     lasting = {name: values for name, values in knobs.items() if name in _FAILURE_KNOBS}
     if lasting:
         values = itertools.product(*lasting.values())
         parts.append(
-            [_lasting(dict(zip(lasting, each, strict=True)), not failures.checkpoint_async) for each in values]
+            [_lasting(dict(zip(lasting, value, strict=True)), not failures.checkpoint_async) for value in values]
         )
     return parts
 

@@ -56,7 +56,7 @@ class Compare:
             with say.doing("writing the report"):
                 report = comparison_page(found, machine=machine.name, command=say.command).write(self.report)
             say.say(f"saved {report}")
-        return {"plans": [{"plan": path, **figures_of(each.timeline)} for path, each in
+        return {"plans": [{"plan": path, **figures_of(compared.timeline)} for path, compared in
                           zip(self.plans, found, strict=True)]}, True  # fmt: skip
 
     def _predicted(self, path: str, plan: Plan, machine: Machine, say: Console) -> Compared:

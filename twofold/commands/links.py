@@ -83,8 +83,8 @@ class Links:
         return {
             "simulated": simulated,
             "mean_rank": {"seen": asdict(before), "changed": asdict(after) if changes else None},
-            "source": seen.source, "machine": machine.name, "tiers": [asdict(each) for each in tiers],
-            "calls": [{**asdict(each), "bus_Bps": each.bus_Bps} for each in found],
+            "source": seen.source, "machine": machine.name, "tiers": [asdict(tier) for tier in tiers],
+            "calls": [{**asdict(link_call), "bus_Bps": link_call.bus_Bps} for link_call in found],
             "assumed": list(seen.assumed), "left_out": dict(seen.skipped),
         }, True  # fmt: skip
 
@@ -101,7 +101,7 @@ class Links:
         from simulator.engine.link_change import machine_with
 
         plan = open_plan(self.plan or "", machine, None, say)
-        most = max(rank for each in calls for rank in each.ranks)
+        most = max(rank for call in calls for rank in call.ranks)
         if most >= plan.num_ranks:
             raise TwofoldError(f"rank {most} communicates in the traces, but {self.plan} has {plan.num_ranks} ranks")
         program, machine = lower(plan), executing(machine_with(machine, seen), plan.execution)
@@ -121,16 +121,32 @@ class Links:
         from reports.tables import Table
 
         rows = [
-            (f"{each.call} of {each.num_ranks}", machine.links[each.tier].name, Bytes(each.size_bytes),
-             Count(each.times), None if each.seconds is None else Seconds(each.seconds), Seconds(each.waited_s),
-             f"{each.beside:.0%}", Seconds(each.predicted_s),
-             None if each.seconds is None else Quantity(each.seconds / each.predicted_s),
-             None if each.bandwidth_factor is None else f"{each.bandwidth_factor:.2f}")
-            for each in found[: self.top]
-        ]  # fmt: skip
+            (
+                f"{link_call.call} of {link_call.num_ranks}",
+                machine.links[link_call.tier].name,
+                Bytes(link_call.size_bytes),
+                Count(link_call.times),
+                None if link_call.seconds is None else Seconds(link_call.seconds),
+                Seconds(link_call.waited_s),
+                f"{link_call.beside:.0%}",
+                Seconds(link_call.predicted_s),
+                None if link_call.seconds is None else Quantity(link_call.seconds / link_call.predicted_s),
+                None if link_call.bandwidth_factor is None else f"{link_call.bandwidth_factor:.2f}",
+            )
+            for link_call in found[: self.top]
+        ]
         columns = (
-            "call", "links", "message", "times", "took", "waited", "beside", "predicted", "ratio", "bandwidth",
-        )  # fmt: skip
+            "call",
+            "links",
+            "message",
+            "times",
+            "took",
+            "waited",
+            "beside",
+            "predicted",
+            "ratio",
+            "bandwidth",
+        )
         left = len(found) - len(rows)
         notes = (
             "took: time of calls that ran alone, if any did; beside: share of the time with other kernels.",
@@ -147,10 +163,9 @@ def _tell_spent(before: Spent, after: Spent, changes: Sequence[LinkChange], say:
     from plans.units import Seconds
 
     totals = [("The mean rank", before), *([(f"With {', '.join(map(str, changes))}", after)] if changes else [])]
-    for name, each in totals:
-        say.say(
-            f"{name}: {Seconds(each.communication_s)} in communication, {Seconds(each.exposed_s)} without other kernels"
-        )
+    for name, total in totals:
+        alone = f"{Seconds(total.exposed_s)} without other kernels"
+        say.say(f"{name}: {Seconds(total.communication_s)} in communication, {alone}")
 
 
 def _tell(tier: Tier, machine: str, say: Console) -> None:

@@ -305,13 +305,13 @@ def _confirm(
     for reason, left in reasons.items():
         way_out = "" if asked else f"; --simulate {count} simulates all"
         say.say(f"{left} of the {len(found.plans[:count])} fastest plans not simulated: {reason}{way_out}")
-    places = {identity(each.degrees): place for place, each in enumerate(found.plans)}
+    places = {identity(candidate.degrees): place for place, candidate in enumerate(found.plans)}
     simulated = [
         {
-            "forecast_s": each.forecast.step_s, "simulated_s": each.simulated_s,
-            "rank_of_forecast": places[identity(each.degrees)],
+            "forecast_s": candidate.forecast.step_s, "simulated_s": candidate.simulated_s,
+            "rank_of_forecast": places[identity(candidate.degrees)],
         }
-        for each in checked.result.plans[:count]
+        for candidate in checked.result.plans[:count]
     ]  # fmt: skip
     return checked.result, simulated
 

@@ -101,9 +101,9 @@ class StudyCommand:
         from reports.tables import Table
         from simulator.study.axes import AXES
 
-        rows = tuple((f"{each.name}[.PART]" if each.has_parts else each.name, each.meaning) for each in AXES.values())
+        rows = tuple((f"{axis.name}[.PART]" if axis.has_parts else axis.name, axis.meaning) for axis in AXES.values())
         say.say(Table(title="Settings of a study", columns=("setting", "meaning"), rows=rows).text())
-        return {"axes": {each.name: each.meaning for each in AXES.values()}}
+        return {"axes": {axis.name: axis.meaning for axis in AXES.values()}}
 
 
 class _Progress:

@@ -52,4 +52,4 @@ class Train:
         last = figures[-1]["loss"]
         loss = "is not finite" if last is None else f"{last:.6g}"
         say.say(f"{len(figures)} steps, loss {loss}; {job.out} has metrics.jsonl and weights.npz")
-        return {"out": job.out, "steps": len(figures), "losses": [each["loss"] for each in figures]}, True
+        return {"out": job.out, "steps": len(figures), "losses": [figure["loss"] for figure in figures]}, True

@@ -112,10 +112,10 @@ def check_values(options: Any) -> None:
 def _values(options: Any) -> Iterator[tuple[str, Any, Any]]:
     """(name, type, value) of every option that differs from its default."""
     hints = typing.get_type_hints(type(options), include_extras=True)
-    for each in dataclasses.fields(options):
-        value = getattr(options, each.name)
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
         if dataclasses.is_dataclass(value):
             yield from _values(value)
-        elif value is not None and value != each.default:
-            is_word = any("Positional" in repr(mark) for mark in marks_of(hints[each.name]))
-            yield each.name.upper() if is_word else flag(each.name), hints[each.name], value
+        elif value is not None and value != field.default:
+            is_word = any("Positional" in repr(mark) for mark in marks_of(hints[field.name]))
+            yield field.name.upper() if is_word else flag(field.name), hints[field.name], value

@@ -89,7 +89,7 @@ class WhatIfCommand:
         say.say(shown[0].text())
         result: dict[str, Any] = {
             "predicted_by": "forecast" if subject.scenarios is None else "simulation",
-            "base": _json(base, base), "changed": [{"what_if": title, **_json(each, base)} for title, each in rows],
+            "base": _json(base, base), "changed": [{"what_if": title, **_json(row, base)} for title, row in rows],
         }  # fmt: skip
         if self.study.sensitivity or self.study.picture is not None:
             result["sensitivity"] = self._sensitivity(changes, subject, shown, say)
@@ -179,10 +179,16 @@ class WhatIfCommand:
         if self.study.picture is not None:
             say.say(f"saved {picture.save(self.study.picture)}")
         return [
-            {"knob": each.knob, "by": each.by, "base_s": each.base_s, "low_s": each.low_s, "high_s": each.high_s,
-             "swing_s": each.swing_s}
-            for each in effects
-        ]  # fmt: skip
+            {
+                "knob": effect.knob,
+                "by": effect.by,
+                "base_s": effect.base_s,
+                "low_s": effect.low_s,
+                "high_s": effect.high_s,
+                "swing_s": effect.swing_s,
+            }
+            for effect in effects
+        ]
 
     def _report(self, subject: _Subject, row: Row, shown: list[Any], say: Console) -> None:
         from reports import Report, step_page

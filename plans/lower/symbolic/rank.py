@@ -168,7 +168,7 @@ class _RankLowering:
 
     def _complete(self, number: int, skeletons: Sequence[Skeleton]) -> list[list[Instruction]]:
         """The lines of bodies with the gathers of a chunk, and what they free."""
-        lines = [self.optimizer.with_gathers(number, each.lines) for each in skeletons]
+        lines = [self.optimizer.with_gathers(number, skeleton.lines) for skeleton in skeletons]
         return with_frees(lines, self.table.values)
 
     def _reads(self, skeleton: Skeleton, use: PieceUse, part: str) -> None:

@@ -35,7 +35,9 @@ class WideBucket(Bucket):
     def sizes(self) -> tuple[int, ...]:
         """Elements of one shard of each of them all."""
         return tuple(
-            size for each, count in zip(self.parameters, self.counts, strict=True) for size in [each.shard_size] * count
+            size
+            for parameter, count in zip(self.parameters, self.counts, strict=True)
+            for size in [parameter.shard_size] * count
         )
 
 

@@ -79,7 +79,7 @@ class Recognised:
             plan,
             graph=self.graph.with_batch(plan.graph.batch_size),
             stages=tuple(
-                structs.replace(stage, operators=tuple(names[each] for each in stage.operators))
+                structs.replace(stage, operators=tuple(names[operator] for operator in stage.operators))
                 for stage in plan.stages
             ),
             strategies={names[name]: strategy for name, strategy in plan.strategies.items()},
@@ -122,7 +122,7 @@ def _recognised(graph: Graph) -> Recognised:
         names = {operator.name: matched[operator.outputs[0]].name for operator in model.operators}
         return Recognised(
             config=config, names=names,
-            graph=structs.replace(graph, operators=tuple(own[names[each.name]] for each in model.operators)),
+            graph=structs.replace(graph, operators=tuple(own[names[operator.name]] for operator in model.operators)),
         )  # fmt: skip
     _, nearest = max(reasons, key=lambda reason: reason[0])
     raise TwofoldError(f"{graph.name} is not a supported transformer: {nearest}")
@@ -162,7 +162,7 @@ class _Matching:
                 waiting += zip(maker.inputs, self._inputs(maker, other), strict=True)
         if len(self.operators) != len(self.given.operators):
             found = {operator.name for operator in self.operators.values()}
-            more = next(each for each in self.given.operators if each.name not in found)
+            more = next(operator for operator in self.given.operators if operator.name not in found)
             raise _Different(f"operator {more.name!r} ({more.kind}) is not part of it")
         return self.operators
 
@@ -251,10 +251,12 @@ class _Features:
         graph, tensors = self.graph, self.graph.tensors
         loss, attentions = self.makers[graph.loss], self.kinds["attention"]
         head = self._behind(loss.inputs[0], "cast", "mul")
-        tables = [each for each in self.kinds["embedding"] if tensors[each.inputs[0]].kind == "input"]
+        tables = [operator for operator in self.kinds["embedding"] if tensors[operator.inputs[0]].kind == "input"]
         if head is None or head.kind != "linear" or not tables or len(tensors[loss.inputs[1]].shape) != 2:
             raise self._refused("it does not map tokens [batch, length] to logits and their loss")
-        table = next((each for each in tables if tensors[each.inputs[1]].shape == tensors[head.inputs[1]].shape), None)
+        table = next(
+            (table for table in tables if tensors[table.inputs[1]].shape == tensors[head.inputs[1]].shape), None
+        )
         if table is None:
             raise self._refused("its head does not have the size of a table of embeddings")
         core, weight = attentions[0], tensors[table.inputs[1]]
@@ -290,9 +292,9 @@ class _Features:
         return maker if maker is not None and maker.kind == "linear" else None
 
     def _product_after(self, core: Operator) -> Operator | None:
-        flat = next((each for each in self.kinds.get("reshape", ()) if each.inputs == core.outputs), None)
+        flat = next((operator for operator in self.kinds.get("reshape", ()) if operator.inputs == core.outputs), None)
         return None if flat is None else next(
-            (each for each in self.kinds.get("linear", ()) if each.inputs[0] == flat.outputs[0]), None
+            (operator for operator in self.kinds.get("linear", ()) if operator.inputs[0] == flat.outputs[0]), None
         )  # fmt: skip
 
     def _is_transformed(self, head: Operator) -> bool:
@@ -315,7 +317,7 @@ class _Features:
         return float(readers[0].attrs["number"]) if is_scaled else 1.0  # type: ignore[arg-type]
 
     def _norms(self, core: Operator) -> dict[str, Any]:
-        wide = [each for kind in ("rms_norm", "layer_norm") for each in self.kinds.get(kind, ())]
+        wide = [operator for kind in ("rms_norm", "layer_norm") for operator in self.kinds.get(kind, ())]
         if not wide:
             raise self._refused("it has no norms")
         last = wide[-1]
@@ -335,7 +337,11 @@ class _Features:
             flat = self.makers.get(before.inputs[0])
             found["qk_norm"] = "row" if flat is not None and flat.kind in ("rms_norm", "layer_norm") else "none"
         first = self.kinds["embedding"][0].outputs[0]
-        after = [each for each in wide if self._sums(each.inputs[0]) and self._comes_from(each.inputs[0], first)]
+        after = [
+            operator
+            for operator in wide
+            if self._sums(operator.inputs[0]) and self._comes_from(operator.inputs[0], first)
+        ]
         found["embedding_norm"] = bool(after) and self._is_only_norm(after[0])
         return found
 
@@ -360,7 +366,7 @@ class _Features:
         return len(self.graph.consumers()[norm.inputs[0]]) == 1
 
     def _mlp(self) -> dict[str, Any]:
-        acts = [each for kind in _ACTIVATIONS for each in self.kinds.get(kind, ())]
+        acts = [operator for kind in _ACTIVATIONS for operator in self.kinds.get(kind, ())]
         if not acts:
             raise self._refused("its blocks have no silu, gelu or relu")
         act = acts[0]
@@ -376,22 +382,22 @@ class _Features:
     def _positions(self, size: int) -> dict[str, Any]:
         found: dict[str, Any] = {"position": "none", "dropout": 0.0, "embedding_dropout": 0.0}
         tensors, seen = self.graph.tensors, set[str]()
-        for each in self.graph.operators:
-            if each.kind == "dropout":
-                found["dropout" if "attention" in seen else "embedding_dropout"] = each.attrs["p"]
-            seen.add(each.kind)
-        for each in self.kinds["embedding"]:
-            ids = self.makers.get(each.inputs[0])
+        for operator in self.graph.operators:
+            if operator.kind == "dropout":
+                found["dropout" if "attention" in seen else "embedding_dropout"] = operator.attrs["p"]
+            seen.add(operator.kind)
+        for operator in self.kinds["embedding"]:
+            ids = self.makers.get(operator.inputs[0])
             if ids is not None and ids.kind == "arange":
                 first: Any = ids.attrs["start"]
                 found |= {"position": "learned", "first_position": first}
-                rows = tensors[each.inputs[1]].shape[0]
+                rows = tensors[operator.inputs[1]].shape[0]
                 if rows > first + tensors[ids.outputs[0]].shape[0]:
                     found["num_positions"] = rows
             elif ids is not None and ids.kind == "fill":
-                found |= {"token_types": tensors[each.inputs[1]].shape[0], "segment": ids.attrs["value"]}
-            elif each is not self.kinds["embedding"][0] and tensors[each.inputs[0]].kind == "input":
-                found["token_types"] = tensors[each.inputs[1]].shape[0]
+                found |= {"token_types": tensors[operator.inputs[1]].shape[0], "segment": ids.attrs["value"]}
+            elif operator is not self.kinds["embedding"][0] and tensors[operator.inputs[0]].kind == "input":
+                found["token_types"] = tensors[operator.inputs[1]].shape[0]
         if ropes := self.kinds.get("rope"):
             found |= {"position": "rope", "rope": self._rope(ropes[0], size)}
         return found

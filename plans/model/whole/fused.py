@@ -65,18 +65,18 @@ def _cut(view: View, operator: Operator) -> Sequence[New] | None:
     if view.shape(source)[: len(lead)] != lead or at < 0:
         return None
     siblings = _siblings(view, product, source, operator)
-    number = next((number for number, each in enumerate(siblings) if each is operator), None)
+    number = next((number for number, sibling in enumerate(siblings) if sibling is operator), None)
     if number is None:
         return None
     pieces = [
-        [_part_of(view, weight, factors, at, each, index) for weight in product.inputs[1:]]
-        for index, each in enumerate(siblings)
+        [_part_of(view, weight, factors, at, sibling, index) for weight in product.inputs[1:]]
+        for index, sibling in enumerate(siblings)
     ]
-    if any(each is None or each.tensor.name in view.tensors for own in pieces for each in own):
+    if any(piece is None or piece.tensor.name in view.tensors for own in pieces for piece in own):
         return None
     made, size = view.tensors[operator.outputs[0]], view.shape(operator.outputs[0])[int(operator.attrs["dim"])]  # type: ignore[arg-type]
     rows = math.prod(factors) // factors[at] * size
-    inputs: tuple[str | Piece, ...] = (product.inputs[0], *(each for each in pieces[number] if each is not None))
+    inputs: tuple[str | Piece, ...] = (product.inputs[0], *(piece for piece in pieces[number] if piece is not None))
     return [
         New(kind="linear", inputs=inputs, shape=(*lead, rows), dtype=made.dtype, module=product.module),
         New(kind="reshape", inputs=(0,), shape=made.shape, dtype=made.dtype),
@@ -92,7 +92,9 @@ def _siblings(view: View, product: Operator, source: str, operator: Operator) ->
             return []
     dim, done = operator.attrs["dim"], 0
     readers = view.readers[source]
-    if any(each.kind != "narrow" or each.attrs["dim"] != dim or each.attrs.get("step", 1) != 1 for each in readers):
+    if any(
+        reader.kind != "narrow" or reader.attrs["dim"] != dim or reader.attrs.get("step", 1) != 1 for reader in readers
+    ):
         return []
     readers = sorted(readers, key=lambda each: int(each.attrs["start"]))  # type: ignore[arg-type]
     for each in readers:

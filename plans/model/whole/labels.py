@@ -61,8 +61,8 @@ def _is_padded(operator: Operator) -> bool:
 
 def _rewired(graph: Graph, loss: Operator, logits: str, labels: Tensor, dropped: set[str]) -> Graph:
     tensors = dict(graph.tensors)
-    operators = [each for each in graph.operators if each.name not in dropped and each is not loss]
-    counts = [each for each in operators if each.kind == "count_labels"]
+    operators = [operator for operator in graph.operators if operator.name not in dropped and operator is not loss]
+    counts = [operator for operator in operators if operator.kind == "count_labels"]
     if len(loss.inputs) > 2:
         (count,) = counts
         at = operators.index(count)
@@ -78,9 +78,9 @@ def _rewired(graph: Graph, loss: Operator, logits: str, labels: Tensor, dropped:
         operators.append(count)
     attrs = {**loss.attrs, "ignore_index": _IGNORED}
     operators.append(structs.replace(loss, inputs=(logits, labels.name, counted), attrs=attrs))
-    read = {name for each in operators for name in (*each.inputs, *each.outputs)}
+    read = {name for operator in operators for name in (*operator.inputs, *operator.outputs)}
     kept = {name: tensor for name, tensor in tensors.items() if name in read or tensor.kind == "input"}
     later = {**graph.later, labels.name: _IGNORED}
-    names = {each.name for each in operators}
+    names = {operator.name for operator in operators}
     recompute = tuple(name for name in graph.recompute if name in names)
     return structs.replace(graph, tensors=kept, operators=tuple(operators), later=later, recompute=recompute)

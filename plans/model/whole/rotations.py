@@ -222,12 +222,12 @@ def _turned_pair(view: View, made: Sequence[str]) -> tuple[tuple[str, str], _Tab
     if first is None or second is None or len(first.inputs) != 2 or len(second.inputs) != 2:
         return None
     products = [view.made(name, "mul") for name in (*first.inputs, *second.inputs)]
-    if any(each is None or len(each.inputs) != 2 for each in products):
+    if any(product is None or len(product.inputs) != 2 for product in products):
         return None
-    operands = [_operands(view, each) for each in products if each is not None]
-    if any(each is None for each in operands):
+    operands = [_operands(view, product) for product in products if product is not None]
+    if any(operand is None for operand in operands):
         return None
-    (a, cos), (b, sin), one, other = (each for each in operands if each is not None)
+    (a, cos), (b, sin), one, other = (operand for operand in operands if operand is not None)
     if {one, other} != {(b, cos), (a, sin)} or a == b:
         return None
     return (a, b), cos, sin
@@ -377,8 +377,8 @@ def _first_part(view: View, operator: Operator) -> Sequence[New] | None:
         return None
     made, names = view.tensors[operator.outputs[0]], operator.inputs
     swaps = [view.made(name, "permute") for name in names]
-    is_swapped = all(each is not None and each.attrs["dims"] == SWAPPED for each in swaps)
-    turned, passed = (each.inputs[0] for each in swaps if each) if is_swapped else names
+    is_swapped = all(swap is not None and swap.attrs["dims"] == SWAPPED for swap in swaps)
+    turned, passed = (swap.inputs[0] for swap in swaps if swap) if is_swapped else names
     rope = view.made(turned, "rope")
     parts = [view.made(view.behind(name, "reshape"), "narrow") for name in (rope.inputs[0] if rope else "", passed)]
     sizes = view.shape(turned)[-1], view.shape(passed)[-1]

@@ -54,13 +54,13 @@ class PipelineCosts:
     posts_ahead: bool = True
 
     def __post_init__(self) -> None:
-        for name, each in self.maps.items():
+        for name, max_plus in self.maps.items():
             if name not in VARIANTS:
                 raise TwofoldError(f"unknown action {name!r}; choose from {', '.join(VARIANTS)}")
-            befores = {before for clock in each.clocks for before in each.row(clock)}
-            if not set(each.clocks) <= _CLOCKS or not befores <= _BEFORE:
+            befores = {before for clock in max_plus.clocks for before in max_plus.row(clock)}
+            if not set(max_plus.clocks) <= _CLOCKS or not befores <= _BEFORE:
                 raise TwofoldError(
-                    f"the map of {name!r} makes the clocks {sorted(each.clocks)} of {sorted(befores)}; they may be "
+                    f"the map of {name!r} makes the clocks {sorted(max_plus.clocks)} of {sorted(befores)}; they may be "
                     f"{sorted(_CLOCKS)} of {sorted(_BEFORE)}: drop tokens that it has waited for"
                 )
         for what, table in (("transfer_ps", self.transfer_ps), ("receive_dispatch_ps", self.receive_dispatch_ps)):
