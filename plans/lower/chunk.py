@@ -125,13 +125,11 @@ class ChunkLowering:
         """Note the producer of each value, and which values are dropped: those of recomputed operators, those computed
         from dropped values, and those computed from a weight that lives within a body.
         """
+        self.senders |= {send.name: send for send in instructions if send.kind is Kind.SEND}
         for instruction in instructions:
-            if instruction.kind is Kind.SEND:
-                self.senders[instruction.name] = instruction
             again = instruction.part == "F" and is_recomputed(self.plan, self.micro, instruction.operator)
-            again = again or (
-                instruction.part == "C" and any(self._is_dropped(name) for name in self.sources(instruction))
-            )
+            if instruction.part == "C":
+                again = any(self._is_dropped(name) for name in self.sources(instruction))
             for name in instruction.outputs:
                 self.makers[name] = instruction
                 if again:
