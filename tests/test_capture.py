@@ -13,11 +13,14 @@ from on_ranks import run_on_ranks
 from torch import nn
 from torch.nn import functional
 
+from costmodels import Machine
 from executor.capture.capture import capture
 from executor.recompute import recompute
 from executor.stages import assign_stages
 from executor.train.losscell import MAELoss, WithLossCell
 from plans.errors import TwofoldError
+from plans.lower import lower
+from search import search
 
 
 class Network(nn.Module):
@@ -572,3 +575,27 @@ def test_recompute_marks_the_operators_of_a_module_and_its_parts():
     assert graph.recompute == tuple(operator.name for operator in graph.operators[:-1])
     with pytest.raises(TwofoldError, match="recompute marks"):
         recompute("relu1")
+
+
+class NearestCode(nn.Module):
+    """A vector-quantised autoencoder: one product reads the codes for an argmin only, which trains nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder, self.codes = nn.Linear(6, 4), nn.Linear(4, 6), nn.Embedding(8, 4)
+
+    def forward(self, x):
+        code = self.encoder(x)
+        distance = (self.codes.weight**2).sum(1) - 2 * code @ self.codes.weight.t()
+        nearest = self.codes(distance.argmin(1))
+        straight = code + (nearest - code).detach()
+        return ((nearest - code.detach()) ** 2).mean() + ((self.decoder(straight) - x) ** 2).mean()
+
+
+def test_a_parameter_that_one_of_its_readers_does_not_train_is_searched():
+    graph, machine = capture(NearestCode(), (((8, 6), "float32"),)), Machine.load("h200-x2")
+    names = [operator.name for operator in graph.operators]
+    assert lower(search(graph, machine, num_micro_batches=2).best).num_ranks in (1, 2)
+    cut = names.index("codes.embedding")
+    with pytest.raises(TwofoldError, match=r"'codes.weight' is read by stages on different ranks"):
+        search(graph, machine, num_stages=2, num_micro_batches=2, stages=[names[:cut], names[cut:]])

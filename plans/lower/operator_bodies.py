@@ -108,7 +108,7 @@ def lower_operator(
     """
     if optimizer.clip_norm is not None:
         optimizer = msgspec.structs.replace(optimizer, clip_norm=None)
-    table = ValueTable(ways=ways)
+    micro, table = _with_own_gradients(micro, operator), ValueTable(ways=ways)
     plan = _OperatorPlan(
         stages=(Stage(mesh=mesh, operators=(operator.name,)),), chosen=strategy, num_slices=num_micro_batches
     )
@@ -148,6 +148,19 @@ def lower_operator(
         begin=tuple(begin), forward=tuple(forward), backward=earlier or last, last_backward=last,
         end=(*end.instructions, *parameters.updates(places)), values=table.values,
     )  # fmt: skip
+
+
+def _with_own_gradients(micro: Graph, operator: Operator) -> Graph:
+    """The graph, with constants in place of parameters that the operator reads but only other operators train."""
+    trained = {operator.inputs[index] for index in micro.trained_inputs(operator)}
+    read_only = {name for name in operator.inputs if micro.tensors[name].kind == "parameter"} - trained
+    if not read_only:
+        return micro
+    tensors = {
+        name: msgspec.structs.replace(tensor, kind="constant") if name in read_only else tensor
+        for name, tensor in micro.tensors.items()
+    }
+    return msgspec.structs.replace(micro, tensors=tensors)
 
 
 def _place_tensors(chunk: ChunkLowering, operator: Operator) -> None:
