@@ -30,7 +30,8 @@ def forecast(config: TransformerConfig, degrees: Degrees, machine: Machine, *, s
     Args:
         config: configuration of a transformer, dense or with experts.
         degrees: its parallel degrees.
-        machine: a machine with at least as many accelerators.
+        machine: a machine with at least as many accelerators, with the host times of eager steps as in machine files,
+            or of replayed steps by `costmodels.executing(machine, "graph")`. `twofold.predict` chooses by execution.
         stack: the software that runs it; by default twofold's executor.
 
     Raises:
