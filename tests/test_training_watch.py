@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 
@@ -19,6 +20,7 @@ from plans.plan import Optimizer, save_plan
 from tests.small_training import ALL, plan
 from twofold import cli
 from twofold.cli import main
+from twofold.commands.options import Output
 
 ROWS = {"fc1": {"b0": ("dp",)}, "act": {"d0": ("dp",)}, "fc2": {"b0": ("dp",)}, "loss": {"d0": ("dp",)}}
 
@@ -68,14 +70,14 @@ def test_data_that_end_early_are_reported_with_the_steps_of_all_runs():
 
 
 def test_what_is_printed_as_json_is_json(monkeypatch, capsys):
+    @dataclass
     class Says:
-        class output:
-            json = True
+        output: Output
 
         def run(self, say):
             return {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": (float("-inf"), 2)}}, True
 
-    monkeypatch.setattr(cli, "_read", lambda arguments: Says())
+    monkeypatch.setattr(cli, "_read", lambda arguments: Says(output=Output(json=True)))
     assert main(["demo"]) == 0
     refuse = {"parse_constant": lambda word: pytest.fail(f"{word} in JSON")}
     assert json.loads(capsys.readouterr().out, **refuse) == {"a": None, "b": [1.0, None], "c": {"d": [None, 2]}}

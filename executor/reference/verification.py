@@ -237,12 +237,12 @@ def verify(
         TwofoldError: as `run`, and when no model is given.
     """
     _check_model(model)
-    _check_parameters(plan, model)
     if plan.step_check is not None:
         raise TwofoldError(
             "verify does not support skipped steps, and this plan has loss_scale or spike; "
             "verify a plan without step_check"
         )
+    _check_parameters(plan, model)
     if not isinstance(data, str):  # read once, for the ranks and for the one process
         data = list(itertools.islice(data, steps))
     result = run(plan, steps=steps, data=data, model=model, seed=seed, **options)
