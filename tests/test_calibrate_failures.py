@@ -252,10 +252,10 @@ def test_no_time_to_measure_in_is_refused(minutes, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("where", ["file/report.html", "folder", "/proc/none/report.html"])
+@pytest.mark.parametrize("where", ["file/report.html", "folder.html", "/proc/none/report.html"])
 def test_files_that_cannot_be_written_are_refused_before_anything_is_measured(where, tmp_path, capsys):
     (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.html").mkdir()
     machine = tmp_path / "machine.json"
     machine.write_text('{"version": 1}')
     assert (

@@ -29,9 +29,8 @@ def without_collection() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():  # the new objects count as old, so that not all are looked at now
-                gc.freeze()
-                gc.unfreeze()
+            gc.freeze()  # the new objects count as old, so that not all are looked at now
+            gc.unfreeze()
             gc.enable()
 
 
