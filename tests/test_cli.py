@@ -168,7 +168,7 @@ def test_an_interrupt_before_a_command_begins_is_one_line(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tyro.extras.subcommand_cli_from_dict", interrupt)
+    monkeypatch.setattr("tyro.cli", interrupt)
     assert main(["simulate", "plan.json", "--machine", "h200-x8"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 

@@ -131,8 +131,9 @@ def chunk_activations(pieces: Sequence[tuple[Footprint, Any]]) -> Activations:
         pieces: in the order of the forward, each with how often a chunk has it: a number, or an array of any chunks.
 
     >>> plain = Footprint(kept=4, forward=6, backward=3)
-    >>> chunk_activations([(Footprint(kept=0, backward=9), 1), (plain, 2)])
-    Activations(kept=8, kept_for_weights=0, during=(2, 3, 3, 0))
+    >>> found = chunk_activations([(Footprint(kept=0, backward=9), 1), (plain, 2)])
+    >>> found.kept, found.kept_for_weights, [int(size) for size in found.during]
+    (8, 0, [2, 3, 3, 0])
     """
     kept = kept_for_weights = 0  # by the pieces behind
     forward = whole = inputs = weights = 0
