@@ -21,6 +21,7 @@ from costmodels import Machine, axes_group, price_collective, price_transfer
 from costmodels.machine.links import Link
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
+from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer, transformer_config
 from plans.plan import Optimizer
 from search.devices import Pins, Problem, solve
@@ -204,7 +205,7 @@ def zero3_memory() -> Iterator[Answer]:
 def _two_doors(said: str, config: TransformerConfig, degrees: Degrees, machine: Machine) -> Answer:
     """Within 1 % of the step, the peak to the byte."""
     plan = plan_of(degrees, transformer(config, batch_size=degrees.global_batch))
-    timeline, found = simulate(plan, machine, fold_ranks=True), forecast(config, degrees, machine)
+    timeline, found = simulate(lower(plan), machine, fold_ranks=True), forecast(config, degrees, machine)
     error, memory = found.step_s / timeline.step_interval_s - 1, found.peak_bytes / timeline.peak_bytes - 1
     return Answer(f"{said}: forecast {found.step_s * 1e3:.3f} ms ({error:+.3%}), peak {found.peak_bytes / GIB:.3f} GiB "
                   f"({memory:+.3%})", abs(error) <= 0.01 and memory == 0)  # fmt: skip

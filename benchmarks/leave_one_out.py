@@ -48,6 +48,7 @@ from costmodels.price.executor_kernels import fit_rules
 from costmodels.price.torch_hosts import HOSTS_US, host_s
 from interop.measurements.scores import machine_of
 from plans.files import write_atomically
+from plans.lower import lower
 from simulator import simulate
 from simulator.forecast import Forecast, forecast, stack_named
 
@@ -198,7 +199,7 @@ def left_out_steps() -> Iterator[Left]:
             if point.kind != "step" or point.ranks != 1 or "part" in point.options:
                 continue
             if point.stack == "twofold" and point.call in plans:
-                found = simulate(plans[point.call], machine, with_memory=False)
+                found = simulate(lower(plans[point.call]), machine, with_memory=False)
                 part = "steps, host-bound" if found.host_wait_s > HOST_BOUND * found.step_interval_s else "steps"
                 error, what = found.step_interval_s / point.seconds - 1, point.call
             elif not point.stack and point.call == "decoder_step" and int(point.options.get("hidden", 0)) >= 1024:

@@ -153,7 +153,7 @@ def contention(num_plans: int = 40) -> dict[str, Any]:
             schedule=name, virtual=virtual, optimizer=optimizer, sequence_parallel=degrees.sequence_parallel,
             layers_per_stage=layers,
         )  # fmt: skip
-        expected = simulate(plan, machine, num_steps=1, with_memory=False).step_s
+        expected = simulate(lower(plan), machine, num_steps=1, with_memory=False).step_s
         error = forecast(config, degrees, machine).step_s / expected - 1
         errors.append(error)
         worst = max(worst, (abs(error), f"dp {degrees.dp} tp {tp} pp {pp} {name} level {optimizer.parallel_level}"))

@@ -22,6 +22,7 @@ from benchmarks.one_world_machines import KINDS, machines_of
 from costmodels import Machine, executing
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
+from plans.lower import lower
 from plans.model.transformer import transformer, transformer_config
 from plans.plan import EXECUTIONS, Optimizer
 from simulator import simulate
@@ -80,7 +81,7 @@ def test_collectives_that_outlast_bodies_slow_compute() -> None:
     )  # fmt: skip
     config, machine = replace(MODELS[0], num_layers=5), machines_of()["shared uplink"][1]
     plan = plan_of(degrees, transformer(config, batch_size=16))
-    timeline = simulate(plan, machine, num_steps=1, with_memory=False)
+    timeline = simulate(lower(plan), machine, num_steps=1, with_memory=False)
     assert step_forecast(config, degrees, machine).end_ps() == pytest.approx(timeline.step_end_ps[0], rel=0.005)
 
 
@@ -96,7 +97,7 @@ def test_a_host_gets_ahead_while_its_stream_waits_for_collectives() -> None:
     )  # fmt: skip
     config, machine = replace(MODELS[0], num_layers=5), machines_of()["NVL72"][1]
     plan = plan_of(degrees, transformer(config, batch_size=8))
-    timeline = simulate(plan, machine, num_steps=1, with_memory=False)
+    timeline = simulate(lower(plan), machine, num_steps=1, with_memory=False)
     assert step_forecast(config, degrees, machine).end_ps() == pytest.approx(timeline.step_end_ps[0], rel=0.001)
 
 
@@ -116,7 +117,9 @@ def test_shared_links_take_the_time_of_the_engine(kind: str) -> None:
     optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=1)
     degrees = Degrees(global_batch=16, micro_batch=1, optimizer=optimizer, **spread)
     machine = machines_of()[network][number]
-    timeline = simulate(plan_of(degrees, transformer(config, batch_size=16)), machine, num_steps=2, with_memory=False)
+    timeline = simulate(
+        lower(plan_of(degrees, transformer(config, batch_size=16))), machine, num_steps=2, with_memory=False
+    )
     step = step_forecast(config, degrees, machine)
     assert step.end_ps() == pytest.approx(timeline.step_end_ps[0], rel=0.005)
     assert step.pace_ps() == pytest.approx(timeline.step_end_ps[1] - timeline.step_end_ps[0], rel=0.005)
@@ -143,7 +146,9 @@ def test_a_step_and_its_parts_are_those_of_the_engine(schedule: str, virtual: in
     config = transformer_config("llama-3-8b", num_layers=8)
     optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=1, master_dtype="float32")
     degrees = Degrees(dp=2, pp=4, global_batch=16, schedule=schedule, virtual=virtual, optimizer=optimizer)
-    timeline = simulate(plan_of(degrees, transformer(config, batch_size=16)), quiet, num_steps=3, with_memory=False)
+    timeline = simulate(
+        lower(plan_of(degrees, transformer(config, batch_size=16))), quiet, num_steps=3, with_memory=False
+    )
     found = forecast(config, degrees, quiet)
     assert found.step_s == timeline.step_interval_s
     assert part_errors(found, timeline) == pytest.approx((0, 0, 0), abs=1e-12)

@@ -105,7 +105,7 @@ SINGLE = dataclasses.replace(FOUR, hidden=256, ffn=1024, seq=64, dtype="float32"
 def step_s(plan: Plan) -> tuple[float, float]:
     """Of the engine: one after the other, and at once."""
     machine = small_machine(16)
-    return simulate(plan, machine).step_s, simulate(paired(plan), machine).step_s
+    return simulate(lower(plan), machine).step_s, simulate(lower(paired(plan)), machine).step_s
 
 
 def test_communication_of_one_overlaps_compute_of_the_other() -> None:
@@ -146,7 +146,7 @@ def test_without_collectives_pairs_take_as_long_as_one_after_the_other(num_ranks
 def test_folded_ranks_take_as_long() -> None:
     plan = paired(planned(SINGLE, batch=8, schedule="dualpipe_v", virtual=2, micro_batch=1, tp=4))
     machine = small_machine(16)
-    assert simulate(plan, machine, fold_ranks=True).step_s == simulate(plan, machine).step_s
+    assert simulate(lower(plan), machine, fold_ranks=True).step_s == simulate(lower(plan), machine).step_s
 
 
 def test_a_plan_file_keeps_the_choice() -> None:

@@ -175,9 +175,11 @@ def test_a_machine_without_its_power_keeps_its_clock():
 )
 def test_forecast_and_engine_settle_at_one_clock(degrees):
     machine = executing(Machine.load("h200-x8"), "graph")
-    engine = simulate(plan_of(degrees, transformer(CONFIG, batch_size=degrees.global_batch)), machine)
+    engine = simulate(lower(plan_of(degrees, transformer(CONFIG, batch_size=degrees.global_batch))), machine)
     assert forecast(CONFIG, degrees, machine).step_s == pytest.approx(engine.step_interval_s, rel=1e-6)
-    usual = simulate(plan_of(degrees, transformer(CONFIG, batch_size=degrees.global_batch)), at_usual_clock(machine))
+    usual = simulate(
+        lower(plan_of(degrees, transformer(CONFIG, batch_size=degrees.global_batch))), at_usual_clock(machine)
+    )
     assert engine.meta["clock_MHz"] != usual.meta["clock_MHz"]
 
 

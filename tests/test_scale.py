@@ -96,7 +96,7 @@ def test_forecast_is_close_to_the_engine_on_the_whole_program(tp, pp, schedule, 
         tp=tp, pp=pp, micro_batch=micro_batch, global_batch=16, schedule=schedule, virtual=virtual, optimizer=optimizer
     )
     # one step that all ranks begin together; of several in a row a rank that is ahead begins its next one earlier
-    expected, found = simulate(plan, machine, num_steps=3), forecast(config, degrees, machine)
+    expected, found = simulate(lower(plan), machine, num_steps=3), forecast(config, degrees, machine)
     assert found.step_s == pytest.approx(expected.step_interval_s, rel=0.01)
     # tensors on their way between stages and buffers of messages are not counted
     assert found.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.02)
@@ -119,7 +119,7 @@ def test_on_slow_links_chunks_share_a_channel_and_gathers_begin_with_the_step(le
     plan = uniform_plan(
         graph, machine, optimizer=optimizer, zero=level, layers_per_stage=[4 // num_stages] * num_stages, **degrees
     )
-    expected = simulate(plan, machine, num_steps=1)
+    expected = simulate(lower(plan), machine, num_steps=1)
     found = step_forecast(config, Degrees(global_batch=16, optimizer=optimizer, **degrees), machine)
     # of the first step: in later ones transfers meet the gathers of other ranks on links so slow (up to 8 % longer)
     # chunks side by side would be 20 to 50 % less; gathers that wait for the tensor 40 % more

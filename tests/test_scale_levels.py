@@ -6,6 +6,7 @@ import pytest
 
 from costmodels import Machine
 from plans.degrees import Degrees
+from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer
 from plans.plan import Optimizer
 from search import uniform_plan
@@ -39,7 +40,7 @@ def test_every_level_is_forecast_as_the_engine_runs_it(level, bucket_bytes, mast
     )
     given = {"micro_batch": 1, "optimizer": optimizer, **degrees}
     plan = uniform_plan(transformer(CONFIG, batch_size=16), machine, **given)
-    expected = simulate(plan, machine, num_steps=1)
+    expected = simulate(lower(plan), machine, num_steps=1)
     found = forecast(CONFIG, Degrees(global_batch=16, **given), machine)
     assert found.step_s == pytest.approx(expected.step_s, rel=0.02)
     # of whole weights two of the largest piece are counted, though its neighbour may be smaller
@@ -54,6 +55,6 @@ def test_level_three_in_a_pipeline_gathers_while_a_tensor_is_on_its_way(bucket_b
     machine = Machine.load("a100-80gb-x4")
     optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=3, bucket_bytes=bucket_bytes)
     given = {"dp": 2, "pp": 2, "micro_batch": 1, "optimizer": optimizer, **degrees}
-    expected = simulate(uniform_plan(transformer(CONFIG, batch_size=16), machine, **given), machine, num_steps=1)
+    expected = simulate(lower(uniform_plan(transformer(CONFIG, batch_size=16), machine, **given)), machine, num_steps=1)
     found = forecast(CONFIG, Degrees(global_batch=16, **given), machine)
     assert found.step_s == pytest.approx(expected.step_s, rel=0.02)

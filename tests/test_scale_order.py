@@ -13,6 +13,7 @@ import pytest
 from costmodels import Machine, axes_group
 from plans.degrees import ORDER, Degrees
 from plans.errors import TwofoldError
+from plans.lower import lower
 from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import Optimizer
 from search import uniform_plan
@@ -106,7 +107,7 @@ def test_every_order_is_forecast_as_the_engine_runs_it(degrees: dict[str, int], 
             continue
         seen[first_ps] = order
         plan = uniform_plan(transformer(CONFIG, batch_size=16), machine(), layers_per_stage=[4 // pp] * pp, **given)
-        expected = simulate(plan, machine(), num_steps=3, fold_ranks=True, with_memory=False)
+        expected = simulate(lower(plan), machine(), num_steps=3, fold_ranks=True, with_memory=False)
         assert first_ps == pytest.approx(expected.step_end_ps[0], rel=0.05)
         assert found.step_s == pytest.approx(expected.step_interval_s, rel=0.05)
     assert len(seen) > 1

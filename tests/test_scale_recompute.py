@@ -11,6 +11,7 @@ import pytest
 from costmodels import Machine
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
+from plans.lower import lower
 from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import Optimizer
 from search import uniform_plan
@@ -53,7 +54,7 @@ def test_two_kinds_of_blocks_are_forecast_as_the_engine_runs_them(
     plan = uniform_plan(
         transformer(CONFIG, batch_size=8), asked, layers_per_stage=[8 // chunks] * chunks, **given
     )  # fmt: skip
-    expected = simulate(plan, asked, num_steps=1)
+    expected = simulate(lower(plan), asked, num_steps=1)
     stated = Degrees(global_batch=8, **given)
     found = forecast(CONFIG, stated, asked)
     assert found.step_s == pytest.approx(expected.step_s, rel=0.02 if slower == 1 else 0.06)

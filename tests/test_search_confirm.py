@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from costmodels import Machine
+from plans.lower import lower
 from plans.model.transformer import transformer_config
 from search.devices import Pins, Problem, solve
 from search.devices.confirm import confirmed, plan_of
@@ -26,7 +27,7 @@ def test_plans_are_ordered_by_the_engine(found):
     first = checked.result.plans[:3]
     assert not checked.left_out and {each.degrees for each in first} == {each.degrees for each in found.plans[:3]}
     for each in first:
-        timeline = simulate(plan_of(found.problem, each), found.problem.machine)
+        timeline = simulate(lower(plan_of(found.problem, each)), found.problem.machine)
         assert each.simulated_s == timeline.step_interval_s
     assert [each.simulated_s for each in first] == sorted(each.simulated_s for each in first)
 

@@ -9,6 +9,7 @@ import pytest
 from costmodels import Machine, executing
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
+from plans.lower import lower
 from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
 from search.devices import Pins, Problem, solve
@@ -45,7 +46,9 @@ def test_slices_are_chosen_where_tensor_parallel_messages_are_exposed() -> None:
     assert found.num_proven == 0
     assert plain.num_proven == 1
     assert "has no slices or pairs" in found.summary()
-    timeline = simulate(plan_of(asked, found.best), asked.machine, num_steps=2, with_memory=False, fold_ranks=False)
+    timeline = simulate(
+        lower(plan_of(asked, found.best)), asked.machine, num_steps=2, with_memory=False, fold_ranks=False
+    )
     assert found.best.forecast.step_s == timeline.step_interval_s
 
 
