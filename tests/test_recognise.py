@@ -169,8 +169,8 @@ def test_the_search_over_degrees_of_a_module_is_no_worse_than_by_operators_or_da
     graph, machine = capture(plain(config), examples(config, 16)), Machine.load("h200-x4")
     optimizer = Optimizer(settings={"lr": 0.1})
     said: list[str] = []
-    best = search(graph, machine, optimizer=optimizer, on_progress=said.append).best
-    by_operators = search(graph, machine, method="operators", optimizer=optimizer, top_k=1).best
+    best = search(graph, machine, optimizer=optimizer, execution="eager", on_progress=said.append).best
+    by_operators = search(graph, machine, method="operators", optimizer=optimizer, execution="eager", top_k=1).best
     assert said == ["PlainLlama is a transformer: searched over degrees"]
     assert simulate(best, machine).step_interval_s <= simulate(by_operators, machine).step_interval_s
     spread = Degrees(dp=4, micro_batch=4, global_batch=16, optimizer=optimizer, fused=True)
