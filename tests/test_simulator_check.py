@@ -128,6 +128,6 @@ def test_nothing_is_priced_or_simulated_before(monkeypatch):
         raise AssertionError("simulated")
 
     monkeypatch.setattr("simulator.predict.run_program", never)
-    monkeypatch.setattr("simulator.predict.price", never)
+    monkeypatch.setattr("simulator.predict.ProgramPrices", never)
     with pytest.raises(TwofoldError, match="nothing writes"):
         simulate(program(step("f", "a", "b")), small_machine(2))
