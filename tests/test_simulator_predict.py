@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from small_machine import small_machine
 
-from costmodels import Machine
+from costmodels import Machine, executing
 from costmodels.machine.machine import Overlap
 from plans.errors import TwofoldError
 from plans.layout import Layout
@@ -70,7 +70,7 @@ def cpu(gpu) -> Machine:
 @pytest.mark.parametrize("which", ["gpu", "cpu"])
 def test_a_plan_and_its_program_give_the_same(plan, which, request):
     machine = request.getfixturevalue(which)
-    timeline, of_program = simulate(plan, machine), simulate(lower(plan), machine)
+    timeline, of_program = simulate(plan, machine), simulate(lower(plan), executing(machine, plan.execution))
     assert timeline.step_end_ps == of_program.step_end_ps
     assert timeline.num_steps == 3 and timeline.num_ranks == 8
     assert timeline.low_s < timeline.step_interval_s * machine.interval.low  # errors of single prices widen it
