@@ -20,7 +20,7 @@ from typing import Any
 
 from plans.layout import Layout, TensorLayout
 from plans.model.graph import itemsize
-from plans.redistribution.pieces import NO_PIECES, Pieces
+from plans.redistribution.pieces import NO_PIECES, TransferPieces
 from plans.step_check import StepCheck
 
 __all__ = [
@@ -144,7 +144,7 @@ class Instruction:
     flops: int = 0
     shapes: tuple[tuple[int, ...], ...] = ()
     dtype: str = "float32"
-    pieces: Pieces = NO_PIECES
+    pieces: TransferPieces = NO_PIECES
     transfer: tuple[TensorLayout, TensorLayout, tuple[int, ...]] | None = None
     attrs: Mapping[str, Any] = field(default_factory=dict)
     stream: int = 0

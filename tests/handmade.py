@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from plans.layout import Layout
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
-from plans.redistribution import Piece, Pieces
+from plans.redistribution import Piece, TransferPieces
 from plans.schedules import Action
 
 
@@ -63,7 +63,7 @@ class Script:
     def _transfer(
         self, name: str, kind: Kind, pairs: Iterable[tuple[int, int]], price: Sequence[int], token: str | None
     ) -> None:
-        pieces = Pieces(Piece(src_rank=src, dst_rank=dst, region=((0, 1),)) for src, dst in pairs)
+        pieces = TransferPieces(Piece(src_rank=src, dst_rank=dst, region=((0, 1),)) for src, dst in pairs)
         self.add(name, kind, "transfer", price, pieces=pieces, channel=f"{name}:channel", token=self.token(token))
 
     def group(self) -> GroupProgram:
@@ -137,6 +137,6 @@ def _border(
     piece = Piece(src_rank=stage_rank[source], dst_rank=stage_rank[target], region=((0, 1),))
     channel = f"x:{source}>{target}"
     return Instruction(
-        name=f"{channel}.{kind}", kind=kind, call="transfer", part="C", channel=channel, pieces=Pieces([piece]),
+        name=f"{channel}.{kind}", kind=kind, call="transfer", part="C", channel=channel, pieces=TransferPieces([piece]),
         token=f"token:{channel}" if kind is Kind.SEND else None, attrs={"price": tuple(price)},
     )  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 
 from plans.layout import Layout
 from plans.program import BEGIN, END, Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
-from plans.redistribution import Piece, Pieces
+from plans.redistribution import Piece, TransferPieces
 from plans.schedules import Action, ActionKind, Schedule, ScheduleError, make_schedule
 from plans.timeline import Timeline
 from simulator.forecast.columns import MaxPlus, PipelineCosts
@@ -325,8 +325,10 @@ def _blocks(
     return [*blocks, Block(label="end", micro_batch=END, body=Body(name="end", instructions=tuple(lines)))]
 
 
-def _pieces(schedule: Schedule, source: int, target: int) -> Pieces:
-    return Pieces([Piece(src_rank=schedule.placement[source], dst_rank=schedule.placement[target], region=((0, 1),))])
+def _pieces(schedule: Schedule, source: int, target: int) -> TransferPieces:
+    return TransferPieces(
+        [Piece(src_rank=schedule.placement[source], dst_rank=schedule.placement[target], region=((0, 1),))]
+    )
 
 
 def _named(own: MaxPlus) -> MaxPlus:

@@ -25,7 +25,7 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.operators import kinds
 from plans.program import GroupProgram, Instruction, Kind, Value
-from plans.redistribution import Piece, Pieces, Step, StepKind
+from plans.redistribution import Piece, Step, StepKind, TransferPieces
 
 MESH = Layout((2, 4), ("dp", "mp"))
 GROUP = GroupProgram(mesh=MESH, values={}, blocks=())
@@ -61,7 +61,7 @@ def compute(call: str, *shapes: tuple[int, ...], dtype: str = "float32") -> Inst
 
 
 def send(*pieces: Piece) -> Instruction:
-    return Instruction(name="s", kind=Kind.SEND, call="transfer", part="C", pieces=Pieces(pieces))
+    return Instruction(name="s", kind=Kind.SEND, call="transfer", part="C", pieces=TransferPieces(pieces))
 
 
 def work_s(instruction: Instruction, of: Machine | None = None) -> float:
@@ -220,7 +220,7 @@ def test_a_transfer_is_priced_by_its_busiest_rank():
         Piece(src_rank=7, dst_rank=7, region=((2500, 9999),)),
     ]
     assert work_s(send(*pieces)) == pytest.approx(1e-6 + 8000 / 1e9)
-    received = Instruction(name="s", kind=Kind.RECV, call="transfer", part="C", pieces=Pieces(pieces))
+    received = Instruction(name="s", kind=Kind.RECV, call="transfer", part="C", pieces=TransferPieces(pieces))
     assert price(received, GROUP, machine(), 8) == price(send(*pieces), GROUP, machine(), 8)
 
 

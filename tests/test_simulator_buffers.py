@@ -9,7 +9,7 @@ from small_machine import small_machine
 from plans.layout import Layout
 from plans.lower import lower
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Value
-from plans.redistribution import Piece, Pieces, Step, StepKind
+from plans.redistribution import Piece, Step, StepKind, TransferPieces
 from simulator import run_program, simulate
 from simulator.timeline.buffers import buffers_of, peak_of_sum
 from simulator.timeline.memory import with_allowance
@@ -73,7 +73,7 @@ def test_buffers_of_collectives(found, expected):
 
 def transfer(kind: Kind, region: tuple[tuple[int, int], ...], *more: tuple[tuple[int, int], ...]) -> int:
     """Buffers of the one sender or receiver of an 8 x 8 tensor that rank 0 holds and rank 1 gets, in elements."""
-    pieces = Pieces(Piece(src_rank=0, dst_rank=1, region=each) for each in (region, *more))
+    pieces = TransferPieces(Piece(src_rank=0, dst_rank=1, region=each) for each in (region, *more))
     one, other = (Layout((1,), ("a",), (rank,))("None", "None") for rank in (0, 1))
     instruction = Instruction(
         name="t", kind=kind, call="transfer", part="C", pieces=pieces, channel="x", transfer=(one, other, (8, 8))

@@ -14,7 +14,7 @@ from costmodels.price.instruction import price
 from plans.layout import Layout
 from plans.lower import lower
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Value
-from plans.redistribution import Piece, Pieces
+from plans.redistribution import Piece, TransferPieces
 from simulator import WhatIf, run_program, simulate
 from simulator.engine.folding import fold
 from simulator.engine.network import Ports
@@ -96,7 +96,7 @@ def random_program(draw):
     """Two groups; the ranks of the first send to some of the second, at random or in a pattern."""
     first, second = tuple(range(8)), tuple(range(8, 8 + draw.choice((4, 8))))
     chosen = draw.choice((second, second[: len(second) // 2], second[::2]))
-    pieces = Pieces(
+    pieces = TransferPieces(
         Piece(src_rank=draw.choice(first) if draw.random() < 0.2 else first[at % 8], dst_rank=to, region=((0, 1),))
         for at, to in enumerate(chosen)
     )
@@ -125,7 +125,7 @@ def test_groups_whose_ranks_are_not_all_equal():
 
 
 def test_equal_ranks_that_send_each_other_something_do_not_fold():
-    pieces = Pieces(Piece(src_rank=rank, dst_rank=(rank + 1) % 4, region=((0, 1),)) for rank in range(4))
+    pieces = TransferPieces(Piece(src_rank=rank, dst_rank=(rank + 1) % 4, region=((0, 1),)) for rank in range(4))
     values = {"t": Value(name="t", shape=(), role="token")}
     lines = (
         Instruction(name="s", kind=Kind.SEND, call="transfer", part="C", channel="x", pieces=pieces, token="t"),

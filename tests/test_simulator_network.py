@@ -12,7 +12,7 @@ from costmodels.machine.topologies import torus
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
-from plans.redistribution import Piece, Pieces
+from plans.redistribution import Piece, TransferPieces
 from simulator import LinkChange, WhatIf, simulate
 
 MS = 10**9
@@ -29,7 +29,7 @@ class Ranks:
     def transfer(self, pairs: list[tuple[int, int]], size_bytes: int) -> None:
         """One transfer of several pairs, each of `size_bytes`, that nobody waits for until the end."""
         self.number += 1
-        pieces = Pieces(
+        pieces = TransferPieces(
             Piece(src_rank=source, dst_rank=target, region=((0, size_bytes // 4),)) for source, target in pairs
         )
         for kind, ranks in ((Kind.SEND, {s for s, _ in pairs}), (Kind.RECV, {t for _, t in pairs})):

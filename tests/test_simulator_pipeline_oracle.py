@@ -15,7 +15,7 @@ from handmade import Price
 
 from plans.layout import Layout
 from plans.program import END, Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
-from plans.redistribution import Piece, Pieces
+from plans.redistribution import Piece, TransferPieces
 from plans.schedules import Action, ActionKind, Schedule
 from simulator import run_program
 from simulator.forecast.columns import MaxPlus, PipelineCosts, pipeline_times
@@ -173,7 +173,7 @@ def program_of_pipeline(pipeline):
         piece = Piece(src_rank=rank_of[source], dst_rank=rank_of[target], region=((0, 1),))
         return Instruction(
             name=f"{kind}{source}>{target}", kind=kind, call="transfer", part="C", channel=f"{source}>{target}{way}",
-            token=token, pieces=Pieces([piece]), attrs={"price": (0, price)},
+            token=token, pieces=TransferPieces([piece]), attrs={"price": (0, price)},
         )  # fmt: skip
 
     for rank, row in enumerate(pipeline.order):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from costmodels import Machine
-from executor.launch.elastic import check_elastic
+from executor.launch.elastic import check_elastic, devices_left
 from executor.launch.nodes import ONE_NODE, Nodes
 from plans.plan import Plan, load_plan, save_plan
 from search import search
@@ -78,9 +78,10 @@ def _with_searched_plans(job: TrainingJob, nodes: Nodes) -> TrainingJob:
     check_elastic(job.elastic, nodes)
     plan, machine = load_plan(job.plan), Machine.load(job.elastic.machine)
     given = {load_plan(path).num_ranks for path in job.elastic.plans}
-    counts = [count * (plan.num_ranks // nodes.num_nodes) for count in range(job.elastic.least_nodes, nodes.num_nodes)]
-    searched = {count: Path(job.out) / "plans" / f"plan-{count}.json" for count in counts if count not in given}
-    for count, path in searched.items() if nodes.node_rank == 0 else ():
-        save_plan(plan_for_fewer(plan, machine, count), path)
+    missing = [devices for devices in devices_left(job.elastic, plan, nodes).values() if devices not in given]
+    searched = {devices: Path(job.out) / "plans" / f"plan-{devices}.json" for devices in missing}
+    if nodes.node_rank == 0:
+        for devices, path in searched.items():
+            save_plan(plan_for_fewer(plan, machine, devices), path)
     elastic = msgspec.structs.replace(job.elastic, plans=(*job.elastic.plans, *map(str, searched.values())))
     return msgspec.structs.replace(job, elastic=elastic)

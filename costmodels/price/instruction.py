@@ -43,7 +43,7 @@ from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 from plans.operators.attention import heads_first
 from plans.program import GroupProgram, Instruction, Kind, moved_values
-from plans.redistribution import Pieces
+from plans.redistribution import TransferPieces
 from plans.redistribution.step import Step, StepKind
 
 __all__ = [
@@ -186,7 +186,7 @@ def price_transfer(machine: Machine, src_rank: int, dst_rank: int, size_bytes: i
     return _transfer(machine, 1, size_bytes, group, is_forwarded(machine, src_rank, dst_rank))
 
 
-def price_pieces(machine: Machine, pieces: Pieces, item_bytes: int) -> Cost:
+def price_pieces(machine: Machine, pieces: TransferPieces, item_bytes: int) -> Cost:
     """The price of a transfer of several pairs at once; nothing but its issue where no rank sends to another."""
     return _communication(machine, "transfer", pieces_links(machine, pieces, item_bytes))
 

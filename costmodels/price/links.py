@@ -24,7 +24,7 @@ from costmodels.price.group import Group, pair_group
 from costmodels.price.routes import Shape, family, pattern
 from costmodels.price.traffic import Traffic, collective_traffic, plain_call, transfer_traffic
 from plans.errors import TwofoldError
-from plans.redistribution import Pieces
+from plans.redistribution import TransferPieces
 
 __all__ = [
     "Links",
@@ -93,7 +93,7 @@ def transfer_links(
 
 
 @lru_cache(maxsize=1024)
-def pieces_links(machine: Machine, pieces: Pieces, item_bytes: int) -> Links:
+def pieces_links(machine: Machine, pieces: TransferPieces, item_bytes: int) -> Links:
     """The time of a transfer of several pairs at once; the pieces of a pair go as one message."""
     if not (most_bytes := max(pieces.most_sent, pieces.most_received) * item_bytes):
         return Links(0, 0, 0)

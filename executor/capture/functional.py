@@ -162,7 +162,7 @@ def _read_what_is_now(graph: fx.Graph, node: fx.Node, memories: dict[fx.Node, _M
         input_node for input_node in node.all_input_nodes if input_node in memories and memories[input_node].writes
     ]
     with graph.inserting_before(node):
-        values = {node: memories[node].read(graph, node) for node in changed}
+        values = {operand: memories[operand].read(graph, operand) for operand in changed}
     node.args, node.kwargs = _mapped((node.args, node.kwargs), lambda each: values.get(each, each))
 
 

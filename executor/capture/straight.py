@@ -42,7 +42,7 @@ def _inline_all(owner: fx.GraphModule) -> None:
 def _place_like_first_call(owner: fx.GraphModule, node: fx.Node) -> None:
     """Let a nested graph, which is refused, stand in the line and the module of its first call."""
     inner = getattr(owner, str(node.args[4].target))  # type: ignore[union-attr]
-    first = next((node for node in inner.graph.nodes if node.op == "call_function"), node)
+    first = next((call for call in inner.graph.nodes if call.op == "call_function"), node)
     for key in ("stack_trace", "nn_module_stack"):
         if key in first.meta:
             node.meta[key] = first.meta[key]

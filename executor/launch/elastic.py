@@ -8,7 +8,7 @@ from executor.launch.nodes import Nodes
 from plans.errors import TwofoldError, number, whole_number
 from plans.plan import Plan, load_plan
 
-__all__ = ["ElasticSettings", "check_elastic", "smaller_plans"]
+__all__ = ["ElasticSettings", "check_elastic", "devices_left", "smaller_plans"]
 
 
 class ElasticSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -41,6 +41,26 @@ def check_elastic(asked: ElasticSettings, nodes: Nodes) -> None:
         )
 
 
+def devices_left(asked: ElasticSettings, plan: Plan, nodes: Nodes) -> dict[int, int]:
+    """The devices that are left by number of nodes, for each number below that of all nodes.
+
+    Args:
+        asked: settings of the job.
+        plan: plan for all nodes.
+        nodes: all nodes, which share the ranks of `plan` evenly.
+
+    >>> from plans.model.mlp import mlp_graph
+    >>> from plans.layout import Layout
+    >>> from plans.plan import Stage
+    >>> graph = mlp_graph([8, 4], 16)
+    >>> plan = Plan(graph=graph, stages=(Stage(mesh=Layout((8,), ("dp",)), operators=tuple(graph.by_name)),))
+    >>> devices_left(ElasticSettings(least_nodes=2), plan, Nodes(num_nodes=4))
+    {2: 4, 3: 6}
+    """
+    per_node = plan.num_ranks // nodes.num_nodes
+    return {count: count * per_node for count in range(asked.least_nodes, nodes.num_nodes)}
+
+
 def smaller_plans(asked: ElasticSettings, plan: Plan, nodes: Nodes) -> dict[int, Plan]:
     """The plans for fewer nodes by number of nodes.
 
@@ -52,18 +72,18 @@ def smaller_plans(asked: ElasticSettings, plan: Plan, nodes: Nodes) -> dict[int,
     Raises:
         TwofoldError: a number of nodes without a plan, or a plan of another model or optimizer.
     """
-    per_node = plan.num_ranks // nodes.num_nodes
-    given = {plan.num_ranks: plan for plan in map(load_plan, asked.plans)}
+    given = {smaller.num_ranks: smaller for smaller in map(load_plan, asked.plans)}
     for other in given.values():
         if other.graph != plan.graph or other.optimizer.kind != plan.optimizer.kind:
             raise TwofoldError(
                 f"elastic.plans: the plan for {other.num_ranks} devices is for another model, batch or optimizer than "
                 f"{plan.graph.name!r}; make it from the same model"
             )
-    counts = range(asked.least_nodes, nodes.num_nodes)
-    if missing := [count for count in counts if count * per_node not in given]:
-        raise TwofoldError(
-            f"elastic has no plan for {missing[0] * per_node} devices, which is {missing[0]} of {nodes.num_nodes} "
-            "nodes; add one to plans, or state machine to have it searched"
-        )
-    return {count: given[count * per_node] for count in counts}
+    left = devices_left(asked, plan, nodes)
+    for count, devices in left.items():
+        if devices not in given:
+            raise TwofoldError(
+                f"elastic has no plan for {devices} devices, which is {count} of {nodes.num_nodes} nodes; add one to "
+                "plans, or state machine to have it searched"
+            )
+    return {count: given[devices] for count, devices in left.items()}

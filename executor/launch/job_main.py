@@ -192,7 +192,7 @@ def _parameters(task: Task, graph: Graph, device: Device) -> Mapping[str, Any]:
 
 def _metrics(task: Task, plan: Plan, program: Program, rank: int, device: Device) -> Metrics | None:
     """The writer of step figures, on the lowest rank that has the loss."""
-    knowing = (rank for group in program.groups if group.loss is not None for rank in group.ranks)
+    knowing = (member for group in program.groups if group.loss is not None for member in group.ranks)
     if task.metrics is None or rank != min(knowing):
         return None
     first = 0 if task.checkpoints is None else task.checkpoints.first

@@ -122,12 +122,13 @@ def train(
     from executor.launch.launch import Follow, launch, meet
     from executor.launch.rank_failures import RankRefused, RunFailed
 
-    full, tell = _with_settings(job, load_plan(job.plan)), on_line or _ignore
+    saved, tell = load_plan(job.plan), on_line or _ignore
+    full = _with_settings(job, saved)
     task, all_nodes = _checked(job, full), nodes.num_nodes
     if job.elastic is not None:
         check_elastic(job.elastic, nodes)
         if nodes.node_rank == 0:  # the other nodes may not have the plans yet
-            smaller_plans(job.elastic, load_plan(job.plan), nodes)
+            smaller_plans(job.elastic, saved, nodes)
         nodes = replace(nodes, least_nodes=job.elastic.least_nodes, wait_s=job.elastic.wait_s)
     main = "job_main" if job.checkpoints is None else "checkpointed_main"
     for restarts_left in range(job.max_restarts, -1, -1):
@@ -136,7 +137,7 @@ def train(
             with contextlib.closing(meet(replace(nodes, facts=_facts(job, full, checkpoints)), full.num_ranks)) as met:
                 plan, name = full, "plan.json"
                 if job.elastic is not None and (count := len(met.joined)) < all_nodes:
-                    plan = _with_settings(job, smaller_plans(job.elastic, load_plan(job.plan), nodes)[count])
+                    plan = _with_settings(job, smaller_plans(job.elastic, saved, nodes)[count])
                     name = f"plan-{plan.num_ranks}.json"
                 file = save_plan(plan, Path(job.out) / name)
                 if plan is not full:

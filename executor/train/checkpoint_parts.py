@@ -78,7 +78,7 @@ def _assembled(part: Part, read: Mapping[str, Tensor], saved: Sequence[Part]) ->
     """The part as a rank keeps it, from the saved parts that it overlaps."""
     if (own := read.get(part.key)) is not None:
         return own
-    dtype = next((read[part.key].dtype for part in saved), torch.float32)
+    dtype = next((read[known.key].dtype for known in saved), torch.float32)
     box, filled = torch.zeros([last - first for first, last in part.region], dtype=dtype), 0
     pieces: dict[tuple[Region, int], list[Part]] = {}  # a tied weight may be there twice, cut in other ways
     for each in saved:

@@ -245,7 +245,7 @@ def _gather_one(
 
 def _shared_losses(program: Program, rank: int, device: Device, losses: npt.NDArray[np.float64]) -> Any:
     """The losses of all steps, broadcast from the lowest rank that has them."""
-    source = min((rank for group in program.groups if group.loss is not None for rank in group.ranks), default=None)
+    source = min((member for group in program.groups if group.loss is not None for member in group.ranks), default=None)
     if source is None:
         raise TwofoldError("no rank of the program knows the loss")
     shared = torch.from_numpy(losses).to(device.torch_device, copy=True)

@@ -425,7 +425,7 @@ class _Gradients:
             if reduced.token is not None:
                 wait(self.emitter, reduced.value, reduced.token, reduced.frees)
             if self._is_viewed(reduced):
-                views = tuple(self._view(parameter, reduced.value) for parameter in bucket.parameters)
+                views = tuple(self._view(member, reduced.value) for member in bucket.parameters)
                 self.emitter.compute(
                     f"{reduced.value}.unpack", "flat_unpack", "U", (reduced.value,), views,
                     attrs={

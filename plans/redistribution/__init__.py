@@ -8,7 +8,7 @@
 * `atomic`: the common refinement of two meshes; `reshape`: layouts through reshape and transpose.
 """
 
-from plans.redistribution.pieces import Piece, Pieces, pieces
+from plans.redistribution.pieces import Piece, TransferPieces, pieces
 from plans.redistribution.reshape import Reshaped, reshape_layout, transpose_layout
 from plans.redistribution.search import StepPrice, redistribute
 from plans.redistribution.step import Step, StepKind
@@ -16,11 +16,11 @@ from plans.redistribution.traffic import max_received_bytes, received_bytes
 
 __all__ = [
     "Piece",
-    "Pieces",
     "Reshaped",
     "Step",
     "StepKind",
     "StepPrice",
+    "TransferPieces",
     "max_received_bytes",
     "pieces",
     "received_bytes",

@@ -22,7 +22,7 @@ from plans.errors import TwofoldError
 from plans.layout import Layout, Region, TensorLayout
 from plans.redistribution.cuts import cut
 
-__all__ = ["NO_PIECES", "Piece", "Pieces", "check", "pieces"]
+__all__ = ["NO_PIECES", "Piece", "TransferPieces", "check", "pieces"]
 
 _Ints = npt.NDArray[np.int64]
 
@@ -46,15 +46,15 @@ class Piece:
         return math.prod(stop - start for start, stop in self.region)
 
 
-class Pieces(Sequence[Piece]):
+class TransferPieces(Sequence[Piece]):
     """The pieces of a transfer in columns, so that transfers between 100,000 ranks are handled as arrays.
 
     Attributes:
         src_ranks, dst_ranks: of each piece.
         num_elements: of each piece.
 
-    >>> found = Pieces([Piece(src_rank=0, dst_rank=2, region=((0, 4),)), Piece(src_rank=1, dst_rank=2, region=())])
-    >>> found.pairs
+    >>> parts = [Piece(src_rank=0, dst_rank=2, region=((0, 4),)), Piece(src_rank=1, dst_rank=2, region=())]
+    >>> TransferPieces(parts).pairs
     {(0, 2): 4, (1, 2): 1}
     """
 
@@ -66,7 +66,7 @@ class Pieces(Sequence[Piece]):
         self.num_elements: _Ints = np.array([piece.num_elements for piece in given], dtype=np.int64)
 
     @classmethod
-    def _of_columns(cls, src: _Ints, dst: _Ints, regions: Sequence[Region], num_elements: _Ints) -> Pieces:
+    def _of_columns(cls, src: _Ints, dst: _Ints, regions: Sequence[Region], num_elements: _Ints) -> TransferPieces:
         found = cls.__new__(cls)
         found.src_ranks, found.dst_ranks, found._regions, found.num_elements = src, dst, regions, num_elements
         return found
@@ -144,7 +144,7 @@ class Pieces(Sequence[Piece]):
         return self._all[at]
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Pieces) and self._all == other._all)
+        return self is other or (isinstance(other, TransferPieces) and self._all == other._all)
 
     def __hash__(self) -> int:
         return self._hash
@@ -154,7 +154,7 @@ class Pieces(Sequence[Piece]):
         return hash((self.src_ranks.tobytes(), self.dst_ranks.tobytes(), self.num_elements.tobytes()))
 
     def __repr__(self) -> str:
-        return f"Pieces({list(self._all)!r})"
+        return f"TransferPieces({list(self._all)!r})"
 
 
 def _sums(number: _Ints, amount: _Ints) -> _Ints:
@@ -164,11 +164,11 @@ def _sums(number: _Ints, amount: _Ints) -> _Ints:
     return found
 
 
-NO_PIECES = Pieces()
+NO_PIECES = TransferPieces()
 """Nothing is sent."""
 
 
-def pieces(source: TensorLayout, target: TensorLayout, shape: Sequence[int]) -> Pieces:
+def pieces(source: TensorLayout, target: TensorLayout, shape: Sequence[int]) -> TransferPieces:
     """Every piece of `target`, taken from ranks of `source`, ordered by destination and then by index.
 
     A destination that holds a part takes its own. The others, in the order of their mesh, are dealt to the replicas of
@@ -192,14 +192,14 @@ def pieces(source: TensorLayout, target: TensorLayout, shape: Sequence[int]) -> 
 
 
 @lru_cache(maxsize=1024)
-def _pieces(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...]) -> Pieces:
+def _pieces(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...]) -> TransferPieces:
     senders, receivers = source.mesh.rank_list, target.mesh.rank_list
     if set(senders).isdisjoint(receivers):  # then only positions matter, as they do between every two stages alike
         here, there, regions, elements = _between(_numbered(source, 0), _numbered(target, len(senders)), shape)
     else:
         here, there, regions, elements = _columns(source, target, shape)
     src, dst = np.array(senders, dtype=np.int64)[here], np.array(receivers, dtype=np.int64)[there]
-    return Pieces._of_columns(src, dst, regions, elements)
+    return TransferPieces._of_columns(src, dst, regions, elements)
 
 
 def _numbered(layout: TensorLayout, first: int) -> TensorLayout:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from costmodels.price.sharing import Claims
 from plans.layout import Layout
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program
-from plans.redistribution import Piece, Pieces
+from plans.redistribution import Piece, TransferPieces
 from plans.timeline import Timeline
 from simulator.engine.classes import Pattern, classes_of
 from simulator.engine.exchange import Loads, Wires
@@ -246,7 +246,7 @@ def _send_to_equals(program: Program, number_of: Mapping[int, int], ranks: Colle
 def _is_regular(group: GroupProgram) -> bool:
     """Whether the transfers of a channel and direction all join the same pairs: then the k-th of one kind of rank is
     the k-th of each of these ranks."""
-    of_channel: dict[tuple[str, Kind], Pieces] = {}
+    of_channel: dict[tuple[str, Kind], TransferPieces] = {}
     for line in _communication(group):
         if line.kind is not Kind.COLLECTIVE:
             known = of_channel.setdefault((line.channel, line.kind), line.pieces)
@@ -255,10 +255,10 @@ def _is_regular(group: GroupProgram) -> bool:
     return True
 
 
-def _same_pairs(one: Pieces, other: Pieces, kind: Kind) -> bool:
+def _same_pairs(one: TransferPieces, other: TransferPieces, kind: Kind) -> bool:
     """Whether every rank has the same partners in the same order."""
 
-    def by_rank(pieces: Pieces) -> _Ints:
+    def by_rank(pieces: TransferPieces) -> _Ints:
         pairs, _ = pieces.by_pair
         return pairs[np.argsort(pairs[:, 0 if kind is Kind.SEND else 1], kind="stable")]
 
@@ -313,7 +313,9 @@ class _Writer:
             others = dict.fromkeys(self.number_of[other] for other in partners)
             self.joins |= len(others) < len(partners)
             ends = [(number, other) if line.kind is Kind.SEND else (other, number) for other in others]
-            new = replace(line, pieces=Pieces(Piece(src_rank=src, dst_rank=dst, region=()) for src, dst in ends))
+            new = replace(
+                line, pieces=TransferPieces(Piece(src_rank=src, dst_rank=dst, region=()) for src, dst in ends)
+            )
         else:
             return line
         self.originals[id(new)] = (line, whole, rank)

@@ -240,7 +240,7 @@ def _later(flows: Iterable[_UnderWay], time: int) -> tuple[_UnderWay, ...]:
 
 
 def _wait(found: Waits, flows: Iterable[_UnderWay], flow: _UnderWay, stream: int) -> None:
-    found.add_wait(flow.call, stream, flow.issued, flow.end, [(flow.start, flow.end) for flow in flows])
+    found.add_wait(flow.call, stream, flow.issued, flow.end, [(other.start, other.end) for other in flows])
 
 
 def _covered(intervals: Iterable[tuple[float, float]], low: float, high: float) -> float:

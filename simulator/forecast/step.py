@@ -17,7 +17,7 @@ from costmodels.price.instruction import Cost, price_launch, price_pieces, price
 from costmodels.price.power import Load
 from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig
-from plans.redistribution import Piece, Pieces
+from plans.redistribution import Piece, TransferPieces
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS, counts_of_variants, variant_of_rows
 from plans.timeline import PS_PER_S
@@ -146,7 +146,7 @@ class StepForecast:
         if self.machine.graph is None or here == there:
             return price_transfer(self.machine, here * stride, there * stride, size_bytes, stride)
         ends = self.degrees.stage_ranks(here), self.degrees.stage_ranks(there)
-        pieces = Pieces(
+        pieces = TransferPieces(
             Piece(src_rank=src, dst_rank=dst, region=((0, size_bytes),)) for src, dst in zip(*ends, strict=True)
         )
         return price_pieces(self.machine, pieces, 1)

@@ -16,7 +16,7 @@ from costmodels.price.program import ProgramPrices
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.program import Block, Body, GroupProgram, Instruction, Program
-from plans.redistribution import Pieces
+from plans.redistribution import TransferPieces
 from plans.timeline import STREAMS, Timeline
 from simulator.predict import finished, simulate
 from simulator.study.whatif import WhatIf
@@ -119,7 +119,7 @@ def _moved(job: Job) -> list[GroupProgram]:
         return layouts[before]
 
     def instruction(line: Instruction) -> Instruction:
-        pieces = Pieces(
+        pieces = TransferPieces(
             replace(piece, src_rank=job.ranks[piece.src_rank], dst_rank=job.ranks[piece.dst_rank])
             for piece in line.pieces
         )

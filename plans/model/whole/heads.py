@@ -52,11 +52,11 @@ def _batch_length_heads(view: View, operator: Operator) -> Sequence[New] | None:
         return None
     before = [view.made(name, "permute") for name in attention.inputs[:3]]
     readers = view.readers[attention.outputs[0]]
-    if len(readers) > 1 or any(operator is None or operator.attrs.get("dims") != SWAPPED for operator in before):
+    if len(readers) > 1 or any(swap is None or swap.attrs.get("dims") != SWAPPED for swap in before):
         return None
     made = view.tensors[operator.outputs[0]]
     attrs: dict[str, Attr] = {"layout": "bshd", **attention.attrs}
-    inputs = (*(operator.inputs[0] for operator in before if operator), *attention.inputs[3:])
+    inputs = (*(swap.inputs[0] for swap in before if swap), *attention.inputs[3:])
     return [New(kind="attention", inputs=inputs, shape=made.shape, dtype=made.dtype, attrs=attrs)]
 
 
@@ -68,7 +68,7 @@ def _loss(view: View, operator: Operator) -> Sequence[New] | None:
     before = [view.made(name, "reshape") for name in operator.inputs[:count]]
     if any(each is None for each in before):
         return None
-    sources = [operator.inputs[0] for operator in before if operator]
+    sources = [maker.inputs[0] for maker in before if maker]
     shapes = [view.shape(name) for name in sources]
     labels = shapes[-1]
     if count == 2 and shapes[0] != (*labels, view.shape(operator.inputs[0])[-1]):

@@ -79,7 +79,7 @@ def _narrow(view: View, operator: Operator) -> Sequence[New] | None:
     before = [view.made(name, "cast") for name in norm.inputs]
     if any(each is None for each in before):
         return None
-    names = tuple(operator.inputs[0] for operator in before if operator)
+    names = tuple(maker.inputs[0] for maker in before if maker)
     made, wide = view.tensors[operator.outputs[0]], view.tensors[norm.inputs[0]]
     if any(view.tensors[name].dtype != made.dtype for name in names) or wide.dtype not in _WIDER.get(made.dtype, ()):
         return None
