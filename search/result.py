@@ -216,11 +216,11 @@ class SearchResult(Shown, Generic[PlanT]):
         elif self.num_proven:
             sentences.append(f"Proven: the first plan has the shortest forecast of {space}{if_margin}.")
         elif is_beyond or not self.complete or self.lower_bound_s > self.relaxed_bound_s:
-            most = "less than 0.1% longer" if self.gap < 5e-4 else f"at most {_longer(self.gap)}"
-            sentences.append(f"Its forecast is {most} than the shortest of {space}{if_margin}.")
+            most = "less than 0.1% longer than" if self.gap < 5e-4 else f"at most {_longer_than(self.gap)}"
+            sentences.append(f"Its forecast is {most} the shortest of {space}{if_margin}.")
         relaxed = f"the optimistic relaxation ({self.relaxed_bound_s:.4g} s)" if self.method == "search" else ""
-        bounds = [f"{_longer(self.gap_to_relaxation)} than {relaxed}"] if relaxed else []
-        bounds.append(f"{_longer(self.gap_to_physics)} than the physical bound ({self.physics_bound_s:.4g} s)")
+        bounds = [f"{_longer_than(self.gap_to_relaxation)} {relaxed}"] if relaxed else []
+        bounds.append(f"{_longer_than(self.gap_to_physics)} the physical bound ({self.physics_bound_s:.4g} s)")
         sentences.append(f"{'Its step' if relaxed else f'Method {self.method}: its step'} is {' and '.join(bounds)}.")
         counts = f"{self.num_evaluated} plans evaluated" + (f", {self.num_nodes} nodes" if self.num_nodes else "")
         return f"{' '.join(sentences)} {counts}, {self.search_s:.2f} s."
@@ -238,7 +238,7 @@ class SearchResult(Shown, Generic[PlanT]):
 
         Redistributions that the machine does faster by other steps than those of least bytes are listed too.
         """
-        covered = f"{self.num_combinations:,} combinations of strategies searched exactly; "
+        covered = f"{self.num_combinations:,} combinations of strategies searched exactly. "
         lines = [(covered if self.num_combinations else "") + self.summary()]
         for subject in dict.fromkeys(entry.subject for entry in self.alternatives):
             entries = [entry for entry in self.alternatives if entry.subject == subject]
@@ -316,8 +316,8 @@ def _stored_redistributions(plan: Plan) -> list[str]:
     return lines
 
 
-def _longer(gap: float) -> str:
-    return f"{gap:.1%} longer" if gap < 10 else f"{gap + 1:.3g} times longer"
+def _longer_than(gap: float) -> str:
+    return f"{gap:.1%} longer than" if gap < 10 else f"{gap + 1:.3g} times as long as"
 
 
 def _steps(steps: Sequence[Step]) -> str:
