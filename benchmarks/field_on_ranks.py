@@ -19,6 +19,7 @@ import json
 import os
 import tempfile
 import warnings
+from collections.abc import Collection, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,19 @@ def text(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def chosen(parser: argparse.ArgumentParser, names: Sequence[str], models: Collection[str]) -> Collection[str]:
+    """The named models, or all of them; ends the program if one is not known."""
+    if unknown := [name for name in names if name not in models]:
+        parser.error(f"there is no model {unknown[0]!r}; the models are {', '.join(models)}")
+    return names or models
+
+
+def prepare() -> None:
+    """Let ranks be forked from a process with torch, and show no warnings of models."""
+    forkserver.set_forkserver_preload(["torch.distributed", "executor.train.run", "executor.capture"])
+    warnings.simplefilter("ignore")
+
+
 def main() -> None:
     """Try them, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -201,12 +215,10 @@ def main() -> None:
     parser.add_argument("--double", action="store_true", help="train in float64")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     arguments = parser.parse_args()
-    if unknown := [name for name in arguments.names if name not in MODELS]:
-        parser.error(f"there is no model {unknown[0]!r}; the models are {', '.join(MODELS)}")
-    forkserver.set_forkserver_preload(["torch.distributed", "executor.train.run", "executor.capture"])
-    warnings.simplefilter("ignore")
+    names = chosen(parser, arguments.names, MODELS)
+    prepare()
     rows = {}
-    for name in arguments.names or MODELS:
+    for name in names:
         rows[name] = row(name, arguments.double)
         print(json.dumps({name: rows[name]}), flush=True)
     print(text(rows))

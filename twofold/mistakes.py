@@ -13,7 +13,7 @@ from typing import Any
 
 from plans.errors import TwofoldError
 from twofold.commands.examples import example_of
-from twofold.commands.values import flag, marks_of
+from twofold.commands.values import flag, is_positional
 
 __all__ = ["Option", "check_arguments", "mistake", "options_of", "unknown_command"]
 
@@ -46,7 +46,7 @@ def options_of(command: type, group: str = "") -> Iterator[Option]:
             assert isinstance(kind, type)
             yield from options_of(kind, (kind.__doc__ or "").strip().partition("\n")[0].rstrip("."))
             continue
-        is_word = any("Positional" in repr(mark) for mark in marks_of(kind))
+        is_word = is_positional(kind)
         plain = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         yield Option(

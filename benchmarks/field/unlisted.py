@@ -15,7 +15,6 @@ import argparse
 import json
 import time
 import warnings
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from benchmarks.field.families import FAMILIES
 from benchmarks.field.handwritten import HANDWRITTEN
 from benchmarks.field.objectives import OBJECTIVES
 from benchmarks.field.pictures import PICTURES
-from benchmarks.field_on_ranks import LIMIT, drawn, planned, trained
+from benchmarks.field_on_ranks import LIMIT, chosen, drawn, planned, prepare, trained
 from benchmarks.kept import measured_with, write_results
 from costmodels import Machine
 from executor.capture.capture import capture
@@ -119,12 +118,10 @@ def main() -> None:
     parser.add_argument("--only", choices=("capture", "search", ""), default="", help="stop after this step")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     arguments = parser.parse_args()
-    if unknown := [name for name in arguments.names if name not in UNLISTED]:
-        parser.error(f"there is no model {unknown[0]!r}; the models are {', '.join(UNLISTED)}")
-    forkserver.set_forkserver_preload(["torch.distributed", "executor.train.run", "executor.capture"])
-    warnings.simplefilter("ignore")
+    names = chosen(parser, arguments.names, UNLISTED)
+    prepare()
     rows, begun = {}, time.process_time()
-    for name in arguments.names or UNLISTED:
+    for name in names:
         rows[name] = row(name, arguments.only)
         print(json.dumps({name: rows[name]}), flush=True)
     print(text(rows))

@@ -207,7 +207,7 @@ class Building(Places):
         return self.shape_dtype_of(node, node.meta.get("val"))
 
     def shape_dtype_of(self, node: fx.Node, made: object) -> tuple[tuple[int, ...], str]:
-        """The same of one of a node's results."""
+        """The static shape and the dtype of one of a node's results."""
         if not isinstance(made, torch.Tensor):
             raise self.refused(node, f"its value is {made!r}; operators return one tensor")
         if not all(type(size) is int for size in made.shape):
@@ -220,7 +220,7 @@ class Building(Places):
         return name if not count else self._unique(f"{name}_{count}")
 
     def where_made(self, operator: str) -> str:
-        """The same of an operator of the graph; empty where no call of the model made it by itself."""
+        """The module and the line that made an operator of the graph; "" if no call of the model made it alone."""
         node = self.made_by.get(operator)
         return "" if node is None else f" {self.where(node)}"
 

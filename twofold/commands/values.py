@@ -89,6 +89,11 @@ def marks_of(kind: Any) -> tuple[Any, ...]:
     return found + tuple(mark for part in typing.get_args(kind) for mark in marks_of(part))
 
 
+def is_positional(kind: Any) -> bool:
+    """Whether an option of this type is a positional argument (`tyro.conf.Positional`)."""
+    return any("Positional" in repr(mark) for mark in marks_of(kind))
+
+
 def check_values(options: Any) -> None:
     """Check every option of a command.
 
@@ -117,5 +122,5 @@ def _values(options: Any) -> Iterator[tuple[str, Any, Any]]:
         if dataclasses.is_dataclass(value):
             yield from _values(value)
         elif value is not None and value != field.default:
-            is_word = any("Positional" in repr(mark) for mark in marks_of(hints[field.name]))
-            yield field.name.upper() if is_word else flag(field.name), hints[field.name], value
+            kind = hints[field.name]
+            yield field.name.upper() if is_positional(kind) else flag(field.name), kind, value
