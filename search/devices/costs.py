@@ -316,8 +316,7 @@ class Costs:
         key = (stage, dp, level)
         if key not in self._longer:
             again, once = (
-                self.chunks(stage_config, dp, level, contention=True)
-                for stage_config in (stage, without_recompute(stage))
+                self.chunks(variant, dp, level, contention=True) for variant in (stage, without_recompute(stage))
             )
             self._longer[key] = all(
                 _no_shorter(*(

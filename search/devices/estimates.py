@@ -144,10 +144,8 @@ class Estimates:
             return self.floor(mesh, stage, level)
         return self._least_table(
             [
-                self.costs.with_optimizer(
-                    self.costs.quick_floor(stage_config, mesh.dp, level), stage_config, mesh.dp, level
-                )
-                for stage_config in self.in_orders(mesh, stage)
+                self.costs.with_optimizer(self.costs.quick_floor(ordered, mesh.dp, level), ordered, mesh.dp, level)
+                for ordered in self.in_orders(mesh, stage)
             ]
         )
 
@@ -165,8 +163,7 @@ class Estimates:
         again = costs.piece_seconds(stage)
         least = np.minimum(again, costs.piece_seconds(without_recompute(stage)))
         again_bytes, once_bytes = (
-            self.peak_memory.kept_bytes(in_any_place(stage_config))
-            for stage_config in (stage, without_recompute(stage))
+            self.peak_memory.kept_bytes(in_any_place(variant)) for variant in (stage, without_recompute(stage))
         )
         saved = np.array(once_bytes) - np.array(again_bytes)
         longer = (again - least)[list(costs.blocks)].sum(axis=1)
@@ -179,9 +176,9 @@ class Estimates:
         partial = self.spaces.is_partial(stage.recompute)
         return self._least_table([
             self.costs.with_optimizer(
-                self.costs.floor_table(stage_config, mesh.dp, level, partial=partial), stage_config, mesh.dp, level
+                self.costs.floor_table(ordered, mesh.dp, level, partial=partial), ordered, mesh.dp, level
             )
-            for stage_config in self.in_orders(mesh, stage)
+            for ordered in self.in_orders(mesh, stage)
         ])  # fmt: skip
 
     @staticmethod

@@ -245,7 +245,7 @@ def _lean(branching: Branching) -> Iterator[tuple[int, int, dict[str, Any]]]:
         if not sizes or not sps:
             continue
         tried = shapes(problem, mesh.pp)
-        for shape in [schedule_choice for schedule_choice in tried if schedule_choice.schedule in _LEAN] or tried:
+        for shape in [choice for choice in tried if choice.schedule in _LEAN] or tried:
             space = branching.space(shape, mesh.pp, problem.global_batch // (mesh.dp * sizes[0]))
             if space is None:
                 continue

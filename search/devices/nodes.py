@@ -214,10 +214,10 @@ class Nodes:
         placed = self.estimates.in_orders(mesh, stage)
         first = fit
         # the fewest that fit are the least
-        if all(self.costs.some_are_longer(stage_config, mesh.dp, level) for stage_config in placed):
+        if all(self.costs.some_are_longer(ordered, mesh.dp, level) for ordered in placed):
             first = fit[np.unique(rows.spread[fit], return_index=True)[1]]
         table = functools.reduce(
-            Table.least, [self.costs.mixed_table(stage_config, mesh.dp, level, exact=False) for stage_config in placed]
+            Table.least, [self.costs.mixed_table(ordered, mesh.dp, level, exact=False) for ordered in placed]
         )  # fmt: skip
         bounds = self._bounds_s(mesh, stage, shape, space, table, rows.take(first))
         yield max(bound, float(bounds.min())), Kind.SHAPE, (decided, fit)

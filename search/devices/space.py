@@ -306,9 +306,7 @@ def shapes(problem: Problem, pp: int) -> tuple[ScheduleChoice, ...]:
     pinned = problem.pins.schedule or ("dualpipe_v" if problem.pins.overlap_pairs else None)
     every = _shapes(pinned, problem.pins.virtual, problem.config.num_layers, pp)
     return tuple(
-        schedule_choice
-        for schedule_choice in every
-        if problem.refused(schedule=schedule_choice.schedule, virtual=schedule_choice.virtual, pp=pp) is None
+        choice for choice in every if problem.refused(schedule=choice.schedule, virtual=choice.virtual, pp=pp) is None
     )
 
 

@@ -215,9 +215,7 @@ class Chunks:
         """A piece's parameters; the head has no table of its own where it is the embedding's on the same ranks."""
         own = self.template.pieces[plain(piece)].parameters
         if piece == "head" and self._shares_table:
-            return [
-                parameter_template for parameter_template in own if not parameter_template.name.startswith("output.")
-            ]
+            return [parameter for parameter in own if not parameter.name.startswith("output.")]
         return own
 
     @property
@@ -229,8 +227,8 @@ class Chunks:
         own = self.parameters(piece)
         if self.degrees.ep == 1:
             return [("dp", list(own))]
-        experts = [parameter_template for parameter_template in own if ".experts." in parameter_template.name]
-        rest = [parameter_template for parameter_template in own if ".experts." not in parameter_template.name]
+        experts = [parameter for parameter in own if ".experts." in parameter.name]
+        rest = [parameter for parameter in own if ".experts." not in parameter.name]
         return [(group, some) for group, some in (("dp", rest), ("copies", experts)) if some]
 
     def static_bytes(self, chunk: Chunk) -> dict[str, int]:
@@ -357,16 +355,16 @@ class Chunks:
                 gather = self.lowered.gathers(own if part == "F" else own[::-1]) if gathers and reads else ()
                 order = _gradients(self.template.pieces[piece].parts[part])
                 due = sorted(
-                    (parameter_template for parameter_template in own if parameter_template.name in order),
+                    (parameter for parameter in own if parameter.name in order),
                     key=lambda each: order[each.name],
                 )
                 reduce = tuple(self.lowered.reductions(due).items()) if reduces else ()
                 joined = joined_gradients(self.template.pieces[piece].parts[part])
                 given = tuple(
-                    (parameter_template.name, None) if self.lowered.reduced_per_micro_batch(parameter_template)
-                    or (parameter_template.name in joined and self.lowered.adds_alike(parameter_template.dtype))
-                    else (parameter_template.name, self.lowered.sum_of(parameter_template))
-                    for parameter_template in due
+                    (parameter.name, None) if self.lowered.reduced_per_micro_batch(parameter)
+                    or (parameter.name in joined and self.lowered.adds_alike(parameter.dtype))
+                    else (parameter.name, self.lowered.sum_of(parameter))
+                    for parameter in due
                 )  # fmt: skip
             found = _Depends((piece, part, given, gather, reduce))
             self._depends[key] = self.known.setdefault(("same", found), found)
@@ -490,7 +488,7 @@ class Chunks:
         if key not in self.known:
             lines: list[Line] = []
             for group, some in self._by_group(piece):
-                sizes = [self.numbers[parameter_template.elements] for parameter_template in some]
+                sizes = [self.numbers[parameter.elements] for parameter in some]
                 copies = self.groups[group].members if optimizer.parallel_level else 1
                 lines += self.stack.update_lines(sizes, dtype, optimizer, copies, self.machine)
             self.known[key] = measure([*ending, *lines], self.rates)
