@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,10 +18,11 @@ __all__ = ["MIN_STEPS", "WARM_STEPS", "Measured", "measured_steps"]
 
 WARM_STEPS = 4
 MIN_STEPS = 8
-_LONG_S = 2.0
-"""Short steps of an accelerator are repeated for so long, ..."""
-_MAX_STEPS = 40
-"""... but not more often than this."""
+_SINGLE = 6
+"""Steps that are timed alone, in addition to those in a row."""
+_LONG_S, _MAX_STEPS = 3.0, 400
+"""Seconds for which steps of an accelerator follow each other, and the most steps. A GPU at its power limit changes its
+clock all the time, and for about a second after a pause it is faster than in a long run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +30,11 @@ class Measured:
     """Steps of one side.
 
     Args:
-        step_s: median seconds from a barrier until the slowest rank's device has done everything.
+        step_s: median seconds of steps that follow each other without waiting, as in training, between marks on the
+            stream of the slowest rank; of the second half of them, when clocks have settled.
         spread: of these, the distance between the quartiles over the median.
         steps: how many.
-        device_s: median seconds between events before and behind the step on the slowest rank's current stream.
+        single_s: median seconds of a step alone: from a barrier until the slowest rank's device has done everything.
         peak_bytes: the most bytes of tensors on a device during all steps, of the fullest rank; 0 on a CPU.
         steady_peak_bytes: the same without the first steps, in which compilers try kernels. What a captured step takes
             is counted in the step that captures it only.
@@ -43,7 +46,7 @@ class Measured:
     step_s: float
     spread: float
     steps: int
-    device_s: float
+    single_s: float
     peak_bytes: int
     steady_peak_bytes: int
     reserved_bytes: int
@@ -69,41 +72,50 @@ def measured_steps(device: Device, sync: RankSync, step: Callable[[], Tensor | N
     losses = [_mean(sync, step()) for _ in range(WARM_STEPS)]
     first_peak = device.max_memory_allocated()
     device.reset_peak_memory()
-    taken = [_timed(device, sync, step)]
-    count = MIN_STEPS
-    if device.is_async:
-        count = int(min(_MAX_STEPS, max(MIN_STEPS, _LONG_S / _slowest(sync, taken)[0][0])))
-    taken = [_timed(device, sync, step) for _ in range(count)]
-    wall, on_device = (np.array(each) for each in _slowest(sync, taken))
-    low, middle, high = np.percentile(wall, [25, 50, 75])
+    alone = [_alone_s(device, sync, step) for _ in range(_SINGLE)]
+    single_s = float(np.median(sync.maximum(alone)))
+    count = int(min(_MAX_STEPS, max(2 * MIN_STEPS, _LONG_S / single_s))) if device.is_async else MIN_STEPS
+    in_a_row = _in_a_row_s(device, sync, step, count)
+    settled = in_a_row[len(in_a_row) // 2 :] if device.is_async else in_a_row
+    low, middle, high = np.percentile(settled, [25, 50, 75])
     steady = device.max_memory_allocated()
     peak, steady, reserved, left = map(
         int, sync.maximum([max(first_peak, steady), steady, device.memory_reserved(), left_bytes])
     )
     return Measured(
-        step_s=float(middle), spread=float((high - low) / middle), steps=count, device_s=float(np.median(on_device)),
+        step_s=float(middle), spread=float((high - low) / middle), steps=len(settled), single_s=single_s,
         peak_bytes=peak, steady_peak_bytes=steady, reserved_bytes=reserved, left_bytes=left, losses=tuple(losses),
     )  # fmt: skip
 
 
-def _timed(device: Device, sync: RankSync, step: Callable[[], Tensor | None]) -> tuple[float, float]:
-    """Wall seconds and seconds between events of one step on this rank."""
+def _alone_s(device: Device, sync: RankSync, step: Callable[[], Tensor | None]) -> float:
+    """Wall seconds of one step on this rank, from a barrier on."""
+    _meet(device, sync)
+    start = now_ns()
+    step()
+    device.synchronize()
+    return (now_ns() - start) / 1e9
+
+
+def _in_a_row_s(device: Device, sync: RankSync, step: Callable[[], Tensor | None], count: int) -> list[float]:
+    """Seconds of each of `count` steps that follow each other without waiting, of the rank that takes longest."""
+    _meet(device, sync)
+    marks = [device.mark()]
+    for _ in range(count):
+        step()
+        marks.append(device.mark())
+    device.synchronize()
+    own = [device.between_ns(start, end) / 1e9 for start, end in itertools.pairwise(marks)]
+    every = sync.gather(own)  # on rank 0
+    return list(sync.from_rank_0(max(every, key=sum) if every else None))
+
+
+def _meet(device: Device, sync: RankSync) -> None:
+    """Wait until all ranks are here and their devices idle."""
     device.synchronize()
     if sync.size > 1:
         dist.barrier()
         device.synchronize()
-    start, first = now_ns(), device.mark()
-    step()
-    last = device.mark()
-    device.synchronize()
-    end = now_ns()
-    return (end - start) / 1e9, device.between_ns(first, last) / 1e9
-
-
-def _slowest(sync: RankSync, taken: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Of every step the slowest rank's times; one exchange for all of them, behind the last."""
-    largest = sync.maximum([value for pair in taken for value in pair])
-    return largest[::2], largest[1::2]
 
 
 def _mean(sync: RankSync, loss: Tensor | None) -> float:
