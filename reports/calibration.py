@@ -1,32 +1,23 @@
-"""The calibration report of a device or of a CPU: measured points, what the forms make of them, where figures are from.
-
-One HTML file without anything fetched; pictures are SVG for light and dark pages, the points are inside as JSON.
-"""
+"""The calibration report of a device or of a CPU: errors of the fit, measured points with fitted curves, sources."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from costmodels import Machine
+from costmodels.fit.curves import kernel_bandwidths, message_bandwidths, moved_bytes, product_rates
 from costmodels.fit.device import DeviceFit
 from costmodels.fit.points import Point
-from costmodels.fit.predict import TARGETS, scoreboard
+from costmodels.fit.predict import SIXTEEN_BIT, TARGETS, Predicted, scoreboard
 from costmodels.machine.catalogue import Device
+from costmodels.machine.sections import COLLECTIVES
 from plans.units import Change, Count, Seconds, Share
-from reports.calibration_charts import (
-    bandwidth_picture,
-    collective_pictures,
-    contention_table,
-    message_pictures,
-    predictions_of,
-    rate_picture,
-    residual_picture,
-    roofline_picture,
-)
-from reports.page import Page, Part, Section, Text
-from reports.tables import Cell, Table
+from reports.charts import Chart, Scale, Series, roofline_chart, series_chart
+from reports.page import Page, Section, Text
+from reports.tables import Table
 
 __all__ = ["CalibrationReport", "Probe", "calibration_page"]
 
@@ -35,6 +26,15 @@ _NAMES = {
     "collective": "collectives", "transfer": "transfers",
     "matrix32": "32-bit matrix products", "overlap": "compute during communication",
 }  # fmt: skip
+
+_GROUPS = {
+    "compute": ("matrix", "attention"), "memory-bound": ("memory",), "communication": ("collective", "transfer"),
+    "contention": ("overlap",),
+}  # fmt: skip
+"""Series of the chart of residuals -> sections of its points."""
+
+_MOST_RANKS = 4
+"""Numbers of ranks with a series in a chart of messages."""
 
 
 class Probe(Protocol):
@@ -79,137 +79,270 @@ class CalibrationReport:
 
 def calibration_page(report: CalibrationReport) -> Page:
     """The page; sections about which nothing was measured are left out."""
-    fit = report.fit
-    if fit is None:
-        parts: dict[str, Iterable[Part]] = {
-            "errors": map(Text, report.residuals), "probes": _probes(report), "links": message_pictures(report.points)
-        }  # fmt: skip
-    else:
-        parts = {
-            "errors": [_error_table(fit), *residual_picture(fit)],
-            "roofline": [*roofline_picture(fit), *rate_picture(fit)],
-            "memory": bandwidth_picture(fit),
-            "links": collective_pictures(fit),
-            "contention": contention_table(fit.device),
-            "extrapolated": [_extrapolated(fit)],
-        }
-    parts["provenance"] = [_provenance(report)]
-    sections = [
-        Section(id=id_, title=title, parts=list(parts.get(id_, ())), folded=id_ == "provenance")
-        for id_, title in _SECTIONS.items()
-    ]
+    known = sorted(report.machine.provenance.items())
+    sources = Table.of("Sources", (
+        {"entry": name, "status": entry.status, "source": entry.source, "date": entry.date} for name, entry in known
+    ))  # fmt: skip
+    provenance = Section(id="provenance", title="Sources of all figures", parts=[sources], folded=True)
+    title = f"Calibration of {report.machine.name}"
+    if report.fit is not None:
+        fit = report.fit
+        return Page(
+            kind="calibration", title=title, subtitle=fit.device.variant, sections=[*_device_sections(fit), provenance],
+            notes=["Filled points were fitted, open ones held out. Times are device times, without the host."],
+            figures={
+                f"{_NAMES[entry.section]}, held out": f"{Share(entry.median_error)} median" for entry in fit.held_out
+            },
+            data={"device": fit.device.name, "forms": dict(fit.forms), "points": [
+                _values(entry.point) | {"kind": entry.section, "predicted_s": entry.seconds} for entry in fit.predicted
+            ]},
+        )  # fmt: skip
+    assert isinstance(report.machine, Machine)
+    low, high = report.machine.interval.low - 1, report.machine.interval.high - 1
     return Page(
-        kind="calibration", title=f"Calibration of {report.machine.name}", sections=sections,
-        subtitle=_subtitle(report), notes=[_note(report)], figures=_key_figures(report), data=_data(report),
+        kind="calibration", title=title, subtitle=f"{report.machine.num_devices} gloo ranks of a CPU",
+        sections=[*_cpu_sections(report), provenance],
+        notes=["Processes share the cores; times are for this many ranks at once."],
+        figures={"90 % interval of a step": f"{Change(low)} to {Change(high)}",
+                 "measured points": Count(len(report.points))},
+        data={"machine": report.machine.name, "points": [_values(point) for point in report.points]},
     )  # fmt: skip
 
 
-def _subtitle(report: CalibrationReport) -> str:
-    if isinstance(report.machine, Device):
-        return report.machine.variant
-    return f"{report.machine.num_devices} gloo ranks of a CPU"
+def _values(point: Point) -> dict[str, Any]:
+    """A point as JSON values."""
+    return {
+        "kind": point.kind, "call": point.call, "shape": point.shape, "ranks": point.ranks, "cpu_s": point.cpu_s,
+        "active_ranks": point.active_ranks, "size_bytes": point.size_bytes, "measured_s": point.seconds,
+        "held_out": point.held_out,
+    }  # fmt: skip
 
 
-def _note(report: CalibrationReport) -> str:
-    if report.fit is None:
-        return "Processes share the cores; times are for this many ranks at once."
-    return "Filled points were fitted, open ones held out. Times are device times, without the host."
+def _device_sections(fit: DeviceFit) -> Iterator[Section]:
+    matrix = "Matrix products and attention"
+    yield Section(id="errors", title="Accuracy of the fit", parts=[_errors(fit), *_residuals(fit)])
+    yield Section(id="roofline", title=matrix, parts=[*_roofline(fit), *_rates(fit)])
+    yield Section(id="memory", title="Memory-bound kernels", parts=list(_bandwidths(fit)))
+    yield Section(id="links", title="Collectives and transfers", parts=list(_messages(fit)))
+    yield Section(id="contention", title="Contention", parts=list(_contention(fit.device)))
+    yield Section(id="extrapolated", title="Extrapolation", parts=[_extrapolated(fit)])
 
 
-def _key_figures(report: CalibrationReport) -> dict[str, str]:
-    if report.fit is not None:
-        return {
-            f"{_NAMES[entry.section]}, held out": f"{entry.median_error:.1%} median" for entry in report.fit.held_out
-        }
-    low, high = report.machine.interval.low - 1, report.machine.interval.high - 1
-    return {"90 % interval of a step": f"{low:+.0%} to {high:+.0%}", "measured points": str(len(report.points))}
+def _cpu_sections(report: CalibrationReport) -> Iterator[Section]:
+    yield Section(id="errors", title="Accuracy of the fit", parts=list(map(Text, report.residuals)))
+    probes = Table.of(
+        "Small networks that no example uses",
+        (
+            {"program": probe.name, "predicted": Seconds(probe.predicted_s), "measured": Seconds(probe.measured_s),
+             "error": Change(probe.predicted_s / probe.measured_s - 1)}
+            for probe in report.probes
+        ),
+        notes=["Predicted from the micro-benchmarks, before the overall factor that these errors give."],
+    )  # fmt: skip
+    yield Section(id="probes", title="Probe programs", parts=[probes] if report.probes else [])
+    yield Section(id="links", title="Collectives and transfers", parts=list(_cpu_messages(report.points)))
 
 
-def _data(report: CalibrationReport) -> dict[str, Any]:
-    """The points as JSON values."""
-    if report.fit is None:
-        return {"machine": report.machine.name, "points": [
-            {"kind": point.kind, "call": point.call, "shape": point.shape, "ranks": point.ranks, "cpu_s": point.cpu_s,
-             "active_ranks": point.active_ranks, "size_bytes": point.size_bytes, "measured_s": point.seconds}
-            for point in report.points
-        ]}  # fmt: skip
-    return {"device": report.machine.name, "forms": dict(report.fit.forms), "points": [
-        {"kind": entry.section, "call": entry.point.call, "shape": entry.point.shape, "ranks": entry.point.ranks,
-         "size_bytes": entry.point.size_bytes, "measured_s": entry.point.seconds, "predicted_s": entry.seconds,
-         "held_out": entry.point.held_out}
-        for entry in report.fit.predicted
-    ]}  # fmt: skip
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
-# -- sections ----------------------------------------------------------------------------------------------------------
-
-
-def _error_table(fit: DeviceFit) -> Table:
-    rows: list[tuple[Cell, ...]] = []
+def _errors(fit: DeviceFit) -> Table:
     judged = {
         "fitted": fit.residuals, "held out": fit.held_out,
         "held out, at their clock": scoreboard(fit.held_out_at_clock),
     }  # fmt: skip
+    records = []
     for kind, entries in judged.items():
         for entry in entries:
-            median, p95 = TARGETS[entry.section]
-            target = f"{median:.0%}" + (f" / {p95:.0%}" if p95 else "")
+            targets = [f"{target:.0%}".replace("%", " %") for target in TARGETS[entry.section] if target]
             inside = fit.inside(entry.section) if kind == "held out" else None
-            rows.append((_NAMES[entry.section], kind, Count(entry.num_points), Share(entry.median_error),
-                         Share(entry.p95_error), Change(entry.bias), target,
-                         None if inside is None else Share(inside)))  # fmt: skip
-    columns = ("kernels", "points", "number", "median error", "95th percentile", "bias", "target",
-               "inside 90 % interval")  # fmt: skip
-    forms = tuple(f"Form of {name}: {form}." for name, form in fit.forms.items())
-    return Table(title="Relative errors of predicted times", columns=columns, rows=tuple(rows), notes=forms)
+            records.append({
+                "kernels": _NAMES[entry.section], "points": kind, "number": Count(entry.num_points),
+                "median error": Share(entry.median_error), "95th percentile": Share(entry.p95_error),
+                "bias": Change(entry.bias), "target": " / ".join(targets),
+                "inside 90 % interval": None if inside is None else Share(inside),
+            })  # fmt: skip
+    forms = [f"Form of {name}: {form}." for name, form in fit.forms.items()]
+    return Table.of("Relative errors of predicted times", records, notes=forms)
 
 
-def _probes(report: CalibrationReport) -> Iterator[Table]:
-    rows = tuple(
-        (probe.name, Seconds(probe.predicted_s), Seconds(probe.measured_s),
-         Change(probe.predicted_s / probe.measured_s - 1))
-        for probe in report.probes
-    )  # fmt: skip
-    if rows:
-        notes = ("Predicted from the micro-benchmarks, before the overall factor that these errors give.",)
-        yield Table(title="Small networks that no example uses", columns=("program", "predicted", "measured", "error"),
-                    rows=rows, notes=notes)  # fmt: skip
+def _residuals(fit: DeviceFit) -> Iterator[Chart]:
+    """Errors of all points by how long they take."""
+    series = [
+        _series(name, _predictions(fit, *sections), lambda entry: (1e6 * entry.point.seconds, entry.error))
+        for name, sections in _GROUPS.items()
+    ]
+    scale = Scale(x="measured time (µs)", y="predicted / measured - 1", log_x=True, relative=True)
+    if fit.predicted:
+        caption = "Every measured point; hover over a point to read it."
+        yield series_chart(series, scale, title="Residuals", caption=caption)
+
+
+def _predictions(fit: DeviceFit, *sections: str) -> list[Predicted]:
+    return [entry for entry in fit.predicted if entry.section in sections]
+
+
+def _series(
+    name: str, predictions: Iterable[Predicted], place: Callable[[Predicted], tuple[float, float]],
+    curve: Sequence[tuple[float, float]] = (),
+) -> Series:  # fmt: skip
+    """Predicted points where `place` puts them, those that were held out drawn open."""
+    points: dict[bool, list[tuple[float, float, str]]] = {False: [], True: []}
+    for entry in predictions:
+        points[entry.point.held_out].append((*place(entry), _described(entry)))
+    return Series(name=name, points=points[False], held_out=points[True], curve=curve)
+
+
+def _described(entry: Predicted) -> str:
+    point = entry.point
+    size = " x ".join(map(str, point.shape)) or f"{point.size_bytes:,} B"
+    ranks = f", {point.ranks} ranks" if point.ranks > 1 else ""
+    return f"{point.call} {size}{ranks}: {Seconds(point.seconds)} measured, {Change(entry.error)} predicted"
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+
+
+def _tflops(entry: Predicted) -> float:
+    return entry.point.flops / entry.point.seconds / 1e12
+
+
+def _roofline(fit: DeviceFit) -> Iterator[Chart]:
+    """Measured rates of 16-bit products and attention under the peaks."""
+    predictions = [e for e in _predictions(fit, "matrix", "attention") if e.point.dtype in SIXTEEN_BIT]
+    if not predictions:
+        return
+    compute = fit.device.compute
+    peak = max(compute.matrix_flops_per_s[e.point.dtype] for e in predictions)
+    series = [
+        _series(_NAMES[section], (e for e in predictions if e.section == section),
+                lambda e: (e.point.flops_per_byte, _tflops(e)))
+        for section in ("matrix", "attention")
+    ]  # fmt: skip
+    note = "Measured rates under the peaks of arithmetic and memory."
+    yield roofline_chart(series, peak, compute.memory_Bps, title="Roofline, 16-bit", caption=note)
+
+
+def _rates(fit: DeviceFit) -> Iterator[Chart]:
+    """The rate of products by the fitted form over their rows."""
+    compute = fit.device.compute
+    dtype = next((name for name in SIXTEEN_BIT if name in compute.matrix_flops_per_s), None)
+    if dtype is None or "matrix" not in fit.forms:
+        return
+    series = []
+    for fixed in ((4096, 4096), (1024, 1024)):
+        curve = [(m, rate / 1e12) for m, rate in product_rates(compute, dtype, *fixed)]
+        near = [e for e in _predictions(fit, "matrix") if e.point.shape[1:] == fixed and e.point.dtype == dtype]
+        name = f"k = {fixed[0]}, n = {fixed[1]}, over m"
+        series.append(_series(name, near, lambda e: (e.point.shape[0], _tflops(e)), curve))
+    scale = Scale(x="rows m", y="TFLOP/s", log_x=True, log_y=True)
+    note = "Teeth are waves: one more tile than the cores hold begins another wave."
+    yield series_chart(series, scale, title=f"Rate of {dtype} products by the fitted form", caption=note)
+
+
+def _bandwidths(fit: DeviceFit) -> Iterator[Chart]:
+    """Bandwidth of memory-bound kernels over their size."""
+    predictions = _predictions(fit, "memory")
+    if not predictions:
+        return
+    compute = fit.device.compute
+    sizes = [e.point.size_bytes for e in predictions]
+    curve = [(size, rate_Bps / 1e9) for size, rate_Bps in kernel_bandwidths(compute, min(sizes), max(sizes))]
+    peak = [(size, compute.memory_Bps / 1e9) for size, _ in (curve[0], curve[-1])]
+    series = [
+        _series("measured", predictions, lambda e: (e.point.size_bytes, e.point.size_bytes / e.point.seconds / 1e9)),
+        Series(name="fitted, at the least bytes", curve=curve),
+        Series(name="vendor's peak", curve=peak, dashed=True),
+    ]
+    scale = Scale(x="bytes read and written", y="GB/s", log_x=True, log_y=True)
+    note = "Bandwidth against size: small kernels are bound by their launch."
+    yield series_chart(series, scale, title="Memory-bound kernels", caption=note)
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def _messages(fit: DeviceFit) -> Iterator[Chart]:
+    """Bandwidth of each kind of communication over its size, one series for each number of ranks."""
+    for call in COLLECTIVES:
+        predictions = [e for e in _predictions(fit, "collective", "transfer") if e.point.call == call]
+        series = []
+        for ranks in sorted({e.point.ranks for e in predictions})[-_MOST_RANKS:]:
+            these = [e for e in predictions if e.point.ranks == ranks]
+            low, high = min(1e4, *(e.point.size_bytes for e in these)), max(e.point.size_bytes for e in these)
+            curve = [(x, rate_Bps / 1e9) for x, rate_Bps in message_bandwidths(fit.device, call, ranks, low, high)]
+            name = f"{ranks} ranks" if call != "transfer" else "one way"
+            series.append(_series(name, these, partial(_sent, fit.device), curve))
+        scale = Scale(x="message (bytes)", y="GB/s sent by a rank", log_x=True, log_y=True)
+        caption = "Curves are the fitted form with its protocols; bends are where one takes over. " + (
+            "The curve is of one pattern, points are of all (recorded launches, there and back, back to back) and lie "
+            "up to two times above or below it."
+            if call == "transfer"
+            else "Small messages below were issued back to back and waited for their host."
+        )
+        if predictions:
+            yield series_chart(series, scale, title=call, caption=caption)
+
+
+def _sent(device: Device, entry: Predicted) -> tuple[float, float]:
+    """Bytes of the message, and gigabytes a second that a rank sends."""
+    point = entry.point
+    return point.size_bytes, moved_bytes(device, point.call, point.ranks, point.size_bytes) / point.seconds / 1e9
+
+
+def _cpu_messages(points: Sequence[Point]) -> Iterator[Chart]:
+    """Time against size of every kind of communication, one series for each number of ranks in a group."""
+    messages = [point for point in points if point.kind in ("collective", "transfer")]
+    for call in sorted({point.call for point in messages}):
+        measured = [point for point in messages if point.call == call]
+        busiest = max(point.active_ranks for point in measured)
+        groups: dict[int, list[tuple[float, float, str]]] = {}
+        for point in sorted(measured, key=lambda point: (point.ranks, point.size_bytes)):
+            if point.active_ranks == busiest:
+                text = f"{point.size_bytes:,} B: {Seconds(point.seconds)}"
+                groups.setdefault(point.ranks, []).append((point.size_bytes, 1e6 * point.seconds, text))
+        series = [Series(name=f"groups of {ranks}", points=groups[ranks]) for ranks in list(groups)[:_MOST_RANKS]]
+        scale = Scale(x="size (bytes)", y="time (µs)", log_x=True, log_y=True)
+        yield series_chart(series, scale, title=call, caption=f"{call} while all {busiest} ranks are at work.")
+
+
+def _contention(device: Device) -> Iterator[Table]:
+    """Rates of compute and communication while both run, as shares of those alone; nothing where they are not known."""
+    overlaps = device.overlap
+    distinct = len({(overlap.compute_rate, overlap.comm_rate) for overlap in overlaps})
+    notes = [device.provenance["overlap"].source] if "overlap" in device.provenance else []
+    if distinct < len(overlaps):
+        notes.insert(0, f"The fit found {distinct} pairs of rates for these {len(overlaps)} cells: cells with one pair "
+                        "cannot be distinguished in the measurements.")  # fmt: skip
+    if overlaps:
+        yield Table.of("Speed while both run, relative to each alone", (
+            {"compute": overlap.compute, "communication": overlap.collective,
+             "speed of the compute": Share(overlap.compute_rate),
+             "speed of the communication": Share(overlap.comm_rate)}
+            for overlap in overlaps
+        ), notes=notes)  # fmt: skip
+
+
+# -- extrapolation -----------------------------------------------------------------------------------------------------
 
 
 def _extrapolated(fit: DeviceFit) -> Table:
-    rows = []
+    records = []
     for name in TARGETS:
-        points = [entry.point for entry in predictions_of(fit, name)]
+        points = [entry.point for entry in _predictions(fit, name)]
         measured, beyond = (_measured_range(name, points), "beyond these") if points else ("nothing", "everything")
-        rows.append((_NAMES[name], measured, beyond))
-    columns = ("kernels", "measured", "extrapolated by the form")
-    return Table(title="Sizes that were measured", columns=columns, rows=tuple(rows))
+        records.append({"kernels": _NAMES[name], "measured": measured, "extrapolated by the form": beyond})
+    return Table.of("Sizes that were measured", records)
 
 
 def _measured_range(name: str, points: Sequence[Point]) -> str:
     """The measured range, from smallest to largest, in words."""
     if name in ("matrix", "matrix32"):
-        spans = [
-            (min(point.shape[at] for point in points), max(point.shape[at] for point in points)) for at in range(3)
-        ]
-        return ", ".join(f"{dim} {low:,} to {high:,}" for dim, (low, high) in zip("mnk", spans, strict=True))
+        dims = {dim: [point.shape[at] for point in points] for at, dim in enumerate("mnk")}
+        return ", ".join(f"{dim} {min(sizes):,} to {max(sizes):,}" for dim, sizes in dims.items())
     if name == "attention":
         queries = [point.shape[3] for point in points]
         return f"{min(queries):,} to {max(queries):,} queries"
     sizes = [point.size_bytes for point in points]
     ranks = f", up to {max(point.ranks for point in points)} ranks" if name == "collective" else ""
     return f"{min(sizes):,} to {max(sizes):,} bytes{ranks}"
-
-
-def _provenance(report: CalibrationReport) -> Table:
-    known = sorted(report.machine.provenance.items())
-    rows = tuple((name, entry.status, entry.source, entry.date) for name, entry in known)
-    return Table(title="Sources", columns=("entry", "status", "source", "date"), rows=rows)
-
-
-_SECTIONS = {
-    "errors": "Accuracy of the fit", "probes": "Probe programs", "roofline": "Matrix products and attention",
-    "memory": "Memory-bound kernels", "links": "Collectives and transfers", "contention": "Contention",
-    "extrapolated": "Extrapolation", "provenance": "Sources of all figures",
-}  # fmt: skip
-"""The anchor of a section and its heading."""

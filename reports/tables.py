@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,17 @@ class Table:
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Any]]
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, title: str, records: Iterable[Mapping[str, Any]], *, notes: Iterable[str] = ()) -> Table:
+        """The table of records (column -> cell), which all have the columns of the first one.
+
+        >>> Table.of("Steps", [{"plan": "a", "step": Seconds(0.5)}]).columns
+        ('plan', 'step')
+        """
+        known = list(records)
+        columns = tuple(known[0]) if known else ()
+        return cls(title=title, columns=columns, rows=[tuple(each.values()) for each in known], notes=tuple(notes))
 
     def to_pandas(self) -> pd.DataFrame:
         """The rows as a DataFrame with plain numbers in SI units."""
