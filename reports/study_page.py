@@ -1,21 +1,22 @@
-"""The page of a study: the best points, the effect of each axis, and all points."""
+"""A study as tables and as a page: the best points, the effect of each axis, and all points."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from plans.units import Bytes, Change, Count, Seconds
+from plans.figures import FIGURES
+from plans.units import Bytes, Change, Count, Quantity, Seconds, Share
 from reports.charts import Chart, Scale, Series, bars, series_chart
 from reports.page import Page, Part, Section
-from reports.study_tables import change_table, study_table
-from reports.tables import Table
+from reports.tables import Cell, Table
 from reports.time_tables import figures_table
 from search.result import pareto_front
 from simulator.study.axes import setting_text
 from simulator.study.findings import Findings, Row
 
-__all__ = ["study_page"]
+__all__ = ["change_table", "study_page", "study_table"]
 
 _MOST_POINTS = 500
 """Largest number of points of a chart."""
@@ -26,7 +27,10 @@ _MOST_AXES = 6
 _MOST_TICKS = 8
 """Values of an axis that are all named below it."""
 
+_MOST_REFUSALS = 5
+
 _SHOWN = 20
+"""Points of the first table."""
 
 _WIDE = 16.0
 """Values that span more than this factor are on a logarithmic axis."""
@@ -34,34 +38,26 @@ _WIDE = 16.0
 
 def study_page(name: str, base: Mapping[str, Any], study: Findings, *, command: str = "") -> Page:
     """The page of a study of a name; `base` are settings of every point."""
-    overview, every = _tables(study)
-    points = [every] if len(every.rows) > len(overview.rows) else []
-    settings = tuple((name, setting_text(value)) for name, value in base.items())
+    overview = change_table(study) if study.alone else study_table(study, _SHOWN)
+    whole = [] if study.alone or len(study.predicted) <= _SHOWN else [study_table(study)]
+    settings = Table.of(
+        "Settings of every point", ({"setting": name, "value": setting_text(value)} for name, value in base.items())
+    )
     sections = [
         Section(id="result", title="The best points", parts=[overview, *_changes(study)]),
-        Section(id="axes", title="Effect of each axis", parts=list(_axes(study))),
+        Section(id="axes", title="Effect of each axis", parts=[] if study.alone else list(_axes(study))),
         Section(id="trade", title="Cost of speed", parts=list(_trade(study))),
-        Section(id="points", title="All points", parts=points, folded=True),
-        Section(id="base", title="The base case", folded=True, parts=[
-            Table(title="Settings of every point", columns=("setting", "value"), rows=settings), figures_table(),
-        ]),
-    ]  # fmt: skip
+        Section(id="points", title="All points", parts=whole, folded=True),
+        Section(id="base", title="The base case", parts=[settings, figures_table()], folded=True),
+    ]
     return Page(
-        kind="study", title=f"Study: {name}", sections=sections, command=command, figures=_figures(study),
+        kind="study", title=f"Study: {name}", sections=sections, command=command, figures=_headline(study),
         notes=["All times are forecasts; nothing was run."],
         data={"base": dict(base), "axes": list(study.axes), "points": list(study.rows)},
     )  # fmt: skip
 
 
-def _tables(study: Findings) -> tuple[Table, Table]:
-    """The overview, and all points."""
-    if study.alone:
-        table = change_table(study)
-        return table, table
-    return study_table(study, _SHOWN), study_table(study)
-
-
-def _figures(study: Findings) -> dict[str, Any]:
+def _headline(study: Findings) -> dict[str, Any]:
     refused = len(study.rows) - len(study.predicted)
     figures: dict[str, Any] = {"points": Count(len(study.rows))} | ({"impossible": Count(refused)} if refused else {})
     if not study.best_first:
@@ -76,6 +72,77 @@ def _figures(study: Findings) -> dict[str, Any]:
     return figures
 
 
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def study_table(study: Findings, most: int | None = None) -> Table:
+    """The axes and the main figures.
+
+    Args:
+        study: the points.
+        most: rows shown at most, those that fit and have the most tokens a second first; None: all, in their order.
+    """
+    rows = study.predicted
+    if most is not None:
+        rows = sorted(rows, key=lambda row: (not row["fits"], -row["tokens_per_s"]))[:most]
+    left, hidden = len(study.predicted) - len(rows), _hidden(study)
+    notes = [f"{left:,} more points are in the results."] if left else []
+    return Table.of(
+        f"Study: {len(study.rows):,} points",
+        ({name: setting_text(row.get(name)) for name in study.axes} | _figures(row, hidden) for row in rows),
+        notes=[*notes, *_refusals(study.rows)],
+    )
+
+
+def change_table(study: Findings) -> Table:
+    """The base, and below it each change by itself; changes that come to the same share a row."""
+    base, hidden = study.rows[0], _hidden(study)
+    names: dict[tuple[tuple[str, Cell], ...], list[str]] = {}
+    for row in study.predicted:
+        cells = _figures(row, hidden)
+        if "refused" not in base:
+            cells["change"] = None if row is base else Change(row["step_s"] / base["step_s"] - 1)
+        names.setdefault(tuple(cells.items()), []).append(study.point(row))
+    records = ({"what if": "; ".join(changes), **dict(cells)} for cells, changes in names.items())
+    return Table.of("One change at a time", records, notes=_refusals(study.rows))
+
+
+def _hidden(study: Findings) -> set[str]:
+    """Columns in which no point differs or which none has."""
+    rows = study.predicted
+    needed = {
+        "goodput": any(row["goodput"] != 1.0 for row in rows), "fits": not all(row["fits"] for row in rows),
+        "price of 10^9 tokens": any("price_per_1e9_tokens" in row for row in rows), "degrees": study.searched,
+    }  # fmt: skip
+    return {name for name, is_needed in needed.items() if not is_needed}
+
+
+def _figures(row: Row, hidden: set[str]) -> dict[str, Cell]:
+    """The cells of a point but those of hidden columns."""
+    cells: dict[str, Cell] = {
+        FIGURES["step_s"].title: Seconds(row["step_s"]), "tokens/s": Count(row["tokens_per_s"]),
+        "goodput": Share(row["goodput"]), "price of 10^9 tokens": _cell(Count, row.get("price_per_1e9_tokens")),
+        FIGURES["peak_bytes"].title: Bytes(row["peak_bytes"]), "fits": "yes" if row["fits"] else "no",
+        "degrees": row.get("degrees"),
+    }  # fmt: skip
+    return {name: cell for name, cell in cells.items() if name not in hidden}
+
+
+def _cell(form: type[Quantity], value: float | None) -> Cell:
+    return None if value is None else form(value)
+
+
+def _refusals(rows: Sequence[Row]) -> list[str]:
+    reasons = Counter(row["refused"] for row in rows if "refused" in row).most_common()
+    counts = [(count, f": {reason}") for reason, count in reasons[:_MOST_REFUSALS]]
+    if others := sum(count for _, count in reasons[_MOST_REFUSALS:]):
+        counts.append((others, " for other reasons."))
+    return [f"{'1 point is' if count == 1 else f'{count:,} points are'} impossible{why}" for count, why in counts]
+
+
+# -- charts ------------------------------------------------------------------------------------------------------------
+
+
 def _changes(study: Findings) -> Iterator[Chart]:
     """One change at a time: a bar for each, the largest gain first."""
     if changed := study.changes():
@@ -88,26 +155,22 @@ def _changes(study: Findings) -> Iterator[Chart]:
 
 
 def _axes(study: Findings) -> Iterator[Part]:
-    """Charts of a grid: the effect of each value, and tokens/s over the most important axes."""
-    if study.alone:
-        return
+    """The effect of each value of a grid, and tokens/s over the most important axes."""
     bests = {name: best for name in study.axes if len(best := study.best_by_value(name)) > 1}
-    rows = []
+    records: list[dict[str, Any]] = []
     for name, best in bests.items():
         rates = {value: row["tokens_per_s"] for value, row in best.items()}
         high, low = max(rates, key=lambda value: rates[value]), min(rates, key=lambda value: rates[value])
-        rows.append(
-            (name, setting_text(high), Count(rates[high]), setting_text(low), Count(rates[low]),
-             Change(rates[low] / rates[high] - 1))
-        )  # fmt: skip
-    rows.sort(key=lambda row: row[-1])
-    if rows:
-        yield Table(
-            title="The best point of every value of an axis: the most and the fewest tokens/s",
-            columns=("axis", "best value", "tokens/s", "worst value", "tokens/s there", "change"), rows=tuple(rows),
-        )  # fmt: skip
-    for name, *_ in rows[:_MOST_AXES]:
-        yield _axis_chart(study, name, bests[name])
+        records.append({
+            "axis": name, "best value": setting_text(high), "tokens/s": Count(rates[high]),
+            "worst value": setting_text(low), "tokens/s there": Count(rates[low]),
+            "change": Change(rates[low] / rates[high] - 1),
+        })  # fmt: skip
+    records.sort(key=lambda record: record["change"])
+    if records:
+        yield Table.of("The best point of every value of an axis: the most and the fewest tokens/s", records)
+    for record in records[:_MOST_AXES]:
+        yield _axis_chart(study, record["axis"], bests[record["axis"]])
 
 
 def _axis_chart(study: Findings, name: str, best: Mapping[Any, Row]) -> Chart:
@@ -118,12 +181,12 @@ def _axis_chart(study: Findings, name: str, best: Mapping[Any, Row]) -> Chart:
             [setting_text(value) for value in best], [("tokens/s of its best point", "sky", rates)], title=title,
             x="tokens/s", said="{:,.0f}".format, ends=[f"{rate:,.0f}" for rate in rates],
         )  # fmt: skip
-    charted = [(float(row[name]), row["tokens_per_s"], _said(study, row)) for row in _spread(study.best_first)]
     curve = sorted((float(value), row["tokens_per_s"]) for value, row in best.items())
     low, high = curve[0][0], curve[-1][0]
     ticks = [value for value, _ in curve] if len(curve) <= _MOST_TICKS else []
     scale = Scale(x=name, y="tokens/s", log_x=low > 0 and high / low > _WIDE, ticks=ticks)
-    series = [Series(name="points", points=charted), Series(name="the best of each value", curve=curve)]
+    points = _points(study, study.best_first, name, "tokens_per_s")
+    series = [Series(name="points", points=points), Series(name="the best of each value", curve=curve)]
     return series_chart(series, scale, title=title)
 
 
@@ -132,31 +195,25 @@ def _trade(study: Findings) -> Iterator[Chart]:
     if study.alone or len(study.best_first) < 2:
         return
     is_priced = all("price_per_1e9_tokens" in row for row in study.best_first)
-    key, size, what = ("price_per_1e9_tokens", 1.0, "price of 10^9 tokens") if is_priced else (
+    key, unit, quantity = ("price_per_1e9_tokens", 1.0, "price of 10^9 tokens") if is_priced else (
         "peak_bytes", 1e9, "peak memory (GB)")  # fmt: skip
     front = pareto_front(study.best_first, lambda row: (-row["tokens_per_s"], row[key]))
-
-    def points(rows: Sequence[Row]) -> list[tuple[float, float, str]]:
-        return [(row["tokens_per_s"], row[key] / size, _said(study, row)) for row in rows]
-
     others = [row for row in study.best_first if not any(row is each for each in front)]
+    best = _points(study, front, "tokens_per_s", key, unit)
     series = [
-        Series(name="points", points=points(_spread(others))),
-        Series(name="Pareto front", points=points(front), curve=[point[:2] for point in points(front)]),
+        Series(name="points", points=_points(study, others, "tokens_per_s", key, unit)),
+        Series(name="Pareto front", points=best, curve=[point[:2] for point in best]),
     ]
-    title = f"Tokens/s against {what.partition(' (')[0]}"
-    yield series_chart(series, Scale(x="tokens/s", y=what), title=title, caption=_left_out(len(others)))
+    caption = f"{_MOST_POINTS} or fewer of {len(others):,} points are drawn." if len(others) > _MOST_POINTS else ""
+    title = f"Tokens/s against {quantity.partition(' (')[0]}"
+    yield series_chart(series, Scale(x="tokens/s", y=quantity), title=title, caption=caption)
 
 
-def _spread(rows: Sequence[Row]) -> Sequence[Row]:
-    """The first row and evenly spaced others, as many as a chart holds."""
-    return rows[:: -(-len(rows) // _MOST_POINTS) or 1]
-
-
-def _left_out(count: int) -> str:
-    return f"{_MOST_POINTS} or fewer of {count:,} points are drawn." if count > _MOST_POINTS else ""
-
-
-def _said(study: Findings, row: Row) -> str:
-    price = f", {row['price_per_1e9_tokens']:,.0f} for 10^9 tokens" if "price_per_1e9_tokens" in row else ""
-    return f"{study.point(row)}: {row['tokens_per_s']:,.0f} tokens/s, {Bytes(row['peak_bytes'])}{price}"
+def _points(study: Findings, rows: Sequence[Row], x: str, y: str, unit: float = 1.0) -> list[tuple[float, float, str]]:
+    """The first row and evenly spaced others as points (x, y in a unit, text), as many as a chart holds."""
+    points = []
+    for row in rows[:: -(-len(rows) // _MOST_POINTS) or 1]:
+        price = f", {row['price_per_1e9_tokens']:,.0f} for 10^9 tokens" if "price_per_1e9_tokens" in row else ""
+        text = f"{study.point(row)}: {row['tokens_per_s']:,.0f} tokens/s, {Bytes(row['peak_bytes'])}{price}"
+        points.append((float(row[x]), row[y] / unit, text))
+    return points

@@ -127,7 +127,7 @@ class Study(Shown):
 
     def table(self, most: int | None = None) -> Table:
         """A table of the points in their order, or of the fastest of a grid."""
-        from reports.study_tables import change_table, study_table
+        from reports.study_page import change_table, study_table
 
         return change_table(self.findings) if self.findings.alone else study_table(self.findings, most)
 
