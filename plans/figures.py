@@ -13,7 +13,7 @@ from typing import Any
 from plans.timeline import Timeline
 from plans.units import Bytes, Quantity, Seconds, Share
 
-__all__ = ["FIGURES", "Figure", "figures_of", "figures_text"]
+__all__ = ["FIGURES", "Figure", "figure_cells", "figures_of", "figures_text"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,18 @@ def figures_of(step: Any) -> dict[str, Any]:
     """
     values = {key: getattr(step, key) for key in FIGURES}
     return values | ({"step_s": step.step_interval_s} if isinstance(step, Timeline) else {})
+
+
+def figure_cells(step: Any) -> dict[str, Quantity | None]:
+    """The figures of `figures_of` by title, as cells of a table.
+
+    >>> from types import SimpleNamespace
+    >>> cells = figure_cells(SimpleNamespace(step_s=0.5, exposed_comm_s=0.1, bubble_fraction=0.25, peak_bytes=None))
+    >>> [f"{title}: {cell}" for title, cell in cells.items()]
+    ['step: 500 ms', 'exposed communication: 100 ms', 'bubble: 25.0 %', 'peak memory: None']
+    """
+    values = figures_of(step)
+    return {figure.title: None if values[key] is None else figure.form(values[key]) for key, figure in FIGURES.items()}
 
 
 def figures_text(values: Mapping[str, Any], *, low_s: float | None = None, high_s: float | None = None) -> str:

@@ -66,7 +66,7 @@ class Change(Quantity):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return f"{100 * self:+.1f} %"
+        return f"{100 * self:+z.1f} %"  # z: no -0.0
 
 
 class Count(Quantity):

@@ -14,7 +14,7 @@ from reports.charts import Chart, seconds_bars
 from reports.live import LiveTimeline
 from reports.page import Page, Section
 from reports.tables import Table
-from reports.time_tables import CHANGED, changed_rows, figures_table
+from reports.time_tables import changed_records, figures_table, path_parts_ps
 from simulator import CriticalPath
 
 __all__ = ["MOST_PLANS", "Compared", "comparison_page", "plans_table"]
@@ -63,8 +63,8 @@ def comparison_page(plans: Sequence[Compared], *, machine: str, command: str) ->
 
 def plans_table(plans: Sequence[Compared]) -> Table:
     """The figures of a step of each plan; the step's change is against the first one."""
-    rows = changed_rows([(plan.name, plan.timeline) for plan in plans])
-    return Table(title=f"The step of {len(plans)} plans", columns=("plan", *CHANGED), rows=rows)
+    records = changed_records([(plan.name, plan.timeline) for plan in plans], "plan")
+    return Table.of(f"The step of {len(plans)} plans", records)
 
 
 def _parts(plans: Sequence[Compared]) -> Chart:
@@ -82,9 +82,11 @@ def _parts(plans: Sequence[Compared]) -> Chart:
 
 def _paths(plans: Sequence[Compared]) -> Table:
     """A row for every kind of work on the critical paths, a column for every plan."""
-    kinds = dict.fromkeys(kind for plan in plans for kind in plan.path.by_kind_ps)
-    rows = [
-        (kind, *(Share(plan.path.by_kind_ps.get(kind, 0) / max(1, plan.path.step_ps)) for plan in plans))
-        for kind in kinds
-    ]
-    return Table(title="Critical paths", columns=("part", *(plan.name for plan in plans)), rows=rows)
+    parts_ps = [path_parts_ps(plan.path) for plan in plans]
+    return Table.of("Critical paths", (
+        {"part": kind, **{
+            plan.name: Share(parts.get(kind, 0) / max(1, plan.path.step_ps))
+            for plan, parts in zip(plans, parts_ps, strict=True)
+        }}
+        for kind in dict.fromkeys(kind for parts in parts_ps for kind in parts)
+    ))  # fmt: skip

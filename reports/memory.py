@@ -40,7 +40,8 @@ def memory_table(timeline: Timeline, program: Program | None = None) -> Table:
         assert program is not None
         peak = memory_peak(program, timeline, each.rank)
         made = [f"{action} {Bytes(size)}" for action, size in peak.by_action.items() if action]
-        more = f" and {len(made) - _MAX_ACTIONS} others" if len(made) > _MAX_ACTIONS else ""
+        left = len(made) - _MAX_ACTIONS
+        more = f" and {left} other{'s' if left > 1 else ''}" if left > 0 else ""
         makers = f"; the actions that hold most are {', '.join(made[:_MAX_ACTIONS])}{more}" if made else ""
         notes.append(f"Rank {each.rank} peaks after {Seconds(peak.time_ps / PS_PER_S)}{makers}.")
     return Table(

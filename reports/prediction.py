@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
-from plans.figures import FIGURES, figures_of
+from plans.figures import figure_cells
 from plans.units import Bytes, Count, Quantity, Seconds, Share
 from reports.charts import Chart, Series, bars, roofline_chart, seconds_bars
 from reports.colours import ROLE_COLOURS
 from reports.live import LiveTimeline
 from reports.page import Page, Section, Text
 from reports.tables import Cell, Table
-from reports.time_tables import figures_table
+from reports.time_tables import STEP, figures_table
 
 if TYPE_CHECKING:
     from plans.degrees import Degrees
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from simulator.forecast import Forecast
 
 __all__ = [
-    "MFU", "critical_table", "figure_cells", "forecast_sections", "headline", "operators_table", "prediction_page",
-    "roofline_parts", "stages_chart", "subject",
+    "MFU", "critical_table", "forecast_sections", "headline", "operators_table", "prediction_page", "roofline_parts",
+    "stages_chart", "subject",
 ]  # fmt: skip
 
 MFU = (
@@ -74,20 +74,13 @@ def subject(problem: Problem) -> str:
     return f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
 
 
-def figure_cells(candidate: Candidate) -> list[Cell]:
-    """The figures of a forecast."""
-    return [FIGURES[key].form(value) for key, value in figures_of(candidate.forecast).items()]
-
-
 def headline(problem: Problem, candidate: Candidate) -> dict[str, Cell]:
     """The headline figures of a page: the step, its interval and its rates, then the others."""
-    seen, (step, *titles) = candidate.forecast, [figure.title for figure in FIGURES.values()]
+    seen, cells = candidate.forecast, figure_cells(candidate.forecast)
     rate = problem.global_batch * problem.config.seq / seen.step_s / problem.num_devices
-    first, *others = figure_cells(candidate)
     return {
-        step: first, "90 % interval": f"{Seconds(seen.low_s)} to {Seconds(seen.high_s)}",
-        "tokens/s per device": Count(rate), "MFU": Share(problem.mfu(seen.step_s)),
-        **dict(zip(titles, others, strict=True)),
+        STEP: cells.pop(STEP), "90 % interval": f"{Seconds(seen.low_s)} to {Seconds(seen.high_s)}",
+        "tokens/s per device": Count(rate), "MFU": Share(problem.mfu(seen.step_s)), **cells,
     }  # fmt: skip
 
 
@@ -113,10 +106,14 @@ def forecast_sections(
     verdict = f"It {'fits' if fits else 'does not fit'}: {Bytes(seen.peak_bytes)} of {Bytes(problem.limit_bytes)}."
     peaks = peak_flops_per_s(problem.config, machine), machine.compute.memory_Bps
     roofline, rates = roofline_parts(reasons.operators, *peaks)
-    rows: list[tuple[Cell, ...]] = [(name, Seconds(spent), Share(spent / seen.step_s)) for name, spent in parts.items()]
-    rows += [(f"memory: {role}", Bytes(size), Share(size / seen.peak_bytes)) for role, size in seen.memory.items()]
-    whole = Table(title="The mean rank's step, the fullest rank's memory", columns=("part", "amount", "share"),
-                  rows=[row for row in rows if row[1]])  # fmt: skip
+    amounts: list[tuple[str, Quantity, float]] = [
+        (name, Seconds(spent), spent / seen.step_s) for name, spent in parts.items() if spent
+    ]
+    amounts += [(f"memory: {role}", Bytes(size), size / seen.peak_bytes) for role, size in seen.memory.items() if size]
+    whole = Table.of(
+        "The mean rank's step, the fullest rank's memory",
+        ({"part": name, "amount": amount, "share": Share(share)} for name, amount, share in amounts),
+    )
     return [
         Section(id="step", title="The step", parts=step),
         Section(id="memory", title="Memory", parts=[
@@ -148,9 +145,10 @@ def _pipeline(problem: Problem, candidate: Candidate) -> list[LiveTimeline]:
 
 def critical_table(candidate: Candidate, critical_s: Mapping[str, float]) -> Table:
     """The critical path by kind of work."""
-    step_s = candidate.forecast.step_s
-    rows = [(kind, Seconds(seconds), Share(seconds / step_s)) for kind, seconds in critical_s.items()]
-    return Table(title="Critical path of the step", columns=("kind", "time", "share"), rows=rows)
+    return Table.of("Critical path of the step", (
+        {"kind": kind, "time": Seconds(seconds), "share": Share(seconds / candidate.forecast.step_s)}
+        for kind, seconds in critical_s.items()
+    ))  # fmt: skip
 
 
 def operators_table(operators: Sequence[OperatorCost], chosen: Degrees, remarks: Mapping[str, str]) -> Table:
@@ -164,20 +162,23 @@ def operators_table(operators: Sequence[OperatorCost], chosen: Degrees, remarks:
     from plans.degrees.words import layout_words
 
     layout_chosen = layout_words(chosen)
-    others = dict.fromkeys([*remarks, *sorted(operator.layout for operator in operators)])
-    layouts = [layout_chosen, *(other for other in others if other != layout_chosen)][:_LAYOUTS]
+    remarks = {layout_chosen: "", **remarks} | {layout_chosen: "chosen"}  # the first of all
+    layouts = list(dict.fromkeys([*remarks, *sorted(operator.layout for operator in operators)]))[:_LAYOUTS]
+    letters = dict(zip(layouts, "ABCDE", strict=False))
     cells = {(operator.operator, operator.layout): _split(operator) for operator in operators}
-    names = dict.fromkeys(operator.operator for operator in operators)
-    remarks = {**remarks, layout_chosen: "chosen"}
-    notes = [f"{letter}: {layout}" + (f" ({remarks[layout]})" if layout in remarks else "")
-             for letter, layout in zip("ABCDE", layouts, strict=False)]  # fmt: skip
-    return Table(
-        title=f"Operators of a block in {len(layouts)} layout{'s' if len(layouts) > 1 else ''}: time of a step on the "
+    notes = [
+        f"{letter}: {layout}" + (f" ({remarks[layout]})" if layout in remarks else "")
+        for layout, letter in letters.items()
+    ]
+    return Table.of(
+        f"Operators of a block in {len(layouts)} layout{'s' if len(layouts) > 1 else ''}: time of a step on the "
         "mean rank",
-        columns=("operator", *"ABCDE"[: len(layouts)]),
-        rows=[(name, *(cells.get((name, layout), "") for layout in layouts)) for name in names],
-        notes=("Compute + exposed redistribution (all of the redistribution, alone).", *notes),
-    )  # fmt: skip
+        (
+            {"operator": name, **{letter: cells.get((name, layout), "") for layout, letter in letters.items()}}
+            for name in dict.fromkeys(operator.operator for operator in operators)
+        ),
+        notes=["Compute + exposed redistribution (all of the redistribution, alone).", *notes],
+    )
 
 
 def _split(cost: OperatorCost) -> str:
@@ -200,7 +201,7 @@ def roofline_parts(
     Returns:
         A point for every operator, and the same as a table.
     """
-    title, points, rows = "Roofline: operators of a block on a device", [], []
+    title, points, records = "Roofline: operators of a block on a device", [], []
     for operator in operators:
         if operator.chosen and operator.flops:
             slope, rate = operator.flops_per_byte * memory_Bps, operator.flops_per_s / 1e12
@@ -208,15 +209,17 @@ def roofline_parts(
             limit = "arithmetic" if slope > peak_flops_per_s else "memory"
             tooltip = f"{operator.operator}: {rate:.3g} TFLOP/s, {share} of what {limit} allows"
             points.append((operator.flops_per_byte, rate, tooltip))
-            cells = Quantity(operator.flops_per_byte), Quantity(rate), share, limit, Seconds(operator.compute_s)
-            rows.append((operator.operator, *cells))
+            records.append({
+                "operator": operator.operator, "FLOPs per byte": Quantity(operator.flops_per_byte),
+                "TFLOP/s": Quantity(rate), "of its limit": share, "limit": limit,
+                "time of a step": Seconds(operator.compute_s),
+            })  # fmt: skip
     chart = roofline_chart(
         [Series(name="operators of a block", points=points)], peak_flops_per_s, memory_Bps, title=title,
         caption="Forecast rates of the forward and backward pass, recomputing included. Memory limits the operators "
         "under the slope, arithmetic those under the level.",
     )  # fmt: skip
-    columns = ("operator", "FLOPs per byte", "TFLOP/s", "of its limit", "limit", "time of a step")
-    return chart, Table(title=title, columns=columns, rows=rows)
+    return chart, Table.of(title, records)
 
 
 def stages_chart(seen: Forecast) -> Chart:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
-from plans.figures import FIGURES, figures_of
+from plans.figures import figure_cells, figures_of
 from plans.units import Bytes, Change, Seconds, Share, time_unit
 from reports.charts import Chart, Scale, Series, series_chart
 from reports.page import Page, Section
 from reports.prediction import (
     MFU,
     critical_table,
-    figure_cells,
     forecast_sections,
     headline,
     operators_table,
     subject,
 )
 from reports.tables import Cell, Table
+from reports.time_tables import STEP
 from search.result import pareto_front
 
 if TYPE_CHECKING:
@@ -34,6 +33,9 @@ _DRAWN = 5
 
 _VISIBLE = 0.01
 """Least difference of two bars that a reader can see, as a share of the step."""
+
+_PARETO = 20
+"""Rows of the Pareto front."""
 
 _NEIGHBOURS = 20
 """Neighbours that are forecast and printed, and as many that cannot be; the JSON has all."""
@@ -144,26 +146,26 @@ def _ranking(result: SearchResult[Candidate], top_k: int) -> Table:
     plans = result.plans[:top_k]
     is_simulated = any(plan.simulated_s is not None for plan in plans)
     shared, differences = _shared_words([describe(plan.degrees) for plan in plans])
-    rows: list[tuple[Cell, ...]] = []
-    for number, (each, words) in enumerate(zip(plans, differences, strict=True), 1):
-        first, *cells = figure_cells(each)
-        simulated = ["" if each.simulated_s is None else Seconds(each.simulated_s)] if is_simulated else []
-        rows.append((number, first, *simulated, *cells, words))
-    step, *titles = (figure.title for figure in FIGURES.values())
-    columns = ("", step, *(["simulated"] if is_simulated else []), *titles, "configuration")
+    records = []
+    for number, (plan, words) in enumerate(zip(plans, differences, strict=True), 1):
+        cells = figure_cells(plan.forecast)
+        first: dict[str, Cell] = {"": number, STEP: cells.pop(STEP)}
+        if is_simulated:
+            first["simulated"] = "" if plan.simulated_s is None else Seconds(plan.simulated_s)
+        records.append({**first, **cells, "configuration": words})
     notes = [f"All plans: {shared}."] if shared else []
     if result.num_equal > 1:
         notes.append(
-            f"The first {result.num_equal} are equally fast: their steps differ by less than {EQUAL:.0%}, and measured "
-            "steps vary by more. The simplest is first, then the one with the most free memory."
+            f"The first {result.num_equal} are equally fast: their steps differ by less than {100 * EQUAL:.0f} %, and "
+            "measured steps vary by more. The simplest is first, then the one with the most free memory."
         )
-    if result.method == "search" and len(rows) > max(1, result.num_proven):
-        proven = (
-            f"Plans after the first{f' {result.num_proven}' * (result.num_proven > 1)}" if result.num_proven else "They"
-        )
+    if result.method == "search" and len(plans) > max(1, result.num_proven):
+        proven = "They"
+        if result.num_proven:
+            proven = "Plans after the first" + (f" {result.num_proven}" if result.num_proven > 1 else "")
         notes.append(f"{proven} are the fastest that the search found. They are not proven to be the next best.")
-    title = f"The {len(rows)} fastest plans" if len(rows) > 1 else "The fastest plan"
-    return Table(title=title, columns=columns, rows=rows, notes=tuple(notes))
+    title = f"The {len(plans)} fastest plans" if len(plans) > 1 else "The fastest plan"
+    return Table.of(title, records, notes=notes)
 
 
 def _shared_words(configurations: Sequence[str]) -> tuple[str, list[str]]:
@@ -185,65 +187,55 @@ def _alternatives(result: SearchResult[Candidate], reasons: Reasons | None) -> l
 
     tables = [_neighbours(result)] if result.alternatives else []
     if reasons is not None:
-        slower = {
-            layout_words(
-                alternative.candidate.degrees
-            ): f"{alternative.change}: the step is {Seconds(alternative.extra_s)} longer"
-            for alternative in result.alternatives[::-1]
-            if alternative.candidate is not None and alternative.extra_s is not None
+        remarks = {
+            layout_words(other.candidate.degrees): f"{other.change}: the step is {Seconds(other.extra_s)} longer"
+            for other in result.alternatives[::-1]
+            if other.candidate is not None and other.extra_s is not None
         }
-        tables.append(operators_table(reasons.operators, result.best.degrees, dict(reversed(slower.items()))))
+        tables.append(operators_table(reasons.operators, result.best.degrees, dict(reversed(remarks.items()))))
     return tables
 
 
 def _neighbours(result: SearchResult[Candidate]) -> Table:
     """A row for every neighbour that is forecast, and one for all that are impossible for the same reason."""
-    slower = [alternative for alternative in result.alternatives if alternative.extra_s is not None]
-    impossible = [alternative for alternative in result.alternatives if alternative.extra_s is None]
-    fastest = min(result.plans, key=lambda each: each.forecast.step_s)
-    rows: list[tuple[Cell, ...]] = [
-        (
-            alternative.change,
-            Seconds(alternative.extra_s),
-            Change(alternative.extra_s / fastest.forecast.step_s),
-            alternative.reason,
-        )
-        for alternative in slower[:_NEIGHBOURS]
-        if alternative.extra_s is not None
-    ]
-    shown = sorted(impossible[:_NEIGHBOURS], key=lambda each: each.reason)
-    for reason, group in groupby(shown, key=lambda each: each.reason):
-        rows.append(("; ".join(alternative.change for alternative in group), None, None, reason))
-    left = len(result.alternatives) - min(len(slower), _NEIGHBOURS) - len(shown)
+    slower = [(other.extra_s, other) for other in result.alternatives if other.extra_s is not None]
+    impossible = [other for other in result.alternatives if other.extra_s is None]
+    fastest = min(result.plans, key=lambda plan: plan.forecast.step_s)
+    records: list[dict[str, Cell]] = [
+        {"change": other.change, "longer": Seconds(extra_s), "share": Change(extra_s / fastest.forecast.step_s),
+         "why": other.reason}
+        for extra_s, other in slower[:_NEIGHBOURS]
+    ]  # fmt: skip
+    changes: dict[str, list[str]] = {}
+    for other in impossible[:_NEIGHBOURS]:
+        changes.setdefault(other.reason, []).append(other.change)
+    for reason, names in sorted(changes.items()):
+        records.append({"change": "; ".join(names), "longer": None, "share": None, "why": reason})
+    left = max(0, len(slower) - _NEIGHBOURS) + max(0, len(impossible) - _NEIGHBOURS)
     notes = [f"And {left} more."] if left else []
     if fastest is not result.best:
         notes.append(f"Changes of plan {result.plans.index(fastest) + 1}, which has the shortest forecast.")
-    return Table(
-        title="One degree changed at a time, the layers spread again",
-        columns=("change", "longer", "share", "why"),
-        rows=rows,
-        notes=tuple(notes),
-    )
+    return Table.of("One degree changed at a time, the layers spread again", records, notes=notes)
 
 
 def _pareto(result: SearchResult[Candidate]) -> Table:
     from search.devices import describe
 
-    rows = [
-        (Seconds(candidate.forecast.step_s), Bytes(candidate.forecast.peak_bytes), describe(candidate.degrees))
-        for candidate in result.pareto[:20]
-    ]
-    return Table(title="Pareto front of time and memory", columns=("step", "peak", "configuration"), rows=rows)
+    return Table.of("Pareto front of time and memory", (
+        {"step": Seconds(plan.forecast.step_s), "peak": Bytes(plan.forecast.peak_bytes),
+         "configuration": describe(plan.degrees)}
+        for plan in result.pareto[:_PARETO]
+    ))  # fmt: skip
 
 
 def _refused(result: SearchResult[Candidate]) -> list[Table]:
     reasons: dict[str, list[Any]] = {}
-    for each in result.rejected:
-        reasons.setdefault(each.reason, []).append(each)
-    rows = []
+    for part in result.rejected:
+        reasons.setdefault(part.reason, []).append(part)
+    records = []
     for reason, parts in sorted(reasons.items()):
-        nearest = min(parts, key=lambda each: (each.excess_bytes or 0, each.what))
+        nearest = min(parts, key=lambda part: (part.excess_bytes or 0, part.what))
         excess = "" if nearest.excess_bytes is None else f"{Bytes(nearest.excess_bytes)} too much"
-        rows.append((reason, sum(max(1, part.count) for part in parts), nearest.what, excess))
-    title = "Rejected parts of the search space"
-    return [Table(title=title, columns=("reason", "parts", "nearest", "by"), rows=rows)] if rows else []
+        count = sum(max(1, part.count) for part in parts)
+        records.append({"reason": reason, "parts": count, "nearest": nearest.what, "by": excess})
+    return [Table.of("Rejected parts of the search space", records)] if records else []

@@ -56,7 +56,9 @@ class Table:
         """
         known = list(records)
         columns = tuple(known[0]) if known else ()
-        return cls(title=title, columns=columns, rows=[tuple(each.values()) for each in known], notes=tuple(notes))
+        return cls(
+            title=title, columns=columns, rows=tuple(tuple(record.values()) for record in known), notes=tuple(notes)
+        )
 
     def to_pandas(self) -> pd.DataFrame:
         """The rows as a DataFrame with plain numbers in SI units."""

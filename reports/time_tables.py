@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from plans.figures import FIGURES, figures_of
+from plans.figures import FIGURES, figure_cells, figures_of
 from plans.program import Program
 from plans.ranks import format_ranks
 from plans.timeline import PS_PER_S, Timeline
@@ -16,8 +16,8 @@ from simulator.timeline.analysis import time_by_call_s
 from simulator.timeline.labels import read_label, representative_step, rows_of_step
 
 __all__ = [
-    "CHANGED", "actions_table", "changed_rows", "comparison_table", "composition_table", "critical_path_table",
-    "figures_table", "timeline_table",
+    "actions_table", "changed_records", "comparison_table", "composition_table", "critical_path_table",
+    "figures_table", "path_parts_ps", "timeline_table",
 ]  # fmt: skip
 
 
@@ -35,26 +35,29 @@ def timeline_table(timelines: Sequence[Timeline], *, run_step_s: float | None = 
     if run_step_s is not None:
         figures[-1]["step_s"] = run_step_s
     quantities = [
-        (figure.title, [figure[key] or (None if key == "peak_bytes" else 0) for figure in figures], figure.form)
+        (figure.title, [figure_values[key] or (None if key == "peak_bytes" else 0) for figure_values in figures],
+         figure.form)
         for key, figure in FIGURES.items()
-    ]
+    ]  # fmt: skip
     quantities.insert(-1, ("host wait", [timeline.host_wait_s for timeline in timelines], Seconds))
-    compared = len(timelines) == 2
-    rows = []
+    titles, compared = _titles(timelines), len(timelines) == 2
+    records: list[dict[str, Cell]] = []
     for name, values, form in quantities:
         cells = ["not known" if value is None else form(value) for value in values]
-        rows.append((name, *cells, *([_difference(values[0], values[1], form)] if compared else [])))
+        records.append({"quantity": name, **dict(zip(titles, cells, strict=True))})
+        if compared:
+            records[-1]["difference"] = _difference(values, form)
     if any(timeline.low_s is not None for timeline in timelines):
-        spans = [
-            ""
-            if timeline.low_s is None or timeline.high_s is None
-            else f"{Seconds(timeline.low_s)} to {Seconds(timeline.high_s)}"
-            for timeline in timelines
-        ]
-        rows.insert(1, ("its 90 % interval", *spans, *([""] if compared else [])))
-    columns = ("quantity", *_titles(timelines), *(["difference"] if compared else []))
-    notes = (f"difference: {columns[2]} against {columns[1]}.",) if compared else ()
-    return Table(title="Step", columns=columns, rows=tuple(rows), notes=notes)
+        intervals = map(_interval, timelines)
+        records.insert(1, {"quantity": "its 90 % interval", **dict(zip(titles, intervals, strict=True))})
+        records[1] |= {"difference": ""} if compared else {}
+    return Table.of("Step", records, notes=[f"difference: {titles[1]} against {titles[0]}."] if compared else [])
+
+
+def _interval(timeline: Timeline) -> str:
+    if timeline.low_s is None or timeline.high_s is None:
+        return ""
+    return f"{Seconds(timeline.low_s)} to {Seconds(timeline.high_s)}"
 
 
 def _titles(timelines: Sequence[Timeline]) -> list[str]:
@@ -63,8 +66,9 @@ def _titles(timelines: Sequence[Timeline]) -> list[str]:
     return kinds if len({*kinds}) == len(kinds) else [f"{kind} {number}" for number, kind in enumerate(kinds, 1)]
 
 
-def _difference(first: float | None, second: float | None, form: type[Quantity]) -> Cell:
+def _difference(values: Sequence[float | None], form: type[Quantity] = Seconds) -> Cell:
     """The second value against the first, in per cent; of shares in percentage points."""
+    first, second = values
     if not first or second is None:
         return ""
     if form is Share:
@@ -111,20 +115,29 @@ def _plain(call: str) -> str:
 
 def critical_path_table(path: CriticalPath, kind: str = "predicted") -> Table:
     """The composition of the critical path of the step, and the ranks it waited for."""
-    kinds: dict[str, int] = {}
-    for name, part in path.by_kind_ps.items():
-        kinds[_plain(name)] = kinds.get(_plain(name), 0) + part
-    rows = [(name, Seconds(part / PS_PER_S), Share(part / max(1, path.step_ps))) for name, part in kinds.items()]
-    rows.append(("step", Seconds(path.step_ps / PS_PER_S), Share(1)))
+    step_ps = max(1, path.step_ps)
+    records = [
+        {"part": name, "time": Seconds(part / PS_PER_S), "share": Share(part / step_ps)}
+        for name, part in path_parts_ps(path).items()
+    ]
+    records.append({"part": "step", "time": Seconds(path.step_ps / PS_PER_S), "share": Share(1)})
     notes = [
         f"In {late.id} rank {late.rank} waits {Seconds(late.waited_ps / PS_PER_S)} for rank {late.last}."
         for late in sorted(path.stragglers, key=lambda straggler: -straggler.waited_ps)[:3]
     ]
-    by_rank = [f"{rank}: {Share(part / max(1, path.step_ps))}" for rank, part in path.by_rank_ps.items()]
+    by_rank = [f"{rank}: {Share(part / step_ps)}" for rank, part in path.by_rank_ps.items()]
     if len(by_rank) > 1:
         notes.append(f"By rank: {', '.join(by_rank[:8])}{', ...' if len(by_rank) > 8 else ''}.")
     title = f"Critical path from step end to step end ({kind}), ending on rank {path.rank}"
-    return Table(title=title, columns=("part", "time", "share"), rows=tuple(rows), notes=tuple(notes))
+    return Table.of(title, records, notes=notes)
+
+
+def path_parts_ps(path: CriticalPath) -> dict[str, int]:
+    """Picoseconds of a critical path by kind of work; a collective on a packed buffer is the same collective."""
+    parts: dict[str, int] = {}
+    for name, part in path.by_kind_ps.items():
+        parts[_plain(name)] = parts.get(_plain(name), 0) + part
+    return parts
 
 
 def comparison_table(predicted: Timeline, measured: Timeline) -> Table:
@@ -133,19 +146,17 @@ def comparison_table(predicted: Timeline, measured: Timeline) -> Table:
     Communication counts from its start on a rank to its end there, waiting for others included, so on a run it may be
     longer than its price although the step is not.
     """
-    first, second = time_by_call_s(predicted), time_by_call_s(measured)
-    rows = []
-    for call in sorted(first | second, key=lambda call: -max(first.get(call, 0.0), second.get(call, 0.0))):
-        a, b = first.get(call), second.get(call)
-        cells = ["none" if value is None else Seconds(value) for value in (a, b)]
-        rows.append((call, *cells, "" if a is None or b is None or not a else Change(b / a - 1)))
-    titles = _titles([predicted, measured])
+    titles, times = _titles([predicted, measured]), [time_by_call_s(predicted), time_by_call_s(measured)]
+    records = []
+    for call in sorted({*times[0], *times[1]}, key=lambda call: -max(spent.get(call, 0.0) for spent in times)):
+        values = [spent.get(call) for spent in times]
+        cells = ("none" if value is None else Seconds(value) for value in values)
+        difference = _difference(values)
+        records.append({"call": call, **dict(zip(titles, cells, strict=True)), "difference": difference})
     note = (
         "Communication counts from its start on a rank (on a run: from its issue) to its end there, waiting included."
     )
-    return Table(
-        title="Time per call, rank and step", columns=("call", *titles, "difference"), rows=tuple(rows), notes=(note,)
-    )
+    return Table.of("Time per call, rank and step", records, notes=[note])
 
 
 def actions_table(timeline: Timeline) -> Table:
@@ -158,31 +169,36 @@ def actions_table(timeline: Timeline) -> Table:
     for rank, name, start, end in zip(*(column[rows].tolist() for column in columns), strict=True):
         entry = times.setdefault((rank, read_label(timeline.names[name][0]).text), [start, end, 0])
         entry[1], entry[2] = max(entry[1], end), entry[2] + end - start
-    body = tuple(
-        (rank, label, *(Seconds(each / PS_PER_S) for each in (start - begin, end - begin, busy)))
+    return Table.of(f"Actions ({timeline.kind})", (
+        {"rank": rank, "action": label, "from": Seconds((start - begin) / PS_PER_S),
+         "to": Seconds((end - begin) / PS_PER_S), "busy": Seconds(busy / PS_PER_S)}
         for (rank, label), (start, end, busy) in sorted(times.items(), key=lambda item: (item[0][0], item[1][0]))
-    )
-    return Table(title=f"Actions ({timeline.kind})", columns=("rank", "action", "from", "to", "busy"), rows=body)
+    ))  # fmt: skip
 
 
-_STEP, *_OTHERS = (figure.title for figure in FIGURES.values())
-CHANGED = (_STEP, "change", *_OTHERS)
-"""Columns of the cells of `changed_rows` after the name."""
+STEP = FIGURES["step_s"].title
 
 
-def changed_rows(steps: Sequence[tuple[str, Any]]) -> list[list[Cell]]:
-    """A row for each named step: its figures, behind the step its change against the first one."""
-    named = [(name, figures_of(step)) for name, step in steps]
-    base_s, rows = named[0][1]["step_s"], list[list[Cell]]()
-    for at, (name, values) in enumerate(named):
-        step, *others = (FIGURES[key].form(value) for key, value in values.items())
-        rows.append([name, step, Change(values["step_s"] / base_s - 1) if at and base_s else None, *others])
-    return rows
+def changed_records(steps: Sequence[tuple[str, Any]], column: str) -> list[dict[str, Cell]]:
+    """A record for each named step: its figures, behind the step its change against the first one.
+
+    Args:
+        steps: (name, timeline, forecast or outcome).
+        column: of the names.
+    """
+    records: list[dict[str, Cell]] = []
+    base_s = figures_of(steps[0][1])["step_s"]
+    for name, step in steps:
+        cells = figure_cells(step)
+        step_s = cells.pop(STEP)
+        change = Change(float(step_s or 0) / base_s - 1) if records and base_s else None
+        records.append({column: name, STEP: step_s, "change": change, **cells})
+    return records
 
 
 def figures_table() -> Table:
     """The definitions, for reports and docs."""
-    return Table(
-        title="The figures of a step", columns=("figure", "key", "unit", "definition"),
-        rows=tuple((figure.title, figure.key, figure.unit, figure.definition) for figure in FIGURES.values()),
-    )  # fmt: skip
+    return Table.of("The figures of a step", (
+        {"figure": figure.title, "key": figure.key, "unit": figure.unit, "definition": figure.definition}
+        for figure in FIGURES.values()
+    ))  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import shorten
 from typing import Any
 
 from plans.units import Change, Count, Quantity, Share
@@ -15,7 +16,7 @@ __all__ = ["scores_table", "validation_page"]
 
 _MOST_POINTS = 2_000
 _MOST_SERIES = 8
-"""Largest number of sources with their of_metric colour in a chart; others are drawn together."""
+"""Largest number of sources with their own colour in a chart; others are drawn together."""
 
 _OTHERS = "others"
 
@@ -57,21 +58,21 @@ def _error(row: Row) -> float:
 
 def scores_table(sources: Sequence[Row]) -> Table:
     """A row for every source and metric."""
-    return Table(
-        title="Errors of the predictions, by source and metric",
-        columns=("source", "metric", "rows", "mean error", "median", "bias", "inside", "order"),
-        rows=tuple(
-            (
-                str(score["source"])[:70], score["metric"], Count(score["rows"]), Share(score["mape"]),
-                Share(score["median_ape"]), Change(score["bias"]), Share(score["within_interval"]),
-                None if score["pair_order"] is None else Share(score["pair_order"]),
-            )
+    return Table.of(
+        "Errors of the predictions, by source and metric",
+        (
+            {
+                "source": str(score["source"]), "metric": score["metric"], "rows": Count(score["rows"]),
+                "mean error": Share(score["mape"]), "median": Share(score["median_ape"]),
+                "bias": Change(score["bias"]), "inside": Share(score["within_interval"]),
+                "order": None if score["pair_order"] is None else Share(score["pair_order"]),
+            }
             for score in sources
         ),
-        notes=(
+        notes=[
             "inside: share of rows with a value inside the interval of the prediction; it should be 90 %.",
             "order: share of the pairs of rows with different layouts that are in the right order.",
-        ),
+        ],
     )  # fmt: skip
 
 
@@ -89,11 +90,11 @@ def _charts(rows: Sequence[Row]) -> Iterator[Chart]:
                 if row["source"] == source or (source == _OTHERS and row["source"] not in shown)
             ]
             some = some[:: -(-len(some) // (_MOST_POINTS // len(shown)))]
-            name = source[:60] or "no source"
-            points = [(row["value"], row["predicted"], _told(row)) for row in some]
+            name = shorten(source, 60, placeholder=" ...") or "no source"
+            points = [(row["value"], row["predicted"], _described(row)) for row in some]
             spread = [(row["low"], row["high"]) for row in some]
             values.append(Series(name=name, points=points, spread=spread))
-            errors.append(Series(name=name, points=[(row["value"], _error(row), _told(row)) for row in some]))
+            errors.append(Series(name=name, points=[(row["value"], _error(row), _described(row)) for row in some]))
         scale = Scale(x=f"measured {metric}", y=f"predicted {metric}", log_x=True, log_y=True, diagonal=True)
         note = f"{len(of_metric)} rows with their intervals. Hover over a point to read its row."
         yield series_chart(values, scale, title=f"{metric}: predicted against measured", caption=note)
@@ -101,28 +102,28 @@ def _charts(rows: Sequence[Row]) -> Iterator[Chart]:
         yield series_chart(errors, scale, title=f"{metric}: predicted / measured - 1")
 
 
-def _told(row: Row) -> str:
-    return f"row {row['row']}: {row['value']:.4g} measured, {row['predicted']:.4g} predicted ({_error(row):+.1%})"
+def _described(row: Row) -> str:
+    values = f"{row['value']:.4g} measured, {row['predicted']:.4g} predicted"
+    return f"row {row['row']}: {values} ({Change(_error(row))})"
 
 
 def _worst(rows: Sequence[Row]) -> Table:
-    return Table(
-        title="Click on a column to sort",
-        columns=("row", "source", "model", "devices", "software", "metric", "measured", "predicted", "error", "low",
-                 "high"),
-        rows=tuple(
-            (
-                int(row["row"]), str(row["source"])[:40], str(row.get("label_model", "")), row["machine"], row["stack"],
-                row["metric"], Quantity(row["value"]), Quantity(row["predicted"]), Change(_error(row)),
-                Quantity(row["low"]), Quantity(row["high"]),
-            )
-            for row in sorted(rows, key=lambda row: -abs(_error(row)))
-        ),
-    )  # fmt: skip
+    return Table.of("Click on a column to sort", (
+        {
+            "row": int(row["row"]), "source": shorten(str(row["source"]), 40, placeholder=" ..."),
+            "model": str(row.get("label_model", "")), "devices": row["machine"], "software": row["stack"],
+            "metric": row["metric"], "measured": Quantity(row["value"]), "predicted": Quantity(row["predicted"]),
+            "error": Change(_error(row)), "low": Quantity(row["low"]), "high": Quantity(row["high"]),
+        }
+        for row in sorted(rows, key=lambda row: -abs(_error(row)))
+    ))  # fmt: skip
 
 
 def _skipped(skipped: Sequence[Row]) -> Table:
-    counts = Counter(each["reason"] for each in skipped).most_common()
-    first = {reason: next(each["row"] for each in skipped if each["reason"] == reason) for reason, _ in counts}
-    rows = tuple((reason, Count(count), int(first[reason])) for reason, count in counts)
-    return Table(title="Why", columns=("reason", "rows", "first row"), rows=rows)
+    rows: dict[str, list[Row]] = {}
+    for row in skipped:
+        rows.setdefault(row["reason"], []).append(row)
+    return Table.of("Why", (
+        {"reason": reason, "rows": Count(len(alike)), "first row": int(alike[0]["row"])}
+        for reason, alike in sorted(rows.items(), key=lambda item: -len(item[1]))
+    ))  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from plans.units import Change, Seconds, Share
 from reports.charts import Chart, bars
 from reports.tables import Table
-from reports.time_tables import CHANGED, changed_rows
+from reports.time_tables import changed_records
 from simulator import Outcome
 from simulator.study.sensitivity import Effect
 
@@ -17,36 +17,25 @@ __all__ = ["sensitivity_table", "tornado_picture", "what_if_table"]
 def what_if_table(base: Outcome, changed: Sequence[tuple[str, Outcome]], note: str = "") -> Table:
     """The base in the first row, every change below it; goodput only where checkpoints or failures are among them."""
     rows = [("unchanged", base), *changed]
-    with_goodput = any(row.goodput.fraction != 1.0 for _, row in rows)
-    columns, body = ("what if", *CHANGED), changed_rows(rows)
-    if with_goodput:
-        columns = (*columns, "goodput", "effective step")
-        for cells, (_, each) in zip(body, rows, strict=True):
-            cells += [Share(each.goodput.fraction), Seconds(each.goodput.effective_step_s)]
+    records = changed_records(rows, "what if")
+    if any(row.goodput.fraction != 1.0 for _, row in rows):
+        for record, (_, row) in zip(records, rows, strict=True):
+            record["goodput"] = Share(row.goodput.fraction)
+            record["effective step"] = Seconds(row.goodput.effective_step_s)
     best = {row.goodput.best_every_steps for _, row in rows} - {None}
     notes = [note] if note else []
     if len(best) == 1:
         notes.append(f"Least is wasted with a checkpoint every {best.pop()} steps (Daly 2006).")
-    return Table(title="What if", columns=columns, rows=body, notes=tuple(notes))
+    return Table.of("What if", records, notes=notes)
 
 
 def sensitivity_table(effects: Sequence[Effect]) -> Table:
     """The effect of lowering and raising every quantity, the largest effect first."""
-    by = effects[0].by if effects else 0.0
-    rows = tuple(
-        (
-            effect.knob,
-            *(Change(effect.change(value)) for value in (effect.low_s, effect.high_s)),
-            Seconds(effect.swing_s),
-        )
+    return Table.of("Sensitivity: change of the step time with each quantity decreased and increased", (
+        {"knob": effect.knob, f"{-100 * effect.by:+.0f} %": Change(effect.change(effect.low_s)),
+         f"{100 * effect.by:+.0f} %": Change(effect.change(effect.high_s)), "swing": Seconds(effect.swing_s)}
         for effect in effects
-    )
-    columns = ("knob", f"{-100 * by:+.0f} %", f"{100 * by:+.0f} %", "swing")
-    return Table(
-        title="Sensitivity: change of the step time with each quantity decreased and increased",
-        columns=columns,
-        rows=rows,
-    )
+    ))  # fmt: skip
 
 
 def tornado_picture(effects: Sequence[Effect], *, title: str = "What the step time depends on") -> Chart:

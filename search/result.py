@@ -13,7 +13,7 @@ from plans.errors import TwofoldError
 from plans.plan import Plan
 from plans.redistribution import Step, redistribute
 from plans.shown import Shown
-from plans.units import Bytes, Seconds
+from plans.units import Bytes, Seconds, Share
 from search.candidate import Candidate, describe
 
 __all__ = ["Alternative", "LazyAlternatives", "NothingFits", "Rejected", "SearchResult", "pareto_front"]
@@ -154,7 +154,7 @@ class SearchResult(Shown, Generic[PlanT]):
     def __repr__(self) -> str:
         count = len(self.plans)
         best = f"the best {_predicted(self.best)[0] * 1e3:.4g} ms" if count else "none fits"
-        return f"<SearchResult: {count} plan{'s' * (count != 1)}, {best}, gap {self.gap:.1%}>"
+        return f"<SearchResult: {count} plan{'s' * (count != 1)}, {best}, gap {Share(self.gap)}>"
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -206,9 +206,9 @@ class SearchResult(Shown, Generic[PlanT]):
         sentences = [] if self.complete else ["Stopped early: this is the best plan so far."]
         is_beyond = isinstance(self.best, Candidate) and self.best.degrees.takes_turns
         space = "the search space" + (" (which has no slices or pairs)" if is_beyond else "")
-        if_margin = f", if no estimate exceeds its forecast by more than {self.margin:.1%}" if self.margin else ""
+        if_margin = f", if no estimate exceeds its forecast by more than {Share(self.margin)}" if self.margin else ""
         if self.contention_margin:
-            if_margin += f" and contention shortens no step by more than {self.contention_margin:.1%}"
+            if_margin += f" and contention shortens no step by more than {Share(self.contention_margin)}"
         if self.num_proven > 1:
             sentences.append(
                 f"Proven: the first {self.num_proven} plans have the shortest forecasts of {space}{if_margin}."
@@ -216,14 +216,14 @@ class SearchResult(Shown, Generic[PlanT]):
         elif self.num_proven:
             sentences.append(f"Proven: the first plan has the shortest forecast of {space}{if_margin}.")
         elif is_beyond or not self.complete or self.lower_bound_s > self.relaxed_bound_s:
-            most = "less than 0.1% longer than" if self.gap < 5e-4 else f"at most {_longer_than(self.gap)}"
+            most = "less than 0.1 % longer than" if self.gap < 5e-4 else f"at most {_longer_than(self.gap)}"
             sentences.append(f"Its forecast is {most} the shortest of {space}{if_margin}.")
-        relaxed = f"the optimistic relaxation ({self.relaxed_bound_s:.4g} s)" if self.method == "search" else ""
+        relaxed = f"the optimistic relaxation ({Seconds(self.relaxed_bound_s)})" if self.method == "search" else ""
         bounds = [f"{_longer_than(self.gap_to_relaxation)} {relaxed}"] if relaxed else []
-        bounds.append(f"{_longer_than(self.gap_to_physics)} the physical bound ({self.physics_bound_s:.4g} s)")
+        bounds.append(f"{_longer_than(self.gap_to_physics)} the physical bound ({Seconds(self.physics_bound_s)})")
         sentences.append(f"{'Its step' if relaxed else f'Method {self.method}: its step'} is {' and '.join(bounds)}.")
         counts = f"{self.num_evaluated} plans evaluated" + (f", {self.num_nodes} nodes" if self.num_nodes else "")
-        return f"{' '.join(sentences)} {counts}, {self.search_s:.2f} s."
+        return f"{' '.join(sentences)} {counts}, {Seconds(self.search_s)}."
 
     def table(self) -> str:
         """One line per plan: rank, predicted step, peak memory, configuration."""
@@ -317,7 +317,7 @@ def _stored_redistributions(plan: Plan) -> list[str]:
 
 
 def _longer_than(gap: float) -> str:
-    return f"{gap:.1%} longer than" if gap < 10 else f"{gap + 1:.3g} times as long as"
+    return f"{Share(gap)} longer than" if gap < 10 else f"{gap + 1:.3g} times as long as"
 
 
 def _steps(steps: Sequence[Step]) -> str:

@@ -39,7 +39,7 @@ def test_the_page_of_a_prediction_holds_what_predict_says(tmp_path: Path, capsys
     assert '<meta name="twofold-report" content="prediction">' in page
     assert sections_of(page) == ["step", "memory", "limits", "pipeline", "further"]
     assert "Made by twofold: <code>twofold predict --model llama-3-8b" in page
-    critical = re.search(r"<caption>Critical path.*?</table>", page, re.DOTALL)[0]
+    critical = re.search(r'<p class="caption">Critical path.*?</table>', page, re.DOTALL)[0]
     shares = [float(share) for share in re.findall(r'data-key="([\d.e-]+)">[\d.]+ %', critical)]
     assert len(shares) > 2 and sum(shares) == pytest.approx(1, abs=1e-9)
     stages = re.search(r'aria-label="Where the step of every pipeline rank goes".*?</svg>', page, re.DOTALL)[0]
@@ -89,7 +89,7 @@ def test_the_page_of_a_grid(tmp_path: Path) -> None:
     assert f"<dd>tp = {best['tp']}, micro_batch = {best['micro_batch']}, recompute = {best['recompute']}</dd>" in page
     fitting = [row for row in found.rows if row.get("fits")]
     highest = {tp: max(row["tokens_per_s"] for row in fitting if row["tp"] == tp) for tp in (1, 2, 4)}
-    by_axis = re.search(r"<caption>The best point of every value.*?</table>", page, re.DOTALL)[0]
+    by_axis = re.search(r'<p class="caption">The best point of every value.*?</table>', page, re.DOTALL)[0]
     change = re.search(r"<td>tp</td>.*?([+-][\d.]+) %</td></tr>", by_axis)[1]
     assert float(change) == pytest.approx(100 * (min(highest.values()) / max(highest.values()) - 1), abs=0.05)
     trade = re.search(r'aria-label="Tokens/s against price of 10\^9 tokens".*?</svg>', page, re.DOTALL)[0]

@@ -48,7 +48,7 @@ def test_of_equal_plans_the_simplest_comes_first(found):
     chosen = preferred(ranked, 3)
     assert chosen.num_equal == 2 and chosen.plans == (slower, odd, much_slower)
     assert chosen.num_proven == 0 and chosen.gap == pytest.approx(0.009)
-    assert "at most 0.9% longer than the shortest of the search space" in chosen.summary()
+    assert "at most 0.9 % longer than the shortest of the search space" in chosen.summary()
 
 
 def test_a_plan_that_is_proven_stays_proven_where_nothing_moves(found):

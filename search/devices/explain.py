@@ -14,6 +14,7 @@ import numpy as np
 from costmodels import Machine
 from plans.degrees import Degrees, even_layers
 from plans.errors import TwofoldError
+from plans.units import Bytes, Seconds
 from search.candidate import Candidate, describe
 from search.devices.branch import Branching
 from search.devices.problem import Pins, Problem
@@ -185,7 +186,7 @@ def _neighbour(branching: Branching, best: Candidate, change: str, pins: Pins) -
         )
     memory = [each.excess_bytes or 0 for each in part.rejected if each.reason == "memory"]
     if memory:
-        reason = f"does not fit: {min(memory) / 1e9:.2f} GB too much"
+        reason = f"does not fit: {Bytes(min(memory))} too much"
     else:
         reason = "; ".join(dict.fromkeys(each.reason for each in part.rejected)) or "cannot be made"
     return Alternative(subject="degrees", change=change, reason=reason, extra_s=None)
@@ -197,7 +198,7 @@ def _difference(best: Candidate, other: Candidate) -> str:
         name: composition(other)[name] - seconds for name, seconds in composition(best).items()
     }  # fmt: skip
     name = max(sorted(parts), key=lambda each: parts[each])
-    return f"{name} {parts[name]:+.3g} s" if parts[name] > _EQUAL_S else "equal"
+    return f"{name} +{Seconds(parts[name])}" if parts[name] > _EQUAL_S else "equal"
 
 
 def composition(found: Candidate) -> dict[str, float]:

@@ -14,6 +14,7 @@ from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
 from plans.model.graph import Graph
 from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.units import Seconds
 from search.attach_prediction import predicted
 from search.operators.equal_blocks import alike_plans
 from search.operators.fitting import leaner_plan, peaks, picks_that_may_fit
@@ -188,7 +189,7 @@ class PlanSearch:
                 step_s = _rank(plan)[0]
                 found.append((not self._fits(plan), step_s, len(found), shape))
                 asked[:] = [pipeline_shape for *_, pipeline_shape in sorted(found)]
-                self.say(f"{shape}, data parallel: {step_s:.4g} s")
+                self.say(f"{shape}, data parallel: {Seconds(step_s)}")
                 if step_s > min(before_s, _WORTH_VARYING * min(found)[1]):
                     break
                 before_s = step_s
@@ -208,7 +209,7 @@ class PlanSearch:
             found.append(((not self._fits(plan), plan.prediction.step_s, len(found)), option))
             found.sort()
             asked[:] = [costs.space.shape(each) for _, each in found]
-            self.say(f"{shape}: {plan.prediction.step_s:.4g} s")
+            self.say(f"{shape}: {Seconds(plan.prediction.step_s)}")
 
         for option in filter(self._is_plain, options):
             if (estimate_s := ranking.take(option)) < float("inf"):
@@ -239,7 +240,7 @@ class PlanSearch:
         for number, (stage, found) in enumerate(zip(shape.names, answers, strict=True)):
             self.say(
                 f"stage {number}: {len(stage)} operators on {shape.widths[number]} devices, additive cost "
-                f"{found[0].cost_s:.4g} s"
+                f"{Seconds(found[0].cost_s)}"
             )
         for pick in _picks([len(found) for found in answers]):
             if self._tried and self.is_over():
