@@ -12,7 +12,8 @@ from interop.measurements.precisions import BLACKWELL, HOPPER, Precision, has_pr
 from interop.measurements.spellings import is_offloaded, switch_named
 
 __all__ = [
-    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_TITLE", "ROW", "ZERO_BUBBLE", "Cells", "Skip",
+    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_TITLE", "PARTS", "READ_AS", "ROW",
+    "ZERO_BUBBLE", "Cells", "Skip",
 ]  # fmt: skip
 
 _OFTEN_FLOAT8 = r"nemo\b|megatron-?bridge|transformer ?engine"
@@ -45,6 +46,9 @@ BAD_COLUMN, BAD_VALUE, BAD_REASON = "bad column", "bad value", "bad reason"
 ROW, FIGURE, FROM_TITLE = "row of the table", "figures of the row", "columns from a title"
 """Keys of a row: its number in the table, its own figure among all of that table row, and the cells that come from a
 title."""
+
+READ_AS, PARTS = "read as", "devices of the rate"
+"""Keys of a row: how its figure was read where that is not plain, and by how many devices a rate was divided."""
 
 
 class Skip(Exception):
@@ -108,12 +112,13 @@ class Cells:
             raise Skip(f"value {text!r} is not a positive number", "value")
         if not _LEAST_VALUE <= value <= _MOST_VALUE:
             raise Skip(f"value {text!r} is not plausible for {metric}", "value")
+        assumed = (self.row[READ_AS],) if READ_AS in self.row else ()
         if metric == "mfu_percent":
             if 0.02 <= value < 1:
-                return metric, 100 * value, (f"mfu {value:g} is a share: {100 * value:g} %",)
+                return metric, 100 * value, (*assumed, f"mfu {value:g} is a share: {100 * value:g} %")
             if not 1 <= value <= 100:
                 raise Skip(f"value {text!r} is not a percentage of the peak", "value")
-        return metric, value, ()
+        return metric, value, assumed
 
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         text = self.text(name)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from interop.measurements.numbers import number
 from interop.measurements.spellings import level_named, switch_named
 
-__all__ = ["NO_FSDP", "USUAL_NODE", "BadCell", "plain_row"]
+__all__ = ["NO_FSDP", "USUAL_NODE", "BadCell", "degrees_in", "ordered_degrees", "plain_row"]
 
 _WORDS = {
     "tp": r"tp|tensor|model", "pp": r"pp|pipeline", "dp": r"dp|data|fsdp", "cp": r"cp|context", "ep": r"ep|expert",
@@ -62,6 +62,7 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     made = dict(row)
     if layout := made.pop("layout", ""):
         _fill(made, _layout(layout, headers.get("layout", "")))
+    _fill(made, degrees_in(made.get("notes", "")))
     if headers.get("zero_level", "").strip().lower() == "fsdp" and (cell := made.get("zero_level", "")):
         ways = number(cell)
         if ways is None:
@@ -98,6 +99,22 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     return made
 
 
+_DEGREES = re.compile(r"(?<![a-z])(tp|pp|dp|cp|ep|vpp?|fsdp)[ =:]*(\d+)(?![\d.])", re.I)
+
+
+def degrees_in(words: str) -> dict[str, str]:
+    """Degrees that words contain with their numbers; none where two of a kind differ.
+
+    >>> degrees_in("FSDP 32, TP 8"), degrees_in("FSDP2, TP4 PP2"), degrees_in("TP 2 beside TP 4")
+    ({'dp': '32', 'tp': '8'}, {'tp': '4', 'pp': '2'}, {})
+    """
+    plain = re.sub(r"\bfsdp-?[12]\b(?! *[=:])", "", words, flags=re.I)  # versions
+    found = [
+        ({"fsdp": "dp", "vp": "vpp"}.get(name.lower(), name.lower()), count) for name, count in _DEGREES.findall(plain)
+    ]
+    return dict(found) if len({name for name, _ in found}) == len(found) else {}
+
+
 def _fill(row: dict[str, str], found: Mapping[str, str]) -> None:
     for column, cell in found.items():
         if not row.get(column):
@@ -111,14 +128,28 @@ def _count(column: str, text: str) -> int:
     return int(found)
 
 
-def _layout(text: str, header: str) -> dict[str, str]:
-    """Degrees in a cell: in the order of its header, or each with its name."""
+def ordered_degrees(text: str, header: str) -> dict[str, str]:
+    """Degrees and batches in the order of a header that names them; none where the header or the cell has others.
+
+    Raises:
+        BadCell: another number of values than of names.
+
+    >>> ordered_degrees("8x4", "TP x PP"), ordered_degrees("TP 8", "Parallelism")
+    ({'tp': '8', 'pp': '4'}, {})
+    """
     order = [_SHORT[part] for part in re.findall(r"[a-z]+", header.lower()) if part in _SHORT]
     numbers = re.findall(r"\d+", text)
-    if order and not re.search(r"[a-wyz]", text.lower()):
-        if len(order) != len(numbers):
-            raise BadCell("layout", text, f"layout is {text!r}, not {len(order)} numbers as {header!r} says")
-        return dict(zip(order, numbers, strict=True))
+    if not order or re.search(r"[a-wyz]", text.lower()):
+        return {}
+    if len(order) != len(numbers):
+        raise BadCell("layout", text, f"layout is {text!r}, not {len(order)} numbers as {header!r} says")
+    return dict(zip(order, numbers, strict=True))
+
+
+def _layout(text: str, header: str) -> dict[str, str]:
+    """Degrees in a cell: in the order of its header, or each with its name."""
+    if ordered := ordered_degrees(text, header):
+        return ordered
     found, low = {}, re.sub(r"\bfsdp-?[12]\b(?! *[=:])", "fsdp", text.lower())  # versions, not degrees
     for column, words in _WORDS.items():
         after = re.search(rf"\b(?:{words})[a-z -]*[=:_ ]*(\d+)", low)
@@ -134,17 +165,21 @@ def _layout(text: str, header: str) -> dict[str, str]:
     return found
 
 
+_BATCH = re.compile(r"(train[ _]?)?(batch|bs)([ _]?size)?")
+"""A header that leaves open whose batch it is."""
+
+
 def _batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
     """The batch in sequences: of tokens where its header or cell says so, of accumulated micro-batches where blank."""
+    _batch_of_lengths(row)
     text, header = row.get("global_batch", ""), headers.get("global_batch", "").lower()
     accumulation = row.pop("accumulation", "")
-    if (
-        text
-        and accumulation
-        and not row.get("micro_batch")
-        and re.fullmatch(r"(train[ _]?)?(batch|bs)([ _]?size)?", header)
-    ):
+    if text and accumulation and not row.get("micro_batch") and _BATCH.fullmatch(header):
         row["micro_batch"] = row.pop("global_batch")  # beside a number of micro-batches it is the size of one
+        text = ""
+    ways = _replicas(row) if text and not row.get("micro_batch") and not accumulation else 0
+    if ways and _BATCH.fullmatch(header) and (number(text) or ways) < ways:  # fewer than replicas: of each of them
+        row["micro_batch"] = row.pop("global_batch")
         text = ""
     if text and re.search(r"tok|\(t\)", header + text.lower()):
         seq = number(row.get("seq", ""))
@@ -161,6 +196,27 @@ def _batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
             row["global_batch"] = str(
                 _count("accumulation", accumulation) * _count("micro_batch", row["micro_batch"]) * ways
             )
+
+
+_LENGTHS = re.compile(r"(\d+) ?(?:seqs?|sequences|samples)? ?[x\u00d7*] ?(\d[\d,]*k?) ?(?:tokens|toks?)?(.*)", re.I)
+"""Sequences and their length: "8 seqs x 2048 tokens per GPU"."""
+
+
+def _batch_of_lengths(row: dict[str, str]) -> None:
+    """Split a batch that states the length of its sequences; one "per GPU" is a micro-batch."""
+    for column in ("global_batch", "micro_batch"):
+        found = _LENGTHS.fullmatch(row.get(column, "").strip())
+        if found is None or (number(found[2]) or 0) < _SHORTEST:
+            continue
+        _fill(row, {"seq": found[2]})
+        row[column] = found[1]
+        if column == "global_batch" and re.search(r"(?:per|/|each) ?(?:gpu|device|npu|card)", found[3], re.I):
+            row.pop(column)
+            _fill(row, {"micro_batch": found[1]})
+
+
+_SHORTEST = 128
+"""Tokens of the shortest sequence of a batch that states it."""
 
 
 def _thousands(seq: float) -> float:

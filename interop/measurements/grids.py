@@ -7,9 +7,11 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html.parser import HTMLParser
+from functools import partial
 from typing import Any
 
+from interop.measurements.markup import html_tables, latex_tables
+from interop.measurements.numbers import number
 from plans.errors import TwofoldError
 from plans.reading import json_of
 
@@ -22,9 +24,6 @@ _MOST_ABOVE = 30
 _RULE = re.compile(r"\s*[|+]?[\s:|+=-]*-[\s:|+=-]*[|+][\s:|+=-]*$|\s*\|\s*:?-+:?\s*\|\s*$")
 
 
-_TABULAR = re.compile(r"\\begin\{tabular\w*\*?\}(?:\[[^\]]*\])?\{(?:[^{}]|\{[^{}]*\})*\}(.*?)\\end\{tabular", re.S)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
     """One table.
@@ -32,12 +31,14 @@ class Grid:
     Args:
         headers: of the columns.
         rows: as long as `headers`.
+        above: words that qualify each column, from merged cells above its header or parts of one below it.
         titles: the lines about it, the nearest first: those between it and the table before it, then the headings
             above.
     """
 
     headers: list[str]
     rows: Iterator[list[str]]
+    above: list[str]
     titles: tuple[str, ...] = ()
 
 
@@ -60,9 +61,9 @@ def grids_of(text: str, knows: Callable[[str], bool]) -> Iterator[Grid]:
     if start in ("{", "[") and (records := _records(text)):
         yield _of_records(records)
     elif re.search(r"<table\b", text, re.I):
-        yield from _of_html(text, knows)
+        yield from (_grid(rows, knows, titles) for titles, rows in html_tables(text))
     elif r"\begin{tabular" in text:
-        yield from _of_latex(text, knows)
+        yield from (_grid(rows, knows, titles) for titles, rows in latex_tables(text))
     elif any(_RULE.match(line) for line in text.splitlines()):
         yield from _of_markdown(text.splitlines(), knows)
     else:
@@ -70,40 +71,86 @@ def grids_of(text: str, knows: Callable[[str], bool]) -> Iterator[Grid]:
 
 
 def _grid(cells: Iterable[list[str]], knows: Callable[[str], bool], titles: Sequence[str] = ()) -> Grid:
-    """A table whose header is the line with most known headers; the lines above it are a title."""
+    """A table whose header is the line with most known headers, and lines next to it; those above are a title."""
     rows = iter(cells)
-    above = [row for _, row in zip(range(_MOST_ABOVE), rows, strict=False)]
-    known = [sum(knows(header) for header in row) for row in above]
+    first = [row for _, row in zip(range(_MOST_ABOVE), rows, strict=False)]
+    known = [sum(knows(header) for header in row) for row in first]
     place = known.index(max(known)) if known else 0
-    if len(above) < _MOST_ABOVE and known[place:] and known[place] < sum(knows(row[0]) for row in above if row):
-        above = [list(column) for column in itertools.zip_longest(*above, fillvalue="")]
+    if len(first) < _MOST_ABOVE and known[place:] and known[place] < sum(knows(row[0]) for row in first if row):
+        first = [list(column) for column in itertools.zip_longest(*first, fillvalue="")]
         place = 0
-    headers = [header.strip() for header in above[place]] if above else []
-    said = tuple(" ".join(filter(None, map(str.strip, row))) for row in reversed(above[:place]))
+    start, stop = _header_lines(first, place, knows)
+    stacks = list(itertools.zip_longest(*first[start:stop], fillvalue=""))
+    headers, above = zip(*(_header(stack, knows) for stack in stacks), strict=True) if stacks else ((), ())
+    said = tuple(" ".join(filter(None, map(str.strip, row))) for row in reversed(first[:start]))
     return Grid(
-        headers=headers, rows=_filled(headers, above[place + 1 :], rows),
+        headers=list(headers), above=list(above), rows=_filled(headers, first[stop:], rows),
         titles=(*filter(None, said), *titles),
     )  # fmt: skip
 
 
-def _filled(headers: list[str], first: Iterable[list[str]], rest: Iterable[list[str]]) -> Iterator[list[str]]:
+def _header_lines(rows: Sequence[Sequence[str]], place: int, knows: Callable[[str], bool]) -> tuple[int, int]:
+    """First and last + 1 of the lines of a header: merged cells stand above, units and parts of merged cells below."""
+    start, stop = place, place + 1
+    while stop < len(rows) and _continues(rows[stop], knows):
+        stop += 1
+    while start and len(rows[start - 1]) > 1 and any(
+        cell and cell == other for cell, other in itertools.pairwise(rows[start - 1])
+    ) and not any(number(cell) is not None for cell in rows[start - 1]):  # fmt: skip
+        start -= 1
+    return (start, stop) if rows else (0, 0)
+
+
+def _continues(row: Sequence[str], knows: Callable[[str], bool]) -> bool:
+    """Whether a line below a header belongs to it: it has a known header and no figures, or units only."""
+    cells = [cell.strip() for cell in row if cell.strip()]
+    if not cells or any(re.match(r"[~\d]", cell) for cell in cells):
+        return False
+    return all(_UNIT.fullmatch(cell) for cell in cells) or (len(cells) > 1 and any(map(knows, cells)))
+
+
+_UNIT = re.compile(r"\(.*\)|\[.*\]")
+
+
+def _header(stack: Sequence[str], knows: Callable[[str], bool]) -> tuple[str, str]:
+    """The header of a column and the words that qualify it, from the cells of the header lines, the uppermost first."""
+    parts = [_without_marks(part) for part in dict.fromkeys(map(str.strip, stack)) if part]
+    if not parts:
+        return "", ""
+    *above, last = parts
+    if above and _UNIT.fullmatch(last):
+        last = f"{above.pop()} {last}"
+    group = " ".join(above)
+    candidates = ((last, group), (f"{last} {group}", ""), (f"{group} {last}", ""), (group, last))
+    return next((each for each in candidates if each[0] and knows(each[0])), (last, group))
+
+
+def _without_marks(cell: str) -> str:
+    """A cell without the marks of footnotes.
+
+    >>> _without_marks("Model[^1]"), _without_marks("MFU\u2020"), _without_marks("12.5*")
+    ('Model', 'MFU', '12.5')
+    """
+    return re.sub(r"(?<=.)(?:\[\^\w+\]|[\u2020\u2021\u00a7\u00b9\u00b2\u00b3*]+)$", "", cell).rstrip()
+
+
+def _filled(headers: Sequence[str], first: Iterable[list[str]], rest: Iterable[list[str]]) -> Iterator[list[str]]:
     """Rows with a cell for every header; empty ones and the rule below a header are left out."""
     for row in itertools.chain(first, rest):
         if any(re.search(r"[^\s:|=+-]", cell) for cell in row):
-            cells = [cell.strip() for cell in row[: len(headers)]]
+            cells = [_without_marks(cell.strip()) for cell in row[: len(headers)]]
             yield cells + [""] * (len(headers) - len(cells))
 
 
 def _of_lines(lines: list[str], knows: Callable[[str], bool]) -> Grid:
-    """Cells apart by commas, semicolons, tabs, or two spaces and more."""
-    first = next((line for line in lines if line.strip()), "")
-    counts = {each: sum(line.count(each) for line in lines[:_MOST_ABOVE]) for each in ",;\t"}
-    delimiter = max(counts, key=lambda each: counts[each])
-    if first.count("\t") >= 2:
-        delimiter = "\t"
-    if not any(counts.values()) or max(len(_spaced(line)) for line in lines[:_MOST_ABOVE]) > 2 > first.count(delimiter):
-        return _grid(_columns([_spaced(line) for line in lines]), knows)
-    return _grid(csv.reader(lines, delimiter=delimiter), knows)
+    """Cells apart by commas, semicolons, tabs, or two spaces and more: whatever leaves the most known headers."""
+    ways: list[Callable[[list[str]], Iterable[list[str]]]] = [partial(csv.reader, delimiter=each) for each in ",;\t"]
+    ways.append(lambda rows: _columns([_spaced(line) for line in rows]))
+
+    def num_known(way: Callable[[list[str]], Iterable[list[str]]]) -> int:
+        return max((sum(map(knows, row)) for row in way(lines[:_MOST_ABOVE])), default=0)
+
+    return _grid(max(ways, key=num_known)(lines), knows)
 
 
 def _spaced(line: str) -> list[str]:
@@ -141,89 +188,43 @@ def _bars(line: str) -> list[str]:
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", plain.strip("|"))]
 
 
-def _of_latex(text: str, knows: Callable[[str], bool]) -> Iterator[Grid]:
-    """The tabulars of a LaTeX text; their captions are titles."""
-    captions = re.findall(r"\\caption\{((?:[^{}]|\{[^{}]*\})*)\}", text)
-    for body in re.findall(
-        r"\\begin\{tabular\w*\*?\}(?:\[[^\]]*\])?\{(?:[^{}]|\{[^{}]*\})*\}(.*?)\\end\{tabular", text, re.S
-    ):
-        plain = re.sub(r"(?<!\\)%.*|\\(top|mid|bottom|c?mid|h|c)(rule|line)(\([^)]*\))?(\{[^}]*\})?", "", body)
-        lines = [re.split(r"(?<!\\)&", line) for line in re.split(r"\\\\(?:\[[^\]]*\])?", plain)]
-        yield _grid([[_plain_latex(cell) for cell in line] for line in lines], knows, captions)
-
-
-def _plain_latex(cell: str) -> str:
-    cell = re.sub(r"\\multi(?:column|row)\{\d+\}\{[^}]*\}", "", cell)
-    cell = re.sub(r"\\times|\\cdot", "x", re.sub(r"\\pm", "\u00b1", cell))
-    cell = re.sub(r"\\(?:textbf|textit|underline|mathbf|text|emph|texttt)\b", "", cell)
-    return re.sub(r"[{}$]|\\(?=[%&_#,])|~", "", cell).strip()
-
-
-class _Tables(HTMLParser):
-    """The cells of all tables of a page, and the text between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables: list[tuple[list[str], list[list[str]]]] = []
-        self._said: list[str] = []
-        self._rows: list[list[str]] | None = None
-        self._cell: list[str] | None = None
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        if tag == "table":
-            self._rows = []
-            self.tables.append((self._said[::-1], self._rows))
-            self._said = []
-        elif tag == "tr" and self._rows is not None:
-            self._rows.append([])
-        elif tag in ("td", "th") and self._rows:
-            self._cell = []
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("td", "th") and self._cell is not None and self._rows:
-            self._rows[-1].append(" ".join("".join(self._cell).split()))
-            self._cell = None
-        elif tag == "table":
-            self._rows = None
-
-    def handle_data(self, data: str) -> None:
-        if self._cell is not None:
-            self._cell.append(data)
-        elif self._rows is None and data.strip():
-            self._said.append(data.strip())
-
-
-def _of_html(text: str, knows: Callable[[str], bool]) -> Iterator[Grid]:
-    parser = _Tables()
-    parser.feed(text)
-    for titles, rows in parser.tables:
-        yield _grid(rows, knows, titles)
-
-
-def _records(text: str) -> list[Mapping[str, Any]]:
-    """The objects of a JSON text or of its lines; none where it is neither."""
-    found: Any
+def _records(text: str) -> list[Mapping[str, str]]:
+    """The innermost objects of a JSON text or of its lines, each with what the objects around it state; none where it
+    is neither."""
     try:
-        found = json_of(text.encode(), "the table")
+        found: Any = json_of(text.encode(), "the table")
     except TwofoldError:
         try:
             found = [json_of(line.encode(), "the table") for line in text.splitlines() if line.strip()]
         except TwofoldError:
             return []
-    if isinstance(found, dict):
-        found = next((own for own in found.values() if isinstance(own, list)), [found])
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return list(_flat(found, {}))
 
 
-def _of_records(records: Sequence[Mapping[str, Any]]) -> Grid:
-    flat = [dict(_leaves(record)) for record in records]
-    headers = list(dict.fromkeys(name for each in flat for name in each))
-    return Grid(headers=headers, rows=([each.get(name, "") for name in headers] for each in flat))
+def _flat(value: Any, around: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _flat(item, around)
+    elif isinstance(value, dict):
+        own = {**around, **dict(_leaves(value))}
+        lists = [
+            item for item in value.values() if isinstance(item, list) and any(isinstance(part, dict) for part in item)
+        ]
+        if not lists:
+            yield own
+        for item in lists:
+            yield from _flat(item, own)
+
+
+def _of_records(records: Sequence[Mapping[str, str]]) -> Grid:
+    headers = list(dict.fromkeys(name for record in records for name in record))
+    rows = ([record.get(name, "") for name in headers] for record in records)
+    return Grid(headers=headers, above=[""] * len(headers), rows=rows)
 
 
 def _leaves(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in record.items():
         if isinstance(value, dict):
             yield from _leaves(value)
-        else:
+        elif not isinstance(value, list):
             yield name, "" if value is None else str(value)

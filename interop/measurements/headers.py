@@ -25,15 +25,15 @@ COLUMNS = (
 )  # fmt: skip
 """The columns of a row."""
 
-COMPOSED = ("nodes", "per_node", "accumulation", "layout", "unit", "year", "offload", "float8")
+COMPOSED = ("tokens", "nodes", "per_node", "accumulation", "layout", "unit", "year", "offload", "float8")
 """Columns whose cells determine those of others (`interop.measurements.composed`)."""
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "source": ("software", "framework", "stack", "library", "reference", "code", "codebase", "system", "backend",
-               "trainer", "框架"),
+               "trainer", "impl", "implementation", "trainingframework", "框架"),
     "model": ("modelname", "modelsize", "network", "modeltype", "size", "params", "parameters", "architecture",
               "numparameters", "numparams", "modelparams", "parametersize", "benchmark", "workload", "modèle",
-              "模型", "参数", "参数量"),
+              "模型", "参数", "参数量", "规格", "modelparameters", "name"),
     "layers": ("numlayers", "nlayers", "l", "numhiddenlayers", "layer", "depth", "numberoflayers", "nlayer",
                "层数"),
     "hidden": ("hiddensize", "dmodel", "h", "width", "modeldim", "embeddim", "hiddendim", "embeddingsize",
@@ -54,10 +54,12 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
                     "pergpubatchsize", "pergpubatch", "batchdevice", "batchperdevice", "batchsizeperdevice",
                     "minibatchpergpu", "微批", "localbatch", "microbatchsizeperdevice"),
     "tp": ("tensorparallel", "tensormodelparallelsize", "tensorparallelism", "tpsize", "t", "tensorparallelsize",
-           "tpdegree", "tensor", "mp", "modelparallel", "modelparallelsize"),
+           "tpdegree", "tensor", "mp", "modelparallel", "modelparallelsize", "tensormodelparallel",
+           "模型并行", "张量并行"),
     "pp": ("pipelineparallel", "pipelinemodelparallelsize", "pipelineparallelism", "ppsize", "p",
-           "pipelineparallelsize", "ppdegree", "pipeline", "pipelinestages", "pipelinestage", "stages"),
-    "dp": ("dataparallel", "dataparallelsize", "dataparallelism", "dpsize", "d", "dpdegree", "replicas"),
+           "pipelineparallelsize", "ppdegree", "pipeline", "pipelinestages", "pipelinestage", "stages",
+           "pipelinemodelparallel", "流水线并行", "流水并行"),
+    "dp": ("dataparallel", "dataparallelsize", "dataparallelism", "dpsize", "d", "dpdegree", "replicas", "数据并行"),
     "vpp": ("vp", "virtualstages", "virtualpipeline", "interleavedchunks", "vppsize", "modelchunks",
             "virtualpipelineparallel", "virtualpipelineparallelsize", "interleave", "vppdegree"),
     "cp": ("contextparallel", "contextparallelsize", "cpsize", "contextparallelism", "cpdegree"),
@@ -73,7 +75,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "recompute": ("activationcheckpointing", "activationcheckpoint", "activationrecomputation", "checkpointing",
                   "ac", "recomputation", "activationrecompute", "gradientcheckpointing", "actckpt",
                   "actcheckpointing", "recomputegranularity", "remat", "rematerialization", "activationckpt",
-                  "重计算", "usegradientcheckpointing", "enableactivationcheckpointing"),
+                  "重计算", "ckptacts", "actsckpt", "gradckpt", "checkpointactivations",
+                  "usegradientcheckpointing", "enableactivationcheckpointing"),
     "zero_level": ("zero", "zerostage", "sharding", "shardingstrategy", "optimizersharding", "fsdp", "zerolevel",
                    "distributedoptimizer", "fsdpsharding", "shardingstage", "usedistributedoptimizer", "distopt",
                    "distributedopt", "zerooptimization", "fsdpstrategy", "dpstrategy", "dataparallelsharding"),
@@ -82,15 +85,17 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
                  "hardwaretype", "硬件", "acceleratorname", "gputypes"),
     "gpu_count": ("gpus", "numgpus", "ngpus", "devices", "numdevices", "worldsize", "nodesxgpus", "numnpus",
                   "npus", "accelerators", "numaccelerators", "gpucount", "numberofgpus", "chips", "cards",
-                  "totalgpus", "devicenum", "ranksize", "numchips", "cluster", "clustersize", "卡数", "集群"),
+                  "totalgpus", "devicenum", "ranksize", "numchips", "cluster", "clustersize", "ndevices", "ndev",
+                  "scale", "scalegpus", "卡数", "集群"),
     "interconnect": ("network", "links", "fabric", "internodeinterconnect", "networking", "internode", "link",
                      "internodelink", "nic"),
     "precision": ("dtype", "datatype", "mixedprecision", "prec", "精度", "paramsdtype", "computedtype", "amp"),
     "compile": ("torchcompile", "compiled"),
     "async_tp": ("asynctp", "asynctensorparallel"),
     "notes": ("comment", "comments", "remarks", "note", "techniques", "optimizations", "config", "mpmode",
-              "kernel", "attention", "dispatcher", "routing", "features"),
+              "kernel", "attention", "dispatcher", "routing", "features", "technique", "setup", "setting"),
     "provenance": ("version", "release", "commit", "container"),
+    "tokens": ("trainingtokens", "numtokens", "tokenstrained", "traintokens", "totaltokens"),
     "nodes": ("numnodes", "nnodes", "numberofnodes", "hosts", "servers"),
     "per_node": ("gpuspernode", "gpusnode", "devicespernode", "nprocpernode", "npuspernode", "ngpuspernode"),
     "accumulation": ("gradaccum", "gradientaccumulation", "gradientaccumulationsteps", "gas", "ga",
@@ -99,7 +104,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "layout": ("parallelism", "parallelconfig", "parallelstrategy", "strategy", "parallelization", "mesh",
                "parallellayout", "parallelisms"),
     "year": ("date",),
-    "float8": ("fp8", "usefp8", "enablefp8", "fp8recipe", "float8recipe"),
+    "float8": ("fp8", "quantization", "quantisation", "usefp8", "enablefp8", "fp8recipe", "float8recipe"),
     "offload": ("activationcpuoffload", "cpuoffload", "offloading", "optimizeroffload", "activationoffload"),
 }  # fmt: skip
 """Column -> other names of it, letters and digits only, the plainest last."""
@@ -164,6 +169,7 @@ class Figure:
         inverse: whether it is steps per second, or per the time that `factor` is the inverse of.
         hardware: whether operations of recomputation count.
         of_node: whether the rate is of the devices of one node.
+        tokens: of a time of training, how many tokens it is the time of; 0: as many as the row's column `tokens` says.
     """
 
     metric: str
@@ -172,6 +178,7 @@ class Figure:
     inverse: bool = False
     hardware: bool = False
     of_node: bool = False
+    tokens: float | None = None
 
 
 _DEVICE = r"/(?:gpus?|devices?|chips?|npus?|cards?|accelerators?|dies?|ranks?|procs?|processors?|p)"
@@ -185,19 +192,29 @@ _FLOPS = re.compile(
     rf"(?P<what>model|hardware|achieved|effective)?(?P<unit>[gtp])flop/?s?(?:/s)?(?P<each>{_DEVICE})?(?:/s)?"
 )
 _OF_EACH = re.compile(rf"(?:throughput|performance|perf|speed)(?P<each>{_DEVICE})(?P<rate>.+)")
-_TIMES = {"min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0, "hr": 3600.0, "day": 86_400.0}
+_TIMES = {"min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0, "hr": 3600.0, "day": 86_400.0, "week": 604_800.0}
 """Seconds of the times over which rates are stated."""
 
 _STEP = r"(?:iter(?:ation)?s?|steps?|batch|its?)"
 _TIME = re.compile(
     rf"(?:avg|average|mean|median|train(?:ing)?|elapsed|e2e|end-?to-?end|wall-?clock)*"
     rf"(?:{_STEP}(?:time|latency|duration)|(?:time|latency)/{_STEP})(?P<unit>s|ms|min)?|(?P<unit2>s|ms|min)/{_STEP}"
-    r"|(?:elapsed)?time(?P<unit3>s|ms)"
+    r"|(?:elapsed)?time(?P<unit3>s|ms)|tstep(?P<unit4>s|ms)"
 )
+_TRAINING = re.compile(
+    r"(?:total|training|train|wallclock|elapsed|time|to)*(?P<unit>days?|hours?|hrs?|weeks?)"
+    r"|(?P<each>gpu|npu|device|card|[ahb]\d00|[ahb]\d00gpu)-?(?P<unit2>hours?|days?)"
+    r"(?:/(?P<count>\d*)(?P<power>[mbt])(?:illion)?(?:tokens?|toks?))?"
+)
+"""A time of training, or the hours of devices for some tokens."""
 _MEMORY = re.compile(
     r"(?:peak|max(?:imum)?)?(?:gpu|device|cuda|hbm|active|allocated|reserved|used)*"
     r"(?:mem(?:ory)?|vram|alloc(?:ated)?|reserved)"
     r"(?:usage|used|allocated|reserved|footprint)?(?P<unit>gib|gb|mib|mb)(?:/gpu|/device)?"
+)
+_SHARE = re.compile(
+    r"(?:[mh]fu|(?:model|hardware)?flops?utili[sz]ation)(?:percent|%)?(?:bf16|fp16|fp8)?"
+    r"|(?:percent(?:age)?|share|%)?of(?:theoretical|device)?peak(?:flop/?s?(?:/s)?)?"
 )
 _ALL = r"^(?:aggregate|total|overall|cluster|system|global)d?"
 _SECONDS = {"s": 1.0, "ms": 1e-3, "min": 60.0}
@@ -217,27 +234,32 @@ def figure_named(words: str) -> Figure | None:
     exact = {metric.lower(): metric for metric in METRICS}.get(words.strip().lower())
     if exact is not None:
         return Figure(metric=exact)
-    low = re.sub(r"seconds?|secs?\b|sec(?![a-z])", "s", words.lower())
+    low = re.sub(r"seconds?|secs?\b|sec(?![a-z])", "s", words.lower().replace("\u5361", "card"))
     low = re.sub(r"milli-?s\b", "ms", re.sub(r" *(?:\u00b1|\+/-).*$", "", low))
     low = re.sub(r"^((?:step|iter)(?:ation)?) *[(\[] *(m?s) *[)\]]$", r"\1 time (\2)", low)
     low = re.sub(r"(tera|peta|giga)-?(?=flop)", lambda found: found.group()[0], low)
     low = re.sub(r"[ _.-]*\bper\b[ _.-]*|[ _]per[ _]", "/", low)
     low = re.sub(rf"^({_DEVICE})[ _-]*(.+)$", r"\2\1", low)  # "per-GPU TFLOPs"
     low = re.sub(r"^(.+)[(\[] *(total|aggregate|all (?:gpus|devices)) *[)\]]$", r"total \1", low)
-    if found := re.search(r"[ /]nodes?\b", low):
+    if found := re.search(r"[ /(\[]+nodes?\b[)\]]?", low):
         figure = figure_named(f"{low[: found.start()]}/device{low[found.end() :]}")
         return None if figure is None or not figure.metric.endswith("_gpu") else replace(figure, of_node=True)
     if found := re.search(r"(?<=/)(min(?:ute)?|h(?:ou)?r?|day)s?\b", low):
         figure = figure_named(f"{low[: found.start()]}s{low[found.end() :]}")
         return None if figure is None else replace(figure, factor=figure.factor / _TIMES[found[1]])
+    if found := re.search(r"[ (\[]+([hm])fu[)\]]$", low):  # "TFLOPS/GPU (HFU)"
+        figure = figure_named(low[: found.start()])
+        return None if figure is None else replace(figure, hardware=found[1] == "h")
     plain = re.sub(r"[^a-z0-9/%]+", "", low)
+    if found := _TRAINING.fullmatch(plain):
+        return _of_training(found)
     of_all = bool(re.search(_ALL, plain))
     plain = re.sub(_ALL, "", plain)
     plain = re.sub(r"^(?:training|train)(?=.)", "", plain)
     if found := _OF_EACH.fullmatch(plain):
         plain = found["rate"] + ("" if re.search(_DEVICE, found["rate"]) else found["each"])
     plain = re.sub(r"^(?:throughput|performance|perf|speed|rate)(?=.)", "", plain)
-    if re.fullmatch(r"(?:[mh]fu|(?:model|hardware)?flops?utili[sz]ation)(?:percent|%)?(?:bf16|fp16|fp8)?", plain):
+    if _SHARE.fullmatch(plain):
         return Figure(metric="mfu_percent", hardware=plain.startswith("h"))
     if found := _FLOPS.fullmatch(plain):
         giga = {"g": 1e-3, "t": 1.0, "p": 1e3}[found["unit"]]
@@ -255,7 +277,15 @@ def figure_named(words: str) -> Figure | None:
         for pattern, metric in _RATES:
             if found := re.fullmatch(f"{kilo}(?:{pattern})", plain):
                 return Figure(metric=metric, factor=factor, of_all=not any(found.groupdict().values()))
+    if found := re.fullmatch(r"(.+?) *[(\[]([^()\[\]]+)[)\]]", low):  # "TGS (tokens/GPU/s)", "speed (it/s)"
+        return figure_named(found[2]) or figure_named(found[1])
     return None
+
+
+def _of_training(found: re.Match[str]) -> Figure:
+    unit = (found["unit"] or found["unit2"]).rstrip("s")
+    count = float(found["count"] or 1) * {"m": 1e6, "b": 1e9, "t": 1e12}[found["power"]] if found["power"] else 0.0
+    return Figure(metric="tokens_per_s_per_gpu", factor=_TIMES[unit], of_all=not found["each"], tokens=count)
 
 
 def has_units_in_cells(header: str) -> bool:

@@ -17,6 +17,7 @@ from plans.model.transformer.config import Rope
 __all__ = [
     "Family",
     "catalogued",
+    "check_decoder",
     "family_of",
     "named_parameters",
     "resized",
@@ -129,14 +130,19 @@ Llama (arXiv 2302.13971, table 2; 2407.21783, table 3), TinyLlama (arXiv 2401.02
 def usual_sizes(name: str) -> tuple[int, int, int] | None:
     """Layers, width and heads of models with as many parameters as a name states; None: none is near.
 
-    >>> usual_sizes("our 7B"), usual_sizes("ours")
-    ((32, 4096, 32), None)
+    Where the nearest is more than a quarter off, its number of layers is scaled.
+
+    >>> usual_sizes("our 7B"), usual_sizes("104B en"), usual_sizes("ours")
+    ((32, 4096, 32), (82, 10240, 80), None)
     """
     stated = named_parameters(name)
     if not stated:  # also "0B"
         return None
-    near, sizes = min(_USUAL, key=lambda each: abs(math.log(each[0] / stated)))
-    return sizes if 0.75 < near / stated < 1.33 else None
+    near, (layers, hidden, heads) = min(_USUAL, key=lambda each: abs(math.log(each[0] / stated)))
+    ratio = stated / near
+    if not 0.5 < ratio < 2:
+        return None
+    return (layers if 0.75 < ratio < 1.33 else max(1, round(layers * ratio)), hidden, heads)
 
 
 _SEQUENCES = (
@@ -188,6 +194,16 @@ def _published(name: str) -> TransformerConfig | None:
     )  # fmt: skip
 
 
+def check_decoder(name: str) -> None:
+    """Check that a model's name is not that of an encoder or of another architecture.
+
+    Raises:
+        TwofoldError: it is.
+    """
+    if match := re.search(_NOT_DECODERS, name.lower()):
+        raise TwofoldError(f"model {name!r} is not modelled ({match.group()}): decoder-only transformers are")
+
+
 def family_of(
     name: str, *, hidden: int, heads: int, kv_heads: int, ffn: int, has_experts: bool = False
 ) -> tuple[Family, str]:
@@ -200,8 +216,7 @@ def family_of(
     True
     """
     low = name.lower()
-    if match := re.search(_NOT_DECODERS, low):
-        raise TwofoldError(f"model {name!r} is not modelled ({match.group()}): decoder-only transformers are")
+    check_decoder(name)
     if re.search(_MIXTURES, low) and not has_experts:
         raise TwofoldError(
             f"model {name!r} is a mixture whose experts the row does not state; the catalogue's are known"

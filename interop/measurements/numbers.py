@@ -6,7 +6,7 @@ import re
 
 __all__ = ["number"]
 
-_SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
+_SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def number(text: str) -> float | None:
@@ -16,7 +16,7 @@ def number(text: str) -> float | None:
     (11000.0, 3.25, 1234.5, 7100.0, None)
     """
     plain = re.sub(r"[\s_\u00a0]+", "", text).lower().lstrip("~\u2248").removesuffix("%")
-    suffix = plain[-1:] if plain[-1:] in ("k", "m", "b") else ""
+    suffix = plain[-1:] if plain[-1:] in ("k", "m", "b", "t") else ""
     plain = plain.removesuffix(suffix)
     if re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?", plain):
         plain = plain.replace(",", "")

@@ -51,6 +51,10 @@ _QWEN_2 = {
 }  # fmt: skip
 
 _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
+    (r"gpt-?2[-_ ](small|base)", {0: Sizes(12, 768, 12)}),
+    (r"gpt-?2[-_ ]medium", {0: Sizes(24, 1024, 16)}),
+    (r"gpt-?2[-_ ]large", {0: Sizes(36, 1280, 20)}),
+    (r"gpt-?2[-_ ]xl", {0: Sizes(48, 1600, 25)}),
     (r"gpt-?2", {
         124e6: Sizes(12, 768, 12), 355e6: Sizes(24, 1024, 16), 774e6: Sizes(36, 1280, 20), 1.5e9: Sizes(48, 1600, 25),
     }),
@@ -69,7 +73,10 @@ _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
     }),
     (r"tiny[-_ ]?llama", {1.1e9: Sizes(22, 2048, 32, 4, 5632)}),
     (r"llama[-_ ]?3(?![\db])", {1e9: Sizes(16, 2048, 32, 8, 8192), 3e9: Sizes(28, 3072, 24, 8, 8192)}),
-    (r"llama[-_ ]?4.*scout", {109e9: Sizes(48, 5120, 40, 8, 8192, 202_048, 128, _mixture(16, 1, 8192, 1))}),
+    (r"llama[-_ ]?4.*scout", {0: Sizes(48, 5120, 40, 8, 8192, 202_048, 128, _mixture(16, 1, 8192, 1))}),
+    (r"llama[-_ ]?4.*maverick", {  # every other layer is dense: as many of them, first
+        0: Sizes(48, 5120, 40, 8, 16384, 202_048, 128, _mixture(128, 1, 8192, 1, 24)),
+    }),
     (r"llama", {
         7e9: Sizes(32, 4096, 32, 32, 11008), 13e9: Sizes(40, 5120, 40, 40, 13824),
         32.5e9: Sizes(60, 6656, 52, 52, 17920), 65e9: Sizes(80, 8192, 64, 64, 22016),

@@ -17,6 +17,7 @@ from interop.measurements.mixtures import Mixtures
 from interop.measurements.models import (
     Family,
     catalogued,
+    check_decoder,
     family_of,
     named_parameters,
     usual_ffn,
@@ -183,6 +184,7 @@ class _Reading(Mixtures):
     def config(self, dtype: str, stack: str) -> TransformerConfig:
         """The model: the catalogue's where the name is known, else a family by its name and sizes."""
         name = self.model_name()
+        check_decoder(name)
         known = catalogued(name)
         layers, hidden, heads = self.sizes(name, known)
         seq = self.seq(name)
@@ -192,6 +194,10 @@ class _Reading(Mixtures):
         if known is not None and known.latent is not None:
             raise Skip(f"model {name!r} has other sizes than the catalogue's mixture {known.name}", "model")
         kv_heads = self.count("kv_heads", same.kv_heads if same else heads)
+        tp = self.count("tp", 1)
+        if kv_heads < tp <= heads:
+            self.assumed.append(f"{kv_heads} key-value heads: one on each of {tp} tensor-parallel ranks")
+            kv_heads = tp
         ffn = self.count("ffn", same.inner if same else 4 * hidden)
         if not self.text("ffn") and same is None:
             ffn = self.usual_ffn(name, hidden, heads, kv_heads)

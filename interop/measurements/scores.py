@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import re
 import statistics
 import sys
 import time
@@ -24,9 +25,10 @@ import msgspec
 from costmodels import Machine, utilization
 from costmodels.machine.catalogue import load_device
 from costmodels.price.torch_hosts import load_host
-from interop.measurements.cells import BAD_VALUE, FIGURE, ROW, Cells
+from interop.measurements.cells import BAD_VALUE, FIGURE, PARTS, READ_AS, ROW, Cells
 from interop.measurements.devices import Network
 from interop.measurements.headers import METRICS
+from interop.measurements.numbers import number as number_of
 from interop.measurements.readings import Filling, needed_fillings, other_fillings
 from interop.measurements.rows import Case, Skip, case_of
 from interop.measurements.tables import rows_of
@@ -144,7 +146,7 @@ class _Reader:
         if self.given.machine is not None and not row.get("gpu_type"):
             row = {**row, "gpu_type": self.given.machine.rpartition("-x")[0]}
         _, value, assumed = Cells(row).measured()
-        key = _digest((name, cell) for name, cell in row.items() if name not in ("value", FIGURE))
+        key = _digest((name, cell) for name, cell in row.items() if name not in ("value", FIGURE, READ_AS))
         if key not in self.known:
             try:
                 case, result = _read(row, number, self.given)
@@ -158,7 +160,36 @@ class _Reader:
         if isinstance(found, Skip):
             raise found
         group, result = found
-        return group, {**result, "row": number, "value": value, "assumed": [*assumed, *result["assumed"]]}
+        factor, told = _of_each(row, value / result["predicted"] * result["mfu"], result["stack"])
+        return group, {**result, "row": number, "value": factor * value,
+                       "assumed": [*assumed, *told, *result["assumed"]]}  # fmt: skip
+
+
+_LEAST_SHARE = 0.02
+"""No training run has a lower share of the peak."""
+
+_MOST_SHARES = ((r"nvfp4", 6.0), (r"float8|mxfp8", 2.0))
+"""Products of a stack -> their peak over that of bf16, which a share is of."""
+
+
+def _of_each(row: Mapping[str, str], share: float, stack: str) -> tuple[float, tuple[str, ...]]:
+    """The factor of a rate that its header calls one of all devices, or of each, but cannot be one.
+
+    Args:
+        row: with `PARTS` where the rate was divided by the number of devices.
+        share: of the devices' peak in the dtype of activations that the rate means.
+        stack: the software that ran it.
+    """
+    devices = number_of(row.get(PARTS) or row.get("gpu_count", "")) or 1
+    most = next((most for words, most in _MOST_SHARES if re.search(words, stack)), 1.0)
+    if PARTS in row and share < _LEAST_SHARE <= share * devices <= most:
+        return devices, (f"the rate is of each device: of all {devices:g} it would be {share:.2%} of their peak",)
+    if PARTS not in row and share > most >= share / devices >= _LEAST_SHARE and row.get("metric") in _RATES:
+        return 1 / devices, (f"the rate is of all {devices:g} devices: of each it would be {share:.0%} of its peak",)
+    return 1.0, ()
+
+
+_RATES = ("tokens_per_s_per_gpu", "samples_per_s_per_gpu")
 
 
 def _skipped(row: Mapping[str, str], number: int, skip: Skip) -> dict[str, Any]:
@@ -193,7 +224,7 @@ def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dic
         other_fillings({**row, **filled}, case, stack_is_given=given.stack is not None)
     ))  # fmt: skip
     if not isinstance(more, Exception):
-        others += more
+        others += [each for each in more if each[2]["fits"] or not result["runs"]]
         if not result["runs"] and more[0][2]["fits"]:  # it ran, so it was not this one
             (fitting, case, result), others = more[0], [other for other in others if other is not more[0]]
             cells_text = ", ".join(f"{name} {cell}" for name, cell in fitting.items())
@@ -270,13 +301,14 @@ def _row(case: Case, given: _Given) -> dict[str, Any]:
     predicted, low, high = (measured_as(case, found, seconds) for seconds in (found.step_s, found.low_s, found.high_s))
     low, high = min(low, high), max(low, high)
     assumed = [*map(sys.intern, case.assumed), *run.assumed]
+    share = dataclasses.replace(case, metric="mfu_percent", counts_recompute=False, peak="")
     if case.metric.startswith("peak_memory"):
         unit = predicted / found.peak_bytes
         low, high = (unit * edge for edge in run.memory)
     return {
         "row": case.row, "source": case.source, "metric": case.metric, "value": case.value, "predicted": predicted,
-        "low": low, "high": high, "machine": machine, "stack": case.stack,
-        "fits": run.fits, "runs": run.runs, "assumed": assumed,
+        "low": low, "high": high, "mfu": measured_as(share, found, found.step_s) / 100,
+        "machine": machine, "stack": case.stack, "fits": run.fits, "runs": run.runs, "assumed": assumed,
     } | {_SHOWN[name]: sys.intern(text) for name, text in case.labels.items() if name in _SHOWN}  # fmt: skip
 
 

@@ -113,6 +113,8 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     found = _named(source) or _named(words) or _named(cells.words("model"))
     if found is None and re.search(r"fp8[-_ ](cs|ds|mx|sc)\b", cells.words("precision")):  # recipes of NeMo's
         found = _named("nemo")
+    if found is None and re.search(r"\bamp_(bf16|fp16|fp8)\b|^(pure|default)\b", _modes(cells)):  # Composer's names
+        found = _named("composer")
     named = found is not None
     if found is None:
         is_torch = "own run" in words or compiled is not None or level_of(cells) in (2, 3)
@@ -133,6 +135,11 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     if result[0].startswith("torch-2024"):
         cells.assumed.append("torch's parts of 2024: its source is published, of 2025 or before by its words")
     return result
+
+
+def _modes(cells: Cells) -> str:
+    """The words of a row's precision and of what else states how it is mixed."""
+    return cells.words("notes") + " " + cells.words("precision")
 
 
 def borrows(cells: Cells) -> bool:

@@ -16,8 +16,24 @@ __all__ = [
     "switch_named",
 ]
 
-_YES = ("y", "yes", "true", "1", "on", "enabled", "t", "\u2713", "\u2714", "\u2705", "\u221a")
-_NO = ("n", "no", "false", "0", "off", "disabled", "none", "f", "\u2717", "\u2718", "\u2715", "\u274c", "\u00d7")
+_YES = ("y", "yes", "true", "1", "on", "enabled", "t", "\u662f", "\u2713", "\u2714", "\u2705", "\u221a")
+_NO = (
+    "n",
+    "no",
+    "false",
+    "0",
+    "off",
+    "disabled",
+    "none",
+    "f",
+    "\u5426",
+    "\u65e0",
+    "\u2717",
+    "\u2718",
+    "\u2715",
+    "\u274c",
+    "\u00d7",
+)
 
 _HYBRID = r"hsdp|hybrid"
 _LEVELS = (
@@ -38,7 +54,7 @@ _RECOMPUTE = (
     (r"per ?op|by op|selective op|\bop\b|operator|\bsac\b|save.*matmul", "selective_op"),
     (r"\bsel|recompute activations|\u9009\u62e9|core ?att|attention|\battn|softmax", "selective"),
     (r"^(yes|y|true|on|1|ac|ac on|enabled)$|full|every|all layers|uniform|block|layers?\b|ckpt|check ?point|"
-     r"recompute|remat|%|^\d+ ?/ ?\d+$|\bmlp\b|\bmoe\b(?! act)", "full"),
+     r"recompute|remat|\u5168|%|^\d+ ?/ ?\d+$|\bmlp\b|\bmoe\b(?! act)", "full"),
     (r"norm|moe act|up proj|activation func|\bact\b", "none"),
 )  # fmt: skip
 """Words -> the mode, the first that is found. Of Megatron-core's --recompute-modules those that keep no output of an

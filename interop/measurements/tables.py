@@ -7,10 +7,19 @@ import csv
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FIGURE, FROM_TITLE, ROW
-from interop.measurements.composed import USUAL_NODE, BadCell, plain_row
+from interop.measurements.cells import (
+    BAD_COLUMN,
+    BAD_REASON,
+    BAD_VALUE,
+    FIGURE,
+    FROM_TITLE,
+    PARTS,
+    READ_AS,
+    ROW,
+)
+from interop.measurements.composed import USUAL_NODE, BadCell, ordered_degrees, plain_row
 from interop.measurements.devices import UnknownDevice, device_named, devices_meant
 from interop.measurements.grids import Grid, grids_of
 from interop.measurements.headers import (
@@ -24,6 +33,9 @@ from interop.measurements.headers import (
 )
 from interop.measurements.models import named_parameters
 from interop.measurements.numbers import number
+from interop.measurements.precisions import precision_named
+from interop.measurements.software import names_software
+from interop.measurements.spellings import switch_named
 from interop.measurements.titles import told_by_titles
 from plans.errors import TwofoldError
 from plans.reading import read_text
@@ -80,33 +92,67 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
     """Every row of a table; `before` rows of other tables stand before it."""
     headers = grid.headers
     columns = [column_named(header) for header in headers]
-    figures: list[_Column] = []
-    if "metric" not in columns:
-        found = (_figure_of(place, header, columns[place]) for place, header in enumerate(headers))
-        figures = [column for column in found if column is not None]
+    figures = _figures(grid, columns) if "metric" not in columns else []
     for figure in figures:
         columns[figure.place] = ""
     told = told_by_titles(grid.titles, columns) if grid.titles else {}
-    _check([*columns, *told], headers, figures, table)
+    _check([*columns, *told, *(name for figure in figures for name in figure.told)], headers, figures, table)
     order = sorted((place for place, column in enumerate(columns) if column), key=lambda place: rank_of(headers[place]))
     named = {column: headers[place] for place in reversed(order) for column in [columns[place]]}
     order += [place for place, column in enumerate(columns) if not column and place not in {f.place for f in figures}]
+    places = {figure.place for figure in figures}
     for place, row in enumerate(grid.rows, start=before + 1):
-        made = _row(row, columns, order, headers, named, told)
-        made[ROW] = str(place)
-        cells = [row[figure.place] for figure in figures]
-        if not figures:
-            yield _with_unit(made)
-            continue
-        if failed := _failure(cells):
-            reason = f"nothing was measured: {failed!r}"
-            yield {**made, BAD_COLUMN: "value", BAD_VALUE: failed, BAD_REASON: reason}
-        for figure in figures:
-            if row[figure.place].lower() not in _NOTHING:
-                own = made | ({"gpu_count": figure.devices} if figure.devices else {})
-                yield _measured(own, figure.header, row[figure.place], figure.figure) | {
-                    FIGURE: repr((figure.place, cells))
-                }
+        for each in _variants(row, places):
+            made = _row(each, columns, order, headers, named, told)
+            made[ROW] = str(place)
+            if figures:
+                yield from _of_figures(made, each, figures)
+            else:
+                yield _with_unit(made)
+
+
+def _of_figures(made: Mapping[str, str], row: Sequence[str], figures: Sequence[_Column]) -> Iterator[dict[str, str]]:
+    """A row for each figure of a row of the table."""
+    cells = [row[figure.place] for figure in figures]
+    if failed := _failure(cells):
+        reason = f"nothing was measured: {failed!r}"
+        yield {**made, BAD_COLUMN: "value", BAD_VALUE: failed, BAD_REASON: reason}
+    for figure in figures:
+        if row[figure.place].lower() not in _NOTHING:
+            own = _measured({**made, **figure.told}, figure.header, row[figure.place], figure.figure)
+            yield own | {FIGURE: repr((figure.place, cells))}
+
+
+_PAIR = re.compile(r"([^()]*[^()\s]) *\(([^()]+)\)|([^/]*\S) / (\S[^/]*)")
+
+
+def _variants(row: Sequence[str], places: Collection[int]) -> Iterator[Sequence[str]]:
+    """The runs of a row: two where its figures are "12.1 (11.3)" and other cells are pairs too, as "FP8-CS (FP8-MX)".
+
+    >>> list(_variants(["Llama", "BF16 (FP8)", "100 (150)"], {2}))
+    [['Llama', 'BF16', '100'], ['Llama', 'FP8', '150']]
+    """
+    pairs = {place: [part for part in found.groups() if part is not None]
+             for place, cell in enumerate(row) if (found := _PAIR.fullmatch(cell))}  # fmt: skip
+    stated = [place for place in places if row[place].lower() not in _NOTHING]
+    several = stated and all(
+        place in pairs and all(number(part) is not None and "%" not in part for part in pairs[place])
+        for place in stated
+    )  # fmt: skip
+    if several and any(place not in places and _differs(row[place], pairs[place]) for place in pairs):
+        for which in (0, 1):
+            yield [pairs[place][which] if place in pairs else cell for place, cell in enumerate(row)]
+    else:
+        yield row
+
+
+def _differs(cell: str, pair: Sequence[str]) -> bool:
+    """Whether a pair of cells are two values of one column: two numbers, two precisions, two devices."""
+    first, second = pair
+    if number(first) is not None or number(second) is not None:
+        return number(first) is not None and number(second) is not None
+    both = precision_named(first), precision_named(second)
+    return None not in both or (_is_device(first) and _is_device(second))
 
 
 def _failure(cells: Sequence[str]) -> str:
@@ -118,21 +164,45 @@ def _failure(cells: Sequence[str]) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
-    """A column of figures: position, header, metric (None: stated in its cells), and number of devices."""
+    """A column of figures: position, header, metric (None: stated in its cells), and cells that its header states."""
 
     place: int
     header: str
     figure: Figure | None
-    devices: str = ""
+    told: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def _figures(grid: Grid, columns: Sequence[str]) -> list[_Column]:
+    """The columns of figures; where none is named, those whose headers state a device or a precision, of a figure that
+    a title names."""
+    found = []
+    for place, (header, above) in enumerate(zip(grid.headers, grid.above, strict=True)):
+        column = _figure_of(place, header, columns[place])
+        if column is None or (column.figure is not None and column.figure.tokens == 0 and "tokens" not in columns):
+            continue
+        told = {**told_by_titles((above,), ()), **column.told} if above else column.told
+        found.append(dataclasses.replace(column, told=told))
+    if found:
+        return found
+    starts = (_TITLE_END.split(title.strip("* "))[0] for title in grid.titles)
+    header, figure = next(((words, own) for words in starts if (own := figure_named(words))), ("", None))
+    if figure is None:
+        return []
+    conditions = ((place, told_by_titles((name,), ())) for place, name in enumerate(grid.headers) if not columns[place])
+    return [_Column(place=place, header=header, figure=figure, told=told) for place, told in conditions if told]
+
+
+_TITLE_END = re.compile(r"\b(?:of|for|on|with|in|by)\b|[:;,]|\((?!m?s\))")
+"""Where the name of a figure at the beginning of a title ends."""
 
 
 def _figure_of(place: int, header: str, column: str) -> _Column | None:
+    bare, devices = devices_told(header)
+    if devices and (figure := figure_named(bare)) is not None:
+        return _Column(place=place, header=bare, figure=figure, told={"gpu_count": devices})
     figure = figure_named(header)
     if figure is not None or (has_units_in_cells(header) and not column):
         return _Column(place=place, header=header, figure=figure)
-    bare, devices = devices_told(header)
-    if devices and (figure := figure_named(bare)) is not None:
-        return _Column(place=place, header=bare, figure=figure, devices=devices)
     return None
 
 
@@ -157,8 +227,21 @@ def _row(
     for place in order:
         cell = cells[place]
         column = _column_of(columns[place], cell, "gpu_type" in named)
+        if column == "source" and "gpu_type" not in named and _is_device(cell):
+            found.setdefault("gpu_type", cell)
+        if not column and switch_named(cell) is not None and headers[place]:
+            column, cell = "notes", headers[place] if switch_named(cell) else f"no {headers[place]}"
         if not column:
             continue
+        if column == "layout":
+            try:
+                own = ordered_degrees(cell, headers[place])
+            except BadCell as error:
+                bad = bad or error
+                continue
+            if own:
+                found = own | found
+                continue
         if column == "model":
             found[column] = _model(found.get(column, ""), cell, headers[place])
         elif column == "global_batch" and column in found and _BATCH_TOKENS.search(headers[place].lower()):
@@ -193,7 +276,7 @@ def _column_of(column: str, cell: str, names_device: bool) -> str:
     if column == "gpu_type" and number(cell) is not None and not _is_device(cell):  # a column "GPU" may count them
         return "gpu_count"
     if column in ("source", "gpu_count") and not names_device and _is_device(cell):  # "System", "Cluster"
-        return "gpu_type"
+        return "source" if column == "source" and names_software(cell) else "gpu_type"
     return column
 
 
@@ -251,11 +334,21 @@ def _figure_of_unit(unit: str, header: str, figure: Figure | None) -> Figure | N
     if re.fullmatch(r"s|secs?|seconds?|ms|min|minutes?", plain):
         return figure_named(f"step time ({'min' if plain.startswith('min') else plain})")
     bare = re.sub(r"[(\[].*", "", header)
-    return figure_named(plain) or figure_named(f"{bare} ({plain})")
+    found = figure_named(plain) or figure_named(f"{bare} ({plain})")
+    return None if found is not None and found.tokens is not None else found
+
+
+_RANGE = re.compile(r"~?([\d.,]+[kKM]?) *(?:[-~\u2013\u2014\u2026]|\.\.+|to) *([\d.,]+[kKM]?)(?!\d)(.*)$")
+"""Two numbers between which a figure is, and the rest of the cell."""
 
 
 def _measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | None) -> dict[str, str]:
     """A row of one figure."""
+    if found := _RANGE.match(cell):
+        first, last = (number(each) for each in found.groups()[:2])
+        if first is not None and last is not None and first < last:
+            row = {**row, READ_AS: f"{header} {cell!r}: the middle of it"}
+            cell = f"{(first + last) / 2:.12g}{found[3]}"
     text = cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-|\(\d[\d.]* ?%\)).*$", "", cell)  # its spread, or its share
     if figure is not None and header.strip().lower() == "tps" and "torchtitan" in row.get("source", "").lower():
         figure = dataclasses.replace(figure, of_all=False)  # of a device, as torchtitan's logs have it
@@ -272,6 +365,14 @@ def _measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | N
     if value is None:
         return {**row, "metric": figure.metric, "value": cell}  # the row says that it is not a number
     value *= figure.factor
+    if figure.tokens is not None:
+        tokens = figure.tokens or number(row.get("tokens", "").lower().removesuffix("tokens"))
+        if not tokens:
+            reason = f"{header} of how many tokens is not stated"
+            bad = {BAD_COLUMN: "tokens", BAD_VALUE: row.get("tokens", ""), BAD_REASON: reason}
+            return {**bad, **row, "metric": figure.metric, "value": cell}
+        row = {**row, READ_AS: f"{header}: {tokens:.4g} tokens in {value:.6g} s without any interruption"}
+        value = tokens / value if value else 0.0
     if figure.inverse:
         value = 1 / value if value else 0.0
     made = {**row, "metric": figure.metric, "value": f"{value:.12g}"}
@@ -286,4 +387,4 @@ def _measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | N
     if not devices:
         reason = f"{header} is of all devices, and gpu_count is {row.get('gpu_count', '')!r}"
         return {BAD_COLUMN: "gpu_count", BAD_VALUE: row.get("gpu_count", ""), BAD_REASON: reason, **made}
-    return made | {"value": f"{value / devices:.12g}"}
+    return made | {"value": f"{value / devices:.12g}", PARTS: f"{devices:g}"}

@@ -5,22 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from interop.measurements.composed import degrees_in
 from interop.measurements.software import names_software
 
 __all__ = ["told_by_titles"]
 
 _DEVICE = re.compile(
     r"(?:\b(\d+) ?(?:x|\u00d7)? ?)?(?:nvidia |amd |instinct |(?:dgx|hgx)[- ])?(?<![a-z0-9])"
-    r"((?:g?[hb]\d00|a[18]00|h20|v100|mi\d{3}x?|(?:ascend )?910(?:b\d?|c)|gb[23]00|b300)"
+    r"(p[3-6][a-z]*(?:-b200)?\.\d+xlarge|a[23]-\w+gpu(?:-\dg)?|(?:g?[hb]\d00|a[18]00|h20|v100|mi\d{3}x?"
+    r"|(?:ascend )?910(?:b\d?|c)|gb[23]00|b300)"
     r"(?:s\b)?(?:[-_ ](?:sxm\d?|pcie|nvl(?! ?\d\d)))*(?:[-_ ]?\(?\d{2,3} ?gi?b\)?)?(?:[-_ ](?:sxm\d?|pcie))?)"
     r"(?![a-z0-9])",
     re.I,
 )
 _COUNT = re.compile(r"\b(\d+) (?:gpus?|npus?|devices|accelerators|chips)\b", re.I)
-_PRECISION = re.compile(r"(?<![a-z0-9])(bf16|fp16|mxfp8|nvfp4|fp8(?:[-_](?:cs|ds|mx|sc))?|tf32|fp32)(?![a-z0-9])", re.I)
+_PRECISION = re.compile(
+    r"(?<![a-z0-9])(bf16|fp16|mxfp8|nvfp4|(?:fp8|float8)(?:[-_ ](?:cs|ds|mx|sc|\w+wise))?|tf32|fp32)(?![a-z0-9])", re.I
+)
 _LINK = re.compile(r"[^.;:()|]*\d ?-?[gt]b(?:it)?(?:/s|ps)[^.;:()|]*(?:\([^)]*\))?", re.I)
 _MODEL = re.compile(
-    r"\b((?:meta-)?(?:code)?llama[- ]?\d?(?:\.\d)?[- ]?\d+(?:\.\d+)?b|gpt-?[23]?[- ]?\d+(?:\.\d+)?[bm]"
+    r"\b((?:meta-)?(?:code|tiny)?llama[- ]?\d?(?:\.\d)?[- ]?\d+(?:\.\d+)?b"
+    r"|(?:min|nano)?gpt-?[23]?[- ]?\d+(?:\.\d+)?[bm]|gpt-?2[- ](?:small|medium|large|xl)"
     r"|mixtral[- ]8x\d+b|(?:qwen|mpt|opt|bloom|falcon|mistral|deepseek|gemma|nemotron)[-\w.]* ?\d+(?:\.\d+)?b"
     r"|deepseek[- ]v[23])\b",
     re.I,
@@ -28,6 +33,20 @@ _MODEL = re.compile(
 _SEQ = re.compile(
     r"(?:seq\w*|context)(?:[- ]len\w*)?(?: of| is|[:=])? *(\d[\d,]*k?)\b|\b(\d+k) (?:context|sequence|tokens)", re.I
 )
+_RECOMPUTE = re.compile(
+    r"\b((?:no|full|selective(?: op)?|without|with) (?:activation |gradient )?(?:recompute|recomputation|recomputing"
+    r"|checkpointing|ckpt|ac)|(?:activation|gradient) checkpointing)(?![a-z])",
+    re.I,
+)
+_SIZES = {
+    "micro_batch": re.compile(
+        r"\b(?:mbs|micro[- ]?batch(?:[- ]size)?|local batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b", re.I
+    ),
+    "global_batch": re.compile(r"\b(?:gbs|global batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b", re.I),
+}
+"""Column -> its number in words."""
+
+_COMPILED = re.compile(r"torch[. ]compile\b|\+ ?compile\b", re.I)
 
 
 def told_by_titles(titles: Sequence[str], columns: Collection[str]) -> dict[str, str]:
@@ -66,6 +85,14 @@ def _told(title: str) -> dict[str, str]:
         told["model"] = next(iter(models.values()))
     if len(lengths := {first or other for first, other in _SEQ.findall(title)}) == 1:
         told["seq"] = lengths.pop()
+    if len(modes := {mode.lower() for mode in _RECOMPUTE.findall(title)}) == 1:
+        told["recompute"] = modes.pop()
+    for column, pattern in _SIZES.items():
+        if len(counts := set(pattern.findall(title))) == 1:
+            told[column] = counts.pop()
+    if _COMPILED.search(title) and not re.search(r"\b(without|no|w/o) torch", title, re.I):
+        told["compile"] = "y"
+    told |= degrees_in(title)
     if names_software(title):
         told["source"] = title
     return told

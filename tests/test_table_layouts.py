@@ -1,0 +1,119 @@
+"""Layouts of published tables: merged header cells, records inside records, pairs of figures, conditions in headers.
+
+The figures are made up.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from interop.measurements.rows import case_of
+from interop.measurements.scores import validate
+from interop.measurements.tables import read_table
+
+FORMS = {
+    # merged header cells, figures of two conditions side by side
+    "merged.html": (
+        "<h3>GPT models, A100 80GB, Megatron-LM</h3><table><tr><th rowspan=2>Model size<th colspan=2>Parallelism"
+        "<th colspan=2>Batch size<th rowspan=2>GPUs<th colspan=2>Time/iter (s)</tr><tr><th>TP<th>PP<th>Global<th>Micro"
+        "<th>Full recompute<th>Selective recompute</tr><tr><td>22B<td>8<td>1<td>4<td>4<td>8<td>1.42<td>1.10</table>",
+        [{"tp": "8", "pp": "1", "global_batch": "4", "micro_batch": "4", "recompute": "full recompute"},
+         {"recompute": "selective recompute", "value": "1.10"}],
+    ),
+    "merged.tex": (
+        r"\begin{table}\caption{Sequence length 4096 on 64 H800 GPUs (bf16). $^\dagger$ our fork.}"
+        r"\begin{tabular}{@{}llcccr@{}}\toprule & & \multicolumn{2}{c}{Parallelism} & & TGS \\ \cmidrule(lr){3-4}"
+        r"Framework & Model & TP & PP & GBS & (tokens/GPU/s) \\ \midrule "
+        r"\multirow{2}{*}{Megatron-LM} & LLaMA-7B & 2 & 1 & 1024 & 10100$^\dagger$ \\ "
+        r"& LLaMA-13B & 2 & 2 & 1024 & 5100 \\"
+        r"\end{tabular}\end{table}",
+        [{"source": "Megatron-LM", "model": "LLaMA-7B", "gpu_count": "64", "tp": "2", "value": "10100"},
+         {"source": "Megatron-LM", "model": "LLaMA-13B", "pp": "2", "value": "5100"}],
+    ),
+    # runs inside an object that says what they share
+    "nested.json": (
+        '{"software": "NeMo 24.12", "gpu": "H100 SXM", "results": [{"name": "llama3_8b", "num_gpus": 8, "precision": '
+        '"fp8", "config": {"tp": 1, "cp": 2, "mbs": 1, "gbs": 128, "seq_length": 8192}, '
+        '"perf": {"step_time_ms": 11500}}]}',
+        [{"source": "NeMo 24.12", "model": "llama3_8b", "cp": "2", "value": "11.5"}],
+    ),
+    # two precisions in one row, each with its figure
+    "pairs.md": (
+        "# Megatron-Bridge 0.2\n\n#### System: DGX-GB200\n\n| Model | #-GPUs | Precision | GBS | MBS | Seq Length "
+        "| Tokens / sec / GPU |\n|--|--|--|--|--|--|--|\n| LLAMA3-8B | 8 | FP8-CS (FP8-MX) | 128 | 2 | 8192 | "
+        "26000 (25000) |\n",
+        [{"precision": "FP8-CS", "value": "26000"}, {"precision": "FP8-MX", "value": "25000"}],
+    ),
+    # one column a device, the figure in the title
+    "wide.md": (
+        "Tokens/s/GPU of Llama-3-8B (seq 8192, FSDP2 + torch.compile, mbs 1, gbs 64)\n\n| precision | 8x A100 80GB | "
+        "8x H200 |\n|--|--|--|\n| bf16 | 3,300 | 9,000 |\n| fp8 tensorwise | - | 11,200 |\n",
+        [{"gpu_type": "A100 80GB", "micro_batch": "1", "compile": "y", "value": "3300"}, {"gpu_type": "H200"},
+         {"precision": "fp8 tensorwise", "gpu_count": "8", "value": "11200"}],
+    ),
+    # times of whole trainings, ranges, degrees in the notes
+    "days.csv": (
+        "model,tokens,hardware,# GPUs,framework,training time (days),global batch (tokens),micro batch,seq len,notes\n"
+        "Llama-2 7B,2T,H100 80GB,256,Megatron-LM,9.0,4M,2,4096,TP2 PP1\n",
+        [{"tp": "2", "metric": "tokens_per_s_per_gpu", "value": str(2e12 / (9 * 86_400 * 256))}],
+    ),
+    "hours.csv": (
+        "model,GPU,H800 hours per 1B tokens,GPUs,mbs,gbs,seq,stack\nLlama-2-7B,H800,27.5,64,1,512,4096,Megatron-LM\n",
+        [{"value": str(1e9 / 27.5 / 3600)}],
+    ),
+    "ranges.md": (
+        "Mistral 7B with FSDP2 (torch 2.9) on p5.48xlarge, selective AC\n\nNodes | GPUs | seq | MBS / GBS | "
+        "tokens/sec/GPU\n--- | --- | --- | --- | ---\n1 | 8 | 4,096 | 2 / 64 | 9,000\u20139,400\n",
+        [{"gpu_type": "p5.48xlarge", "micro_batch": "2", "global_batch": "64", "recompute": "selective ac",
+          "value": "9200"}],
+    ),
+    # MindFormers' own headers, a batch as sequences x tokens
+    "mindformers.md": (
+        "| 模型 | 规格 | 框架 | 硬件 | 卡数 | 数据并行 | 模型并行 | "
+        "流水线并行 | micro_batch_num | batch_size | 序列长度 | 重计算 | 性能(tokens/s/卡) |\n"
+        "|--|--|--|--|--|--|--|--|--|--|--|--|--|\n"
+        "| Llama2 | 13B | MindFormers | Atlas 800T A2 | 16 | 8 | 1 | 2 | 16 | 2 | 4096 | 是 | 1700 |\n",
+        [{"model": "Llama2 13B", "dp": "8", "tp": "1", "pp": "2", "micro_batch": "2", "value": "1700"}],
+    ),
+    "lengths.md": (
+        "FSDP on 8x A100-80GB\n\n| Model | Batch | Time per step |\n|--|--|--|\n"
+        "| Llama-2 7B | 8 seqs \u00d7 2048 tokens per GPU | 3.5 s |\n| Llama-2 7B | 4 \u00d7 2048 | 1.9 s |\n",
+        [{"micro_batch": "8", "seq": "2048", "value": "3.5"}, {"micro_batch": "4", "seq": "2048"}],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_layout_is_read_and_predicted(tmp_path, name):
+    text, wanted = FORMS[name]
+    (tmp_path / name).write_text(text)
+    found = read_table(tmp_path / name)
+    assert len(found) == len(wanted)
+    for row, cells in zip(found, wanted, strict=True):
+        for column, cell in cells.items():
+            own = row[column]
+            assert own == cell or float(own) == pytest.approx(float(cell), rel=1e-4), (column, own, cell)
+    scores = validate(tmp_path / name)
+    assert not scores.skipped and len(scores.rows) == len(wanted)
+    for row in scores.rows:
+        assert row["low"] < row["predicted"] < row["high"] and 0.05 < row["mfu"] < 0.9
+
+
+def test_a_rate_that_cannot_be_of_all_devices_is_of_each(tmp_path):
+    """900 tokens a second of 256 devices would be a thousandth of their peak; 2 million of each 200 times it."""
+    head = "model,gpu,gpus,tp,mbs,gbs,seq,software,"
+    run = "llama-3-70b,H100,256,8,1,256,8192,torchtitan,"
+    for name, cell in (("Throughput (Tok/Sec)", "900"), ("tokens/s/GPU", "230400")):
+        (tmp_path / "table.csv").write_text(f"{head}{name}\n{run}{cell}\n")
+        (row,) = validate(tmp_path / "table.csv").rows
+        assert row["value"] == pytest.approx(900) and any("the rate is of" in told for told in row["assumed"])
+
+
+def test_key_value_heads_are_repeated_for_more_tensor_parallel_ranks():
+    """GLM-4 9B has two of them; on eight ranks each computes one."""
+    row = {
+        "source": "Megatron-LM", "model": "GLM4 9B", "global_batch": "64", "micro_batch": "2", "tp": "8",
+        "gpu_type": "H100", "gpu_count": "16", "precision": "bf16", "metric": "iteration_time_s", "value": "1.0",
+    }  # fmt: skip
+    case = case_of(row, 1)
+    assert case.config.num_kv_heads == 8 and any("2 key-value heads" in told for told in case.assumed)
