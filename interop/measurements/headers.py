@@ -234,22 +234,9 @@ def figure_named(words: str) -> Figure | None:
     exact = {metric.lower(): metric for metric in METRICS}.get(words.strip().lower())
     if exact is not None:
         return Figure(metric=exact)
-    low = re.sub(r"seconds?|secs?\b|sec(?![a-z])", "s", words.lower().replace("\u5361", "card"))
-    low = re.sub(r"milli-?s\b", "ms", re.sub(r" *(?:\u00b1|\+/-).*$", "", low))
-    low = re.sub(r"^((?:step|iter)(?:ation)?) *[(\[] *(m?s) *[)\]]$", r"\1 time (\2)", low)
-    low = re.sub(r"(tera|peta|giga)-?(?=flop)", lambda found: found.group()[0], low)
-    low = re.sub(r"[ _.-]*\bper\b[ _.-]*|[ _]per[ _]", "/", low)
-    low = re.sub(rf"^({_DEVICE})[ _-]*(.+)$", r"\2\1", low)  # "per-GPU TFLOPs"
-    low = re.sub(r"^(.+)[(\[] *(total|aggregate|all (?:gpus|devices)) *[)\]]$", r"total \1", low)
-    if found := re.search(r"[ /(\[]+nodes?\b[)\]]?", low):
-        figure = figure_named(f"{low[: found.start()]}/device{low[found.end() :]}")
-        return None if figure is None or not figure.metric.endswith("_gpu") else replace(figure, of_node=True)
-    if found := re.search(r"(?<=/)(min(?:ute)?|h(?:ou)?r?|day)s?\b", low):
-        figure = figure_named(f"{low[: found.start()]}s{low[found.end() :]}")
-        return None if figure is None else replace(figure, factor=figure.factor / _TIMES[found[1]])
-    if found := re.search(r"[ (\[]+([hm])fu[)\]]$", low):  # "TFLOPS/GPU (HFU)"
-        figure = figure_named(low[: found.start()])
-        return None if figure is None else replace(figure, hardware=found[1] == "h")
+    low = _plain_words(words)
+    if (qualified := _qualified(low)) is not None:
+        return qualified[0]
     plain = re.sub(r"[^a-z0-9/%]+", "", low)
     if found := _TRAINING.fullmatch(plain):
         return _of_training(found)
@@ -279,6 +266,31 @@ def figure_named(words: str) -> Figure | None:
                 return Figure(metric=metric, factor=factor, of_all=not any(found.groupdict().values()))
     if found := re.fullmatch(r"(.+?) *[(\[]([^()\[\]]+)[)\]]", low):  # "TGS (tokens/GPU/s)", "speed (it/s)"
         return figure_named(found[2]) or figure_named(found[1])
+    return None
+
+
+def _plain_words(words: str) -> str:
+    """A header in lower case, with one spelling of units and of "per"."""
+    low = re.sub(r"seconds?|secs?\b|sec(?![a-z])", "s", words.lower().replace("\u5361", "card"))
+    low = re.sub(r"milli-?s\b", "ms", re.sub(r" *(?:\u00b1|\+/-).*$", "", low))
+    low = re.sub(r"^((?:step|iter)(?:ation)?) *[(\[] *(m?s) *[)\]]$", r"\1 time (\2)", low)
+    low = re.sub(r"(tera|peta|giga)-?(?=flop)", lambda found: found.group()[0], low)
+    low = re.sub(r"[ _.-]*\bper\b[ _.-]*|[ _]per[ _]", "/", low)
+    low = re.sub(rf"^({_DEVICE})[ _-]*(.+)$", r"\2\1", low)  # "per-GPU TFLOPs"
+    return re.sub(r"^(.+)[(\[] *(total|aggregate|all (?:gpus|devices)) *[)\]]$", r"total \1", low)
+
+
+def _qualified(low: str) -> tuple[Figure | None] | None:
+    """The meaning of a header of a rate of a node or over a longer time, or that says what it counts; None: another."""
+    if found := re.search(r"[ /(\[]+nodes?\b[)\]]?", low):
+        figure = figure_named(f"{low[: found.start()]}/device{low[found.end() :]}")
+        return (None if figure is None or not figure.metric.endswith("_gpu") else replace(figure, of_node=True),)
+    if found := re.search(r"(?<=/)(min(?:ute)?|h(?:ou)?r?|day)s?\b", low):
+        figure = figure_named(f"{low[: found.start()]}s{low[found.end() :]}")
+        return (None if figure is None else replace(figure, factor=figure.factor / _TIMES[found[1]]),)
+    if found := re.search(r"[ (\[]+([hm])fu[)\]]$", low):  # "TFLOPS/GPU (HFU)"
+        figure = figure_named(low[: found.start()])
+        return (None if figure is None else replace(figure, hardware=found[1] == "h"),)
     return None
 
 

@@ -110,11 +110,7 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     """
     source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes")
     compiled = cells.switch("compile")
-    found = _named(source) or _named(words) or _named(cells.words("model"))
-    if found is None and re.search(r"fp8[-_ ](cs|ds|mx|sc)\b", cells.words("precision")):  # recipes of NeMo's
-        found = _named("nemo")
-    if found is None and re.search(r"\bamp_(bf16|fp16|fp8)\b|^(pure|default)\b", _modes(cells)):  # Composer's names
-        found = _named("composer")
+    found = _named(source) or _named(words) or _named(cells.words("model")) or _named(_of_precision(cells))
     named = found is not None
     if found is None:
         is_torch = "own run" in words or compiled is not None or level_of(cells) in (2, 3)
@@ -137,9 +133,13 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     return result
 
 
-def _modes(cells: Cells) -> str:
-    """The words of a row's precision and of what else states how it is mixed."""
-    return cells.words("notes") + " " + cells.words("precision")
+def _of_precision(cells: Cells) -> str:
+    """The software whose own names of precisions a row has; "" where it has none."""
+    if re.search(r"fp8[-_ ](cs|ds|mx|sc)\b", cells.words("precision")):
+        return "nemo"
+    return (
+        "composer" if re.search(r"\bamp_(bf16|fp16|fp8)\b|^(pure|default)\b", cells.words("notes", "precision")) else ""
+    )
 
 
 def borrows(cells: Cells) -> bool:

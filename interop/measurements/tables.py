@@ -15,12 +15,11 @@ from interop.measurements.cells import (
     BAD_VALUE,
     FIGURE,
     FROM_TITLE,
-    PARTS,
-    READ_AS,
     ROW,
 )
-from interop.measurements.composed import USUAL_NODE, BadCell, ordered_degrees, plain_row
+from interop.measurements.composed import BadCell, ordered_degrees, plain_row
 from interop.measurements.devices import UnknownDevice, device_named, devices_meant
+from interop.measurements.figures import measured, with_unit
 from interop.measurements.grids import Grid, grids_of
 from interop.measurements.headers import (
     COLUMNS,
@@ -108,7 +107,7 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
             if figures:
                 yield from _of_figures(made, each, figures)
             else:
-                yield _with_unit(made)
+                yield with_unit(made)
 
 
 def _of_figures(made: Mapping[str, str], row: Sequence[str], figures: Sequence[_Column]) -> Iterator[dict[str, str]]:
@@ -119,7 +118,7 @@ def _of_figures(made: Mapping[str, str], row: Sequence[str], figures: Sequence[_
         yield {**made, BAD_COLUMN: "value", BAD_VALUE: failed, BAD_REASON: reason}
     for figure in figures:
         if row[figure.place].lower() not in _NOTHING:
-            own = _measured({**made, **figure.told}, figure.header, row[figure.place], figure.figure)
+            own = measured({**made, **figure.told}, figure.header, row[figure.place], figure.figure)
             yield own | {FIGURE: repr((figure.place, cells))}
 
 
@@ -225,33 +224,16 @@ def _row(
     found: dict[str, str] = {}
     bad: BadCell | None = None
     for place in order:
-        cell = cells[place]
+        cell, header = cells[place], headers[place]
         column = _column_of(columns[place], cell, "gpu_type" in named)
         if column == "source" and "gpu_type" not in named and _is_device(cell):
             found.setdefault("gpu_type", cell)
-        if not column and switch_named(cell) is not None and headers[place]:
-            column, cell = "notes", headers[place] if switch_named(cell) else f"no {headers[place]}"
-        if not column:
-            continue
-        if column == "layout":
-            try:
-                own = ordered_degrees(cell, headers[place])
-            except BadCell as error:
-                bad = bad or error
-                continue
-            if own:
-                found = own | found
-                continue
-        if column == "model":
-            found[column] = _model(found.get(column, ""), cell, headers[place])
-        elif column == "global_batch" and column in found and _BATCH_TOKENS.search(headers[place].lower()):
-            continue
-        elif found.setdefault(column, cell) != cell:
-            if column == "notes":
-                found[column] += f"; {cell}"
-            elif column not in ("source", "provenance", "gpu_type"):
-                reason = f"two columns for {column} hold {found[column]!r} and {cell!r}"
-                bad = bad or BadCell(column, cell, reason)
+        if not column and header and (is_on := switch_named(cell)) is not None:
+            column, cell = "notes", header if is_on else f"no {header}"
+        try:
+            found = _joined(found, column, cell, header) if column else found
+        except BadCell as error:
+            bad = bad or error
     if used := [column for column in told if not found.get(column)]:
         found |= {column: told[column] for column in used} | {FROM_TITLE: ", ".join(used)}
     try:
@@ -261,6 +243,28 @@ def _row(
     if bad is not None:
         found |= {BAD_COLUMN: bad.column, BAD_VALUE: bad.value, BAD_REASON: str(bad)}
     return found
+
+
+def _joined(found: dict[str, str], column: str, cell: str, header: str) -> dict[str, str]:
+    """The cells of a row with another one.
+
+    Raises:
+        BadCell: the column has another one already, or the cell has fewer degrees than its header.
+    """
+    if column == "layout" and (own := ordered_degrees(cell, header)):
+        return own | found
+    if column == "model":
+        return found | {column: _model(found.get(column, ""), cell, header)}
+    before = found.get(column, cell)
+    if before == cell:
+        return found | {column: cell}
+    if column == "notes":
+        return found | {column: f"{before}; {cell}"}
+    if column in ("source", "provenance", "gpu_type") or (
+        column == "global_batch" and _BATCH_TOKENS.search(header.lower())
+    ):
+        return found
+    raise BadCell(column, cell, f"two columns for {column} hold {before!r} and {cell!r}")
 
 
 def _column_of(column: str, cell: str, names_device: bool) -> str:
@@ -316,75 +320,3 @@ def _is_device(cell: str) -> bool:
         return bool(devices_meant(cell) or device_named(cell))
     except UnknownDevice:
         return False
-
-
-def _with_unit(row: dict[str, str]) -> dict[str, str]:
-    """A row with the columns metric and value, in the metrics' own names and units."""
-    unit, metric = row.pop("unit", ""), row.get("metric", "")
-    named = (f"{metric} ({unit})", metric, unit) if unit else (metric,)
-    figure = next((found for words in named if (found := figure_named(words))), None)
-    if figure is None:
-        return row
-    return _measured(row, metric, row.get("value", ""), figure)
-
-
-def _figure_of_unit(unit: str, header: str, figure: Figure | None) -> Figure | None:
-    """The metric of a cell's own unit, which may differ from its header; None without a unit."""
-    plain = unit.strip(" %")
-    if re.fullmatch(r"s|secs?|seconds?|ms|min|minutes?", plain):
-        return figure_named(f"step time ({'min' if plain.startswith('min') else plain})")
-    bare = re.sub(r"[(\[].*", "", header)
-    found = figure_named(plain) or figure_named(f"{bare} ({plain})")
-    return None if found is not None and found.tokens is not None else found
-
-
-_RANGE = re.compile(r"~?([\d.,]+[kKM]?) *(?:[-~\u2013\u2014\u2026]|\.\.+|to) *([\d.,]+[kKM]?)(?!\d)(.*)$")
-"""Two numbers between which a figure is, and the rest of the cell."""
-
-
-def _measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | None) -> dict[str, str]:
-    """A row of one figure."""
-    if found := _RANGE.match(cell):
-        first, last = (number(each) for each in found.groups()[:2])
-        if first is not None and last is not None and first < last:
-            row = {**row, READ_AS: f"{header} {cell!r}: the middle of it"}
-            cell = f"{(first + last) / 2:.12g}{found[3]}"
-    text = cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-|\(\d[\d.]* ?%\)).*$", "", cell)  # its spread, or its share
-    if figure is not None and header.strip().lower() == "tps" and "torchtitan" in row.get("source", "").lower():
-        figure = dataclasses.replace(figure, of_all=False)  # of a device, as torchtitan's logs have it
-    if figure is None or number(cell) is None:
-        found = re.match(r"([~\d.,\s]+[kKM]?)[ ]*([A-Za-z%].*)$", cell)
-        unit = None if found is None else _figure_of_unit(found.group(2), header, figure)
-        if found is not None and unit is not None:
-            text, figure = found.group(1), unit
-        elif found is not None and found.group(2).strip() == "%":
-            text = found.group(1)
-    if figure is None:
-        return {**row, "metric": header, "value": cell}
-    value = number(text)
-    if value is None:
-        return {**row, "metric": figure.metric, "value": cell}  # the row says that it is not a number
-    value *= figure.factor
-    if figure.tokens is not None:
-        tokens = figure.tokens or number(row.get("tokens", "").lower().removesuffix("tokens"))
-        if not tokens:
-            reason = f"{header} of how many tokens is not stated"
-            bad = {BAD_COLUMN: "tokens", BAD_VALUE: row.get("tokens", ""), BAD_REASON: reason}
-            return {**bad, **row, "metric": figure.metric, "value": cell}
-        row = {**row, READ_AS: f"{header}: {tokens:.4g} tokens in {value:.6g} s without any interruption"}
-        value = tokens / value if value else 0.0
-    if figure.inverse:
-        value = 1 / value if value else 0.0
-    made = {**row, "metric": figure.metric, "value": f"{value:.12g}"}
-    if figure.hardware:
-        made["notes"] = f"{made.get('notes', '')}; hardware FLOPs".strip("; ")
-    if figure.of_node:
-        told = re.search(r"(\d+) GPUs per node", row.get("notes", ""))
-        return made | {"value": f"{value / int(told.group(1) if told else USUAL_NODE):.12g}"}
-    if not figure.of_all:
-        return made
-    devices = number(row.get("gpu_count", ""))
-    if not devices:
-        reason = f"{header} is of all devices, and gpu_count is {row.get('gpu_count', '')!r}"
-        return {BAD_COLUMN: "gpu_count", BAD_VALUE: row.get("gpu_count", ""), BAD_REASON: reason, **made}
-    return made | {"value": f"{value / devices:.12g}", PARTS: f"{devices:g}"}

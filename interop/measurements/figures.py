@@ -1,0 +1,116 @@
+"""Cells of figures: their numbers, units, ranges, and the devices that a rate is of."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, PARTS, READ_AS
+from interop.measurements.composed import USUAL_NODE
+from interop.measurements.headers import Figure, figure_named
+from interop.measurements.numbers import number
+
+__all__ = ["measured", "with_unit"]
+
+
+def with_unit(row: dict[str, str]) -> dict[str, str]:
+    """A row with the columns metric and value, in the metrics' own names and units."""
+    unit, metric = row.pop("unit", ""), row.get("metric", "")
+    named = (f"{metric} ({unit})", metric, unit) if unit else (metric,)
+    figure = next((found for words in named if (found := figure_named(words))), None)
+    if figure is None:
+        return row
+    return measured(row, metric, row.get("value", ""), figure)
+
+
+def _figure_of_unit(unit: str, header: str, figure: Figure | None) -> Figure | None:
+    """The metric of a cell's own unit, which may differ from its header; None without a unit."""
+    plain = unit.strip(" %")
+    if re.fullmatch(r"s|secs?|seconds?|ms|min|minutes?", plain):
+        return figure_named(f"step time ({'min' if plain.startswith('min') else plain})")
+    bare = re.sub(r"[(\[].*", "", header)
+    found = figure_named(plain) or figure_named(f"{bare} ({plain})")
+    return None if found is not None and found.tokens is not None else found
+
+
+_RANGE = re.compile(r"~?([\d.,]+[kKM]?) *(?:[-~\u2013\u2014\u2026]|\.\.+|to) *([\d.,]+[kKM]?)(?!\d)(.*)$")
+"""Two numbers between which a figure is, and the rest of the cell."""
+
+
+def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | None) -> dict[str, str]:
+    """A row of one figure, with the columns metric and value; a cell that is no number stays as it is.
+
+    Args:
+        row: the other cells of the row.
+        header, cell: of the figure.
+        figure: the meaning of the header; None: the cell states its unit.
+
+    >>> from interop.measurements.headers import figure_named
+    >>> measured({"gpu_count": "8"}, "tokens/s", "80k", figure_named("tokens/s"))["value"]
+    '10000'
+    """
+    if middle := _middle(cell):
+        row = {**row, READ_AS: f"{header} {cell!r}: the middle of it"}
+        cell = middle
+    cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-|\(\d[\d.]* ?%\)).*$", "", cell)  # its spread, or its share
+    if figure is not None and header.strip().lower() == "tps" and "torchtitan" in row.get("source", "").lower():
+        figure = dataclasses.replace(figure, of_all=False)  # of a device, as torchtitan's logs have it
+    text, figure = _number_and_unit(header, cell, figure)
+    value = number(text)
+    if figure is None or value is None:  # the row says that it is not a number
+        return {**row, "metric": header if figure is None else figure.metric, "value": cell}
+    if figure.tokens is not None:
+        tokens = figure.tokens or number(row.get("tokens", "").lower().removesuffix("tokens"))
+        if not tokens:
+            reason = f"{header} of how many tokens is not stated"
+            bad = {BAD_COLUMN: "tokens", BAD_VALUE: row.get("tokens", ""), BAD_REASON: reason}
+            return {**bad, **row, "metric": figure.metric, "value": cell}
+        row = {**row, READ_AS: f"{header}: {tokens:.4g} tokens without any interruption"}
+        value = tokens / (value * figure.factor) if value else 0.0
+    else:
+        value *= figure.factor
+        if figure.inverse:
+            value = 1 / value if value else 0.0
+    made = {**row, "metric": figure.metric, "value": f"{value:.12g}"}
+    if figure.hardware:
+        made["notes"] = f"{made.get('notes', '')}; hardware FLOPs".strip("; ")
+    return _of_one_device(made, header, value, figure)
+
+
+def _number_and_unit(header: str, cell: str, figure: Figure | None) -> tuple[str, Figure | None]:
+    """The text of a cell's number, and its metric and unit, which may differ from those of its header."""
+    if figure is not None and number(cell) is not None:
+        return cell, figure
+    found = re.match(r"([~\d.,\s]+[kKM]?)[ ]*([A-Za-z%].*)$", cell)
+    if found is None:
+        return cell, figure
+    unit = _figure_of_unit(found.group(2), header, figure)
+    return (found.group(1), unit or figure) if unit or found.group(2).strip() == "%" else (cell, figure)
+
+
+def _of_one_device(made: dict[str, str], header: str, value: float, figure: Figure) -> dict[str, str]:
+    """A row whose rate is of one device."""
+    if figure.of_node:
+        told = re.search(r"(\d+) GPUs per node", made.get("notes", ""))
+        return made | {"value": f"{value / int(told.group(1) if told else USUAL_NODE):.12g}"}
+    if not figure.of_all:
+        return made
+    devices = number(made.get("gpu_count", ""))
+    if not devices:
+        reason = f"{header} is of all devices, and gpu_count is {made.get('gpu_count', '')!r}"
+        return {BAD_COLUMN: "gpu_count", BAD_VALUE: made.get("gpu_count", ""), BAD_REASON: reason, **made}
+    return made | {"value": f"{value / devices:.12g}", PARTS: f"{devices:g}"}
+
+
+def _middle(cell: str) -> str:
+    """A cell with the middle of a range for it; "" where it is none.
+
+    >>> _middle("61-63 GiB"), _middle("61.2")
+    ('62 GiB', '')
+    """
+    found = _RANGE.match(cell)
+    if found is None:
+        return ""
+    first, last = number(found[1]), number(found[2])
+    return f"{(first + last) / 2:.12g}{found[3]}" if first is not None and last is not None and first < last else ""
