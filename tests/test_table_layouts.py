@@ -117,3 +117,12 @@ def test_key_value_heads_are_repeated_for_more_tensor_parallel_ranks():
     }  # fmt: skip
     case = case_of(row, 1)
     assert case.config.num_kv_heads == 8 and any("2 key-value heads" in told for told in case.assumed)
+
+
+def test_float32_of_a_device_without_tf32_is_read_in_one_way(tmp_path):
+    (tmp_path / "table.csv").write_text(
+        "model,gpu,gpus,tp,mbs,gbs,seq,software,precision,mfu\n"
+        "llama-3-8b,Ascend 910B1,16,2,1,128,8192,MindSpeed,fp32,40\n"
+    )
+    (row,) = validate(tmp_path / "table.csv").rows
+    assert not any("tf32" in str(reading["cells"]) for reading in row["readings"])

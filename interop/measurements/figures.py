@@ -39,7 +39,7 @@ _RANGE = re.compile(r"~?([\d.,]+[kKM]?) *(?:[-~\u2013\u2014\u2026]|\.\.+|to) *([
 
 
 def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | None) -> dict[str, str]:
-    """A row of one figure, with the columns metric and value; a cell that is no number stays as it is.
+    """A row of one figure, with the columns metric and value; a cell without a number stays as it is.
 
     Args:
         row: the other cells of the row.

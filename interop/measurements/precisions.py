@@ -10,7 +10,9 @@ __all__ = ["BLACKWELL", "HOPPER", "Precision", "has_products", "precision_named"
 
 HOPPER = ("h100", "h200", "h20", "h800", "gh200", "mi300x")
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
-_DEVICES_WITH = {r"^float8": (*HOPPER, *BLACKWELL), r"^(mxfp8|nvfp4)$": BLACKWELL}
+_DEVICES_WITH = {
+    r"^float8": (*HOPPER, *BLACKWELL), r"^(mxfp8|nvfp4)$": BLACKWELL, r"^tf32$": ("a100", "a800", *HOPPER, *BLACKWELL),
+}  # fmt: skip
 """Products -> the devices that have them (data sheets)."""
 
 _FLOAT8 = r"\b(fp8|float8|f8|e4m3|e5m2)"

@@ -32,7 +32,7 @@ from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
 from plans.schedules.registry import schedule_names
 
-__all__ = ["Case", "Skip", "case_of"]
+__all__ = ["Case", "Skip", "case_of", "products_of"]
 
 _SHARDS_STATES = ("megatron", "megatron-float8", "megatron-deepspeed", "mindspore")
 """Stacks whose runs of today keep shards of the optimizer's states, as a rule."""
@@ -91,6 +91,16 @@ class Case:
     def machine_of_one(self) -> str:
         """The name of a machine with one such device."""
         return f"{self.machine.rpartition('-x')[0]}-x1"
+
+
+def products_of(stack: str) -> str:
+    """The products of a stack's blocks, as of `Compute.matrix_flops_per_s`; "" where they are those of the dtype.
+
+    >>> products_of("megatron-mxfp8"), products_of("torch-compile-tf32"), products_of("megatron")
+    ('float8', 'tf32', '')
+    """
+    found = re.search(r"float8|mxfp8|nvfp4|tf32", stack)
+    return {"mxfp8": "float8", "nvfp4": "float4"}.get(found.group(), found.group()) if found else ""
 
 
 def case_of(row: Mapping[str, str], number: int, stack: str | None = None) -> Case:
@@ -170,14 +180,9 @@ class _Reading(Mixtures):
     def peak(self, metric: str, stack: str) -> str:
         """The products whose peak a share of it is of; "" of those of the block's dtype, as torchtitan and Megatron-LM
         count. Composer counts those of the precision (composer/callbacks/speed_monitor.py, GPU_AVAILABLE_FLOPS)."""
-        narrow = re.search(r"float8|mxfp8|nvfp4|tf32", stack)
-        if metric != "mfu_percent" or narrow is None:
-            return ""
-        if narrow.group() == "tf32":
-            return "tf32"
-        if not self.text("peak") and not re.search(COMPOSER, self.words("source")):
-            return ""
-        return "float4" if narrow.group() == "nvfp4" else "float8"
+        narrow = products_of(stack)
+        counts_narrow = narrow == "tf32" or self.text("peak") or re.search(COMPOSER, self.words("source"))
+        return narrow if metric == "mfu_percent" and counts_narrow else ""
 
     # ------------------------------------------------------------------- model and stack
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import re
 import statistics
 import sys
 import time
@@ -30,7 +29,7 @@ from interop.measurements.devices import Network
 from interop.measurements.headers import METRICS
 from interop.measurements.numbers import number as number_of
 from interop.measurements.readings import Filling, needed_fillings, other_fillings
-from interop.measurements.rows import Case, Skip, case_of
+from interop.measurements.rows import Case, Skip, case_of, products_of
 from interop.measurements.tables import rows_of
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
@@ -160,7 +159,7 @@ class _Reader:
         if isinstance(found, Skip):
             raise found
         group, result = found
-        factor, told = _of_each(row, value / result["predicted"] * result["mfu"], result["stack"])
+        factor, told = _of_each(row, value / result["predicted"] * result["mfu"])
         return group, {**result, "row": number, "value": factor * value,
                        "assumed": [*assumed, *told, *result["assumed"]]}  # fmt: skip
 
@@ -168,23 +167,18 @@ class _Reader:
 _LEAST_SHARE = 0.02
 """No training run has a lower share of the peak."""
 
-_MOST_SHARES = ((r"nvfp4", 6.0), (r"float8|mxfp8", 2.0))
-"""Products of a stack -> their peak over that of bf16, which a share is of."""
 
-
-def _of_each(row: Mapping[str, str], share: float, stack: str) -> tuple[float, tuple[str, ...]]:
+def _of_each(row: Mapping[str, str], share: float) -> tuple[float, tuple[str, ...]]:
     """The factor of a rate that its header calls one of all devices, or of each, but cannot be one.
 
     Args:
         row: with `PARTS` where the rate was divided by the number of devices.
-        share: of the devices' peak in the dtype of activations that the rate means.
-        stack: the software that ran it.
+        share: of the devices' peak in its precision that the rate means.
     """
     devices = number_of(row.get(PARTS) or row.get("gpu_count", "")) or 1
-    most = next((most for words, most in _MOST_SHARES if re.search(words, stack)), 1.0)
-    if PARTS in row and share < _LEAST_SHARE <= share * devices <= most:
+    if PARTS in row and share < _LEAST_SHARE <= share * devices <= 1:
         return devices, (f"the rate is of each device: of all {devices:g} it would be {share:.2%} of their peak",)
-    if PARTS not in row and share > most >= share / devices >= _LEAST_SHARE and row.get("metric") in _RATES:
+    if PARTS not in row and share > 1 >= share / devices >= _LEAST_SHARE and row.get("metric") in _RATES:
         return 1 / devices, (f"the rate is of all {devices:g} devices: of each it would be {share:.0%} of its peak",)
     return 1.0, ()
 
@@ -301,7 +295,7 @@ def _row(case: Case, given: _Given) -> dict[str, Any]:
     predicted, low, high = (measured_as(case, found, seconds) for seconds in (found.step_s, found.low_s, found.high_s))
     low, high = min(low, high), max(low, high)
     assumed = [*map(sys.intern, case.assumed), *run.assumed]
-    share = dataclasses.replace(case, metric="mfu_percent", counts_recompute=False, peak="")
+    share = dataclasses.replace(case, metric="mfu_percent", counts_recompute=False, peak=products_of(case.stack))
     if case.metric.startswith("peak_memory"):
         unit = predicted / found.peak_bytes
         low, high = (unit * edge for edge in run.memory)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from interop.measurements.cells import Cells, Skip
 from interop.measurements.composed import NO_FSDP
+from interop.measurements.precisions import has_products
 from interop.measurements.spellings import level_named
 
 __all__ = ["COMPOSER", "borrows", "counts_recompute", "level_of", "names_software", "reduces_low", "software_of"]
@@ -226,7 +227,7 @@ def _with_products(cells: Cells, name: str, device: str) -> tuple[str, ...]:
         return name, f"{_NARROW.get(name, name)}-float8"
     if not wanted:
         is_float32 = cells.precision().dtype == "float32"
-        return (name, f"{name}-tf32") if is_float32 and not device.startswith("v100") else (name,)
+        return (name, f"{name}-tf32") if is_float32 and has_products(device, "tf32") else (name,)
     if wanted[0] == "tf32":
         return (f"{name}-tf32",)
     is_torch = name.startswith("torch")
