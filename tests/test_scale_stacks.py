@@ -311,3 +311,20 @@ def test_the_host_of_torchs_optimizer_takes_the_times_of_whole_and_of_sharded_pa
     )
     times = UPDATE_HOST_S[stack.update]
     assert times[0] != times[1] and sharded / whole == pytest.approx(times[1] / times[0])
+
+
+def test_a_compiled_block_keeps_neither_the_gate_nor_outputs_that_its_backward_does_not_read():
+    """One tensor [tokens, ffn] a layer less than eager modules of a Llama, none less of a GPT, which has no gate; with
+    selection by operator one tensor [tokens, hidden] a layer less."""
+    machine = Machine.load("h200-x1")
+    eager = replace(stack_named("torch"), holds_logits=False)
+    for name, recompute, per_token in (
+        ("llama-3-8b", "none", 14_336), ("gpt3-6.7b", "none", 0), ("llama-3-8b", "selective_op", 4096),
+    ):  # fmt: skip
+        config = transformer_config(name)
+        degrees = Degrees(micro_batch=2, global_batch=2, recompute=recompute)
+        memory = [
+            forecast(config, degrees, machine, stack=stack).memory["activation"]
+            for stack in (eager, replace(eager, compiled=True))
+        ]
+        assert memory[0] - memory[1] == config.num_layers * 2 * config.seq * per_token * 2

@@ -22,7 +22,10 @@ def _as_written(**settings: Any) -> Stack:
     return TorchNative(holds_logits=False, loss_parallel=True, one_input=True, keeps_outputs=False, **settings)
 
 
-PEER_STACKS = {"torch": _as_written(), "compiled": _as_written(name="torch-compile", compiled=True, narrows=True)}
+PEER_STACKS = {
+    "torch": _as_written(),
+    "compiled": _as_written(name="torch-compile", compiled=True, compiled_loss=True, narrows=True),
+}
 """Side of the peer -> the software stack that forecasts it."""
 
 

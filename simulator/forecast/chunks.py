@@ -65,6 +65,10 @@ class _Depends(tuple[Any, ...]):
         return self._hash
 
 
+_ACTIVATIONS = ("silu.forward", "gelu.forward")
+"""Activation functions of a gated MLP."""
+
+
 @lru_cache(maxsize=8192)
 def _gradients(part: PartTemplate) -> Mapping[str, int]:
     """The parameters whose gradients a body makes -> when it begins to."""
@@ -199,9 +203,12 @@ class Chunks:
         block = self.template.pieces["block"].parts["F"].cells
         core = next(cell for cell in block if cell.call == "attention.forward")
         queries, keys = ([self.numbers[size] for size in shape] for shape in core.shapes[:2])
+        gates = [cell.shapes[0] for cell in block if self.config.gated and cell.call in _ACTIVATIONS]
+        item_bytes = itemsize(self.config.dtype)
         return PieceSizes(
             arrival_bytes=self.numbers[self.template.pieces["block"].leaves],
-            logits=math.prod(self.numbers[size] for size in logits), item_bytes=itemsize(self.config.dtype),
+            logits=math.prod(self.numbers[size] for size in logits), item_bytes=item_bytes,
+            gate_bytes=item_bytes * sum(math.prod(self.numbers[size] for size in gate) for gate in gates),
             ways=self.degrees.tp, recompute=self.degrees.recompute, scores=math.prod(queries[:-1]) * keys[-2],
             split_sequence=self.degrees.sequence_parallel,
         )  # fmt: skip

@@ -40,6 +40,7 @@ class PieceSizes:
         recompute: mode of recomputation.
         scores: elements of the scores of attention of one micro-batch on one rank.
         split_sequence: whether the sequence is split between tensor-parallel products.
+        gate_bytes: of the activation function's output in a gated MLP, of one micro-batch on one rank.
     """
 
     arrival_bytes: int
@@ -49,6 +50,7 @@ class PieceSizes:
     recompute: str
     scores: int = 0
     split_sequence: bool = False
+    gate_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -378,11 +378,10 @@ class TorchNative(Stack):
 
         The loss: logits in float, their log-softmax (kept), its gradient and the logits' gradient, all in float or all
         in half precision, and the half-precision logits where the caller holds them. On split logits it is written out
-        (`dtensor_steps.split_loss`), with one more float tensor alive at the peak of either way. Selection by operator
-        keeps the output of a block's last product, although nothing needs it again.
+        (`dtensor_steps.split_loss`), with one more float tensor alive at the peak of either way.
         """
-        if piece == "block" and sizes.recompute == "selective_op":
-            return replace(found, kept=found.kept + sizes.arrival_bytes, forward=found.forward + sizes.arrival_bytes)
+        if piece == "block":
+            return self._block_footprint(found, sizes)
         if piece != "head":
             return found
         elements = sizes.logits * (1 if self.loss_parallel else sizes.ways)
@@ -402,6 +401,20 @@ class TorchNative(Stack):
             found, kept=kept + held, forward=kept + low + 4 * elements + written_out,
             backward=max(found.backward, 8 * elements + written_out), weights=found.weights,
         )  # fmt: skip
+
+    def _block_footprint(self, found: Footprint, sizes: PieceSizes) -> Footprint:
+        """Eager selection by operator keeps the output of a block's last product, although nothing needs it again.
+
+        A compiled block keeps only what its backward reads, and not the activation function's output in a gated MLP,
+        which the kernel that multiplies it computes again (torch/_functorch/partitioners.py): of 21 compiled Llama-like
+        models on H200 and H100 that was the difference to eager ones (benchmarks/results/peers_*).
+        """
+        more = 0
+        if self.compiled:
+            more -= sizes.gate_bytes if sizes.recompute in ("none", "selective") else 0
+        elif sizes.recompute == "selective_op":
+            more += sizes.arrival_bytes
+        return replace(found, kept=found.kept + more, forward=found.forward + more)
 
     def memory(
         self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0, received_bytes: int = 0
