@@ -244,3 +244,12 @@ def test_a_runtime_takes_its_part_of_the_memory():
     assert machine.runtime_bytes and machine.room_bytes == machine.memory_bytes - machine.runtime_bytes
     npu = Machine.load("ascend-910b2-x8")  # not measured: what is not known is not made up
     assert npu.runtime_bytes is None and npu.room_bytes == npu.memory_bytes
+
+
+def test_published_products_that_disagree_widen_the_spread_of_a_device():
+    """Of a B200 a table of operators has 1.1 PFLOP/s, a list of best shapes 1.7, of which ordinary kernels reach 0.91:
+    half of the logarithm of 1.45 is 0.19."""
+    device, source = load_device("b200"), load_device("h200")
+    assert device.spreads["matrix"] == pytest.approx(0.19, abs=0.015)
+    alone = carried(msgspec.structs.replace(device, best_product=None), source, date="2026-11-25")
+    assert alone.spreads["matrix"] == load_device("a100-80gb").spreads["matrix"]

@@ -124,8 +124,24 @@ class _Transfer:
         if "spreads" in self.own:
             return self.device.spreads
         what = "joined with what carrying over missed of devices left out"
+        spreads = {name: self._wider_spread(name, spread) for name, spread in self.source.spreads.items()}
+        if apart := self.products_apart():
+            what += f"; published products differ by {apart:.2f} in logarithms, half of which is the spread of products"
+            spreads["matrix"] = round(math.hypot(spreads["matrix"], apart / 2), 4)
         self.assume("spreads", what)
-        return {name: self._wider_spread(name, spread) for name, spread in self.source.spreads.items()}
+        return spreads
+
+    def products_apart(self) -> float:
+        """Logarithm of the fastest published product over typical ones, in the form's own terms; 0: not both known.
+
+        The fastest product counts at the share of it that the form has on the source, as in `compute`.
+        """
+        device, best = self.device, self.device.best_product
+        if best is None or self.source.best_product is None or not device.typical_products:
+            return 0.0
+        ordinary = _form_rate(self.source) / self.source.best_product.flops_per_s
+        known = msgspec.structs.replace(device, compute=anchored(self.compute(), device.typical_products))
+        return abs(math.log(ordinary * best.flops_per_s / _form_rate(known)))
 
     def _wider_spread(self, name: str, spread: float) -> float:
         # of what the source itself was given from elsewhere on equal cores, the same was missed already
@@ -138,8 +154,9 @@ class _Transfer:
         if "price_intervals" in self.own:
             return self.device.price_intervals
         self.assume("price_intervals", "as wide as the spreads say")
+        wider = {**CARRIED, "matrix": math.hypot(CARRIED["matrix"], self.products_apart() / 2)}
         return {
-            name: Interval(low=_wider(known.low, CARRIED[name]), high=_wider(known.high, CARRIED[name]))
+            name: Interval(low=_wider(known.low, wider[name]), high=_wider(known.high, wider[name]))
             for name, known in self.source.price_intervals.items()
         }
 

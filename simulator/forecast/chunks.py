@@ -8,7 +8,6 @@ are gathered while the block before it computes (`plans.lower.optimizer`).
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -35,7 +34,7 @@ from plans.model.transformer import TransformerConfig
 from simulator.forecast.action import Body, ClockMap, Rates, body_of, measure
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.lowered import Lowered
-from simulator.forecast.memory import footprint, parameter_bytes
+from simulator.forecast.memory import footprint, parameter_bytes, piece_sizes
 from simulator.forecast.pricing import Groups, busy_ps, hosted, priced_lines
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 from simulator.stacks import PieceSizes, Stack
@@ -63,10 +62,6 @@ class _Depends(tuple[Any, ...]):
         if self._hash is None:
             self._hash = super().__hash__()
         return self._hash
-
-
-_ACTIVATIONS = ("silu.forward", "gelu.forward")
-"""Activation functions of a gated MLP."""
 
 
 @lru_cache(maxsize=8192)
@@ -198,20 +193,7 @@ class Chunks:
     @cached_property
     def sizes(self) -> PieceSizes:
         """Facts that the memory of pieces depends on, besides their own tensors."""
-        head = self.template.pieces["head"].parts["F"].cells
-        logits = next(cell.shapes[-1] for cell in reversed(head) if cell.call == "linear.forward")
-        block = self.template.pieces["block"].parts["F"].cells
-        core = next(cell for cell in block if cell.call == "attention.forward")
-        queries, keys = ([self.numbers[size] for size in shape] for shape in core.shapes[:2])
-        gates = [cell.shapes[0] for cell in block if self.config.gated and cell.call in _ACTIVATIONS]
-        item_bytes = itemsize(self.config.dtype)
-        return PieceSizes(
-            arrival_bytes=self.numbers[self.template.pieces["block"].leaves],
-            logits=math.prod(self.numbers[size] for size in logits), item_bytes=item_bytes,
-            gate_bytes=item_bytes * sum(math.prod(self.numbers[size] for size in gate) for gate in gates),
-            ways=self.degrees.tp, recompute=self.degrees.recompute, scores=math.prod(queries[:-1]) * keys[-2],
-            split_sequence=self.degrees.sequence_parallel,
-        )  # fmt: skip
+        return piece_sizes(self.template, self.numbers, self.config, self.degrees)
 
     @property
     def outputs_bytes(self) -> int:

@@ -12,10 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from costmodels.widths import MEMORY_ACTIVATIONS, MEMORY_RESERVED, MEMORY_RESIDUAL, NINETY
-from plans.lower.symbolic import ParameterTemplate, PartTemplate, PieceTemplate
+from plans.degrees import Degrees
+from plans.lower.symbolic import ModelTemplate, ParameterTemplate, PartTemplate, PieceTemplate
 from plans.model.graph import itemsize
+from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
 from plans.schedules import Schedule
+from simulator.stacks.base import PieceSizes
 from simulator.stacks.footprint import Footprint
 
 __all__ = [
@@ -26,6 +29,7 @@ __all__ = [
     "memory_interval",
     "parameter_bytes",
     "peak_activations",
+    "piece_sizes",
 ]
 
 
@@ -54,6 +58,35 @@ def footprint(
         backward=backward,
         weights=max(0, weights),
     )
+
+
+_ACTIVATIONS = ("silu.forward", "gelu.forward")
+"""Activation functions of a gated MLP."""
+
+
+def piece_sizes(
+    template: ModelTemplate, numbers: Sequence[int], config: TransformerConfig, degrees: Degrees
+) -> PieceSizes:
+    """Facts that the memory of a model's pieces depends on, besides their own tensors.
+
+    Args:
+        template: of the model.
+        numbers: the values of its monomials.
+        config, degrees: the model and its layout.
+    """
+    head, block = (template.pieces[name].parts["F"].cells for name in ("head", "block"))
+    logits = next(cell.shapes[-1] for cell in reversed(head) if cell.call == "linear.forward")
+    core = next(cell for cell in block if cell.call == "attention.forward")
+    queries, keys = ([numbers[size] for size in shape] for shape in core.shapes[:2])
+    gates = [cell.shapes[0] for cell in block if config.gated and cell.call in _ACTIVATIONS]
+    item_bytes = itemsize(config.dtype)
+    return PieceSizes(
+        arrival_bytes=numbers[template.pieces["block"].leaves],
+        logits=math.prod(numbers[size] for size in logits), item_bytes=item_bytes,
+        gate_bytes=item_bytes * sum(math.prod(numbers[size] for size in gate) for gate in gates),
+        ways=degrees.tp, recompute=degrees.recompute, scores=math.prod(queries[:-1]) * keys[-2],
+        split_sequence=degrees.sequence_parallel,
+    )  # fmt: skip
 
 
 def _net(part: PartTemplate, numbers: Sequence[int]) -> tuple[int, int]:
