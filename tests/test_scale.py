@@ -141,7 +141,7 @@ def test_maps_of_clocks_compose_as_the_walk_does():
 def test_compute_during_a_collective_runs_at_the_rates_of_the_pair():
     lines = [Line(COLLECTIVE, 0, 10, "all_reduce", "dp", 0), Line(COMPUTE, 0, 10, "matrix")]
     # both at half speed for 20 ps; then nothing is left of either
-    found = measure(lines, lambda compute, collective: (0.5, 0.5))
+    found = measure(lines, lambda *pair: (0.5, 0.5))
     assert found.work_ps == pytest.approx(20, abs=1)
     assert found.tail_ps == pytest.approx(0, abs=1)
 

@@ -10,7 +10,7 @@ from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 RATES = {"matrix": (0.8, 0.7), "memory": (0.6, 0.9)}
 
 
-def rates(compute: str, collective: str) -> tuple[float, float]:
+def rates(compute: str, kernel_ps: float, collective: str, message_ps: float) -> tuple[float, float]:
     return RATES[compute]
 
 

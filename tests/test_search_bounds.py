@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from costmodels import Machine
-from plans.model.transformer import transformer_config
+from costmodels.price.clock import at_usual_clock
+from plans.model.transformer import TransformerConfig, transformer_config
 from plans.schedules import make_schedule
 from search.devices import Pins, Problem
 from search.devices.bounds import ScheduleSpace
@@ -18,11 +21,16 @@ from search.devices.costs import WAYS, Table
 from search.devices.nodes import Kind, leaf_values
 from search.devices.space import layer_choices, meshes, spreads
 from search.devices.stage_config import in_any_place
+from simulator.forecast import estimate, forecast
 
 PROBLEMS = {
     "two nodes": Problem(
         config=transformer_config("llama-3-8b", num_layers=8), machine=Machine.load("h100-sxm-x16"), num_devices=16,
         global_batch=64,
+    ),
+    "recompute is pinned": Problem(  # of some blocks
+        config=transformer_config("llama-3-8b", num_layers=4), machine=Machine.load("h100-sxm-x8"), num_devices=8,
+        global_batch=32, pins=Pins(recompute="full"),
     ),
     "experts": Problem(
         config=transformer_config("deepseek-moe-16b", num_layers=6), machine=Machine.load("h100-sxm-x16"),
@@ -69,6 +77,31 @@ def _check_least_memory(branching, nodes, decided, layers):
     rows, spread = branching.rows(space, stage.recompute), space.layers.index(layers)
     peaks = branching.peak_memory.peaks_bytes(stage, space, dp=mesh.dp, level=level, rows=rows)
     assert least[group.linear.starts[group.shapes.index(shape)] + spread] <= peaks[rows.spread == spread].min()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_estimate_of_one_device_is_its_forecast(dtype):
+    """Nothing is averaged there: every kernel, and one update of all parameters of a block."""
+    config = replace(transformer_config("llama-3-8b", num_layers=3), dtype=dtype)
+    problem = Problem(config=config, machine=at_usual_clock(Machine.load("h200-x8")), num_devices=1, global_batch=2)
+    degrees = problem.degrees({"dp": 1, "micro_batch": 1, "recompute": "full", "recompute_layers": 1, "layers": (3,)})
+    steps_s = [each(config, degrees, problem.machine).step_s for each in (estimate, forecast)]
+    assert steps_s[0] == pytest.approx(steps_s[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_long_reductions_do_not_slow_the_head(level):
+    """The backward of the head comes before all reductions: an estimate that slows it exceeds the forecast by 5 %."""
+    machine = at_usual_clock(Machine.load("h100-sxm-x8"))
+    slow = [msgspec.structs.replace(link, bandwidth_Bps=link.bandwidth_Bps / 16) for link in machine.links]
+    machine = msgspec.structs.replace(machine, links=tuple(slow))
+    config = TransformerConfig(
+        name="small", num_layers=8, hidden=768, num_heads=6, ffn=3072, vocab=31998, seq=2048, num_kv_heads=6
+    )
+    problem = Problem(config=config, machine=machine, num_devices=6, global_batch=12)
+    degrees = problem.degrees({"dp": 6, "micro_batch": 2, "recompute": "none", "zero": level, "layers": (8,)})
+    estimated_s, forecast_s = (each(config, degrees, machine).step_s for each in (estimate, forecast))
+    assert estimated_s <= 1.02 * forecast_s
 
 
 def test_the_update_of_a_later_rank_is_part_of_the_bound():

@@ -49,8 +49,8 @@ def test_operators_add_up_to_the_block(tp: int) -> None:
     found = best(tp=tp, pp=2, cp=1, recompute="none", schedule="1f1b", zero=1)
     degrees, problem = found.best.degrees, found.problem
     pieces = Chunks(
-        config=CONFIG, degrees=degrees, machine=problem.machine, stack=problem.stack, rates=rates_of(problem.machine),
-        split_backward=False,
+        config=CONFIG, degrees=degrees, machine=problem.machine, stack=problem.stack,
+        rates=rates_of(problem.machine, problem.stack), split_backward=False,
     )  # fmt: skip
     body = [pieces.clock_map("block", part) for part in ("F", "B")]
     runs = degrees.num_micro_batches * CONFIG.num_layers / degrees.pp / 1e12

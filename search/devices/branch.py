@@ -95,7 +95,7 @@ class Branching:
     contention_margin: float = 0.0
 
     def __post_init__(self) -> None:
-        self.costs = Costs(problem=self.problem, rates=rates_of(self.problem.machine))
+        self.costs = Costs(problem=self.problem, rates=rates_of(self.problem.machine, self.problem.stack))
         self.peak_memory = PeakMemory(costs=self.costs)
         self.spaces = ScheduleSpaces(problem=self.problem)
         self._heap: list[_Entry] = []

@@ -22,9 +22,10 @@ from plans.model.transformer import TransformerConfig
 from plans.timeline import PS_PER_S
 from search.devices.problem import Problem
 from search.devices.stage_config import StageConfig, in_any_order, without_recompute
-from simulator.forecast.action import ClockMap, Rates
+from simulator.forecast.action import ClockMap
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
+from simulator.forecast.overlap import PairRates
 
 __all__ = ["WAYS", "Costs", "Table", "num_dense", "one_piece", "piece_counts", "pieces_of"]
 
@@ -88,7 +89,7 @@ class Costs:
     """Tables of a problem, made once each."""
 
     problem: Problem
-    rates: Rates | None
+    rates: PairRates | None
     num_tables: int = 0
     _known: dict[tuple[StageConfig, bool], dict[tuple[object, ...], Any]] = field(default_factory=dict)
     _relaxed: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
@@ -292,15 +293,12 @@ class Costs:
         """Whether one second of any work during a collective spares no other work more than that second.
 
         It moves the collective on by its rate r, which would take other work w seconds r / r_w, of which it loses
-        (1 - s_w): at most 1 where r (1 - s_w) <= r_w.
+        (1 - s_w): at most 1 where r (1 - s_w) <= r_w. (1 - s_w) / r_w does not depend on how long kernels and messages
+        are (`costmodels.machine.sections.Overlap`); r is largest beside short kernels.
         """
-        if not self.rates:
-            return True
-        pairs = [self.rates(overlap.compute, overlap.collective) for overlap in self.problem.machine.overlap] + [
-            (1.0, 1.0)
-        ]
-        most = max(theirs for _, theirs in pairs)
-        return all(most * (1.0 - mine) <= theirs for mine, theirs in pairs)
+        pairs = self.problem.machine.overlap if self.rates else ()
+        most = max((pair.rates(0.0, 1.0)[1] for pair in pairs), default=1.0)
+        return all(max(1.0, most) * (1.0 - pair.compute_rate) <= pair.comm_rate for pair in pairs)
 
     def some_are_longer(self, stage: StageConfig, dp: int, level: int) -> bool:
         """Whether blocks that recompute take no less in the early table than those that keep everything."""

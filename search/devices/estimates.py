@@ -84,7 +84,7 @@ class Estimates:
             self.axis_orders.stage_config(mesh, sp, size, recomputes(self.problem)[0], split)
             for split in self.splits(mesh)
         ]
-        return min(self._pipeline_bound_s(mesh, size, stage.split, self.costs.piece_seconds(stage)) for stage in stages)
+        return min(self.inner_bound_s(mesh, size, stage, 0.0) for stage in stages)
 
     def _pipeline_bound_s(self, mesh: Mesh, size: int, split: bool, pieces_s: Floats, more_s: float = 0.0) -> float:
         """A bound for any schedule and any spread of the layers.

@@ -17,9 +17,10 @@ from plans.errors import TwofoldError
 from plans.lower.symbolic import Cell
 from plans.program import Kind
 from search.devices.problem import Problem
-from simulator.forecast.action import Rates, measure
+from simulator.forecast.action import measure
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.estimate import rates_of
+from simulator.forecast.overlap import PairRates
 from simulator.forecast.pricing import cell_work, priced_cells
 from simulator.lines import COLLECTIVE, COMPUTE, Line
 
@@ -115,7 +116,7 @@ def _costs(problem: Problem, degrees: Degrees, chosen: bool) -> dict[str, Operat
 def _alike(problem: Problem, degrees: Degrees, words: str, chosen: bool) -> dict[str, OperatorCost]:
     """The operators of a block, if all blocks are equal."""
     config, machine = problem.config, problem.machine
-    rates = rates_of(machine)
+    rates = rates_of(machine, problem.stack)
     pieces = Chunks(
         config=config, degrees=degrees, machine=machine, stack=problem.stack, rates=rates, split_backward=False
     )
@@ -180,7 +181,7 @@ def _owners(cells: Sequence[Cell]) -> list[str]:
     return found
 
 
-def _spared_ps(lines: Sequence[Line], owners: Sequence[str], owner: str, rates: Rates | None) -> float:
+def _spared_ps(lines: Sequence[Line], owners: Sequence[str], owner: str, rates: PairRates | None) -> float:
     """By how much a body is shorter if the collectives of one operator take no time."""
     free = [
         line._replace(work_ps=0) if line.kind == COLLECTIVE and name == owner else line

@@ -11,17 +11,15 @@ run, each proceeds at the rate of the pair.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
+from simulator.forecast.overlap import PairRates
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 
 __all__ = ["Body", "ClockMap", "body_of", "measure"]
-
-Rates = Callable[[str, str], tuple[float, float]]
-"""(class of compute, collective) -> the rates of both while both run; 1 is alone."""
 
 
 class ClockMap(NamedTuple):
@@ -115,7 +113,7 @@ _SETTLED = 4
 """Repetitions after which a sequence during the communication of its neighbours is taken as steady."""
 
 
-def measure(lines: Sequence[Line], rates: Rates | None = None, *, steady: bool = False) -> ClockMap:
+def measure(lines: Sequence[Line], rates: PairRates | None = None, *, steady: bool = False) -> ClockMap:
     """The map of a sequence.
 
     Args:
@@ -133,7 +131,7 @@ def measure(lines: Sequence[Line], rates: Rates | None = None, *, steady: bool =
 
 
 @lru_cache(maxsize=16_384)
-def body_of(lines: tuple[Line, ...], rates: Rates | None = None) -> Body:
+def body_of(lines: tuple[Line, ...], rates: PairRates | None = None) -> Body:
     """The same `Body` for equal lines: layouts that differ elsewhere share the results."""
     return Body(lines, rates)
 
@@ -146,10 +144,10 @@ class Body:
         rates: of pairs of compute and collective; None: overlap costs nothing.
     """
 
-    def __init__(self, lines: Sequence[Line], rates: Rates | None = None) -> None:
+    def __init__(self, lines: Sequence[Line], rates: PairRates | None = None) -> None:
         self._lines = lines
         self._rates = rates
-        self._joined = _joined(lines)
+        self._working = [line for line in lines if line.kind != COMPUTE or line.work_ps]
         self._clock_maps: dict[tuple[tuple[Line, ...], tuple[Line, ...], bool], ClockMap] = {}
         self._dispatch = float(sum(line.dispatch_ps for line in lines))
         self._has_collectives = any(line.kind == COLLECTIVE for line in lines)
@@ -158,7 +156,7 @@ class Body:
     def _ahead(self) -> _Walk:
         """After the sequence alone, the host far ahead."""
         walk = _Walk(self._rates)
-        walk.run(self._joined)
+        walk.run(self._working)
         return walk
 
     @cached_property
@@ -183,10 +181,10 @@ class Body:
     def _clock_map(self, before: tuple[Line, ...], after: tuple[Line, ...], steady: bool) -> ClockMap:
         if not self._has_collectives and all(line.kind != COLLECTIVE for line in (*before, *after)):
             return _alone([*before, *self._lines, *after])
-        joined = [*before, *self._joined, *after]
+        lines = [*before, *self._working, *after]
         if before:
             walk, late = _Walk(self._rates), _Walk(self._rates)
-            walk.run(joined)
+            walk.run(lines)
             late.run([*before, *self._lines, *after], late=True)
         else:
             walk, late = self._ahead.again(), self._late.again()
@@ -203,7 +201,7 @@ class Body:
                 break
             left = remains
             begin, exposed, busy, earlier = walk.stream, dict(walk.exposed), walk.compute, trailing
-            walk.run(joined)
+            walk.run(lines)
             trailing = max(0.0, walk.last_end() - walk.stream)
         else:
             lag = max(0.0, trailing - earlier) if steady and walk.left() != left else 0.0
@@ -220,7 +218,7 @@ class Body:
             tail_ps=_dyadic(trailing),
             tail_if_host_bound_ps=_dyadic(max(0.0, late_end - late.stream)),
             drift_per_repeat_ps=_dyadic(lag),
-            channel_busy_ps=_unwaited(joined),
+            channel_busy_ps=_unwaited(lines),
         )
 
 
@@ -237,19 +235,6 @@ def _unwaited(lines: Sequence[Line]) -> float:
 def _dyadic(time_ps: float) -> float:
     """To the nearest 64th of a picosecond: sums of such times are exact up to two minutes, in whatever order."""
     return round(64 * time_ps) / 64
-
-
-def _joined(lines: Sequence[Line]) -> list[Line]:
-    """The lines with neighbours of one class as one: the same where the host is far ahead."""
-    result: list[Line] = []
-    for line in lines:
-        if line.kind != COMPUTE:
-            result.append(line)
-        elif line.work_ps:
-            if result and result[-1].kind == COMPUTE and result[-1].name == line.name:
-                line = Line(COMPUTE, 0, result.pop().work_ps + line.work_ps, line.name)
-            result.append(line)
-    return result
 
 
 def _alone(lines: Sequence[Line]) -> ClockMap:
@@ -270,18 +255,20 @@ _LEAST_PS = 0.5
 class _Flow:
     """A collective under way."""
 
-    __slots__ = ("call", "end", "left", "start", "token")
+    __slots__ = ("alone", "call", "end", "left", "start", "token")
 
     def __init__(self, call: str, token: int, start: float, work: float) -> None:
         self.call = call
         self.token = token
         self.start = start  # earliest; it may have to wait for the one before it on its channel
-        self.left = work
+        self.alone = self.left = work
         self.end = -1.0
 
     def again(self) -> _Flow:
-        """One of its own."""
-        return _Flow(self.call, self.token, self.start, self.left)
+        """A copy that continues independently."""
+        flow = _Flow(self.call, self.token, self.start, self.alone)
+        flow.left = self.left
+        return flow
 
 
 _Left = tuple[object, ...]
@@ -290,7 +277,7 @@ _Left = tuple[object, ...]
 class _Walk:
     """One rank's stream and its channels."""
 
-    def __init__(self, rates: Rates | None) -> None:
+    def __init__(self, rates: PairRates | None) -> None:
         self.stream = 0.0
         self.compute = 0.0
         self.exposed: dict[str, float] = {}
@@ -347,7 +334,7 @@ class _Walk:
         if not self._num_flows:
             return ()
         return self._clock - self.stream, tuple(
-            (channel, flow.call, flow.start - self.stream, flow.left)
+            (channel, flow.call, flow.start - self.stream, flow.alone, flow.left)
             for channel, queue in self._channels.items() for flow in queue
         )  # fmt: skip
 
@@ -423,7 +410,7 @@ class _Walk:
                     if flow.start < later:
                         later = flow.start
                     continue
-                mine, theirs = rates(kind, flow.call) if rates is not None else (1.0, 1.0)
+                mine, theirs = rates(kind, work, flow.call, flow.alone) if rates is not None else (1.0, 1.0)
                 running.append((channel, flow, theirs))
                 if mine < speed:
                     speed = mine

@@ -31,10 +31,11 @@ from plans.lower.symbolic import (
 )
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
-from simulator.forecast.action import Body, ClockMap, Rates, body_of, measure
+from simulator.forecast.action import Body, ClockMap, body_of, measure
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.lowered import Lowered
 from simulator.forecast.memory import footprint, parameter_bytes, piece_sizes
+from simulator.forecast.overlap import PairRates
 from simulator.forecast.pricing import Groups, busy_ps, hosted, priced_lines
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 from simulator.stacks import PieceSizes, Stack
@@ -87,7 +88,7 @@ class Chunks:
     degrees: Degrees
     machine: Machine
     stack: Stack
-    rates: Rates | None
+    rates: PairRates | None
     split_backward: bool
     known: dict[tuple[object, ...], Any] = field(default_factory=dict)
     tier_override: tuple[tuple[str, Group], ...] = ()
@@ -398,7 +399,8 @@ class Chunks:
         last = reduce.get("", ())
         if piece != "embedding":  # waited for when the piece before has issued its own
             last = tuple(line._replace(token=_NO_TOKEN) if line.kind == WAIT else line for line in last)
-        steady = bool(gather or reduce or None in sums.values())
+        is_first = part != "F" and piece == "head"  # in a backward, so that no other piece's reductions slow it
+        steady = bool(gather or reduce or None in sums.values()) and not is_first
         return body_of((*lines, *last), self.rates).clock_map(issue, arrive, steady=steady)
 
     def _body(self, piece: str, part: str, given: float | None) -> Body:
@@ -477,9 +479,17 @@ class Chunks:
         if key not in self.known:
             lines: list[Line] = []
             for group, some in self._by_group(piece):
-                sizes = [self.numbers[parameter.elements] for parameter in some]
                 copies = self.groups[group].members if optimizer.parallel_level else 1
-                lines += self.stack.update_lines(sizes, dtype, optimizer, copies, self.machine)
+                for together in [some] if self._updates_together(piece) else [[parameter] for parameter in some]:
+                    sizes = [self.numbers[parameter.elements] for parameter in together]
+                    lines += self.stack.update_lines(sizes, dtype, optimizer, copies, self.machine)
             self.known[key] = measure([*ending, *lines], self.rates)
         found: ClockMap = self.known[key]
         return found
+
+    def _updates_together(self, piece: str) -> bool:
+        """Whether one update takes all parameters of a piece; in twofold's programs see `plans.lower.optimizer`."""
+        optimizer, dtype = self.degrees.optimizer, self.config.dtype
+        is_cast = optimizer.accumulates_in(dtype) != optimizer.updates_in(dtype)
+        is_block = piece not in ("embedding", "head")
+        return self.lowered is None or (is_block and optimizer.kind == "adamw" and not is_cast)

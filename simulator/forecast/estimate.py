@@ -16,10 +16,11 @@ from costmodels import Machine
 from plans.degrees import Degrees, check, describe
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, sizes_of
-from simulator.forecast.action import Rates
+from plans.timeline import PS_PER_S
 from simulator.forecast.case import Forecast, LayoutCosts, PipelineForecast, RankKinds, is_split
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
+from simulator.forecast.overlap import PairRates, pair_rates
 from simulator.stacks import Stack
 
 __all__ = ["Forecast", "check_machine", "chunk_costs", "chunks_of", "estimate", "known_layouts", "rates_of"]
@@ -82,8 +83,8 @@ def chunk_costs(
 
     def made(each: Degrees, kept: Chunks | None) -> Chunks:
         return Chunks(
-            config=config, degrees=each, machine=machine, stack=stack, rates=rates_of(machine), split_backward=split,
-            known=known(each), kept=kept,
+            config=config, degrees=each, machine=machine, stack=stack, rates=rates_of(machine, stack),
+            split_backward=split, known=known(each), kept=kept,
         )  # fmt: skip
 
     if degrees.recompute_layers is None:
@@ -140,14 +141,15 @@ def chunks_of(config: TransformerConfig, degrees: Degrees) -> tuple[Chunk, ...]:
     return tuple(found)
 
 
+def rates_of(machine: Machine, stack: Stack) -> PairRates | None:
+    """The rates of compute and communication that overlap: for twofold's programs those of its forecasts.
+
+    The kernels of other software are not known one by one, so a kernel and a message are taken to be equally long.
+    """
+    return pair_rates(machine) if stack.runs_programs else _equally_long(machine)
+
+
 @lru_cache(maxsize=64)
-def rates_of(machine: Machine) -> Rates | None:
-    """The machine's rates of work that overlaps; other activities continue undisturbed."""
-    if not machine.overlap:
-        return None
-    pairs = {(entry.compute, entry.collective): (entry.compute_rate, entry.comm_rate) for entry in machine.overlap}
-
-    def rates(compute: str, collective: str) -> tuple[float, float]:
-        return pairs.get((compute, collective), (1.0, 1.0))  # type: ignore[arg-type]
-
-    return rates
+def _equally_long(machine: Machine) -> PairRates | None:
+    rates = pair_rates(machine)
+    return None if rates is None else lambda kind, _, call, __: rates(kind, PS_PER_S, call, PS_PER_S)

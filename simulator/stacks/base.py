@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -234,14 +233,20 @@ class Stack:
     def update_lines(
         self, sizes: Sequence[int], dtype: str, optimizer: Optimizer, num_shards: int, machine: Machine
     ) -> list[Line]:
-        """The optimizer's kernels for parameters of `sizes` local elements, of which a rank keeps one shard."""
+        """One update of parameters of `sizes` local elements, of which a rank keeps one shard each, and the copy of
+        their master weights."""
+        elements, own = sum(-(-size // num_shards) for size in sizes), optimizer.updates_in(dtype)
+        if not elements:
+            return []
+        moved = {f"{optimizer.kind}.update": update_bytes(dtype, optimizer)}
+        if optimizer.has_master(dtype):
+            moved[f"{optimizer.kind}.update"] -= itemsize(dtype)
+            moved["store"] = itemsize(own) + itemsize(dtype)
         lines = []
-        for elements, count in Counter(-(-size // num_shards) for size in sizes).items():
-            cost = price_compute(
-                machine, f"{optimizer.kind}.update", ((elements,),), optimizer.updates_in(dtype),
-                elements * update_bytes(dtype, optimizer), 0, self.runs_programs,
-            )  # fmt: skip
-            lines += count * [Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
+        for call, item_bytes in moved.items():
+            shapes = ((elements,),) * (1 if call == "store" else _UPDATED * len(sizes))
+            cost = price_compute(machine, call, shapes, own, elements * item_bytes, 0, self.runs_programs)
+            lines.append(Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory"))
         return lines
 
     def memory(
@@ -277,6 +282,10 @@ def exchanged_share(top_k: int, nodes: int, most_nodes: int) -> float:
         return 1.0
     visited = nodes * (1 - (1 - 1 / nodes) ** top_k)
     return min(visited, most_nodes, top_k) / top_k
+
+
+_UPDATED = 7
+"""Operands and results of AdamW's update of one parameter."""
 
 
 def update_bytes(dtype: str, optimizer: Optimizer) -> int:
