@@ -6,9 +6,9 @@ Flags as in accelerate 1.15.0's commands/launch.py, and of transformers' example
 from __future__ import annotations
 
 import re
-import shlex
 from typing import Any
 
+from interop.shell_words import is_whole, shell_words
 from interop.startup import FSDP2, check_rules
 from interop.unstated import check_stated_by
 from plans.degrees import Degrees, check
@@ -56,12 +56,12 @@ def read_fsdp2(text: str, path: str) -> dict[str, Any]:
     Raises:
         TwofoldError: a flag that is missing, or has a value that has no meaning here.
     """
-    words = shlex.split(text.replace("\\\n", " "), comments=True)
+    words = shell_words(text, path)
     flags = {name[2:]: value for name, value in zip(words, [*words[1:], ""], strict=True) if name.startswith("--")}
 
     def whole(name: str) -> int:
         value = flags.get(name, "")
-        if not value.isdigit() or int(value) < 1:
+        if not is_whole(value) or int(value) < 1:
             raise TwofoldError(f"{path}: --{name} is {value!r}, not a whole number of at least 1")
         return int(value)
 

@@ -7,10 +7,10 @@ Flags as in Megatron-LM's megatron/training/arguments.py and the guide in its co
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from interop.shell_words import is_whole, shell_words
 from interop.startup import MEGATRON, PIPELINE_INSIDE, check_rules
 from interop.unstated import check_stated_by
 from plans.degrees import ORDER, Degrees, check
@@ -274,14 +274,9 @@ def read_megatron(text: str, path: str) -> dict[str, Any]:
 
 
 def _flags(text: str, path: str) -> dict[str, list[str]]:
-    lines = (line.partition("#")[0].strip().removesuffix("\\") for line in text.splitlines())
-    try:
-        words = shlex.split(" ".join(lines))
-    except ValueError as error:
-        raise TwofoldError(f"{path} is no shell script: {error}") from None
     flags: dict[str, list[str]] = {}
     name = ""
-    for word in words:
+    for word in shell_words(text, path):
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
             name = name.replace("_", "-")
@@ -429,7 +424,7 @@ def _dense_layers(flags: dict[str, list[str]], layers: int | None, path: str) ->
 
 
 def _whole(words: Sequence[str], name: str, path: str) -> int:
-    if len(words) != 1 or not words[0].isdigit() or int(words[0]) < 1:
+    if len(words) != 1 or not is_whole(words[0]) or int(words[0]) < 1:
         raise TwofoldError(f"{path}: --{name} is {' '.join(words)!r}, not a whole number of at least 1")
     return int(words[0])
 

@@ -26,12 +26,15 @@ bfloat16, and both float8."""
 _WHO = r"^(\S+:\d+):\d+ \[(\d+)\] NCCL INFO .*?"
 """Host and process, and the device of a line."""
 
+_RANK = "[0-9]{1,6}"
 _CALLED = re.compile(
-    _WHO + r"(\w+): opCount (\w+) (.*?) count (\d+) datatype (\d+) op \d+ root (\d+) comm (\w+) \[nranks=(\d+)\]",
+    _WHO
+    + rf"(\w+): opCount (\w+) (.*?) count ([0-9]{{1,15}}) datatype ([0-9]{{1,3}}) op \d+ root ({_RANK}) comm (\w+) "
+    rf"\[nranks=({_RANK})\]",
     re.MULTILINE,
 )
 _JOINED = re.compile(
-    _WHO + r"comm (0x\w+) rank (\d+) nranks (\d+) .*?"
+    _WHO + rf"comm (0x\w+) rank ({_RANK}) nranks ({_RANK}) .*?"
     r"(?:parent (0x\w+) (?:splitCount (\d+) )?color (-?\d+) key -?\d+ ?)?(?:commId (0x\w+) )?- Init",
     re.MULTILINE | re.IGNORECASE,
 )
@@ -142,6 +145,7 @@ def calls_of_logs(texts: Sequence[str]) -> SeenCalls:
 def _read(text: str, known: dict[Key, _Communicator]) -> None:
     """Add the communicators and calls of a log to those that are known."""
     for who, device, address, rank, size, parent, split, colour, unique in _JOINED.findall(text):
+        _check_rank(who, rank, size)
         above = known.get((who, device, parent))
         identity = (unique,) if unique else (*above.identity, split, colour) if above else (who, device, address)
         own = known.setdefault((who, device, address), _Communicator(identity, int(size), int(rank)))
@@ -151,6 +155,7 @@ def _read(text: str, known: dict[Key, _Communicator]) -> None:
             )
     repeated = set()
     for who, device, name, number, buffers, count, dtype, root, address, size in _CALLED.findall(text):
+        _check_rank(who, root, size)
         if number != "0":  # on a single node it stays 0 from NCCL 2.27 on (NVIDIA/nccl pull request 2021)
             line = (who, device, name, number, buffers, count, address)
             if line in repeated:
@@ -158,6 +163,11 @@ def _read(text: str, known: dict[Key, _Communicator]) -> None:
             repeated.add(line)
         own = known.setdefault((who, device, address), _Communicator((who, device, address), int(size)))
         own.calls.append((name, int(count), int(dtype), int(root)))
+
+
+def _check_rank(who: str, rank: str, size: str) -> None:
+    if int(rank) >= int(size):
+        raise TwofoldError(f"{who} names rank {rank} of a communicator of {size} ranks; this is no log of NCCL")
 
 
 def _name_the_largest(known: Mapping[Key, _Communicator]) -> None:

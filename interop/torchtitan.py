@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shlex
 from typing import Any
 
+from interop.shell_words import is_whole, shell_words
 from interop.startup import (
     TORCHTITAN,
     TORCHTITAN_DENSE,
@@ -184,14 +184,14 @@ def read_torchtitan_launch(text: str, path: str) -> dict[str, Any]:
     Raises:
         TwofoldError: no such command, or what has no meaning here.
     """
-    words = shlex.split(text.replace("\\\n", " "), comments=True)
+    words = shell_words(text, path)
     document: dict[str, dict[str, Any]] = {}
     for word, value in itertools.pairwise([*words, ""]):
         section, _, name = word.removeprefix("--").partition(".")
         if word.startswith("--") and name and section in _SECTIONS:
             name = name.partition("=")[0].replace("-", "_")
             given = word.partition("=")[2] or value
-            document.setdefault(section, {})[name] = int(given) if given.isdigit() else given
+            document.setdefault(section, {})[name] = int(given) if is_whole(given) else given
         elif found := re.fullmatch(r"activation[_-]checkpoint:(\S+)", word):
             document["activation_checkpoint"] = {"mode": found[1], "selective_ac_option": "op"}
     document.get("training", {}).pop("disable_cuda_graphs", None)

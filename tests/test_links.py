@@ -432,6 +432,20 @@ def test_logs_of_some_ranks_list_assumptions(tmp_path):
         read_links([tmp_path / "again.log"])
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("nranks=4", "nranks=3000000000000", "no communication of a known size"),  # no line of NCCL
+        ("count 1000 ", "count 10000000000000000 ", "no communication of a known size"),
+        ("root 0", "root 4", "node:1 names rank 4 of a communicator of 4 ranks"),
+    ],
+)
+def test_numbers_that_no_log_of_nccl_has_are_refused(before, after, message, tmp_path):
+    (tmp_path / "nccl.log").write_text(LOG.splitlines()[0].replace(before, after))
+    with pytest.raises(TwofoldError, match=message):
+        read_links([tmp_path / "nccl.log"])
+
+
 def observed(rank: int, folder: Path) -> None:
     """What torch itself writes of an all-reduce, an all-gather and a transfer."""
     observer = torch.profiler.ExecutionTraceObserver()

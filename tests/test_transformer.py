@@ -373,6 +373,8 @@ def test_files_that_are_none(tmp_path):
     ("change", "message"),
     [
         ({"num_layers": 0}, "num_layers must be a whole number of at least 1"),
+        ({"num_layers": 10_001}, "num_layers must be at most 10,000, not 10001"),
+        ({"vocab": 2**63 - 1}, "vocab must be at most 16,777,216, not 9223372036854775807"),
         ({"hidden": 66}, "give head_dim"),
         ({"norm": "batch"}, "norm 'batch' is not known"),
         ({"dropout": 1.0}, "dropout 1.0 must be a probability below 1"),

@@ -37,6 +37,7 @@ from plans.errors import TwofoldError
 from plans.reading import read_json
 
 WORKER_MAIN = Path(__file__).with_name("worker_main.py")
+_MOST_LOCAL_RANKS = 1024  # each is a process that imports torch
 POLL_S = 0.05
 SETTLE_S = 0.8  # below LOST_PEER_WAIT_S: how long a rank that lost a peer waits for the cause to be told
 GRACE_S = 2.0  # for guards and torchrun, which answer at once unless the machine is very busy
@@ -374,6 +375,8 @@ def _local_ranks(num_ranks: int, nodes: Nodes) -> range:
     if not 0 <= node_rank < num_nodes:
         raise TwofoldError(f"node_rank {node_rank} must be in 0 to {num_nodes - 1} (num_nodes is {num_nodes})")
     num_local = num_ranks // num_nodes
+    if num_local > _MOST_LOCAL_RANKS:
+        raise TwofoldError(f"{num_local} ranks on one machine; at most {_MOST_LOCAL_RANKS:,} can be started")
     return range(node_rank * num_local, (node_rank + 1) * num_local)
 
 

@@ -83,7 +83,7 @@ class LinkChange:
                 f"cannot read the link change {text!r}; write it as 'NVLink:bandwidth=0.5', 'IB:0-7:latency=2,"
                 "bandwidth=0.8' or '0:2~5:failed'"
             ) from None
-        where: str | int | None = None if tier in ("", "*") else int(tier) if tier.isdigit() else tier
+        where: str | int | None = None if tier in ("", "*") else int(tier) if tier.isdecimal() else tier
         return cls(tier=where, ranks=numbers, pair="~" in ranks, failed=failed, **settings)
 
     def __str__(self) -> str:

@@ -196,7 +196,7 @@ def _what_if(settings: Settings) -> WhatIf:
         if dot and stem in KNOBS and value != 1:
             links.setdefault(tier, {})[stem] = float(value)
     changes = tuple(
-        LinkChange(tier=int(tier) if tier.isdigit() else tier, **changed) for tier, changed in links.items()
+        LinkChange(tier=int(tier) if tier.isdecimal() else tier, **changed) for tier, changed in links.items()
     )
     return WhatIf(**factors, links=changes)
 

@@ -15,6 +15,8 @@ Position = Literal["rope", "learned", "alibi", "none"]
 Activation = Literal["silu", "gelu", "relu"]
 QKNorm = Literal["none", "head", "head_no_weights", "row"]
 Float = Literal["bfloat16", "float16", "float32", "float64"]
+MOST_LAYERS = 10_000
+MOST_SIZE = 1 << 24  # of any other count: numbers of elements and bytes made of three of them stay exact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,8 +312,9 @@ class TransformerConfig:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise TwofoldError(f"{self.name}: {field} must be a whole number of at least 1, not {value!r}")
-        if field == "num_layers" and value > 10_000:
-            raise TwofoldError(f"{self.name}: num_layers must be at most 10,000, not {value}")
+        most = MOST_LAYERS if field == "num_layers" else MOST_SIZE
+        if value > most:
+            raise TwofoldError(f"{self.name}: {field} must be at most {most:,}, not {value}")
 
     @property
     def kv_heads(self) -> int:
