@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from costmodels import Machine
+from costmodels.fit.points import load_points
 from executor.capture.capture import capture
 from executor.launch import nodes
 from executor.launch.nodes import NodeConnections, Nodes
@@ -23,7 +24,7 @@ from plans.layout import Layout
 from plans.model.mlp import mlp_graph
 from plans.plan import Optimizer, Plan, Stage, Strategy, save_plan
 from search import search
-from tests.warm import Command
+from tests.warm import Command, run_command
 
 ROOT = Path(__file__).parents[1]
 NUMBERS = itertools.count()
@@ -172,15 +173,15 @@ def two_ranks(lr=0.1):
     return Plan(graph=graph, stages=(stage,), strategies=strategies, optimizer=optimizer)
 
 
-def started(folder, port, command):
-    """The same command on two nodes, each in a folder of its own."""
+def started(folder, port, command, work=run_command, also=()):
+    """The same command on two nodes, each in a folder of its own; `also` are words for node 1 alone."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     runs = []
     for node in (0, 1):
         (folder / str(node)).mkdir(exist_ok=True)
-        words = [*command, "--nodes", "2", "--node", str(node), "--port", str(port), "--json"]
+        words = [*command, *(also if node else ()), "--nodes", "2", "--node", str(node), "--port", str(port), "--json"]
         files = tuple(folder / f"{next(NUMBERS)}.{kind}" for kind in ("out", "err"))
-        runs.append(Command(words, env, folder / str(node), files))
+        runs.append(Command(words, env, folder / str(node), files, work=work))
     return runs
 
 
@@ -232,3 +233,34 @@ def test_two_nodes_verify_a_plan_against_one_process(tmp_path, port):
     assert first["passed"] is True and second == {"node": 1}
     weights = [np.load(tmp_path / node / "out" / "rank.1.npz") for node in "01"]
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0].files)
+
+
+def calibrated_briefly(*words):
+    """A command with half a second of measurements and four steps of each probe program."""
+    from twofold import calibration
+
+    calibration.QUICK_S, calibration.PROBE_STEPS = 0.5, 4
+    run_command(*words)
+
+
+@pytest.mark.ranks
+def test_two_nodes_calibrate_without_a_common_folder(tmp_path, port):
+    words = ["calibrate", "--devices", "2", "--device", "cpu", "--quick"]
+    runs = started(tmp_path, port, words, calibrated_briefly)
+    outputs = [run.communicate(timeout=300) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    first, second = (json.loads(out) for out, _ in outputs)
+    assert first["file"] == "machine.json" and second == {"node": 1}
+    assert [{path.name for path in (tmp_path / node).iterdir()} for node in "01"] == [
+        {"machine.json", "machine.points.jsonl"}, set(),
+    ]  # fmt: skip
+    points, environment = load_points(tmp_path / "0" / "machine.points.jsonl")
+    assert environment["ranks"] == "2" and {point.ranks for point in points if point.kind == "collective"} == {2}
+    assert Machine.load(str(tmp_path / "0" / "machine.json")).links[-1].ranks == 2
+    assert all(probe["measured_s"] > 0 for probe in first["probes"])
+
+    runs = started(tmp_path, port, [*words[:-1], "--minutes", "3"], calibrated_briefly, ["--minutes", "4"])
+    outputs = [run.communicate(timeout=300) for run in runs]
+    assert [run.returncode for run in runs] == [2, 2]
+    for _, error in outputs:
+        assert error.endswith("error: node 1 has minutes 4, node 0 has 3; start the same on every node\n")

@@ -20,7 +20,7 @@ from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 
-__all__ = ["Command", "ensure_running", "start_agent"]
+__all__ = ["Command", "ensure_running", "run_command", "start_agent"]
 
 IMPORTED_ONCE = [
     "torch.distributed", "torch.distributed.run", "torch._dynamo", "executor.launch.checkpointed_main",
@@ -82,6 +82,15 @@ def start_agent(arguments: Sequence[str], env: Mapping[str, str], log: Path, *, 
     return Process(_agent, arguments, env, os.getcwd(), log, method=method)
 
 
+def run_command(*words: str) -> None:
+    """`twofold` with these words, in this process."""
+    from executor.launch import launch
+    from twofold.cli import main
+
+    launch.start_agent = partial(start_agent, method="fork")
+    sys.exit(main(list(words)))
+
+
 class Command(Process):
     """`twofold` with these words, in a folder; what it prints is in files until it has ended.
 
@@ -90,12 +99,16 @@ class Command(Process):
         env: the whole environment.
         folder: where it runs.
         files: of what it prints, and of what it prints as errors.
+        work: function of a module that runs the command.
     """
 
-    def __init__(self, words: Sequence[str], env: Mapping[str, str], folder: Path, files: tuple[Path, Path]) -> None:
+    def __init__(
+        self, words: Sequence[str], env: Mapping[str, str], folder: Path, files: tuple[Path, Path], *,
+        work: Callable[..., None] = run_command,
+    ) -> None:  # fmt: skip
         ensure_running()
         self._files = files
-        super().__init__(_command, words, env, folder, files[0], err=files[1])
+        super().__init__(work, words, env, folder, files[0], err=files[1])
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """As of `subprocess.Popen`."""
@@ -125,11 +138,3 @@ def _agent(_parent: str, exits: str, module: str, *arguments: str) -> None:
     from executor.launch.worker_main import run_agent
 
     run_agent(os.getppid(), exits, module, list(arguments))
-
-
-def _command(*words: str) -> None:
-    from executor.launch import launch
-    from twofold.cli import main
-
-    launch.start_agent = partial(start_agent, method="fork")
-    sys.exit(main(list(words)))

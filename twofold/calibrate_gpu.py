@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import msgspec
 
 from costmodels import Machine
 from costmodels.machine.catalogue import Device, device_names, load_device
+from executor.launch.nodes import ONE_NODE, Nodes
 from executor.launch.temporary import temporary_folder
 from plans.errors import TwofoldError
 from plans.plan import save_plan
@@ -24,6 +25,7 @@ from twofold.probe_plans import dispatch_plans, rule_plans
 if TYPE_CHECKING:
     from costmodels.fit.device import DeviceFit
     from executor.device import Device as ExecutorDevice
+    from executor.launch.launch import Follow
 
 __all__ = [
     "AcceleratorCalibration",
@@ -58,6 +60,8 @@ class CalibrationRequest:
         minutes: measuring time; None uses the default.
         quick: measure only the most informative points.
         log_dir: folder for the output of the ranks; None uses a temporary folder.
+        timeout_s: time limit of the launch; None uses the measuring time and some minutes.
+        nodes: machines of the ranks. Node 0 keeps the points and fits them.
         say: called with a line of progress now and then.
     """
 
@@ -68,7 +72,20 @@ class CalibrationRequest:
     minutes: float | None = None
     quick: bool = False
     log_dir: str | os.PathLike[str] | None = None
+    timeout_s: float | None = None
+    nodes: Nodes = ONE_NODE
     say: Callable[[str], None] = ignore
+
+    def followed(self, worded: Callable[[str], str] = str) -> Follow | None:
+        """What says the progress of rank 0, in other words; None on nodes other than 0."""
+        from executor.launch.launch import Follow
+
+        return None if self.nodes.node_rank else Follow(lambda rank, line: self.say(worded(line)), rank=0)
+
+    def met_by(self, device: str) -> Nodes:
+        """The nodes as the launcher takes them: all must measure the same."""
+        budget = "the usual" if self.minutes is None else f"{self.minutes:g}"
+        return replace(self.nodes, facts={"device": device, "minutes": budget, "quick": str(self.quick)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +100,16 @@ class AcceleratorCalibration:
 def calibrate_accelerators(
     request: CalibrationRequest, points: Path, device: ExecutorDevice, *, base: str | None = None
 ) -> AcceleratorCalibration | None:
-    """Measure the accelerators of this host and fit a machine to them.
+    """Measure the accelerators of this host, or of several nodes, and fit a machine to them.
 
     Args:
         request: what to measure.
-        points: its file of points.
+        points: its file of points; not used on nodes other than 0.
         device: one of the devices; its driver name selects the entry of the catalogue.
         base: device of the catalogue that supplies peaks and links that are not measured.
 
     Returns:
-        The calibration; None on the other ranks under torchrun.
+        The calibration; None on other nodes, and on other ranks under torchrun.
 
     Raises:
         TwofoldError: no device, or one that is not in the catalogue (before anything is measured), too few points to
@@ -103,6 +120,7 @@ def calibrate_accelerators(
     origin = base_device(device.name, device.memory_bytes()[1], base)
     with temporary_folder() as temporary:
         folder = Path(temporary)
+        points = folder / "points.jsonl" if request.nodes.node_rank else points
         arguments = _rank_arguments(request, points, device.kind, folder)
         if "RANK" in os.environ:
             from executor.calibrate.main import main
@@ -112,14 +130,16 @@ def calibrate_accelerators(
             if os.environ["RANK"] != "0":
                 return None
         else:
-            from executor.launch.launch import Follow, launch
+            from executor.launch.launch import launch
 
             budget_s = 60.0 * (request.minutes or (QUICK_MINUTES if request.quick else MINUTES)) + SPARE_S
             launch(
                 "executor.calibrate.main:main", num_ranks=request.num_ranks, args=arguments,
-                log_dir=request.log_dir or folder / "log_output", timeout_s=budget_s,
-                follow=Follow(lambda rank, line: request.say(line), rank=0),
+                log_dir=request.log_dir or folder / "log_output", timeout_s=request.timeout_s or budget_s,
+                follow=request.followed(), nodes=request.met_by(device.kind),
             )  # fmt: skip
+            if request.nodes.node_rank:
+                return None
     return fit_points(points, origin, request.num_ranks, name=request.name, out=request.out)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from costmodels import Machine, price
+from executor.launch.nodes import ONE_NODE, Nodes
 from executor.launch.run_plan import RunResult, read_result
 from executor.launch.temporary import temporary_folder
 from plans.errors import TwofoldError
@@ -87,12 +88,15 @@ def calibrate(
     minutes: float | None = None,
     quick: bool = False,
     log_dir: str | os.PathLike[str] | None = None,
+    timeout_s: float | None = None,
+    nodes: Nodes = ONE_NODE,
     on_progress: Callable[[str], None] | None = None,
 ) -> CalibrationResult | None:
     """Measure this machine, fit its model and write the machine file.
 
     Args:
-        num_ranks: devices to measure together. By default all accelerators of this host; on a CPU, 8 gloo ranks.
+        num_ranks: devices to measure together, of all nodes. By default, on each node all accelerators, or 8 gloo ranks
+            on a CPU.
         device: "auto", "cpu", "cuda" or "npu".
         name: name of the machine; by default "this-cpu", or the catalogue's device and the number of ranks.
         out: path of the machine file, replaced only on success; None writes no file.
@@ -102,10 +106,13 @@ def calibrate(
         minutes: measuring time; under 5 by default.
         quick: measure only the most informative points, in under a minute.
         log_dir: folder for the output of the ranks; None uses a temporary folder.
+        timeout_s: time limit of the launch; by default the measuring time and some minutes.
+        nodes: machines to measure; call it on each with the same arguments except `node_rank`. Node 0 keeps the points
+            and writes the machine file; the nodes need no common folder.
         on_progress: called with lines of progress.
 
     Returns:
-        The calibration; None on ranks other than 0 under torchrun.
+        The calibration; None on nodes other than 0, and on ranks other than 0 under torchrun.
 
     Raises:
         TwofoldError: fewer than 2 ranks on a CPU, a missing or unknown device, no measuring time, files that cannot be
@@ -115,6 +122,8 @@ def calibrate(
 
     if minutes is not None and not 0 < minutes < math.inf:
         raise TwofoldError(f"--minutes must be positive, not {minutes:g}; omit it for the usual time")
+    if nodes.node_rank:
+        out = points = None
     for file in (out, points):
         if file is not None:
             check_writable(file, replaces=file is out)
@@ -127,8 +136,8 @@ def calibrate(
     kept = Path(points) if points is not None else beside
     usual_ranks = num_accelerators() if own.is_async else CPU_RANKS
     request = CalibrationRequest(
-        num_ranks=usual_ranks if num_ranks is None else num_ranks, points=kept, name=name, out=out,
-        minutes=minutes, quick=quick, log_dir=log_dir, say=on_progress or ignore,
+        num_ranks=usual_ranks * nodes.num_nodes if num_ranks is None else num_ranks, points=kept, name=name, out=out,
+        minutes=minutes, quick=quick, log_dir=log_dir, timeout_s=timeout_s, nodes=nodes, say=on_progress or ignore,
     )  # fmt: skip
     if "WORLD_SIZE" in os.environ:
         request = replace(request, num_ranks=int(os.environ["WORLD_SIZE"]))
@@ -136,7 +145,8 @@ def calibrate(
         if not own.is_async:
             return calibrate_cpu(request)
         assert kept is not None
-        _check_points(kept, {"device": own.kind})
+        if not nodes.node_rank:
+            _check_points(kept, {"device": own.kind})
         result = calibrate_accelerators(request, kept, own, base=base)
     if result is None:
         return None
@@ -149,8 +159,10 @@ def calibrate_cpu(request: CalibrationRequest) -> CalibrationResult | None:
     """Calibrate the CPU, even if this host has accelerators.
 
     Args:
-        request: what to measure. Under torchrun on several hosts, its file of points must be in a folder that all hosts
-            share. Probe programs run in addition to its minutes.
+        request: what to measure. Probe programs run in addition to its minutes.
+
+    Returns:
+        The calibration; None on nodes other than 0, and on ranks other than 0 under torchrun.
 
     Raises:
         TwofoldError: fewer than 2 ranks, points of another machine; `RankFailed` when a rank
@@ -164,18 +176,21 @@ def calibrate_cpu(request: CalibrationRequest) -> CalibrationResult | None:
     plans = probe_plans(request.num_ranks, Machine.load("h200-x8"))
     with temporary_folder() as temporary:
         is_joined = "RANK" in os.environ
-        folder = Path(f"{points}.ranks") if is_joined and points is not None else Path(temporary)
+        here = os.environ.get("GROUP_RANK", "0")
+        folder = Path(f"{points}.node{here}") if is_joined and points is not None else Path(temporary)
         log = folder / "points.jsonl" if points is None else points.absolute()
         _check_points(log, environment() | {"device": "cpu"})
         probes = [folder / f"probe{number}" for number in range(len(plans))]
         _measure_and_probe(request, log, dict(zip(probes, plans, strict=True)), folder)
-        if is_joined and os.environ["RANK"] != "0":
+        if request.nodes.node_rank or (is_joined and os.environ["LOCAL_RANK"] != "0"):
             return None
         if is_joined:
             _wait_for([probe / f"rank.{rank}.npz" for probe in probes for rank in range(request.num_ranks)])
         runs = [read_result(plan, probe, folder, 0.0) for plan, probe in zip(plans, probes, strict=True)]
         if is_joined:
             shutil.rmtree(folder)
+            if os.environ["RANK"] != "0":
+                return None
         result = _fit_cpu(log, runs, request.name or "this-cpu")
     if request.out is not None:
         result.machine.save(request.out)
@@ -199,13 +214,13 @@ def _measure_and_probe(request: CalibrationRequest, log: Path, probes: Mapping[P
 
         main([str(path)])
         return
-    from executor.launch.launch import Follow, launch
+    from executor.launch.launch import launch
 
     request.say(f"starting {request.num_ranks} ranks")  # on a busy computer that takes longer than the first points
     launch(
         "executor.launch.job_main:main", num_ranks=request.num_ranks, args=[str(path)],
-        log_dir=request.log_dir or folder / "log_output", timeout_s=measure_s + SPARE_S,
-        follow=Follow(lambda rank, line: request.say(_in_words(line, len(probes))), rank=0),
+        log_dir=request.log_dir or folder / "log_output", timeout_s=request.timeout_s or measure_s + SPARE_S,
+        follow=request.followed(lambda line: _in_words(line, len(probes))), nodes=request.met_by("cpu"),
     )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twofold.commands.options import FileOutput
+from plans.errors import TwofoldError
+from twofold.commands.options import FileOutput, NodeOptions
 from twofold.commands.values import Above0, AtLeast1, HtmlFile
 
 if TYPE_CHECKING:
@@ -21,11 +22,13 @@ _OUT = "machine.json"
 class Calibrate:
     """Measure this machine (CPU ranks, or its accelerators), fit its model and write a machine file.
 
-    It takes under 5 minutes, or under one with --quick. Under torchrun it measures the devices of all ranks. Running it
-    again with the same points resumes; to measure again, delete the points or name another file.
+    It takes under 5 minutes, or under one with --quick. On several nodes, or under torchrun, it measures the devices of
+    all of them; node 0 writes the machine file. Running it again with the same points resumes; to measure again, delete
+    the points or name another file.
 
     Args:
-        devices: number of devices to measure together; by default all accelerators of this host, or 8 CPU ranks.
+        devices: number of devices to measure together, of all nodes; by default all accelerators of each node, or 8 CPU
+            ranks.
         out: machine file; replaced only on success.
         name: name of the machine.
         device: auto, cpu, cuda or npu.
@@ -36,6 +39,7 @@ class Calibrate:
         report: write the calibration report to this HTML file.
         host: measure only how long this host takes to issue torch's layers, in about 20 s, and write a host file (OUT,
             or host.json) for the option --host of predict, validate and plan.
+        timeout: time limit of the launch in seconds; by default the measuring time and some minutes.
     """
 
     devices: AtLeast1 | None = None
@@ -48,11 +52,15 @@ class Calibrate:
     quick: bool = False
     report: HtmlFile | None = None
     host: bool = False
+    timeout: Above0 | None = None
+    place: NodeOptions = field(default_factory=NodeOptions)
     output: FileOutput = field(default_factory=FileOutput)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Measure, fit and save."""
         if self.host:
+            if self.place.nodes > 1:
+                raise TwofoldError("--host measures one host; start it on each without --nodes")
             return self._host(say), True
         from plans.units import Seconds
         from twofold.calibration import calibrate, write_report
@@ -60,8 +68,12 @@ class Calibrate:
         with say.doing("measuring"):
             result = calibrate(
                 self.devices, device=self.device, name=self.name, out=self.out, points=self.points, base=self.base,
-                minutes=self.minutes, quick=self.quick, on_progress=say.say,
+                minutes=self.minutes, quick=self.quick, timeout_s=self.timeout, nodes=self.place.stated,
+                on_progress=say.say,
             )  # fmt: skip
+        if self.place.node:
+            say.say("the measurements have ended; node 0 writes the machine file")
+            return {"node": self.place.node}, True
         if result is None:  # rank 0 speaks for all
             return {}, True
         for line in result.residuals:
