@@ -1,32 +1,46 @@
-"""Small changes of the core that tests must find: `python -m benchmarks.mutants --count 60 --seed 1 --out FILE`.
+"""Small changes of the core that tests must find: `python -m benchmarks.mutants --count 300 --seed 1 --out FILE`.
 
-A mutant changes one operator, comparison or number of one file in a copy of this tree; then the tests of its room run
-until one fails. A mutant that none of them finds survives, and its line is printed. Rooms that need a device or another
-host to be tested (kernels, calibration, launching) are not drawn from. `NAMED` are mutants that survived a review once;
-`--named` runs them alone.
+A mutant changes one operator, comparison or number of one file. All are put into one copy of this tree, each behind a
+switch (`mutant_switches`). The tests run once without a mutant, which tells how long each takes and which mutants it
+reaches; then each mutant is switched on in a fork, where the tests that reach it run until one fails (`mutant_loop`). A
+mutant that none of them finds survives, and its line is printed. Tests that start several processes are run with
+`--ranks` only. Beside drawn mutants, those of `NAMED` are tried, which survived a review once. With `--folder` a run
+that was ended goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
+import os
 import random
+import shutil
+import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kept import keep
-from benchmarks.mutant_trees import ROOMS, Trees
+from benchmarks.mutant_switches import SWITCH, names_that_use, switched
 
 __all__ = ["NAMED", "Mutant", "mutants_of"]
 
 _ROOT = Path(__file__).parents[1]
+_PARTS = (
+    "plans", "costmodels", "simulator", "search", "executor", "interop", "reports", "twofold", "tests", "benchmarks",
+    "examples", "docs", "pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md",
+)  # fmt: skip
+_ROOMS = (  # those that can be tested without a device or another host: not kernels, calibration and launching
+    "costmodels", "plans", "search", "simulator", "executor/capture", "executor/reference", "executor/step",
+    "executor/train",
+)  # fmt: skip
+_OTHERS = ("reports", "docs", "readme", "vocabulary", "floors", "fuzz", "library", "peers", "verification", "demo")
+"""Files of tests that are not run: their subject is not the core, or they take long."""
 _OPERATORS = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
     ast.Mod: ("%", "//"), ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
@@ -103,7 +117,7 @@ def mutants_of(path: str, source: str) -> list[Mutant]:
 
 def _drawn(count: int, seed: int) -> list[Mutant]:
     draw, every = random.Random(seed), []
-    for room in ROOMS:
+    for room in _ROOMS:
         for path in sorted((_ROOT / room).rglob("*.py")):
             every += mutants_of(str(path.relative_to(_ROOT)), path.read_text())
     return draw.sample(every, min(count, len(every)))
@@ -121,70 +135,117 @@ def _named() -> list[Mutant]:
     return found
 
 
+def _plant(tree: Path, mutants: Sequence[Mutant]) -> list[int]:
+    """Copy this tree, with all mutants behind switches; those that act while a module is imported."""
+    tree.mkdir(parents=True)
+    for part in _PARTS:
+        if (_ROOT / part).is_dir():
+            shutil.copytree(_ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(_ROOT / part, tree / part)
+    (tree / "mutant_switch.py").write_text(SWITCH)
+    sources = {
+        str(path.relative_to(_ROOT)): path.read_text() for room in _ROOMS for path in (_ROOT / room).rglob("*.py")
+    }
+    imported: dict[int, frozenset[str]] = {}
+    changes: dict[str, dict[int, str]] = {}
+    for number, mutant in enumerate(mutants):
+        changes.setdefault(mutant.path, {})[number] = mutant.applied(sources[mutant.path])
+    for path, changed in changes.items():
+        for number, names in switched(sources[path], changed).imported.items():
+            imported[number] = names_that_use(sources[path], names)
+    for path, source in sources.items():
+        reached = {number: names for number, names in imported.items() if any(name in source for name in names)}
+        if path in changes or reached:
+            (tree / path).write_text(switched(source, changes.get(path, {}), reached).text)
+    return sorted(imported)
+
+
+def _run(folder: Path, mutants: Sequence[Mutant], *, ranks: bool) -> Iterator[dict[str, Any]]:
+    """What the tests say of every mutant: lines of `mutant_loop`, as they come."""
+    tree, results, scratch = folder / "tree", folder / "results.jsonl", folder / "scratch"
+    if not tree.exists():
+        imported = _plant(tree, mutants)
+        scratch.mkdir()
+        numbered = [{"number": number, "path": mutant.path} for number, mutant in enumerate(mutants)]
+        tests = ["tests", *(f"--ignore-glob=tests/test_{name}*" for name in _OTHERS)]
+        tests += [] if ranks else ["-m", "not ranks and not new_interpreters"]
+        request = {"mutants": numbered, "imported": imported, "folder": str(scratch), "tests": tests}
+        (folder / "request.json").write_text(json.dumps(request))
+    threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
+    env = os.environ | threads | {"PYTHONPATH": str(tree), "CUDA_VISIBLE_DEVICES": "", "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-m", "benchmarks.mutant_loop", "../request.json", "../results.jsonl"]
+    read = 0
+    with (folder / "log").open("ab") as log, subprocess.Popen(
+        command, cwd=tree, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+    ) as process:  # fmt: skip
+        while True:
+            is_over = process.poll() is not None
+            lines = results.read_text().splitlines(keepends=True)[read:] if results.exists() else []
+            complete = [line for line in lines if line.endswith("\n")]
+            read += len(complete)
+            yield from map(json.loads, complete)
+            if is_over:
+                break
+            time.sleep(0.2)
+    if process.returncode != 0:
+        raise SystemExit(f"the tests could not be run: see {folder / 'log'}")
+
+
 def _main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=60, help="drawn mutants; at most all that there are")
+    parser.add_argument("--count", type=int, default=300, help="drawn mutants; at most all that there are")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--begin", type=int, default=0, help="drawn mutants to leave out, which an earlier run tried")
-    parser.add_argument("--named", action="store_true")
-    parser.add_argument("--workers", type=int, default=1, help="copies of the tree that are tried side by side")
-    parser.add_argument("--until", type=float, default=float("inf"), help="seconds; no mutant begins after it")
-    parser.add_argument("--stop", type=float, default=float("inf"), help="seconds; what runs then is not counted")
+    parser.add_argument("--ranks", action="store_true", help="also run tests that start several processes")
+    parser.add_argument("--folder", type=Path, help="working folder; what was tried there already is not tried again")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    for name, least in (("count", 1), ("workers", 1), ("begin", 0)):
-        if getattr(options, name) < least:
-            parser.error(f"--{name} is {getattr(options, name)}; it must be at least {least}")
-    begin_s = time.monotonic()
-    chosen = _named() if options.named else _drawn(options.count, options.seed)[options.begin :]
-    part = "named" if options.named else f"seed {options.seed}, from {options.begin}"
+    if options.count < 1:
+        parser.error(f"--count is {options.count}; it must be at least 1")
+    named = _named()
+    mutants = [*named, *_drawn(options.count, options.seed)]
     found: list[dict[str, Any]] = []
-    writing = threading.Lock()
-    with tempfile.TemporaryDirectory(prefix="twofold-mutants-", ignore_cleanup_errors=True) as folder:
-        trees = Trees(Path(folder), options.workers, begin_s + options.stop)
-        trees.measure({mutant.path for mutant in chosen})
-        print(f"without a mutant {len(trees.failing)} tests fail: {trees.failing}", flush=True)
-
-        def try_one(mutant: Mutant) -> None:
-            if time.monotonic() - begin_s > options.until:
-                return
+    failing: list[str] = []
+    begin_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="twofold-mutants-", ignore_cleanup_errors=True) as made:
+        folder = Path(made) if options.folder is None else options.folder
+        for line in _run(folder, mutants, ranks=options.ranks):
+            if "test" in line:
+                failing += [line["test"]] if line["status"] == "failed" else []
+                continue
+            mutant = mutants[line["mutant"]]
             source = (_ROOT / mutant.path).read_text()
-            outcome, by = trees.outcome(mutant.path, mutant.applied(source))
             what = f"{mutant.path}:{mutant.line}: {source[mutant.begin : mutant.end]!r} becomes {mutant.text!r}"
-            line = source.splitlines()[mutant.line - 1].strip()
-            with writing:
-                found.append(asdict(mutant) | {"outcome": outcome, "by": by, "says": f"{what}: {line}"})
-                print(f"{time.monotonic() - begin_s:5.0f} s {outcome:10} {what} {by}", flush=True)
-                if options.out is not None:
-                    keep(options.out, part, _figures(found, len(chosen), trees.failing))
-
-        with ThreadPoolExecutor(options.workers) as pool:
-            list(pool.map(try_one, chosen))
-    figures = _figures(found, len(chosen), trees.failing)
-    takes = f"{figures['tried']} of {len(chosen)} mutants in {time.monotonic() - begin_s:.0f} s"
-    print(f"{takes}: {figures['killed']} killed, {len(figures['unfinished'])} unfinished")
+            code = source.splitlines()[mutant.line - 1].strip()
+            found.append(asdict(mutant) | line | {"says": f"{what}: {code}"})
+            print(f"{time.monotonic() - begin_s:5.0f} s {line['outcome']:10} {what} {line['by']}", flush=True)
+            if options.out is not None:
+                keep(options.out, "mutants", _figures(found, len(named), failing))
+    figures = _figures(found, len(named), failing)
+    print(f"{figures['named_killed']} of {len(named)} named mutants killed")
+    print(f"{figures['killed']} of {figures['tried']} drawn mutants killed ({figures['share']:.1%})")
     for package, (killed, tried) in figures["packages"].items():
         print(f"{package:10} {killed} of {tried} killed")
     for each in figures["survivors"]:
-        print(f"survived: {each['says']}")
+        print(f"survived {each['tests']} tests, {each['left']} not run: {each['says']}")
     return 1 if figures["survivors"] else 0
 
 
-def _figures(found: list[dict[str, Any]], asked: int, failing: list[str]) -> dict[str, Any]:
-    tried = [each for each in found if each["outcome"] != "unfinished"]
+def _figures(found: Sequence[Mapping[str, Any]], num_named: int, failing: list[str]) -> dict[str, Any]:
+    """Counts of drawn mutants; the named ones are counted apart."""
+    tried = [each for each in found if each["mutant"] >= num_named]
     killed = [each for each in tried if each["outcome"] != "survived"]
     packages = {}
     for name in sorted({each["path"].partition("/")[0] for each in tried}):
-        counts = [sum(each["path"].startswith(name + "/") for each in group) for group in (killed, tried)]
-        packages[name] = counts
+        packages[name] = [sum(each["path"].startswith(name + "/") for each in group) for group in (killed, tried)]
     return {
-        "asked": asked,
+        "named_killed": sum(each["mutant"] < num_named and each["outcome"] != "survived" for each in found),
         "tried": len(tried),
         "killed": len(killed),
+        "share": len(killed) / max(1, len(tried)),
         "packages": packages,
         "failing_without_a_mutant": failing,
-        "survivors": [each for each in tried if each["outcome"] == "survived"],
-        "unfinished": [each["says"] for each in found if each["outcome"] == "unfinished"],
+        "survivors": [each for each in found if each["outcome"] == "survived"],
         "killers": {each["says"]: f"{each['outcome']} {each['by']}".strip() for each in killed},
     }
 

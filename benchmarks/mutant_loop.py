@@ -1,0 +1,299 @@
+"""What runs inside a tree with switches: `python -m benchmarks.mutant_loop REQUEST.json RESULTS.jsonl`.
+
+pytest collects all tests once. In forks of that process every file of tests runs without a change, which gives the time
+of every test and the changes that it reaches; then every change is switched on in a fork of its own, where the tests
+that reach it run, the cheapest files first, until one fails. A change that acts while its module is imported is tried
+in a fork of a process that has imported only third-party packages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+IMPORTED_ONCE = (
+    "torch.distributed", "torch.distributed.run", "torch._dynamo", "scipy.sparse", "scipy.optimize", "pandas",
+    "matplotlib.pyplot", "jinja2", "tyro", "simpy",
+)  # fmt: skip
+_TEST_S = 1.0  # processor time of a test; those that take longer are not used
+_FILE_S = 15.0  # of a file of tests
+_BUDGET_S = 10.0  # of the tests that are run for one change
+_MEMORY_BYTES = 12 << 30  # a change may ask for any size
+
+
+class TooSlow(Exception):
+    """A test takes more processor time than it may."""
+
+
+class Loop:
+    """Runs tests in forks of the process that collected them.
+
+    Args:
+        request: "mutants", numbers of changes; "imported", those that act on import; "folder" for what tests write.
+        results: file to which a line of JSON is added for every test and every change.
+        fresh: runs the tests of changes that act on import.
+    """
+
+    def __init__(self, request: dict[str, Any], results: Path, fresh: Fresh) -> None:
+        self.request, self.results, self.fresh = request, results, fresh
+        self.failed = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed |= report.failed
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        by_file: dict[str, list[pytest.Item]] = {}
+        for item in session.items:
+            by_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
+        tests = [line for line in _lines(self.results) if "test" in line]
+        done = {line["test"].partition("::")[0] for line in tests}
+        for file in sorted(by_file.keys() - done):
+            with contextlib.suppress(TimeoutError):
+                _forked(self.request["folder"], lambda items=by_file[file]: self._measure(items), _FILE_S, 600)
+        passing = {line["test"]: line for line in _lines(self.results) if line.get("status") == "passed"}
+        items = {item.nodeid: item for item in session.items if item.nodeid in passing}
+        for mutant in self.request["mutants"]:
+            number = mutant["number"]
+            if any(line.get("mutant") == number for line in _lines(self.results)):
+                continue
+            chosen, left = _chosen(number, mutant["path"], list(passing.values()))
+            limit_s = 20 + 5 * sum(passing[name]["cpu_s"] for name in chosen)
+            out = self.results.with_name("killer")
+            out.write_text("")
+            begin_s = time.monotonic()
+            try:
+                if not chosen:
+                    status = 0
+                elif number in self.request["imported"]:
+                    status = self.fresh.run(
+                        folder=self.request["folder"], number=number, tests=chosen, out=str(out), limit_s=limit_s + 20
+                    )
+                else:
+                    work = partial(self._try, number, [items[name] for name in chosen], out)
+                    status = _forked(self.request["folder"], work, limit_s, 300 + 10 * limit_s)
+                outcome = "killed" if status else "survived"
+            except TimeoutError:
+                outcome = "too slow"
+            self._add({
+                "mutant": number, "outcome": outcome, "by": out.read_text(), "tests": len(chosen), "left": left,
+                "wall_s": round(time.monotonic() - begin_s, 2),
+            })  # fmt: skip
+        return True
+
+    def _add(self, line: dict[str, Any]) -> None:
+        with self.results.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _measure(self, items: Sequence[pytest.Item]) -> int:
+        import mutant_switch  # type: ignore[import-not-found]
+
+        touched = Path(tempfile.gettempdir()) / "touched"
+        os.environ["TWOFOLD_TOUCHED"] = str(touched)
+        mutant_switch.recording = True
+        for item, after in zip(items, [*items[1:], None], strict=True):
+            touched.write_text("")
+            mutant_switch.seen.clear()
+            begin_s, self.failed = _cpu_s(), False
+            with _limited(_TEST_S):
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            numbers = sorted({int(word) for word in touched.read_text().split()})
+            cpu_s = _cpu_s() - begin_s
+            status = "slow" if cpu_s > _TEST_S else "failed" if self.failed else "passed"
+            self._add({"test": item.nodeid, "cpu_s": cpu_s, "status": status, "touched": numbers})
+        return 0
+
+    def _try(self, number: int, items: Sequence[pytest.Item], out: Path) -> int:
+        import mutant_switch
+
+        os.environ["TWOFOLD_MUTANT"] = str(number)
+        mutant_switch.active.add(number)
+        self.failed = False
+        for item, after in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            if self.failed:
+                out.write_text(item.nodeid)
+                return 1
+        return 0
+
+
+class Killer:
+    """Writes the name of the first test that fails, or of the file that cannot be collected."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.out.write_text(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.out.write_text(report.nodeid)
+
+
+def _chosen(number: int, path: str, tests: Sequence[dict[str, Any]]) -> tuple[list[str], int]:
+    """The tests to run for a change, in order, and how many that reach it are left out because they take too long."""
+    files: dict[str, list[dict[str, Any]]] = {}
+    for test in tests:
+        if number in test["touched"]:
+            files.setdefault(test["test"].partition("::")[0], []).append(test)
+    stem = Path(path).stem
+    in_order = sorted(files.items(), key=lambda each: (stem not in each[0], sum(test["cpu_s"] for test in each[1])))
+    found: list[str] = []
+    spent_s, total = 0.0, 0
+    for _, group in in_order:
+        total += len(group)
+        cheap = sorted(group, key=lambda test: test["cpu_s"])
+        kept = set()
+        for test in cheap:
+            if spent_s + test["cpu_s"] <= _BUDGET_S:
+                spent_s += test["cpu_s"]
+                kept.add(test["test"])
+        found += [test["test"] for test in group if test["test"] in kept]
+    return found, total - len(found)
+
+
+def _forked(folder: str, work: Callable[[], int], cpu_s: float, wall_s: float) -> int:
+    """The exit status of work done in a fork.
+
+    Raises:
+        TimeoutError: it was ended because it took too long.
+    """
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setsid()
+            scratch = tempfile.mkdtemp(dir=folder)
+            os.environ["TMPDIR"] = tempfile.tempdir = scratch
+            resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s) + 1, int(cpu_s) + 2))
+            resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+            status = work()
+        except BaseException:
+            status = 3
+        finally:
+            os._exit(status)
+    end_s = time.monotonic() + wall_s
+    try:
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                break
+            if time.monotonic() > end_s:
+                raise TimeoutError
+            time.sleep(0.01)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        _end_left(folder)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
+        raise TimeoutError
+    return status
+
+
+def _end_left(folder: str) -> None:
+    """End the processes that tests left, and remove what they wrote."""
+    import shutil
+
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(process.name) != os.getpid() and f"TMPDIR={folder}/".encode() in (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+    for scratch in Path(folder).iterdir():
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+class Fresh:
+    """A process that has imported third-party packages only, and runs tests in forks of itself."""
+
+    def __init__(self) -> None:
+        to_read, to_write = os.pipe()
+        from_read, from_write = os.pipe()
+        if os.fork() == 0:
+            os.close(to_write)
+            os.close(from_read)
+            with os.fdopen(to_read) as requests, os.fdopen(from_write, "w") as answers:
+                for line in requests:
+                    answers.write(f"{_run_fresh(json.loads(line))}\n")
+                    answers.flush()
+            os._exit(0)
+        os.close(to_read)
+        os.close(from_write)
+        self._requests, self._answers = os.fdopen(to_write, "w"), os.fdopen(from_read)
+
+    def run(self, **words: Any) -> int:
+        """The exit status of tests with a change.
+
+        Raises:
+            TimeoutError: they were ended because they took too long.
+        """
+        self._requests.write(json.dumps(words) + "\n")
+        self._requests.flush()
+        status = int(self._answers.readline())
+        if status < 0:
+            raise TimeoutError
+        return status
+
+
+def _run_fresh(words: dict[str, Any]) -> int:
+    def work() -> int:
+        os.environ["TWOFOLD_MUTANT"] = str(words["number"])
+        arguments = ["-q", "-x", "-p", "no:cacheprovider", *words["tests"]]
+        return int(int(pytest.main(arguments, plugins=[Killer(Path(words["out"]))])) not in (0, 5))
+
+    try:
+        return _forked(words["folder"], work, words["limit_s"], 300 + 10 * words["limit_s"])
+    except TimeoutError:
+        return -1
+
+
+@contextlib.contextmanager
+def _limited(cpu_s: float) -> Iterator[None]:
+    def over(*_: object) -> None:
+        raise TooSlow
+
+    signal.signal(signal.SIGPROF, over)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s, 1.0)
+    try:
+        yield
+    except TooSlow:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _main(request: str, results: str) -> int:
+    for name in IMPORTED_ONCE:
+        importlib.import_module(name)
+    asked = json.loads(Path(request).read_text())
+    fresh = Fresh()
+    arguments = ["-q", "-p", "no:cacheprovider", *asked["tests"]]
+    return int(pytest.main(arguments, plugins=[Loop(asked, Path(results), fresh)]))
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))
