@@ -11,6 +11,7 @@ that is not finite. A case follows from the seed and its number: `--only NUMBER`
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import random
@@ -36,6 +37,9 @@ __all__ = ["Finding", "fuzz"]
 
 LIMIT_S = 5.0
 LIMIT_BYTES = 1 << 30
+MOST_BYTES = 3 << 30  # a case that asks for more gets a MemoryError
+READ_AS_OFTEN = 4
+"""Cases of a reader for one of a command, which takes fifty times as long."""
 
 VALUES: tuple[Any, ...] = (
     0, -1, 1, 3, 2**31, 2**63 - 1, 2**63, 10**30, 0.0, -0.0, 0.5, 1e-308, 1e308, -1e300, "", "x", "8k", "nan", "-1",
@@ -73,16 +77,31 @@ def fuzz(count: int, seed: int, *, only: int | None = None, commands: bool = Tru
     """
     with tempfile.TemporaryDirectory(prefix="twofold-fuzz-") as name:
         folder = Path(name)
-        known = [kind for kind in kinds(folder) if commands or not kind.commands]
+        every = kinds(folder)
+        files = [kind for kind in every if not kind.commands]
+        known = [*files * READ_AS_OFTEN, *(kind for kind in every if kind.commands)] if commands else files
         (work := folder / "work").mkdir()
         for number in range(count) if only is None else [only]:
             draw, kind = random.Random(f"{seed} {number}"), known[number % len(known)]
             content = changed(kind, draw)
             path = folder / f"changed{kind.suffix}"
             path.write_bytes(content)
-            with nothing_starts(work):
+            with nothing_starts(work), _limited_memory():
                 what = _outcome(kind, path)
             yield None if what is None else Finding(number=number, kind=kind.name, what=what, content=content)
+
+
+@contextlib.contextmanager
+def _limited_memory() -> Iterator[None]:
+    """This process may fill `MOST_BYTES` more than it has now."""
+    status = Path("/proc/self/status").read_text()
+    data_bytes = 1024 * int(re.search(r"^VmData:\s+(\d+)", status, re.MULTILINE)[1])  # type: ignore[index]
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes + MOST_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def changed(kind: Kind, draw: random.Random) -> bytes:

@@ -162,7 +162,7 @@ def _plant(tree: Path, mutants: Sequence[Mutant]) -> list[int]:
 
 
 def _run(folder: Path, mutants: Sequence[Mutant], *, ranks: bool) -> Iterator[dict[str, Any]]:
-    """What the tests say of every mutant: lines of `mutant_loop`, as they come."""
+    """Run the tests; the lines of `mutant_loop`, as they are written."""
     tree, results, scratch = folder / "tree", folder / "results.jsonl", folder / "scratch"
     if not tree.exists():
         imported = _plant(tree, mutants)
