@@ -9,7 +9,8 @@
 Points are in benchmarks/data/<device>-*.jsonl[.gz], as `twofold calibrate` writes them, with date, versions and
 command. Shipping fits the measured devices and carries their figures over to those that were never measured. Held-out
 points were chosen by seed and are not fitted; points that other hosts measured again (repeat-*) are only compared. No
-step time of any training run is used.
+step time of any training run is used. unfitted-h100-sxm-x2 has the power of mixtures of kernels and messages of 2 H100:
+groups of two alone say nothing about larger ones, and with the power the clocks of seven steps came out 0 to 10 % off.
 """
 
 from __future__ import annotations
