@@ -302,7 +302,9 @@ class _Walk:
                     at += 1
                 if begins < self._now:
                     host += op.dispatch_ps
-                    yield from self._compute(rank, op, begins + op.work_ps - self._now)
+                    self._compute(rank, op, begins + op.work_ps - self._now)
+                    yield
+                    rank.version += 1
                     _tally_op(tally, op, stream, begins, self._now)
                     stream = self._now
                     at += 1
@@ -315,7 +317,9 @@ class _Walk:
                 if stream > self._now:
                     self._pause(rank)
                     yield from self._until(rank, stream)
-                yield from self._compute(rank, op, op.work_ps)
+                self._compute(rank, op, op.work_ps)
+                yield
+                rank.version += 1
                 stream = self._now
             _tally_op(tally, op, free, begins, stream)
         self._pause(rank)
@@ -326,15 +330,13 @@ class _Walk:
         yield
         rank.version += 1
 
-    def _compute(self, rank: _Rank, op: Op, left: float) -> Generator[None, None, None]:
-        """Execute an operation, or the rest of one, while communication on the device slows it.
+    def _compute(self, rank: _Rank, op: Op, left: float) -> None:
+        """Begin an operation, or the rest of one, while communication on the device slows it.
 
         It counts as executing until the next one begins or `_pause`, so that rates stay where both are of one kind.
         """
         rank.op, rank.left, rank.rate, rank.since = op, left, 0.0, self._now
         self._update((rank,))
-        yield
-        rank.version += 1
 
     def _pause(self, rank: _Rank) -> None:
         """Nothing executes on the device until its next operation begins."""
@@ -422,30 +424,35 @@ class _Walk:
     ) -> None:
         """Find the rates again of what is under way on some ranks, of a flow that has begun, and of what shares links
         with them; `is_freed` says that a flow which did is over."""
-        changed = begun or {}
+        changed, rates, now = begun or {}, self._rates, self._now
         for rank in ranks:
             op, slowest = rank.op, 1.0
             for flow in rank.active:
                 changed[flow] = None
                 if op is not None:
-                    slowest = min(slowest, self._pair(op, flow)[0])
+                    assert rates is not None and flow.meeting is not None
+                    mine = rates(op.name, op.work_ps, flow.meeting.call, flow.meeting.work_ps)[0]
+                    slowest = mine if mine < slowest else slowest
             if op is not None and slowest != rank.rate:
-                rank.left -= (self._now - rank.since) * rank.rate
-                rank.since, rank.rate = self._now, slowest
+                rank.left -= (now - rank.since) * rank.rate
+                rank.since, rank.rate = now, slowest
                 rank.version += 1
-                self._at(self._now + rank.left / slowest, _WAKE, rank)
+                self._at(now + rank.left / slowest, _WAKE, rank)
         for flow in changed:
-            flow.limit = min([1.0, *(self._pair(rank.op, flow)[1] for rank in flow.ranks if rank.op is not None)])
-            if flow in self._sharing:
+            limit = 1.0
+            for rank in flow.ranks:
+                op = rank.op
+                if op is not None:
+                    assert rates is not None and flow.meeting is not None
+                    theirs = rates(op.name, op.work_ps, flow.meeting.call, flow.meeting.work_ps)[1]
+                    limit = theirs if theirs < limit else limit
+            if flow not in self._sharing:
+                self._set(flow, limit)
+            elif limit != flow.limit or not flow.rate:
                 is_freed = True
-            else:
-                self._set(flow, flow.limit)
+            flow.limit = limit
         if is_freed and self._sharing:
             self._share()
-
-    def _pair(self, op: Op, flow: _Flow) -> tuple[float, float]:
-        assert self._rates is not None and flow.meeting is not None
-        return self._rates(op.name, op.work_ps, flow.meeting.call, flow.meeting.work_ps)
 
     def _share(self) -> None:
         """Set the rates of all flows that share links."""
