@@ -236,7 +236,7 @@ def kinds(folder: Path) -> list[Kind]:
         "plan of a transformer": lambda path: _command(["simulate", str(path), *to_machine]),
         "machine": lambda path: _command(["simulate", str(plan_path), "--machine", str(path), "--json"]),
         "degrees": lambda path: _command(["simulate", str(path), *to_machine]),
-        "config.json": lambda path: _command(["predict", "--model", str(path), *to_machine]),
+        "config.json": lambda path: _command(["predict", str(path), *to_machine]),
         "schedule": lambda path: _command(["simulate", str(plan_path), "--schedule", str(path), *to_machine]),
         "table": lambda path: _command(["validate", str(path), "--json"]),
         "torch's trace": lambda path: _command(["links", str(path), *to_machine]),

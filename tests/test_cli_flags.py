@@ -30,7 +30,7 @@ FLAGS = {
     "export": "config json force",
     "verify": f"model machine {_LAUNCH} json",
     "calibrate": "devices out name device points base minutes quick report host json force",
-    "predict": f"model machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "
+    "predict": f"machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "
     "host execution fused report json force",
     "validate": "stack machine host report json force",
     "compare": "machine steps report json",
@@ -40,7 +40,7 @@ FLAGS = {
 POSITIONAL = {
     "plan": {"model"}, "simulate": {"plan"}, "whatif": {"plan"}, "study": {"study"}, "run": {"target", "script-args"},
     "train": {"job"}, "export": {"checkpoint", "file"}, "verify": {"plan"}, "validate": {"table"},
-    "links": {"traces"}, "compare": {"plans"}, "serve": {"folder"},
+    "links": {"traces"}, "compare": {"plans"}, "serve": {"folder"}, "predict": {"model"},
 }  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-PREDICT = "predict --model llama-3-8b --machine h200-x8"
+PREDICT = "predict llama-3-8b --machine h200-x8"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,8 @@ PREDICT = "predict --model llama-3-8b --machine h200-x8"
         ("simulate a.degrees.json --machine both.json", "`links` contradict `graph`"),
         ("train study.toml", "study.toml: unknown key `base`"),
         ("plan gpt2 --machine h200-x8 --schedule 1f2b", "1f2b"),
-        ("predict llama-3-8b --machine h200-x8", "did you mean --model llama-3-8b?"),
+        ("predict --model llama-3-8b --machine h200-x8", "write the model alone, as in `twofold predict llama-3-70b`"),
+        ("plan --model gpt2 --machine h200-x8", "write the model alone, as in `twofold plan llama-3-8b`"),
         (f"{PREDICT} --tp eight", "--tp eight: must be a whole number"),
         (f"{PREDICT} --seq 1.5", "--seq 1.5: must be a whole number"),
         (f"{PREDICT} --tp 3", "the next valid tp is 4"),
@@ -99,8 +100,8 @@ PREDICT = "predict --model llama-3-8b --machine h200-x8"
         (f"{PREDICT} --pp 2 --stage-layers 3,9", "--stage-layers 3,9: write the values with spaces between them"),
         ("simulate config.json --machine h200-x8", "config.json: not a plan file, it has no `version`"),
         ("simulate machine.json --machine h200-x8", "machine.json: a machine file, not a plan; name it with --machine"),
-        ("predict --model gpt2 --machine config.json", "config.json: not a machine file, it has no `version`"),
-        ("predict --model gpt2 --machine made.json", "made.json: a plan file, not a machine; name a machine such as"),
+        ("predict gpt2 --machine config.json", "config.json: not a machine file, it has no `version`"),
+        ("predict gpt2 --machine made.json", "made.json: a plan file, not a machine; name a machine such as"),
         (
             "plan gpt2 --machine h200-x8 --tp 2 --stages 2",
             "--stages is for models that are searched operator by operator; for a transformer, use --pp",

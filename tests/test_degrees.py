@@ -109,7 +109,7 @@ def sentences(config: TransformerConfig, values: dict[str, Any], tmp_path: Path,
     shape = ["--layers", str(config.num_layers), "--seq", str(config.seq), "--global-batch", str(BATCH)]
     model = ["mixtral-8x7b" if config is MIXTURE else "llama-3-8b", "--machine", MACHINE.name]
     for command, names in (
-        (["predict", "--model", *model], {name: degree.flag for name, degree in DEGREES.items()}),
+        (["predict", *model], {name: degree.flag for name, degree in DEGREES.items()}),
         (["plan", *model, "--devices", "8", "--out", str(tmp_path / "p.json")],
          {name: degree.flag for name, degree in DEGREES.items()}),
     ):  # fmt: skip

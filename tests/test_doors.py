@@ -87,9 +87,7 @@ def test_all_forecasts_print_the_same_figures(
     assert prediction is not None and figures_of(prediction) == best
     for file in ("plan.json", "plan.degrees.json"):
         assert figures(said(["simulate", str(folder / file), *MACHINE, "--recost"], capsys)) == best
-    predicted = said(
-        ["predict", "--model", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES], capsys
-    )
+    predicted = said(["predict", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES], capsys)
     assert figures(predicted) == best and predicted["mfu"] == planned["best"]["mfu"]
     assert f"{100 * predicted['mfu']:.1f} %" in (folder / "search.html").read_text()
     changed = said(["whatif", str(folder / "plan.degrees.json"), *MACHINE, "--dispatch", "2"], capsys)
@@ -139,7 +137,7 @@ def test_forecasts_and_simulations_say_the_same_figures(folder: Path, capsys: py
     doors = {
         "the plan file": figures_of(load_plan(plan).prediction),
         "the file of degrees": figures(json.loads(Path(file).read_text())),
-        "predict": figures(said(["predict", "--model", config, *machine, *degrees], capsys)),
+        "predict": figures(said(["predict", config, *machine, *degrees], capsys)),
         "simulate, a plan": figures(said(["simulate", plan, *machine, "--report", str(page)], capsys)),
         "its report": figures(report_data(page)["timelines"][0]),
         "simulate, degrees": figures(said(["simulate", file, *machine], capsys)),
@@ -148,7 +146,7 @@ def test_forecasts_and_simulations_say_the_same_figures(folder: Path, capsys: py
     }
     for door, values in doors.items():
         assert values == pytest.approx(expected, rel=1e-12), door
-    loud = said(["predict", "--model", config, *MACHINE, *degrees], capsys)
+    loud = said(["predict", config, *MACHINE, *degrees], capsys)
     simulated = said(["simulate", plan, *MACHINE], capsys)
     for key in ("step_s", "bubble_fraction", "peak_bytes"):
         assert loud[key] == pytest.approx(simulated[key], rel=0.01)
@@ -181,7 +179,7 @@ def report_data(page: Path) -> dict[str, Any]:
 def test_factors_of_predict_and_whatif_are_the_same_machine(
     planned: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["predict", "--model", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES]
+    command = ["predict", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES]
     slow = said([*command, "--bandwidth", "0.05", "--compute", "0.05"], capsys)
     assert slow["step_s"] > planned["best"]["step_s"] and slow["peak_bytes"] == planned["best"]["peak_bytes"]
     assert main([*command, "--bandwidth", "0.25", "1"]) == 2
@@ -231,7 +229,7 @@ def test_every_door_answers_for_both_executions(
     planned: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A plan is replayed unless it says otherwise; small layers wait for an eager host and not for a replay."""
-    command = ["predict", "--model", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES]
+    command = ["predict", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES]
     eager, graph = (said([*command, "--execution", each], capsys)["step_s"] for each in ("eager", "graph"))
     assert graph == planned["best"]["step_s"] < eager / 2
     plan = str(folder / "plan.json")
@@ -259,7 +257,7 @@ def test_every_door_answers_for_both_executions(
 def test_an_execution_that_cannot_be_is_refused_with_the_way_out(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["predict", "--model", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES]
+    command = ["predict", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES]
     assert main([*command, "--execution", "fast"]) == 2
     assert "execution 'fast' is not known: graph" in capsys.readouterr().err
     assert main([*command, "--stack", "megatron", "--execution", "graph"]) == 2

@@ -23,7 +23,7 @@ def test_the_example_of_the_docs_works(tmp_path):
 
     def answer(*options):
         done = subprocess.run(
-            [sys.executable, "-m", "twofold", "predict", "--model", "llama-3-8b", "--tp", "4", "--pp", "2",
+            [sys.executable, "-m", "twofold", "predict", "llama-3-8b", "--tp", "4", "--pp", "2",
              "--global-batch", "8", "--json", *options],
             capture_output=True, text=True, check=False,
             env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},

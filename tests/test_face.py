@@ -87,7 +87,7 @@ def test_results_show_themselves_in_a_line_a_picture_and_a_frame() -> None:
 def test_predict_is_the_forecast_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     from twofold.cli import main
 
-    assert main(["predict", "--model", "llama-3-8b", "--machine", "h200-x8", "--tp", "8", "--bandwidth", "0.5",
+    assert main(["predict", "llama-3-8b", "--machine", "h200-x8", "--tp", "8", "--bandwidth", "0.5",
                  "--global-batch", "8", "--json"]) == 0  # fmt: skip
     said = json.loads(capsys.readouterr().out)
     found = tf.predict("llama-3-8b", "h200-x8", tp=8, bandwidth=0.5, global_batch=8)

@@ -166,7 +166,7 @@ def test_left_out_parts_are_reported(capsys):
     assert remarks[0].startswith("attn_logit_softcapping: attention scores are not capped")
     assert remarks[-1].startswith("keys that change neither sizes nor costs: architectures, bos_token_id")
     assert config_remarks("llama-3-8b") == config_remarks(transformer_config("llama-3-8b")) == ()
-    command = ["predict", "--model", str(FOLDER / "llama-4-scout.json"), "--seq", "512", "--layers", "2", "--machine"]
+    command = ["predict", str(FOLDER / "llama-4-scout.json"), "--seq", "512", "--layers", "2", "--machine"]
     assert main([*command, "h200-x8", "--dp", "8", "--global-batch", "8"]) == 0
     said = capsys.readouterr().out
     assert "no_rope_layer_interval: every block rotates its queries and keys" in said

@@ -60,7 +60,7 @@ def test_a_step_of_more_than_106_days_is_refused(capsys):
 
 
 def test_printed_text_cannot_control_the_terminal(capsys):
-    assert main(["predict", "--model", "a\x1b[2J", "--machine", "h100-sxm-x8"]) == 2
+    assert main(["predict", "a\x1b[2J", "--machine", "h100-sxm-x8"]) == 2
     assert main(["simulate", "no such \u009b31m.json", "--machine", "h100-sxm-x8"]) == 2
     told = capsys.readouterr().err
     assert "\x1b" not in told and "\x9b" not in told and told.count("error: ") == 2

@@ -16,7 +16,7 @@ from interop.measurements.scores import validate
 from plans.errors import TwofoldError
 from twofold.cli import main
 
-PREDICT = ("predict", "--model", "gpt2", "--machine", "h200-x8", "--dp", "8")
+PREDICT = ("predict", "gpt2", "--machine", "h200-x8", "--dp", "8")
 OPTIONS = [{"reshard": reshard, "sync": sync} for reshard in (0, 1) for sync in (0, 1)]
 
 

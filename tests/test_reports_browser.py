@@ -58,7 +58,7 @@ def validation_document() -> dict:
 
 
 def prediction_page(file: Path) -> str:
-    words = "predict --model llama-3-8b --layers 2 --machine h200-x8 --tp 2 --pp 2 --dp 2 --global-batch 8"
+    words = "predict llama-3-8b --layers 2 --machine h200-x8 --tp 2 --pp 2 --dp 2 --global-batch 8"
     assert main([*words.split(), "--report", str(file)]) == 0
     return file.read_text()
 

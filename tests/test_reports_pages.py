@@ -14,7 +14,7 @@ from twofold.cli import main
 
 BASE = {"model": "llama-3-8b", "layers": 4, "machine": "h100-sxm-x16", "tp": 4, "pp": 2, "dp": 2, "global_batch": 16}
 ALONE = Workers(backend="sequential")
-PREDICT = ["predict", "--model", "llama-3-8b", "--layers", "4", "--machine", "h100-sxm-x16", "--tp", "4", "--pp", "2",
+PREDICT = ["predict", "llama-3-8b", "--layers", "4", "--machine", "h100-sxm-x16", "--tp", "4", "--pp", "2",
            "--dp", "2", "--global-batch", "16"]  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def test_the_page_of_a_prediction_holds_what_predict_says(tmp_path: Path, capsys
     assert data_of(page) == known(said)
     assert '<meta name="twofold-report" content="prediction">' in page
     assert sections_of(page) == ["step", "memory", "limits", "pipeline", "further"]
-    assert "Made by twofold: <code>twofold predict --model llama-3-8b" in page
+    assert "Made by twofold: <code>twofold predict llama-3-8b" in page
     critical = re.search(r'<p class="caption">Critical path.*?</table>', page, re.DOTALL)[0]
     shares = [float(share) for share in re.findall(r'data-key="([\d.e-]+)">[\d.]+ %', critical)]
     assert len(shares) > 2 and sum(shares) == pytest.approx(1, abs=1e-9)
@@ -133,7 +133,7 @@ def test_a_price_that_the_base_does_not_have_is_a_change_like_others(tmp_path):
 
 def test_a_step_of_thousands_of_micro_batches_is_not_simulated_for_a_page(tmp_path: Path) -> None:
     """2,048 micro-batches of 32 layers took five minutes in the event engine."""
-    asked = ["predict", "--model", "llama-3-8b", "--machine", "h100-sxm-x16", "--tp", "8", "--dp", "2"]
+    asked = ["predict", "llama-3-8b", "--machine", "h100-sxm-x16", "--tp", "8", "--dp", "2"]
     begun = time.process_time()
     assert main([*asked, "--global-batch", "4096", "--report", str(tmp_path / "long.html")]) == 0
     assert time.process_time() - begun < 20

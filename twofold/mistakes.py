@@ -132,6 +132,10 @@ def _unknown(name: str, options: Options, arguments: Sequence[str], words: str) 
             continue
         if spelled.startswith("--no-") and _is_switch(options.get(f"--{spelled[5:]}")):
             continue
+        word = options.get(spelled[2:])
+        if word is not None and word.is_word:
+            example = f"twofold {name} {example_of(name, '')}"
+            return f"{spelled} is not an option of twofold {name}; write the {word.name} alone, as in `{example}`"
         close = difflib.get_close_matches(spelled, known, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         return (

@@ -28,8 +28,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "verify": ("twofold verify plan.json --model my_model.py:build --machine machine.json",),
     "calibrate": ("twofold calibrate --devices 8 --out machine.json", "twofold calibrate --quick --report fit.html"),
     "predict": (
-        "twofold predict --model llama-3-70b --machine h100-sxm-x64 --tp 8 --pp 8 --global-batch 64",
-        "twofold predict --model llama-3-8b --machine h200-x8 --dp 8 --zero 3 --stack torchtitan-compile",
+        "twofold predict llama-3-70b --machine h100-sxm-x64 --tp 8 --pp 8 --global-batch 64",
+        "twofold predict llama-3-8b --machine h200-x8 --dp 8 --zero 3 --stack torchtitan-compile",
     ),
     "validate": ("twofold validate measurements.csv --report errors.html",),
     "compare": ("twofold compare plan.json plan_2.json --machine h200-x8 --report both.html",),

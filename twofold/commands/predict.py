@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from plans.degrees import DEGREES
 from plans.errors import TwofoldError
 from twofold.commands.degree_options import DegreeOptions
-from twofold.commands.options import FileOutput, MachineFactors, MachineOption, given
+from twofold.commands.options import FileOutput, MachineFactors, MachineOption, Word, given
 from twofold.commands.values import AtLeast1, HtmlFile, flag
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Predict:
         report: write the figures, where time and memory go and what limits them to this HTML file.
     """
 
-    model: str
+    model: Word
     target: MachineOption
     global_batch: AtLeast1 | None = None
     seq: AtLeast1 | None = None
