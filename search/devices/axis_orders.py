@@ -1,7 +1,7 @@
-"""The orders of the axes that are worth a look: meshes that differ in the location of groups inside a stage.
+"""The orders of mesh axes that need to be searched: those that place groups inside a stage differently.
 
-Orders that put these groups on the same tiers of links share a mesh, and differ only when the optimizer's
-communication and the transfers between stages are priced.
+Orders that put these groups on the same tiers of links share a mesh. They differ only in the price of the optimizer's
+communication and of the transfers between stages.
 """
 
 from __future__ import annotations

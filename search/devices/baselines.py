@@ -1,4 +1,4 @@
-"""Baselines without a search, forecast in the same way for an honest comparison."""
+"""Baselines without a search, with the same forecast."""
 
 from __future__ import annotations
 

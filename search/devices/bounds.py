@@ -1,13 +1,13 @@
 """Lower bounds on the forecast of a configuration, from closed forms.
 
-A pipeline rank cannot begin before the first micro-batch has come through the chunks before its own, must do all its
-work one after the other, and its last backward must still go back through those chunks. With equal chunks this is the
-bubble of the literature, (p - 1)(F + B) for 1F1B and 1/v of it for v chunks per rank (Narayanan et al. 2021, arXiv
-2104.04473, section 2.2); with unequal ones and any placement it remains a bound.
+A pipeline rank cannot begin before the first micro-batch has passed the chunks before it. It must do all of its work,
+one action after the other, and its last backward must pass these chunks again. With equal chunks this is the known
+bubble, (p - 1)(F + B) for 1F1B and 1/v of it for v chunks per rank (Narayanan et al. 2021, arXiv 2104.04473, section
+2.2). With unequal chunks and any placement it is a bound.
 
-A chunk that keeps at most k micro-batches begins its i-th forward only after i - k of them have come back. The way
-there and back takes R, so the last comes back no earlier than ceil(m / k) R after the first began: the cost of the time
-on links in the steady state.
+A chunk that keeps at most k micro-batches begins its i-th forward only after i - k of them have come back. A round trip
+takes R, so the last micro-batch comes back no earlier than ceil(m / k) R after the first began. This is the cost of the
+time on links in the steady state.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Branch and bound, best first: the space is split one decision at a time, and what cannot win is never looked at.
+"""Branch and bound, best first: each step fixes one decision, and branches that cannot win are pruned.
 
-The node with the least bound is opened next (see `search.devices.nodes`). A leaf is estimated first, in a millisecond,
-and forecast, as the program that it lowers to, when its estimate comes up as the least. Bounds and estimates may exceed
-forecasts by a margin (`Branching.margin`), which the search learns from its forecasts. When the least bound left
-exceeds the best forecast by more than that, the best is proven to be the best under that margin. Other software than
-twofold's executor is only estimated: there the estimate is the forecast, and the margin 0.
+The node with the lowest bound is opened next (`search.devices.nodes`). A leaf is first estimated, which takes a
+millisecond, and forecast when its estimate is the lowest value left. Bounds and estimates may exceed forecasts by a
+margin (`Branching.margin`), which the search learns from its forecasts. When the lowest bound left exceeds the best
+forecast by more than the margin, the best is proven under that margin. Software other than twofold's executor is only
+estimated: its estimate is the forecast, and the margin is 0.
 """
 
 from __future__ import annotations

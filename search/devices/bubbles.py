@@ -1,8 +1,8 @@
-"""The least that a pipeline takes with any schedule and any spread of the layers, without making a schedule.
+"""The least time that a pipeline takes with any schedule and any layer split, without making a schedule.
 
-A rank is idle until the first micro-batch has come through the chunks before the rank's first one, and after its last
-backward that micro-batch goes back through the same chunks. Which chunks these are depends on the form of a schedule
-only: how many chunks a rank has, and whether they lie in loops or in a V.
+A rank is idle until the first micro-batch has passed the chunks before it, and while the last one goes back through
+them. Which chunks these are depends on two properties of a schedule: the number of chunks of a rank, and whether they
+are placed in loops or in a V.
 """
 
 from __future__ import annotations

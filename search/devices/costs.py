@@ -1,8 +1,8 @@
 """Costs of the pieces of a model in a layout: the tables from which bounds are computed.
 
-Two kinds. An optimistic table belongs to what happens inside a stage (tp, cp, micro-batch, recompute and so on) and
-leaves out everything else: no contention, and the communication of the optimizer wholly hidden. A settled table also
-depends on the data-parallel width and the optimizer's level: its numbers are those the forecast itself is made from.
+There are two kinds. An optimistic table depends on what happens inside a stage (tp, cp, micro-batch, recompute and so
+on). It has no contention, and the communication of the optimizer is hidden. A settled table also depends on the
+data-parallel width and the optimizer level; its numbers are those of the forecast.
 """
 
 from __future__ import annotations

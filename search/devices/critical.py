@@ -1,8 +1,8 @@
 """The composition of the critical path of a forecast step.
 
-The end of a pipeline is the longest of many paths, each a sum of times. If all times of one kind grow by a small share,
-the end grows by that share of their time on the longest path. So every kind is made a little longer, and a little
-shorter, and the step forecast again; where several paths are equally long, this takes the mean of them.
+The length of a step is the longest of many paths, each a sum of times. If all times of one kind grow by a small share,
+the step grows by that share of their time on the longest path. So every kind is made slightly longer and slightly
+shorter, and the step is forecast again. Where several paths are equally long, the result is their mean.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Longest paths through a schedule, which bound every spread of the layers over its chunks.
+"""Longest paths through a schedule, which bound the step of every layer split.
 
 A step takes at least as long as any chain of actions in which each waits for the previous one, on its rank or for its
-tensor. Which chain is the longest depends on the times; that each of them is a bound does not. So the longest chains of
-some spreads are found once, and kept as numbers: how often each chunk's forward, backward and so on is on them, and how
-often each link is. They then bound all spreads, layouts and recompute modes with this schedule by one product.
+tensor. Times decide which chain is the longest, but every chain is a bound. The longest chains of some layer splits are
+stored as numbers: how often each action of each chunk, and each link, is on them. One matrix product then bounds all
+layer splits, layouts and recompute modes with this schedule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why the best is the best: what its neighbours cost, and what would have to give where nothing fits."""
+"""Alternatives to the best configuration, and the changes under which something fits."""
 
 from __future__ import annotations
 

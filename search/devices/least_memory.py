@@ -1,8 +1,8 @@
-"""The least memory that spreads of the layers need, of many schedules at once, as one matrix product.
+"""The least memory that layer splits need, for many schedules at once, as one matrix product.
 
-A rank's peak is at least its memory at any moment: its weights, gradients and states, and for each of its chunks the
-micro-batches that the schedule keeps there then. These numbers depend on the schedule and the spread only, so the
-moments that are the peak of some layout are found once; layouts then differ in the bytes of each piece.
+The peak of a rank is at least its memory at any moment: its weights, gradients and states, and the micro-batches that
+its chunks keep. These counts depend only on the schedule and the layer split. The moments that are the peak in some
+layout are found once; layouts differ in the bytes of each piece.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The bounds of `ScheduleSpace.bounds_s` for tables that are quickly made, as one matrix product for many schedules.
+"""The bounds of `ScheduleSpace.bounds_s` for simple tables, as one matrix product for many schedules.
 
-In such a table the first and the last actions are as all others, and the optimizer takes nothing. Every term of the
-bound is then a sum of the times of pieces, with whole numbers that only the schedule and the spread know, and of times
-on links. Terms that another one of their spread can never fall below are left out once and for all: of ranks with equal
-work the one that begins last, of chunks that are filled equally often the first.
+In a simple table the first and the last actions cost the same as all others, and the optimizer nothing. Every term of
+the bound is then a sum of times of pieces and of links, with whole numbers that depend only on the schedule and the
+layer split. Terms that cannot exceed another one are left out: of ranks with equal work all but the last to begin, of
+chunks that are filled equally often all but the first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The decisions of the search, one kind of node each, and the nodes that each opens.
+"""The decisions of the search: one kind of node for each, and the nodes that it opens.
 
-The decisions: the mesh with the samples of a micro-batch; sequence parallel and what recomputes; the optimizer-parallel
-level; the schedule with its chunks per rank; the spread of the layers with the number of blocks that recompute. Every
-node has a bound on the forecast of all configurations below it, each tighter than that of its parent.
+The decisions are, in order: mesh and micro-batch; sequence parallelism and recompute mode; optimizer level; schedule
+and chunks per rank; layer split and recomputed blocks. The bound of a node holds for all configurations below it and is
+never lower than that of its parent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The search over degrees for the graph of a module: plans of that very graph."""
+"""The search over degrees for the graph of a module: its plans are plans of that graph."""
 
 from __future__ import annotations
 

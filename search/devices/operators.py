@@ -1,9 +1,9 @@
 """Costs of every operator of a block in the best configuration and in its neighbours.
 
 Seconds are those of one step on the mean pipeline rank: of one block and micro-batch, times micro-batches, times blocks
-per rank. Redistributions count for the operator that causes them: gathers for the reader, reductions for the producer.
-Of their time that part is exposed which the step would be spared if they took none. Sums of gradients over
-micro-batches count, though levels 2 and 3 may do without.
+per rank. A redistribution counts for the operator that causes it: gathers for the reader, reductions for the producer.
+Its exposed part is the time by which the step would be shorter without it. Sums of gradients over micro-batches count,
+although levels 2 and 3 may do without.
 """
 
 from __future__ import annotations

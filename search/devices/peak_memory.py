@@ -1,4 +1,4 @@
-"""Memory of many spreads of the layers at once: the forecast's peak, or slightly less."""
+"""Memory of many layer splits at once: the forecast's peak, or slightly less."""
 
 from __future__ import annotations
 

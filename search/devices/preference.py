@@ -1,4 +1,4 @@
-"""The order of plans whose steps are too close to tell which is the fastest."""
+"""The order of plans whose steps are equal within the accuracy of measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules with all spreads of the layers over their chunks, made once each."""
+"""Schedules with all layer splits, each made once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A few usual configurations to begin with, so that there is something to beat from the start.
+"""A few usual configurations, from which the search starts.
 
-The rule of thumb of Megatron-LM's users (Narayanan et al. 2021, arXiv 2104.04473, section 3): tp within a node, as few
-stages as make the model fit, data parallelism for the rest, and recomputing where it must be.
+They follow Megatron-LM's rule of thumb (Narayanan et al. 2021, arXiv 2104.04473, section 3): tp within a node, as few
+stages as needed for the model to fit, data parallelism for the rest, and recomputation where needed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The space that is searched: every way to spread the model that its sizes, the devices and the pins allow.
+"""The search space: every configuration that the sizes of the model, the devices and the fixed options allow.
 
-A configuration is a mesh (dp, cp, tp, pp), the samples of a micro-batch, sequence parallel or not, a recompute mode and
-how many blocks of a chunk recompute, a schedule with its chunks per rank, a spread of the layers over chunks, an
-optimizer-parallel level, and the order in which ranks count along the axes. Sizes are any divisors, not only powers of
-two.
+A configuration is a mesh (dp, cp, tp, pp), a micro-batch, sequence parallelism, a recompute mode with the number of
+recomputed blocks per chunk, a schedule with its chunks per rank, a layer split, an optimizer level, and the order of
+axes. Sizes are any divisors, not only powers of two.
 """
 
 from __future__ import annotations

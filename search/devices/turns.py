@@ -1,8 +1,8 @@
-"""Slices and pairs, tried on the search's forecasts: the space that is searched has neither.
+"""Slices and pairs, tried on the forecasts of a search whose space has neither.
 
-Both hide communication behind compute. So they are tried only where a configuration would be the fastest if it hid all
-that it exposes, first on a step with few blocks and micro-batches, and forecast (`simulator.forecast.turns`, which
-takes seconds) where that short step gains.
+Both hide communication behind compute. They are tried only where a configuration would be the fastest if it hid all of
+its exposed communication: first on a step with few blocks and micro-batches, then, where that one gains, as a forecast
+(`simulator.forecast.turns`), which takes seconds.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Predictions at scale (part of floor 3): a transformer for given degrees on any number of devices.
+"""Forecasts of transformers for given degrees, on any number of devices (part of floor 3).
 
-* `predict`: the forecast. `step`: one configuration. `symbolic`, `program`: its bodies, from templates or from a
-  lowered program, the same either way. `body`: the effect of a body on a rank's clocks. `overlap`: how long its
-  operations take next to each other. `rank`: the costs of a pipeline. `columns`: the pipeline evaluated. `held`:
-  memory. `turns`: slices and pairs, in the event engine.
-* `estimate`, `estimate_grid`: a quick estimate for searches and for other software (`chunks`, `action`, `pricing`,
+* `predict`: the forecast, of one configuration at a time (`step`). `symbolic` and `program` make the same priced
+  bodies, from templates or from a lowered program. `body`: what a body does to the clocks of a rank. `overlap`: the
+  times of operations that slow each other. `rank`: the costs of a pipeline. `columns`: evaluates pipelines. `held`:
+  memory. `contention`, `walk`: steps in which communication contends. `turns`: slices and pairs, in the event engine.
+* `estimate`, `estimate_grid`: a quick estimate for the search and for other software (`chunks`, `action`, `pricing`,
   `case`, `pipeline`, `batch`, `memory`).
 """
 

@@ -1,12 +1,12 @@
-"""The effect of a sequence of instructions on a rank's clocks, as a map that composes.
+"""The effect of a sequence of instructions on the clocks of a rank, as a map that composes.
 
-Where compute runs behind the host, a sequence of instructions takes a rank whose host is free at h and whose compute
-stream is free at c to h + dispatch and max(c + work, h + lead): along the one path the stream is never short of work,
-along the other the host is late (Heidergott, Olsder and van der Woude, Max Plus at Work, 2006, chapter 1: such maps
-compose as matrices do, with max for the sum and + for the product). n equal sequences in a row are one map again.
+The host of a rank is free at time h and its compute stream at time c. After the sequence they are free at h + dispatch
+and at max(c + work, h + lead): in the first case the stream always had work, in the second it waited for the host. Such
+maps compose like matrices, with max for the sum and + for the product (Heidergott, Olsder and van der Woude, Max Plus
+at Work, 2006, chapter 1), so n equal sequences in a row are one map again.
 
-`work` is found by walking the instructions once, with collectives on their channels during the compute: while both
-run, each proceeds at the rate of the pair.
+`work` comes from simulating the sequence once. While a collective and compute run at the same time, each proceeds at
+the rate of the pair.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pipelines of many configurations with one schedule at once: what `pipeline` and `memory` say of each, on columns.
+"""Pipelines of many configurations with one schedule at once: `pipeline` and `memory` on arrays.
 
-The rows of a schedule are sorted by how many actions must come before them; a level of them, for all configurations, is
-one array operation. The times of hosts are known beforehand, because nothing blocks them: it is a sum along each rank.
+Actions are sorted by the number of actions that must come before them. All actions of one level, for all
+configurations, are one array operation. Hosts are never blocked, so their times are sums along each rank.
 """
 
 from __future__ import annotations

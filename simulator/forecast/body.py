@@ -1,11 +1,11 @@
 """A body of a program as priced operations, and its effect on the clocks of its rank.
 
 A rank has clocks: when its **host** is free, when its compute **stream** is free, when each communication channel is.
-Compute starts when host and stream are free. A collective is issued by the host and starts after the compute issued
-before it and after what went over its channel before; a WAIT holds up the stream. Without contention every operation
-moves a clock to the latest of some clocks plus a constant, so a full body does too: it is linear in (max, +)
-(Baccelli et al., "Synchronization and Linearity", 1992, chapter 3). The coefficients of one clock are found by walking
-the body once, backwards, as an adjoint: what is asked for is how long before the end each operation must have begun.
+Compute starts when host and stream are free. The host issues a collective, which starts after the compute issued before
+it and after earlier collectives of its channel; a WAIT blocks the stream. Without contention every operation sets a
+clock to the latest of some clocks plus a constant. A full body does the same: it is linear in (max, +) (Baccelli et
+al., "Synchronization and Linearity", 1992, chapter 3). One backward pass over the body finds the coefficients of a
+clock: how long before the end each operation must have begun.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""One configuration of a transformer: what its pipeline consists of, and what follows once the pipeline is timed.
+"""One configuration of a transformer: its pipeline, and the forecast from the times of the pipeline.
 
-`LayoutCosts` has everything that configurations of one layout share, each thing made once; a `PipelineForecast` puts it
-on a pipeline.
+`LayoutCosts` computes once what all configurations of a layout share; a `PipelineForecast` adds the pipeline.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The costs of the chunks of a pipeline: pieces are priced once, counted and joined.
 
-The reduction of gradients and the gathering of sharded weights run on a separate channel during the compute; they
-are woven into the blocks: a block's gradients are reduced while the block before it computes its own, a block's weights
-are gathered while the block before it computes (`plans.lower.optimizer`).
+Gradients are reduced and sharded weights gathered on a channel of their own, next to the compute of a neighbouring
+block: the gradients of a block while the block before it computes its gradients, its weights while the block before it
+computes (`plans.lower.optimizer`).
 """
 
 from __future__ import annotations

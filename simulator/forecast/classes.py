@@ -1,10 +1,10 @@
-"""The seconds of a step by class of instructions, from which its interval is composed.
+"""The seconds of a step by class of instructions, from which its interval is computed.
 
-Device work counts by the class of its kernels, communication as far as it is exposed, and the host as far as it sets
-the pace. Which of the two does is not certain where both take about as long: with errors of s_h and s_d
-(standard deviations of logarithms) the host is slower with the probability p = Phi(ln(H / D) / hypot(s_h, s_d)),
-and that is also the derivative of the expected logarithm of max(H, D) by that of H (Clark 1961, Operations Research 9,
-the greatest of a finite set of random variables). So p of a step is the host's and the rest the device's.
+Device work counts by class of kernel, communication as far as it is exposed, and the host as far as it sets the pace.
+Host time H and device time D have errors: standard deviations of their logarithms s_h and s_d. The host is slower with
+probability p = Phi(ln(H / D) / hypot(s_h, s_d)), which is also the derivative of the expected logarithm of max(H, D)
+with respect to that of H (Clark 1961, Operations Research 9, the greatest of a finite set of random variables). The
+share p of a step is the host's and the rest the device's.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The effect of a sequence of instructions on the clocks of a rank: a map that is linear in (max, +).
 
 A rank has clocks: when its **host** is free, when its compute **stream** is free, when each communication channel is,
-when a tensor arrives. Without contention every instruction moves a clock to the latest of some clocks plus a constant,
+when a tensor arrives. Without contention every instruction sets a clock to the latest of some clocks plus a constant,
 and so does every sequence of instructions: new clock o = max over clocks i of (i + coefficient of o on i). Sequences
 are joined by the matrix product of this algebra, and n equal blocks by log n products.
 
-Coefficients are whole picoseconds: Python integers, or numpy arrays whose axes are any batch of configurations.
-Source: max-plus linear systems, Baccelli, Cohen, Olsder, Quadrat, "Synchronization and Linearity" (1992), chapter 3.
+Coefficients are whole picoseconds: Python integers, or numpy arrays over any batch of configurations. Source: Baccelli,
+Cohen, Olsder, Quadrat, "Synchronization and Linearity" (1992), chapter 3.
 """
 
 from __future__ import annotations

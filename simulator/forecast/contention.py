@@ -1,10 +1,10 @@
 """The cost of concurrent communication, and the step simulated in time order where that cost is large.
 
 A collective is priced together with its siblings, which run at the same time (`Cost.together_ps`), and clock maps
-include its effect on the compute of its body. They leave out that communication of several kinds shares links:
-collectives on other channels of the rank, those of other pipeline ranks, transfers; and that transfers and what
-outlasts a body slow compute. `Contention.most_ps` estimates the largest cost of this; where it is much, `ends_ps` walks
-the step (`simulator.forecast.walk`) with the claims on links that the engine's meetings have, all siblings together.
+include how it slows the compute of its body. They leave out two effects: other communication on the same links
+(collectives on other channels or of other pipeline ranks, transfers), and compute that is slowed by transfers and by
+collectives of earlier bodies. `Contention.most_ps` estimates their largest cost. Where it is large, `ends_ps` simulates
+the step in time order (`simulator.forecast.walk`) with the engine's claims on links, all siblings together.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A quick estimate of a transformer for given degrees, on thousands of devices in a millisecond.
+"""A quick estimate of a transformer for given degrees: a millisecond, on thousands of devices.
 
-Blocks are priced once and counted (`simulator.forecast.chunks`): what their gathers and reductions leave running is
-averaged over many equal blocks. The search bounds and ranks by it; it predicts other software than twofold's executor,
-whose instructions are not known. `simulator.forecast.predict` is the exact one.
+Blocks are priced once and counted (`simulator.forecast.chunks`). The search ranks configurations by it, and software
+other than twofold's executor, whose instructions are not known, is predicted by it. `simulator.forecast.predict` is
+exact.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The memory of a rank over a step, from its symbolic bodies: the peak of its program in the order of its instructions.
 
-A body takes and returns memory as it runs; of that only two figures matter to the others: its remaining bytes, and its
-peak. An allocator follows the order in which work is issued, so no times are needed, and the peak is that of
-`simulator.timeline.memory.peak_of_order` of the lowered program.
+Other bodies need only two figures of a body: the bytes that remain after it and its peak. An allocator follows the
+order in which work is issued, so no times are needed. The peak is that of `simulator.timeline.memory.peak_of_order` for
+the lowered program.
 """
 
 from __future__ import annotations

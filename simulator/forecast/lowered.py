@@ -1,7 +1,7 @@
 """The optimizer's communication in twofold's own programs, as `plans.lower` emits it for one piece.
 
-A bucket of several parameters is packed, moved by one collective and unpacked; a parameter alone is moved as it is.
-What a block leaves of a bucket is shared with the blocks after it, and so is its price.
+A bucket of several parameters is packed, moved by one collective and unpacked; a single parameter is moved as it is. A
+bucket that a block does not fill is continued by the next blocks, which share its price.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The times of the operations of a body when compute and communication slow each other down.
+"""The times of the operations of a body when compute and communication slow each other.
 
-The body is walked once as the event engine would walk it, with the stream never short of work (or, where the host takes
-longer than the device, with the host setting the pace). What comes out are the same operations with the work that they
-really took, so that everything after this (`simulator.forecast.body`) is the arithmetic of undisturbed operations.
+A body is simulated once, like in the event engine, with a stream that always has work, or with the host setting the
+pace if it takes longer than the device. The result is the same operations with longer work, so that all later steps
+(`simulator.forecast.body`) need no overlap model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A pipeline of actions in virtual time: each rank works down its order, each action waits for its tensor."""
+"""A pipeline of actions in virtual time: each rank runs its actions in order, each action waits for its tensor."""
 
 from __future__ import annotations
 

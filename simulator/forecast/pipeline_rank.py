@@ -1,4 +1,4 @@
-"""The work of a pipeline rank in a forecast, made once for all configurations in which it is the same."""
+"""The work of a pipeline rank in a forecast, computed once for all configurations that share it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The forecast of a transformer for given degrees, on any number of devices: that of its lowered program.
+"""The forecast of a transformer for given degrees, on any number of devices.
 
-For twofold's own executor it is exact: calls, host time, bytes and memory are those of the program, and the time
-is that of the event engine wherever nothing is contended between ranks (`simulator.forecast.step`). Slices and pairs,
-which take turns, are forecast by the event engine itself (`simulator.forecast.turns`). Other software is estimated
-(`simulator.forecast.estimate`).
+For twofold's own executor it is that of the lowered program: calls, host time, bytes and memory are equal, and so is
+the time where ranks do not contend for links (`simulator.forecast.step`). Slices and pairs are forecast by the event
+engine (`simulator.forecast.turns`), other software by an estimate (`simulator.forecast.estimate`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Cells of a template, for given sizes, as priced lines.
+"""Cells of a template as priced lines, for given sizes.
 
-A cell is priced once for each set of its own sizes: layouts share most of them (recompute modes, split backwards, data
-parallelism change none), so that a body is mostly looked up.
+A cell is priced once for each set of its own sizes. Layouts share most of them, because recompute modes, split
+backwards and data parallelism do not change sizes, so most cells of a body are looked up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The priced bodies of a lowered program: the engine's walk over instructions, body by body."""
+"""The priced bodies of a lowered program."""
 
 from __future__ import annotations
 

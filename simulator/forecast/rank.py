@@ -1,7 +1,7 @@
-"""The step of every pipeline rank as priced bodies, and the costs of the pipeline that follow from them.
+"""The step of every pipeline rank as priced bodies, and the costs of the pipeline.
 
-`RankBodies` is written from a lowered program (`simulator.forecast.program`) or from symbolic bodies
-(`simulator.forecast.symbolic`); nothing here knows which.
+`RankBodies` comes from a lowered program (`simulator.forecast.program`) or from symbolic bodies
+(`simulator.forecast.symbolic`).
 """
 
 from __future__ import annotations

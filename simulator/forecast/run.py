@@ -1,4 +1,4 @@
-"""Operations of a compute stream that follow each other, for the walk of a step (`simulator.forecast.walk`)."""
+"""Consecutive operations of a compute stream, for a step simulated in time order (`simulator.forecast.walk`)."""
 
 from __future__ import annotations
 

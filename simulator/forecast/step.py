@@ -1,6 +1,6 @@
-"""One configuration of a transformer under twofold's own executor: its program's bodies, its pipeline, its memory.
+"""One configuration of a transformer under twofold's own executor: bodies, pipeline, times and memory.
 
-Everything is that of the lowered program, block by block and micro-batch by micro-batch, without its length.
+All figures are those of the lowered program, without lowering every block and micro-batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The priced bodies of a transformer for given degrees, from templates: the same as those of its lowered program.
+"""The priced bodies of a transformer for given degrees, from templates: equal to those of its lowered program.
 
 A chunk of many blocks is lowered with few of them. The optimizer's work on a block depends on the buckets that earlier
-blocks left open, so it repeats after some blocks (`_period`); one period is then repeated as needed.
+blocks left open, so it repeats after some blocks (`_period`); one period is repeated as often as needed.
 """
 
 from __future__ import annotations

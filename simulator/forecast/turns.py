@@ -1,8 +1,8 @@
-"""A configuration whose ranks take turns (slices of a micro-batch, pairs of actions): its program in the event engine.
+"""Configurations with slices of a micro-batch or pairs of actions: their program in the event engine.
 
-Bodies and maps of clocks follow one action after the other. If actions or slices run interleaved, their effect on each
-other depends on their times, so the full program is lowered and simulated, equal ranks once
-(`simulator.engine.folding`). The forecast is then that of `simulator.simulate`, in every figure.
+Clock maps describe one action after the other. Interleaved actions and slices affect each other depending on their
+times, so the full program is lowered and simulated, equal ranks once (`simulator.engine.folding`). The forecast equals
+`simulator.simulate` in every figure.
 """
 
 from __future__ import annotations

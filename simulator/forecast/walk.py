@@ -1,9 +1,8 @@
-"""A step walked by the clock: one rank of every pipeline rank, with all that is under way at once.
+"""A step simulated in time order, with one rank for each pipeline rank.
 
-The maps of clocks (`simulator.forecast.clock_map`) describe the sequence of one rank, not concurrent work of others.
-Here all pipeline ranks go side by side, one rank for all of a stage, as equal ranks do equal things at equal
-times: communication that is under way at once shares links max-min fairly (`costmodels.price.sharing`), and slows
-compute on both of its ends. The rules are those of `simulator.engine`; times are floating-point picoseconds.
+Clock maps (`simulator.forecast.clock_map`) describe one rank alone. Here all pipeline ranks run at the same time, one
+rank for all equal ones. Concurrent communication shares links max-min fairly (`costmodels.price.sharing`) and slows the
+compute at both ends. The rules are those of `simulator.engine`; times are floating-point picoseconds.
 """
 
 from __future__ import annotations

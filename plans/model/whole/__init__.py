@@ -1,14 +1,14 @@
-"""Operators that a model writes in parts, as the one operator that they are.
+"""Recognition of operators that a model writes in parts.
 
-A module may spell out a norm as a square, a mean and a product, or turn queries and keys by products of their halves.
-The executor has one kernel for each, layouts split one operator instead of many, and a graph so written looks like that
-of the same model by name. `whole_operators` finds them by their computation; names of modules do not matter.
+A module may compute a norm as a square, a mean and a product, or rotary positions as products of halves.
+`whole_operators` replaces the parts by one operator: the executor has one kernel for it, layouts split one operator,
+and the graph is that of the same model by name. Patterns are found by their computation, not by names of modules.
 
-A module may also make in one product what is split apart afterwards, such as queries, keys and values. `apart` gives
-each a separate product, with parts of the module's weights, as models by name have them.
+A module may also compute queries, keys and values in one product and split the result. `apart` makes a product for
+each, with parts of the module's weights, as models by name have them.
 
-* `rewrite`: rules applied to a graph. `norms`, `activations`, `rotations`, `heads`: operators in parts.
-* `fused`, `views`, `sums`, `labels`: what `apart` takes apart and puts in order.
+* `rewrite`: applies rules to a graph. `norms`, `activations`, `rotations`, `heads`: rules of `whole_operators`.
+* `fused`, `views`, `sums`, `labels`: rules of `apart`.
 """
 
 from collections.abc import Collection

@@ -1,7 +1,7 @@
-"""Products that make several things at once, as one product for each: queries, keys and values; a gate and its MLP.
+"""Products that compute several results at once, such as queries, keys and values, replaced by a product for each.
 
-The weight of such a product, and its bias, become parts of the module's (`plans.model.part`). A part can be interleaved
-with the others by heads, as in GPT-NeoX. A kernel that is stored as [in, out], as in GPT-2, is a transposed part.
+The weight and bias of each product are parts of the module's (`plans.model.part`). Parts may be interleaved by heads,
+as in GPT-NeoX. A kernel that is stored as [in, out], as in GPT-2, is a transposed part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rewrites around attention and the loss: transposed heads, repeated heads, flattened dims."""
+"""Rules for attention and the loss: transposed heads, repeated heads, flattened dims."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Norms in parts: x / sqrt(mean x^2 + eps), or x - mean x so, times a weight or 1 + a weight, in single precision or
-not."""
+"""Norms written in parts: x / sqrt(mean x^2 + eps), or the same of x - mean x, times w or 1 + w, in any precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewriting of a graph: a rule finds what several operators make together, other operators make it in their place."""
+"""Rewriting of a graph: a rule finds several operators and replaces them by others that compute the same."""
 
 from __future__ import annotations
 

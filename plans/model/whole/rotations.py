@@ -1,4 +1,4 @@
-"""Rotary positions in parts: the pairs of a head turned by products with tables of cosines and sines."""
+"""Rotary positions written in parts: pairs of a head multiplied by tables of cosines and sines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums and scales of blocks, brought into the order of named transformers."""
+"""Sums and scales of blocks, rewritten in the order of named transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for what only rearranges elements: flattened rows, parts of permuted tensors, the same view made twice."""
+"""Rules for operators that only rearrange elements: flattened rows, parts of permuted tensors, repeated views."""
 
 from __future__ import annotations
 
