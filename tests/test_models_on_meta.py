@@ -1,5 +1,6 @@
 """`twofold plan` builds a module on the meta device, where weights take no memory."""
 
+import pytest
 import torch
 
 from twofold.cli import main
@@ -47,3 +48,24 @@ def test_the_plan_is_that_of_the_module_with_its_weights(tmp_path, capsys):
     read, told = planned(tmp_path, capsys, "self.scale = torch.ones(2).sum().item()")
     assert "built with its weights in memory" in told and "in memory" not in silent
     assert read == plain and not torch.ones(1).is_meta
+
+
+def test_a_model_that_is_not_of_the_plan_is_refused_before_ranks_start(tmp_path, capsys, monkeypatch):
+    planned(tmp_path, capsys, "")
+    (tmp_path / "wide.py").write_text(FACTORY.format(extra="", width=128))
+    (tmp_path / "less.py").write_text(FACTORY.format(extra="", width=64).replace("range(4)", "range(2)"))
+    (tmp_path / "asks.py").write_text("def make(width):\n    pass\n")
+    (tmp_path / "job.toml").write_text('plan = "plan.json"\nsteps = 2\nout = "out"\nmodel = "wide.py:make"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("executor.launch.launch.launch", lambda *words, **named: pytest.fail("ranks were started"))
+    shape = "error: wide.py:make: 'layers.0.weight' has the shape (128, 128), the plan (64, 64); give the model that"
+    for command, message in (
+        ("run plan.json --model wide.py:make", shape),
+        ("verify plan.json --model wide.py:make", shape),
+        ("train job.toml", shape),
+        ("run plan.json --model less.py:make", "error: less.py:make has no parameter 'layers.2.weight'"),
+        ("run plan.json --model asks.py:make", "is called without arguments: missing a required argument: 'width'"),
+    ):
+        assert main(command.split()) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1 and message in said[0]

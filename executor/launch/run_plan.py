@@ -16,7 +16,6 @@ import numpy.typing as npt
 from costmodels import Machine, price
 from executor.launch.nodes import ONE_NODE, Nodes
 from executor.launch.temporary import temporary_folder
-from executor.train.named import check_named
 from plans.errors import TwofoldError, whole_number
 from plans.figures import figures_of
 from plans.lower import lower
@@ -137,9 +136,8 @@ def run(
     """
     from executor.launch.job import Emulate, Job, Task, save_job
     from executor.launch.launch import Follow, launch
+    from executor.train.models import check_model
 
-    if model and not model.endswith(".json"):
-        check_named(model, "model")
     whole_number("steps", steps)
     whole_number("record_steps", record_steps)
     whole_number("profile_steps", profile_steps, least=0)
@@ -152,6 +150,8 @@ def run(
         raise TwofoldError("a profile needs a folder for its traces: give out (--out FOLDER)")
     if execution is not None:
         plan = msgspec.structs.replace(plan, execution=execution)
+    if model:
+        check_model(model, plan.graph)
     emulation = None
     if emulate is not None:
         dilate = dilation(plan, Machine.load(emulate)) if dilate is None else dilate

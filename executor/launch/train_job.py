@@ -208,6 +208,10 @@ def _checked(job: TrainingJob, plan: Plan) -> Task:
     if "tensorboard" in job.metrics and importlib.util.find_spec("tensorboard") is None:
         raise TwofoldError("metrics: 'tensorboard' is not installed; pip install tensorboard, or omit it")
     Source(data=job.data, seed=job.seed).check(plan.graph)
+    if job.model:
+        from executor.train.models import check_model
+
+        check_model(job.model, plan.graph)
     if job.weights:
         from executor.train.weights_files import check_weights
 

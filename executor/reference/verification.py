@@ -242,24 +242,10 @@ def verify(
             "verify does not support skipped steps, and this plan has loss_scale or spike; "
             "verify a plan without step_check"
         )
-    _check_parameters(plan, model)
     if not isinstance(data, str):  # read once, for the ranks and for the one process
         data = list(itertools.islice(data, steps))
     result = run(plan, steps=steps, data=data, model=model, seed=seed, **options)
     return check_run(result, model=model, data=data, seed=seed, predicted=predicted)
-
-
-def _check_parameters(plan: Plan, model: str) -> None:
-    """Refuse a model that lacks a parameter of the plan, before ranks are started."""
-    from executor.train.models import load_shapes
-
-    module = load_shapes(model)[0]
-    known = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
-    needed = {plan.graph.of_module(tensor) for tensor in plan.graph.parameters}
-    if missing := sorted(needed - known):
-        raise TwofoldError(
-            f"{model} has no parameter {missing[0]!r}, which the plan has; give the model that the plan was made for"
-        )
 
 
 def _check_model(model: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import zlib
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from executor.train.published import published_model
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 
-__all__ = ["InitialParameters", "load_model", "load_shapes", "random_parameters"]
+__all__ = ["InitialParameters", "check_model", "load_model", "load_shapes", "random_parameters"]
 
 
 def load_shapes(spec: str) -> tuple[nn.Module, tuple[Any, ...], str | None]:
@@ -52,6 +53,13 @@ def load_model(spec: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
             which no module can be built.
     """
     made: Any = partial(published_model, spec) if spec.endswith(".json") else load_named(spec, "model")
+    if callable(made):
+        try:
+            inspect.signature(made).bind()
+        except TypeError as error:
+            raise TwofoldError(f"model {spec!r} is called without arguments: {error}; give them defaults") from None
+        except ValueError:  # a built-in function without a signature
+            pass
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         made = made() if callable(made) else made
@@ -61,6 +69,28 @@ def load_model(spec: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
             f"it returned a value of type {type(made).__name__}"
         )
     return made
+
+
+def check_model(spec: str, graph: Graph) -> None:
+    """Refuse a model that lacks a parameter of a graph, or has it in another shape.
+
+    Raises:
+        TwofoldError: see above, and `load_model`.
+    """
+    module = load_shapes(spec)[0]
+    shapes = {name: tuple(tensor.shape) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    for tensor in graph.parameters:
+        part = graph.parts.get(tensor.name)
+        name, wanted = (tensor.name, tensor.shape) if part is None else (part.name, part.shape)
+        if name not in shapes:
+            raise TwofoldError(
+                f"{spec} has no parameter {name!r}, which the plan has; give the model that the plan was made for"
+            )
+        if shapes[name] != tuple(wanted):
+            raise TwofoldError(
+                f"{spec}: {name!r} has the shape {shapes[name]}, the plan {tuple(wanted)}; give the model that the "
+                "plan was made for"
+            )
 
 
 class InitialParameters(Mapping[str, npt.NDArray[Any]]):

@@ -11,10 +11,10 @@ from typing import Any
 
 from plans.errors import TwofoldError
 
-__all__ = ["check_named", "load_named"]
+__all__ = ["load_named"]
 
 
-def check_named(spec: str, what: str) -> tuple[str, str]:
+def _place_and_name(spec: str, what: str) -> tuple[str, str]:
     """The module or file and the name in it, before anything is imported.
 
     Raises:
@@ -38,7 +38,7 @@ def load_named(spec: str, what: str) -> Any:
     Raises:
         TwofoldError: no such file, module or name.
     """
-    place, name = check_named(spec, what)
+    place, name = _place_and_name(spec, what)
     try:
         if place.endswith(".py"):
             found = importlib.util.spec_from_file_location(Path(place).stem, place)

@@ -119,7 +119,7 @@ def chunk_counts(name: str, value: object) -> str | None:
 def order(name: str, value: object) -> str | None:
     """An order of the axes."""
     if not isinstance(value, tuple) or sorted(map(str, value)) != sorted(ORDER):
-        return f"{name} must list {', '.join(ORDER)} once each, innermost first, such as {ORDER}, not {value!r}"
+        return f"{name} must list {', '.join(ORDER)} once each, innermost first, such as {' '.join(ORDER)}"
     return None
 
 
