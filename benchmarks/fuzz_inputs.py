@@ -188,7 +188,7 @@ def kinds(folder: Path) -> list[Kind]:
         "images": (images, ".idx"),
     }
     lines = {
-        "predict": "--model gpt2 --tp 2 --dp 4 --machine h100-sxm-x8 --json",
+        "predict": "gpt2 --tp 2 --dp 4 --machine h100-sxm-x8 --json",
         "simulate": f"{plan_path} --machine h100-sxm-x8 --json",
         "plan": "gpt2 --machine h100-sxm-x8 --global-batch 8 --tp 2 --pp 1 --json",
         "compare": f"{plan_path} {few_path} --machine h100-sxm-x8 --steps 2 --json",
