@@ -29,7 +29,7 @@ FLAGS = {
     "train": f"resume max-restarts timeout {_NODES} json",
     "export": "config json force",
     "verify": f"model machine {_LAUNCH} json",
-    "calibrate": "devices out name device points base minutes quick report host json force",
+    "calibrate": f"devices out name device points base minutes quick report host timeout {_NODES} json force",
     "predict": f"machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "
     "host execution fused report json force",
     "validate": "stack machine host report json force",
