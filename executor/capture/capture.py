@@ -13,6 +13,7 @@ must foretell every shape of the second export.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import linecache
 import logging
@@ -21,10 +22,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.export import _trace as export_trace
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules import module as torch_module
 
 from executor.capture.attention import batch_first_attention
@@ -42,6 +46,7 @@ from executor.capture.rules import RULES
 from executor.capture.straight import drop_empty, inline_nested, keep_batch_first, take_stacked
 from executor.capture.translation import Translation
 from executor.capture.written_attention import join_attention
+from executor.loss_of import loss_of
 from executor.recompute import noting_checkpoints
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
@@ -63,8 +68,9 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     """Capture the operator graph of one training step of `module`, for the batch size of the examples.
 
     Args:
-        module: a module whose forward takes a batch and returns the scalar loss. Nothing is computed and no weight is
-            read, so parameters may be on the meta device (`no_init_parameters`).
+        module: a module whose forward takes a batch and returns the scalar loss, alone or with other results
+            (`executor.loss_of`). Nothing is computed and no weight is read, so parameters may be on the meta device
+            (`no_init_parameters`).
         example_inputs: one entry per argument of forward, as a tuple or as a dict by argument name; an entry is a
             tensor or array (its values are ignored), a shape (float32), or a pair (shape, dtype). Dim 0 is the batch in
             all of them.
@@ -225,14 +231,14 @@ def _with_batch(examples: Mapping[str, torch.Tensor], batch_size: int) -> dict[s
 def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int) -> ExportedProgram:
     masks, numbers = known_masks(module), known_numbers(module)
     try:
-        with _in_forms_to_capture(module):
+        with _in_forms_to_capture(module), _returning_its_loss(module):
             exported = torch.export.export(module, tuple(examples.values()), strict=False)
     except TwofoldError:
         raise
     except Exception as error:  # whatever the user's forward or torch raises
         raise TwofoldError(
             f"torch.export cannot capture {type(module).__name__} for a batch of {batch_size}: "
-            f"{type(error).__name__}: {_first_line(error)}{_where(error, module)}; {_way_out(error)}"
+            f"{_reason(error)}{_where(error, module)}; {_way_out(error)}"
         ) from error
     inline_nested(exported)
     _check_shapes(exported)
@@ -291,6 +297,8 @@ _FIXED = (
 def _way_out(error: Exception) -> str:
     if type(error).__name__ == "FakeTensorDeviceMismatchError":
         return "a tensor that the forward reads must be a parameter, a buffer (self.register_buffer) or an input"
+    if _KEPT in str(error):
+        return "a forward may not set parameters (p.data = ...) or keep what it makes; do so between steps"
     return _FIXED
 
 
@@ -308,9 +316,30 @@ def _where(error: BaseException, module: nn.Module) -> str:
     return f" (in {f'module {path!r}' if path else 'forward'}, {line})" if line else ""
 
 
-def _first_line(error: Exception) -> str:
+_KEPT = "fake tensor in the exported program constant's list"
+"""What torch.export says of a tensor that was kept in the forward that it ran before."""
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return "a shape or the control flow depends on values of tensors"
+    if _KEPT in str(error):
+        return "a tensor that the forward makes outlives it"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else "no message"
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+@contextlib.contextmanager
+def _returning_its_loss(module: nn.Module) -> Iterator[None]:
+    """Within this context the forward returns its loss alone."""
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return loss_of(forward(*args, **kwargs), type(module).__name__)
+
+    with mock.patch.object(module, "forward", loss):
+        yield
 
 
 @contextlib.contextmanager
@@ -368,8 +397,7 @@ def _no_new_buffers(module: nn.Module) -> Iterator[None]:
             if part is owner:
                 raise TwofoldError(
                     f"{type(owner).__name__} {path!r} sets its buffer {name!r} in the forward, but a step changes "
-                    "trained "
-                    f"parameters only; keep it out of the network"
+                    f"trained parameters only; keep it out of the network"
                 )
 
     hook = torch_module.register_module_buffer_registration_hook(refuse)
@@ -393,7 +421,11 @@ def _silent() -> Iterator[None]:
     try:
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings():
+        with (
+            warnings.catch_warnings(),
+            # torch.export prints the graph up to a data-dependent call
+            mock.patch.object(export_trace, "print", lambda *_, **__: None, create=True),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -47,6 +47,9 @@ def without_in_place(exported: ExportedProgram) -> None:
     for node in before:
         if node.op == "call_function" and _changes(node):
             memory = memories[node.all_input_nodes[0]]
+            if _copies_itself(node):
+                graph.erase_node(node)
+                continue
             if memory.state is None:
                 _replace(graph, node, memory, memories)
                 continue
@@ -151,6 +154,17 @@ def _changes(node: fx.Node) -> bool:
         and bool(node.args)
         and isinstance(node.args[0], fx.Node)
     )
+
+
+def _copies_itself(node: fx.Node) -> bool:
+    """Whether a tensor is set to its own value, as by `self.mask = self.mask.to(device)` on that device."""
+    if node.target is not aten.copy_.default or node.users:
+        return False
+    own, other = (argument.meta["val"] for argument in node.all_input_nodes[:2])
+    places = [
+        (each.untyped_storage()._cdata, each.storage_offset(), each.shape, each.stride()) for each in (own, other)
+    ]
+    return places[0] == places[1]
 
 
 def _read_what_is_now(graph: fx.Graph, node: fx.Node, memories: dict[fx.Node, _Memory]) -> None:

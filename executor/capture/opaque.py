@@ -216,8 +216,8 @@ def as_json(argument: Any, written: Callable[[Any], Any]) -> Any:
         return {"torch": str(argument).removeprefix("torch.")}
     if isinstance(argument, torch.device):
         return {"device": True}
-    if isinstance(argument, float) and not math.isfinite(argument):
-        return {"number": str(argument)}  # JSON has no infinite numbers
+    if isinstance(argument, complex) or (isinstance(argument, float) and not math.isfinite(argument)):
+        return {"number": str(argument)}  # JSON has no complex and no infinite numbers
     if argument is None or isinstance(argument, bool | int | float | str):
         return argument
     raise UnwritableError(f"the argument {argument!r} cannot be written into a plan")

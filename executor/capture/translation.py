@@ -140,13 +140,8 @@ class Translation(Building):
             elif node.op == "get_attr":
                 self.values[node] = Unreadable(reason=f"{node.target!r} is a constant or a nested graph")
         (output,) = [node for node in exported.graph.nodes if node.op == "output"]
-        results = [result for result in output.args[0] if result is not None]
-        if len(results) != 1 or not isinstance(results[0], fx.Node):
-            raise TwofoldError(
-                f"{type(self.module).__name__}.forward returns {len(results)} values; it must return the scalar loss "
-                f"alone: wrap the network with its loss, WithLossCell(net, loss_fn)"
-            )
-        return self.values[results[0]]
+        (result,) = output.args[0]
+        return self.values[result]
 
     def _call_if_known(self, node: fx.Node) -> Value:
         """A call whose value follows from shapes: what cannot be planned matters only where it is read."""
@@ -200,7 +195,7 @@ class Translation(Building):
         Raises:
             TwofoldError: the rule's error, where that does not work either.
         """
-        if any(isinstance(each, Mean | Complex) for each in self._read_by(node)):
+        if any(isinstance(each, Mean) for each in self._read_by(node)):
             raise error
         try:
             return self.fallback(self, node)

@@ -29,7 +29,7 @@ def aten_call(target: str, arguments: str) -> Callable[..., Any]:
     Args:
         target: its name, such as "aten.cumsum.default".
         arguments: positional and named arguments as JSON, with {"tensor": i}, {"device": true}, {"torch": name}
-            and {"number": "-inf"}; {"tensor": i, "complex": true} is a tensor [.., 2] as complex numbers.
+            and {"number": "-inf"} or "1j"; {"tensor": i, "complex": true} is a tensor [.., 2] as complex numbers.
 
     Raises:
         TwofoldError: this version of torch has no such operator.
@@ -51,7 +51,7 @@ def aten_call(target: str, arguments: str) -> Callable[..., Any]:
                 given = inputs[value["tensor"]]
                 return torch.view_as_complex(given.contiguous()) if "complex" in value else given
             if "number" in value:
-                return float(value["number"])
+                return (complex if value["number"].rstrip(")").endswith("j") else float)(value["number"])
             return device if "device" in value else getattr(torch, value["torch"])
         return value
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from executor.kernels.context import torch_dtype
+from executor.loss_of import loss_of
 from executor.reference.random import PlannedRandom
 from executor.train.initial import initialised_copy
 from plans.errors import TwofoldError
@@ -51,7 +52,7 @@ def train_reference(
     """Train a copy of `module` in this process on the CPU; the module stays unchanged.
 
     Args:
-        module: its forward returns the scalar loss, a mean over the batch.
+        module: its forward returns the scalar loss, a mean over the batch (`executor.loss_of`).
         batches: one entry per step, each with the arrays or tensors of forward's arguments in order.
         optimizer: kind, settings, dtypes of gradients and master weights, clipping; how it is sharded and in which
             dtypes it reduces and keeps states has no meaning here.
@@ -93,7 +94,7 @@ def train_reference(
         total = 0.0
         for number, micro_batch in enumerate(_micro_batches(batch, num_micro_batches)):
             with random.forward(step=len(losses) + 1, micro_batch=number):
-                loss = model(*micro_batch)
+                loss = loss_of(model(*micro_batch), type(model).__name__)
             (loss / num_micro_batches).backward()
             updates.accumulate()
             total += loss.item()

@@ -19,7 +19,7 @@ def _reshape(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operat
     """The same elements in another shape, as a view.
 
     Old and new dims are products of common dims d0, d1, ..., from the left: (B, S, H) to (B * S, H) is (d0, d1, d2) to
-    ((d0, d1), d2). Where sizes have no common divisor left the rest is whole.
+    ((d0, d1), d2). Where sizes have no common divisor left the rest is whole, except for equal dims at the right.
     """
     sizes: dict[str, int] = {}
     old, new = _common_dims(inputs[0], outputs[0], sizes)
@@ -49,10 +49,19 @@ def _common_dims(old: Shape, new: Shape, sizes: dict[str, int]) -> tuple[tuple[D
         right[to] //= common
         done = left[at] == 1, right[to] == 1
         at, to = at + done[0], to + done[1]
+    for own, other in zip(reversed(range(at + 1, len(old))), reversed(range(to + 1, len(new))), strict=False):
+        if left[own] != right[other]:
+            break
+        name = f"d{len(sizes)}"
+        sizes[name] = left[own]
+        mine[own].append(name)
+        theirs[other].append(name)
+        left[own] = right[other] = 1
     for prefix, names, rest, start in (("_x", mine, left, at), ("_y", theirs, right, to)):
         for position in range(start, len(rest)):
-            names[position].append(f"{prefix}{position}")
-            sizes[f"{prefix}{position}"] = rest[position]
+            if rest[position] > 1 or not names[position]:
+                names[position].append(f"{prefix}{position}")
+                sizes[f"{prefix}{position}"] = rest[position]
     return _dims(mine), _dims(theirs)
 
 
