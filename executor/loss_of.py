@@ -38,8 +38,8 @@ def loss_of(results: Any, model: str) -> torch.Tensor:
     if isinstance(found, torch.Tensor):
         return found
     raise TwofoldError(
-        f"{model}.forward returns {_described(results)}; it must return the scalar loss, alone, as the only scalar of a "
-        f"tuple or as 'loss' of a dict. For a network without a loss: WithLossCell(net, loss_fn)"
+        f"{model}.forward returns {_described(results)}; it must return the scalar loss: alone, as the only scalar of "
+        f"a tuple, or as 'loss' of a dict. For a network without a loss: WithLossCell(net, loss_fn)"
     )
 
 

@@ -1,6 +1,7 @@
 """Capture: the graph computes what the module computes, under the module's own names, or says why it cannot."""
 
 import contextlib
+import dataclasses
 import math
 import os
 import sys
@@ -16,10 +17,12 @@ from torch.nn import functional
 from costmodels import Machine
 from executor.capture.capture import capture
 from executor.recompute import recompute
+from executor.reference.reference import train_reference
 from executor.stages import assign_stages
 from executor.train.losscell import MAELoss, WithLossCell
 from plans.errors import TwofoldError
 from plans.lower import lower
+from plans.plan import Optimizer
 from search import search
 
 
@@ -418,23 +421,43 @@ REFUSED = {
 
 @pytest.mark.parametrize("model", REFUSED)
 @pytest.mark.filterwarnings("ignore:the loss does not depend", "ignore:.*every rank computes all of it")
-def test_unsupported_modules_are_refused(model):
+def test_unsupported_modules_are_refused(model, capsys):
     function, message = REFUSED[model]
     frozen = nn.Linear(6, 6).requires_grad_(False)
     module = Ends(function, fc=nn.Linear(6, 6), noise=nn.RReLU(), norm=nn.BatchNorm1d(6), frozen=frozen)
     with pytest.raises(TwofoldError, match=message) as caught:
         capture(module, vectors())
     assert "\n" not in str(caught.value)
+    assert not capsys.readouterr().err
+
+
+def as_dataclass(results):
+    return dataclasses.make_dataclass("Output", ("loss", "logits"))(*results)
+
+
+@pytest.mark.parametrize(
+    "form", [tuple, lambda results: [results[1], results[0], None], as_dataclass, lambda results: {"loss": results[0]}]
+)
+def test_the_loss_may_be_one_of_several_results(form):
+    """As nanoGPT (a tuple), transformers (a dataclass) and detection models (a dict) return it."""
+    module = Ends(lambda m, x, label: form((functional.mse_loss(m.fc(x), label), m.fc(x))), fc=nn.Linear(6, 6))
+    assert [operator.kind for operator in capture(module, vectors()).operators] == ["linear", "mse_loss"]
+    batch = [torch.ones(4, 6), torch.zeros(4, 6)]
+    (loss,) = train_reference(module, [batch], optimizer=Optimizer(), num_steps=1).losses
+    assert loss == pytest.approx(functional.mse_loss(module.fc(batch[0]), batch[1]).item(), rel=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:the loss does not depend on norm")
 def test_a_buffer_that_is_moved_to_where_it_is_is_not_changed():
     def moved(module, x):
         module.norm.running_mean = module.norm.running_mean.to(x.device)
-        return module.fc(x) + module.norm.running_mean
+        module.scale = module.scale.to(x.device)
+        return module.fc(x) * module.scale + module.norm.running_mean
 
-    graph = capture(Ends(mean_to(moved), fc=nn.Linear(6, 6), norm=nn.BatchNorm1d(6)), vectors())
-    assert [each.name for each in graph.tensors.values() if each.kind == "constant"] == ["norm.running_mean"]
+    module = Ends(mean_to(moved), fc=nn.Linear(6, 6), norm=nn.BatchNorm1d(6))
+    module.register_buffer("scale", torch.ones(6))
+    constants = [each.name for each in capture(module, vectors()).tensors.values() if each.kind == "constant"]
+    assert constants == ["scale", "norm.running_mean"]
 
 
 @pytest.mark.parametrize("what", ["register_hook", "register_post_accumulate_grad_hook"])
