@@ -54,7 +54,30 @@ def regularised(m, made, x, label):
     )
 
 
+def penalised(m, made, x, label):
+    """A discriminator whose gradient by its input has length 1 (Gulrajani et al., 2017), and a curvature."""
+    between = (0.3 * x + 0.7 * label).requires_grad_(True)
+    score = m.out(torch.tanh(m.inside(between)))
+    (slope,) = torch.autograd.grad(score.sum(), between, create_graph=True)
+    (curve,) = torch.autograd.grad(slope[:, 0].sum(), between, create_graph=True)
+    (fixed,) = torch.autograd.grad(score, between, torch.ones_like(score), retain_graph=True)
+    return ((slope.norm(2, dim=1) - 1) ** 2).mean() + F.mse_loss(curve, fixed) + made.mean()
+
+
+def two_views(m, made, x, label):
+    """Two batches as one: parts taken in three ways, means over all of both, data of both."""
+    both = torch.cat([made, m.inside(label)])
+    one, two = m.out(both).tanh().chunk(2)
+    shares = torch.cat((made, one)).softmax(-1)
+    balance = (F.one_hot(shares.argmax(-1), WIDTH).double().mean(0) * shares.mean(0)).sum()
+    ones = torch.cat([torch.ones(len(x), 1, dtype=x.dtype), torch.zeros(len(x), 1, dtype=x.dtype)])
+    judged = F.mse_loss(both[:, :1], ones)
+    return F.mse_loss(one, both[len(x) :].detach()) + F.l1_loss(two, both[: len(x)]) + balance + judged
+
+
 LOSSES = {
+    "derivatives in the forward": (lambda: Losses(penalised), vectors),
+    "several batches at once": (lambda: Losses(two_views), vectors),
     "variational autoencoder": (lambda: Losses(variational), vectors),
     "discriminator": (lambda: Losses(adversarial), vectors),
     "distillation": (lambda: Losses(distilled), classes),

@@ -41,6 +41,24 @@ def layer(**settings):
     return nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, **settings)
 
 
+def shifted(m, x):
+    """The relative shift of Transformer-XL, where the batch is dim 2, and an image turned by the data."""
+    length, batch = x.shape[1], x.shape[0]
+    scores = m.fc(x).permute(1, 2, 0).unsqueeze(-1)
+    padded = torch.cat([torch.zeros(length, 1, batch, 1, dtype=x.dtype), scores], 1)
+    moved = padded.view(scores.size(1) + 1, length, batch, 1)[1:].view_as(scores).squeeze(-1).permute(2, 0, 1)
+    grid = F.affine_grid(m.turn(x).mean(1).view(-1, 2, 3), [batch, 1, length, WIDTH], align_corners=False)
+    return moved + F.grid_sample(x.unsqueeze(1), grid, align_corners=False).squeeze(1)
+
+
+def state_space(m, x):
+    """A diagonal state space (Gu et al., 2022): complex numbers made of real ones, in the frequencies."""
+    rates = -m.decay.exp() + 1j * m.turns
+    kernel = (torch.exp(rates[..., None] * torch.arange(LENGTH)) / (rates[..., None] - 2)).real.sum(1)
+    spectrum = torch.fft.rfft(m.fc(x).transpose(1, 2), n=2 * LENGTH) * torch.fft.rfft(kernel, n=2 * LENGTH)
+    return torch.fft.irfft(spectrum, n=2 * LENGTH)[..., :LENGTH].transpose(1, 2)
+
+
 def causal_mask():
     return nn.Transformer.generate_square_subsequent_mask(LENGTH)
 
@@ -332,6 +350,10 @@ MODULES = {
             + torch.fft.fftn(m.out(x), dim=(1, 2)).abs(), fc=linear(), out=linear(), w=parameter(4, WIDTH, 2),
         ), sequences
     ),
+    "relative shift, spatial transformer": (lambda: Net(shifted, fc=linear(), turn=linear(out=6)), sequences),
+    "state space": (
+        lambda: Net(state_space, fc=linear(), decay=parameter(WIDTH, 2), turns=parameter(WIDTH, 2)), sequences
+    ),
     "random numbers": (
         lambda: Net(
             noisy, fc=linear(), spread=linear(), scale=parameter(WIDTH), table=parameter(5, WIDTH),
@@ -366,7 +388,7 @@ ON_RANKS = (
     "several means at once", "sequence first", "random numbers", "a class for every pixel", "Fourier transforms",
     "choice by the data", "own gradients", "experts by bmm", "convolutions", "batch norm",
     "lists as an index, biases of heads", "class weights, smoothed, ignored", "transformer layer, norm first",
-    "recurrent", "complex rotations", "mean over what counts", "CTC",
+    "recurrent", "complex rotations", "mean over what counts", "CTC", "derivatives in the forward",
 )  # fmt: skip
 """Modules that have, between them, every kind of operator that is in `MODULES`."""
 

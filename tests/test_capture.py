@@ -390,9 +390,15 @@ REFUSED = {
         mean_to(lambda m, x: m.fc(x[x[:, 0] > 0])), r"line \d+.*instead of an if or a boolean index"
     ),
     "complex inputs of a norm": (mean_to(lambda m, x: m.norm(torch.fft.fft(m.fc(x), dim=0).real)), "combines samples"),
-    "gradient in the forward": (
-        mean_to(lambda m, x: m.fc(x) + torch.autograd.grad(m.fc(x).sum(), m.fc.weight)[0]), "calls torch.autograd, but"
+    "backward in the forward": (mean_to(lambda m, x: (m.fc(x).sum().backward(), m.fc(x))[1]), "runs a backward, but"),
+    "derivative of all samples": (
+        mean_to(lambda m, x: m.fc(x) @ torch.autograd.grad(m.fc(x).sum(), m.fc.weight, create_graph=True)[0]),
+        r"works along dim 0 of .* the batch|out of all samples",
     ),
+    "derivative of nothing": (
+        mean_to(lambda m, x: m.fc(x) + torch.autograd.grad(x.sum(), m.fc.bias)[0]), "does not depend on its input"
+    ),
+    "torch.func": (mean_to(lambda m, x: m.fc(x) + torch.func.grad(lambda y: m.fc(y).sum())(x)), "uses torch.func or"),
     "fixed batch": (mean_to(lambda m, x: m.fc(x.view(4, 6))), "batch of 8"),
     "batch against batch": (mean_to(lambda m, x: m.fc(x) + m.fc(x).view(-1, 1, 6)), "mixes the batch|repeats"),
     "batch moved": (mean_to(lambda m, x: m.fc(x.view(2, -1, 6)).view(-1, 6)), "mixes the batch"),

@@ -343,6 +343,7 @@ CASES = {
     "reshape, split": ("reshape", ((24, 8),), {}, lambda x: x.reshape(4, 6, 8)),
     "reshape, heads": ("reshape", ((4, 6, 8),), {}, lambda x: x.reshape(4, 6, 4, 2)),
     "reshape, half": ("reshape", ((12, 4),), {}, lambda x: x.reshape(8, 6)),
+    "reshape, equal dims at the right": ("reshape", ((8, 6, 4, 1, 2),), {}, lambda x: x.reshape(6, 8, 4, 2)),
     "reshape, new dims": ("reshape", ((4, 1, 6),), {}, lambda x: x.reshape(1, 4, 6, 1)),
     "permute": ("permute", ((2, 4, 6, 8),), {"dims": (0, 2, 3, 1)}, lambda x: x.permute(0, 2, 3, 1)),
     "narrow": ("narrow", ((4, 9, 6),), {"dim": 1, "start": 2}, lambda x: x[:, 2:6]),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
+import itertools
 import linecache
 import logging
 import os
@@ -35,9 +35,13 @@ from executor.capture.attention import batch_first_attention
 from executor.capture.buffers import doubled_tables, known_masks, known_numbers
 from executor.capture.complex_numbers import complex_rule
 from executor.capture.counts import state_counts
+from executor.capture.decompose import decompose_sized
+from executor.capture.derivatives import derivatives_as_calls, write_derivatives
+from executor.capture.examples import batch_size_of, examples_of, with_batch
 from executor.capture.functional import without_in_place
 from executor.capture.functions import functions_as_calls
 from executor.capture.gradients import check_hooks, refusing_own_gradients
+from executor.capture.joined import part_joined
 from executor.capture.library import in_other_forms
 from executor.capture.masks import fix_sizes, state_masks
 from executor.capture.opaque import computed, opaque
@@ -100,8 +104,8 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     if not isinstance(module, nn.Module):
         raise TwofoldError(f"capture needs a torch.nn.Module, not {module!r}")
     check_hooks(module)
-    examples = _examples(module, example_inputs)
-    batch_size = _batch_size(examples)
+    examples = examples_of(module, example_inputs)
+    batch_size = batch_size_of(examples)
     name = name or type(getattr(module, "_backbone", module)).__name__
     graph = _graph(module, examples, batch_size, name)
     read = {parameter.name for parameter in graph.parameters}
@@ -146,8 +150,12 @@ def _graph_of_exports(module: nn.Module, examples: Mapping[str, torch.Tensor], b
 def _graph_of_samples(module: nn.Module, examples: Mapping[str, torch.Tensor], small: int, name: str) -> Graph:
     """The graph of a small batch."""
     sizes = (small, 2 * small)
-    exports = [_exported(module, _with_batch(examples, size), size) for size in sizes]
+    exports = [_exported(module, with_batch(examples, size), size) for size in sizes]
     fix_sizes(exports[0].graph, exports[1].graph, small)
+    grown = _grown(exports[0], exports[1], small)
+    for exported in exports:
+        part_joined(exported.graph, grown)
+    decompose_sized(exports[0].graph, exports[1].graph, RULES)
     grown = _grown(exports[0], exports[1], small)
     small_batch, large_batch = (
         Translation(exported, module, tuple(examples), RULES, opaque, computed, complex_rule, grown)
@@ -158,71 +166,6 @@ def _graph_of_samples(module: nn.Module, examples: Mapping[str, torch.Tensor], s
     )
     _check_batch(graph, double, small_batch.where_made)
     return graph
-
-
-# -- example inputs ----------------------------------------------------------------------------------------------------
-
-
-def _examples(module: nn.Module, given: object) -> dict[str, torch.Tensor]:
-    """argument name -> meta tensor."""
-    signature = inspect.signature(module.forward)
-    what = f"{type(module).__name__}.forward{signature}"
-    if isinstance(given, torch.Tensor):
-        given = (given,)
-    try:
-        if isinstance(given, Mapping):
-            arguments = signature.bind(**given).arguments
-        elif isinstance(given, Sequence) and not isinstance(given, str):
-            if given and all(isinstance(entry, int) for entry in given):
-                raise TwofoldError(f"example_inputs {given!r} is one shape; give one entry per argument: ({given!r},)")
-            arguments = signature.bind(*given).arguments
-        else:
-            raise TwofoldError(f"example_inputs must be a tuple with one entry per argument of {what}, not {given!r}")
-    except TypeError as error:
-        raise TwofoldError(f"example_inputs do not fit {what}: {error}") from None
-    flat: dict[str, Any] = {}
-    for argument, value in arguments.items():
-        kind = signature.parameters[argument].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            flat.update({f"{argument}_{index}": entry for index, entry in enumerate(value)})
-        elif kind is inspect.Parameter.VAR_KEYWORD:
-            raise TwofoldError(f"{what} takes **{argument}; name the arguments in its signature, the graph needs them")
-        else:
-            flat[argument] = value
-    if not flat:
-        raise TwofoldError(f"{what} is given no example inputs; a training step needs a batch")
-    return {argument: _example(argument, value) for argument, value in flat.items()}
-
-
-def _example(argument: str, value: Any) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return torch.empty(value.shape, dtype=value.dtype, device="meta")
-    shape, dtype = value, "float32"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        shape, dtype = tuple(value.shape), value.dtype
-    elif isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[0], tuple | list):
-        shape, dtype = value
-    named = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)
-    if not isinstance(named, torch.dtype):
-        raise TwofoldError(f"the example of {argument!r} has the dtype {dtype!r}, which torch does not have")
-    if not isinstance(shape, tuple | list) or not all(isinstance(size, int) and size > 0 for size in shape):
-        raise TwofoldError(
-            f"the example of {argument!r} is {value!r}; give a tensor, a shape such as (32, 784) or a pair such as "
-            f"((32,), 'int64')"
-        )
-    return torch.empty(tuple(shape), dtype=named, device="meta")
-
-
-def _batch_size(examples: Mapping[str, torch.Tensor]) -> int:
-    sizes = {argument: example.shape[0] if example.dim() else None for argument, example in examples.items()}
-    if None in sizes.values() or len(set(sizes.values())) != 1:
-        shown = ", ".join(f"{argument} {tuple(example.shape)}" for argument, example in examples.items())
-        raise TwofoldError(f"every input needs the batch as its dim 0, of one size; given are {shown}")
-    return next(iter(examples.values())).shape[0]
-
-
-def _with_batch(examples: Mapping[str, torch.Tensor], batch_size: int) -> dict[str, torch.Tensor]:
-    return {name: example.new_empty((batch_size, *example.shape[1:])) for name, example in examples.items()}
 
 
 # -- export ------------------------------------------------------------------------------------------------------------
@@ -243,6 +186,7 @@ def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_siz
     inline_nested(exported)
     _check_shapes(exported)
     without_in_place(exported)
+    write_derivatives(exported)
     drop_empty(exported)
     keep_batch_first(exported)
     take_stacked(exported)
@@ -355,6 +299,7 @@ def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
         noting_checkpoints(),
         torch.device("meta"),
         refusing_own_gradients(),
+        derivatives_as_calls(),
     ):
         yield
 
@@ -454,9 +399,11 @@ def _check_batch(graph: Graph, double: Graph, where: Callable[[str], str]) -> No
         double: the graph of the same module for a batch of twice the size.
     """
     size = graph.batch_size
-    signature = [(operator.name, operator.kind, operator.attrs) for operator in graph.operators]
-    if signature != [(operator.name, operator.kind, operator.attrs) for operator in double.operators]:
-        raise TwofoldError(f"{graph.name} has other operators for a batch of {2 * size} than for {size}; {_WAY_OUT}")
+    pairs = itertools.zip_longest(graph.operators, double.operators)
+    for one, other in pairs:
+        if one is None or other is None or (one.name, one.kind, one.attrs) != (other.name, other.kind, other.attrs):
+            what = f"operator {one.name!r} ({one.kind}){where(one.name)}" if one else "the number of operators"
+            raise TwofoldError(f"{what} changes with the number of samples; {_WAY_OUT}")
     batched = _batched(graph, double, where)
     for name, tensor in graph.tensors.items():
         if tensor.kind == "activation" and name != graph.loss:

@@ -6,7 +6,7 @@ written takes the place of that part. Later reads of the memory, through any vie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from plans.errors import TwofoldError
 
-__all__ = ["CHANGES", "called_as", "without_in_place"]
+__all__ = ["CHANGES", "called_as", "copied", "on_meta", "without_in_place"]
 
 CHANGES = "twofold_changes"
 """Key in the `meta` of in-place calls that stay: the parameter or buffer that they change."""
@@ -70,6 +70,31 @@ def called_as(graph: fx.Graph, like: fx.Node, target: Any, args: Any, kwargs: An
         on_meta = tree_map_only(torch.device, lambda _: torch.device("meta"), on_meta)
         made.meta = like.meta | {"val": target(*on_meta[0], **on_meta[1])}
     return made
+
+
+def on_meta(nodes: Sequence[fx.Node]) -> list[torch.Tensor]:
+    """Values like those of some calls, on the meta device."""
+    return [torch.empty_like(node.meta["val"], device="meta") for node in nodes]
+
+
+def copied(graph: fx.Graph, like: fx.Node, traced: fx.Graph, read: Sequence[fx.Node]) -> list[fx.Node]:
+    """The calls of a traced graph at the place of another one's insertions; its results.
+
+    Args:
+        graph: that the calls are written into.
+        like: the call that they stand for.
+        traced: by `make_fx`.
+        read: the values of its placeholders.
+    """
+    placed = dict(zip(traced.find_nodes(op="placeholder"), read, strict=True))
+    for node in traced.nodes:
+        if node.op == "output":
+            return [placed[result] for result in node.all_input_nodes]
+        if node.op == "call_function":
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: placed[one])
+            placed[node] = graph.call_function(node.target, args, kwargs)
+            placed[node].meta = like.meta | {"val": node.meta["val"]}
+    raise AssertionError("a graph has an output")
 
 
 @dataclass(slots=True, eq=False)

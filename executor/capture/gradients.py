@@ -43,7 +43,7 @@ def refusing_own_gradients() -> Iterator[None]:
         raise TwofoldError(f"the forward hooks the gradient of a tensor {tuple(self.shape)}, but {_WHY}; omit it")
 
     def run_backward(*_: Any, **__: Any) -> NoReturn:
-        raise TwofoldError(f"the forward calls torch.autograd, but {_WHY}; write the derivative with operators")
+        raise TwofoldError(f"the forward runs a backward, but {_WHY}; take derivatives with torch.autograd.grad")
 
     before = torch.inference_mode.__enter__
 

@@ -49,14 +49,17 @@ def _common_dims(old: Shape, new: Shape, sizes: dict[str, int]) -> tuple[tuple[D
         right[to] //= common
         done = left[at] == 1, right[to] == 1
         at, to = at + done[0], to + done[1]
-    for own, other in zip(reversed(range(at + 1, len(old))), reversed(range(to + 1, len(new))), strict=False):
-        if left[own] != right[other]:
-            break
-        name = f"d{len(sizes)}"
-        sizes[name] = left[own]
-        mine[own].append(name)
-        theirs[other].append(name)
-        left[own] = right[other] = 1
+    own, other = len(old) - 1, len(new) - 1
+    while own > at and other > to and (left[own] == right[other] or 1 in (left[own], right[other])):
+        if left[own] == right[other]:
+            name = f"d{len(sizes)}"
+            sizes[name] = left[own]
+            mine[own].append(name)
+            theirs[other].append(name)
+            left[own] = right[other] = 1
+            own, other = own - 1, other - 1
+        else:
+            own, other = own - (left[own] == 1), other - (right[other] == 1)
     for prefix, names, rest, start in (("_x", mine, left, at), ("_y", theirs, right, to)):
         for position in range(start, len(rest)):
             if rest[position] > 1 or not names[position]:
