@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from costmodels import Machine
+from costmodels.price.instruction import price
 from executor.capture.capture import capture
 from executor.device import Device
 from executor.kernels.random import kept_elements
@@ -20,6 +22,7 @@ from plans.layout import Layout
 from plans.lower import lower
 from plans.plan import Optimizer, Plan, Stage, Strategy
 from plans.program import Kind
+from search import uniform_plan
 
 BATCH, LENGTH, WIDTH, HEADS, WORDS = 4, 6, 16, 4, 24
 SGD = Optimizer(settings={"lr": 0.1}, parallel_level=0)
@@ -278,6 +281,40 @@ def test_an_unknown_operator_is_replicated_and_named():
     assert graph.spec(unknown).splittable == frozenset() and unknown.attrs["dims"] == ".->."
     losses, _ = trained(graph, module, [batch] * 3, 2)
     assert losses == pytest.approx(train_reference(module, [batch] * 3, optimizer=SGD, num_steps=3).losses, rel=1e-6)
+
+
+def test_undeclared_products_cost_what_declared_ones_do():
+    """A conv1d is a conv2d of images of one row, and an einsum may be a matrix product."""
+    machine = Machine.load("h200-x1")
+
+    def forward_s(layer, x, *rest):
+        module = WithLossCell(layer, nn.MSELoss())
+        graph = capture(module, (x, tuple(layer(torch.empty(x, device="meta")).shape)))
+        program = lower(uniform_plan(graph, machine, dp=1))
+        (group,) = program.groups
+        calls = [each for block in group.blocks for each in block.body.instructions if each.call in rest]
+        return sum(price(call, group, machine, 1).work_ps for call in calls) / 1e12
+
+    with torch.device("meta"):
+        row, line = nn.Conv2d(64, 512, (1, 3), padding=(0, 1)), nn.Conv1d(64, 512, 3, padding=1)
+        bmm, einsum = Applied(lambda x, w: x @ w), Applied(lambda x, w: torch.einsum("bsi,io->bos", x, w).mT)
+    for one, other, x, shape in (
+        (row, line, (32, 64, 1, 512), (32, 64, 512)),
+        (bmm, einsum, *[(32, 64, 256)] * 2),
+    ):
+        declared = forward_s(one, x, "conv2d.forward", "matmul.forward", "linear.forward")
+        assert forward_s(other, shape, "opaque.forward") == pytest.approx(declared, rel=0.1)
+
+
+class Applied(nn.Module):
+    """A function of x and a weight."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.empty(256, 1024))
+
+    def forward(self, x):
+        return self.function(x, self.weight)
 
 
 class Sorted(nn.Module):

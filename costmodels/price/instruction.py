@@ -37,7 +37,7 @@ from costmodels.price.links import (
     transfer_on_graph,
 )
 from costmodels.price.power import slower
-from costmodels.price.products import keeps_sums, matrix_shape, product
+from costmodels.price.products import keeps_sums, matrix_shape, product, summed_product
 from costmodels.price.recurrent import recurrent_s
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
@@ -329,11 +329,15 @@ def price_compute(
         work_s = _attention_s(machine, call, shapes, dtype, touched_bytes, flops)
         energy_pJ = _energy_pJ(machine, kind, dtype, flops)
     else:
-        parts = composite(call)
-        operations_s = _vector_s(machine, touched_bytes, flops, dtype)
+        parts, is_opaque = composite(call), call.startswith("opaque.")
+        operations_s = _vector_s(machine, touched_bytes, 0 if is_opaque else flops, dtype)
         work_s = memory_s(rates, touched_bytes * parts.moved, operations_s, call, parts.kernels, dtype)
         if call.startswith("recurrent."):
             work_s = recurrent_s(rates, call, shapes, _matrix_rate(machine, dtype), itemsize(dtype))
+        elif is_opaque and flops * itemsize(dtype) > touched_bytes:
+            made = summed_product(shapes[-1] if call.endswith(".forward") else shapes[0], flops)
+            rate_per_s = _matrix_rate(machine, dtype)
+            work_s = max(work_s, matrix_s(rates, made, rate_per_s, touched_bytes, item_bytes=itemsize(dtype)))
         work_s *= _slower(machine, kind)
         energy_pJ = _slow_energy_pJ(machine, kind, _ps(machine, work_s), parts.kernels)
         return Cost(_ps(machine, parts.host * machine.dispatch_s[kind]), _ps(machine, work_s), energy_pJ=energy_pJ)

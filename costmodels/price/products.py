@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Product", "keeps_sums", "matrix_shape", "product"]
+__all__ = ["Product", "keeps_sums", "matrix_shape", "product", "summed_product"]
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -50,6 +50,23 @@ def product(call: str, shapes: Shapes) -> Product:
         assert len(other) == 2
         return Product(m=m, n=n, k=k, batch=batch, form=_FORMS[kind, part])
     return Product(m=m, n=n, k=k, form=_FORMS.get((kind, part), "nt"))
+
+
+def summed_product(made: tuple[int, ...], flops: int) -> tuple[int, int, int]:
+    """(m, n, k) of a call of which only the operations are known: a convolution of one or three dims, an einsum.
+
+    The largest dim of the result but the first, which is the batch, counts as columns, all others as rows. A gradient
+    has the sizes of the forward, with more to sum.
+
+    Args:
+        made: local shape of the forward's result.
+        flops: local floating-point operations, two for each product that is summed.
+
+    >>> summed_product((8, 64, 100), 2 * 8 * 64 * 100 * 96)
+    (512, 100, 96)
+    """
+    size, columns = math.prod(made), max(made[1:], default=1)
+    return size // max(1, columns), columns, flops // max(1, 2 * size)
 
 
 def keeps_sums(shapes: Sequence[tuple[int, ...]]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.flop_counter import FlopCounterMode
 
 from executor.capture.independence import Call, Read, dims_of, samples_meet
 from executor.capture.masks import calls_of, value_of
@@ -95,9 +96,19 @@ def aten_operators(
                 stacklevel=2,
             )
         attrs: dict[str, Any] = {"target": call.target, "arguments": arguments, "result": which, "dims": dims}
+        if not target and (depth := _depth(node, args, kwargs, result)):
+            attrs["depth"] = depth
         name = build.make(node, "opaque", read, shape=shape, dtype=dtype, **attrs)
         made.append(build.as_complex(node, name) if result.is_complex() else name)
     return tuple(made) if several else made[0]
+
+
+def _depth(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> int:
+    """The products that a call sums for an element of its result, in the matrix products that torch counts."""
+    read = fx.map_arg((args, kwargs), lambda each: torch.empty_like(each.meta["val"], device="meta"))
+    with FlopCounterMode(display=False) as counter, torch.device("meta"):
+        node.target(*read[0], **read[1])  # type: ignore[operator]
+    return counter.get_total_flops() // (2 * result.numel())
 
 
 def _places(build: Translation, node: fx.Node, count: int) -> list[int | None]:

@@ -77,9 +77,12 @@ def _opaque(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
 
     attrs "target" is its aten name, "arguments" its arguments as JSON, "result" which of its results this is (-1: it
     has one). "dims" names the dims as "ab,b->ab": small letters can be split, the others stay whole; a dot is a dim
-    that no other tensor has.
+    that no other tensor has. "depth", where it multiplies matrices (conv1d, einsum), is the number of products that are
+    summed for an element of the result. A gradient computes the forward again, and one product if it is not a bias's.
     """
-    return _in_letters(kind, inputs, outputs, attrs, 1, range(len(inputs)))
+    made = 2 * attrs.get("depth", 0) * math.prod(outputs[0])
+    flops = made or sum(math.prod(shape) for shape in (*inputs, *outputs))
+    return _in_letters(kind, inputs, outputs, attrs, flops, range(len(inputs)))
 
 
 @declares("function")
@@ -92,25 +95,27 @@ def _function(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Opera
     """
     calls = json_of(attrs["forward"].encode(), "forward")["calls"]
     gradients = json_of(attrs["backward"].encode(), "backward")["results"] if "backward" in attrs else []
+    flops = len(calls) * sum(math.prod(shape) for shape in (*inputs, *outputs))
     return _in_letters(
-        kind, inputs, outputs, attrs, len(calls), [at for at, made in enumerate(gradients) if made is not None]
+        kind, inputs, outputs, attrs, flops, [at for at, made in enumerate(gradients) if made is not None]
     )
 
 
 def _in_letters(
-    kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs, num_calls: int, trained: Sequence[int]
+    kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs, flops: int, trained: Sequence[int]
 ) -> OperatorSpec:
     """An operator whose dims attrs "dims" names; the inputs `trained` have gradients, which read all inputs."""
     before, _, after = attrs["dims"].partition("->")
     sizes: dict[str, int] = {}
     operands = tuple(_lettered(*each, sizes) for each in zip(before.split(","), inputs, "x" * len(inputs), strict=True))
     out = _lettered(after, outputs[0], "y", sizes)
-    flops = num_calls * sum(math.prod(shape) for shape in (*inputs, *outputs))
     needs = tuple(f"x{index}" for index in range(len(inputs)))
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=operands, outputs=(out,),
         splittable=frozenset(dim for dim in sizes if not dim.startswith("_")), flops=flops,
-        gradients={index: Gradient(needs=needs, flops=2 * flops) for index in trained},
+        gradients={
+            index: Gradient(needs=needs, flops=flops * (2 if len(inputs[index]) > 1 else 1)) for index in trained
+        },
         discrete=frozenset(range(len(inputs))) - frozenset(trained),
     )  # fmt: skip
 
