@@ -1,7 +1,9 @@
 """Whether 90 % intervals hold 90 % of what was measured: `python -m benchmarks.intervals TABLE.csv ...`.
 
 Per group of rows: how many are inside, how wide the intervals are, and by how much all of them would have to be scaled
-to hold 90 %: below 1 they are too wide, above 1 too narrow. Groups are the rows of a table by software, the
+to hold 90 %: below 1 they are too wide, above 1 too narrow. A few rows say little: `chance` is the probability that
+intervals that hold 90 % hold a share that is no likelier. A step that was repeated in several sessions is one row with
+its median time, since repetitions say nothing new about a prediction. Groups are the rows of a table by software, the
 steps of torch's parallel parts, and our own executor's steps by set and by execution, predicted with today's machines.
 The widths are those of `costmodels.widths`, which come from what was left out (`benchmarks.leave_one_out`). Written to
 benchmarks/results/intervals.json.
@@ -25,7 +27,7 @@ from benchmarks.stack_steps import predicted
 from benchmarks.step_plans import SETS
 from benchmarks.step_truth import compared, predictions
 from costmodels import Machine
-from costmodels.fit.points import load_points
+from costmodels.fit.points import Point, load_points
 from costmodels.machine.catalogue import load_device
 from interop.measurements.scores import validate
 from plans.files import write_atomically
@@ -80,15 +82,20 @@ def _software(stack: str) -> str:
 
 def stack_rows() -> Iterator[Row]:
     """Steps of torch's parallel parts: small ones, and those of plans in new shapes."""
+    repeated: dict[tuple[str, str], list[Point]] = {}
     for device in ("h200", "h100-sxm"):
         for file in files_of(device):
             for point in load_points(file)[0]:
                 if point.call == "decoder_step" and int(point.options.get("hidden", 0)) >= 1024:
-                    found = predicted(point, Machine.load(f"{device}-x{point.ranks}"))
-                    group = f"small steps, {point.stack or 'plain torch'}: time"
-                    yield Row(
-                        group=group, measured=point.seconds, predicted=found.step_s, low=found.low_s, high=found.high_s
-                    )
+                    which = repr((point.stack, point.ranks, point.dtype, sorted(point.options.items())))
+                    repeated.setdefault((device, which), []).append(point)
+    for (device, _), points in repeated.items():
+        found = predicted(points[0], Machine.load(f"{device}-x{points[0].ranks}"))
+        yield Row(
+            group=f"small steps, {points[0].stack or 'plain torch'}: time",
+            measured=statistics.median(point.seconds for point in points), predicted=found.step_s, low=found.low_s,
+            high=found.high_s,
+        )  # fmt: skip
     for plan in torch_plans():
         found = plan.forecast
         group = f"new shapes, torch{', host-bound' * plan.parts.endswith('host-bound')}: time"
@@ -112,11 +119,11 @@ def executor_rows() -> Iterator[Row]:
 
 
 def coverage(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Per group the rows, the share inside, the median half width and the scale at which 90 % would be inside.
+    """Per group the rows, the share inside, the median half width, the scale at which 90 % would be inside, and chance.
 
     >>> row = Row(group="steps", measured=1.1, predicted=1.0, low=1 / 1.1, high=1.21)
-    >>> [(each["inside"], round(each["scale"], 2)) for each in coverage([row])]
-    [(1.0, 0.5)]
+    >>> [(each["inside"], round(each["scale"], 2), each["chance"]) for each in coverage([row])]
+    [(1.0, 0.5, 1.0)]
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -129,8 +136,19 @@ def coverage(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "group": group, "rows": len(own), "inside": inside,
             "half_width": statistics.median(0.5 * math.log(row.high / row.low) for row in own),
             "scale": scales[math.ceil(0.9 * len(scales)) - 1], "holds": HOLDS[0] <= inside <= HOLDS[1],
+            "chance": round(_chance(sum(scale <= 1 for scale in scales), len(scales)), 4),
         })  # fmt: skip
     return result
+
+
+def _chance(inside: int, rows: int) -> float:
+    """The probability that of `rows` intervals that hold 90 % a number is inside that is no likelier than `inside`.
+
+    >>> round(_chance(21, 28), 2), round(_chance(8, 8), 2)
+    (0.02, 1.0)
+    """
+    likely = [math.comb(rows, count) * 0.9**count * 0.1 ** (rows - count) for count in range(rows + 1)]
+    return min(1.0, math.fsum(each for each in likely if each <= likely[inside] * (1 + 1e-9)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -143,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for row in found:
         print(
             f"{row['group']:62s} {row['rows']:4d}  inside {row['inside']:4.0%}  +-{row['half_width']:5.1%}  "
-            f"scale {row['scale']:5.2f}{'' if row['holds'] else '  *'}"
+            f"scale {row['scale']:5.2f}  chance {row['chance']:4.0%}{'' if row['holds'] else '  *'}"
         )
     total = sum(row["rows"] for row in found)
     print(f"all: {sum(row['inside'] * row['rows'] for row in found) / total:.0%} of {total}")
