@@ -126,3 +126,37 @@ def test_float32_of_a_device_without_tf32_is_read_in_one_way(tmp_path):
     )
     (row,) = validate(tmp_path / "table.csv").rows
     assert not any("tf32" in str(reading["cells"]) for reading in row["readings"])
+
+
+ROW = {
+    "source": "Megatron-LM", "model": "llama-3-70b", "seq": "8192", "global_batch": "128", "tp": "8", "pp": "4",
+    "gpu_type": "H100", "gpu_count": "64", "micro_batch": "1", "precision": "bf16", "metric": "mfu_percent",
+    "value": "40",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        # the words of precisions, levels and years that rule a reading out
+        ({"precision": "fp32 (TF32 off)"}, lambda case: case.stack == "megatron" and not case.other_stacks),
+        ({"precision": "fp32"}, lambda case: case.other_stacks == ("megatron-tf32",)),
+        ({"zero_level": "1 (BF16Optimizer)"}, lambda case: case.degrees.optimizer.parallel_level == 1),
+        ({"source": "Megatron-LM (SC'21)", "gpu_type": "A100"}, lambda case: case.stack == "megatron-2022"),
+        ({"source": "Megatron-LM, MLSys 2024", "gpu_type": "A100"}, lambda case: not case.other_stacks),
+        ({"recompute": "partition activations"}, lambda case: case.degrees.recompute == "full"),
+        # weights of a pipeline stay gathered, whoever shards them
+        ({"source": "ours", "zero_level": "FSDP"}, lambda case: case.degrees.optimizer.parallel_level == 2),
+    ],
+)  # fmt: skip
+def test_words_that_rule_a_reading_out(change, check):
+    assert check(case_of(ROW | change, 1))
+
+
+def test_a_pipeline_is_not_left_idle_by_a_missing_micro_batch(tmp_path):
+    """Of 8 sequences for each replica with 4 stages, micro-batches of 4 and 8 would leave most stages idle."""
+    columns = [name for name in ROW if name != "micro_batch"]
+    (tmp_path / "table.csv").write_text(f"{','.join(columns)}\n{','.join(ROW[name] for name in columns)}\n")
+    (row,) = validate(tmp_path / "table.csv").rows
+    sizes = {reading["cells"]["micro_batch"] for reading in row["readings"] if "micro_batch" in reading["cells"]}
+    assert not sizes & {"32", "64"} and row["mfu"] > 0.25

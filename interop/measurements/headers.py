@@ -213,7 +213,7 @@ _MEMORY = re.compile(
     r"(?:usage|used|allocated|reserved|footprint)?(?P<unit>gib|gb|mib|mb)(?:/gpu|/device)?"
 )
 _SHARE = re.compile(
-    r"(?:[mh]fu|(?:model|hardware)?flops?utili[sz]ation)(?:percent|%)?(?:bf16|fp16|fp8)?"
+    r"(?:bf16|fp16)?(?:[mh]fu|(?:model|hardware)?flops?utili[sz]ation)(?:percent|%)?(?:bf16|fp16|fp8)?"
     r"|(?:percent(?:age)?|share|%)?of(?:theoretical|device)?peak(?:flop/?s?(?:/s)?)?"
 )
 _ALL = r"^(?:aggregate|total|overall|cluster|system|global)d?"
@@ -247,7 +247,7 @@ def figure_named(words: str) -> Figure | None:
         plain = found["rate"] + ("" if re.search(_DEVICE, found["rate"]) else found["each"])
     plain = re.sub(r"^(?:throughput|performance|perf|speed|rate)(?=.)", "", plain)
     if _SHARE.fullmatch(plain):
-        return Figure(metric="mfu_percent", hardware=plain.startswith("h"))
+        return Figure(metric="mfu_percent", hardware="hfu" in plain or plain.startswith("hardware"))
     if found := _FLOPS.fullmatch(plain):
         giga = {"g": 1e-3, "t": 1.0, "p": 1e3}[found["unit"]]
         whole = found["each"] is None and (of_all or found["unit"] == "p")

@@ -108,7 +108,10 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
     (r"gpt|megatron|turing|mt[-_ ]?nlg", _GPT),
 )  # fmt: skip
 
-_NOT_DECODERS = r"bert|\bt5|\bul2|\bvit\b|vit[-_]|\bdit\b|diffusion|unet|whisper|clip|mamba|jamba|rwkv|resnet|flux"
+_NOT_DECODERS = (
+    r"bert|\bt5|\bul2|\bvit\b|vit[-_]|\bdit\b|diffusion|unet|whisper|clip|mamba|jamba|rwkv|resnet|flux"
+    r"|nemotron[-_ ]?h\b|zamba|samba"
+)
 
 _MIXTURES = (
     r"mixtral|moe|dbrx|grok|switch|glam|arctic|\d+ ?x ?\d+(\.\d+)?b|experts?|-a\d+(\.\d+)?b|deepseek[-_ ]?(v2|v3|r1)"

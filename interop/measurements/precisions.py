@@ -39,7 +39,9 @@ _DTYPES = (
 accumulation."""
 
 _SOME_HALF = r"^16\b|\b16 ?bit|\bmixed\b|\bamp\b|\bo[12]\b|autocast"
-_RULED_OUT = rf"\b(no|not|without|w/o|instead of|disabled) +{_FLOAT8}\w*"
+_RULED_OUT = (
+    rf"\b(no|not|without|w/o|instead of|disabled) +({_FLOAT8}|tf32|tensorfloat)\w*|\btf32 *(off|disabled|false|0)\b"
+)
 _OTHER = r"\bint ?\d|\bw\d+a\d+|(fp|float) ?64|^64\b|\bdouble\b"
 
 
@@ -62,8 +64,8 @@ def precision_named(text: str) -> Precision | None:
 
     >>> precision_named("amp_bf16 (DEFAULT)").dtype, precision_named("fp32 params, bf16 compute").dtype
     ('bfloat16', 'bfloat16')
-    >>> precision_named("FP8-CS").products, precision_named("w8a8")
-    (('float8-current',), None)
+    >>> precision_named("FP8-CS").products, precision_named("fp32 (TF32 off)").products, precision_named("w8a8")
+    (('float8-current',), (), None)
     """
     low = re.sub(r"[_\-/=.,+]+", " ", text.lower().replace("w/o", "without"))
     low = re.sub(_RULED_OUT, " ", low)

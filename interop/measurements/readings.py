@@ -87,18 +87,25 @@ def _batches(cells: Cells) -> Sequence[Filling]:
     if cells.text("micro_batch") and not micro:
         return []
     if not cells.text("global_batch"):
-        sizes = _MICRO_BATCHES[: _MOST_READINGS if stages == 1 and not micro else 1]
-        if not ways or (stages == 1 and micro):
-            return []
-        several = [1] if stages == 1 else [stages * times for times in (2, 4, 8, 16)]
-        pairs = [(micro or size, number) for number in several for size in sizes]
-        return [{"global_batch": str(size * number * ways), "micro_batch": str(size)} for size, number in pairs]
+        return _global_batches(micro, ways, stages)
     if micro and stages > 1 and _cuts_batches(cells):
         return [{"micro_batch": str(max(1, micro // stages))}]
     samples = _samples_of_a_replica(cells)
     if micro or samples <= 1:
         return []
-    return [{"micro_batch": str(size)} for size in _MICRO_BATCHES if samples % size == 0][:_MOST_READINGS]
+    # fewer micro-batches than stages would leave most of them idle
+    busy = [size for size in _MICRO_BATCHES if samples % size == 0 and samples // size >= stages] or [1]
+    return [{"micro_batch": str(size)} for size in busy[:_MOST_READINGS]]
+
+
+def _global_batches(micro: int, ways: int, stages: int) -> Sequence[Filling]:
+    """Batches of a row that states none: one micro-batch of a replica, or several for each stage of a pipeline."""
+    if not ways or (stages == 1 and micro):
+        return []
+    sizes = _MICRO_BATCHES[: _MOST_READINGS if stages == 1 and not micro else 1]
+    several = [1] if stages == 1 else [stages * times for times in (2, 4, 8, 16)]
+    pairs = [(micro or size, number) for number in several for size in sizes]
+    return [{"global_batch": str(size * number * ways), "micro_batch": str(size)} for size, number in pairs]
 
 
 def other_fillings(row: Mapping[str, str], case: Case, *, stack_is_given: bool) -> Iterator[Filling]:
@@ -119,8 +126,11 @@ def other_fillings(row: Mapping[str, str], case: Case, *, stack_is_given: bool) 
     if not stack_is_given and torch and not cells.text("compile") and not case.stack.endswith("-compile"):
         yield {"compile": "y"}
     if not cells.text("vpp") and not cells.text("schedule") and case.degrees.pp > 1:
-        if case.config.num_layers % (2 * case.degrees.pp) == 0:
-            yield {"schedule": "interleaved", "vpp": "2"}
+        few = case.degrees.num_micro_batches < 2 * case.degrees.pp  # whose bubble makes interleaving likely
+        for chunks in (2, 4) if few else (2,):
+            places = chunks * case.degrees.pp
+            if case.config.num_layers % places == 0 or (case.config.num_layers + 2) % places == 0:
+                yield {"schedule": "interleaved", "vpp": str(chunks)}
 
 
 def _of_blank_cells(cells: Cells, case: Case) -> Iterator[Filling]:

@@ -33,7 +33,9 @@ class Software:
 
 
 _SOFTWARE = (
-    Software(words=r"zero-bubble|2401\.10241", stacks=("zero-bubble",)),
+    Software(words=r"2401\.10241", stacks=("zero-bubble",)),
+    Software(words=r"zero[- ]?bubble|sail-sg", name="a zero-bubble fork of Megatron-LM",
+             stacks=("megatron", "zero-bubble")),
     Software(words="torchtitan", stacks=("torchtitan",)),
     Software(words=r"megatron-?deepspeed|megatron.*deepspeed|deepspeed.*megatron|deepspeed.*(pipeline|3d)",
              name="Megatron-DeepSpeed", stacks=("megatron-deepspeed", "megatron"), reduces_low=True),
@@ -49,7 +51,7 @@ _SOFTWARE = (
              stacks=("torch",), reduces_low=True),
     Software(words=r"fsdp-?1|fsdp v1|fullyshardeddataparallel", name="FSDP1", stacks=("torch-2024",),
              reduces_low=True),
-    Software(words=r"torch|\bfsdp", stacks=("torch",)),
+    Software(words=r"torch|\bfsdp|nanogpt", stacks=("torch",)),
     Software(words=r"maxtext|\bjax\b|\bflax\b|\bt5x\b|praxis|levanter|axlearn|\balpa\b|\bxla\b|tensorflow|tinygrad",
              name="JAX's", stacks=("torch-compile", "megatron"), is_known=False),
     Software(words=r"colossal-?ai|paddle\w*|oneflow|internevo|bmtrain|hetu", name="software not known here",
@@ -77,12 +79,14 @@ _CUBLAS_ROWS = r"\b2026\b|\btorch[ -]?v?2\.(?:9|1\d)"
 _EARLY = {"megatron": "megatron-2022", "megatron-deepspeed": "megatron-deepspeed-2022"}
 """Stack -> the one of 2022 and before."""
 
-_LEVEL_IN_SOURCE = r"zero[ -]*(?:stage[ -]*)?[0-3]\b|full[_ ]shard|shard_grad_op|\bhsdp\b"
+_LEVEL_IN_SOURCE = r"zero[ -]*(?:stage[ -]*)?[0-3]\b|full[_ ]shard|shard_grad_op|\bhsdp\b|\bddp\b"
 
 
 def level_of(cells: Cells) -> int | None:
     """The optimizer-parallel level of a row, from its own cell or the words of its software; None: not stated."""
     text = cells.text("zero_level").lower()
+    if not text and "nanogpt" in cells.words("source"):
+        text = "ddp"
     if not text and (found := re.search(_LEVEL_IN_SOURCE, cells.words("source"))):
         text = found.group()
     if not text:
@@ -114,8 +118,7 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     found = _named(source) or _named(words) or _named(cells.words("model")) or _named(_of_precision(cells))
     named = found is not None
     if found is None:
-        is_torch = "own run" in words or compiled is not None or level_of(cells) in (2, 3)
-        found = Software(words="", stacks=("torch",) if is_torch else ("megatron",))
+        found = _unnamed(cells, words)
     stacks = found.stacks
     if found.is_known is False and _splits_model(cells) and "megatron" in stacks:
         stacks = ("megatron", *(stack for stack in stacks if stack != "megatron"))
@@ -132,6 +135,18 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     if result[0].startswith("torch-2024"):
         cells.assumed.append("torch's parts of 2024: its source is published, of 2025 or before by its words")
     return result
+
+
+def _unnamed(cells: Cells, words: str) -> Software:
+    """The software of a row that names none: torch's parts where it compiles or shards as they do, else Megatron-LM's.
+
+    A model spread by tensor and pipeline parallelism is rarely run by eager modules of DTensor.
+    """
+    own = "own run" in words
+    if not (own or cells.switch("compile") is not None or level_of(cells) in (2, 3)):
+        return Software(words="", stacks=("megatron",))
+    splits = all(cells.text(name) not in ("", "1") for name in ("tp", "pp"))
+    return Software(words="", stacks=("megatron", "torch") if splits and not own else ("torch",))
 
 
 def _of_precision(cells: Cells) -> str:
@@ -213,11 +228,15 @@ def _megatron_of(stack: str, words: str, device: str) -> tuple[str, ...]:
     if not device.startswith("a100") or "flash" in words:
         return (stack,)
     arxiv = re.search(r"\b(2[0-9])(?:0[1-9]|1[0-2])\.\d{5}\b", words)
-    plain = re.search(r"\b20(1\d|2\d)\b", words)
-    year = arxiv.group(1) if arxiv else plain.group(1) if plain else ""
+    plain = re.search(rf"\b(?:{_MEETINGS})[ '\u2019-]*(?:20)?(1\d|2\d)\b|\b20(1\d|2\d)\b", words)
+    year = arxiv.group(1) if arxiv else plain.group(1) or plain.group(2) if plain else ""
     if year:
         return (_EARLY[stack],) if year <= "22" else (stack,)
     return (stack,) if re.search(r"mcore|nemo|bridge|core", words) else (stack, _EARLY[stack])
+
+
+_MEETINGS = "sc|neurips|icml|iclr|mlsys|osdi|sosp|asplos|nsdi|atc|ppopp|eurosys|sigcomm|hpca|isca"
+"""Conferences whose names stand with a year."""
 
 
 def _with_products(cells: Cells, name: str, device: str) -> tuple[str, ...]:
@@ -227,7 +246,8 @@ def _with_products(cells: Cells, name: str, device: str) -> tuple[str, ...]:
         return name, f"{_NARROW.get(name, name)}-float8"
     if not wanted:
         is_float32 = cells.precision().dtype == "float32"
-        return (name, f"{name}-tf32") if is_float32 and has_products(device, "tf32") else (name,)
+        is_open = is_float32 and has_products(device, "tf32") and "tf32" not in cells.words("precision")
+        return (name, f"{name}-tf32") if is_open else (name,)
     if wanted[0] == "tf32":
         return (f"{name}-tf32",)
     is_torch = name.startswith("torch")

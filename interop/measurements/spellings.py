@@ -38,12 +38,12 @@ _NO = (
 _HYBRID = r"hsdp|hybrid"
 _LEVELS = (
     (r"reshard after forward ?=? ?(false|no|0)|no reshard", 2),
-    (r"\b(?:z|zero)[ ]*(?:stage[ ]*)?([0-3])\b|stage ?([0-3])\b|^([0-3])$", None),
+    (r"\b(?:z|zero)[ ]*(?:stage[ ]*)?([0-3])\b|stage ?([0-3])\b|^([0-3])(?![\w./])", None),
     (r"full[ ]*shard|fully sharded|os g p(arams?|arameters)?\b|optim\w* (and )?grad\w* (and )?(param|weight)",
      3),
     (r"zero ?plus|^full$|^sharded$|reshard after forward", 3),
     (r"shard[ ]*grad[ ]*op|os g\b|optim\w* (and )?grad", 2),
-    (r"fsdp", 3),
+    (r"fsdp|gemini", 3),
     (r"dist(ributed)?[ ]*opt|parallel optim|\bp? ?os\b|\bpos\b|^optim|^(y|yes|true|on|enabled)$", 1),
     (r"no[ ]*shard|^(none|no|n|ddp|false|off|disabled|replicated?|dp|data parallel)$", 0),
 )  # fmt: skip
@@ -54,7 +54,7 @@ _RECOMPUTE = (
     (r"per ?op|by op|selective op|\bop\b|operator|\bsac\b|save.*matmul", "selective_op"),
     (r"\bsel|recompute activations|\u9009\u62e9|core ?att|attention|\battn|softmax", "selective"),
     (r"^(yes|y|true|on|1|ac|ac on|enabled)$|full|every|all layers|uniform|block|layers?\b|ckpt|check ?point|"
-     r"recompute|remat|\u5168|%|^\d+ ?/ ?\d+$|\bmlp\b|\bmoe\b(?! act)", "full"),
+     r"recompute|remat|partition|\u5168|%|^\d+ ?/ ?\d+$|\bmlp\b|\bmoe\b(?! act)", "full"),
     (r"norm|moe act|up proj|activation func|\bact\b", "none"),
 )  # fmt: skip
 """Words -> the mode, the first that is found. Of Megatron-core's --recompute-modules those that keep no output of an
@@ -111,6 +111,7 @@ def level_named(text: str) -> tuple[int | None, str]:
             if level is None:
                 return int(next(group for group in found.groups() if group)), ""
             more = "ZeRO++ taken as ZeRO-3: its messages are of whole numbers" if "zero plus" in plain else ""
+            more = "Gemini taken as ZeRO-3 without moving chunks to the host" if "gemini" in plain else more
             return level, more
     return None, ""
 
