@@ -133,7 +133,7 @@ def score(cases: Mapping[str, list[Case]], choice: Choice) -> dict[str, dict[str
 
 
 def left_out(published: Mapping[str, Mapping[str, float]], turned: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """What the published choice is worth on tables that did not take part in it.
+    """The value of the published choice on tables that did not take part in it.
 
     Args:
         published, turned: table -> scores as published and with the choice turned round.

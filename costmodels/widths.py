@@ -48,13 +48,13 @@ DIFFERENT: Mapping[str, float] = {"matrix": 8, "attention": 2, "memory": 8, "col
 the head, each in three forms of unequal length; attention forward and backward; what is between them)."""
 
 CARRIED: Mapping[str, float] = {
-    "matrix": 0.02, "attention": 0.02, "memory": 0.07, "update": 0.07, "dispatch": 0.0, "collective": 0.05,
+    "matrix": 0.02, "attention": 0.02, "memory": 0.05, "update": 0.05, "dispatch": 0.0, "collective": 0.05,
     "transfer": 0.1,
 }  # fmt: skip
 """Class -> by how much more its instructions together are off when figures are carried over to another device.
 
 With a device left out its products are off by 0.1 to 0.7 % together and 9 % each (root mean square; an A100 as
-much as devices of equal cores), attention 0.8 to 1.9 % and 6 to 11 %, memory-bound kernels 7 to 8 % and 15 to 18 %,
+much as devices of equal cores), attention 0.8 to 1.9 % and 6 to 11 %, memory-bound kernels 0.5 to 1.5 % and 12 to 16 %,
 published bandwidths of collectives 1 to 9 % together. Single errors count by the root of `DIFFERENT`; what the
 calibrated device has already is taken off in squares. A host is not a part of its device. Transfers were measured on
 one kind of device: assumed.

@@ -24,12 +24,21 @@ from costmodels.widths import CARRIED, NINETY
 
 __all__ = ["anchored", "carried"]
 
-ONE_KERNEL = (
+_ONE_KERNEL = (
     "accumulate", "add.", "adamw.fused", "adamw.update", "cast", "dropout.", "embedding.", "flat_pack", "flat_unpack",
     "gelu.", "layer_norm.forward", "mul.", "relu.", "rms_norm.forward", "silu.", "slice", "softmax.forward", "zero_.",
 )  # fmt: skip
-"""Prefixes of calls that torch or the executor runs as one kernel, or as several that handle different tensors:
-operands are read and results written once (torch 2.11, aten/src/ATen/native/cuda)."""
+
+PASSES: Mapping[str, float] = dict.fromkeys(_ONE_KERNEL, 1.0) | {
+    "adamw.foreach": 20 / 7, "cross_entropy.forward": 7.0, "cross_entropy.grad0": 5.5, "layer_norm.grad0": 5 / 3,
+    "rms_norm.grad0": 5 / 3, "rms_norm_by_hand.forward": 9.0, "rms_norm_by_hand.grad0": 38 / 3, "rope_by_": 1.0,
+    "silu_mul": 5 / 3,
+}  # fmt: skip
+"""Prefix of a call -> how often its kernels move the bytes that its price counts (torch 2.11, aten/src/ATen/native/cuda
+and torch/optim/adam.py). Calls of one kernel, or of several that handle different tensors, move them once, and rotary
+positions all that are counted. Written out, a norm makes float copies: 36 bytes an element instead of 4, backward 76 of
+6. The gradient of a norm's weight reads two of three tensors again. A loss with float copies moves 14 bytes of 2 and 22
+of 4 (`simulator.stacks.torch_native`), AdamW's foreach form 20 tensors of 7."""
 
 
 def carried(device: Device, source: Device, *, date: str) -> Device:
@@ -199,18 +208,22 @@ _EQUAL: Mapping[str, str] = {
 def _core_bound(costs: Mapping[str, float], here: Compute, there: Compute) -> dict[str, float]:
     """Costs of bytes, relative to those of a kernel that streams, beside other memory.
 
-    A kernel that reads and writes its operands once takes longer than its bytes where its cores are busy for longer:
-    its cost is (1 + c^2)^(1/2), joined as arithmetic and traffic of products are, with c the time of its cores over
-    that of its bytes, which grows with the bandwidth. What takes several kernels moves more bytes: its cost stays. So
-    do all costs on cores of another kind, whose time per byte was not measured.
+    Kernels that move the counted bytes p times (`PASSES`) take longer than these where their cores are busy for longer:
+    their cost is (p^2 + c^2)^(1/2), joined as arithmetic and traffic of products are, with c the time of the cores over
+    that of the bytes counted, which grows with the bandwidth. Costs of other calls stay, and all costs on cores of
+    another kind, whose time per byte was not measured.
     """
     if not _same_cores(here, there):
         return dict(costs)
     fed = here.memory_Bps / there.memory_Bps
-    return {
-        call: round(math.sqrt(1 + (cost**2 - 1) * fed**2), 4) if cost > 1 and call.startswith(ONE_KERNEL) else cost
-        for call, cost in costs.items()
-    }
+    return {call: _with_bandwidth(call, cost, fed) for call, cost in costs.items()}
+
+
+def _with_bandwidth(call: str, cost: float, fed: float) -> float:
+    passes = next((count for prefix, count in PASSES.items() if call.startswith(prefix)), None)
+    if passes is None or cost <= passes:
+        return cost
+    return round(math.sqrt(passes**2 + (cost**2 - passes**2) * fed**2), 4)
 
 
 def _rules(here: Compute, there: Compute) -> dict[str, Rule]:
