@@ -198,6 +198,8 @@ def _alternatives(result: SearchResult[Candidate], reasons: Reasons | None) -> l
 
 def _neighbours(result: SearchResult[Candidate]) -> Table:
     """A row for every neighbour that is forecast, and one for all that are impossible for the same reason."""
+    from search.devices.preference import EQUAL
+
     slower = [(other.extra_s, other) for other in result.alternatives if other.extra_s is not None]
     impossible = [other for other in result.alternatives if other.extra_s is None]
     fastest = min(result.plans, key=lambda plan: plan.forecast.step_s)
@@ -213,6 +215,11 @@ def _neighbours(result: SearchResult[Candidate]) -> Table:
         records.append({"change": "; ".join(names), "longer": None, "share": None, "why": reason})
     left = max(0, len(slower) - _NEIGHBOURS) + max(0, len(impossible) - _NEIGHBOURS)
     notes = [f"And {left} more."] if left else []
+    if num_faster := sum(extra_s < -EQUAL * fastest.forecast.step_s for extra_s, _ in slower):
+        notes.append(
+            f"{num_faster} of these changes would be faster: the quick estimate of them is further off than the "
+            "certificate assumes. Fix them by options and search again."
+        )
     if fastest is not result.best:
         notes.append(f"Changes of plan {result.plans.index(fastest) + 1}, which has the shortest forecast.")
     return Table.of("One degree changed at a time, the layers spread again", records, notes=notes)

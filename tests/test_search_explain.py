@@ -184,3 +184,15 @@ def test_neighbours_are_what_they_say() -> None:
         elif change.startswith("recompute"):
             assert degrees.recompute != mode
     assert any(change.startswith("recompute") for change in told)
+
+
+def test_a_faster_neighbour_is_stated() -> None:
+    """The certificate holds if estimates are close; a neighbour that is faster shows that one was not."""
+    found = solve(best(tp=2, pp=1, cp=1).problem.changed(pins=Pins(cp=1, zero=1)), explain=True)
+    assert found.alternatives[0].extra_s is not None
+    faster = replace(found.alternatives[0], extra_s=-0.1 * found.best.forecast.step_s)
+    notes = {
+        title: [note for table in tables(known, 3) for note in table.notes if "would be faster" in note]
+        for title, known in (("as found", found), ("changed", replace(found, alternatives=(faster,))))
+    }
+    assert notes["as found"] == [] and notes["changed"][0].startswith("1 of these changes would be faster")
