@@ -170,6 +170,8 @@ def test_sizes_of_a_name_are_those_that_were_published(tmp_path):
         "Qwen2-72B": 72.7e9, "Qwen2.5-32B": 32.8e9, "LLaMA 33B": 32.5e9, "Yi-34B": 34.4e9, "MPT-30B": 30.0e9,
         "Falcon-40B": 41.8e9, "Gemma-7B": 8.54e9, "Pythia-6.9b": 6.86e9, "Qwen3-8B": 8.19e9, "DeepSeek-V2": 236e9,
         "InternLM2-20B": 19.9e9, "OLMoE-1B-7B": 6.92e9, "gpt-oss-120b": 117e9, "DBRX": 132e9, "gpt2-medium 355M": 355e6,
+        "Llama-3.3-70B-Instruct": 70.6e9, "DeepSeek-V3 671B": 671e9, "Mistral-Small 24B": 23.6e9, "Gemma 3 27B": 27.0e9,
+        "OLMo-2-32B": 32.2e9, "LLaMA 70B": 69.0e9,
     }  # fmt: skip
     for name, parameters in counts.items():
         config = catalogued(name)

@@ -27,7 +27,7 @@ ZERO_BUBBLE = "2401.10241"
 
 _COUNTED = {
     "layers": "layers?|blocks", "heads": "heads", "seq": "tokens?|tok", "global_batch": "seqs?|sequences|samples",
-    "micro_batch": "seqs?|sequences|samples", "gpu_count": r"(?:gpus?|devices?|npus?|chips?|cards|[ah]\d00s?)",
+    "micro_batch": "seqs?|sequences|samples", "gpu_count": r"(?:gpus?|devices?|npus?|chips?|cards|dies|[ah]\d00s?)",
     "tp": "-?way", "pp": "-?way|stages", "dp": "-?way", "cp": "-?way", "ep": "-?way", "vpp": "chunks",
 }  # fmt: skip
 """Column -> words that may are behind its number."""

@@ -171,8 +171,9 @@ def catalogued(name: str) -> TransformerConfig | None:
     (80, 4096, None)
     """
     plain = re.sub(r"^(meta|mistralai|openai|nvidia)[- ]", "", name.strip().lower().rpartition("/")[2])
-    plain = re.sub(r"[-_ ](base|pretrain(ing)?|bf16|fp8|fp16)$", "", plain)
-    for each in (plain, re.sub(r"^(llama)-?(2|3)(?:\.\d)?-?", r"\1-\2-", plain)):
+    plain = re.sub(r"[-_ ](base|pretrain(ing)?|instruct|chat|it|hf|bf16|fp8|fp16)$", "", plain)
+    bare = re.sub(r"[-_ ]\d+(?:\.\d+)?b$", "", plain)  # "DeepSeek-V3 671B"
+    for each in (plain, re.sub(r"^(llama)-?(2|3)(?:\.\d)?-?", r"\1-\2-", plain), bare):
         try:
             return named_config(each)
         except TwofoldError:
