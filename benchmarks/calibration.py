@@ -32,7 +32,7 @@ from costmodels.fit.device import DeviceFit, fit_device
 from costmodels.fit.points import Point, load_points, save_points
 from costmodels.fit.power import SETTLED
 from costmodels.fit.predict import TARGETS, scoreboard
-from costmodels.fit.transfer_calibration import carried
+from costmodels.fit.transfer_calibration import at_sustained_clock, carried
 from costmodels.machine.catalogue import Device, device_names, load_device, save_device
 from costmodels.machine.sections import Provenance
 from costmodels.machine.topologies import example_machines
@@ -299,7 +299,7 @@ def with_power_limit(device: Device, bounds: tuple[float, float], date: str) -> 
     }
     says = Provenance(status="assumed", source=text, date=date)
     return msgspec.structs.replace(
-        device, compute=msgspec.structs.replace(device.compute, sustained_clock=clock), spreads=spreads,
+        device, compute=at_sustained_clock(device.compute, clock), spreads=spreads,
         provenance={**device.provenance, "compute.sustained_clock": says},
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from costmodels import Machine, axes_group, price_collective, price_transfer
-from costmodels.fit.transfer_calibration import anchored, carried
+from costmodels.fit.transfer_calibration import anchored, at_sustained_clock, carried
 from costmodels.machine.catalogue import CitedProduct, device_names, known_names, load_device
 from costmodels.price.compute import Compute, matrix_s
 from costmodels.widths import CARRIED
@@ -253,3 +253,13 @@ def test_published_products_that_disagree_widen_the_spread_of_a_device():
     assert device.spreads["matrix"] == pytest.approx(0.19, abs=0.015)
     alone = carried(msgspec.structs.replace(device, best_product=None), source, date="2026-11-25")
     assert alone.spreads["matrix"] == load_device("a100-80gb").spreads["matrix"]
+
+
+def test_a_lower_clock_slows_the_cores_part_of_kernels_that_move_bytes():
+    """sqrt(p^2 + c^2 / clock^2), with p the passes over the counted bytes and p^2 + c^2 the square of the cost."""
+    compute = load_device("h100-sxm").compute
+    slow = at_sustained_clock(compute, 0.85)
+    for call, passes in (("rope_by_hand.forward", 1), ("adamw.foreach", 20 / 7), ("rms_norm_by_hand.forward", 9)):
+        cores = compute.kernel_cost[call] ** 2 - passes**2
+        assert slow.kernel_cost[call] == pytest.approx(math.sqrt(passes**2 + cores / 0.85**2), abs=1e-4)
+    assert slow.kernel_cost["softmax.grad0"] == compute.kernel_cost["softmax.grad0"]

@@ -22,7 +22,7 @@ from costmodels.price.compute import Compute, Rule, matrix_s
 from costmodels.price.tiled import Tiled
 from costmodels.widths import CARRIED, NINETY
 
-__all__ = ["anchored", "carried"]
+__all__ = ["anchored", "at_sustained_clock", "carried"]
 
 _ONE_KERNEL = (
     "accumulate", "add.", "adamw.fused", "adamw.update", "cast", "dropout.", "embedding.", "flat_pack", "flat_unpack",
@@ -215,15 +215,30 @@ def _core_bound(costs: Mapping[str, float], here: Compute, there: Compute) -> di
     """
     if not _same_cores(here, there):
         return dict(costs)
-    fed = here.memory_Bps / there.memory_Bps
-    return {call: _with_bandwidth(call, cost, fed) for call, cost in costs.items()}
+    return {call: _with_cores(call, cost, here.memory_Bps / there.memory_Bps) for call, cost in costs.items()}
 
 
-def _with_bandwidth(call: str, cost: float, fed: float) -> float:
+def _with_cores(call: str, cost: float, times: float) -> float:
+    """The cost of a call whose cores take `times` as long, in terms of the bytes that it counts."""
     passes = next((count for prefix, count in PASSES.items() if call.startswith(prefix)), None)
     if passes is None or cost <= passes:
         return cost
-    return round(math.sqrt(passes**2 + (cost**2 - passes**2) * fed**2), 4)
+    return round(math.sqrt(passes**2 + (cost**2 - passes**2) * times**2), 4)
+
+
+def at_sustained_clock(compute: Compute, clock: float) -> Compute:
+    """`compute` of a chip whose clock under load is `clock` times that of the one its figures are of.
+
+    Products and attention take it from `sustained_clock`; so do the cores' part of kernels that move bytes.
+    """
+    costs = {call: _with_cores(call, cost, 1 / clock) for call, cost in compute.kernel_cost.items()}
+    rules = {
+        call: rule if rule.passes is None else msgspec.structs.replace(
+            rule, passes=_with_cores(call, rule.passes, 1 / clock)
+        )
+        for call, rule in compute.rules.items()
+    }  # fmt: skip
+    return msgspec.structs.replace(compute, sustained_clock=clock, kernel_cost=costs, rules=rules)
 
 
 def _rules(here: Compute, there: Compute) -> dict[str, Rule]:
