@@ -98,19 +98,19 @@ def best_s(call: Callable[[], object], repeats: int) -> float:
 
 
 def exact(num_programs: int = 500) -> dict[str, Any]:
-    """Random programs: all schedules and custom orders, stages that differ, two steps, hosts that issue or compute."""
+    """Random programs: all schedules and custom orders, stages that differ, two steps."""
     names = [*schedule_names(), "custom"]
     equal = repeated = instructions = 0
     for seed in range(num_programs):
         draw = random.Random(seed)
-        name, host_async = names[seed % len(names)], bool(seed // len(names) % 2)
+        name = names[seed % len(names)]
         schedule = pipeline_programs.random_schedule(draw, name, 40)
         dispatch = draw.choice([(0,), (0, 1, 4), (5, 9)])
-        times = pipeline_programs.Drawn(draw, host_async, with_channel=draw.random() < 0.7, dispatch=dispatch)
+        times = pipeline_programs.Drawn(draw, with_channel=draw.random() < 0.7, dispatch=dispatch)
         program, costs = pipeline_programs.random_pipeline(schedule, times)
-        timeline = run_program(program, handmade.written_price, num_steps=2, host_async=host_async, with_memory=False)
-        first = pipeline_times(schedule, costs, host_async=host_async)
-        second = pipeline_times(schedule, costs, start_ps=first.end_ps, host_async=host_async)
+        timeline = run_program(program, handmade.written_price, num_steps=2, with_memory=False)
+        first = pipeline_times(schedule, costs)
+        second = pipeline_times(schedule, costs, start_ps=first.end_ps)
         ends = [pipeline_programs.rank_ends(timeline, schedule.num_ranks, step) for step in (0, 1)]
         equal += [first.end_ps.tolist(), second.end_ps.tolist()] == ends
         repeated += int(first.evaluated) < schedule.num_micro_batches

@@ -160,7 +160,9 @@ class Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One run of a body: `label` is the action's text ("0F2"), "begin", "end" or e.g. "0F2.recv".
+    """One run of a body: `label` is the action's text ("0F2"), "begin", "end", "0F2.recv" or "0F2.sent".
+
+    ".recv" posts the receives of an action, ".sent" waits for what it has sent and releases it.
 
     Where two actions run at once, their blocks are cut into parts that take turns: several blocks have one label, and
     what lives within a body lives until the last of them has run.

@@ -33,7 +33,7 @@ def check_template(template, program, config, *, tp, cp=1, ep=1):
     numbers = template.monomials.values(model_sizes(config, micro_batch=2, tp=tp, cp=cp, ep=ep))
     for piece, group in zip(("embedding", "block", "head"), program.groups, strict=True):
         for block in group.blocks:
-            if block.micro_batch != 0 or block.label.endswith(".recv"):
+            if block.micro_batch != 0 or block.label.endswith((".recv", ".sent")):
                 continue
             found = []
             for cell in template.pieces[piece].parts[block.label[-2]].cells:

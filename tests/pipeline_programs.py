@@ -15,6 +15,8 @@ from plans.layout import Layout
 from plans.program import BEGIN, END, Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
 from plans.redistribution import Piece, TransferPieces
 from plans.schedules import Action, ActionKind, Schedule, ScheduleError, make_schedule
+from plans.schedules.arrivals import release_rows
+from plans.schedules.dependencies import remote_dependencies
 from plans.timeline import Timeline
 from simulator.forecast.columns import MaxPlus, PipelineCosts
 
@@ -23,10 +25,9 @@ VARIANTS = ("F", "B", "I", "W", "F.first", "B.last", "W.last")
 
 @dataclass
 class Drawn:
-    """Random times; `host_async` decides the clocks of the maps."""
+    """Random times."""
 
     draw: random.Random
-    host_async: bool = True
     with_channel: bool = True
     dispatch: tuple[int, ...] = (0, 1, 4)
     work: tuple[int, ...] = (0, 3, 10, 31)
@@ -36,9 +37,6 @@ class Drawn:
 
     def w(self) -> int:
         return self.draw.choice(self.work)
-
-    def clocks(self) -> tuple[str, ...]:
-        return ("stream", "host") if self.host_async else ("host",)
 
 
 @dataclass
@@ -60,7 +58,7 @@ class Writer:
     reductions: list[tuple[str, int]] = field(default_factory=list)
 
     def new(self) -> Content:
-        return Content(map=MaxPlus.identity(self.times.clocks()))
+        return Content(map=MaxPlus.identity())
 
     def token(self, name: str, scope: Scope = Scope.MICRO) -> str:
         self.values[name] = Value(name=name, shape=(), scope=scope, role="token")
@@ -75,7 +73,7 @@ class Writer:
         d, w = self.times.d(), self.times.w()
         self.line(content, Kind.COMPUTE, "linear.forward", (d, w))
         content.map = content.map.compute(d, w)
-        return d + w if not self.times.host_async else w
+        return w
 
     def issue(self, content: Content, token: str, channel: str, scope: Scope = Scope.MICRO) -> None:
         d, w = self.times.d(), self.times.w()
@@ -90,12 +88,11 @@ class Writer:
         self.line(content, Kind.WAIT, "wait", (d,), waits=token)
         content.map = content.map.wait(token, d)
 
-    def wait_elsewhere(self, content: Content, token: str, **attrs: object) -> int:
+    def wait_elsewhere(self, content: Content, token: str) -> None:
         """A wait for what another body issued: the map has only its dispatch."""
         d = self.times.d()
-        self.line(content, Kind.WAIT, "wait", (d,), waits=token, attrs=attrs)
+        self.line(content, Kind.WAIT, "wait", (d,), waits=token)
         content.map = content.map.host(d)
-        return d
 
     def beside(self, content: Content, name: str) -> None:
         """A collective with compute beside it; "y" is only used so, "x" also elsewhere."""
@@ -268,9 +265,9 @@ def _end(writer: Writer, bodies: dict) -> Content:
     draw = writer.times.draw
     draw.shuffle(writer.reductions)
     for token, _ in writer.reductions:
-        waited = writer.wait_elsewhere(content, token)
+        writer.wait_elsewhere(content, token)
         taken = writer.compute(content)
-        rests = [rest + taken + (0 if writer.times.host_async else waited) for rest in rests] + [taken]
+        rests = [rest + taken for rest in rests] + [taken]
     closing = closing_variants(writer.schedule)
     for (token, stage), rest in zip(writer.reductions, rests, strict=True):
         body = bodies[stage, closing[stage]]
@@ -290,7 +287,7 @@ def _blocks(
     for place, action in enumerate(order):
         if action.kind == "F":
             opened.setdefault(action.stage, place)
-    sent = []
+    sent = _sent_blocks(schedule, writer.rank, wait_dispatch)
     for place, action in enumerate(order):
         for other in order[place + 1 : place + 2] if place else order[:2]:
             source, _ = crossing(schedule, other.stage, other.kind)
@@ -313,16 +310,31 @@ def _blocks(
             variant = f"{variant}.last"
         body = Body(name=variant, instructions=tuple(bodies[action.stage, variant].lines))
         blocks.append(Block(label=str(action), micro_batch=action.micro_batch, body=body))
-        _, target = crossing(schedule, action.stage, action.kind)
-        if target is not None:
-            sent.append((f"{action.stage}>{target}.{way(action.kind)}.send", action.micro_batch))
-    lines = list(end.lines)
-    for number, (token, micro_batch) in enumerate(sent):
-        attrs = {"micro_batch": micro_batch, "price": (wait_dispatch,)}
-        lines.append(
-            Instruction(name=f"sent{number}", kind=Kind.WAIT, call="wait", part="C", waits=token, attrs=attrs)
-        )  # fmt: skip
-    return [*blocks, Block(label="end", micro_batch=END, body=Body(name="end", instructions=tuple(lines)))]
+        blocks += sent.get(place, [])
+    blocks.append(Block(label="end", micro_batch=END, body=Body(name="end", instructions=tuple(end.lines))))
+    return [*blocks, *sent.get(-1, [])]
+
+
+def _sent_blocks(schedule: Schedule, rank: int, wait_dispatch: int) -> dict[int, list[Block]]:
+    """Place on a rank -> the waits for sends behind it; -1: at the end of the step."""
+    table, needed = schedule.table, remote_dependencies(schedule)
+    receivers = np.flatnonzero(needed >= 0)
+    first, stop = table.rank_start[rank : rank + 2].tolist()
+    found: dict[int, list[Block]] = {}
+    released_rows = release_rows(schedule, needed[receivers], receivers)
+    for row, released in sorted(zip(needed[receivers].tolist(), released_rows.tolist(), strict=True)):
+        if first <= row < stop:
+            action = schedule.order[rank][row - first]
+            _, target = crossing(schedule, action.stage, action.kind)
+            line = Instruction(
+                name="over", kind=Kind.WAIT, call="wait", part="C", attrs={"price": (wait_dispatch,)},
+                waits=f"{action.stage}>{target}.{way(action.kind)}.send",
+            )  # fmt: skip
+            block = Block(
+                label=f"{action}.sent", micro_batch=action.micro_batch, body=Body(name="", instructions=(line,))
+            )
+            found.setdefault(released - first if released >= 0 else -1, []).append(block)
+    return found
 
 
 def _pieces(schedule: Schedule, source: int, target: int) -> TransferPieces:

@@ -44,7 +44,8 @@ _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", Non
 class Work:
     """Communication in flight: the handles to wait for, and how to build the outputs from the received data.
 
-    `finish` may be called more than once. Tensors that are being sent stay referenced until then.
+    `finish` may be called more than once. Tensors that are being sent stay referenced until then: a program waits for a
+    send where it is known to have arrived (`plans.lower.sends`).
     """
 
     __slots__ = ("_outputs", "_result", "_works")
@@ -382,8 +383,7 @@ _Way = tuple[int, list[tuple[slice, ...]], Any, int, Lane | None]
 def _send(ways: Sequence[_Way], own: list[tuple[slice, ...]] | None, self_transfer: SelfTransfer) -> Launch:
     def launch(x: Tensor) -> Work:
         if own is not None:
-            message = _packed(x, own)
-            self_transfer.put(message.clone() if message.data_ptr() == x.data_ptr() else message)
+            self_transfer.put(_packed(x, own))
         works, messages = [], []
         for peer, parts, group, tag, _ in ways:
             messages.append(_packed(x, parts))

@@ -110,7 +110,7 @@ class ChunkLowering:
         for border in self.arriving:
             name = self.name_of(border.tensor, border.target)
             self.placed.setdefault(border.tensor, []).append((border.target, name))
-            emitter.pending[name] = f"token:{self.crossing(border)}.recv"
+            emitter.pending[name] = f"token:{border.crossing()}.recv"
         for operator in self.operators():
             spec = self.micro.spec(operator)
             self._forward_operator(emitter, operator, spec)
@@ -262,11 +262,6 @@ class ChunkLowering:
     def _is_parameter(self, name: str) -> bool:
         return self.micro.tensors[name].kind == "parameter"
 
-    def crossing(self, border: StageBoundary, gradient: bool = False) -> str:
-        """The name of a border's transfer."""
-        ends = (border.to_stage, border.from_stage) if gradient else (border.from_stage, border.to_stage)
-        return f"{'d:' if gradient else ''}{border.tensor}:{ends[0]}>{ends[1]}"
-
 
 @dataclass(slots=True)
 class _Backward:
@@ -288,9 +283,9 @@ class _Backward:
         operators = chunk.operators()
         for border in chunk.leaving:
             if border.trained:
-                name = f"{chunk.crossing(border, gradient=True)}@{border.source}"
+                name = f"{border.crossing(gradient=True)}@{border.source}"
                 self.contributions.setdefault(border.tensor, []).append((border.source, name))
-                main.pending[name] = f"token:{chunk.crossing(border, gradient=True)}.recv"
+                main.pending[name] = f"token:{border.crossing(gradient=True)}.recv"
         for operator in operators:
             for index in chunk.micro.trained_inputs(operator):
                 name = operator.inputs[index]

@@ -58,6 +58,15 @@ class StageBoundary:
     target: TensorLayout
     trained: bool
 
+    def crossing(self, gradient: bool = False) -> str:
+        """The name of the transfer of the tensor, or of its gradient."""
+        ends = (self.to_stage, self.from_stage) if gradient else (self.from_stage, self.to_stage)
+        return f"{'d:' if gradient else ''}{self.tensor}:{ends[0]}>{ends[1]}"
+
+    def channel(self, gradient: bool = False) -> str:
+        """The channel of this transfer."""
+        return f"{self.crossing(gradient)}:{'B' if gradient else 'F'}"
+
 
 def is_recomputed(plan: ChunkPlan, graph: Graph, operator: str) -> bool:
     """Whether an operator's outputs are dropped and recomputed; a forward that changes a constant runs once."""

@@ -18,20 +18,23 @@ def with_frees(bodies: Sequence[Sequence[Instruction]], values: Mapping[str, Val
     """The same bodies with `frees` filled in for values of a micro-batch, and for those that live within a body.
 
     A value that shares another's memory keeps that one alive; what a communication reads stays alive until its
-    WAIT, if that is in one of the bodies (what is sent to another stage is waited for at the end of the step). Values
-    that live for the step are freed where instructions already free them.
+    WAIT, if that is in one of the bodies. Values that live for the step are freed where instructions already free them.
     """
     flat = [instruction for body in bodies for instruction in body]
-    reads_of_token = {instruction.token: instruction.inputs for instruction in flat if instruction.token is not None}
     number_of = [number for number, body in enumerate(bodies) for _ in body]
+    reads_of_token = {instruction.token: instruction.inputs for instruction in flat if instruction.token is not None}
+    issued_in = {(line.token, number) for line, number in zip(flat, number_of, strict=True) if line.token is not None}
     last: dict[tuple[str, int | None], int] = {}
     for position, instruction in enumerate(flat):
-        used = (*instruction.inputs, *instruction.outputs, *reads_of_token.get(instruction.waits or "", ()))
-        for name in used:
+        here, sent = number_of[position], reads_of_token.get(instruction.waits or "", ())
+        used = [(name, True) for name in (*instruction.inputs, *instruction.outputs)]
+        for name, is_here in (*used, *((name, (instruction.waits, here) in issued_in) for name in sent)):
             for owner in _owners(name, values):
                 scope = values[owner].scope
-                if scope is Scope.MICRO or scope is Scope.BODY:
-                    last[owner, number_of[position] if scope is Scope.BODY else None] = position
+                if scope is Scope.MICRO:
+                    last[owner, None] = position
+                elif scope is Scope.BODY and is_here:
+                    last[owner, here] = position
     frees: dict[int, list[str]] = {}
     for (name, _), position in last.items():
         frees.setdefault(position, []).append(name)

@@ -20,10 +20,11 @@ from plans.lower.loss import accumulate_loss, loss_operator, sum_loss
 from plans.lower.optimizer import OptimizerLowering
 from plans.lower.pairs import Pairing, units_of
 from plans.lower.redistribution_policy import stored_ways
+from plans.lower.sends import ReleasePlaces, SentBody, sent_bodies
 from plans.lower.slices import Slices
 from plans.model.graph import Graph, Operator
 from plans.plan import Plan
-from plans.program import BEGIN, END, Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
+from plans.program import BEGIN, END, Block, Body, GroupProgram, Instruction, Program, Scope, Value
 from plans.schedules import Action, Schedule, make_schedule
 from plans.schedules.pairs import overlapped_pairs
 
@@ -102,13 +103,17 @@ def _check_updated(groups: Sequence[GroupProgram]) -> None:
 
 @dataclass(slots=True)
 class _Bodies:
-    """The bodies of one chunk; `last` ones also start the reduction of gradients, `first` one waits for the gathers."""
+    """The bodies of one chunk; `last` ones also start the reduction of gradients, `first` one waits for the gathers.
+
+    `sent` has the WAITs for what the chunk sends, by channel.
+    """
 
     forward: Body
     first: Body
     backward: dict[tuple[str, bool], Body]
     receive_forward: Body | None
     receive_backward: Body | None
+    sent: Mapping[str, SentBody]
 
 
 @dataclass(slots=True)
@@ -117,6 +122,7 @@ class _Lowering:
     ways: Ways
     micro: Graph = field(init=False)
     borders: list[StageBoundary] = field(init=False)
+    releases: ReleasePlaces = field(init=False)
     group_of_stage: list[int] = field(init=False)
     stage_of: Mapping[str, int] = field(init=False)
     loss: Operator = field(init=False)
@@ -133,6 +139,7 @@ class _Lowering:
         self._check_parameters()
         self.loss = loss_operator(self.micro)
         pairs = overlapped_pairs(schedule) if plan.overlap_pairs else (frozenset[int](),) * len(groups)
+        self.releases = ReleasePlaces(schedule, self.borders, pairs)
         programs = tuple(
             self._group(number, mesh, schedule.order[number], pairs[number]) for number, mesh in enumerate(groups)
         )
@@ -187,10 +194,13 @@ class _Lowering:
         }
         loss = self._loss_value(table, stages)
         blocks = [Block(label="begin", micro_batch=BEGIN, body=Body(name="begin", instructions=tuple(gathers)))]
-        blocks += self._order(order, closing, bodies, units_of(len(order), pairs), Pairing(slices.values()))
-        blocks.append(
-            Block(label="end", micro_batch=END, body=self._end(mesh, table, optimizer, places, blocks, bodies, loss))
+        sent = self.releases.blocks(
+            number, {channel: body for chunk in bodies.values() for channel, body in chunk.sent.items()}
         )
+        units = units_of(len(order), pairs)
+        blocks += self._order(order, closing, bodies, units, Pairing(slices.values()), sent)
+        blocks.append(Block(label="end", micro_batch=END, body=self._end(mesh, table, optimizer, places, loss)))
+        blocks += sent.get(-1, [])
         return GroupProgram(
             mesh=mesh, values=dict(slices.values()), blocks=tuple(blocks), parameters=places, loss=loss,
             constants=tuple(table.constants.values()), step_check=optimizer.checks,
@@ -212,11 +222,9 @@ class _Lowering:
         def crossing(
             border: StageBoundary, gradient: bool, value: str = "", result: str = ""
         ) -> tuple[Instruction, Instruction]:
-            name, tensor = chunk.crossing(border, gradient), self.micro.tensors[border.tensor]
+            name, tensor = border.crossing(gradient), self.micro.tensors[border.tensor]
             ends = (border.target, border.source) if gradient else (border.source, border.target)
-            pair = transfer_pair(
-                name, value, result, *ends, tensor.shape, tensor.dtype, f"{name}:{'B' if gradient else 'F'}"
-            )
+            pair = transfer_pair(name, value, result, *ends, tensor.shape, tensor.dtype, border.channel(gradient))
             table.add(Value(name=str(pair[0 if value else 1].token), shape=(), role="token"))
             return pair
 
@@ -224,7 +232,7 @@ class _Lowering:
             emitter.add(crossing(border, gradient, value=value)[0])
 
         def receive(border: StageBoundary, gradient: bool) -> Instruction:
-            name, tensor = chunk.crossing(border, gradient), self.micro.tensors[border.tensor]
+            name, tensor = border.crossing(gradient), self.micro.tensors[border.tensor]
             layout = border.source if gradient else border.target
             result = table.add(
                 Value(
@@ -253,19 +261,28 @@ class _Lowering:
             spread = fuse_runs(spread, table, block_names(chunk.operators()), 3)
         sum_in_place(spread, table)
         ways_back: dict[tuple[str, bool], Body] = {}
+        sent: dict[str, SentBody] = {}
         incoming_, forward_, returning_ = [list[Instruction]() for _ in range(3)]
         for (split, is_last), found in zip(variants, spread, strict=True):
             gathered_ = [optimizer.with_gathers(stage, body) for body in found]
-            incoming_, forward_, returning_, *bodies = with_frees(gathered_, table.values)
-            for kind, body in zip("IW" if split else "B", bodies, strict=True):
+            kinds = "IW" if split else "B"
+            waits = sent_bodies(list(zip(("", "F", "", *kinds), gathered_, strict=True)), table.values)
+            incoming_, forward_, returning_, *bodies = with_frees(
+                [*gathered_, *(lines for lines, _ in waits.values())], table.values
+            )
+            for kind, body in zip(kinds, bodies, strict=False):
                 name = f"{stage}{kind}{'.last' * is_last}"
                 ways_back[kind, is_last] = Body(name=name, instructions=tuple(body))
+            for (channel, (_, read_by)), body in zip(waits.items(), bodies[len(kinds) :], strict=True):
+                before = sent[channel].read_by if channel in sent else frozenset()
+                sent[channel] = SentBody(Body(name=f"{channel}.sent", instructions=tuple(body)), before | read_by)
         return _Bodies(
             forward=Body(name=f"{stage}F", instructions=tuple(forward_)),
             first=Body(name=f"{stage}F.first", instructions=tuple(with_arrivals(forward_, gathered))),
             backward=ways_back,
             receive_forward=Body(name=f"{stage}F.recv", instructions=tuple(incoming_)) if incoming_ else None,
             receive_backward=Body(name=f"{stage}B.recv", instructions=tuple(returning_)) if returning_ else None,
+            sent=sent,
         )
 
     def _read_elsewhere(self, stage: int) -> set[str]:
@@ -293,10 +310,12 @@ class _Lowering:
         bodies: Mapping[int, _Bodies],
         units: Sequence[tuple[int, ...]],
         pairing: Pairing,
+        sent: Mapping[int, Sequence[Block]],
     ) -> list[Block]:
         """The blocks of one group's actions.
 
-        The receives of a unit (an action or a pair) are posted one unit ahead, or before it (`Plan.receives`).
+        The receives of a unit (an action or a pair) are posted one unit ahead, or before it (`Plan.receives`); the
+        sends that it proves to have arrived are waited for behind it.
         """
         blocks: list[Block] = []
         seen: set[int] = set()
@@ -326,6 +345,7 @@ class _Lowering:
                     body = chunk.backward[kind, closing[place]]
                 own.append(Block(label=str(action), micro_batch=action.micro_batch, body=body))
             blocks += own if len(own) == 1 else pairing.blocks(*own)
+            blocks += [block for place in unit for block in sent.get(place, ())]
         return blocks
 
     def _end(
@@ -334,8 +354,6 @@ class _Lowering:
         table: ValueTable,
         optimizer: OptimizerLowering,
         places: Sequence[object],
-        blocks: Sequence[Block],
-        bodies: Mapping[int, _Bodies],
         loss: str | None,
     ) -> Body:
         emitter = Emitter(mesh=mesh, table=table)
@@ -346,15 +364,6 @@ class _Lowering:
         emitter.instructions = []
         emitter.flush()
         instructions += emitter.instructions
-        for block in blocks:
-            for instruction in block.body.instructions:
-                if instruction.kind is Kind.SEND and not instruction.channel.endswith(":within"):
-                    instructions.append(
-                        Instruction(
-                            name=f"{instruction.token}.{block.label}.wait", kind=Kind.WAIT, call="wait", part="C",
-                            waits=instruction.token, attrs={"micro_batch": block.micro_batch},
-                        )
-                    )  # fmt: skip
         return Body(name="end", instructions=tuple(instructions))
 
     def _share_loss(self, emitter: Emitter, table: ValueTable, mesh: Layout) -> None:

@@ -77,7 +77,7 @@ def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[StageBoun
     left: list[str] = []
 
     def crossing(border: StageBoundary, value: str, gradient: bool) -> Instruction:
-        name = chunk.crossing(border, gradient)
+        name = border.crossing(gradient)
         return Instruction(
             name=name, kind=Kind.SEND, call="transfer", part="C", inputs=(value,), channel=name,
             dtype=micro.tensors[border.tensor].dtype,
@@ -117,7 +117,7 @@ def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[StageBoun
 def _arrival(chunk: ChunkLowering, border: StageBoundary, gradient: bool) -> Instruction:
     """The instruction that receives a tensor, or its gradient, from another stage."""
     tensor, layout = chunk.micro.tensors[border.tensor], border.source if gradient else border.target
-    crossing = chunk.crossing(border, gradient)
+    crossing = border.crossing(gradient)
     name = f"{crossing}@{layout}" if gradient else chunk.name_of(border.tensor, layout)
     chunk.table.add(Value(name=name, shape=layout.local_shape(tensor.shape), dtype=tensor.dtype))
     return Instruction(

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 
 from costmodels.machine.machine import Machine
 from costmodels.price.group import mesh_group
-from costmodels.price.instruction import price_collective, price_launch
+from costmodels.price.instruction import price_collective, price_launch, price_wait
 from costmodels.price.links import collective_claims, transfer_claims
 from costmodels.price.sharing import claims_of
 from costmodels.price.traffic import plain_call
@@ -24,13 +24,14 @@ from plans.degrees import Degrees
 from plans.degrees.groups import mesh_axes
 from plans.layout import Layout
 from plans.schedules import Schedule
+from plans.schedules.arrivals import releases_of_rows
 from plans.schedules.variants import VARIANTS, counts_of_variants, variant_of_rows
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, WAIT, Op
 from simulator.forecast.overlap import PairRates, host_lead_ps, pair_rates
 from simulator.forecast.parts import Waits
 from simulator.forecast.rank import RankBodies, Transfers
 from simulator.forecast.run import Run
-from simulator.forecast.walk import POST, Actions, Line, Transmission, Way, walked
+from simulator.forecast.walk import POST, SENT, Actions, Line, Transmission, Way, walked
 from simulator.lines import Payload
 
 __all__ = ["Contention"]
@@ -256,10 +257,12 @@ class Contention:
         return Transmission(kind.call, float(kind.alone_ps), tuple([claim for claim in claims if claim[1]]))
 
     def _actions(self, writer: _Writer, ways: Mapping[tuple[int, str], Way]) -> Actions:
-        """A rank's step: a receive is posted before the action ahead of its own, or its own (`Plan.receives`)."""
+        """A rank's step: a receive is posted before the action ahead of its own, or its own (`Plan.receives`); sends
+        that have arrived are waited for after an action."""
         schedule, rank = self._schedule, writer.rank
         first, variants = int(schedule.table.rank_start[rank]), variant_of_rows(schedule)
         numbers = {stage: number for number, stage in enumerate(schedule.stages_of(rank))}
+        releases, over = releases_of_rows(schedule), Line(SENT, price_wait(self._machine).dispatch_ps)
         actions: list[tuple[Sequence[Line], Way | None, Way | None]] = []
         posts: list[tuple[Sequence[Line], Way | None, Way | None]] = []
         for place, action in enumerate(schedule.order[rank]):
@@ -268,7 +271,8 @@ class Contention:
             lines = writer.action(numbers[stage], variant)
             receives = [Line(POST, self._transfers[source].receive_dispatch_ps) for op in lines if op.kind == ARRIVE]
             posts.append((receives, ways.get(source), None))
-            actions.append((lines, ways.get(source), ways.get(target)))
+            behind = [over] * int(releases[first + place])
+            actions.append(([*lines, *behind] if behind else lines, ways.get(source), ways.get(target)))
         step: list[tuple[Sequence[Line], Way | None, Way | None]] = [(writer.begin, None, None)]
         if self._posts_ahead:
             step += posts[:1]

@@ -15,11 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from plans.lower.symbolic.items import Cells, PieceUse
+from plans.lower.symbolic.items import SEND, Cells, PieceUse
 from plans.lower.symbolic.template import PieceTemplate
 from plans.lower.symbolic.wide import block_number, is_wide
 from plans.program import Instruction, Scope
 from plans.schedules import Schedule
+from plans.schedules.arrivals import releases_of_rows
 from plans.schedules.variants import VARIANTS, variant_of_rows
 from simulator.forecast.symbolic import LoweredRank, Repeat
 
@@ -225,7 +226,8 @@ class RankMemory:
             key = int(chunks[at]), VARIANTS[int(names[at])], bool(is_later[at])
             changes[place], state = self._after(state, key)
         closed, _ = self._after(state, "end")
-        return self._highest(opened, changes, number, self._received(schedule, rows, posts_ahead), closed)
+        released = self._arrival_bytes * releases_of_rows(schedule)[rows]
+        return self._highest(opened, changes, number, self._received(schedule, rows, posts_ahead), released, closed)
 
     def _received(self, schedule: Schedule, rows: slice, posts_ahead: bool) -> Ints:
         """Per action the bytes whose receive is posted just before it: its own, or those of the action after it."""
@@ -240,15 +242,23 @@ class RankMemory:
         return posted
 
     def _highest(
-        self, opened: Change, changes: Sequence[Change], number: Ints, posted: Ints, closed: Change
+        self, opened: Change, changes: Sequence[Change], number: Ints, posted: Ints, released: Ints, closed: Change
     ) -> tuple[int, dict[str, int]]:
-        """`number` says per action which of the changes it is."""
+        """The peak from the changes of actions.
+
+        Args:
+            opened, closed: by the blocks at the start and at the end of the step.
+            changes: the kinds of changes.
+            number: the kind of each action.
+            posted: bytes that are received into, taken just before each action.
+            released: bytes of earlier sends, given back just after each action.
+        """
         nets = np.array([change.net_bytes for change in changes], dtype=np.int64)[number]
         peaks = np.array([change.peak_bytes for change in changes], dtype=np.int64)[number]
-        before = opened.net_bytes + np.cumsum(posted) + np.cumsum(nets) - nets
+        before = opened.net_bytes + np.cumsum(posted) + np.cumsum(nets - released) - nets + released
         tops = before + peaks
         count = len(number)
-        after = int(before[-1] + nets[-1]) if count else opened.net_bytes
+        after = int(before[-1] + nets[-1] - released[-1]) if count else opened.net_bytes
         best = int(np.argmax(tops)) if count else -1
         highest = max(opened.peak_bytes, int(tops.max(initial=0)), after + closed.peak_bytes)
         if highest == opened.peak_bytes:
@@ -258,7 +268,7 @@ class RankMemory:
             roles = _sum(self.kept, opened.net)
             for own, times in zip(changes, np.bincount(number[:stop], minlength=len(changes)).tolist(), strict=True):
                 roles = _sum(roles, own.repeated(times))
-            roles = _sum(roles, {"activation": int(posted[: stop + 1].sum())})
+            roles = _sum(roles, {"activation": int(posted[: stop + 1].sum() - released[:stop].sum())})
             roles = _sum(roles, closed.at_peak if stop == count else changes[number[stop]].at_peak)
         return sum(self.kept.values()) + highest, {role: size for role, size in sorted(roles.items()) if size}
 
@@ -295,6 +305,8 @@ class RankMemory:
                 counter.follow(self._span(item))
             elif isinstance(item, Instruction):
                 self._line(alive, counter, item)
+            elif item == SEND:
+                counter.add("activation", self._arrival_bytes)  # its cell gave it back, but it is not released yet
         if name[0] == "I" and uses[-1] not in arrived and blocks:  # it waits for the weight gradients
             blocks.append((-1, _Counter()))
             blocks[-1][1].add("activation", self._arrival_bytes)

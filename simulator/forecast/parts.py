@@ -74,11 +74,13 @@ class Turn(NamedTuple):
         ops: its body.
         arrived_ps: the arrival of the tensor that the body waits for, if it waits for one.
         post_ps: host time to post the receive of that tensor.
+        num_releases: number of earlier sends that are waited for after the action.
     """
 
     ops: Ops
     arrived_ps: int = -1
     post_ps: int = 0
+    num_releases: int = 0
 
 
 class _UnderWay(NamedTuple):
@@ -139,9 +141,9 @@ class RankWalk:
             start_ps: the time at which the rank begins it.
             launch_ps: host time at the start.
             posts_ahead: whether receives are posted one action ahead.
-            send_wait_ps: host time at the end for each tensor that was sent.
+            send_wait_ps: host time of the WAIT for a send.
         """
-        found, num_sends = Waits(), 0
+        found, num_kept = Waits(), 0
         host, stream = start_ps + launch_ps, start_ps
         under_way: tuple[_UnderWay, ...] = ()
 
@@ -173,18 +175,19 @@ class RankWalk:
             ready, posted = (posted if posts_ahead else host), host  # when its own receive is posted
             walk(own.before)
             host += own.wait_dispatch_ps
-            num_sends += own.num_sends
+            num_kept += own.num_sends - turn.num_releases
             if own.receives and turn.arrived_ps > stream:
                 found.host_ps += max(0, min(ready, turn.arrived_ps) - stream)
                 under_way = _later(under_way, turn.arrived_ps - stream)
                 stream = turn.arrived_ps
             walk(own.after)
+            host += turn.num_releases * send_wait_ps
         walk(self._of(end).before)
         while under_way:
             last = under_way[0]
             _wait(found, under_way, last, 0)
             stream, under_way = stream + last.end, _later(under_way, last.end)
-        host += num_sends * send_wait_ps
+        host += num_kept * send_wait_ps
         found.host_ps += max(0, host - stream)
         found.end_ps = max(host, stream)
         return found

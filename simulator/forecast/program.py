@@ -77,11 +77,10 @@ class _Reader:
             if block.label == "begin":
                 begin = ops_of(block.body.instructions, self._cost)
             elif block.label == "end":
-                own = [line for line in block.body.instructions if "micro_batch" not in line.attrs]
-                end = ops_of(own, self._cost)
+                end = ops_of(block.body.instructions, self._cost)
             elif block.label.endswith(".recv"):
                 self._receives(block)
-            else:
+            elif not block.label.endswith(".sent"):
                 key = _action(block)
                 if key not in actions:
                     actions[key] = ops_of(block.body.instructions, self._cost)

@@ -36,7 +36,7 @@ class Transfers:
         work_ps: on the links, of all pairs of ranks at once.
         alone_ps: likewise of one pair.
         receive_dispatch_ps: host time to post the receive.
-        wait_dispatch_ps: host time of the WAIT for the send at the end of the step.
+        wait_dispatch_ps: host time of the WAIT for the send.
     """
 
     work_ps: int = 0

@@ -19,6 +19,7 @@ from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig
 from plans.redistribution import Piece, TransferPieces
 from plans.schedules import Schedule
+from plans.schedules.arrivals import releases_of_rows
 from plans.schedules.variants import VARIANTS, counts_of_variants, variant_of_rows
 from plans.timeline import PS_PER_S
 from simulator.engine.garbage import without_collection
@@ -369,13 +370,15 @@ class StepForecast:
         names = [VARIANTS[number] for number in variant_of_rows(schedule).tolist()]
         posts = {way: np.asarray(each).tolist() for way, each in costs.receive_dispatch_ps.items()}
         send_wait_ps = np.asarray(costs.wait_dispatch_ps).tolist()
+        releases = releases_of_rows(schedule).tolist()
         found, row = [], 0
         for number, (rank, stages) in enumerate(zip(self.ranks, self.stages_of, strict=True)):
             place = {stage: at for at, stage in enumerate(stages)}
             turns = []
             for action in schedule.order[number]:
                 ops = rank.bodies.action(place[action.stage], names[row])
-                turns.append(Turn(ops, arrived[row], posts["F" if names[row][0] == "F" else "B"][action.stage]))
+                post_ps = posts["F" if names[row][0] == "F" else "B"][action.stage]
+                turns.append(Turn(ops, arrived[row], post_ps, releases[row]))
                 row += 1
             found.append(
                 rank.walk.step(

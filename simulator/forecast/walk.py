@@ -18,14 +18,14 @@ from simulator.forecast.overlap import PairRates
 from simulator.forecast.parts import Waits
 from simulator.forecast.run import Run, call_of
 
-__all__ = ["MOST_MESSAGES", "Actions", "Line", "Transmission", "Way", "walked"]
+__all__ = ["MOST_MESSAGES", "POST", "SENT", "Actions", "Line", "Transmission", "Way", "walked"]
 
 MOST_MESSAGES = 5000
 """Messages of a step that is walked; a walk takes about 60 us for each. Searches on thousands of devices evaluate steps
 with 100,000 of them."""
 
 POST, SENT = 5, 6
-"""Lines next to those of a body: a receive is posted; all sends of the step are waited for."""
+"""Lines next to those of a body: a receive is posted; a send that has arrived is waited for."""
 
 _BEGIN, _END, _WAKE = range(3)
 
@@ -51,7 +51,7 @@ class Way:
 
     Args:
         meeting: each of them; None: both are one rank, and nothing moves.
-        wait_ps: host time of the WAIT for a send at the end of the step.
+        wait_ps: host time of the WAIT for a send.
     """
 
     meeting: Transmission | None
@@ -220,6 +220,7 @@ class _Walk:
             posts: deque[float] = deque()
             issued: dict[str, _Flow] = {}
             sent: list[tuple[_Flow, int]] = []
+            num_released = 0
             for lines, source, target in actions:
                 for line in lines:
                     kind = line.kind
@@ -236,6 +237,9 @@ class _Walk:
                     posted = host if host > stream else stream
                     if kind == ISSUE:
                         issued[line.token] = self._issue(rank, line, posted, host)
+                        continue
+                    if kind == SENT:
+                        num_released += 1
                         continue
                     if kind == WAIT:
                         flow = issued.get(line.token)
@@ -264,8 +268,8 @@ class _Walk:
                             else:
                                 _tally_wait(tally, rank, flow, stream)
                             stream = flow.end
-            for flow, wait_ps in (*sent, *((flow, 0) for flow in issued.values())):
-                host += wait_ps
+            for number, (flow, wait_ps) in enumerate((*sent, *((flow, 0) for flow in issued.values()))):
+                host += wait_ps if number >= num_released else 0
                 if flow.end < 0:
                     flow.waiting.append(rank)
                     yield

@@ -40,7 +40,7 @@ class PipelineCosts:
         receive_dispatch_ps: (*batch, num_stages) "F", "B": host time of posting the receive of stage s.
         begin: constants (*batch, num_ranks): the clocks "stream", "host" and `CHANNELS` from "start".
         end: constants (*batch, num_ranks): "stream" and "host" from "stream", "host", `CHANNELS`, "start".
-        wait_dispatch_ps: (*batch, num_ranks) host time of the WAIT for one send; all sends are waited for at the end.
+        wait_dispatch_ps: (*batch, num_ranks) host time of the WAIT for one send (`plans.schedules.arrivals`).
         posts_ahead: whether receives are posted one action ahead, or as the action begins (`Plan.receives`); of the
             full batch.
     """
@@ -144,7 +144,7 @@ class Columns:
         starting: for each class whether it depends on the start.
     """
 
-    def __init__(self, costs: PipelineCosts, schedule: Schedule, expand: Expand, host_async: bool) -> None:
+    def __init__(self, costs: PipelineCosts, schedule: Schedule, expand: Expand) -> None:
         num_stages, num_classes = schedule.num_stages, len(VARIANTS) * schedule.num_stages
         batch = expand.count
         table = np.full((len(COEFFICIENTS) + 1, num_classes, batch), NEVER, dtype=np.int64)
@@ -172,7 +172,7 @@ class Columns:
                 table[:, rows] = table[:, like]
                 self.starting[rows] = self.starting[like]
                 continue
-            own = _with_sent(own, host_async)
+            own = own if "sent" in own.rows else own.mark("sent")
             for (after, before), place in zip(COEFFICIENTS, table, strict=False):
                 if after in own.rows and before in own.row(after):
                     place[rows] = expand(own.row(after)[before], num_stages)
@@ -184,14 +184,12 @@ class Columns:
                     if "start" in row:
                         self.from_start[clock][rows] = expand(row["start"], num_stages)
                         self.starting[rows] = True
-            if host_async:
-                host = dict(own.row("host"))
-                self.dispatch[rows] = expand(host.pop("host", 0), num_stages)
-                if any(np.any(np.asarray(constant) > NEVER // 2) for constant in host.values()):
-                    raise TwofoldError(
-                        f"in the map of {variant!r} the host waits for {sorted(host)}; behind a stream (host_async) it "
-                        "only issues"
-                    )
+            host = dict(own.row("host"))
+            self.dispatch[rows] = expand(host.pop("host", 0), num_stages)
+            if any(np.any(np.asarray(constant) > NEVER // 2) for constant in host.values()):
+                raise TwofoldError(
+                    f"in the map of {variant!r} the host waits for {sorted(host)}; ahead of its stream it only issues"
+                )
             way = {"F": "F", "B": "B", "I": "B"}.get(variant[0])
             if way is not None:
                 self.transfer[rows] = expand(costs.transfer_ps.get(way, 0), num_stages)
@@ -206,24 +204,6 @@ class Columns:
         sent = [number for number, (after, _) in enumerate(COEFFICIENTS) if after == "sent"]
         table[sent] += self.transfer
         self.table = table.reshape(-1, batch)[: len(COEFFICIENTS) * num_classes + 1]
-
-
-def _with_sent(own: MaxPlus, host_async: bool) -> MaxPlus:
-    """With the clock "sent", and without a host where it is the stream."""
-    if not host_async:
-        if "stream" in own.rows:
-            raise TwofoldError('where hosts compute (host_async=False) maps have the clock "host", and no "stream"')
-        rename = {"host": "stream"}
-        rows = {
-            rename.get(clock, clock): {rename.get(before, before): constant for before, constant in row.items()}
-            for clock, row in own.rows.items()
-        }
-        own = MaxPlus(rows=rows)
-    if "sent" in own.rows:
-        return own
-    if not host_async:
-        return MaxPlus(rows={**own.rows, "sent": own.row("stream")})
-    return own.mark("sent")
 
 
 class Expand:

@@ -32,21 +32,19 @@ class Known:
         start: of the step on each rank.
         begun: "stream", "host" and the channels after the opening block.
         first_stream: when the first action finds the stream.
-        dispatch, receive, posts: of each row: host time of its body, of the receive of its tensor, of the receives
-            posted just before its body.
+        dispatch, receive, posts, waits: of each row: host time of its body, of the receive of its tensor, of the
+            receives posted just before its body, of the WAITs for sends just behind it.
+        wait: host time of one WAIT for a send, of each rank.
         body_host: when the host begins to issue the body of each row.
         fixed, own, posted: what events wait for at least: a constant; the host of their own rank (of the sender);
             the host of the receiver when it has posted.
     """
 
-    def __init__(
-        self, structure: Structure, costs: PipelineCosts, expand: Expand, start_ps: Times, host_async: bool
-    ) -> None:
+    def __init__(self, structure: Structure, costs: PipelineCosts, expand: Expand, start_ps: Times) -> None:
         schedule = structure.schedule
         num_ranks, table = schedule.num_ranks, schedule.table
         self._structure = structure
-        self._host_async = host_async
-        self.columns = columns = Columns(costs, schedule, expand, host_async)
+        self.columns = columns = Columns(costs, schedule, expand)
         self.classes = structure.variant * schedule.num_stages + table.stage
         self.first_row, self.last_row = table.rank_start[:-1], table.rank_start[1:] - 1
         self.has_rows = self.last_row >= self.first_row
@@ -66,8 +64,10 @@ class Known:
             first_receive = np.zeros((num_ranks, expand.count), dtype=np.int64)
             first_receive[self.has_rows] = self.receive[self.first_row[self.has_rows]]
             self.begun_host = self.begun["host"] + first_receive
-        self.issues = bool(self.dispatch.any() or self.posts.any())
-        self.first_stream = self.begun["stream"] if host_async else self.begun_host
+        self.wait = expand(costs.wait_dispatch_ps, num_ranks)
+        self.waits = structure.releases[:, None] * self.wait[structure.rank]
+        self.issues = bool(self.dispatch.any() or self.posts.any() or self.waits.any())
+        self.first_stream = self.begun["stream"]
         self.body_host = self._host_at_bodies()
         shape = (structure.num_events, expand.count)
         self.fixed = np.full(shape, NEVER, dtype=np.int64)
@@ -77,13 +77,14 @@ class Known:
 
     def _host_at_bodies(self) -> Ints:
         rank = self._structure.rank
-        if not self._host_async or not self.issues:
+        if not self.issues:
             return self.begun_host[rank]
-        issued = np.cumsum(self.posts + self.dispatch, axis=0)
+        behind = self.dispatch + self.waits
+        issued = np.cumsum(self.posts + behind, axis=0)
         offset = np.zeros_like(self.begun_host)
         later = np.flatnonzero(self.has_rows & (self.first_row > 0))
         offset[later] = issued[self.first_row[later] - 1]
-        return issued - self.dispatch + (self.begun_host - offset)[rank]
+        return issued - behind + (self.begun_host - offset)[rank]
 
     def _fill(self) -> None:
         structure, columns = self._structure, self.columns
@@ -94,8 +95,7 @@ class Known:
                 continue
             rows = structure.row[events]
             self.fixed[events] = self._fixed_terms(clock, rows)
-            if self._host_async:
-                self.own[events] = self.body_host[rows] + columns.from_host[clock][self.classes[rows]]
+            self.own[events] = self.body_host[rows] + columns.from_host[clock][self.classes[rows]]
             if kind == TRANSFER:
                 transfer = columns.transfer[self.classes[rows]]
                 early, self.posted[events] = self._posts(structure.receiver[events])
@@ -124,10 +124,8 @@ class Known:
 
         first = np.flatnonzero(rows == self.first_row[rank])
         if len(first):
-            on_stream = coefficient("stream", first)
-            if not self._host_async:
-                on_stream = on_stream + self.posts[rows[first]]
-            fixed[first] = np.maximum(fixed[first], self.first_stream[rank[first]] + on_stream)
+            on_stream = self.first_stream[rank[first]] + coefficient("stream", first)
+            fixed[first] = np.maximum(fixed[first], on_stream)
         for number in range(len(self._structure.channel_of_row)):
             untouched = np.flatnonzero(self._no_channel_before(number)[rows])
             name = CHANNELS[number]
@@ -147,10 +145,6 @@ class Known:
         place = receivers - self.first_row[rank]
         fixed = np.full((len(receivers), self.start.shape[1]), NEVER, dtype=np.int64)
         early = np.flatnonzero(place <= ahead)
-        if not self._host_async:
-            own = np.where((place[early] == ahead)[:, None], self.receive[receivers[early]], 0)
-            fixed[early] = self.begun_host[rank[early]] + own
-            return fixed, np.full_like(fixed, NEVER)
         fixed[early] = self.begun["stream"][rank[early]]
         host = self.body_host[receivers - ahead]
         opening = np.flatnonzero(place < ahead)
@@ -166,24 +160,22 @@ def _constant(own: MaxPlus | None, after: str, before: str, default: int, expand
 
 
 class Closing:
-    """The effect of the closing block, and the host time of each of its waits for sends."""
+    """The effect of the closing block."""
 
-    def __init__(self, costs: PipelineCosts, expand: Expand, num_ranks: int, host_async: bool) -> None:
-        self._host_async = host_async
+    def __init__(self, costs: PipelineCosts, expand: Expand, num_ranks: int) -> None:
         self._rows = {
             (after, before): _constant(costs.end, after, before, 0 if after == before else NEVER, expand, num_ranks)
             for after in ("stream", "host")
             for before in ("stream", "host", *CHANNELS, "start")
         }
-        self.wait = expand(costs.wait_dispatch_ps, num_ranks)
 
-    def ends(self, stream: Ints, host: Ints, channels: Sequence[Ints], start: Ints, sends: Ints) -> Ints:
-        """(ranks, batch) the end of the step but for what is sent and for what the last backwards leave."""
-        before = {"host": host, "start": start} | dict(zip(CHANNELS, channels, strict=False))
-        if not self._host_async:
-            before["host"] = stream
-            end = np.maximum.reduce([times + self._rows["host", clock] for clock, times in before.items()])
-            return end + sends * self.wait
-        before["stream"] = stream
+    def ends(self, stream: Ints, host: Ints, channels: Sequence[Ints], start: Ints, waits: Ints) -> Ints:
+        """(ranks, batch) the end of the step but for what is sent and for what the last backwards leave.
+
+        Args:
+            stream, host, channels, start: times after the last action.
+            waits: host time of the WAITs for sends that are left.
+        """
+        before = {"stream": stream, "host": host, "start": start} | dict(zip(CHANNELS, channels, strict=False))
         end = np.maximum.reduce([times + self._rows["stream", clock] for clock, times in before.items()])
-        return np.maximum(end, host + self._rows["host", "host"] + sends * self.wait)
+        return np.maximum(end, host + self._rows["host", "host"] + waits)

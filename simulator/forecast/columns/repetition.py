@@ -30,8 +30,7 @@ class Period(NamedTuple):
     """The constants of one period at a cut, (.., events of a period, batch) or (events of a period, batch).
 
     `fixed`, `own` and `posted` are as in `simulator.forecast.columns.known`, of the period before the cut;
-    `own_step` and `posted_step` are the delays of the hosts per further period. `least_step`: an event must become
-    later by so much per period, or the periods must not be repeated.
+    `own_step` and `posted_step` are the delays of the hosts per further period.
     """
 
     weights: Ints
@@ -40,16 +39,13 @@ class Period(NamedTuple):
     own_step: Ints
     posted: Ints
     posted_step: Ints
-    least_step: Ints | None
 
     def of(self, chosen: npt.NDArray[np.int64]) -> Period:
         """The same for some of the batch."""
-        return Period(*(None if each is None else each[..., chosen] for each in self))  # type: ignore[arg-type]
+        return Period(*(each[..., chosen] for each in self))
 
 
-def insert_periods(
-    cut: Cut, values: Ints, period: Period, repeats: Ints, most: int
-) -> tuple[Ints, npt.NDArray[np.bool_]]:
+def insert_periods(cut: Cut, values: Ints, period: Period, repeats: Ints, most: int) -> Ints:
     """Insert periods at a cut: in `values` (events, batch) the blocks before the cut become the last ones.
 
     Args:
@@ -60,13 +56,12 @@ def insert_periods(
         most: cyclicities up to this one are looked for.
 
     Returns:
-        (batch) how many periods were evaluated, and where the result is exact.
+        (batch) how many periods were evaluated.
     """
     evaluated = np.zeros(len(repeats), dtype=np.int64)
-    fine = np.ones(len(repeats), dtype=bool)
     active = np.flatnonzero(repeats > 0)
     if not len(active):
-        return evaluated, fine
+        return evaluated
     num_blocks, _size = cut.blocks.shape
     events = cut.blocks.reshape(-1)
     state = _State(cut, values[events][:, active], period.of(active), repeats[active], most)
@@ -82,10 +77,9 @@ def insert_periods(
             ended = active[over]
             values[np.ix_(events, ended)] = state.last(num_blocks)[:, over]
             evaluated[ended] = state.evaluated[over]
-            fine[ended] = state.fine[over]
             going_on = np.flatnonzero(state.left > 0)
             if not len(going_on):
-                return evaluated, fine
+                return evaluated
             if 2 * len(going_on) <= len(active):
                 active = active[going_on]
                 state.keep(going_on)
@@ -107,7 +101,6 @@ class _State:
         self.left = left
         self.inserted = np.zeros(len(left), dtype=np.int64)
         self.evaluated = np.zeros(len(left), dtype=np.int64)
-        self.fine = np.ones(len(left), dtype=bool)
 
     def keep(self, chosen: npt.NDArray[np.int64]) -> None:
         """Go on with some of the batch."""
@@ -116,9 +109,7 @@ class _State:
         np.take(self._blocks[:size], chosen, axis=1, out=blocks[:size])
         self._blocks = blocks
         self._period = self._period.of(chosen)
-        self.left, self.inserted, self.evaluated, self.fine = (
-            each[chosen] for each in (self.left, self.inserted, self.evaluated, self.fine)
-        )
+        self.left, self.inserted, self.evaluated = (each[chosen] for each in (self.left, self.inserted, self.evaluated))
 
     def last(self, count: int) -> Ints:
         """The newest blocks."""
@@ -149,8 +140,6 @@ class _State:
             level = np.maximum.reduce(terms, axis=0)
             np.maximum(level, known[first:stop], out=newest[first:stop])
         self._filled += 1
-        if self._period.least_step is not None:
-            self.fine &= np.all(newest - around[-2 * size : -size] >= self._period.least_step, axis=0)
 
     def jump(self) -> None:
         """Leave out the periods that follow by straight lines."""
@@ -206,8 +195,6 @@ class _State:
                 catching = (gains > 0) & (slack < -(NEVER // 2))
                 limit = np.minimum(limit, np.where(catching, slack // np.maximum(gains, 1), _MANY).min(axis=(0, 1)))
             steady &= np.all(attained, axis=0)
-            if period.least_step is not None:
-                steady &= np.all(step[own] >= cyclicity * period.least_step, axis=0)
         count = np.where(steady, np.minimum(self.left[chosen] // cyclicity, limit), 0)
         if not count.any():
             return

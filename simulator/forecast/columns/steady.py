@@ -334,6 +334,8 @@ def _repeats(structure: Structure, inputs: Ints, fellow: Ints, events: Ints, per
     rows, earlier = structure.row[events], structure.row[before]
     if np.any(following[rows] != following[earlier]):  # their receives are posted just before
         return False
+    if np.any(structure.releases[rows] != structure.releases[earlier]):
+        return False
     own, theirs = inputs[:, events], inputs[:, before]
     return bool(np.all(np.where(own > 0, fellow[own], 0) == theirs))
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
+from plans.schedules.arrivals import releases_of_rows
 from plans.schedules.dependencies import rank_of_rows, remote_dependencies
 from plans.schedules.variants import VARIANTS, variant_of_rows
 
@@ -68,6 +69,7 @@ class Structure:
             variant) * number of stages + stage; the one behind the last of these for none.
         channel_of_row: (channels, rows) the event of a channel's tail after each action that moves it, else 0.
         sends: how many tensors each row sends, hand-overs on its own rank included: 0 or 1.
+        releases: how many earlier sends are waited for behind each row; those that are left, at the end of the step.
         posts_ahead: whether receives are posted one action ahead.
     """
 
@@ -86,6 +88,7 @@ class Structure:
     select: Ints
     channel_of_row: Ints
     sends: Ints
+    releases: Ints
     posts_ahead: bool
 
     @property
@@ -189,6 +192,7 @@ def structure_of(
         select=_select(schedule, variant, kind[by_level], row[by_level], sorted_inputs),
         channel_of_row=number_of[tail_of_row],
         sends=np.bincount(senders, minlength=num_rows),
+        releases=releases_of_rows(schedule),
         posts_ahead=posts_ahead,
     )
 

@@ -28,7 +28,6 @@ from simulator.forecast.columns.structure import (
     FINAL,
     FROM_CHANNEL,
     FROM_CONSTANT,
-    FROM_POST,
     FROM_STREAM,
     FROM_TENSOR,
     TRANSFER,
@@ -86,7 +85,6 @@ def pipeline_times(
     *,
     num_micro_batches: int | npt.ArrayLike | None = None,
     start_ps: Times = 0,
-    host_async: bool = True,
 ) -> PipelineTimes:
     """The times of one step of a pipeline, as `simulator.run_program` has them, to the picosecond.
 
@@ -95,7 +93,6 @@ def pipeline_times(
         costs: of one configuration or a batch.
         num_micro_batches: (*batch) for members of the schedule's family with other numbers of micro-batches.
         start_ps: (*batch, num_ranks) when each rank begins its step: the end of the step before.
-        host_async: whether compute runs behind the host; otherwise the clock "host" is all there is.
 
     Raises:
         TwofoldError: a schedule that cannot run, a map that is missing or has other clocks, shapes that do not fit.
@@ -120,7 +117,7 @@ def pipeline_times(
     batch_shape = costs.batch_shape(schedule.num_stages, num_ranks, [start_ps])
     batch_shape = np.broadcast_shapes(batch_shape, wanted.shape)
     counts = np.broadcast_to(wanted, batch_shape).reshape(-1)
-    task = _Task(schedule, costs, batch_shape, start_ps, host_async)
+    task = _Task(schedule, costs, batch_shape, start_ps)
     for count in np.unique(counts).tolist():
         task.sort(count, np.flatnonzero(counts == count))
     task.run(counts)
@@ -133,9 +130,7 @@ def pipeline_times(
     )
 
 
-def action_times(
-    schedule: Schedule, costs: PipelineCosts, *, start_ps: Times = 0, host_async: bool = True
-) -> ActionTimes:
+def action_times(schedule: Schedule, costs: PipelineCosts, *, start_ps: Times = 0) -> ActionTimes:
     """The end of every action of one configuration; nothing is left out.
 
     Raises:
@@ -144,7 +139,7 @@ def action_times(
     if shape := costs.batch_shape(schedule.num_stages, schedule.num_ranks, [start_ps]):
         raise TwofoldError(f"action_times is for one configuration, and the costs have the batch axes {shape}")
     structure = structure_of(_checked(schedule), *costs.structure_kind)
-    run = _Run(structure, costs, Expand((), np.zeros(1, dtype=np.int64)), start_ps, host_async)
+    run = _Run(structure, costs, Expand((), np.zeros(1, dtype=np.int64)), start_ps)
     values = run.values[:, 0]
     received = np.where(structure.transfer_of_row > 0, values[structure.transfer_of_row], -1)
     return ActionTimes(end_ps=values[structure.event_of_row], received_ps=received)
@@ -167,13 +162,11 @@ class _Task:
         costs: PipelineCosts,
         batch_shape: tuple[int, ...],
         start_ps: Times,
-        host_async: bool,
     ) -> None:
         self._schedule = schedule
         self._costs = costs
         self._batch_shape = batch_shape
         self._start_ps = start_ps
-        self._host_async = host_async
         self._structure_kind = costs.structure_kind
         size = int(np.prod(batch_shape, dtype=np.int64))
         self.end = np.zeros((schedule.num_ranks, size), dtype=np.int64)
@@ -221,7 +214,7 @@ class _Task:
             part = chosen[first : first + at_once]
             repeats = None if steady is None else (counts[part] - size) // steady.step
             expand = Expand(self._batch_shape, part)
-            run = _Run(structure, self._costs, expand, self._start_ps, self._host_async, steady, repeats)
+            run = _Run(structure, self._costs, expand, self._start_ps, steady, repeats)
             fine = run.fine
             self.end[:, part[fine]] = run.end_ps()[:, fine]
             self.busy[:, part[fine]] = run.busy_ps()[:, fine]
@@ -240,14 +233,12 @@ class _Run:
         costs: PipelineCosts,
         expand: Expand,
         start_ps: Times,
-        host_async: bool,
         steady: Steady | None = None,
         repeats: Ints | None = None,
     ) -> None:
         self._structure = structure
-        self._host_async = host_async
-        self._known = known = Known(structure, costs, expand, start_ps, host_async)
-        self._closing = Closing(costs, expand, structure.schedule.num_ranks, host_async)
+        self._known = known = Known(structure, costs, expand, start_ps)
+        self._closing = Closing(costs, expand, structure.schedule.num_ranks)
         self._steady = steady
         self._cuts = () if steady is None else steady.cuts
         self._repeats = np.zeros(expand.count, dtype=np.int64) if repeats is None else repeats
@@ -261,11 +252,6 @@ class _Run:
         """(slots, events, batch) the coefficients; of what is known beforehand its value."""
         structure, known = self._structure, self._known
         weights = known.columns.table[structure.select]
-        if not self._host_async:
-            events = np.flatnonzero((structure.kind >= 0) & (structure.inputs[FROM_STREAM] > 0))
-            weights[FROM_STREAM, events] += known.posts[structure.row[events]]
-            events = np.flatnonzero(structure.inputs[FROM_POST] > 0)
-            weights[FROM_POST, events] += known.receive[structure.receiver[events]]
         weights[FROM_CONSTANT] = np.maximum(np.maximum(known.fixed, known.own), known.posted)
         return weights
 
@@ -278,10 +264,9 @@ class _Run:
             stop = structure.bounds.index(cut.event)
             self._levels(values, level, stop)
             self._check_far(values, checked, cut.event)
-            evaluated, fine = insert_periods(
+            evaluated = insert_periods(
                 cut, values, self._period(cut), self._repeats, max(structure.schedule.num_ranks + 1, len(cut.blocks))
             )
-            self.fine &= fine
             self.num_periods = np.maximum(self.num_periods, evaluated)
             if known.issues:
                 self._later_host += self._repeats * self._issued(cut)
@@ -315,9 +300,8 @@ class _Run:
 
     def _issued(self, cut: Cut) -> Ints:
         """(ranks, batch) host time of one period."""
-        total = np.zeros_like(self._known.start)
-        if self._host_async:
-            np.add.at(total, self._structure.rank[cut.rows], (self._known.dispatch + self._known.posts)[cut.rows])
+        known, total = self._known, np.zeros_like(self._known.start)
+        np.add.at(total, self._structure.rank[cut.rows], (known.dispatch + known.posts + known.waits)[cut.rows])
         return total
 
     def _period(self, cut: Cut) -> Period:
@@ -325,15 +309,9 @@ class _Run:
         weights = np.where((cut.inputs >= 0)[..., None], self._weights[:, events], NEVER)
         own, posted = self._ranks_of(events)
         issued = self._issued(cut)
-        least = None
-        if not self._host_async and self._closing.wait.any():
-            # all sends are waited for at the end; earlier ones must not be what that waits for
-            sends = self._sends(cut.rows)
-            is_transfer = self._structure.kind[events] == TRANSFER
-            least = np.where(is_transfer[:, None], (sends[:, None] * self._closing.wait)[own], NEVER)
         return Period(
             weights, known.fixed[events], known.own[events] + self._later_host[own], issued[own],
-            known.posted[events] + self._later_host[posted], issued[posted], least,
+            known.posted[events] + self._later_host[posted], issued[posted],
         )  # fmt: skip
 
     def _check_far(self, values: Ints, first: int, stop: int) -> None:
@@ -353,12 +331,11 @@ class _Run:
 
     # ---------------------------------------------------------------------- results
 
-    def _sends(self, rows: Ints) -> Ints:
-        """(ranks) how many tensors each rank sends in some rows."""
-        num_ranks = self._structure.schedule.num_ranks
-        return np.bincount(
-            self._structure.rank[rows], self._structure.sends[rows], minlength=num_ranks
-        ).astype(np.int64)  # fmt: skip
+    def _kept(self, rows: Ints) -> Ints:
+        """(ranks) how many more tensors each rank sends than it releases in some rows."""
+        structure = self._structure
+        count = (structure.sends - structure.releases)[rows]
+        return np.bincount(structure.rank[rows], count, minlength=structure.schedule.num_ranks).astype(np.int64)
 
     def end_ps(self) -> Ints:
         """(ranks, batch) the end of the step."""
@@ -368,44 +345,20 @@ class _Run:
         stream, host = known.first_stream.copy(), known.begun_host.copy()
         channels = [known.begun[CHANNELS[number]].copy() for number in range(len(structure.channel_of_row))]
         stream[ranks] = values[structure.event_of_row[last]]
-        host[ranks] = known.body_host[last] + known.dispatch[last]
+        host[ranks] = known.body_host[last] + known.dispatch[last] + known.waits[last]
         for event_of_row, channel in zip(structure.channel_of_row, channels, strict=True):
             touching = np.flatnonzero(event_of_row > 0)
             last_touch = np.full(len(stream), -1)
             np.maximum.at(last_touch, structure.rank[touching], touching)
             touched = np.flatnonzero(last_touch >= 0)
             channel[touched] = values[event_of_row[last_touch[touched]]]
-        sends = self._sends(np.arange(len(structure.rank)))[:, None] + np.zeros_like(stream)
-        more = [self._sends(cut.rows)[:, None] * self._repeats for cut in self._cuts]
-        end = self._closing.ends(stream, host + self._later_host, channels, known.start, sum(more, sends))
-        finals = np.flatnonzero(structure.kind == FINAL)
-        if len(finals):
-            rank = structure.rank[structure.row[finals]]
-            ending = values[finals]
-            if not self._host_async:
-                ending = ending + (sum(more, sends) * self._closing.wait)[rank]
-            np.maximum.at(end, rank, ending)
-        self._wait_for_sends(end, more)
+        kept = self._kept(np.arange(len(structure.rank)))[:, None] + np.zeros_like(stream)
+        for cut in self._cuts:
+            kept += self._kept(cut.rows)[:, None] * self._repeats
+        end = self._closing.ends(stream, host + self._later_host, channels, known.start, kept * known.wait)
+        over = np.flatnonzero((structure.kind == FINAL) | (structure.kind == TRANSFER))
+        np.maximum.at(end, structure.rank[structure.row[over]], values[over])
         return end
-
-    def _wait_for_sends(self, end: Ints, more: list[Ints]) -> None:
-        """Every send is waited for at the end, in the order in which they were issued; where the host computes, what
-        is left of these waits follows on each."""
-        structure = self._structure
-        events = np.flatnonzero(structure.kind == TRANSFER)
-        senders = structure.row[events]
-        rank = structure.rank[senders]
-        if self._host_async:
-            np.maximum.at(end, rank, self.values[events])
-            return
-        by_order = np.lexsort((senders, rank))
-        events, senders, rank = events[by_order], senders[by_order], rank[by_order]
-        first = np.searchsorted(rank, np.arange(len(end) + 1))
-        behind = (first[rank + 1] - np.arange(len(rank)) - 1)[:, None] + np.zeros_like(self._repeats)
-        for cut, count in zip(self._cuts, more, strict=True):
-            early = events < int(cut.blocks.min())
-            behind[early] += count[rank[early]]
-        np.maximum.at(end, rank, self.values[events] + behind * self._closing.wait[rank])
 
     def busy_ps(self) -> Ints:
         """(ranks, batch) what the actions take."""
