@@ -1,6 +1,6 @@
 """A configuration's forecast, its lowered program and the event engine say the same.
 
-    python -m benchmarks.one_world [--count 2000] [--seed 1] [--machines KIND ...] [--seconds S] [--save]
+    python -m benchmarks.one_world [--count 2000] [--seed 1] [--machines KIND ...] [--seconds S] [--jobs N] [--save]
 
 Random degrees of random models on random machines. For every one that can be: the symbolic bodies of each pipeline rank
 against the priced bodies of the lowered program (calls, host time, picoseconds, channels, one by one), the peak of its
@@ -16,12 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import platform
 import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -280,6 +282,22 @@ def run(
     return found
 
 
+def run_in_parts(
+    jobs: int, count: int, seed: int, execution: str, kinds: Sequence[str], seconds: float
+) -> dict[str, Score]:
+    """`run` in several processes, each with a seed of its own from `seed` on."""
+    found = {kind: Score() for kind in kinds}
+    parts = [
+        (count * (number + 1) // jobs - count * number // jobs, seed + number, execution, kinds, seconds)
+        for number in range(jobs)
+    ]
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for part in pool.map(run, *zip(*parts, strict=True)):
+            for kind, score in part.items():
+                found[kind].add(score)
+    return found
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -288,9 +306,12 @@ def main() -> None:
     parser.add_argument("--execution", choices=EXECUTIONS, default="eager")
     parser.add_argument("--machines", nargs="+", choices=KINDS, default=KINDS, metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with a seed of its own")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     arguments = parser.parse_args()
-    of_kind = run(arguments.count, arguments.seed, arguments.execution, arguments.machines, arguments.seconds)
+    of_kind = run_in_parts(
+        arguments.jobs, arguments.count, arguments.seed, arguments.execution, arguments.machines, arguments.seconds
+    )
     whole = Score()
     for score in of_kind.values():
         whole.add(score)

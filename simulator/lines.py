@@ -31,12 +31,13 @@ class Line(NamedTuple):
     Args:
         kind: COMPUTE, COLLECTIVE (issued asynchronously) or WAIT.
         dispatch_ps: host time to issue it.
-        work_ps: on the compute stream, or of the collective alone.
+        work_ps: on the compute stream, or of the collective next to its siblings.
         name: class of compute for the rates ("matrix", "memory", "attention"), or the collective's call.
         channel: of a collective.
         token: number of a collective in its sequence; a WAIT has that of its communication.
         payload: of a collective, what it moves.
         energy_pJ: of compute (`costmodels.price.instruction.Cost`).
+        alone_ps: work of a collective without its siblings; 0 where it is the same.
     """
 
     kind: int
@@ -47,3 +48,4 @@ class Line(NamedTuple):
     token: int = -1
     payload: Payload | None = None
     energy_pJ: int = 0
+    alone_ps: int = 0

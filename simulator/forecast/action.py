@@ -292,7 +292,7 @@ class _Walk:
         """Walk the lines; `late`: the host starts at 0 with the stream idle, else it is far ahead."""
         host = self._host
         tokens: dict[int, _Flow] = {}
-        for kind, dispatch, work, name, channel, token, _, _ in lines:
+        for kind, dispatch, work, name, channel, token, _, _, _ in lines:
             if late:
                 host += dispatch
             ready = max(self.stream, host)

@@ -31,12 +31,13 @@ class Op(NamedTuple):
         kind: COMPUTE; ISSUE of a collective; WAIT for one; ARRIVE: the wait for the tensor of another pipeline rank;
             SEND of a tensor to another pipeline rank.
         dispatch_ps: host time to issue it.
-        work_ps: of compute on the stream, of a collective on its links.
+        work_ps: of compute on the stream, of a collective on its links, next to its siblings.
         name: "matrix", "attention" or "memory" of compute (the class that overlap knows), the call of a collective.
         channel: of a collective.
         token: of a collective, and of the WAIT for it.
         payload: for a collective, its bytes.
         energy_pJ: of compute (`costmodels.price.instruction.Cost`).
+        alone_ps: work of a collective without its siblings; 0 where it is the same.
     """
 
     kind: int
@@ -47,6 +48,7 @@ class Op(NamedTuple):
     token: str = ""
     payload: Payload | None = None
     energy_pJ: int = 0
+    alone_ps: int = 0
 
 
 Row = Mapping[str, int]
@@ -79,7 +81,7 @@ def steps_of(ops: Iterable[Op]) -> Steps:
     last: dict[str, str] = {}
     found: list[tuple[int, int, int, int, str, str]] = []
     host = work = lead = 0
-    for kind, dispatch_ps, work_ps, _, channel, token, _, _ in ops:
+    for kind, dispatch_ps, work_ps, _, channel, token, _, _, _ in ops:
         if kind == COMPUTE:
             host += dispatch_ps
             work += work_ps
@@ -167,7 +169,7 @@ def opened(ops: Iterable[Op]) -> Opened:
     stream = host = 0
     channels: dict[str, int] = {}
     ends: dict[str, int] = {}
-    for kind, dispatch_ps, work_ps, _, channel, token, _, _ in ops:
+    for kind, dispatch_ps, work_ps, _, channel, token, _, _, _ in ops:
         host += dispatch_ps
         if kind == COMPUTE:
             stream = max(stream, host) + work_ps

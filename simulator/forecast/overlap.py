@@ -87,14 +87,16 @@ def _computed(ops: Sequence[Op]) -> int:
 
 
 class _Flow:
-    """A collective: issued, under way or over."""
+    """A collective: issued, under way or over; `most` is the largest rate relative to its work next to its siblings, if
+    none of them used the links."""
 
-    __slots__ = ("alone", "begun", "call", "end", "left", "number", "ready")
+    __slots__ = ("alone", "begun", "call", "end", "left", "most", "number", "ready")
 
     def __init__(self, number: int, op: Op, ready: float) -> None:
         self.number = number
         self.call = op.name
-        self.alone = op.work_ps
+        self.alone = op.alone_ps or op.work_ps
+        self.most = op.work_ps / self.alone if self.alone else 1.0
         self.left = float(op.work_ps)
         self.ready = ready
         self.begun = self.end = -1.0
@@ -122,7 +124,7 @@ class _Walk:
         """Do all operations; returns when the stream is free."""
         stream, host, is_late = 0.0, 0.0, self._is_late
         for number, op in enumerate(ops):
-            kind, dispatch_ps, work_ps, _, channel, token, _, _ = op
+            kind, dispatch_ps, work_ps, _, channel, token, _, _, _ = op
             if is_late:
                 host += dispatch_ps
             if kind == COMPUTE:
@@ -224,6 +226,7 @@ class _Walk:
                 if flow.begun < 0:
                     flow.begun = time
                 mine, theirs = rates(name, work_ps, flow.call, flow.alone)
+                theirs = min(1.0, theirs * flow.most)  # siblings that compute slows leave each other more of the links
                 if mine < speed:
                     speed = mine
                 ending = flow.left / theirs

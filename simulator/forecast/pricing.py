@@ -234,7 +234,9 @@ def _line(step: Step, groups: Groups, machine: Machine, stack: Stack) -> Line:
         dispatch = stack.dispatch_ps(cost.dispatch_ps, "collective", step.part)
         payload = Payload(step.call, step.size_bytes, step.item_bytes, copies)
         call, channel = plain_call(step.call), ".".join(step.axes)
-        return Line(COLLECTIVE, dispatch, cost.together_ps, call, channel, step.token, payload)
+        return Line(
+            COLLECTIVE, dispatch, cost.together_ps, call, channel, step.token, payload, alone_ps=cost.work_ps
+        )  # fmt: skip
     flops = attention_flops(step.call, step.shapes, causal=step.causal)
     if step.steps:
         cost = price_fused(machine, step.dtype, step.touched_bytes, step.steps)

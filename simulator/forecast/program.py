@@ -150,7 +150,8 @@ def ops_of(instructions: Sequence[Instruction], cost_of: CostOf) -> tuple[Op, ..
             token = line.token or f"{line.name}.blocking"
             payload = Payload(line.call, line.message_bytes, itemsize(line.dtype), num_copies(line))
             call, channel = plain_call(line.call), channel_name(line)
-            found.append(Op(ISSUE, cost.dispatch_ps, cost.together_ps, call, channel, token, payload))
+            issue = Op(ISSUE, cost.dispatch_ps, cost.together_ps, call, channel, token, payload, alone_ps=cost.work_ps)
+            found.append(issue)
             if line.token is None:
                 found.append(Op(WAIT, 0, token=token))
         elif line.channel.endswith(":within"):

@@ -304,11 +304,9 @@ def _shifted(ops: Sequence[Op], by: int | Callable[[int], int]) -> Iterable[Op]:
     found = []
     for op in ops:
         if "layers." in op.token:
-            kind, dispatch_ps, work_ps, name, channel, token, payload, _ = op
-            number = block_number(token)
+            number = block_number(op.token)
             if number is not None:
-                token = _renumbered(token, number + (by if isinstance(by, int) else by(number)))
-                op = Op(kind, dispatch_ps, work_ps, name, channel, token, payload)
+                op = op._replace(token=_renumbered(op.token, number + (by if isinstance(by, int) else by(number))))
         found.append(op)
     return found
 
@@ -323,6 +321,9 @@ def _ops(line: Line) -> tuple[Op, ...]:
     if line.kind == COMPUTE:
         return (Op(body.COMPUTE, line.dispatch_ps, line.work_ps, line.name, energy_pJ=line.energy_pJ),)
     if line.kind == COLLECTIVE:
-        issue = Op(body.ISSUE, line.dispatch_ps, line.work_ps, line.name, line.channel, token, line.payload)
+        issue = Op(
+            body.ISSUE, line.dispatch_ps, line.work_ps, line.name, line.channel, token, line.payload,
+            alone_ps=line.alone_ps,
+        )  # fmt: skip
         return (issue,) if line.token >= 0 else (issue, Op(body.WAIT, 0, token=token))
     return (Op(body.WAIT, line.dispatch_ps, token=token),)
