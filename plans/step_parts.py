@@ -1,7 +1,8 @@
 """The parts of a rank's step: compute, exposed communication, host wait and bubble.
 
-These are the definitions behind `exposed_comm_s` and `bubble_fraction` of timelines and forecasts. The compute stream
-of a rank takes its instructions in program order. Between two instructions that compute it may have to wait:
+These are the definitions behind `exposed_comm_s` and `bubble_fraction` of timelines and forecasts: `RankSpans` finds
+the parts in the spans of a timeline, and a forecast adds them up with `PartsTally`. The compute stream of a rank takes
+its instructions in program order. Between two instructions that compute it may have to wait:
 
 * for its host, which has not yet issued what comes next: **host wait**;
 * for a collective that has been issued. The time in which a collective of the rank is under way is **exposed
@@ -14,8 +15,8 @@ waits for: then all collectives count as waited for while nothing computes, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy.typing as npt
 
 from plans.program import Block, GroupProgram, Instruction, Kind, Scope
 
-__all__ = ["TRANSFER", "RankSpans", "StepParts", "collectives_of", "taken_by_stream"]
+__all__ = ["TRANSFER", "PartsTally", "RankSpans", "StepParts", "collectives_of", "mean_ps", "taken_by_stream"]
 
 _Ints = npt.NDArray[np.int64]
 _Triple = tuple[str, str, str]
@@ -56,6 +57,90 @@ class StepParts:
     def exposed_ps(self) -> int:
         """All exposed communication."""
         return sum(self.exposed_by_call.values())
+
+
+def mean_ps(part: str, parts: Iterable[tuple[StepParts, int]]) -> float:
+    """The mean of a part over ranks.
+
+    Args:
+        part: "exposed_ps", "host_wait_ps" or "bubble_ps".
+        parts: of ranks, with the number of ranks that each stands for.
+    """
+    total = count = 0
+    for own, ranks in parts:
+        total += ranks * getattr(own, part)
+        count += ranks
+    return total / count if count else 0.0
+
+
+@dataclass(slots=True)
+class PartsTally:
+    """The parts of a rank's step, added up while the step is simulated, in picoseconds.
+
+    Args:
+        compute_ps, exposed_by_call, host_wait_ps: as of `StepParts`.
+        end_ps: the time at which the rank ends the step.
+    """
+
+    compute_ps: float = 0
+    exposed_by_call: dict[str, float] = field(default_factory=dict)
+    host_wait_ps: float = 0
+    end_ps: float = 0
+
+    def parts(self, step_ps: int) -> StepParts:
+        """The parts of a step of this length."""
+        compute_ps, host_wait_ps = round(self.compute_ps), round(self.host_wait_ps)
+        exposed = {call: round(time_ps) for call, time_ps in self.exposed_by_call.items()}
+        return StepParts(
+            compute_ps=compute_ps, exposed_by_call=exposed, host_wait_ps=host_wait_ps,
+            bubble_ps=max(0, step_ps - compute_ps - sum(exposed.values()) - host_wait_ps),
+        )  # fmt: skip
+
+    def add(self, exposed: Iterable[tuple[str, float]], host_wait_ps: float) -> None:
+        """Add exposed communication, by call, and host wait."""
+        self.host_wait_ps += host_wait_ps
+        for call, time in exposed:
+            if time:
+                self.exposed_by_call[call] = self.exposed_by_call.get(call, 0) + time
+
+    def add_wait(
+        self, call: str, free_ps: float, issued_ps: float, end_ps: float, under_way: Iterable[tuple[float, float]]
+    ) -> None:
+        """Add a wait for a collective.
+
+        Args:
+            call: of the collective.
+            free_ps: the time at which the stream is free.
+            issued_ps, end_ps: the times at which the host issues the collective and at which it ends.
+            under_way: (start, end) of the collectives of the rank.
+
+        >>> tally = PartsTally()
+        >>> tally.add_wait("all_reduce", 10, 12, 20, [(14, 20)])  # the other members issue it at 14
+        >>> tally.host_wait_ps, tally.exposed_by_call, tally.parts(10).bubble_ps
+        (2, {'all_reduce': 6}, 2)
+        """
+        issued_ps = min(max(free_ps, issued_ps), end_ps)
+        self.add([(call, _covered(under_way, issued_ps, end_ps))], issued_ps - free_ps)
+
+    def add_run(self, compute_ps: float, exposed: Sequence[tuple[str, float]], length_ps: float) -> None:
+        """Add a run of compute and of collectives that the stream waits for at once; the rest of its length is host
+        wait."""
+        self.compute_ps += compute_ps
+        self.add(exposed, length_ps - compute_ps - sum(time for _, time in exposed))
+
+
+def _covered(intervals: Iterable[tuple[float, float]], low: float, high: float) -> float:
+    """The length that intervals cover between two times.
+
+    >>> _covered([(0, 4), (3, 6), (8, 20)], 2, 10)
+    6
+    """
+    length: float = 0
+    for start, end in sorted(intervals):
+        if end > low and start < high:
+            length += min(end, high) - max(start, low)
+            low = min(end, high)
+    return length
 
 
 def taken_by_stream(group: GroupProgram) -> Iterator[_Triple]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from plans.program import Program
 from plans.shown import Shown
-from plans.step_parts import TRANSFER, RankSpans, StepParts, collectives_of, taken_by_stream
+from plans.step_parts import TRANSFER, RankSpans, StepParts, collectives_of, mean_ps, taken_by_stream
 
 __all__ = ["ALLOWANCES", "PS_PER_S", "STREAMS", "MemoryPeak", "Span", "Timeline"]
 
@@ -289,7 +289,7 @@ class Timeline(Shown):
         step as in `window_ps`. Ranks mostly wait for other pipeline stages; in a collective they may wait for its last
         member.
         """
-        return self._mean("bubble_ps") / max(1, self.window_ps[1] - self.window_ps[0])
+        return self._mean_ps("bubble_ps") / max(1, self.window_ps[1] - self.window_ps[0])
 
     @property
     def exposed_comm_s(self) -> float:
@@ -298,13 +298,13 @@ class Timeline(Shown):
         A collective begins when its last member arrives; the wait before is bubble. On measured timelines without
         their program it is not known who the members are, and a collective begins when the rank issues it.
         """
-        return self._mean("exposed_ps") / PS_PER_S
+        return self._mean_ps("exposed_ps") / PS_PER_S
 
     @property
     def host_wait_s(self) -> float:
         """Seconds of the last step in which a rank waits for its host to issue the next instruction, averaged over
         ranks."""
-        return self._mean("host_wait_ps") / PS_PER_S
+        return self._mean_ps("host_wait_ps") / PS_PER_S
 
     @property
     def peak_bytes(self) -> int:
@@ -320,6 +320,5 @@ class Timeline(Shown):
     def _calls(self) -> dict[str, npt.NDArray[np.bool_]]:
         return {}
 
-    def _mean(self, part: str) -> float:
-        total = sum(count * int(getattr(self.step_parts[rank], part)) for rank, count in self.represents.items())
-        return total / self.num_ranks if self.num_ranks else 0.0
+    def _mean_ps(self, part: str) -> float:
+        return mean_ps(part, ((self.step_parts[rank], count) for rank, count in self.represents.items()))

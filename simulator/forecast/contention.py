@@ -26,9 +26,9 @@ from plans.layout import Layout
 from plans.schedules import Schedule
 from plans.schedules.arrivals import releases_of_rows
 from plans.schedules.variants import VARIANTS, counts_of_variants, variant_of_rows
+from plans.step_parts import PartsTally
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, WAIT, Op
 from simulator.forecast.overlap import PairRates, host_lead_ps, pair_rates
-from simulator.forecast.parts import Waits
 from simulator.forecast.rank import RankBodies, Transfers
 from simulator.forecast.run import Run
 from simulator.forecast.walk import POST, SENT, Actions, Line, Transmission, Way, walked
@@ -233,7 +233,7 @@ class Contention:
 
     def steps(
         self, num_steps: int, change: Callable[[str, Op], Op] | None = None, longer: float = 1.0
-    ) -> list[tuple[Waits, ...]]:
+    ) -> list[tuple[PartsTally, ...]]:
         """The parts and the end of each step, per pipeline rank.
 
         Args:

@@ -8,63 +8,14 @@ in which it begins; a pipeline in its steady state has few of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from plans.step_parts import PartsTally
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
 
-__all__ = ["RankWalk", "Turn", "Waits"]
+__all__ = ["RankWalk", "Turn"]
 
 Ops = tuple[Op, ...]
-
-
-@dataclass(slots=True)
-class Waits:
-    """The parts of a rank's step without the bubble, in picoseconds.
-
-    Args:
-        compute_ps: compute.
-        exposed_ps: call of a collective -> exposed communication.
-        host_ps: host wait.
-        end_ps: the time at which the rank ends the step.
-    """
-
-    compute_ps: float = 0
-    exposed_ps: dict[str, float] = field(default_factory=dict)
-    host_ps: float = 0
-    end_ps: float = 0
-
-    @property
-    def work_ps(self) -> float:
-        """The sum of the parts."""
-        return self.compute_ps + sum(self.exposed_ps.values()) + self.host_ps
-
-    def add(self, exposed: Iterable[tuple[str, float]], host_ps: float) -> None:
-        """Add exposed communication and host wait."""
-        self.host_ps += host_ps
-        for call, time in exposed:
-            if time:
-                self.exposed_ps[call] = self.exposed_ps.get(call, 0) + time
-
-    def add_wait(
-        self, call: str, free_ps: float, issued_ps: float, end_ps: float, under_way: Iterable[tuple[float, float]]
-    ) -> None:
-        """Add a wait for a collective.
-
-        Args:
-            call: of the collective.
-            free_ps: the time at which the stream is free.
-            issued_ps, end_ps: the times at which the host issues the collective and at which it ends.
-            under_way: (start, end) of the collectives of the rank.
-        """
-        issued_ps = min(max(free_ps, issued_ps), end_ps)
-        self.add([(call, _covered(under_way, issued_ps, end_ps))], issued_ps - free_ps)
-
-    def add_run(self, compute_ps: float, exposed: Sequence[tuple[str, float]], length_ps: float) -> None:
-        """Add a run of compute and of collectives that the stream waits for at once; the rest of its length is host
-        wait."""
-        self.compute_ps += compute_ps
-        self.add(exposed, length_ps - compute_ps - sum(time for _, time in exposed))
 
 
 class Turn(NamedTuple):
@@ -121,7 +72,7 @@ class RankWalk:
 
     >>> body = (Op(COMPUTE, 2, 10), Op(ISSUE, 1, 6, "all_reduce", "tp", "t"), Op(WAIT, 1, token="t"))
     >>> RankWalk().step((), [Turn(body), Turn(body)], ())
-    Waits(compute_ps=20, exposed_ps={'all_reduce': 12}, host_ps=2, end_ps=34)
+    PartsTally(compute_ps=20, exposed_by_call={'all_reduce': 12}, host_wait_ps=2, end_ps=34)
     """
 
     def __init__(self) -> None:
@@ -131,7 +82,7 @@ class RankWalk:
     def step(
         self, begin: Ops, turns: Sequence[Turn], end: Ops, *, start_ps: int = 0, launch_ps: int = 0,
         posts_ahead: bool = True, send_wait_ps: int = 0,
-    ) -> Waits:  # fmt: skip
+    ) -> PartsTally:  # fmt: skip
         """A step of a rank.
 
         Args:
@@ -143,7 +94,7 @@ class RankWalk:
             posts_ahead: whether receives are posted one action ahead.
             send_wait_ps: host time of the WAIT for a send.
         """
-        found, num_kept = Waits(), 0
+        found, num_kept = PartsTally(), 0
         host, stream = start_ps + launch_ps, start_ps
         under_way: tuple[_UnderWay, ...] = ()
 
@@ -177,7 +128,7 @@ class RankWalk:
             host += own.wait_dispatch_ps
             num_kept += own.num_sends - turn.num_releases
             if own.receives and turn.arrived_ps > stream:
-                found.host_ps += max(0, min(ready, turn.arrived_ps) - stream)
+                found.host_wait_ps += max(0, min(ready, turn.arrived_ps) - stream)
                 under_way = _later(under_way, turn.arrived_ps - stream)
                 stream = turn.arrived_ps
             walk(own.after)
@@ -188,7 +139,7 @@ class RankWalk:
             _wait(found, under_way, last, 0)
             stream, under_way = stream + last.end, _later(under_way, last.end)
         host += num_kept * send_wait_ps
-        found.host_ps += max(0, host - stream)
+        found.host_wait_ps += max(0, host - stream)
         found.end_ps = max(host, stream)
         return found
 
@@ -212,13 +163,13 @@ def _dispatch_ps(ops: Ops) -> int:
 
 def _walked(ops: Ops, lag: int, under_way: tuple[_UnderWay, ...]) -> _Walked:
     """Simulate a body. The stream is free at 0, the host at `lag`."""
-    found, host, stream = Waits(), lag, 0
+    found, host, stream = PartsTally(), lag, 0
     flows = list(under_way)
     for op in ops:
         host += op.dispatch_ps
         if op.kind == COMPUTE:
             if host > stream:
-                found.host_ps += host - stream
+                found.host_wait_ps += host - stream
                 stream = host
             stream += op.work_ps
             found.compute_ps += op.work_ps
@@ -230,7 +181,9 @@ def _walked(ops: Ops, lag: int, under_way: tuple[_UnderWay, ...]) -> _Walked:
             if flow is not None and flow.end > stream:
                 _wait(found, flows, flow, stream)
                 stream = flow.end
-    return _Walked(stream, found.compute_ps, tuple(found.exposed_ps.items()), found.host_ps, _later(flows, stream))
+    return _Walked(
+        stream, found.compute_ps, tuple(found.exposed_by_call.items()), found.host_wait_ps, _later(flows, stream)
+    )
 
 
 def _later(flows: Iterable[_UnderWay], time: int) -> tuple[_UnderWay, ...]:
@@ -242,19 +195,5 @@ def _later(flows: Iterable[_UnderWay], time: int) -> tuple[_UnderWay, ...]:
     )  # fmt: skip
 
 
-def _wait(found: Waits, flows: Iterable[_UnderWay], flow: _UnderWay, stream: int) -> None:
+def _wait(found: PartsTally, flows: Iterable[_UnderWay], flow: _UnderWay, stream: int) -> None:
     found.add_wait(flow.call, stream, flow.issued, flow.end, [(other.start, other.end) for other in flows])
-
-
-def _covered(intervals: Iterable[tuple[float, float]], low: float, high: float) -> float:
-    """The length that intervals cover between two times.
-
-    >>> _covered([(0, 4), (3, 6), (8, 20)], 2, 10)
-    6
-    """
-    length: float = 0
-    for start, end in sorted(intervals):
-        if end > low and start < high:
-            length += min(end, high) - max(start, low)
-            low = min(end, high)
-    return length

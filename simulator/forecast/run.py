@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from plans.step_parts import PartsTally
 from simulator.forecast.body import COMPUTE, ISSUE, Op
-from simulator.forecast.parts import Waits
 
 __all__ = ["Run", "call_of"]
 
@@ -36,10 +36,10 @@ class Run:
         late = host - dispatch[first] + self._ahead[first] + work[-1]
         return host + dispatch[-1] - dispatch[first], ready if ready > late else late
 
-    def tally(self, waits: Waits, first: int, length_ps: float) -> None:
+    def tally(self, tally: PartsTally, first: int, length_ps: float) -> None:
         """Count its parts from `first` on, which took some time without being slowed."""
         exposed = [(call, work_ps) for number, call, work_ps in self._exposed if number >= first]
-        waits.add_run(self._compute[-1] - self._compute[first], exposed, length_ps)
+        tally.add_run(self._compute[-1] - self._compute[first], exposed, length_ps)
 
 
 def call_of(op: Op) -> str:

@@ -21,6 +21,7 @@ from plans.redistribution import Piece, TransferPieces
 from plans.schedules import Schedule
 from plans.schedules.arrivals import releases_of_rows
 from plans.schedules.variants import VARIANTS, counts_of_variants, variant_of_rows
+from plans.step_parts import PartsTally, mean_ps
 from plans.timeline import PS_PER_S
 from simulator.engine.garbage import without_collection
 from simulator.forecast.body import COMPUTE, ISSUE, Op
@@ -31,7 +32,7 @@ from simulator.forecast.classes import class_seconds
 from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_times, pipeline_times
 from simulator.forecast.contention import Contention
 from simulator.forecast.overlap import pair_rates
-from simulator.forecast.parts import Turn, Waits
+from simulator.forecast.parts import Turn
 from simulator.forecast.pipeline_rank import PipelineRank, RankKey, pipeline_rank
 from simulator.forecast.rank import RankBodies, Transfers, pipeline_costs
 from simulator.forecast.symbolic import Wanted
@@ -230,7 +231,7 @@ class StepForecast:
         return int(second.end_ps.max() - (0 if second is first else first.end_ps.max())) + launch_ps
 
     @cached_property
-    def _contended_steps(self) -> Sequence[Sequence[Waits]]:
+    def _contended_steps(self) -> Sequence[Sequence[PartsTally]]:
         assert self._contention is not None
         return self._contention.steps(self._num_paced)
 
@@ -306,18 +307,22 @@ class StepForecast:
         return found
 
     def _forecast(self) -> Forecast:
-        step_s = self.pace_ps() / PS_PER_S
+        pace_ps = self.pace_ps()
+        step_s = pace_ps / PS_PER_S
         figures = [
             rank.figures(counts) for rank, counts in zip(self.ranks, counts_of_variants(self.schedule), strict=True)
         ]  # fmt: skip
         peaks = self.peaks
         peak_bytes, memory = max(peaks, key=lambda peak: peak[0])
-        waits = self._waits
-        exposed_s = [sum(own.exposed_ps.values()) / PS_PER_S for own in waits]
+        of_ranks = [tally.parts(pace_ps) for tally in self._tallies]
+        exposed_s = [own.exposed_ps / PS_PER_S for own in of_ranks]
         busiest, busiest_exposed_s = max(
             zip(figures, exposed_s, strict=True), key=lambda both: both[0].compute_s + both[1]
         )
-        bubble_s = step_s - sum(own.work_ps for own in waits) / PS_PER_S / len(waits)
+        exposed_comm_s, host_wait_s, bubble_s = (
+            mean_ps(part, ((own, 1) for own in of_ranks)) / PS_PER_S
+            for part in ("exposed_ps", "host_wait_ps", "bubble_ps")
+        )
         longest_s = max((transfer.work_ps for transfer in self._transfers.values()), default=0) / PS_PER_S
         parts = class_seconds(
             self.machine, step_s, busiest.kernels_s, busiest_exposed_s,
@@ -326,14 +331,13 @@ class StepForecast:
         low_s, high_s = step_interval(self.machine, step_s, parts)
         return Forecast(
             step_s=step_s, low_s=low_s, high_s=high_s, peak_bytes=peak_bytes, memory=memory,
-            bubble_fraction=max(0.0, bubble_s / step_s) if step_s else 0.0,
-            exposed_comm_s=sum(exposed_s) / len(waits),
-            host_wait_s=sum(own.host_ps for own in waits) / PS_PER_S / len(waits),
+            bubble_fraction=bubble_s / step_s if step_s else 0.0, exposed_comm_s=exposed_comm_s,
+            host_wait_s=host_wait_s,
             rank_s=tuple(
                 {
                     "compute": own.compute_ps / PS_PER_S,
-                    **{call: time / PS_PER_S for call, time in own.exposed_ps.items()},
-                } for own in waits
+                    **{call: time / PS_PER_S for call, time in own.exposed_by_call.items()},
+                } for own in of_ranks
             ),
         )  # fmt: skip
 
@@ -356,7 +360,7 @@ class StepForecast:
         return max(found, key=lambda load: load.compute_s)
 
     @cached_property
-    def _waits(self) -> Sequence[Waits]:
+    def _tallies(self) -> Sequence[PartsTally]:
         """The parts of the third step per pipeline rank; simulations report the third step too."""
         if self._contention is not None:
             *before, last = self._contended_steps
@@ -389,7 +393,7 @@ class StepForecast:
         return found
 
 
-def _last_interval(steps: Sequence[Sequence[Waits]]) -> int:
+def _last_interval(steps: Sequence[Sequence[PartsTally]]) -> int:
     ends = [0, *(round(max(rank.end_ps for rank in step)) for step in steps)]
     return ends[-1] - ends[-2]
 

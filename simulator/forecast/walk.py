@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from costmodels.price.sharing import max_min_rates
+from plans.step_parts import PartsTally
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
 from simulator.forecast.overlap import PairRates
-from simulator.forecast.parts import Waits
 from simulator.forecast.run import Run, call_of
 
 __all__ = ["MOST_MESSAGES", "POST", "SENT", "Actions", "Line", "Transmission", "Way", "walked"]
@@ -121,7 +121,7 @@ class _Rank:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.steps: list[Waits] = []
+        self.steps: list[PartsTally] = []
         self.own: list[_Flow] = []  # collectives that may still be under way
         self.active: dict[_Flow, None] = {}
         self.channels: dict[str, deque[_Flow]] = {}
@@ -134,7 +134,7 @@ class _Rank:
 
 def walked(
     ranks: Sequence[Actions], rates: PairRates | None, *, launch_ps: int = 0, num_steps: int = 1
-) -> list[tuple[Waits, ...]]:
+) -> list[tuple[PartsTally, ...]]:
     """The parts and the end of every rank's steps: one entry per rank for each step.
 
     Args:
@@ -155,16 +155,16 @@ def walked(
     return list(zip(*(rank.steps for rank in walk.ranks), strict=True))
 
 
-def _tally_op(tally: Waits, op: Op, free: float, begins: float, ends: float) -> None:
+def _tally_op(tally: PartsTally, op: Op, free: float, begins: float, ends: float) -> None:
     """Count an operation of a run; `free` is the time at which the stream is free for it."""
     if op.kind == COMPUTE:
         tally.compute_ps += ends - begins
     elif op.kind == ISSUE:
         tally.add([(call_of(op), ends - begins)], 0)
-    tally.host_ps += max(0.0, begins - free)
+    tally.host_wait_ps += max(0.0, begins - free)
 
 
-def _tally_wait(tally: Waits, rank: _Rank, flow: _Flow, stream: float) -> None:
+def _tally_wait(tally: PartsTally, rank: _Rank, flow: _Flow, stream: float) -> None:
     """Count the wait for a collective that has ended."""
     known = [(each.begun, each.end if each.end >= 0 else flow.end) for each in rank.own if each.begun >= 0]
     tally.add_wait(flow.call, stream, flow.issued, flow.end, known)
@@ -215,7 +215,7 @@ class _Walk:
         host = stream = 0.0
         for _ in range(num_steps):
             host += launch_ps
-            tally = Waits()
+            tally = PartsTally()
             rank.steps.append(tally)
             posts: deque[float] = deque()
             issued: dict[str, _Flow] = {}
@@ -264,7 +264,7 @@ class _Walk:
                             yield
                         if flow.end > stream:
                             if kind == ARRIVE:
-                                tally.host_ps += max(0.0, min(ready, flow.end) - stream)
+                                tally.host_wait_ps += max(0.0, min(ready, flow.end) - stream)
                             else:
                                 _tally_wait(tally, rank, flow, stream)
                             stream = flow.end
@@ -277,7 +277,7 @@ class _Walk:
                     if flow.call:
                         _tally_wait(tally, rank, flow, stream)
                     stream = flow.end
-            tally.host_ps += max(0.0, host - stream)
+            tally.host_wait_ps += max(0.0, host - stream)
             host = stream = max(host, stream)
             tally.end_ps = stream
 

@@ -13,6 +13,7 @@ from costmodels.machine.machine import Machine
 from costmodels.price.replay import executing
 from plans.degrees import DEGREES, Degrees, describe
 from plans.errors import TwofoldError
+from plans.figures import FIGURES
 from plans.model.transformer import TransformerConfig, transformer_config
 from plans.plan import Optimizer
 from simulator.engine.link_change import LinkChange
@@ -33,18 +34,16 @@ Settings = Mapping[str, Any]
 Search = Callable[[TransformerConfig, Mapping[str, Any], Machine, Stack, int, int], Degrees]
 """The fastest degrees for (model, pinned degrees, machine, software, devices, global batch)."""
 
-_OF_STEP = "a figure of a step, defined in docs/what-if.md"
-
 COLUMNS: Mapping[str, str] = {
-    "step_s": _OF_STEP,
+    "step_s": FIGURES["step_s"].definition,
     "step_low_s": "lower end of its 90 % interval",
     "step_high_s": "upper end",
     "tokens_per_s": "of all devices, with checkpoints, failures and spares",
     "goodput": "share of the time that is lasting progress",
     "effective_step_s": "step time with checkpoints, lost work, restarts and waits for repairs",
-    "exposed_comm_s": _OF_STEP,
-    "bubble_fraction": _OF_STEP,
-    "peak_bytes": _OF_STEP,
+    "exposed_comm_s": FIGURES["exposed_comm_s"].definition,
+    "bubble_fraction": FIGURES["bubble_fraction"].definition,
+    "peak_bytes": FIGURES["peak_bytes"].definition,
     "fits": "whether it fits into the memory of a device",
     "num_devices": "that the step runs on, without spares",
     "checkpoint_s": "of writing one checkpoint",
