@@ -165,20 +165,23 @@ def _walked(ops: Ops, lag: int, under_way: tuple[_UnderWay, ...]) -> _Walked:
     """Simulate a body. The stream is free at 0, the host at `lag`."""
     found, host, stream = PartsTally(), lag, 0
     flows = list(under_way)
-    for op in ops:
-        host += op.dispatch_ps
-        if op.kind == COMPUTE:
+    busy_until = {flow.channel: flow.end for flow in flows}
+    for kind, dispatch_ps, work_ps, name, channel, token, *_ in ops:
+        host += dispatch_ps
+        if kind == COMPUTE:
             if host > stream:
                 found.host_wait_ps += host - stream
                 stream = host
-            stream += op.work_ps
-            found.compute_ps += op.work_ps
-        elif op.kind == ISSUE:
-            start = max(host, stream, *(flow.end for flow in flows if flow.channel == op.channel))
-            flows.append(_UnderWay(op.token, op.channel, op.name, host, start, start + op.work_ps))
-        elif op.kind == WAIT:
-            flow = next((flow for flow in reversed(flows) if flow.token == op.token), None)
-            if flow is not None and flow.end > stream:
+            stream += work_ps
+            found.compute_ps += work_ps
+        elif kind == ISSUE:
+            start = max(host, stream, busy_until.get(channel, 0))
+            busy_until[channel] = start + work_ps
+            flows.append(_UnderWay(token, channel, name, host, start, start + work_ps))
+        elif kind == WAIT:
+            flows = [flow for flow in flows if flow.end > stream]
+            flow = next((flow for flow in reversed(flows) if flow.token == token), None)
+            if flow is not None:
                 _wait(found, flows, flow, stream)
                 stream = flow.end
     return _Walked(
