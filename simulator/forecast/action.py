@@ -253,20 +253,22 @@ _LEAST_PS = 0.5
 
 
 class _Flow:
-    """A collective under way."""
+    """A collective under way; `alone` is its work without its siblings, `most` as in `simulator.forecast.overlap`."""
 
-    __slots__ = ("alone", "call", "end", "left", "start", "token")
+    __slots__ = ("alone", "call", "end", "left", "most", "start", "token", "work")
 
-    def __init__(self, call: str, token: int, start: float, work: float) -> None:
+    def __init__(self, call: str, token: int, start: float, work: float, alone: float) -> None:
         self.call = call
         self.token = token
         self.start = start  # earliest; it may have to wait for the one before it on its channel
-        self.alone = self.left = work
+        self.work = self.left = work
+        self.alone = alone
+        self.most = work / alone if alone else 1.0
         self.end = -1.0
 
     def again(self) -> _Flow:
         """A copy that continues independently."""
-        flow = _Flow(self.call, self.token, self.start, self.alone)
+        flow = _Flow(self.call, self.token, self.start, self.work, self.alone)
         flow.left = self.left
         return flow
 
@@ -292,7 +294,7 @@ class _Walk:
         """Walk the lines; `late`: the host starts at 0 with the stream idle, else it is far ahead."""
         host = self._host
         tokens: dict[int, _Flow] = {}
-        for kind, dispatch, work, name, channel, token, _, _, _ in lines:
+        for kind, dispatch, work, name, channel, token, _, _, alone in lines:
             if late:
                 host += dispatch
             ready = max(self.stream, host)
@@ -307,7 +309,7 @@ class _Walk:
                     self.stream = ready
             elif kind == COLLECTIVE:
                 queue = self._channels.setdefault(channel, [])
-                tokens[token] = flow = _Flow(name, token, ready, float(work))
+                tokens[token] = flow = _Flow(name, token, ready, float(work), float(alone or work))
                 queue.append(flow)
                 self._num_flows += 1
                 if token < 0:
@@ -334,7 +336,7 @@ class _Walk:
         if not self._num_flows:
             return ()
         return self._clock - self.stream, tuple(
-            (channel, flow.call, flow.start - self.stream, flow.alone, flow.left)
+            (channel, flow.call, flow.start - self.stream, flow.work, flow.alone, flow.left)
             for channel, queue in self._channels.items() for flow in queue
         )  # fmt: skip
 
@@ -411,6 +413,7 @@ class _Walk:
                         later = flow.start
                     continue
                 mine, theirs = rates(kind, work, flow.call, flow.alone) if rates is not None else (1.0, 1.0)
+                theirs = min(1.0, theirs * flow.most)
                 running.append((channel, flow, theirs))
                 if mine < speed:
                     speed = mine

@@ -272,7 +272,8 @@ class Chunks:
             item_bytes,
         )
         dispatch = self.stack.dispatch_ps(cost.dispatch_ps, "collective", "C")
-        return (Line(COLLECTIVE, round(dispatch * count), round(cost.together_ps * count), call, _CHANNEL, token),)
+        work, alone = round(cost.together_ps * count), round(cost.work_ps * count)
+        return (Line(COLLECTIVE, round(dispatch * count), work, call, _CHANNEL, token, alone_ps=alone),)
 
     def _copied(self, read_bytes: int, written_bytes: int) -> tuple[Line, ...]:
         """A pass over all tensors of a piece, out of a flat buffer or into one, where the stack makes it."""

@@ -244,7 +244,8 @@ class _Lines:
         if call == "all_gather_flat" and self.degrees.optimizer.parallel_level >= 3:
             channel += ":weights"
         work, dispatch = round(cost.together_ps * share), round(cost.dispatch_ps * share)
-        return Line(COLLECTIVE, dispatch, work, plain_call(call), channel, token)
+        alone = round(cost.work_ps * share)
+        return Line(COLLECTIVE, dispatch, work, plain_call(call), channel, token, alone_ps=alone)
 
     def sum_of(self, each: _Parameter) -> Line:
         item_bytes = itemsize(each.dtype) + itemsize(self.degrees.optimizer.accumulates_in(each.dtype))
