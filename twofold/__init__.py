@@ -126,9 +126,9 @@ def _check_packages() -> None:
         ImportError: one of our packages is shadowed or missing.
     """
     for package in ("plans", "costmodels", "simulator", "search", "interop", "executor", "reports"):
-        found = importlib.util.find_spec(package)
-        if found is None or found.submodule_search_locations is None or not _is_ours(found.origin, package):
-            where = "is not there" if found is None else f"is {found.origin or found.name}, which is not twofold's"
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.submodule_search_locations is None or not _is_ours(spec.origin, package):
+            where = "is not there" if spec is None else f"is {spec.origin or spec.name}, which is not twofold's"
             raise ImportError(
                 f"twofold's package {package!r} {where}; rename that file or folder, or start Python with -P"
             )

@@ -41,8 +41,8 @@ COMMANDS: Mapping[str, str] = {
 
 def command_class(name: str) -> type[Command]:
     """The class of a command."""
-    found: type[Command] = getattr(importlib.import_module(f"twofold.commands.{name}"), COMMANDS[name])
-    return found
+    command: type[Command] = getattr(importlib.import_module(f"twofold.commands.{name}"), COMMANDS[name])
+    return command
 
 
 def commands() -> Mapping[str, type[Command]]:

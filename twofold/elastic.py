@@ -62,13 +62,13 @@ def plan_for_fewer(plan: Plan, machine: Machine, num_devices: int) -> Plan:
     >>> plan_for_fewer(plan, machine, 2).num_ranks <= 2
     True
     """
-    found = search(
+    result = search(
         plan.graph, machine, num_devices=num_devices, num_stages=None, interleave=None, schedule=None, recompute=None,
         num_micro_batches=plan.num_micro_batches if plan.graph.updated else None,
         optimizer=plan.optimizer, any_level=True, full_batch=plan.full_batch, output_broadcast=plan.output_broadcast,
         widths="even", top_k=1, time_limit_s=SEARCH_S, execution=plan.execution,
     )  # fmt: skip
-    return msgspec.structs.replace(found.best, step_check=plan.step_check)
+    return msgspec.structs.replace(result.best, step_check=plan.step_check)
 
 
 def _with_searched_plans(job: TrainingJob, nodes: Nodes) -> TrainingJob:

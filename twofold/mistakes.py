@@ -146,10 +146,10 @@ def _unknown(name: str, options: Options, arguments: Sequence[str], words: str) 
 
 def _valueless(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
     """Message about an option without a value."""
-    found = re.search(r"Missing value for argument '(--[\w-]+)", words)
-    if found is None:
+    option = re.search(r"Missing value for argument '(--[\w-]+)", words)
+    if option is None:
         return ""
-    return _needs_value(name, found[1])
+    return _needs_value(name, option[1])
 
 
 def _needs_value(name: str, option: str) -> str:
@@ -175,8 +175,8 @@ def _unread(name: str, options: Options, arguments: Sequence[str], words: str) -
 def _missing(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
     """Message about missing options, or an extra argument."""
     given = {_spelled(argument) for argument in arguments}
-    found = re.search(r"Unrecognized options: (\S+)", words)
-    extra = found[1].rstrip(",") if found is not None else ""
+    unread = re.search(r"Unrecognized options: (\S+)", words)
+    extra = unread[1].rstrip(",") if unread is not None else ""
     needed = []
     if "Missing from" in words:
         has_word = _has_word(arguments, options)

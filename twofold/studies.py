@@ -208,13 +208,13 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
     >>> _flat({"tp": 2, "bandwidth": {"NVLink": 2.0}})
     {'tp': 2, 'bandwidth.NVLink': 2.0}
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, dict):
-            found |= {f"{name}.{part}": each for part, each in value.items()}
+            settings |= {f"{name}.{part}": each for part, each in value.items()}
         else:
-            found[name] = value
-    return found
+            settings[name] = value
+    return settings
 
 
 def _searched(

@@ -18,11 +18,11 @@ _ROWS = sorted({round(2 ** (at / 12)) for at in range(169)})
 
 def product_rates(compute: Compute, dtype: str, n: int, k: int) -> Curve:
     """(Rows m, FLOPs a second) of products of 16-bit operands with these columns and this length of the sums."""
-    found = []
+    curve = []
     for m in _ROWS:
         seconds = matrix_s(compute, (m, n, k), compute.matrix_flops_per_s[dtype], 2 * (m * k + n * k + m * n))
-        found.append((float(m), 2 * m * n * k / seconds))
-    return found
+        curve.append((float(m), 2 * m * n * k / seconds))
+    return curve
 
 
 def kernel_bandwidths(compute: Compute, low_bytes: float, high_bytes: float) -> Curve:
@@ -34,12 +34,12 @@ def kernel_bandwidths(compute: Compute, low_bytes: float, high_bytes: float) -> 
 
 def message_bandwidths(device: Device, call: str, ranks: int, low_bytes: float, high_bytes: float) -> Curve:
     """(Bytes of the message, bytes a second that a rank sends) of communication inside a node."""
-    found = []
+    curve = []
     for size in map(int, _between(low_bytes, high_bytes, 81)):
         moved = _traffic(device, call, ranks, size)
         seconds = wire_s(device.collectives[call], device.node, first_group(device.node, ranks), call, moved)
-        found.append((float(size), moved.moved_bytes / seconds))
-    return found
+        curve.append((float(size), moved.moved_bytes / seconds))
+    return curve
 
 
 def moved_bytes(device: Device, call: str, ranks: int, size_bytes: int) -> float:

@@ -70,10 +70,10 @@ class DeviceFit:
     def inside(self, section: str) -> float | None:
         """Share of the held-out points of a section within the 90 % interval of their price; None without one."""
         known = self.device.price_intervals.get(section) if section in SPREAD_OF else None
-        own = [entry for entry in self.predicted if entry.section == section and entry.point.held_out]
-        if known is None or not own:
+        held_out = [entry for entry in self.predicted if entry.section == section and entry.point.held_out]
+        if known is None or not held_out:
             return None
-        return sum(known.low <= 1 / (1 + entry.error) <= known.high for entry in own) / len(own)
+        return sum(known.low <= 1 / (1 + entry.error) <= known.high for entry in held_out) / len(held_out)
 
     @property
     def residuals(self) -> tuple[Residuals, ...]:
@@ -270,8 +270,8 @@ def _fit_rules(points: Sequence[Point], draft: Draft) -> SectionFit:
 
 def _messages(call: str, draft: Draft) -> list[Point]:
     kind = "transfer" if call == "transfer" else "collective"
-    own = [point for point in draft.fitted_points if (point.kind, point.call) == (kind, call) and is_one_group(point)]
-    return own if len(own) >= LEAST_MESSAGES else []
+    alike = [point for point in draft.fitted_points if (point.kind, point.call) == (kind, call) and is_one_group(point)]
+    return alike if len(alike) >= LEAST_MESSAGES else []
 
 
 def _fit_messages(call: str, points: Sequence[Point], draft: Draft) -> SectionFit:
@@ -329,8 +329,8 @@ def _fit_host_time(name: str, points: Sequence[Point], draft: Draft) -> SectionF
 
 
 def _replays(draft: Draft) -> list[Point]:
-    own = [point for point in draft.fitted_points if point.kind == "replay"]
-    return own if len(own) >= LEAST_REPLAYS else []
+    replays = [point for point in draft.fitted_points if point.kind == "replay"]
+    return replays if len(replays) >= LEAST_REPLAYS else []
 
 
 def _fit_replay(points: Sequence[Point], draft: Draft) -> SectionFit:

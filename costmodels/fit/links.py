@@ -182,10 +182,10 @@ def fit_links(points: Sequence[Point], links: Sequence[Link], library: str) -> L
     best, least = start, np.inf
     for tilt in ({}, {"latency": 0.5, "start_s": 4.0}, {"chunk_s": 30.0, "link_fraction": 1.1}):
         first = start + np.log([tilt.get(name, 1.0) for name in free])
-        found = solve(misfit, np.clip(first, lower, upper), lower, upper)
-        error = float(np.sum(np.abs(log_ratio(predict(found), seconds))))
+        solution = solve(misfit, np.clip(first, lower, upper), lower, upper)
+        error = float(np.sum(np.abs(log_ratio(predict(solution), seconds))))
         if error < least:
-            best, least = found, error
+            best, least = solution, error
     model, issued = model_of(best)
     form = "protocols of NCCL" if protocols else "one protocol"
     return LinkFit(collective=model, issued=issued, form=form, predicted_s=tuple(map(float, predict(best))))
@@ -224,10 +224,10 @@ def _overlaps(
         groups.setdefault(key(point), []).append(number)
     entries = []
     for numbers in groups.values():
-        own = [points[number] for number in numbers]
-        alone_s, comm_s = (np.array([point.figures[name] for point in own]) for name in ("compute_s", "comm_s"))
+        some = [points[number] for number in numbers]
+        alone_s, comm_s = (np.array([point.figures[name] for point in some]) for name in ("compute_s", "comm_s"))
         kernel_s, message_s = np.array([lengths[number] for number in numbers]).T
-        both_s = np.array([point.seconds for point in own])
+        both_s = np.array([point.seconds for point in some])
 
         def predict(q: Floats) -> Floats:
             first, second, hold = q
@@ -244,7 +244,7 @@ def _overlaps(
         first, second, hold = min(tried, key=lambda q: float(np.sum(np.abs(misfit(np.asarray(q)))))).tolist()
         share = 1 / (1 + hold * second)
         rates = {"compute_rate": 1 - (1 - first) * share, "comm_rate": second * share, "hold": hold}
-        pairs = {(point.call, point.beside) for point in own}
+        pairs = {(point.call, point.beside) for point in some}
         entries += [Overlap(compute=call, collective=beside, **rates) for call, beside in pairs]  # type: ignore[arg-type]
     return tuple(sorted(entries, key=lambda entry: (entry.compute, entry.collective)))
 

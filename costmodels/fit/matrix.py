@@ -149,12 +149,12 @@ def fit_clock(points: Sequence[Point], compute: Compute) -> Compute:
         for point in clocked
     ])  # fmt: skip
     start = np.array([np.log(float(np.median(clocks))), 0.1])
-    found = solve(
+    solution = solve(
         lambda q: np.asarray(q[0] + np.log(1 - q[1] * np.minimum(1.0, load)) - np.log(clocks)), start,
         start - np.array([1.0, 0.1]), start + np.array([1.0, 0.4]),
     )  # fmt: skip
     return msgspec.structs.replace(
-        compute, clock_MHz=round(float(np.exp(found[0])), 1), clock_drop=max(0.0, round(float(found[1]), 4))
+        compute, clock_MHz=round(float(np.exp(solution[0])), 1), clock_drop=max(0.0, round(float(solution[1]), 4))
     )
 
 
@@ -187,16 +187,16 @@ def fit_dtypes(points: Sequence[Point], compute: Compute) -> Compute:
     """
     shares = dict(compute.dtype_efficiency)
     for dtype in sorted({point.dtype for point in points}):
-        own = [point for point in points if point.dtype == dtype]
-        if len(own) >= LEAST_DTYPE:
-            seconds = np.array([point.seconds for point in own])
+        of_dtype = [point for point in points if point.dtype == dtype]
+        if len(of_dtype) >= LEAST_DTYPE:
+            seconds = np.array([point.seconds for point in of_dtype])
 
             def misfit(q: Floats) -> Floats:
                 tried = msgspec.structs.replace(compute, dtype_efficiency={dtype: float(np.exp(q[0]))})  # noqa: B023
-                return log_ratio(np.array([predicted_s(point, tried) for point in own]), seconds)  # noqa: B023
+                return log_ratio(np.array([predicted_s(point, tried) for point in of_dtype]), seconds)  # noqa: B023
 
-            found = solve(misfit, np.zeros(1), np.array([-3.0]), np.array([0.5]))
-            shares[dtype] = float(np.exp(found[0]))
+            solution = solve(misfit, np.zeros(1), np.array([-3.0]), np.array([0.5]))
+            shares[dtype] = float(np.exp(solution[0]))
     return msgspec.structs.replace(compute, dtype_efficiency=shares)
 
 

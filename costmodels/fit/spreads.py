@@ -25,8 +25,8 @@ LEAST_POINTS = 6
 
 def _judged(name: str, draft: Draft) -> list[Point]:
     """The points of a section that were fitted and that a price predicts."""
-    own = [entry.point for entry in draft.predicted if entry.section == name and not entry.point.held_out]
-    return own if len(own) >= LEAST_POINTS else []
+    fitted = [entry.point for entry in draft.predicted if entry.section == name and not entry.point.held_out]
+    return fitted if len(fitted) >= LEAST_POINTS else []
 
 
 def _fit_spread(name: str, points: Sequence[Point], draft: Draft) -> SectionFit:

@@ -158,8 +158,8 @@ _Said = tuple[Literal["assumed", "cited"], str]
 def _in_tiers(
     device: str, variant: str, links: tuple[Link, ...], said: Mapping[str, _Said], per_host: int | None = None
 ) -> Machine:
-    own = load_device(device)
-    made = Machine.of_device(own, own.per_node)
+    known = load_device(device)
+    made = Machine.of_device(known, known.per_node)
     provenance = {
         entry: provenance for entry, provenance in made.provenance.items() if entry.partition(".")[0] != "links"
     }

@@ -77,8 +77,8 @@ def fit_rules(points: Sequence[Point], compute: Compute) -> RuleFit:
     """
     by_call: dict[str, list[Point]] = defaultdict(list)
     points = _of_the_last_code(points)
-    own = rule_points(points)
-    for point in own:
+    measured = rule_points(points)
+    for point in measured:
         if not point.held_out:
             by_call[_name(point)].append(point)
     rules = {call: _fit(some, compute) for call, some in sorted(by_call.items()) if len(some) >= LEAST_POINTS}
@@ -89,7 +89,7 @@ def fit_rules(points: Sequence[Point], compute: Compute) -> RuleFit:
             rules[name] = msgspec.structs.replace(known.get(name, Rule()), dispatch_s=dispatch_s)
 
     def judged(held_out: bool) -> Residuals | None:
-        some = [point for point in own if _name(point) in judged_calls and point.held_out is held_out]
+        some = [point for point in measured if _name(point) in judged_calls and point.held_out is held_out]
         predicted_s = [rule_s(compute, rules[_name(point)], touched_bytes(point), rows=_rows(point)) for point in some]
         return residuals("rule", predicted_s, [point.seconds for point in some]) if some else None
 
@@ -115,12 +115,12 @@ def _name(point: Point) -> str:
 
 def _dispatches(points: Sequence[Point]) -> dict[str, float]:
     """Call -> host seconds of one instruction of the executor, the median over runs of one and of several devices."""
-    found: dict[str, list[float]] = defaultdict(list)
+    ratios: dict[str, list[float]] = defaultdict(list)
     for point in points:
         compute = point.options.get("class") in COMPUTE_CLASSES
         if point.kind == "dispatch" and point.stack == "twofold" and compute and not point.held_out:
-            found[point.call].append(point.seconds)
-    return {call: float(np.median(seconds)) for call, seconds in sorted(found.items())}
+            ratios[point.call].append(point.seconds)
+    return {call: float(np.median(seconds)) for call, seconds in sorted(ratios.items())}
 
 
 def touched_bytes(point: Point) -> int:

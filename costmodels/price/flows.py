@@ -174,8 +174,8 @@ def _exchange(links: Sequence[Link], group: Group, traffic: Traffic, hierarchica
     for tier in range(group.top + 1):
         end = plane_end(tuple(links), tier)
         reached = group.tiers[end].emptiest if end <= group.top else n
-        own = group.tiers[tier - 1].emptiest if tier else 1
-        moved = float(reached - own)
+        emptiest = group.tiers[tier - 1].emptiest if tier else 1
+        moved = float(reached - emptiest)
         if tier == 0:
             moved = (group.tiers[0].fullest if end == 0 else reached) - 1.0
             if hierarchical:
@@ -229,8 +229,8 @@ def _telescoped(group: Group, total: int, whole: int, of: Callable[[int], int]) 
         return ()
     steps, left = [], total
     for tier in range(group.top, 0, -1):
-        own = of(group.tiers[tier - 1].number) - of(group.tiers[tier].number)
-        count = left if tier == 1 else min(left, total * own // whole)
+        difference = of(group.tiers[tier - 1].number) - of(group.tiers[tier].number)
+        count = left if tier == 1 else min(left, total * difference // whole)
         if count:
             steps.append((count, tier))
         left -= count

@@ -335,9 +335,9 @@ def price_compute(
         if call.startswith("recurrent."):
             work_s = recurrent_s(rates, call, shapes, _matrix_rate(machine, dtype), itemsize(dtype))
         elif is_opaque and flops * itemsize(dtype) > touched_bytes:
-            made = summed_product(shapes[-1] if call.endswith(".forward") else shapes[0], flops)
+            sizes = summed_product(shapes[-1] if call.endswith(".forward") else shapes[0], flops)
             rate_per_s = _matrix_rate(machine, dtype)
-            work_s = max(work_s, matrix_s(rates, made, rate_per_s, touched_bytes, item_bytes=itemsize(dtype)))
+            work_s = max(work_s, matrix_s(rates, sizes, rate_per_s, touched_bytes, item_bytes=itemsize(dtype)))
         work_s *= _slower(machine, kind)
         energy_pJ = _slow_energy_pJ(machine, kind, _ps(machine, work_s), parts.kernels)
         return Cost(_ps(machine, parts.host * machine.dispatch_s[kind]), _ps(machine, work_s), energy_pJ=energy_pJ)

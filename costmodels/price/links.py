@@ -67,8 +67,8 @@ def collective_links(machine: Machine, call: str, group: Group, size_bytes: int,
         return Links(0, 0, 0)
     cpu_ps = _ps(machine, processor_s(model, traffic))
     if group.ranks:
-        found = _on_graph(machine, call, group, traffic)
-        return Links(found.alone_ps, found.together_ps, cpu_ps)
+        cost = _on_graph(machine, call, group, traffic)
+        return Links(cost.alone_ps, cost.together_ps, cpu_ps)
     way = carried(model, machine.links, group, call, traffic)
     return Links(_ps(machine, way.alone_s), _together_ps(machine, way), cpu_ps)
 
@@ -119,10 +119,10 @@ def pair_tiers(machine: Machine, src_ranks: Ints, dst_ranks: Ints) -> Ints:
     Raises:
         TwofoldError: a rank that the machine does not have.
     """
-    found = np.full(len(src_ranks), machine.tier((int(max(src_ranks.max(), dst_ranks.max())),)), dtype=np.int64)
+    tiers = np.full(len(src_ranks), machine.tier((int(max(src_ranks.max(), dst_ranks.max())),)), dtype=np.int64)
     for number in range(len(machine.links) - 1, -1, -1):
-        found[src_ranks // machine.links[number].ranks == dst_ranks // machine.links[number].ranks] = number
-    return found
+        tiers[src_ranks // machine.links[number].ranks == dst_ranks // machine.links[number].ranks] = number
+    return tiers
 
 
 def collective_claims(
@@ -238,9 +238,9 @@ def _on_graph(machine: Machine, call: str, group: Group, traffic: Traffic) -> _O
         members = len(group.ranks[0])
         alone_s = max(_shape_s(model, protocol, members, traffic, shape) for shape in siblings.shapes)
         together_s = max(alone_s, siblings.fullest_s * traffic.size_bytes / _reached(model, protocol, members))
-        found = _OnGraph(_ps(machine, alone_s), _ps(machine, together_s), protocol)
-        if best is None or found.together_ps < best.together_ps:
-            best = found
+        cost = _OnGraph(_ps(machine, alone_s), _ps(machine, together_s), protocol)
+        if best is None or cost.together_ps < best.together_ps:
+            best = cost
     assert best is not None
     return best
 

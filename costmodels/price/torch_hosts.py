@@ -141,9 +141,9 @@ def host_s(host: str, kind: str) -> tuple[float, float]:
     if host in HOSTS_US:
         forward, backward = HOSTS_US[host][place]
         return forward * 1e-6, backward * 1e-6
-    own = [each[place] for each in HOSTS_US.values()] + (list(PLAIN_HOSTS_US) if kind == "plain" else [])
+    times_us = [each[place] for each in HOSTS_US.values()] + (list(PLAIN_HOSTS_US) if kind == "plain" else [])
     of = min if host == "least" else statistics.median
-    return of(forward for forward, _ in own) * 1e-6, of(backward for _, backward in own) * 1e-6
+    return of(forward for forward, _ in times_us) * 1e-6, of(backward for _, backward in times_us) * 1e-6
 
 
 def median_over(host: str) -> float:

@@ -180,14 +180,14 @@ def _parts(
 
 def _merged(changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Several changes as one."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for change in changes:
         for name, value in change.items():
             if name in ("slowdown", "devices"):
-                found[name] = {**found.get(name, {}), **value}
+                arguments[name] = {**arguments.get(name, {}), **value}
             else:
-                found[name] = (*found.get(name, ()), *value) if name == "links" else value
-    return found
+                arguments[name] = (*arguments.get(name, ()), *value) if name == "links" else value
+    return arguments
 
 
 def _row(values: Mapping[str, Any], with_jobs: bool, beside: Sequence[str]) -> Row:

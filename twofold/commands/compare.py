@@ -48,16 +48,16 @@ class Compare:
             raise TwofoldError(f"compare takes 2 to {MOST_PLANS} plan files, not {len(self.plans)}")
         machine = Machine.load(self.target.machine)
         plans = [open_plan(path, machine, None, say) for path in self.plans]
-        found = [self._predicted(path, plan, machine, say) for path, plan in zip(self.plans, plans, strict=True)]
-        say.say(plans_table(found).text())
+        predicted = [self._predicted(path, plan, machine, say) for path, plan in zip(self.plans, plans, strict=True)]
+        say.say(plans_table(predicted).text())
         if len({(plan.graph.name, plan.graph.batch_size) for plan in plans}) > 1:
             say.say("The plans train different models or batches: their steps are not the same work.")
         if self.report is not None:
             with say.doing("writing the report"):
-                report = comparison_page(found, machine=machine.name, command=say.command).write(self.report)
+                report = comparison_page(predicted, machine=machine.name, command=say.command).write(self.report)
             say.say(f"saved {report}")
         return {"plans": [{"plan": path, **figures_of(compared.timeline)} for path, compared in
-                          zip(self.plans, found, strict=True)]}, True  # fmt: skip
+                          zip(self.plans, predicted, strict=True)]}, True  # fmt: skip
 
     def _predicted(self, path: str, plan: Plan, machine: Machine, say: Console) -> Compared:
         from costmodels import executing

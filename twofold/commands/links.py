@@ -63,16 +63,16 @@ class Links:
         machine_with(machine, changes)  # refuses what is not there, before files are read
         with say.doing("reading the traces"):
             seen = read_links(self.traces)
-        found = link_calls(seen.calls, machine, changes)
-        tiers = tiers_of_calls(found, machine)
-        self._show(found, machine, say)
+        calls = link_calls(seen.calls, machine, changes)
+        tiers = tiers_of_calls(calls, machine)
+        self._show(calls, machine, say)
         for each in seen.assumed:
             say.say(f"assumed: {each}")
         for reason, count in seen.skipped.items():
             say.say(f"left out {count}: {reason}")
         for tier in tiers:
             _tell(tier, self.target.machine, say)
-        before, after = spent(seen.calls, found)
+        before, after = spent(seen.calls, calls)
         if tiers:
             _tell_spent(before, after, changes, say)
         simulated = None
@@ -84,7 +84,7 @@ class Links:
             "simulated": simulated,
             "mean_rank": {"seen": asdict(before), "changed": asdict(after) if changes else None},
             "source": seen.source, "machine": machine.name, "tiers": [asdict(tier) for tier in tiers],
-            "calls": [{**asdict(link_call), "bus_Bps": link_call.bus_Bps} for link_call in found],
+            "calls": [{**asdict(link_call), "bus_Bps": link_call.bus_Bps} for link_call in calls],
             "assumed": list(seen.assumed), "left_out": dict(seen.skipped),
         }, True  # fmt: skip
 
@@ -109,12 +109,12 @@ class Links:
         asked = {"seen": (WhatIf(), f"on the {known}")}
         if changes:
             asked["changed"] = WhatIf(links=tuple(changes)), f"with {', '.join(map(str, changes))}"
-        found: dict[str, Any] = {"seen": None, "changed": None}
+        steps: dict[str, Any] = {"seen": None, "changed": None}
         for name, (what_if, words) in asked.items():
             with say.doing(f"simulating {self.plan}"):
-                found[name] = figures_of(simulate(program, machine, what_if=what_if))
-            say.say(f"Simulated {words}: {figures_text(found[name])}")
-        return found
+                steps[name] = figures_of(simulate(program, machine, what_if=what_if))
+            say.say(f"Simulated {words}: {figures_text(steps[name])}")
+        return steps
 
     def _show(self, found: Sequence[LinkCall], machine: Machine, say: Console) -> None:
         from plans.units import Bytes, Count, Quantity, Seconds

@@ -401,8 +401,8 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
         say.say(f"stopped after {_USUAL_LIMIT_S:.0f} s; --time-limit sets how many seconds a search may take")
     say.say(f"\n{textwrap.fill(plans.summary(), 100)}")
     say.say(f"saved {path}")
-    found = [_prediction(plan) for plan in plans.plans]
-    return {"best": {"file": str(path), **found[0]}, "plans": found, **plans.to_json()}
+    predictions = [_prediction(plan) for plan in plans.plans]
+    return {"best": {"file": str(path), **predictions[0]}, "plans": predictions, **plans.to_json()}
 
 
 def _widths(given: str | None) -> str | tuple[int, ...] | None:

@@ -72,11 +72,12 @@ class Predict:
             raise TwofoldError(
                 f"{flag(several[0])} has several values, but predict takes one; use `twofold whatif` or `twofold study`"
             )
-        own = {name: getattr(self, name) for name in _OWN}
-        found = {**own, **{degree.flag: value for degree, value in zip(DEGREES.values(), self.degrees.values.values(),
-                                                                       strict=True)}}  # fmt: skip
-        found |= {"machine": self.target.machine} | {name: values[0] for name, values in factors.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        flags = [degree.flag for degree in DEGREES.values()]
+        settings = {name: getattr(self, name) for name in _OPTIONS} | dict(
+            zip(flags, self.degrees.values.values(), strict=True)
+        )
+        settings |= {"machine": self.target.machine} | {name: values[0] for name, values in factors.items()}
+        return {name: value for name, value in settings.items() if value is not None}
 
 
-_OWN = ("model", "global_batch", "seq", "layers", "mixed_precision", "stack", "host", "execution", "fused")
+_OPTIONS = ("model", "global_batch", "seq", "layers", "mixed_precision", "stack", "host", "execution", "fused")

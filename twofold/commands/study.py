@@ -76,10 +76,10 @@ class StudyCommand:
         workers = Workers(backend=self.workers.backend, jobs=self.workers.jobs, scheduler=self.workers.scheduler)
         progress = _Progress()
         with say.doing(progress.text):
-            found = run_study(asked, results=results, workers=workers, on_progress=progress.tell)
-        self._show(found, progress, results, say)
-        best = found.best if any(row.get("fits") for row in found.figures) else None
-        return {"points": found.rows, "computed": progress.count, "results": results, "best": best}, True
+            result = run_study(asked, results=results, workers=workers, on_progress=progress.tell)
+        self._show(result, progress, results, say)
+        best = result.best if any(row.get("fits") for row in result.figures) else None
+        return {"points": result.rows, "computed": progress.count, "results": results, "best": best}, True
 
     def _show(self, found: Study, progress: _Progress, results: str, say: Console) -> None:
         from plans.files import write_atomically

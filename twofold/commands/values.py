@@ -85,8 +85,8 @@ def flag(name: str) -> str:
 
 def marks_of(kind: Any) -> tuple[Any, ...]:
     """Everything that a type, or a part of it, is annotated with."""
-    found = typing.get_args(kind)[1:] if typing.get_origin(kind) is Annotated else ()
-    return found + tuple(mark for part in typing.get_args(kind) for mark in marks_of(part))
+    marks = typing.get_args(kind)[1:] if typing.get_origin(kind) is Annotated else ()
+    return marks + tuple(mark for part in typing.get_args(kind) for mark in marks_of(part))
 
 
 def is_positional(kind: Any) -> bool:
