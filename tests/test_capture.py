@@ -370,6 +370,9 @@ REFUSED = {
     "autocast": (
         within(lambda: torch.autocast("cpu", torch.bfloat16)), "in module 'frozen' .*torch.autocast in a forward is not"
     ),
+    "autocast of an absent device": (
+        within(lambda: torch.autocast("cuda", torch.bfloat16)), r"torch.autocast in a forward is not .*test_capture"
+    ),
     "mean of the batch": (mean_to(lambda m, x: m.fc(x) - x.mean()), "a value made of all samples of a batch"),
     "norm of the batch": (mean_to(lambda m, x: m.fc(x) / x.norm()), r"in forward \(.*\) makes one \(\) out of"),
     "unknown": (

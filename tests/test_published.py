@@ -12,7 +12,7 @@ from twofold.commands.models import given_model
 FOLDER = Path(__file__).parent / "data" / "configs"
 T5 = {
     "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True, "d_model": 64,
-    "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 2, "vocab_size": 256, "decoder_start_token_id": 0,
+    "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 2, "vocab_size": 256,
     "pad_token_id": 0, "torch_dtype": "float32",
 }  # fmt: skip
 VIT = {

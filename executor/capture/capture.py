@@ -176,8 +176,8 @@ def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_siz
     try:
         with _in_forms_to_capture(module), _returning_its_loss(module):
             exported = torch.export.export(module, tuple(examples.values()), strict=False)
-    except TwofoldError:
-        raise
+    except TwofoldError as error:
+        raise TwofoldError(f"{error}{_where(error, module)}") from None
     except Exception as error:  # whatever the user's forward or torch raises
         raise TwofoldError(
             f"torch.export cannot capture {type(module).__name__} for a batch of {batch_size}: "

@@ -7,6 +7,7 @@ import re
 import torch
 from torch import fx, nn
 
+from executor.capture.gradients import NO_AUTOCAST
 from plans.errors import TwofoldError
 
 __all__ = ["Places"]
@@ -67,10 +68,7 @@ class Places:
                 "torch.randint or dropout"
             )
         elif "wrap_with_autocast" in str(node.target):
-            reason = (
-                "torch.autocast in a forward is not supported; give modules and inputs the dtypes that they are to "
-                "compute in, or cast where dtypes change"
-            )
+            reason = NO_AUTOCAST
         else:
             reason = (
                 "it is not one of torch's own functions; write it with those, or as a torch.autograd.Function of them"

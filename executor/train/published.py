@@ -77,6 +77,8 @@ def published_model(
                 if hasattr(config, name):
                     setattr(config, name, layers)
         config.use_cache = False
+        if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = config.pad_token_id  # as T5; transformers 5 saves it with generation alone
         net = _class_of(transformers, keys)(config)
     except Exception as error:  # transformers raises errors of many kinds on what a file says
         message = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
