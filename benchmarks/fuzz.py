@@ -25,6 +25,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ __all__ = ["Finding", "fuzz"]
 LIMIT_S = 5.0
 LIMIT_BYTES = 1 << 30
 MOST_BYTES = 3 << 30  # a case that asks for more gets a MemoryError
+_PART = 4000  # cases of one task
 READ_AS_OFTEN = 4
 """Cases of a reader for one of a command, which takes fifty times as long."""
 
@@ -66,12 +68,15 @@ class _TooSlow(BaseException):
     """The time of a case is over."""
 
 
-def fuzz(count: int, seed: int, *, only: int | None = None, commands: bool = True) -> Iterator[Finding | None]:
+def fuzz(
+    count: int, seed: int, *, begin: int = 0, only: int | None = None, commands: bool = True
+) -> Iterator[Finding | None]:
     """Run cases, and give what each of them found.
 
     Args:
         count: of cases, of all kinds in turn.
         seed: seed of the changes.
+        begin: number of the first case.
         only: the one case to run.
         commands: whether inputs are given to commands, too, and not only to their readers.
     """
@@ -81,7 +86,7 @@ def fuzz(count: int, seed: int, *, only: int | None = None, commands: bool = Tru
         files = [kind for kind in every if not kind.commands]
         known = [*files * READ_AS_OFTEN, *(kind for kind in every if kind.commands)] if commands else files
         (work := folder / "work").mkdir()
-        for number in range(count) if only is None else [only]:
+        for number in range(begin, begin + count) if only is None else [only]:
             draw, kind = random.Random(f"{seed} {number}"), known[number % len(known)]
             content = changed(kind, draw)
             path = folder / f"changed{kind.suffix}"
@@ -202,31 +207,45 @@ def _outcome(kind: Kind, path: Path) -> str | None:
     return f"{filled / 1e9:.1f} GB of memory" if filled > LIMIT_BYTES else None
 
 
+def _part(begin: int, count: int, seed: int, commands: bool) -> tuple[list[Finding], int]:
+    """The findings of some cases, and the most memory of this process, in bytes."""
+    found = [each for each in fuzz(count, seed, begin=begin, commands=commands) if each is not None]
+    return found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def _main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int)
+    parser.add_argument("--only", type=int, help="the one case to run; its input is printed")
     parser.add_argument("--readers", action="store_true", help="only read files, run no command")
-    parser.add_argument("--out", type=Path, help="JSON file that keeps the figures")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the cases")
+    parser.add_argument("--out", type=Path, help="JSON file that keeps the figures so far")
     options = parser.parse_args()
-    begin_s, places, done = time.monotonic(), Counter[str](), 0
-    for found in fuzz(options.count, options.seed, only=options.only, commands=not options.readers):
-        done += 1
-        if found is not None:
-            place = re.sub(r"\d{3,}", "N", f"{found.kind}: {found.what}")
-            if not places[place]:
-                print(f"{found.number:6} {found.kind}: {found.what}", flush=True)
-            places[place] += 1
-            if options.only is not None:
-                sys.stdout.buffer.write(found.content[:2000] + b"\n")
+    if options.only is not None:
+        (found,) = fuzz(1, options.seed, only=options.only, commands=not options.readers)
+        print("right" if found is None else f"{found.kind}: {found.what}", flush=True)
+        sys.stdout.buffer.write(b"" if found is None else found.content[:2000] + b"\n")
+        return int(found is not None)
+    begin_s, places, done, most_bytes = time.monotonic(), Counter[str](), 0, 0
+    with ProcessPoolExecutor(options.jobs) as pool:
+        parts = {
+            pool.submit(_part, begin, min(_PART, options.count - begin), options.seed, not options.readers): begin
+            for begin in range(0, options.count, _PART)
+        }
+        for part in as_completed(parts):
+            found, used_bytes = part.result()
+            done, most_bytes = done + min(_PART, options.count - parts[part]), max(most_bytes, used_bytes)
+            for each in found:
+                place = re.sub(r"\d{3,}", "N", f"{each.kind}: {each.what}")
+                if not places[place]:
+                    print(f"{each.number:6} {each.kind}: {each.what}", flush=True)
+                places[place] += 1
+            if options.out is not None:
+                figures = {"cases": done, "bad": places.total(), "places": dict(places), "most_bytes": most_bytes}
+                keep(options.out, "fuzz", figures | {"wall_s": round(time.monotonic() - begin_s)})
     spent_s = time.monotonic() - begin_s
-    bad = sum(places.values())
-    print(f"{done} cases in {spent_s:.0f} s: {bad} bad, at {len(places)} places")
-    if options.out is not None:
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        figures = {"cases": done, "bad": bad, "places": dict(places), "cpu_s": time.process_time(), "most_bytes": most}
-        keep(options.out, "fuzz", figures)
+    print(f"{done} cases in {spent_s:.0f} s: {places.total()} bad, at {len(places)} places")
     return 1 if places else 0
 
 

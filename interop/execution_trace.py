@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from interop.profiler_trace import RankTrace
+from interop.profiler_trace import MOST_US, RankTrace, is_rank
 from plans.errors import TwofoldError
 from plans.reading import json_of, read_json_values
 
@@ -106,10 +106,7 @@ def _of_torch(nodes: Sequence[Node], *, is_one_group: bool) -> Iterator[dict[str
             length = node.get("inclusive_dur") or node.get("exclusive_dur") or 0
             ends = {"Src Rank": node.get("src_rank"), "Dst Rank": node.get("dst_rank")}
             facts |= {side: rank for side, rank in ends.items() if rank is not None}
-            yield {
-                "name": name, "args": facts, "start_ps": round(node["ts"] * _PS_PER_US),
-                "end_ps": round((node["ts"] + length) * _PS_PER_US),
-            }  # fmt: skip
+            yield {"name": name, "args": facts, **_timed(node["ts"], length)}
         elif name == "record_param_comms" or name.startswith("gloo:"):
             if is_one_group:  # the peer is numbered in its group, which operators do not name
                 facts |= _peer(by_id.get(node["ctrl_deps"], {}))
@@ -140,9 +137,22 @@ def _groups(nodes: Sequence[Node], file: Path) -> Groups:
     groups = {}
     for each, size in zip(listed, sizes, strict=True):
         ranks = tuple(map(int, each["ranks"]))
+        if not (is_rank(size) and all(map(is_rank, ranks))):
+            raise ValueError(f"a process group of {size} ranks")
         if ranks or size == max(sizes):
             groups[str(each["pg_name"])] = ranks or tuple(range(size))
     return groups
+
+
+def _timed(start_us: float, length_us: float) -> dict[str, Any]:
+    """The times of an event.
+
+    Raises:
+        ValueError: times that no run has.
+    """
+    if not (abs(start_us) <= MOST_US and 0 <= length_us <= MOST_US):
+        raise ValueError(f"an event at {start_us} us of {length_us} us")
+    return {"start_ps": round(start_us * _PS_PER_US), "end_ps": round((start_us + length_us) * _PS_PER_US)}
 
 
 def _untimed(number: int) -> dict[str, Any]:
@@ -158,10 +168,7 @@ def _of_chakra(nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
         if "type" not in node:  # the metadata before the nodes
             continue
         start, length = (float(node.get(name, 0)) for name in ("startTimeMicros", "durationMicros"))
-        when = (
-            {"start_ps": round(start * _PS_PER_US), "end_ps": round((start + length) * _PS_PER_US)}
-            if length else _untimed(number)
-        )  # fmt: skip
+        when = _timed(start, length) if length else _untimed(number)
         if node["type"].startswith("COMM_"):
             yield {"name": "nccl " + node["name"], "args": _facts_of_chakra(node), **when}
         elif node["type"] == "COMP_NODE" and length:

@@ -45,7 +45,7 @@ _COMMUNICATES = re.compile(r"^(nccl|hccl|hcom|c10d::|gloo:|nccl:|record_param_co
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _PS_PER_US = 10**6
-_MOST_US = 10**17
+MOST_US = 10**17
 """Times beyond it are after the year 5000."""
 
 _MOST_RANKS = 2**20
@@ -222,7 +222,7 @@ def _timed(event: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, A
         ValueError: times that no run has.
     """
     base, start, length = int(document.get("baseTimeNanoseconds", 0)), event["ts"], event.get("dur", 0)
-    if not (abs(start) <= _MOST_US and 0 <= length <= _MOST_US):
+    if not (abs(start) <= MOST_US and 0 <= length <= MOST_US):
         raise ValueError(f"an event at {start} us of {length} us")
     start_ps = base * 1000 + round(start * _PS_PER_US)
     args = event.get("args")

@@ -152,7 +152,7 @@ def test_evaluations_between_steps_are_those_of_a_plain_module_and_change_nothin
     ("changed", "says"),
     [
         ({"more": "\nevry = 3\n"}, "unknown key `evry`"),
-        ({"steps": 2}, "3 steps of warmup and 0 of decay, the run has 2"),
+        ({"steps": 2}, "warmup 3 and decay 0 must be at least 0 and together at most the 2 steps"),
         ({"data": "nowhere.npy"}, "cannot read the data 'nowhere.npy': No such file"),
         ({"more": "\n[other\n"}, "toml: "),
         ({"more": "keep = 0\n"}, "checkpoints.keep must be .* not 0"),

@@ -41,12 +41,12 @@ class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """
         if not (0 < self.peak < math.inf and 0 <= self.final <= self.peak):
             raise TwofoldError(
-                f"learning_rate: peak {self.peak} and final {self.final}: 0 <= final <= peak, peak above 0"
+                f"learning_rate: peak must be above 0 and final from 0 to peak, not {self.peak:g} and {self.final:g}"
             )
         if self.warmup < 0 or self.decay < 0 or self.warmup + self.decay > steps:
             raise TwofoldError(
-                f"learning_rate: {self.warmup} steps of warmup and {self.decay} of decay, the run has {steps}; "
-                "take fewer of them, or more steps"
+                f"learning_rate: warmup {self.warmup} and decay {self.decay} must be at least 0 and together at most "
+                f"the {steps} steps of the run"
             )
         if (self.kind == "wsd") != (self.decay > 0):
             raise TwofoldError(

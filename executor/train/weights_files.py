@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,9 @@ def read_weights(path: str) -> WeightsFile:
         return WeightsFile(path, _in_safetensors(path, files))
     if kind in (".pt", ".pth", ".bin"):
         try:
-            state = torch.load(place, map_location="cpu", mmap=True, weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of files that it then refuses
+                state = torch.load(place, map_location="cpu", mmap=True, weights_only=True)
         except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise TwofoldError(
