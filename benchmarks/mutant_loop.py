@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,12 @@ class Loop:
     Args:
         request: "mutants", numbers of changes; "imported", those that act on import; "folder" for what tests write.
         results: file to which a line of JSON is added for every test and every change.
-        fresh: runs the tests of changes that act on import.
+        fresh: for each job that shares the work, what runs the tests of changes that act on import.
     """
 
-    def __init__(self, request: dict[str, Any], results: Path, fresh: Fresh) -> None:
+    def __init__(self, request: dict[str, Any], results: Path, fresh: Sequence[Fresh]) -> None:
         self.request, self.results, self.fresh = request, results, fresh
+        self.folder, self.job = "", 0
         self.failed = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -58,40 +59,59 @@ class Loop:
         by_file: dict[str, list[pytest.Item]] = {}
         for item in session.items:
             by_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
-        tests = [line for line in _lines(self.results) if "test" in line]
-        done = {line["test"].partition("::")[0] for line in tests}
-        for file in sorted(by_file.keys() - done):
-            with contextlib.suppress(TimeoutError):
-                _forked(self.request["folder"], lambda items=by_file[file]: self._measure(items), _FILE_S, 600)
+        done = {line["test"].partition("::")[0] for line in _lines(self.results) if "test" in line}
+        self._share([by_file[file] for file in sorted(by_file.keys() - done)], self._measure_file)
         passing = {line["test"]: line for line in _lines(self.results) if line.get("status") == "passed"}
         items = {item.nodeid: item for item in session.items if item.nodeid in passing}
-        for mutant in self.request["mutants"]:
-            number = mutant["number"]
-            if any(line.get("mutant") == number for line in _lines(self.results)):
-                continue
-            chosen, left = _chosen(number, mutant["path"], list(passing.values()))
-            limit_s = 20 + 5 * sum(passing[name]["cpu_s"] for name in chosen)
-            out = self.results.with_name("killer")
-            out.write_text("")
-            begin_s = time.monotonic()
-            try:
-                if not chosen:
-                    status = 0
-                elif number in self.request["imported"]:
-                    status = self.fresh.run(
-                        folder=self.request["folder"], number=number, tests=chosen, out=str(out), limit_s=limit_s + 20
-                    )
-                else:
-                    work = partial(self._try, number, [items[name] for name in chosen], out)
-                    status = _forked(self.request["folder"], work, limit_s, 300 + 10 * limit_s)
-                outcome = "killed" if status else "survived"
-            except TimeoutError:
-                outcome = "too slow"
-            self._add({
-                "mutant": number, "outcome": outcome, "by": out.read_text(), "tests": len(chosen), "left": left,
-                "wall_s": round(time.monotonic() - begin_s, 2),
-            })  # fmt: skip
+        tried = {line["mutant"] for line in _lines(self.results) if "mutant" in line}
+        left = [mutant for mutant in self.request["mutants"] if mutant["number"] not in tried]
+        self._share(left, partial(self._try_mutant, passing, items))
         return True
+
+    def _share(self, work: Sequence[Any], do: Callable[[Any], None]) -> None:
+        """Do all the work, shared among forks of this process."""
+        jobs, pids = len(self.fresh), list[int]()
+        for job in range(jobs):
+            pid = os.fork()
+            if pid == 0:
+                self.folder, self.job = os.path.join(self.request["folder"], str(job)), job
+                os.makedirs(self.folder, exist_ok=True)
+                for part in work[job::jobs]:
+                    do(part)
+                os._exit(0)
+            pids.append(pid)
+        for pid in pids:
+            os.waitpid(pid, 0)
+
+    def _measure_file(self, items: Sequence[pytest.Item]) -> None:
+        with contextlib.suppress(TimeoutError):
+            _forked(self.folder, partial(self._measure, items), _FILE_S, 600)
+
+    def _try_mutant(
+        self, passing: Mapping[str, dict[str, Any]], items: Mapping[str, pytest.Item], mutant: dict[str, Any]
+    ) -> None:
+        number = mutant["number"]
+        chosen, left = _chosen(number, mutant["path"], list(passing.values()))
+        limit_s = 20 + 5 * sum(passing[name]["cpu_s"] for name in chosen)
+        out = self.results.with_name(f"killer{self.job}")
+        out.write_text("")
+        begin_s = time.monotonic()
+        try:
+            if not chosen:
+                status = 0
+            elif number in self.request["imported"]:
+                words = {"number": number, "tests": chosen, "out": str(out), "limit_s": limit_s + 20}
+                status = self.fresh[self.job].run(folder=self.folder, **words)
+            else:
+                work = partial(self._try, number, [items[name] for name in chosen], out)
+                status = _forked(self.folder, work, limit_s, 300 + 10 * limit_s)
+            outcome = "killed" if status else "survived"
+        except TimeoutError:
+            outcome = "too slow"
+        self._add({
+            "mutant": number, "outcome": outcome, "by": out.read_text(), "tests": len(chosen), "left": left,
+            "wall_s": round(time.monotonic() - begin_s, 2),
+        })  # fmt: skip
 
     def _add(self, line: dict[str, Any]) -> None:
         with self.results.open("a") as file:
@@ -290,7 +310,7 @@ def _main(request: str, results: str) -> int:
     for name in IMPORTED_ONCE:
         importlib.import_module(name)
     asked = json.loads(Path(request).read_text())
-    fresh = Fresh()
+    fresh = [Fresh() for _ in range(asked["jobs"])]
     arguments = ["-q", "-p", "no:cacheprovider", *asked["tests"]]
     return int(pytest.main(arguments, plugins=[Loop(asked, Path(results), fresh)]))
 

@@ -161,7 +161,7 @@ def _plant(tree: Path, mutants: Sequence[Mutant]) -> list[int]:
     return sorted(imported)
 
 
-def _run(folder: Path, mutants: Sequence[Mutant], *, ranks: bool) -> Iterator[dict[str, Any]]:
+def _run(folder: Path, mutants: Sequence[Mutant], *, ranks: bool, jobs: int) -> Iterator[dict[str, Any]]:
     """Run the tests; the lines of `mutant_loop`, as they are written."""
     tree, results, scratch = folder / "tree", folder / "results.jsonl", folder / "scratch"
     if not tree.exists():
@@ -170,7 +170,7 @@ def _run(folder: Path, mutants: Sequence[Mutant], *, ranks: bool) -> Iterator[di
         numbered = [{"number": number, "path": mutant.path} for number, mutant in enumerate(mutants)]
         tests = ["tests", *(f"--ignore-glob=tests/test_{name}*" for name in _OTHERS)]
         tests += [] if ranks else ["-m", "not ranks and not new_interpreters"]
-        request = {"mutants": numbered, "imported": imported, "folder": str(scratch), "tests": tests}
+        request = {"mutants": numbered, "imported": imported, "folder": str(scratch), "tests": tests, "jobs": jobs}
         (folder / "request.json").write_text(json.dumps(request))
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
     env = os.environ | threads | {"PYTHONPATH": str(tree), "CUDA_VISIBLE_DEVICES": "", "PYTHONHASHSEED": "0"}
@@ -197,6 +197,7 @@ def _main() -> int:
     parser.add_argument("--count", type=int, default=300, help="drawn mutants; at most all that there are")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", action="store_true", help="also run tests that start several processes")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the tests and the mutants")
     parser.add_argument("--folder", type=Path, help="working folder; what was tried there already is not tried again")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -209,7 +210,7 @@ def _main() -> int:
     begin_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="twofold-mutants-", ignore_cleanup_errors=True) as made:
         folder = Path(made) if options.folder is None else options.folder
-        for line in _run(folder, mutants, ranks=options.ranks):
+        for line in _run(folder, mutants, ranks=options.ranks, jobs=options.jobs):
             if "test" in line:
                 failing += [line["test"]] if line["status"] == "failed" else []
                 continue

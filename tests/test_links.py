@@ -484,6 +484,15 @@ def linked(rank: int, length_us: float) -> dict:
     return {"schema": "1.1.1-chakra.0.0.4", "nodes": [first, issued, {**issued, "id": 10, **ran}]}
 
 
+@pytest.mark.parametrize(("before", "after"), [("1000", "1e308"), ('group_size\\": 4', 'group_size\\": 4294967296')])
+def test_execution_traces_that_no_run_has_are_refused(before, after, tmp_path):
+    text = json.dumps(linked(0, 1000))
+    assert before in text
+    (tmp_path / "rank0.json").write_text(text.replace(before, after))
+    with pytest.raises(TwofoldError, match="not a Chakra execution trace"):
+        read_links([tmp_path / "rank0.json"])
+
+
 def test_linked_execution_traces_have_times(machine, tmp_path, capsys):
     """As kernels of a profile do: 8 ms instead of 6 on the rank that came last."""
     for rank, length_us in enumerate((9_000, 8_000, 8_500, 9_500)):

@@ -157,6 +157,7 @@ def test_evaluations_between_steps_are_those_of_a_plain_module_and_change_nothin
         ({"more": "\n[other\n"}, "toml: "),
         ({"more": "keep = 0\n"}, "checkpoints.keep must be .* not 0"),
         ({"data": 'random"\nweights = "nowhere.pt'}, "weights 'nowhere.pt': there is no such file"),
+        ({"data": 'random"\nmodel = "nowhere.py:build'}, "model 'nowhere.py:build': there is no file 'nowhere.py'"),
         ({"more": '[evaluation]\ndata = "random"\nevery = 0\n'}, "evaluation.every must be .* not 0"),
         ({"more": '[evaluation]\ndata = "random"\nevery = 2\n'}, "the length of 'random' is not known"),
         ({"more": '[evaluation]\ndata = "nowhere.npz"\nevery = 2\n'}, "evaluation: .*nowhere.npz"),
