@@ -15,7 +15,6 @@ import msgspec
 from executor.launch.elastic import ElasticSettings, check_elastic, smaller_plans
 from executor.launch.job import Job, Task, TaskCheckpoints, save_job
 from executor.launch.nodes import ONE_NODE, Nodes
-from executor.train.named import check_named
 from executor.train.rates import Rate
 from executor.train.settings import EvaluationSettings, Replicas
 from plans.errors import TwofoldError, number, whole_number
@@ -213,8 +212,6 @@ def _checked(job: TrainingJob, plan: Plan) -> Task:
         from executor.train.models import check_model
 
         check_model(job.model, plan.graph)
-    if job.model and not job.model.endswith(".json"):
-        check_named(job.model, "model")
     if job.weights:
         from executor.train.weights_files import check_weights
 
