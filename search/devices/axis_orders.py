@@ -20,7 +20,10 @@ from search.devices.problem import Problem
 from search.devices.space import Mesh, Placement, orders, placement
 from search.devices.stage_config import StageConfig
 
-__all__ = ["AxisOrders"]
+__all__ = ["AxisOrders", "Tiers"]
+
+Tiers = tuple[tuple[str, Group], ...]
+"""Groups inside a stage, by name; those that are not listed are where the conventional order puts them."""
 
 
 @dataclass(kw_only=True)
@@ -38,10 +41,11 @@ class AxisOrders:
     costs: Costs
     only_best: bool
     _orders: dict[Mesh, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    _tiers_of: dict[Mesh, tuple[tuple[str, Group], ...]] = field(default_factory=dict)
+    _tiers_of: dict[Mesh, Tiers] = field(default_factory=dict)
     _nearest: dict[Mesh, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     _where: dict[Mesh, dict[str, Group]] = field(default_factory=dict)
     _placed: dict[Mesh, list[Mesh]] = field(default_factory=dict)
+    _nearest_tiers: dict[Mesh, Tiers] = field(default_factory=dict)
 
     def of(self, mesh: Mesh) -> list[Mesh]:
         """The mesh in one order of its axes for each location of groups inside a stage, starting with its own."""
@@ -63,9 +67,12 @@ class AxisOrders:
                 self._nearest[place] = tuple(
                     order for order, _ in _undominated([(each, Placement((), outer[each])) for each in same])
                 )
-                self._tiers_of[place] = () if inner == usual else inner
+                self._tiers_of[place] = tuple(each for each in inner if each not in usual)
                 self._where[place] = dict(inner)
             self._placed[mesh] = places
+            nearest = _nearest([self._where[place] for place in places]) if self.slower_outside else None
+            if nearest is not None:
+                self._nearest_tiers[mesh] = tuple(each for each in nearest.items() if each not in usual)
         return self._placed[mesh]
 
     def orders(self, place: Mesh) -> tuple[tuple[str, ...], ...]:
@@ -76,14 +83,22 @@ class AxisOrders:
         """The orders in which no communication of the optimizer takes longer than in another order."""
         return self._nearest[place] if self.slower_outside else self._orders[place]
 
-    def stage_config(self, place: Mesh, sp: bool, size: int, recompute: str, split: bool) -> StageConfig:
-        """The stage configuration of a mesh."""
-        return StageConfig(place.tp, place.cp, sp, size, recompute, split, place.ep, self._tiers_of.get(place, ()))
+    def stage_config(
+        self, place: Mesh, sp: bool, size: int, recompute: str, split: bool, tiers: Tiers | None = None
+    ) -> StageConfig:
+        """The stage configuration of a mesh; `tiers` instead of where it has its groups."""
+        tiers = self._tiers_of.get(place, ()) if tiers is None else tiers
+        return StageConfig(place.tp, place.cp, sp, size, recompute, split, place.ep, tiers)
 
-    def is_farther(self, place: Mesh, mesh: Mesh) -> bool:
-        """Whether every group inside a stage is on links that are no faster than where another mesh has it."""
-        here, there = self._where[place], self._where[mesh]
-        return self.slower_outside and all(group.is_no_nearer(there[name]) for name, group in here.items())
+    def nearest_tiers(self, mesh: Mesh) -> Tiers | None:
+        """Each group inside a stage on the nearest links of all locations, which no location is faster than; None:
+        not known."""
+        self.of(mesh)
+        return self._nearest_tiers.get(mesh)
+
+    def has_tiers(self, place: Mesh, tiers: Tiers) -> bool:
+        """Whether a mesh has its groups on these tiers."""
+        return self._tiers_of[place] == tiers
 
     @functools.cached_property
     def slower_outside(self) -> bool:
@@ -93,6 +108,18 @@ class AxisOrders:
             one.bandwidth_Bps >= other.bandwidth_Bps and one.latency_s <= other.latency_s
             for one, other in pairwise(links)
         )
+
+
+def _nearest(places: Sequence[dict[str, Group]]) -> dict[str, Group] | None:
+    """Each group where it is nearest; None if one is nowhere nearer than everywhere else."""
+    found = {}
+    for name in places[0]:
+        groups = [place[name] for place in places]
+        best = next((group for group in groups if all(other.is_no_nearer(group) for other in groups)), None)
+        if best is None:
+            return None
+        found[name] = best
+    return found
 
 
 def _undominated(places: Sequence[tuple[tuple[str, ...], Placement]]) -> list[tuple[tuple[str, ...], Placement]]:

@@ -21,7 +21,13 @@ from plans.degrees.groups import strides
 from plans.model.transformer import TransformerConfig
 from plans.timeline import PS_PER_S
 from search.devices.problem import Problem
-from search.devices.stage_config import StageConfig, in_any_order, without_recompute
+from search.devices.stage_config import (
+    StageConfig,
+    in_any_order,
+    with_one_backward,
+    without_experts,
+    without_recompute,
+)
 from simulator.forecast.action import ClockMap
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
@@ -97,6 +103,7 @@ class Costs:
     _chunks: dict[tuple[StageConfig, int, int, bool], Chunks] = field(default_factory=dict)
     _optimizer: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = field(default_factory=dict)
     _piece_seconds: dict[StageConfig, Floats] = field(default_factory=dict)
+    _part_s: dict[tuple[str, str, StageConfig], float] = field(default_factory=dict)
     _longer: dict[tuple[StageConfig, int, int], bool] = field(default_factory=dict)
     _trailing: dict[tuple[StageConfig, int, int, Chunk], float] = field(default_factory=dict)
     _transfer: dict[tuple[int, int, int], tuple[float, ...]] = field(default_factory=dict)
@@ -161,16 +168,25 @@ class Costs:
         """(piece, part) seconds of one micro-batch: what `whole` adds up."""
         stage = in_any_order(stage)
         if stage not in self._piece_seconds:
-            chunks, parts = self.widest_chunks(stage), (("F", "I", "W") if stage.split else ("F", "B"))
-            # the embedding and the head recompute in no mode
-            ends = None if stage.recompute == "none" else self.piece_seconds(without_recompute(stage))
-            self._piece_seconds[stage] = np.array([
-                [chunks.clock_map(piece, part).work_ps / PS_PER_S for part in parts]
-                if ends is None or number in self.blocks else ends[number]
-                for number, piece in enumerate(self.pieces)
-            ])  # fmt: skip
+            parts = ("F", "I", "W") if stage.split else ("F", "B")
+            self._piece_seconds[stage] = np.array(
+                [[self._part_seconds(piece, part, stage) for part in parts] for piece in self.pieces]
+            )
             self.num_tables += 1
         return self._piece_seconds[stage]
+
+    def _part_seconds(self, piece: str, part: str, stage: StageConfig) -> float:
+        """Seconds of one part of a piece, made once for all stages in which it is the same."""
+        if part == "F":
+            stage = with_one_backward(stage)
+        if not piece.endswith("block"):  # the embedding and the head recompute in no mode
+            stage = without_recompute(stage)
+        if piece != "block":
+            stage = without_experts(stage)
+        key = (piece, part, stage)
+        if key not in self._part_s:
+            self._part_s[key] = self.widest_chunks(stage).clock_map(piece, part).work_ps / PS_PER_S
+        return self._part_s[key]
 
     def relaxed_table(self, stage: StageConfig, dp: int, level: int) -> Table:
         """A table that is quickly made: first and last actions are as all others, the update takes nothing."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plans.model.graph import itemsize
-from search.devices.axis_orders import AxisOrders
+from search.devices.axis_orders import AxisOrders, Tiers
 from search.devices.bubbles import Bubbles
 from search.devices.costs import Costs, Table, num_dense
 from search.devices.peak_memory import PeakMemory
@@ -78,10 +78,10 @@ class Estimates:
             return tuple(sorted(found)) or (False, True)
         return (False,) if mesh.pp == 1 else (False, True)
 
-    def mesh_bound_s(self, mesh: Mesh, size: int, sp: bool) -> float:
-        """A bound for everything on a mesh."""
+    def mesh_bound_s(self, mesh: Mesh, size: int, sp: bool, tiers: Tiers | None = None) -> float:
+        """A bound for everything on a mesh, with its groups or on other `tiers`."""
         stages = [
-            self.axis_orders.stage_config(mesh, sp, size, recomputes(self.problem)[0], split)
+            self.axis_orders.stage_config(mesh, sp, size, recomputes(self.problem)[0], split, tiers)
             for split in self.splits(mesh)
         ]
         return min(self.inner_bound_s(mesh, size, stage, 0.0) for stage in stages)

@@ -94,18 +94,19 @@ class Nodes:
 
     def roots(self, mesh: Mesh) -> Iterator[Child]:
         """A mesh with the samples of a micro-batch."""
-        places = self.axis_orders.of(mesh)
+        places, nearest = self.axis_orders.of(mesh), self.axis_orders.nearest_tiers(mesh)
         for size in micro_batches(self.problem, mesh):
             sps = sequence_parallels(self.problem, mesh)
             if not sps or not self.estimates.may_hold(mesh, size, max(sps)):
                 continue
-            bound = min(self.estimates.mesh_bound_s(mesh, size, sp) for sp in sps)
-            yield bound, Kind.MESH, (mesh, size, True)
-            for place in places[1:]:
-                # where no group inside a stage is on nearer links, the bound is no less: priced when it comes up
-                is_farther = self.axis_orders.is_farther(place, mesh)
-                own = bound if is_farther else min(self.estimates.mesh_bound_s(place, size, sp) for sp in sps)
-                yield own, Kind.MESH, (place, size, not is_farther)
+            if len(places) > 1 and nearest is not None:  # bounds all places, which are priced when they come up
+                bound = min(self.estimates.mesh_bound_s(mesh, size, sp, nearest) for sp in sps)
+                for place in places:
+                    yield bound, Kind.MESH, (place, size, self.axis_orders.has_tiers(place, nearest))
+                continue
+            for place in places:
+                own = min(self.estimates.mesh_bound_s(place, size, sp) for sp in sps)
+                yield own, Kind.MESH, (place, size, True)
 
     def _open_mesh(self, bound: float, enough_s: float, mesh: Mesh, size: int, priced: bool) -> Iterator[Child]:
         sps = sequence_parallels(self.problem, mesh)

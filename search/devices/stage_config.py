@@ -7,7 +7,15 @@ from functools import lru_cache
 
 from costmodels import Group
 
-__all__ = ["StageConfig", "in_any_order", "in_any_place", "in_order", "without_recompute"]
+__all__ = [
+    "StageConfig",
+    "in_any_order",
+    "in_any_place",
+    "in_order",
+    "with_one_backward",
+    "without_experts",
+    "without_recompute",
+]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -66,3 +74,16 @@ def in_any_place(stage: StageConfig) -> StageConfig:
 def without_recompute(stage: StageConfig) -> StageConfig:
     """The same stage with every activation kept."""
     return replace(stage, recompute="none")
+
+
+@lru_cache(maxsize=65_536)
+def with_one_backward(stage: StageConfig) -> StageConfig:
+    """The same stage with a backward in one part, which its forward does not depend on."""
+    return replace(stage, split=False) if stage.split else stage
+
+
+@lru_cache(maxsize=65_536)
+def without_experts(stage: StageConfig) -> StageConfig:
+    """The same stage for pieces that have no experts: they do not depend on ep."""
+    tiers = tuple((name, group) for name, group in stage.tier_override if name != "ep")
+    return replace(stage, ep=1, tier_override=tiers) if stage.ep > 1 else stage
