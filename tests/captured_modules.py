@@ -293,6 +293,13 @@ MODULES = {
             skip=nn.Conv2d(2, 8, 1), head=linear(out=10),
         ), images
     ),
+    "convolutions of sequences": (
+        lambda: Net(
+            lambda m, x: m.last(F.gelu(m.first(x.transpose(1, 2)))).transpose(1, 2) + m.same(x),
+            first=nn.Conv1d(WIDTH, 16, 3, stride=2, padding=2, dilation=2, groups=2),
+            last=nn.Conv1d(16, WIDTH, 1, bias=False), same=nn.Conv1d(LENGTH, 3, 3, padding="same"),
+        ), lambda: (sequences()[0], sequences()[1][:, :3])
+    ),
     "batch norm": (
         lambda: Net(
             residual, first=nn.Conv2d(2, 8, 3, padding=1, bias=False), bn1=nn.BatchNorm2d(8, momentum=0.3),

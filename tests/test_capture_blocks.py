@@ -284,7 +284,7 @@ def test_an_unknown_operator_is_replicated_and_named():
 
 
 def test_undeclared_products_cost_what_declared_ones_do():
-    """A conv1d is a conv2d of images of one row, and an einsum may be a matrix product."""
+    """A conv3d of one picture is a conv2d, and an einsum may be a matrix product."""
     machine = Machine.load("h200-x1")
 
     def forward_s(layer, x, *rest):
@@ -296,10 +296,10 @@ def test_undeclared_products_cost_what_declared_ones_do():
         return sum(price(call, group, machine, 1).work_ps for call in calls) / 1e12
 
     with torch.device("meta"):
-        row, line = nn.Conv2d(64, 512, (1, 3), padding=(0, 1)), nn.Conv1d(64, 512, 3, padding=1)
+        flat, deep = nn.Conv2d(64, 512, 3, padding=1), nn.Conv3d(64, 512, (1, 3, 3), padding=(0, 1, 1))
         bmm, einsum = Applied(lambda x, w: x @ w), Applied(lambda x, w: torch.einsum("bsi,io->bos", x, w).mT)
     for one, other, x, shape in (
-        (row, line, (32, 64, 1, 512), (32, 64, 512)),
+        (flat, deep, (32, 64, 16, 32), (32, 64, 1, 16, 32)),
         (bmm, einsum, *[(32, 64, 256)] * 2),
     ):
         declared = forward_s(one, x, "conv2d.forward", "matmul.forward", "linear.forward")

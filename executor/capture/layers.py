@@ -103,24 +103,60 @@ def _conv2d(
     build: Translation, node: fx.Node, x: Value, weight: Value, bias: Value = None, *given: Any, **named: Any
 ) -> Value:
     settings = build.settings(node, _ConvolutionSettings, given, named)
+    if len(_shape(build, x)) != 4:
+        raise build.refused(node, "its images must have a batch: [batch, channels, height, width]")
+    return _convolved(build, node, (x, weight, bias), settings, build.shape_dtype(node)[0])
+
+
+@rule("conv1d.default", "conv1d.padding")
+def _conv1d(
+    build: Translation, node: fx.Node, x: Value, weight: Value, bias: Value = None, *given: Any, **named: Any
+) -> Value:
+    """A convolution of images that have one row."""
+    settings = build.settings(node, _ConvolutionSettings, given, named)
+    if len(_shape(build, x)) != 3:
+        raise build.refused(node, "its sequences must have a batch: [batch, channels, length]")
+    padding = settings.padding if isinstance(settings.padding, str) else (0, _only(settings.padding))
+    in_rows = settings._replace(
+        stride=(1, _only(settings.stride)), padding=padding, dilation=(1, _only(settings.dilation))
+    )
+    x, weight = (_in_one_row(build, node, each) for each in (x, weight))
+    shape = build.shape_dtype(node)[0]
+    made = _convolved(build, node, (x, weight, bias), in_rows, (*shape[:2], 1, shape[2]))
+    return build.reshaped(node, made, shape)
+
+
+def _only(setting: Any) -> int:
+    return int(setting if isinstance(setting, int) else setting[0])
+
+
+def _in_one_row(build: Translation, node: fx.Node, x: Value) -> str:
+    """[a, b, c] as [a, b, 1, c]."""
+    shape = _shape(build, x)
+    return build.reshaped(node, x, (*shape[:2], 1, shape[2]))
+
+
+def _convolved(
+    build: Translation, node: fx.Node, operands: tuple[Value, ...], settings: _ConvolutionSettings,
+    shape: tuple[int, ...],
+) -> str:  # fmt: skip
+    """The convolution of (images, weight, bias or None)."""
     padding = settings.padding
     if padding == "valid":
         padding = 0
     elif padding == "same":
-        kernel = _shape(build, weight)[2:]
+        kernel = _shape(build, operands[1])[2:]
         reach = [step * (size - 1) for step, size in zip(_pair(settings.dilation), kernel, strict=True)]
         if any(each % 2 for each in reach):
             raise build.refused(node, "padding='same' of an even kernel pads one side only; pad before the convolution")
         padding = tuple(each // 2 for each in reach)
-    if len(_shape(build, x)) != 4:
-        raise build.refused(node, "its images must have a batch: [batch, channels, height, width]")
     attrs: dict[str, Any] = {
         "stride": _pair(settings.stride), "padding": _pair(padding), "dilation": _pair(settings.dilation)
     }  # fmt: skip
     if settings.groups > 1:
         attrs["groups"] = settings.groups
-    operands = (x, weight) if bias is None else (x, weight, bias)
-    return build.make(node, "conv2d", operands, **attrs)
+    read = [operand for operand in operands if operand is not None]
+    return build.make(node, "conv2d", read, shape=shape, **attrs)
 
 
 @rule("max_pool2d.default")
