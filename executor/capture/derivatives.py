@@ -97,7 +97,7 @@ def _written(graph: fx.Graph, node: fx.Node) -> list[fx.Node]:
     read = [*seeds, *inputs, *others]
     try:
         with torch.device("meta"):
-            traced = make_fx(backward)(*(on_meta(nodes) for nodes in (seeds, inputs, others)))
+            traced = make_fx(torch.func.functionalize(backward))(*(on_meta(nodes) for nodes in (seeds, inputs, others)))
     except Exception as error:  # whatever torch raises
         raise TwofoldError(
             f"the derivative that the forward takes with torch.autograd.grad cannot be written with operators: "

@@ -177,7 +177,7 @@ def filled(build: Translation, node: fx.Node, value: Number) -> str:
     return build.make(node, "fill", (), value=value)
 
 
-@rule("full_like.default", "zeros_like.default", "ones_like.default", "empty_like.default")
+@rule("full_like.default", "zeros_like.default", "ones_like.default", "empty_like.default", "fill.Scalar")
 def _fill_like(build: Translation, node: fx.Node, x: Value, value: Number = 0, **_: Any) -> Value:
     value = {"zeros_like": 0, "ones_like": 1}.get(str(node.target).split(".")[1], value)
     x = build.plain(node, x)
