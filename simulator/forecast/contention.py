@@ -27,11 +27,11 @@ from plans.schedules import Schedule
 from plans.schedules.arrivals import releases_of_rows
 from plans.schedules.variants import VARIANTS, counts_of_variants, variant_of_rows
 from plans.step_parts import PartsTally
-from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, WAIT, Op
+from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
 from simulator.forecast.overlap import PairRates, host_lead_ps, pair_rates
 from simulator.forecast.rank import RankBodies, Transfers
 from simulator.forecast.run import Run
-from simulator.forecast.walk import POST, SENT, Actions, Line, Transmission, Way, walked
+from simulator.forecast.walk import POST, Actions, Line, Transmission, Way, walked
 from simulator.lines import Payload
 
 __all__ = ["Contention"]
@@ -244,11 +244,11 @@ class Contention:
         bodies = self._bodies if change is None else [own.changed(change) for own in self._bodies]
         meetings = {key: self._meeting(kind) for key, kind in self._kinds.items()}
         ways = {}
-        for key, transfer in self._transfers.items():
+        for key in self._transfers:
             meeting = meetings.get(key)
             if meeting is not None and longer != 1.0:
                 meeting = replace(meeting, work_ps=meeting.work_ps * longer)
-            ways[key] = Way(meeting, transfer.wait_dispatch_ps)
+            ways[key] = Way(meeting)
         ranks = [self._actions(_Writer(rank, self._kinds, meetings, own), ways) for rank, own in enumerate(bodies)]
         return walked(ranks, pair_rates(self._machine), launch_ps=price_launch(self._machine), num_steps=num_steps)
 
@@ -258,11 +258,12 @@ class Contention:
 
     def _actions(self, writer: _Writer, ways: Mapping[tuple[int, str], Way]) -> Actions:
         """A rank's step: a receive is posted before the action ahead of its own, or its own (`Plan.receives`); sends
-        that have arrived are waited for after an action."""
+        that have arrived are waited for after an action, the others at the end."""
         schedule, rank = self._schedule, writer.rank
         first, variants = int(schedule.table.rank_start[rank]), variant_of_rows(schedule)
         numbers = {stage: number for number, stage in enumerate(schedule.stages_of(rank))}
-        releases, over = releases_of_rows(schedule), Line(SENT, price_wait(self._machine).dispatch_ps)
+        releases, over = releases_of_rows(schedule), Line(WAIT, price_wait(self._machine).dispatch_ps)
+        num_kept = 0
         actions: list[tuple[Sequence[Line], Way | None, Way | None]] = []
         posts: list[tuple[Sequence[Line], Way | None, Way | None]] = []
         for place, action in enumerate(schedule.order[rank]):
@@ -271,15 +272,16 @@ class Contention:
             lines = writer.action(numbers[stage], variant)
             receives = [Line(POST, self._transfers[source].receive_dispatch_ps) for op in lines if op.kind == ARRIVE]
             posts.append((receives, ways.get(source), None))
-            behind = [over] * int(releases[first + place])
-            actions.append(([*lines, *behind] if behind else lines, ways.get(source), ways.get(target)))
+            released = int(releases[first + place])
+            num_kept += sum(line.kind == SEND for line in lines) - released
+            actions.append(([*lines, *[over] * released], ways.get(source), ways.get(target)))
         step: list[tuple[Sequence[Line], Way | None, Way | None]] = [(writer.begin, None, None)]
         if self._posts_ahead:
             step += posts[:1]
             posts = [*posts[1:], ((), None, None)]
         for own, before in zip(actions, posts, strict=True):
             step += [before, own]
-        return [*step, (writer.end, None, None)]
+        return [*step, ([*writer.end, *[over] * num_kept], None, None)]
 
 
 class _Writer:

@@ -18,14 +18,14 @@ from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
 from simulator.forecast.overlap import PairRates
 from simulator.forecast.run import Run, call_of
 
-__all__ = ["MOST_MESSAGES", "POST", "SENT", "Actions", "Line", "Transmission", "Way", "walked"]
+__all__ = ["MOST_MESSAGES", "POST", "Actions", "Line", "Transmission", "Way", "walked"]
 
 MOST_MESSAGES = 5000
 """Messages of a step that is walked; a walk takes about 60 us for each. Searches on thousands of devices evaluate steps
 with 100,000 of them."""
 
-POST, SENT = 5, 6
-"""Lines next to those of a body: a receive is posted; a send that has arrived is waited for."""
+POST = 5
+"""A line next to those of a body: a receive is posted."""
 
 _BEGIN, _END, _WAKE = range(3)
 
@@ -51,11 +51,9 @@ class Way:
 
     Args:
         meeting: each of them; None: both are one rank, and nothing moves.
-        wait_ps: host time of the WAIT for a send.
     """
 
     meeting: Transmission | None
-    wait_ps: int
     early: deque[_Flow] = field(default_factory=deque)
     is_sent_early: bool = False
     arriving: deque[_Flow] = field(default_factory=deque)
@@ -70,7 +68,7 @@ class Line:
         kind: kind of an operation of a body; COMPUTE is a complete run.
         dispatch_ps: host time.
         work_ps: of a collective.
-        token, channel, meeting, call: of a collective.
+        token, channel, meeting, call: of a collective; a WAIT without a token is for a send that has arrived.
         run: of COMPUTE.
     """
 
@@ -219,8 +217,7 @@ class _Walk:
             rank.steps.append(tally)
             posts: deque[float] = deque()
             issued: dict[str, _Flow] = {}
-            sent: list[tuple[_Flow, int]] = []
-            num_released = 0
+            sent: list[_Flow] = []
             for lines, source, target in actions:
                 for line in lines:
                     kind = line.kind
@@ -238,9 +235,6 @@ class _Walk:
                     if kind == ISSUE:
                         issued[line.token] = self._issue(rank, line, posted, host)
                         continue
-                    if kind == SENT:
-                        num_released += 1
-                        continue
                     if kind == WAIT:
                         flow = issued.get(line.token)
                     elif kind == POST:
@@ -250,7 +244,7 @@ class _Walk:
                         continue
                     elif kind == SEND:
                         assert target is not None
-                        sent.append((self._meet(target, rank, posted, is_send=True), target.wait_ps))
+                        sent.append(self._meet(target, rank, posted, is_send=True))
                         continue
                     elif kind == ARRIVE:
                         assert source is not None
@@ -268,8 +262,7 @@ class _Walk:
                             else:
                                 _tally_wait(tally, rank, flow, stream)
                             stream = flow.end
-            for number, (flow, wait_ps) in enumerate((*sent, *((flow, 0) for flow in issued.values()))):
-                host += wait_ps if number >= num_released else 0
+            for flow in (*sent, *issued.values()):
                 if flow.end < 0:
                     flow.waiting.append(rank)
                     yield
