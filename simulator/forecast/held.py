@@ -251,7 +251,7 @@ class RankMemory:
             changes: the kinds of changes.
             number: the kind of each action.
             posted: bytes that are received into, taken just before each action.
-            released: bytes of earlier sends, given back just after each action.
+            released: bytes of earlier sends, released just after each action.
         """
         nets = np.array([change.net_bytes for change in changes], dtype=np.int64)[number]
         peaks = np.array([change.peak_bytes for change in changes], dtype=np.int64)[number]
@@ -306,7 +306,7 @@ class RankMemory:
             elif isinstance(item, Instruction):
                 self._line(alive, counter, item)
             elif item == SEND:
-                counter.add("activation", self._arrival_bytes)  # its cell gave it back, but it is not released yet
+                counter.add("activation", self._arrival_bytes)  # its cell frees it, but it is kept until its WAIT
         if name[0] == "I" and uses[-1] not in arrived and blocks:  # it waits for the weight gradients
             blocks.append((-1, _Counter()))
             blocks[-1][1].add("activation", self._arrival_bytes)
