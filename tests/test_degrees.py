@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,9 @@ def test_buckets_are_a_degree_everywhere(tmp_path: Path, capsys: Any) -> None:
     assert "bucket_bytes must be a whole number of bytes (0: none), not -1" in capsys.readouterr().err
     with pytest.raises(TwofoldError, match="Megatron-LM cannot state bucket bytes 1048576; plan with --bucket-bytes"):
         megatron_flags(config, small)
+
+
+def test_key_value_heads_that_tp_cannot_split_name_the_next_tp():
+    model = sizes_of(replace(LLAMA, num_heads=12, num_kv_heads=4, head_dim=128, vocab=12_000))
+    with pytest.raises(TwofoldError, match=r"4 heads of keys and values and tp 6: .*; the next valid tp is 8$"):
+        check(Degrees(tp=6, global_batch=1), model)

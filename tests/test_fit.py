@@ -225,3 +225,12 @@ def test_a_probed_machine_multiplies_its_factor_and_records_it():
 def test_bad_probes_are_refused(predicted, measured):
     with pytest.raises(TwofoldError):
         fit_probe(predicted, measured)
+
+
+def test_operations_of_attention_are_those_of_its_two_products():
+    """Two products of 2 b h q k d operations; half of them if causal, 5 products instead of 2 in the backward."""
+    shape = (2, 3, 1, 5, 7, 11)  # batch, heads, key-value heads, queries, keys, elements of a head
+    forward = Point(kind="attention", call="attention.forward", shape=shape, seconds=1.0)
+    assert forward.flops == 2 * 2 * 2 * 3 * 5 * 7 * 11
+    causal = msgspec.structs.replace(forward, call="attention.backward", options={"causal": True})
+    assert causal.flops == 5 * 2 * 2 * 3 * 5 * 7 * 11 / 2

@@ -8,7 +8,7 @@ import pytest
 from costmodels import axes_group, executing
 from costmodels.machine.machine import COLLECTIVES, DISPATCH_CLASSES, Collective, Compute, Interval, Link, Machine
 from costmodels.machine.sections import Replay
-from costmodels.price.compute import Rule
+from costmodels.price.compute import Rule, join
 from costmodels.price.instruction import (
     Cost,
     compute_class,
@@ -326,3 +326,12 @@ def test_attention_without_a_model_of_its_own_is_priced_by_its_products(call, su
     flops = round(times * 4 * 4 * 1024 * 1024 * 64)
     whole, causal = (price_compute(machine(), call, shapes, "float32", 0, part).work_ps for part in (flops, flops // 2))
     assert (whole, causal) == (flops, flops // 2)  # 10^12 flop/s: one a picosecond
+
+
+@pytest.mark.parametrize(
+    ("times_s", "sharpness", "expected_s"),
+    [((3.0, 4.0), 1.0, 7.0), ((3.0, 4.0), 2.0, 5.0), ((0.0, 4.0), 3.0, 4.0), ((0.0, 0.0), 1.0, 0.0)],
+)
+def test_times_that_overlap_in_part_join_by_their_p_norm(times_s, sharpness, expected_s):
+    assert join(*times_s, sharpness) == pytest.approx(expected_s)
+    assert join(*reversed(times_s), sharpness) == pytest.approx(expected_s)

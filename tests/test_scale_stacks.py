@@ -328,3 +328,12 @@ def test_a_compiled_block_keeps_neither_the_gate_nor_outputs_that_its_backward_d
             for stack in (eager, replace(eager, compiled=True))
         ]
         assert memory[0] - memory[1] == config.num_layers * 2 * config.seq * per_token * 2
+
+
+def test_the_memory_of_a_loss_that_the_caller_computes():
+    """bfloat16: 2 bytes less for logits that nobody holds, and for each of 3 copies in half precision; or 4 more."""
+    config = transformer_config("llama-3-8b", num_layers=1, seq=8)
+    elements = 3 * 8 // 2 * config.vocab
+    degrees = Degrees(micro_batch=3, cp=2, global_batch=3)
+    assert stack_named("torch").unknown_bytes(config, degrees) == (8 * elements, 4 * elements)
+    assert replace(stack_named("torch"), float_loss=False).unknown_bytes(config, degrees) == (0, 0)
