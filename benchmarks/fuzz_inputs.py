@@ -190,7 +190,7 @@ def kinds(folder: Path) -> list[Kind]:
     lines = {
         "predict": "gpt2 --tp 2 --dp 4 --machine h100-sxm-x8 --json",
         "simulate": f"{plan_path} --machine h100-sxm-x8 --json",
-        "plan": "gpt2 --machine h100-sxm-x8 --global-batch 8 --tp 2 --pp 1 --json",
+        "plan": "gpt2 --layers 2 --machine h100-sxm-x8 --global-batch 8 --tp 2 --pp 1 --json",
         "compare": f"{plan_path} {few_path} --machine h100-sxm-x8 --steps 2 --json",
         "whatif": f"{plan_path} --machine h100-sxm-x8 --bandwidth 0.5 2 --json",
         "links": f"{folder}/table.txt --machine h100-sxm-x8 --top 3 --json",
