@@ -4,6 +4,7 @@ Ranks are processes with NCCL between them; as many as there are GPUs, of 1 and 
 so that two runs of the same step can be equal bit for bit.
 """
 
+import contextlib
 import json
 import os
 import warnings
@@ -14,10 +15,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from on_ranks import run_on_ranks
 
 from executor.device import Device, pick_device
 from executor.step.compiled import CompiledStep
+from executor.step.groups import connect
 from executor.step.interpreter import Interpreter
 from executor.train.batches import random_batches, rows_of_rank
 from executor.train.models import random_parameters
@@ -115,10 +118,28 @@ def trained(of, rank, options, folder=None):
     )
 
 
+@contextlib.contextmanager
+def joined(count):
+    """One process group for all cases: a second one at the same port may still find the store of the first."""
+    if count == 1:
+        yield
+        return
+    device = pick_device("cuda")
+    device.use()
+    connect(device)
+    yield
+    dist.destroy_process_group()
+
+
 def both(rank, folder):
     """Every case of as many ranks, eagerly and replayed."""
     deterministic()
     count = int(os.environ["WORLD_SIZE"])
+    with joined(count):
+        run_cases(rank, folder, count)
+
+
+def run_cases(rank, folder, count):
     options = RunOptions(record_steps=2, learning_rate=learning_rate)
     for name in CASES[count]:
         for execution in ("eager", "graph"):
@@ -184,12 +205,13 @@ def on_one_stream(rank, folder):
     """Interleaved slices, with all their instructions on one stream."""
     deterministic()
     count = int(os.environ["WORLD_SIZE"])
-    for name in SLICED & CASES[count].keys():
-        of = plan(count, name, "eager")
-        with mock.patch.object(Device, "has_streams", False):
-            result = trained(of, rank, RunOptions(learning_rate=learning_rate))
-        if rank == 0:
-            np.savez(folder / f"{name}.npz", losses=result.losses, **(result.weights or {}))
+    with joined(count):
+        for name in sorted(SLICED & CASES[count].keys()):
+            of = plan(count, name, "eager")
+            with mock.patch.object(Device, "has_streams", False):
+                result = trained(of, rank, RunOptions(learning_rate=learning_rate))
+            if rank == 0:
+                np.savez(folder / f"{name}.npz", losses=result.losses, **(result.weights or {}))
 
 
 @pytest.mark.parametrize("count", COUNTS)
