@@ -43,7 +43,7 @@ _WIDE, _NARROW, _HEIGHT = 12.6, 4.2, 3.2
 """Inches; matplotlib counts 72 points to an inch, and a point becomes a pixel and a third."""
 
 _LONG = 10_000
-"""Numbers from here on are written with commas."""
+"""Numbers from here on are written with commas, or on logarithmic axes with a prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,13 +307,13 @@ def _with_texts(svg: str) -> str:
 @contextmanager
 def _axes(figure: Figure, title: str) -> Iterator[Axes]:
     """Axes with a title, and a legend below the picture where there are names."""
-    from matplotlib.ticker import AutoLocator, EngFormatter, LogFormatter, MaxNLocator, StrMethodFormatter
+    from matplotlib.ticker import AutoLocator, LogFormatter, MaxNLocator, StrMethodFormatter
 
     axes = figure.add_subplot()
     yield axes
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
-            axis.set_major_formatter(EngFormatter(sep=""))
+            axis.set_major_formatter(lambda value, _: _named(value))
             axis.set_minor_formatter(LogFormatter(minor_thresholds=(1.2, 0.4)))
         if isinstance(axis.get_major_locator(), AutoLocator):
             axis.set_major_locator(MaxNLocator(4 if _is_narrow(figure) else 9, steps=[1, 2, 2.5, 5, 10]))
@@ -323,6 +323,17 @@ def _axes(figure: Figure, title: str) -> Iterator[Axes]:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=_legend_columns(figure))
+
+
+def _named(value: float) -> str:
+    """A number of a logarithmic axis: 0.1, 1,000, 10k, 1M.
+
+    >>> [_named(10.0**power) for power in (-1, 3, 4, 6)]
+    ['0.1', '1,000', '10k', '1M']
+    """
+    from matplotlib.ticker import EngFormatter
+
+    return f"{value:,g}" if value < _LONG else EngFormatter(sep="").format_data(value)
 
 
 def _legend_columns(figure: Figure) -> int:
