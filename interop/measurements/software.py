@@ -215,6 +215,10 @@ def _dated(cells: Cells, stack: str, words: str, device: str, *, compiled: bool)
         stack = "torch-2024"
     if compiled and stack in ("torch", "torch-2024"):
         return (f"{stack}-compile",)
+    year = _year(words)
+    if stack == "torch-2024" and (year <= "22" if year else device.startswith("v100")):  # before fused attention
+        both = ("megatron-deepspeed-2022", "torch-2024")
+        return both if "deepspeed" in words else both[::-1]
     return ("torch-half-loss" if stack == "torch" and re.search(_HALF_LOSS, words) else stack,)
 
 
@@ -227,12 +231,20 @@ def _megatron_of(stack: str, words: str, device: str) -> tuple[str, ...]:
         return (_EARLY[stack],)
     if not device.startswith("a100") or "flash" in words:
         return (stack,)
-    arxiv = re.search(r"\b(2[0-9])(?:0[1-9]|1[0-2])\.\d{5}\b", words)
-    plain = re.search(rf"\b(?:{_MEETINGS})[ '\u2019-]*(?:20)?(1\d|2\d)\b|\b20(1\d|2\d)\b", words)
-    year = arxiv.group(1) if arxiv else plain.group(1) or plain.group(2) if plain else ""
-    if year:
+    if year := _year(words):
         return (_EARLY[stack],) if year <= "22" else (stack,)
     return (stack,) if re.search(r"mcore|nemo|bridge|core", words) else (stack, _EARLY[stack])
+
+
+def _year(words: str) -> str:
+    """The last two digits of the year that words state; "" where they state none.
+
+    >>> _year("arxiv 2104.04473"), _year("megatron-lm, sc'21"), _year("our runs of 2024"), _year("fsdp2")
+    ('21', '21', '24', '')
+    """
+    arxiv = re.search(r"\b(2[0-9])(?:0[1-9]|1[0-2])\.\d{5}\b", words)
+    plain = re.search(rf"\b(?:{_MEETINGS})[ '\u2019-]*(?:20)?(1\d|2\d)\b|\b20(1\d|2\d)\b", words)
+    return arxiv.group(1) if arxiv else plain.group(1) or plain.group(2) if plain else ""
 
 
 _MEETINGS = "sc|neurips|icml|iclr|mlsys|osdi|sosp|asplos|nsdi|atc|ppopp|eurosys|sigcomm|hpca|isca"
