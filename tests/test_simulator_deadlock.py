@@ -94,10 +94,11 @@ def test_a_member_that_never_comes():
     assert "rank 0 would wait forever in 'meet/c' for rank 1" in text
 
 
-def test_a_member_outside_the_program():
+@pytest.mark.parametrize("member", [1, 7])  # the first that is outside, and one far from it
+def test_a_member_outside_the_program(member):
     script = Script(0)
-    script.collective("c", (0, 7), (0, 1))
-    assert "member 7, but the program has 1 ranks" in message([script])
+    script.collective("c", (0, member), (0, 1))
+    assert f"member {member}, but the program has 1 ranks" in message([script])
 
 
 def test_a_transfer_to_a_rank_outside_the_program():

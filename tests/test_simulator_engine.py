@@ -1,6 +1,7 @@
 """The engine on programs small enough to time by hand."""
 
 import math
+from collections import deque
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from plans.layout import Layout
 from plans.program import Kind, Scope, Value
 from plans.timeline import Timeline
 from simulator import run_program
+from simulator.engine.walk import Channel
 
 
 def spans(timeline: Timeline, rank: int, stream: str) -> list[tuple[str, int, int]]:
@@ -235,3 +237,13 @@ def test_times_too_long_for_the_timeline_are_refused():
 
 def test_a_program_without_instructions_takes_no_time():
     assert run_program(program_of([Script(0)]), written_price).step_s == 0.0
+
+
+def test_transfers_of_a_channel_take_the_longer_work_and_processor_time_of_their_sides_one_after_the_other():
+    """Issued at 10 and 30: 30 + 7 + 5 = 42. The second waits for the first, and takes 4 + 3."""
+    channel = Channel(deque())
+    first = channel.post(True, 10, 7, 2)
+    second = channel.post(True, 12, 1, 3)
+    assert channel.post(False, 30, 6, 5) is first and first.end == 42
+    assert channel.post(False, 31, 4, 0) is second and second.end == 42 + 4 + 3
+    assert (channel.starts, channel.ends) == ([30, 42], [42, 49])
