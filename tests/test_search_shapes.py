@@ -90,9 +90,10 @@ def test_flops_of_a_chain_are_those_counted_by_hand(machine: Machine) -> None:
     assert physics_s(graph, machine, 4, Optimizer()) == pytest.approx(physics_s(graph, machine, 1, Optimizer()) / 4)
 
 
-def test_the_time_limit_gives_the_best_so_far(machine: Machine) -> None:
+@pytest.mark.parametrize("num_stages", [None, 1])
+def test_the_time_limit_gives_the_best_so_far(machine: Machine, num_stages: int | None) -> None:
     graph = mlp_graph([784, 512, 512, 10], 32)
-    found = search(graph, machine, num_stages=None, num_micro_batches=None, time_limit_s=1e-6)
+    found = search(graph, machine, num_stages=num_stages, num_micro_batches=None, time_limit_s=1e-6)
     assert not found.complete and found.plans and "the best plan so far" in found.summary()
 
 

@@ -52,10 +52,10 @@ class ShapeCosts:
         return [self._entry(option, stage) for stage in range(len(option[2]))]
 
     def affordable(self, options: Sequence[Option], is_over: Callable[[], bool]) -> list[Option]:
-        """The options whose lower bounds can be computed in time, one stage first."""
+        """The options whose lower bounds can be computed in time, one stage first; at least those of the first."""
         keys = {self._floors_key(option[0], option[2], width): None for option in options for width in option[2]}
-        for key in sorted(keys, key=lambda key: (key[0], -key[2])):
-            if is_over():
+        for number, key in enumerate(sorted(keys, key=lambda key: (key[0], -key[2]))):
+            if number and is_over():
                 break
             self._floors_of(*key)
         return [
