@@ -18,6 +18,7 @@ from plans.model.transformer import transformer_config
 from simulator.forecast import forecast
 from simulator.forecast.turns import program_of
 from simulator.predict import outcome
+from simulator.study import store
 from simulator.study.axes import AXES
 from simulator.study.configured import Configured
 from simulator.study.point import figures_of_point
@@ -289,3 +290,17 @@ def test_a_grid_of_a_billion_points_suggests_a_sample():
 )
 def test_impossible_points_have_a_reason(settings, message):
     assert message in figures_of_point({**BASE, **settings})["refused"]
+
+
+def test_the_version_of_the_code_follows_its_files(tmp_path, monkeypatch):
+    """A result that older code or another shipped machine gave is not taken for one of today's."""
+    for name in ("plans/a.py", "costmodels/machines/devices/h200.json", "search/notes.md", "reports/b.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("1")
+    monkeypatch.setattr(store, "__file__", str(tmp_path / "simulator" / "study" / "store.py"))
+    version = store.code_version.__wrapped__
+    versions = [version()]
+    for name in ("search/notes.md", "reports/b.py", "plans/a.py", "costmodels/machines/devices/h200.json"):
+        (tmp_path / name).write_text("2")
+        versions.append(version())
+    assert versions[0] == versions[1] == versions[2] and len({*versions[2:]}) == 3
