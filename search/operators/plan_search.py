@@ -441,9 +441,10 @@ def describe_strategy(strategy: Strategy) -> str:
     return text
 
 
-def _gap(found: Sequence[tuple[float, float]]) -> float:
-    """The relative amount by which the result may exceed the proven least cost, over all stages."""
-    return max(0.0, sum(cost_s for cost_s, _ in found) / sum(bound_s for _, bound_s in found) - 1.0)
+def _gap(found: Sequence[tuple[float, float]]) -> float | None:
+    """How far the result may exceed the proven least cost of all stages, in parts of it; None: nothing is proven."""
+    bound_s = sum(stage_s for _, stage_s in found)
+    return max(0.0, sum(cost_s for cost_s, _ in found) / bound_s - 1.0) if bound_s else None
 
 
 def _peak_bytes(plan: Plan) -> int:
