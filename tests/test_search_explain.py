@@ -12,7 +12,7 @@ import pytest
 from costmodels import Machine
 from costmodels.utilization import forward_products
 from plans.degrees.words import layout_words
-from plans.model.transformer import Experts, TransformerConfig
+from plans.model.transformer import Experts, TransformerConfig, transformer_config
 from reports.prediction import roofline_parts
 from reports.search_report import search_tables as tables
 from search.devices import Candidate, Pins, Problem, SearchResult, solve
@@ -196,3 +196,14 @@ def test_a_faster_neighbour_is_stated() -> None:
         for title, known in (("as found", found), ("changed", replace(found, alternatives=(faster,))))
     }
     assert notes["as found"] == [] and notes["changed"][0].startswith("1 of these changes would be faster")
+
+
+def test_steps_that_contention_shortens_are_forecast() -> None:
+    """Of uneven stages a walked step is up to 7 % shorter than one without contention."""
+    pins = Pins(tp=2, pp=2, dp=2, micro_batch=1, schedule="1f1b", recompute="none")
+    llama = transformer_config("llama-3-8b", num_layers=2)
+    found = solve(
+        Problem(config=llama, machine=Machine.load("h200-x8"), num_devices=8, global_batch=8, pins=pins), explain=True
+    )
+    assert found.best.degrees.sequence_parallel
+    assert min(each.extra_s for each in found.alternatives if each.extra_s is not None) >= 0

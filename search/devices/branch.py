@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,6 +47,9 @@ _LATER_MARGIN = 0.005
 _CONTENTION_MARGIN = 0.001
 """Assumed largest relative excess of a step without contention over its forecast, unless the search saw a larger
 one."""
+
+_WIDER = 1.1
+"""A margin is this many times the largest excess that the search saw."""
 
 _DIVES = 4
 """Meshes with the least bounds that are followed down to one configuration each before the search."""
@@ -99,6 +102,7 @@ class Branching:
         self.peak_memory = PeakMemory(costs=self.costs)
         self.spaces = ScheduleSpaces(problem=self.problem)
         self._heap: list[_Entry] = []
+        self._steps: list[_Entry] = []  # lowered, to be forecast
         self._number = 0
         self._rooted = False
         self._now_s = float("inf")
@@ -106,7 +110,7 @@ class Branching:
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._estimates: dict[tuple[Any, ...], Forecast] = {}
         self._margin_seen = 0.0
-        self._contention_margin = _CONTENTION_MARGIN
+        self._contention_seen = 0.0
         self._num_before = self._num_lowered = 0
         self._dropped_s = float("inf")
 
@@ -127,31 +131,46 @@ class Branching:
             self._rooted = self._roots(nodes)
             if most is None and self._rooted:
                 self._dive(nodes)
-            while self._heap:
-                if self._heap[0][0] >= self._above_s(self.margin):
-                    break
+            while heap := self._next_heap():
                 if self.midway is not None and time.monotonic() > half_s:
                     half_s = float("inf")
                     self.midway(self)
                 if self._is_late or self.num_opened == most:
                     self.interrupted = True
                     break
-                for child in self._opened(nodes, heapq.heappop(self._heap)):
-                    heapq.heappush(self._heap, child)
+                self._push(self._opened(nodes, heapq.heappop(heap)))
         except KeyboardInterrupt:
             self.interrupted = True
             if most is not None:
                 raise
         self.complete = not self.interrupted
+        if self._steps:
+            self.contention_margin = max(self.contention_margin, self._steps_margin)
         if self._rooted:
-            left_s = min(self._heap[0][0] if self._heap else float("inf"), self._dropped_s)
-            if self.interrupted:  # the node that was being opened counts with its own bound
-                left_s = min(left_s, self._now_s)
-            left_s *= 1.0 - self.margin
+            left_s = self._left_s()
             # of several plans, those that nothing left can come before
             ahead = sum(candidate.forecast.step_s * _SAFE**2 <= left_s for candidate in self.candidates)
             self.num_proven = min(self.keep, ahead)
             self.bound_s = self._best_s if self.num_proven else min(left_s, self._best_s)
+
+    def _next_heap(self) -> list[_Entry]:
+        """The heap with the lowest node that may be good enough; empty if there is none."""
+        heaps = (self._heap, self.margin), (self._steps, self._steps_margin)
+        good = [heap for heap, margin in heaps if heap and heap[0][0] < self._above_s(margin)]
+        return min(good, key=lambda heap: heap[0], default=[])
+
+    def _push(self, entries: Iterable[_Entry]) -> None:
+        for entry in entries:
+            heapq.heappush(self._steps if entry[2] is Kind.STEP else self._heap, entry)
+
+    def _left_s(self) -> float:
+        """A forecast that nothing that is left is below."""
+        left_s = min(self._heap[0][0] if self._heap else float("inf"), self._dropped_s) * (1.0 - self.margin)
+        if self._steps:
+            left_s = min(left_s, self._steps[0][0] * (1.0 - self._steps_margin))
+        if self.interrupted:  # the node that was being opened counts with its own bound
+            left_s = min(left_s, self._now_s * (1.0 - max(self.margin, self._steps_margin)))
+        return left_s
 
     def _nodes(self) -> Nodes:
         axis_orders = AxisOrders(problem=self.problem, costs=self.costs, only_best=self.keep == 1)
@@ -177,7 +196,7 @@ class Branching:
 
     def _limit_s(self) -> float:
         """The bound from which on nodes are dropped; by the widest margin, so that it may grow later."""
-        limit_s = self._above_s(max(self._widest_margin, self._margin_seen))
+        limit_s = self._above_s(max(self._widest_margin, self.margin))
         self._dropped_s = min(self._dropped_s, limit_s)
         return limit_s
 
@@ -233,8 +252,7 @@ class Branching:
                 at = min(range(len(left)), key=lambda number: (-left[number][2], left[number][0]))
                 left += self._opened(nodes, left.pop(at))
         finally:
-            self._heap += left
-            heapq.heapify(self._heap)
+            self._push(left)
 
     def _opened(self, nodes: Nodes, entry: _Entry) -> list[_Entry]:
         """The parts of a node; a configuration whose estimate comes up is forecast, and has none."""
@@ -249,7 +267,7 @@ class Branching:
             children = self._of_leaf(self._now_s, node)
         else:
             children = nodes.open(kind, self._now_s, node, self._limit_s())
-        return [self._entry(child) for child in children if child[0] < self._limit_s()]
+        return [self._entry(child) for child in children if child[1] is Kind.STEP or child[0] < self._limit_s()]
 
     def _entry(self, child: Child) -> _Entry:
         self._number += 1
@@ -272,7 +290,12 @@ class Branching:
     def margin(self) -> float:
         """The assumed largest relative excess of bounds and estimates over forecasts."""
         own = self._widest_margin if self._few else min(self._widest_margin, _LATER_MARGIN)
-        return max(own, self._margin_seen)
+        return max(own, _WIDER * self._margin_seen)
+
+    @property
+    def _steps_margin(self) -> float:
+        """The assumed largest relative excess of steps without contention over forecasts."""
+        return max(_CONTENTION_MARGIN, _WIDER * self._contention_seen)
 
     @property
     def _few(self) -> bool:
@@ -366,11 +389,11 @@ class Branching:
 
     def _of_step(self, degrees: Degrees, step: StepForecast) -> None:
         """Forecast a step, unless it would not be good enough without contention."""
-        if step.alone_s >= self._above_s(self._contention_margin):
-            self.contention_margin = max(self.contention_margin, self._contention_margin)
+        if step.alone_s >= self._above_s(self._steps_margin):
+            self.contention_margin = max(self.contention_margin, self._steps_margin)
             return
         known = self._timed(degrees, step)
-        self._contention_margin = max(self._contention_margin, 1.0 - known.forecast.step_s / step.alone_s)
+        self._contention_seen = max(self._contention_seen, 1.0 - known.forecast.step_s / step.alone_s)
         self._take(known)
 
     def _take(self, known: Candidate) -> None:
@@ -390,7 +413,7 @@ class Branching:
         other = Branching(problem=self.problem.changed(pins=pins), deadline_s=self.deadline_s)
         other._seen, other._estimates = self._seen, self._estimates
         other._num_before, other._margin_seen = self._num_before + self._num_lowered, self._margin_seen
-        other._contention_margin = self._contention_margin
+        other._contention_seen = self._contention_seen
         other.costs, other.peak_memory = self.costs, self.peak_memory
         other.spaces = self.spaces.narrowed(other.problem)
         return other
