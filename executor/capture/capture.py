@@ -34,6 +34,7 @@ from torch.nn.modules import module as torch_module
 from executor.capture.attention import batch_first_attention
 from executor.capture.buffers import doubled_tables, known_masks, known_numbers
 from executor.capture.complex_numbers import complex_rule
+from executor.capture.concatenated import split_concatenated
 from executor.capture.counts import state_counts
 from executor.capture.decompose import decompose_sized
 from executor.capture.derivatives import derivatives_as_calls, write_derivatives
@@ -41,7 +42,6 @@ from executor.capture.examples import batch_size_of, examples_of, with_batch
 from executor.capture.functional import without_in_place
 from executor.capture.functions import functions_as_calls
 from executor.capture.gradients import check_hooks, refusing_own_gradients
-from executor.capture.joined import part_joined
 from executor.capture.library import in_other_forms
 from executor.capture.masks import fix_sizes, state_masks
 from executor.capture.opaque import computed, opaque
@@ -154,7 +154,7 @@ def _graph_of_samples(module: nn.Module, examples: Mapping[str, torch.Tensor], s
     fix_sizes(exports[0].graph, exports[1].graph, small)
     grown = _grown(exports[0], exports[1], small)
     for exported in exports:
-        part_joined(exported.graph, grown)
+        split_concatenated(exported.graph, grown)
     decompose_sized(exports[0].graph, exports[1].graph, RULES)
     grown = _grown(exports[0], exports[1], small)
     small_batch, large_batch = (

@@ -1,4 +1,4 @@
-"""Several batches concatenated to one, computed one by one: two views of an image, chosen and rejected answers.
+"""Computes concatenated batches one by one: two views of an image, chosen and rejected answers.
 
 `net(torch.cat([a, b])).chunk(2)` is `net(a), net(b)` where `net` computes each sample separately. The calls after the
 concatenation are written once for every part, until a chunk takes a part or a mean over the samples joins them. Whether
@@ -16,7 +16,7 @@ from torch import fx
 
 from executor.capture.functional import called_as
 
-__all__ = ["part_joined"]
+__all__ = ["split_concatenated"]
 
 aten = torch.ops.aten
 
@@ -36,11 +36,11 @@ _OF_ALL = ("batch_norm", "instance_norm")
 """Calls whose result depends on the other samples."""
 
 
-class _CannotPartError(Exception):
-    """A call needs the whole concatenation."""
+class _CannotSplitError(Exception):
+    """A call needs all concatenated samples at once."""
 
 
-def part_joined(graph: fx.Graph, grown: Mapping[str, int]) -> None:
+def split_concatenated(graph: fx.Graph, grown: Mapping[str, int]) -> None:
     """Write the calls after concatenations along the batch once for every part, in place, if that is possible.
 
     Args:
@@ -51,14 +51,14 @@ def part_joined(graph: fx.Graph, grown: Mapping[str, int]) -> None:
     if not joined:
         return
     before = set(graph.nodes)
-    parting = _Parting(graph, grown, joined)
+    splitter = _Splitter(graph, grown, joined)
     try:
-        parting.run()
-    except (_CannotPartError, RuntimeError, TypeError):
+        splitter.run()
+    except (_CannotSplitError, RuntimeError, TypeError):
         for node in reversed([node for node in graph.nodes if node not in before]):
             graph.erase_node(node)
         return
-    parting.replace()
+    splitter.replace()
 
 
 def _joins_batches(node: fx.Node, grown: Mapping[str, int]) -> bool:
@@ -71,7 +71,7 @@ def _joins_batches(node: fx.Node, grown: Mapping[str, int]) -> bool:
     )  # fmt: skip
 
 
-class _Parting:
+class _Splitter:
     """The calls after concatenations, for every part.
 
     Args:
@@ -89,7 +89,7 @@ class _Parting:
         """Write the calls.
 
         Raises:
-            _CannotPartError: one that needs the whole, or a result that nothing takes apart.
+            _CannotSplitError: a call needs all samples at once, or no chunk splits a result.
         """
         for node in list(self.graph.nodes):
             if node in self.joined:
@@ -99,7 +99,7 @@ class _Parting:
             if not read:
                 continue
             if node.op == "output" or len({tuple(self._sizes(each)) for each in read}) > 1:
-                raise _CannotPartError
+                raise _CannotSplitError
             with self.graph.inserting_before(node):
                 self._write(node, read)
 
@@ -120,7 +120,7 @@ class _Parting:
         if node.target in _TAKEN and _along_batch(node, 2):
             sizes = [made.shape[0] for made in node.meta["val"]]
             if sizes != [_size(part) for part in self.parts[read[0]]]:
-                raise _CannotPartError
+                raise _CannotSplitError
             for user in list(node.users):
                 self.instead[user] = self.parts[read[0]][int(str(user.args[1]))]
             self.parts[node] = self.parts[read[0]]
@@ -139,12 +139,12 @@ class _Parting:
             if (before, before + _size(part), 1) == (start, stop, step):
                 return part
             before += _size(part)
-        raise _CannotPartError
+        raise _CannotSplitError
 
     def _reduced(self, node: fx.Node, shares: Sequence[float]) -> fx.Node:
         """The mean (the sum) over all samples, from those over each part's."""
         if node.target in _NUM_SETTINGS and (len(node.args) > _NUM_SETTINGS[node.target] or node.kwargs):
-            raise _CannotPartError
+            raise _CannotSplitError
         own = self._each(node, of_samples=False)
         if node.target not in _SUMS:
             own = [called_as(self.graph, node, aten.mul.Tensor, (each, share))
@@ -157,7 +157,7 @@ class _Parting:
     def _each(self, node: fx.Node, *, of_samples: bool = True) -> list[fx.Node]:
         """The call for every part."""
         if _draws(node) or any(name in str(node.target) for name in _OF_ALL):
-            raise _CannotPartError
+            raise _CannotSplitError
         first = next(each for each in node.all_input_nodes if each in self.parts)
         shares, made, begin, place = self._sizes(first), [], 0.0, self.grown.get(node.name, 0)
         for index, share in enumerate(shares):
@@ -167,7 +167,7 @@ class _Parting:
             made.append(called_as(self.graph, node, node.target, args, kwargs))
             begin += share
             if of_samples and not _is_share(made[-1].meta["val"], node.meta["val"], share, place):
-                raise _CannotPartError
+                raise _CannotSplitError
         return made
 
     def _part(self, index: int, begin: float, share: float, node: fx.Node) -> Callable[[fx.Node], fx.Node]:
