@@ -62,9 +62,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen_behind() -> Generator[None, None, None]:
-    """Nor at what a file's tests leave in caches: what is recorded collects garbage, again and again."""
+    """Nor at what a file's tests leave in caches: what is recorded collects garbage, again and again.
+
+    Garbage is not collected here: the products under test unfreeze everything, and a collection takes seconds.
+    """
     yield
-    gc.collect()
     gc.freeze()
 
 

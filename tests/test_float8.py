@@ -130,7 +130,7 @@ def test_products_that_a_device_does_not_have_are_refused_by_name(text, device):
         case_of(row, 1)
 
 
-def test_narrower_products_are_faster_and_less_certain():
+def test_narrower_products_are_faster():
     config, degrees = named_config("llama-3-70b"), Degrees(dp=8, tp=8, micro_batch=1, global_batch=64, recompute="full")
     machine = Machine.load("gb200-x72")
     found = [
@@ -138,8 +138,6 @@ def test_narrower_products_are_faster_and_less_certain():
         for name in ("megatron", "megatron-mxfp8", "megatron-nvfp4")
     ]
     assert found[0].step_s > found[1].step_s > found[2].step_s > found[0].step_s / 4
-    widths = [math.log(each.high_s / each.low_s) for each in found]
-    assert widths[2] > widths[1]
 
 
 @pytest.mark.parametrize(("source", "readings"), [("pytorch/torchtitan, 2025-06", 1), ("torchtitan, torch 2.10", 0)])

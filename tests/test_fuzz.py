@@ -53,7 +53,7 @@ def test_values_of_another_type_in_a_config_are_refused(key, value, tmp_path):
 
 
 def test_a_step_of_more_than_106_days_is_refused(capsys):
-    arguments = ["--model", "llama-3-8b", "--seq", "16000000", "--machine", "h100-sxm-x8"]
+    arguments = ["llama-3-8b", "--seq", "16000000", "--machine", "h100-sxm-x8"]
     arguments += ["--micro-batch", "10000000", "--global-batch", "80000000"]
     assert main(["predict", *arguments]) == 2
     assert "takes more than 2^63 picoseconds" in capsys.readouterr().err

@@ -43,13 +43,12 @@ def without_in_place(exported: ExportedProgram) -> None:
         TwofoldError: a call that has no other form, or that writes through a view of an unusual kind.
     """
     graph, memories = exported.graph, _memories(exported)
+    for node in [node for node in graph.nodes if _copies_itself(node)]:
+        graph.erase_node(node)
     before = list(graph.nodes)
     for node in before:
         if node.op == "call_function" and _changes(node):
             memory = memories[node.all_input_nodes[0]]
-            if _copies_itself(node):
-                graph.erase_node(node)
-                continue
             if memory.state is None:
                 _replace(graph, node, memory, memories)
                 continue
