@@ -16,6 +16,7 @@ from costmodels.fit.points import Point
 from costmodels.machine.machine import Collective, Compute, Link
 from costmodels.price.traffic import collective_traffic
 from plans.errors import TwofoldError
+from plans.units import Change, Share
 
 __all__ = [
     "Residuals",
@@ -56,8 +57,8 @@ class Residuals:
 
     def __str__(self) -> str:
         return (
-            f"{self.section}: {self.num_points} points, median error {self.median_error:.0%}, "
-            f"95th percentile {self.p95_error:.0%}, bias {self.bias:+.0%}"
+            f"{self.section}: {self.num_points} points, median error {Share(self.median_error)}, "
+            f"95th percentile {Share(self.p95_error)}, bias {Change(self.bias)}"
         )
 
 
