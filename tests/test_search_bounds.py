@@ -197,3 +197,19 @@ def _replayed(schedule, times, hops, *, split):
                     done["F" if kind == "F" else "back", stage, batch] = free[rank]
                 at[rank] += 1
     return max(free)
+
+
+def test_a_pipeline_of_one_micro_batch_is_forecast_although_one_step_alone_is_long():
+    """Steps in a row overlap: the estimate of 1f1b, of one step, exceeds its forecast by 18 %."""
+    config = TransformerConfig(
+        name="short", num_layers=4, hidden=512, num_heads=8, num_kv_heads=4, ffn=1536, vocab=1024, seq=1024
+    )
+    machine = at_usual_clock(Machine.load("h100-sxm-x16"))
+    pins = Pins(dp=1, cp=1, sequence_parallel=False)
+    problem = Problem(config=config, machine=machine, num_devices=2, global_batch=6, pins=pins)
+    given = {"pp": 2, "schedule": "1f1b", "micro_batch": 6, "recompute": "none", "zero": 0}
+    plain = problem.degrees(given)
+    assert estimate(config, plain, machine).step_s > 1.1 * forecast(config, plain, machine).step_s
+    branching = Branching(problem=problem)
+    branching.run()
+    assert branching.candidates[0].forecast.step_s <= forecast(config, plain, machine).step_s

@@ -39,6 +39,12 @@ __all__ = ["ESTIMATE_MARGIN", "Branching"]
 ESTIMATE_MARGIN = 0.05
 """Assumed largest relative excess of an estimate over its forecast, for the first `_FEW_FORECASTS`."""
 
+_SHORT_MARGIN = 0.2
+"""The same where no step can have more than `_SHORT` micro-batches: estimates are of one step, forecasts of steps in a
+row, which overlap where ranks do not end together."""
+
+_SHORT = 8
+
 _FEW_FORECASTS = 32
 
 _LATER_MARGIN = 0.005
@@ -284,18 +290,28 @@ class Branching:
     @property
     def _widest_margin(self) -> float:
         """Estimates of other software are forecasts."""
-        return ESTIMATE_MARGIN if self.problem.stack.runs_programs else 0.0
+        if not self.problem.stack.runs_programs:
+            return 0.0
+        return _SHORT_MARGIN if self._is_short else ESTIMATE_MARGIN
 
     @property
     def margin(self) -> float:
         """The assumed largest relative excess of bounds and estimates over forecasts."""
-        own = self._widest_margin if self._few else min(self._widest_margin, _LATER_MARGIN)
+        stays = self._few or self._is_short
+        own = self._widest_margin if stays else min(self._widest_margin, _LATER_MARGIN)
         return max(own, _WIDER * self._margin_seen)
 
     @property
     def _steps_margin(self) -> float:
         """The assumed largest relative excess of steps without contention over forecasts."""
         return max(_CONTENTION_MARGIN, _WIDER * self._contention_seen)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether no pipeline can have more than `_SHORT` micro-batches."""
+        problem, pins = self.problem, self.problem.pins
+        is_pipeline = problem.num_devices > 1 and pins.pp != 1
+        return is_pipeline and problem.global_batch <= _SHORT * (pins.dp or 1) * (pins.micro_batch or 1)
 
     @property
     def _few(self) -> bool:
@@ -383,7 +399,7 @@ class Branching:
                 return
             self._num_lowered += 1
             if self._fits(degrees, known.peak_above(self.problem.limit_bytes) or 0):
-                yield max(self._now_s, known.alone_s), Kind.STEP, (degrees, known)
+                yield known.alone_s, Kind.STEP, (degrees, known)
         except TwofoldError as error:
             self.rejected.append(Rejected(what=str(degrees), reason=str(error), count=1))
 
