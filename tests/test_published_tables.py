@@ -6,6 +6,7 @@ The figures are made up; only the forms are those of papers, guides and reposito
 from __future__ import annotations
 
 import pytest
+from measured_table import assert_read
 
 from interop.measurements import scores
 from interop.measurements.models import catalogued
@@ -146,12 +147,7 @@ FORMS = {
 def test_every_form_is_read(tmp_path, name):
     text, wanted = FORMS[name]
     (tmp_path / name).write_text(text)
-    found = read_table(tmp_path / name)
-    assert len(found) == len(wanted)
-    for row, cells in zip(found, wanted, strict=True):
-        for column, cell in cells.items():
-            own = row[column]
-            assert own == cell or float(own) == pytest.approx(float(cell), rel=1e-4), (column, own, cell)
+    assert_read(tmp_path / name, wanted)
 
 
 @pytest.mark.parametrize("name", FORMS)

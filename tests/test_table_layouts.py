@@ -6,10 +6,10 @@ The figures are made up.
 from __future__ import annotations
 
 import pytest
+from measured_table import assert_read
 
 from interop.measurements.rows import case_of
 from interop.measurements.scores import validate
-from interop.measurements.tables import read_table
 
 FORMS = {
     # merged header cells, figures of two conditions side by side
@@ -87,12 +87,7 @@ FORMS = {
 def test_every_layout_is_read_and_predicted(tmp_path, name):
     text, wanted = FORMS[name]
     (tmp_path / name).write_text(text)
-    found = read_table(tmp_path / name)
-    assert len(found) == len(wanted)
-    for row, cells in zip(found, wanted, strict=True):
-        for column, cell in cells.items():
-            own = row[column]
-            assert own == cell or float(own) == pytest.approx(float(cell), rel=1e-4), (column, own, cell)
+    assert_read(tmp_path / name, wanted)
     scores = validate(tmp_path / name)
     assert not scores.skipped and len(scores.rows) == len(wanted)
     for row in scores.rows:

@@ -110,15 +110,15 @@ def fit_power(points: Sequence[Point], others: Sequence[Point], compute: Compute
         others: all points that are fitted, among them large messages.
         compute: peaks.
     """
-    checked = [mixture for mixture in mixtures(points, compute) if mixture.name != CHECKED and mixture.power_W]
-    if not checked:
+    fitted = [mixture for mixture in mixtures(points, compute) if mixture.name != CHECKED and mixture.power_W]
+    if not fitted:
         return compute
-    highest_MHz = max(mixture.clock_MHz for mixture in checked)
-    held = [mixture for mixture in checked if mixture.clock_MHz < FREE * highest_MHz]
-    if len({mixture.name for mixture in checked}) < LEAST_MIXTURES or not held:
+    highest_MHz = max(mixture.clock_MHz for mixture in fitted)
+    held = [mixture for mixture in fitted if mixture.clock_MHz < FREE * highest_MHz]
+    if len({mixture.name for mixture in fitted}) < LEAST_MIXTURES or not held:
         return compute
     limit_W = float(np.median([mixture.power_W for mixture in held]))
-    product_MHz = _product_clock(checked, highest_MHz)
+    product_MHz = _product_clock(fitted, highest_MHz)
 
     def drawn_W(q: dict[str, float], each: Mixture) -> float:
         clock = each.clock_MHz / highest_MHz
@@ -137,23 +137,23 @@ def fit_power(points: Sequence[Point], others: Sequence[Point], compute: Compute
 
     def misfit(logs: Floats) -> Floats:
         q = values(logs)
-        drawn = [drawn_W(q, mixture) for mixture in checked]
-        powers_W = [limit_W if mixture in held else mixture.power_W for mixture in checked]
+        drawn = [drawn_W(q, mixture) for mixture in fitted]
+        powers_W = [limit_W if mixture in held else mixture.power_W for mixture in fitted]
         return np.concatenate([np.log(drawn) - np.log(powers_W), 0.02 * (logs - start)])
 
     q = values(solve(misfit, start, lower, upper))
     alone = max(
-        mixture.peak_share for mixture in checked if mixture.name.split()[0] in PRODUCTS and len(mixture.shares) == 1
+        mixture.peak_share for mixture in fitted if mixture.name.split()[0] in PRODUCTS and len(mixture.shares) == 1
     )
-    fastest = max(mixture.peak_share / mixture.shares["matrix"] for mixture in checked if "matrix" in mixture.shares)
+    fastest = max(mixture.peak_share / mixture.shares["matrix"] for mixture in fitted if "matrix" in mixture.shares)
     peak_W = q["idle"] + q["matrix"] * max(alone, fastest) * (product_MHz / highest_MHz) ** (q["exponent"] - 1)
     power = Power(
         limit_W=round(limit_W, 1), highest_MHz=highest_MHz, idle_W=round(q["idle"], 1), matrix_W=round(q["matrix"], 1),
         attention_W=round(q["attention"], 1), memory_W=round((q["memory"] + q["norm"]) / 2, 1),
         update_W=round(q["update"], 1), peak_W=round(max(peak_W, limit_W), 1), exponent=round(q["exponent"], 3),
         memory_exponent=round(q["memory_exponent"], 3),
-        memory_share=round((_share(checked, "memory") + _share(checked, "norm")) / 2, 4),
-        update_share=round(_share(checked, "update"), 4), chip_spread=CHIP_SPREAD,
+        memory_share=round((_share(fitted, "memory") + _share(fitted, "norm")) / 2, 4),
+        update_share=round(_share(fitted, "update"), 4), chip_spread=CHIP_SPREAD,
         message_W=_message_W(others, q["idle"]),
     )  # fmt: skip
     compute = msgspec.structs.replace(compute, power=power)
