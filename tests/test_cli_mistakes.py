@@ -56,6 +56,7 @@ PREDICT = "predict llama-3-8b --machine h200-x8"
         ("plan gpt2", "needs --machine, such as --machine h100-sxm-x64"),
         ("plan --machine h200-x8", "needs a model, such as llama-3-8b"),
         ("plan gpt2 --machine", "--machine needs a value, such as --machine h100-sxm-x64"),
+        ("calibrate --nodes 2 --node 2 --out new.json", "--node must be 0 to 1 with --nodes 2, not 2"),
         ("plan gpt2 --machin h200-x8", "--machin is not an option of twofold plan; did you mean --machine?"),
         ("plan gpt2 medium --machine h200-x8", "'medium' is an unexpected argument for twofold plan"),
         ("plan gpt2 --machine h200x8", "machine 'h200x8' is not known; did you mean h200-x8"),

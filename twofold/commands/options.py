@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import tyro
 
+from plans.errors import TwofoldError
 from twofold.commands.values import Above0, AtLeast0, AtLeast1, Factor, Port
 
 if TYPE_CHECKING:
@@ -114,9 +115,15 @@ class NodeOptions:
 
     @property
     def stated(self) -> Nodes:
-        """As the launcher takes them."""
+        """As the launcher takes them.
+
+        Raises:
+            TwofoldError: there is no node of that number.
+        """
         from executor.launch.nodes import Nodes
 
+        if self.node >= self.nodes:
+            raise TwofoldError(f"--node must be 0 to {self.nodes - 1} with --nodes {self.nodes}, not {self.node}")
         return Nodes(num_nodes=self.nodes, node_rank=self.node, master_addr=self.master, port=self.port)
 
 
