@@ -53,6 +53,7 @@ from simulator.forecast.turns import program_of, simulated
 from simulator.timeline.memory import peak_of_order
 
 RESULTS = Path(__file__).with_name("results") / "one_world.json"
+CASES_OF_A_PART = 50
 
 MODELS = (
     TransformerConfig(
@@ -266,35 +267,36 @@ def _normal(ops: Sequence[Op]) -> list[tuple[object, ...]]:
 
 
 def run(
-    count: int, seed: int, execution: str = "eager", kinds: Sequence[str] = KINDS, seconds: float = math.inf
+    count: int, seed: int, execution: str = "eager", kinds: Sequence[str] = KINDS, ends: float = math.inf
 ) -> dict[str, Score]:
-    """Compare `count` configurations under an execution, or as many as the time allows; returns what was
-    found on machines of each kind."""
+    """Compare `count` configurations under an execution, or fewer if the clock (`time.monotonic`) passes `ends`;
+    returns what was found on machines of each kind."""
     draw, found = random.Random(seed), {kind: Score() for kind in kinds}
-    begun, cases = time.monotonic(), 0
-    while cases < count and time.monotonic() - begun < seconds:
+    while sum(score.cases for score in found.values()) < count and time.monotonic() < ends:
         case = draw_case(draw, kinds=kinds)
         if case is not None:
             check(replace(case, machine=executing(case.machine, execution)), found[case.kind])
-            cases = sum(score.cases for score in found.values())
-            if cases % 25 == 0:
-                print(f"{cases} of {count}, {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     return found
 
 
 def run_in_parts(
     jobs: int, count: int, seed: int, execution: str, kinds: Sequence[str], seconds: float
 ) -> dict[str, Score]:
-    """`run` in several processes, each with a seed of its own from `seed` on."""
+    """`run` in parts of at most 50 configurations, several at a time; each has a seed of its own from `seed` on.
+
+    Every part has a new process: its memory goes back when it ends, and nothing runs on for long if this process is
+    killed.
+    """
     found = {kind: Score() for kind in kinds}
-    parts = [
-        (count * (number + 1) // jobs - count * number // jobs, seed + number, execution, kinds, seconds)
-        for number in range(jobs)
-    ]
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for part in pool.map(run, *zip(*parts, strict=True)):
-            for kind, score in part.items():
+    ends = time.monotonic() + seconds
+    sizes = [min(CASES_OF_A_PART, count - begin) for begin in range(0, count, CASES_OF_A_PART)]
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        parts = [pool.submit(run, size, seed + number, execution, kinds, ends) for number, size in enumerate(sizes)]
+        for number, part in enumerate(parts):
+            for kind, score in part.result().items():
                 found[kind].add(score)
+            cases = sum(score.cases for score in found.values())
+            print(f"part {number + 1} of {len(parts)}: {cases} configurations", file=sys.stderr, flush=True)
     return found
 
 
@@ -306,7 +308,7 @@ def main() -> None:
     parser.add_argument("--execution", choices=EXECUTIONS, default="eager")
     parser.add_argument("--machines", nargs="+", choices=KINDS, default=KINDS, metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
-    parser.add_argument("--jobs", type=int, default=1, help="processes, each with a seed of its own")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     arguments = parser.parse_args()
     of_kind = run_in_parts(
