@@ -19,8 +19,10 @@ from typing import Any
 import msgspec
 
 from costmodels import Machine
+from interop.measurements.case import Case
+from interop.measurements.cells import Skip
 from interop.measurements.readings import needed_fillings
-from interop.measurements.rows import Case, Skip, case_of
+from interop.measurements.rows import case_of
 from interop.measurements.scores import machine_of, measured_as
 from interop.measurements.tables import read_table
 from plans.degrees import Degrees

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from interop.measurements.cells import ROW
+from interop.measurements.cells import ROW, Skip
 from interop.measurements.readings import needed_fillings
-from interop.measurements.rows import Skip, case_of
+from interop.measurements.rows import case_of
 from interop.measurements.scores import machine_of, measured_as
 from interop.measurements.tables import read_table
 from plans.errors import TwofoldError

@@ -7,7 +7,8 @@ from measured_table import write_table
 from test_tables import ROW
 
 from costmodels import Machine
-from interop.measurements.rows import Skip, case_of
+from interop.measurements.cells import Skip
+from interop.measurements.rows import case_of
 from interop.measurements.scores import validate
 from plans.degrees import Degrees
 from plans.model.transformer import named_config

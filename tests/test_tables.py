@@ -10,9 +10,10 @@ import pytest
 from measured_table import write_table
 
 from costmodels import Machine
+from interop.measurements.cells import Skip
 from interop.measurements.devices import UnknownDevice, device_named, network_of
 from interop.measurements.models import catalogued, family_of, named_parameters
-from interop.measurements.rows import Skip, case_of
+from interop.measurements.rows import case_of
 from interop.measurements.scores import machine_of, measured_as, model_flops, validate
 from interop.measurements.tables import read_table
 from plans.errors import TwofoldError

@@ -7,7 +7,8 @@ import json
 import pytest
 from measured_table import write_table
 
-from interop.measurements.rows import Skip, case_of
+from interop.measurements.cells import Skip
+from interop.measurements.rows import case_of
 from interop.measurements.scores import validate
 from interop.measurements.tables import read_table
 from plans.errors import TwofoldError

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from interop.measurements.hybrid import HYBRID, hybrid_in, with_hybrid
 from interop.measurements.numbers import number
 from interop.measurements.spellings import level_named, switch_named
 
@@ -69,7 +70,7 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
             made["zero_level"] = {True: "3", False: NO_FSDP, None: cell}[switch_named(cell)]
         else:  # a degree, as torchtitan's and NeMo's tables have it
             made["zero_level"] = "3" if ways > 1 else "0" if ways else NO_FSDP
-            _fill(made, {"dp": f"{ways:g}"} if ways else {})
+            _fill(made, _next_to_dp(made, ways))
     narrow = made.pop("float8", "")
     if narrow and switch_named(narrow) is not False:
         made["precision"] = "float8" if switch_named(narrow) else f"float8 {narrow}"
@@ -91,12 +92,24 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     if nodes and not made.get("gpu_count"):
         per = _count("per_node", each) if each else USUAL_NODE
         made["gpu_count"] = str(_count("nodes", nodes) * per)
+    made = with_hybrid(made, _product(made, ("tp", "pp", "cp")))
     if not made.get("gpu_count") and made.get("dp"):
         made["gpu_count"] = str(_product(made, ("tp", "pp", "dp", "cp")))
     if year := made.pop("year", ""):
         made["provenance"] = f"{made.get('provenance', '')} {year}".strip()
     _batch(made, headers)
     return made
+
+
+def _next_to_dp(row: dict[str, str], ways: float) -> dict[str, str]:
+    """The data-parallel degree of a row with a degree of FSDP; beside another one it is that of a group (HSDP)."""
+    if not ways:
+        return {}
+    copies, devices = number(row.get("dp", "")), number(row.get("gpu_count", ""))
+    if copies and copies > 1 and ways > 1 and devices == copies * ways * _product(row, ("tp", "pp", "cp")):
+        row["dp"] = f"{copies * ways:g}"
+        return {"shards": f"{ways:g}"}
+    return {"dp": f"{ways:g}"}
 
 
 _DEGREES = re.compile(r"(?<![a-z])(tp|pp|dp|cp|ep|vpp?|fsdp)[ =:]*(\d+)(?![\d.])", re.I)
@@ -156,8 +169,13 @@ def _layout(text: str, header: str) -> dict[str, str]:
         before = re.search(rf"\b(\d+)[ -]*(?:way|x|\u00d7)?[ -]*(?:{words})\b", low)
         if match := before if re.search(r"\d+-?way", low) else after:
             found[column] = match.group(1)
-    if level := re.search(r"zero[- ]?(?:stage)?[- ]?[0-3]|fsdp2?|full[_ ]shard|\bddp\b|hsdp", text.lower()):
+    if level := re.search(rf"zero[- ]?(?:stage)?[- ]?[0-3]|{HYBRID}|fsdp2?|full[_ ]shard|\bddp\b", text.lower()):
         found["zero_level"] = level.group()
+    if hybrid := hybrid_in(text):
+        found |= hybrid
+    elif (copies := re.search(r"(?<!f)\bdp[ =:]*(\d+)", low)) and (ways := re.search(r"\bfsdp[ =:]*(\d+)", low)):
+        found |= {"groups": copies.group(1), "shards": ways.group(1)}  # "DP 4, FSDP 8"
+        found.pop("dp")
     if not found and level_named(text)[0] is not None:
         found["zero_level"] = text
     if not found:

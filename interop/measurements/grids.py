@@ -145,7 +145,7 @@ def _filled(headers: Sequence[str], first: Iterable[list[str]], rest: Iterable[l
 def _of_lines(lines: list[str], knows: Callable[[str], bool]) -> Grid:
     """Cells apart by commas, semicolons, tabs, or two spaces and more: whatever leaves the most known headers."""
     ways: list[Callable[[list[str]], Iterable[list[str]]]] = [partial(csv.reader, delimiter=each) for each in ",;\t"]
-    ways.append(lambda rows: _columns([_spaced(line) for line in rows]))
+    ways.append(lambda rows: _columns([_spaced(line) for line in rows], knows))
 
     def num_known(way: Callable[[list[str]], Iterable[list[str]]]) -> int:
         return max((sum(map(knows, row)) for row in way(lines[:_MOST_ABOVE])), default=0)
@@ -157,11 +157,27 @@ def _spaced(line: str) -> list[str]:
     return re.split(r" {2,}|\t", line.strip())
 
 
-def _columns(rows: list[list[str]]) -> list[list[str]]:
-    """Rows of as many cells as most have: where two stand one space apart they are two."""
-    most = max(map(len, rows), default=0)
+def _columns(rows: list[list[str]], knows: Callable[[str], bool]) -> list[list[str]]:
+    """Rows of as many cells as most have: where known headers or numbers stand one space apart they are several."""
+    wide = [_apart(row, knows) for row in rows]
+    most = max(map(len, wide), default=0)
     split = ([word for cell in row for word in cell.split()] for row in rows)
-    return [words if len(row) < most == len(words) else row for row, words in zip(rows, split, strict=True)]
+    return [
+        row if len(row) == most else other if len(other) == most else words if len(words) == most else row
+        for row, other, words in zip(rows, wide, split, strict=True)
+    ]
+
+
+def _apart(row: Sequence[str], knows: Callable[[str], bool]) -> list[str]:
+    """A row whose cells of several known headers, or of several numbers, are apart."""
+    found: list[str] = []
+    for cell in row:
+        words = cell.split()
+        several = len(words) > 1 and not knows(cell) and (
+            all(map(knows, words)) or all(number(word) is not None for word in words)
+        )  # fmt: skip
+        found += words if several else [cell]
+    return found
 
 
 def _of_markdown(lines: list[str], knows: Callable[[str], bool]) -> Iterator[Grid]:

@@ -25,7 +25,10 @@ COLUMNS = (
 )  # fmt: skip
 """The columns of a row."""
 
-COMPOSED = ("tokens", "nodes", "per_node", "accumulation", "layout", "unit", "year", "offload", "float8")
+COMPOSED = (
+    "tokens", "nodes", "per_node", "accumulation", "layout", "unit", "year", "offload", "float8", "dp_replicate",
+    "dp_shard",
+)  # fmt: skip
 """Columns whose cells determine those of others (`interop.measurements.composed`)."""
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -76,7 +79,9 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
                   "ac", "recomputation", "activationrecompute", "gradientcheckpointing", "actckpt",
                   "actcheckpointing", "recomputegranularity", "remat", "rematerialization", "activationckpt",
                   "重计算", "ckptacts", "actsckpt", "gradckpt", "checkpointactivations",
-                  "usegradientcheckpointing", "enableactivationcheckpointing"),
+                  "usegradientcheckpointing", "enableactivationcheckpointing", "ckpt", "checkpoint", "recomp",
+                  "gradcheckpointing", "actrecompute", "actrecomp", "recomputemode", "recomputemodules",
+                  "acmode", "activationcheckpointmode"),
     "zero_level": ("zero", "zerostage", "sharding", "shardingstrategy", "optimizersharding", "fsdp", "zerolevel",
                    "distributedoptimizer", "fsdpsharding", "shardingstage", "usedistributedoptimizer", "distopt",
                    "distributedopt", "zerooptimization", "fsdpstrategy", "dpstrategy", "dataparallelsharding"),
@@ -103,6 +108,10 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
                      "microbatchnum", "microbatches"),
     "layout": ("parallelism", "parallelconfig", "parallelstrategy", "strategy", "parallelization", "mesh",
                "parallellayout", "parallelisms"),
+    "dp_replicate": ("replicate", "dataparallelreplicate", "dataparallelreplicatedegree", "replicatedegree",
+                     "hsdpreplicate", "replicagroups", "dpreplicatedegree", "numreplicagroups"),
+    "dp_shard": ("shard", "dataparallelshard", "dataparallelsharddegree", "sharddegree", "hsdpshard", "shardgroup",
+                 "shardgroupsize", "shardinggroupsize", "dpsharddegree", "shardsize"),
     "year": ("date",),
     "float8": ("fp8", "quantization", "quantisation", "usefp8", "enablefp8", "fp8recipe", "float8recipe"),
     "offload": ("activationcpuoffload", "cpuoffload", "offloading", "optimizeroffload", "activationoffload"),

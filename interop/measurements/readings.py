@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from interop.measurements.case import Case
 from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
 from interop.measurements.devices import devices_meant
 from interop.measurements.mixtures import UNEVEN
-from interop.measurements.rows import Case
 from interop.measurements.software import software_of
 from interop.measurements.spellings import schedule_named
 
@@ -175,12 +176,24 @@ def _level(case: Case) -> tuple[str, ...]:
     return tuple(str(level) for level in usual if level != case.degrees.optimizer.parallel_level)
 
 
+def _ep(case: Case) -> tuple[str, ...]:
+    """Ranks of a node that share the experts, where a mixture's row does not state them."""
+    if case.config.experts is None:
+        return ()
+    ranks = math.gcd(case.degrees.dp * case.degrees.cp, case.config.experts.num_experts, _NODE)
+    return (str(ranks),) if ranks > 1 else ()
+
+
+_NODE = 8
+"""Devices of most nodes."""
+
+
 def _seq(case: Case) -> tuple[str, ...]:
     return tuple(str(seq) for seq in (2048, 4096, 8192) if seq != case.config.seq)
 
 
 _OPEN: Mapping[str, Callable[[Case], tuple[str, ...]]] = {
-    "seq": _seq,
+    "seq": _seq, "ep": _ep,
     "recompute": _recompute, "sequence_parallel": _sequence_parallel, "zero_level": _level,
 }  # fmt: skip
 """Column -> what else a blank cell could mean."""

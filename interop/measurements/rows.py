@@ -6,13 +6,15 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from costmodels.machine.catalogue import load_device
+from interop.measurements.case import Beyond, Case, products_of
 from interop.measurements.cells import FROM_TITLE, ZERO_BUBBLE, Skip
-from interop.measurements.devices import Network, UnknownDevice, device_named, linked_within_node, network_of
+from interop.measurements.devices import UnknownDevice, device_named, linked_within_node, network_of
 from interop.measurements.headers import COLUMNS
+from interop.measurements.hybrid import HYBRID
 from interop.measurements.mixtures import Mixtures
 from interop.measurements.models import (
     Family,
@@ -32,7 +34,7 @@ from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
 from plans.schedules.registry import schedule_names
 
-__all__ = ["Case", "Skip", "case_of", "products_of"]
+__all__ = ["case_of"]
 
 _SHARDS_STATES = ("megatron", "megatron-float8", "megatron-deepspeed", "mindspore")
 """Stacks whose runs of today keep shards of the optimizer's states, as a rule."""
@@ -45,62 +47,6 @@ _NARAYANAN = "2104.04473"
 _ZERO_BUBBLE_VOCAB = 32_000
 """The zero-bubble experiments use a SentencePiece model; the parameters that their models' names state (1.5B, 6.2B,
 14.6B, 28.3B) leave 28,000 to 35,000 entries next to their layers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A row: what was measured, and the configuration it was measured on.
-
-    Args:
-        config, degrees: the model and its layout.
-        machine: the name of a catalogued machine.
-        network: the row's text about links between nodes.
-        stack: the name of a software stack.
-        metric, value: what was measured.
-        counts_recompute: whether a rate counts the operations of recomputation as work.
-        assumed: assumptions about facts that the row does not state, in words.
-        borrows: whether the software is predicted as another one.
-        most_nodes: that a token's experts are on, each of which it is sent to once; 0: a copy is sent to each expert.
-        peak: the products, as of `Compute.matrix_flops_per_s`, whose peak a share of the peak is of.
-        group: rows whose predictions are compared with each other.
-        row: its number in the table, from 1, the header not counted.
-        source: of the row.
-        labels: cells that distinguish rows.
-        other_stacks: that the row's words may mean as well.
-    """
-
-    config: TransformerConfig
-    degrees: Degrees
-    machine: str
-    network: Network
-    stack: str
-    metric: str
-    value: float
-    counts_recompute: bool
-    assumed: tuple[str, ...]
-    group: tuple[str, ...]
-    row: int
-    source: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    other_stacks: tuple[str, ...] = ()
-    peak: str = ""
-    borrows: bool = False
-    most_nodes: int = 0
-
-    @property
-    def machine_of_one(self) -> str:
-        """The name of a machine with one such device."""
-        return f"{self.machine.rpartition('-x')[0]}-x1"
-
-
-def products_of(stack: str) -> str:
-    """The products of a stack's blocks, as of `Compute.matrix_flops_per_s`; "" where they are those of the dtype.
-
-    >>> products_of("megatron-mxfp8"), products_of("torch-compile-tf32"), products_of("megatron")
-    ('float8', 'tf32', '')
-    """
-    found = re.search(r"float8|mxfp8|nvfp4|tf32", stack)
-    return {"mxfp8": "float8", "nvfp4": "float4"}.get(found.group(), found.group()) if found else ""
 
 
 def case_of(row: Mapping[str, str], number: int, stack: str | None = None) -> Case:
@@ -129,6 +75,7 @@ class _Reading(Mixtures):
         super().__init__(row)
         self.number = number
         self.given_stack = stack
+        self.expert_ranks = 1
 
     def case(self) -> Case:
         row = self.row
@@ -163,7 +110,10 @@ class _Reading(Mixtures):
         except UnknownDevice as error:
             raise Skip(str(error), "interconnect") from None
         labels = {name: row.get(name, "") for name in COLUMNS if row.get(name)}
-        peak, most_nodes = self.peak(metric, stack), self.most_nodes(config)
+        beyond = Beyond(
+            most_nodes=self.most_nodes(config), expert_ranks=self.expert_ranks,
+            shards=self.shards(degrees, network.devices_per_node or load_device(device).per_node),
+        )  # fmt: skip
         group = tuple(
             row.get(name, "")
             for name in ("source", "model", "seq", "precision", "compile", "async_tp", "gpu_type", "gpu_count",
@@ -173,8 +123,8 @@ class _Reading(Mixtures):
             config=config, degrees=degrees, machine=f"{device}-x{gpus}", network=network, stack=stack, metric=metric,
             value=value, counts_recompute=counts_recompute(self, metric, stack, degrees.recompute),
             assumed=tuple(dict.fromkeys(self.assumed)), group=group, row=self.number, source=self.text("source"),
-            labels=labels, other_stacks=stacks[1:], peak=peak,
-            borrows=not self.given_stack and borrows(self), most_nodes=most_nodes,
+            labels=labels, other_stacks=stacks[1:], peak=self.peak(metric, stack),
+            borrows=not self.given_stack and borrows(self), beyond=beyond,
         )  # fmt: skip
 
     def peak(self, metric: str, stack: str) -> str:
@@ -309,9 +259,10 @@ class _Reading(Mixtures):
             self.assumed.append("dp not stated: all devices that tp, pp and cp leave")
         if gpus and dp * tp * pp * cp != gpus:
             raise Skip(f"its degrees need {dp * tp * pp * cp} ranks, but it has {gpus} devices", "gpu_count")
-        if ep > 1 and dp % ep and dp * tp * cp % ep == 0:  # Megatron-core's folding (arXiv 2504.14960)
-            self.assumed.append(f"ep {ep} spans tensor-parallel ranks too: predicted as ep {math.gcd(ep, dp)}")
-            ep = math.gcd(ep, dp)
+        if ep > 1 and dp * cp % ep and dp * tp * cp % ep == 0:  # Megatron-core's folding (arXiv 2504.14960)
+            self.assumed.append(f"ep {ep} spans tensor-parallel ranks too: predicted as ep {math.gcd(ep, dp * cp)}")
+            ep = math.gcd(ep, dp * cp)
+        self.expert_ranks, ep = ep, math.gcd(ep, dp) if cp > 1 else ep
         batch = self.batch(dp, pp)
         micro = self.count("micro_batch", batch // dp if batch == dp else 0)
         if not micro:
@@ -369,6 +320,26 @@ class _Reading(Mixtures):
             self.assumed.append("weights stay gathered between the micro-batches of a pipeline")
             found = 2
         return usual if found is None else found
+
+    def shards(self, degrees: Degrees, per_node: int) -> int:
+        """The data-parallel ranks that share the weights in hybrid sharding; 0: all of them.
+
+        Where the row does not state them they are those of a node, as in torch (`HYBRID_SHARD` of
+        torch/distributed/fsdp/api.py).
+        """
+        dp, words = degrees.dp, self.words("zero_level", "notes", "source")
+        stated = self.count("shards", 0) or (dp // self.count("groups") if self.text("groups") else 0)
+        if not stated and not re.search(HYBRID, words):
+            return 0
+        within = max(1, per_node // (degrees.tp * degrees.cp))
+        shards = stated or within
+        if dp % shards:
+            raise Skip(f"groups of {shards} ranks do not divide dp {dp}", "dp")
+        if degrees.optimizer.parallel_level < 3 or shards in (1, dp):
+            return 0
+        if not stated:
+            self.assumed.append(f"hybrid sharding: the weights are shared by the {shards} ranks of a node")
+        return shards
 
     def recompute(self, stack: str) -> Recompute:
         text = self.text("recompute")

@@ -24,18 +24,20 @@ import msgspec
 from costmodels import Machine, utilization
 from costmodels.machine.catalogue import load_device
 from costmodels.price.torch_hosts import load_host
-from interop.measurements.cells import BAD_VALUE, FIGURE, PARTS, READ_AS, ROW, Cells
+from interop.measurements.case import Beyond, Case, products_of
+from interop.measurements.cells import BAD_VALUE, FIGURE, PARTS, READ_AS, ROW, Cells, Skip
 from interop.measurements.devices import Network
 from interop.measurements.headers import METRICS
 from interop.measurements.numbers import number as number_of
 from interop.measurements.readings import Filling, needed_fillings, other_fillings
-from interop.measurements.rows import Case, Skip, case_of, products_of
+from interop.measurements.rows import case_of
 from interop.measurements.tables import rows_of
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
 from plans.shown import Shown
 from simulator.forecast import Forecast, forecast
+from simulator.forecast.composed import hybrid_forecast, split_mixture_forecast
 from simulator.forecast.memory import memory_interval
 from simulator.stacks import on_host, stack_named
 from simulator.stacks.base import exchanged_share
@@ -267,17 +269,23 @@ _MEMORY_MARGIN = 1.1
 @lru_cache(maxsize=100_000)
 def _run(
     config: TransformerConfig, degrees: Degrees, machine: str, network: Network | None, stack_name: str,
-    host: str | None, borrows: bool, most_nodes: int,
+    host: str | None, borrows: bool, beyond: Beyond,
 ) -> _Run:  # fmt: skip
     """The forecast of a configuration; `network` is None if the machine is unchanged."""
     target = Machine.load(machine) if network is None else machine_of(machine, network)
     target, stack = on_host(target, stack_named(stack_name), host)
     if borrows:
         stack = dataclasses.replace(stack, is_measured=False)
-    if most_nodes and config.experts is not None:
-        nodes = -(-degrees.ep * degrees.tp // target.devices_per_node)  # experts spread next to tensor parallelism
-        stack = dataclasses.replace(stack, exchanged=exchanged_share(config.experts.top_k, nodes, most_nodes))
-    found = forecast(config, degrees, target, stack=stack)
+    if beyond.most_nodes and config.experts is not None:
+        ranks = beyond.expert_ranks * degrees.tp  # experts are spread next to tensor parallelism
+        nodes = -(-ranks // target.devices_per_node)
+        stack = dataclasses.replace(stack, exchanged=exchanged_share(config.experts.top_k, nodes, beyond.most_nodes))
+    if config.experts is not None and degrees.cp > 1:
+        found = split_mixture_forecast(config, degrees, target, stack, beyond.expert_ranks)
+    elif beyond.shards:
+        found = hybrid_forecast(config, degrees, target, stack, beyond.shards)
+    else:
+        found = forecast(config, degrees, target, stack=stack)
     unknown = stack.unknown_bytes(config, degrees)
     assumed = [*stack.assumptions(config, degrees), *(_assumed_of(target, network) if network is not None else ())]
     return _Run(
@@ -290,7 +298,7 @@ def _run(
 def _row(case: Case, given: _Given) -> dict[str, Any]:
     own = dataclasses.replace(case.config, name="model")  # rows name one model in several ways
     machine, network = given.machine or case.machine, None if given.machine else case.network
-    run = _run(own, case.degrees, machine, network, case.stack, given.host, case.borrows, case.most_nodes)
+    run = _run(own, case.degrees, machine, network, case.stack, given.host, case.borrows, case.beyond)
     found = run.found
     predicted, low, high = (measured_as(case, found, seconds) for seconds in (found.step_s, found.low_s, found.high_s))
     low, high = min(low, high), max(low, high)

@@ -127,6 +127,8 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     dated = [name for stack in stacks for name in _dated(cells, stack, words, device, compiled=bool(compiled))]
     if cells.count("ep", 1) > 1 and "megatron" in dated:
         dated = _exchanges(words, dated)
+    if cells.count("cp", 1) > 1 and stacks[0].startswith("torch") and not dated[0].startswith("torchtitan-2024"):
+        dated.append("torchtitan-2024-compile")  # whose samples are split unevenly
     result = tuple(dict.fromkeys(product for name in dated for product in _with_products(cells, name, device)))
     if found.name:
         cells.assumed.append(f"{found.name} taken as {result[0]}")
@@ -143,6 +145,8 @@ def _unnamed(cells: Cells, words: str) -> Software:
     A model spread by tensor and pipeline parallelism is rarely run by eager modules of DTensor.
     """
     own = "own run" in words
+    if re.search(r"\bzero[- _]?(?:stage[- _]?)?[123]\b", cells.words("zero_level")) and not own:  # DeepSpeed's name
+        return _named("megatron-deepspeed" if _splits_model(cells) else "deepspeed") or _SOFTWARE[0]
     if not (own or cells.switch("compile") is not None or level_of(cells) in (2, 3)):
         return Software(words="", stacks=("megatron",))
     splits = all(cells.text(name) not in ("", "1") for name in ("tp", "pp"))

@@ -35,7 +35,7 @@ _NO = (
     "\u00d7",
 )
 
-_HYBRID = r"hsdp|hybrid"
+_HYBRID = r"hsdp|hybrid|replicat\w* \d.*shard|shard.*replicat\w* \d"
 _LEVELS = (
     (r"reshard after forward ?=? ?(false|no|0)|no reshard", 2),
     (r"\b(?:z|zero)[ ]*(?:stage[ ]*)?([0-3])\b|stage ?([0-3])\b|^([0-3])(?![\w./])", None),
@@ -103,7 +103,7 @@ def level_named(text: str) -> tuple[int | None, str]:
     """
     plain = _plain(text)
     if re.search(_HYBRID, plain):
-        return 3, "hybrid sharding taken as sharding over all replicas"
+        return 3, ""
     if switch_named(text) is not None and text.strip() not in ("0", "1"):
         return int(bool(switch_named(text))), ""
     for pattern, level in _LEVELS:

@@ -35,7 +35,7 @@ from interop.measurements.numbers import number
 from interop.measurements.precisions import precision_named
 from interop.measurements.software import names_software
 from interop.measurements.spellings import switch_named
-from interop.measurements.titles import told_by_titles
+from interop.measurements.titles import CONDITIONS, told_by_titles, without_conditions
 from plans.errors import TwofoldError
 from plans.reading import read_text
 
@@ -201,8 +201,22 @@ def _figure_of(place: int, header: str, column: str) -> _Column | None:
         return _Column(place=place, header=bare, figure=figure, told={"gpu_count": devices})
     figure = figure_named(header)
     if figure is not None or (has_units_in_cells(header) and not column):
-        return _Column(place=place, header=header, figure=figure)
+        return _Column(place=place, header=header, figure=figure, told=_told_by_header(header, figure))
+    bare = without_conditions(header)
+    if not column and bare != header and (figure := figure_named(bare)) is not None:
+        return _Column(place=place, header=bare, figure=figure, told=_told_by_header(header, figure))
     return None
+
+
+def _told_by_header(header: str, figure: Figure | None) -> dict[str, str]:
+    """The device, precision and switches that a figure's header states: "TFLOPS (FP8)", "H100 tokens/s/GPU".
+
+    The precision beside a share of the peak is that of the peak.
+    """
+    told = {name: cell for name, cell in told_by_titles((header,), ()).items() if name in CONDITIONS}
+    if figure is not None and figure.metric == "mfu_percent":
+        told.pop("precision", None)
+    return told
 
 
 def _check(columns: Sequence[str], headers: Sequence[str], figures: Sequence[object], table: str) -> None:
@@ -234,6 +248,9 @@ def _row(
             found = _joined(found, column, cell, header) if column else found
         except BadCell as error:
             bad = bad or error
+    if notes := found.get("notes"):
+        said = told_by_titles((notes,), ())
+        found |= {name: said[name] for name in _OF_NOTES if name in said and not found.get(name)}
     if used := [column for column in told if not found.get(column)]:
         found |= {column: told[column] for column in used} | {FROM_TITLE: ", ".join(used)}
     try:
@@ -243,6 +260,10 @@ def _row(
     if bad is not None:
         found |= {BAD_COLUMN: bad.column, BAD_VALUE: bad.value, BAD_REASON: str(bad)}
     return found
+
+
+_OF_NOTES = ("recompute", "compile", "micro_batch", "global_batch")
+"""Columns that the notes of a row fill where they are blank; its degrees and links are read elsewhere."""
 
 
 def _joined(found: dict[str, str], column: str, cell: str, header: str) -> dict[str, str]:

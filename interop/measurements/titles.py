@@ -8,10 +8,13 @@ from collections.abc import Collection, Sequence
 from interop.measurements.composed import degrees_in
 from interop.measurements.software import names_software
 
-__all__ = ["told_by_titles"]
+__all__ = ["CONDITIONS", "told_by_titles", "without_conditions"]
+
+CONDITIONS = ("gpu_type", "precision", "recompute", "compile")
+"""Columns that the header of a figure may state."""
 
 _DEVICE = re.compile(
-    r"(?:\b(\d+) ?(?:x|\u00d7)? ?)?(?:nvidia |amd |instinct |(?:dgx|hgx)[- ])?(?<![a-z0-9])"
+    r"(?:\b(\d+) ?(?:x|\u00d7)? ?)?(?:nvidia |amd |instinct |(?:dgx|hgx)[- ])?(?:(?<![a-z0-9])|(?<=\dx))"
     r"(p[3-6][a-z]*(?:-b200)?\.\d+xlarge|a[23]-\w+gpu(?:-\dg)?|(?:g?[hb]\d00|a[18]00|h20|v100|mi\d{3}x?"
     r"|(?:ascend )?910(?:b\d?|c)|gb[23]00|b300)"
     r"(?:s\b)?(?:[-_ ](?:sxm\d?|pcie|nvl(?! ?\d\d)))*(?:[-_ ]?\(?\d{2,3} ?gi?b\)?)?(?:[-_ ](?:sxm\d?|pcie))?)"
@@ -64,6 +67,15 @@ def told_by_titles(titles: Sequence[str], columns: Collection[str]) -> dict[str,
             if column not in columns:
                 found.setdefault(column, cell)
     return found
+
+
+def without_conditions(header: str) -> str:
+    """A header without its words of devices and precisions.
+
+    >>> without_conditions("FP8 tokens/s/GPU"), without_conditions("H100 80GB (TFLOP/s)")
+    ('tokens/s/GPU', '(TFLOP/s)')
+    """
+    return _PRECISION.sub("", _DEVICE.sub("", header)).strip(" -_,:")
 
 
 def _told(title: str) -> dict[str, str]:

@@ -30,6 +30,7 @@ from plans.model.graph import itemsize
 from plans.program import Kind
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line, Payload
 from simulator.stacks import Stack
+from simulator.stacks.ring import ring_attention
 from simulator.stacks.steps import Kernel, Message, Step
 
 __all__ = ["Groups", "busy_ps", "cell_work", "hosted", "priced_cells", "priced_lines"]
@@ -154,10 +155,11 @@ class _Prices:
 
     def _body(self, template: _Template, numbers: Sequence[int], groups: Groups, ways: int) -> list[Line]:
         stack = self._stack
-        if not (stack.rearranges or stack.recipe or stack.hides_experts or stack.exchanged < 1):
+        is_ring = ("cp",) in template.axes and stack.splits_evenly and not stack.runs_programs
+        if not (stack.rearranges or stack.recipe or stack.hides_experts or stack.exchanged < 1 or is_ring):
             return [line for cell in template.cells for line in self.lines(cell, numbers, groups)]
         plain = [step for cell in template.cells for step in self.steps(cell, numbers)]
-        steps = stack.arranged(plain, ways)
+        steps = stack.arranged(ring_attention(plain) if is_ring else plain, ways)
         if stack.recipe is not None:
             steps = stack.recipe.steps(steps)
         if stack.hides_experts:

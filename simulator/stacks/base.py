@@ -85,6 +85,8 @@ class Stack:
         recipes: the library whose recipes they are.
         narrows: whether it has that library's narrow products; TF32 is every software's.
         host: whose times to issue a block are taken (`costmodels.price.torch_hosts.host_s`); "": those of the stack.
+        splits_evenly: whether ranks of context parallelism have parts of a sequence with equally many keys
+            (`simulator.stacks.ring`); else consecutive parts, of which the last has most.
         recomputes_some: recompute modes that some blocks of a chunk may have while its other blocks keep everything.
     """
 
@@ -103,6 +105,7 @@ class Stack:
     runs_programs: bool = True
     rearranges: bool = False
     adds_memory: bool = False
+    splits_evenly: bool = True
     recomputes_some: tuple[str, ...] = tuple(mode for mode in RECOMPUTE_MODES if mode != "none")
     host: str = ""
     products: str = ""

@@ -32,6 +32,11 @@ _TORCHTITAN_COMPILED = {**_TORCHTITAN, **_COMPILED, "compiled_loss": True}
 """Since April 2025 torchtitan compiles the loss with the model (github.com/pytorch/torchtitan/pull/1033, where the
 memory that it saves is shown); before that it was eager."""
 
+_TORCHTITAN_2024 = {**_TORCHTITAN, **_COMPILED, "splits_evenly": False}
+"""Before April 2025. Context parallelism split sequences in order: balanced parts were proposed in August 2024
+(github.com/pytorch/pytorch/pull/132442), and torchtitan's paper measured steps as long as without them
+(arXiv 2410.06511)."""
+
 _UNMEASURED: dict[str, Any] = {"is_measured": False}
 
 _TORCH_2024: dict[str, Any] = {**_UNMEASURED, "fused_norm": False, "update": "foreach", "flash_2": True}
@@ -70,10 +75,8 @@ _STACKS: dict[str, Callable[[], Stack]] = {
     "torchtitan": lambda: TorchNative(name="torchtitan", **_TORCHTITAN),
     "torchtitan-compile": lambda: TorchNative(name="torchtitan-compile", **_TORCHTITAN_COMPILED),
     "torchtitan-async": lambda: TorchNative(name="torchtitan-async", async_tp=True, **_TORCHTITAN_COMPILED),
-    "torchtitan-2024-compile": lambda: TorchNative(name="torchtitan-2024-compile", **_COMPILED, **_TORCHTITAN),
-    "torchtitan-2024-async": lambda: TorchNative(
-        name="torchtitan-2024-async", async_tp=True, **_COMPILED, **_TORCHTITAN
-    ),
+    "torchtitan-2024-compile": lambda: TorchNative(name="torchtitan-2024-compile", **_TORCHTITAN_2024),
+    "torchtitan-2024-async": lambda: TorchNative(name="torchtitan-2024-async", async_tp=True, **_TORCHTITAN_2024),
     "twofold": Stack,
     "zero-bubble": lambda: Megatron(name="zero-bubble", flash_attention=False, fetch_s=FETCH_S),
 }

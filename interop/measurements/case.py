@@ -1,0 +1,84 @@
+"""A row of a table as a configuration that can be predicted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from interop.measurements.devices import Network
+from plans.degrees import Degrees
+from plans.model.transformer import TransformerConfig
+
+__all__ = ["Beyond", "Case", "products_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beyond:
+    """What the layout of a run has that `Degrees` do not have.
+
+    Args:
+        most_nodes: that a token's experts are on, each of which it is sent to once; 0: a copy is sent to each expert.
+        shards: data-parallel ranks that share the weights in hybrid sharding; 0: all of them.
+        expert_ranks: ranks that share the experts; under context parallelism more than `Degrees.ep` can be.
+    """
+
+    most_nodes: int = 0
+    shards: int = 0
+    expert_ranks: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A row: what was measured, and the configuration it was measured on.
+
+    Args:
+        config, degrees: the model and its layout.
+        machine: the name of a catalogued machine.
+        network: the row's text about links between nodes.
+        stack: the name of a software stack.
+        metric, value: what was measured.
+        counts_recompute: whether a rate counts the operations of recomputation as work.
+        assumed: assumptions about facts that the row does not state, in words.
+        borrows: whether the software is predicted as another one.
+        peak: the products, as of `Compute.matrix_flops_per_s`, whose peak a share of the peak is of.
+        group: rows whose predictions are compared with each other.
+        row: its number in the table, from 1, the header not counted.
+        source: of the row.
+        labels: cells that distinguish rows.
+        other_stacks: that the row's words may mean as well.
+        beyond: what its layout has that `Degrees` do not have.
+    """
+
+    config: TransformerConfig
+    degrees: Degrees
+    machine: str
+    network: Network
+    stack: str
+    metric: str
+    value: float
+    counts_recompute: bool
+    assumed: tuple[str, ...]
+    group: tuple[str, ...]
+    row: int
+    source: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    other_stacks: tuple[str, ...] = ()
+    peak: str = ""
+    borrows: bool = False
+    beyond: Beyond = Beyond()
+
+    @property
+    def machine_of_one(self) -> str:
+        """The name of a machine with one such device."""
+        return f"{self.machine.rpartition('-x')[0]}-x1"
+
+
+def products_of(stack: str) -> str:
+    """The products of a stack's blocks, as of `Compute.matrix_flops_per_s`; "" where they are those of the dtype.
+
+    >>> products_of("megatron-mxfp8"), products_of("torch-compile-tf32"), products_of("megatron")
+    ('float8', 'tf32', '')
+    """
+    found = re.search(r"float8|mxfp8|nvfp4|tf32", stack)
+    return {"mxfp8": "float8", "nvfp4": "float4"}.get(found.group(), found.group()) if found else ""
