@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["Bytes", "Change", "Count", "Quantity", "Seconds", "Share", "time_unit"]
+import re
+import textwrap
+
+__all__ = ["Bytes", "Change", "Count", "Quantity", "Seconds", "Share", "time_unit", "wrapped"]
 
 _TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
@@ -94,3 +97,13 @@ def time_unit(length_s: float) -> tuple[float, str]:
 def _scaled(value: float, size: float, name: str) -> str:
     scaled = float(value) / size
     return f"{scaled:.0f} {name}" if abs(scaled) >= 100 or name == "B" else f"{scaled:#.3g} {name}"
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text in lines of at most `width` characters; no line ends between a number and its unit.
+
+    >>> wrapped("A step takes 12.3 ms.", 18)
+    'A step takes\\n12.3 ms.'
+    """
+    joined = re.sub(r"(\d) (?=%|[a-zµ]?s\b|[kMGTP]?B\b)", "\\1\N{NO-BREAK SPACE}", text)
+    return textwrap.fill(joined, width, break_long_words=False).replace("\N{NO-BREAK SPACE}", " ")

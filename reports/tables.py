@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from executor.reference.check import Check
 from plans.ranks import format_ranks
-from plans.units import Bytes, Quantity, Seconds
+from plans.units import Bytes, Quantity, Seconds, wrapped
 from reports.page import Link, Markup, render
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class Table:
         out = io.StringIO()
         Console(file=out, width=width, markup=False, highlight=False, color_system=None).print(grid)
         lines = [line.rstrip() for line in out.getvalue().splitlines()]
-        title, *notes = (textwrap.fill(text, width, break_long_words=False) for text in (self.title, *self.notes))
+        title, *notes = (wrapped(text, width) for text in (self.title, *self.notes))
         return "\n".join([title, *lines, *notes])
 
     def without(self, *columns: str) -> Table:

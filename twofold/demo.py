@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from plans.lower import lower
 from plans.model.graph import Graph
 from plans.plan import Optimizer, Plan, Strategy, save_plan
 from plans.timeline import Timeline
-from plans.units import Seconds
+from plans.units import Seconds, wrapped
 from search import SearchResult, search
 from simulator import simulate
 from twofold.calibration import CalibrationResult, calibrate
@@ -204,7 +203,7 @@ def _search(
             pinned=_given(case, graph), optimizer=case.optimizer, full_batch=True, on_progress=say.note,
         )  # fmt: skip
     say.note(plan_text(plans.best))
-    say.note(textwrap.fill(plans.explain().splitlines()[0], 94))
+    say.note(wrapped(plans.explain().splitlines()[0], 94))
     return plans
 
 

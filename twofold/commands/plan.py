@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import tyro
 
 from plans.degrees import DEGREES
 from plans.errors import TwofoldError
+from plans.units import wrapped
 from twofold.commands.degree_options import PinOptions
 from twofold.commands.models import GivenModel, given_model
 from twofold.commands.options import (
@@ -233,7 +233,7 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
     say.say(verdict(answer))
     for table in tables if result.explain else tables[:1]:
         say.say(f"\n{table.text()}")
-    say.say(f"\n{textwrap.fill(certificate, 100)}")
+    say.say(f"\n{wrapped(certificate, 100)}")
     files = _save(answer, options.execution or "graph", result.out, say)
     if result.report is not None and reasons is not None:
         page = search_page(answer, top_k=shown, reasons=reasons, certificate=certificate, command=say.command)
@@ -399,7 +399,7 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
         say.say(plans.explain())
     if is_usual_limit and not plans.complete:
         say.say(f"stopped after {_USUAL_LIMIT_S:.0f} s; --time-limit sets how many seconds a search may take")
-    say.say(f"\n{textwrap.fill(plans.summary(), 100)}")
+    say.say(f"\n{wrapped(plans.summary(), 100)}")
     say.say(f"saved {path}")
     predictions = [_prediction(plan) for plan in plans.plans]
     return {"best": {"file": str(path), **predictions[0]}, "plans": predictions, **plans.to_json()}
