@@ -44,6 +44,39 @@ FORMS = {
         "26000 (25000) |\n",
         [{"precision": "FP8-CS", "value": "26000"}, {"precision": "FP8-MX", "value": "25000"}],
     ),
+    # the precision of a figure in its header
+    "headed.csv": (
+        "gpu,model,seq,mbs,gbs,TFLOPS (BF16),FP8 TFLOPS\n8x B200,Llama3-8B,8192,1,64,800,1100\n",
+        [{"precision": "bf16", "gpu_count": "8", "value": "800"}, {"precision": "fp8", "value": "1100"}],
+    ),
+    # degrees and headers one space apart
+    "aligned.txt": (
+        "Table 3: DeepSeek-V3, Megatron-Core v0.14, GB200 NVL72, MXFP8\n\n"
+        "Config            GPUs  TP PP EP VPP  MBS GBS   Seqlen  TFLOPs/GPU\n"
+        "base              256   1  4  64 4    1   8192  4096    1020\n"
+        "+ recompute mlp   256   1  4  64 4    1   8192  4096    980\n",
+        [{"pp": "4", "ep": "64", "vpp": "4", "global_batch": "8192", "value": "1020"}, {"value": "980"}],
+    ),
+    # groups of replicas and ranks of a group, in columns and in words
+    "hybrid.csv": (
+        "model,gpu,gpus,dp_replicate,dp_shard,strategy,mbs,seq,tokens/s/GPU\n"
+        "llama-3-8b,H100,32,4,8,,1,8192,7000\nllama-3-8b,H100,32,,,HSDP (4x8),1,8192,7000\n"
+        "llama-3-8b,H100,32,,,FSDP (SHARD_GRAD_OP),1,8192,7100\n",
+        [{"dp": "32", "shards": "8", "zero_level": "3"}, {"dp": "32", "shards": "8"},
+         {"zero_level": "FSDP (SHARD_GRAD_OP)"}],
+    ),
+    # a column of free words, the unit in a column of its own, devices of each node
+    "free.csv": (
+        "Experiment,Nodes,bsz,throughput,unit\n"
+        "\"Mistral-7B, 8xH100 80GB, FSDP, compile, seq=4096, SAC\",4,64,9,s/iter\n",
+        [{"model": "Mistral-7B", "gpu_type": "H100 80GB", "recompute": "sac", "seq": "4096", "compile": "y",
+          "global_batch": "64", "value": "9"}],
+    ),
+    # Ulysses' degree in the column of sequence parallelism
+    "ulysses.csv": (
+        "model,gpu,gpus,SP,ZeRO,Batch,Seq Len,ms/step\nllama-2-7b,A100 80GB,16,8,3,2,65536,9900\n",
+        [{"cp": "8", "global_batch": "2", "value": "9.9"}],
+    ),
     # one column a device, the figure in the title
     "wide.md": (
         "Tokens/s/GPU of Llama-3-8B (seq 8192, FSDP2 + torch.compile, mbs 1, gbs 64)\n\n| precision | 8x A100 80GB | "

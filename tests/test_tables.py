@@ -372,12 +372,12 @@ def test_node_limited_routing_sends_less_between_nodes(tmp_path):
     row = ROW | {"model": "DeepSeek-V3", "layers": "", "hidden": "", "heads": "", "tp": "1", "pp": "4", "dp": "64",
                  "ep": "64", "gpu_count": "256", "micro_batch": "1", "global_batch": "1024", "recompute": "full",
                  "metric": "iteration_time_s", "value": "20"}  # fmt: skip
-    notes = ("alltoall", "DeepEP", "DeepEP, node-limited routing (4 groups)")
+    notes = ("alltoall", "DeepEP", "DeepEP, node-limited routing (2 groups)")
     rows = [row | {"notes": each, "value": str(20 + place)} for place, each in enumerate(notes)]
     found = validate(write_table(tmp_path / "a.csv", rows)).rows
     times = [each["predicted"] for each in found]
     assert times[0] > times[1] > times[2]
-    assert any("to at most 4" in told for told in found[2]["assumed"])
+    assert any("to at most 2" in told for told in found[2]["assumed"])
 
 
 def test_software_that_was_not_measured_has_a_wider_interval(tmp_path):

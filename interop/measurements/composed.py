@@ -68,6 +68,8 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         ways = number(cell)
         if ways is None:
             made["zero_level"] = {True: "3", False: NO_FSDP, None: cell}[switch_named(cell)]
+        elif ways == 1 and (number(made.get("gpu_count", "")) or 1) > _product(made, ("tp", "pp", "cp")):
+            made["zero_level"] = "3"  # a switch, as in Megatron-Bridge's tables
         else:  # a degree, as torchtitan's and NeMo's tables have it
             made["zero_level"] = "3" if ways > 1 else "0" if ways else NO_FSDP
             _fill(made, _next_to_dp(made, ways))
@@ -77,8 +79,8 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     if switch_named(made.pop("offload", "")):
         made["notes"] = f"{made.get('notes', '')}; offload".strip("; ")
     if found := _DEVICES.match(made.get("gpu_type", "")):
-        each = found.group(2) or (USUAL_NODE if found.group(3) else 1)
-        _fill(made, {"gpu_count": str(int(found.group(1)) * int(each))})
+        count = int(found.group(1)) * int(found.group(2) or (USUAL_NODE if found.group(3) else 1))
+        _fill(made, {"per_node" if made.get("nodes") and not found.group(3) else "gpu_count": str(count)})
     counted = re.fullmatch(
         r"(\d+) ?(?:nodes?)? ?(?:[x\u00d7*] ?(\d+)?| ?(?=[a-z]+\d))(.*)", made.get("gpu_count", "").lower()
     )
@@ -92,6 +94,7 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     if nodes and not made.get("gpu_count"):
         per = _count("per_node", each) if each else USUAL_NODE
         made["gpu_count"] = str(_count("nodes", nodes) * per)
+    made = _sequence_degree(made)
     made = with_hybrid(made, _product(made, ("tp", "pp", "cp")))
     if not made.get("gpu_count") and made.get("dp"):
         made["gpu_count"] = str(_product(made, ("tp", "pp", "dp", "cp")))
@@ -99,6 +102,19 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         made["provenance"] = f"{made.get('provenance', '')} {year}".strip()
     _batch(made, headers)
     return made
+
+
+def _sequence_degree(row: dict[str, str]) -> dict[str, str]:
+    """A row whose cell of sequence parallelism is a degree: Ulysses' and ring attention's is one of context
+    parallelism, Megatron-LM's is that of tensor parallelism."""
+    ways = number(row.get("sequence_parallel", ""))
+    if ways is None or ways < 2:
+        return row
+    if row.get("tp", "") == row["sequence_parallel"]:
+        return row | {"sequence_parallel": "y"}
+    row.pop("sequence_parallel")
+    _fill(row, {"cp": f"{ways:g}"})
+    return row
 
 
 def _next_to_dp(row: dict[str, str], ways: float) -> dict[str, str]:
@@ -170,7 +186,7 @@ def _layout(text: str, header: str) -> dict[str, str]:
         if match := before if re.search(r"\d+-?way", low) else after:
             found[column] = match.group(1)
     if level := re.search(rf"zero[- ]?(?:stage)?[- ]?[0-3]|{HYBRID}|fsdp2?|full[_ ]shard|\bddp\b", text.lower()):
-        found["zero_level"] = level.group()
+        found["zero_level"] = text if level_named(text)[0] is not None else level.group()
     if hybrid := hybrid_in(text):
         found |= hybrid
     elif (copies := re.search(r"(?<!f)\bdp[ =:]*(\d+)", low)) and (ways := re.search(r"\bfsdp[ =:]*(\d+)", low)):
@@ -183,7 +199,7 @@ def _layout(text: str, header: str) -> dict[str, str]:
     return found
 
 
-_BATCH = re.compile(r"(train[ _]?)?(batch|bs)([ _]?size)?")
+_BATCH = re.compile(r"(train[ _]?)?(batch|bsz?)([ _]?size)?")
 """A header that leaves open whose batch it is."""
 
 
@@ -192,11 +208,12 @@ def _batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
     _batch_of_lengths(row)
     text, header = row.get("global_batch", ""), headers.get("global_batch", "").lower()
     accumulation = row.pop("accumulation", "")
-    if text and accumulation and not row.get("micro_batch") and _BATCH.fullmatch(header):
+    is_open = not header or _BATCH.fullmatch(header) is not None
+    if text and accumulation and not row.get("micro_batch") and is_open:
         row["micro_batch"] = row.pop("global_batch")  # beside a number of micro-batches it is the size of one
         text = ""
     ways = _replicas(row) if text and not row.get("micro_batch") and not accumulation else 0
-    if ways and _BATCH.fullmatch(header) and (number(text) or ways) < ways:  # fewer than replicas: of each of them
+    if ways and is_open and (number(text) or ways) < ways:  # fewer than replicas: of each of them
         row["micro_batch"] = row.pop("global_batch")
         text = ""
     if text and re.search(r"tok|\(t\)", header + text.lower()):

@@ -38,6 +38,10 @@ _RANGE = re.compile(r"~?([\d.,]+[kKM]?) *(?:[-~\u2013\u2014\u2026]|\.\.+|to) *([
 """Two numbers between which a figure is, and the rest of the cell."""
 
 
+_LOGGED = re.compile(r"^(?!.*\b(?:total|aggregate|all|overall)\b).*\btps\b", re.I)
+"""A header of torchtitan's logged rate."""
+
+
 def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | None) -> dict[str, str]:
     """A row of one figure, with the columns metric and value; a cell without a number stays as it is.
 
@@ -54,7 +58,7 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
         row = {**row, READ_AS: f"{header} {cell!r}: the middle of it"}
         cell = middle
     cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-|\(\d[\d.]* ?%\)).*$", "", cell)  # its spread, or its share
-    if figure is not None and header.strip().lower() == "tps" and "torchtitan" in row.get("source", "").lower():
+    if figure is not None and _LOGGED.search(header) and "torchtitan" in row.get("source", "").lower():
         figure = dataclasses.replace(figure, of_all=False)  # of a device, as torchtitan's logs have it
     text, figure = _number_and_unit(header, cell, figure)
     value = number(text)

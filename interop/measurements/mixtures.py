@@ -12,7 +12,7 @@ from interop.measurements.models import resized
 from plans.model.transformer import TransformerConfig
 from plans.model.transformer.config import Experts
 
-__all__ = ["UNEVEN", "Mixtures"]
+__all__ = ["A2A", "UNEVEN", "Mixtures"]
 
 UNEVEN = 0.22
 """Standard deviation of experts' loads over their mean: with an auxiliary loss the fullest of 64 has 1.5 to 1.7 times
@@ -21,6 +21,12 @@ its share (Wang et al. 2024, arXiv 2408.15664, table 2), 2.4 standard deviations
 _USUAL_LIMIT = 4
 """Nodes of a token's experts: DeepSeek-V3's (arXiv 2412.19437, section 2.1.2)."""
 
+
+A2A = r"all-?to-?all|\ba2a\b|all-?gather"
+"""Words of dispatchers that send a token to every expert."""
+
+_LIMITED = r"deepseek[-_ ]?(?:v3|r1)|kimi"
+"""Models whose routing is limited to groups of experts (n_group and topk_group of their config.json)."""
 
 _NAMED = r"(?<![\d.])(\d+) ?x ?\d+(?:\.\d+)?b|(\d+)[- ]?experts?|\b(\d+)e\b|\bmoe-?(\d+)\b"
 """Words of a model's name that contain the number of experts."""
@@ -49,9 +55,7 @@ class Mixtures(Cells):
 
     def experts(self, name: str, known: TransformerConfig | None, ffn: int) -> Experts | None:
         """The experts that a row states in columns of their own or in its model's name; None: it speaks of none."""
-        named = re.search(
-            r"(?<![\d.])(\d+) ?x ?\d+(?:\.\d+)?b|(\d+)[- ]?experts?|\b(\d+)e\b|\bmoe-?(\d+)\b", name.lower()
-        )
+        named = re.search(_NAMED, name.lower())
         usual = int(next(group for group in named.groups() if group)) if named else None
         if known is not None and known.experts is not None:
             usual = known.experts.num_experts
@@ -91,14 +95,18 @@ class Mixtures(Cells):
     def most_nodes(self, config: TransformerConfig) -> int:
         """Largest number of nodes of a token's experts, with one copy per node; 0: one copy per expert.
 
-        Of a dispatcher that sends a token to a node once (DeepEP, Megatron-core's flex), and of routing limited to some
-        nodes, which is made for such a one.
+        Of a dispatcher that sends a token to a node once (DeepEP; Megatron-core's flex, which the recipes of
+        Megatron-Bridge and NeMo choose: moe_flex_dispatcher_backend), and of routing limited to some nodes, which is
+        made for such a one.
         """
         words = self.words("notes", "provenance", "source", "capacity", "routing")
         limited = re.search(r"(?:node|device|group)[- ]limited(?: routing)?(?:[^\d;]{0,12}(\d+))?", words)
         once = limited or re.search(r"deep-?ep|hybrid-?ep|\bflex\b", words)
+        once = once or (re.search(r"nemo\b|megatron-?bridge", words) and not re.search(A2A, words))
         if config.experts is None or self.count("ep", 1) == 1 or not once:
             return 0
         most = int(limited.group(1) or _USUAL_LIMIT) if limited else config.experts.top_k
+        if not limited and re.search(_LIMITED, self.words("model")):
+            most = _USUAL_LIMIT
         self.assumed.append(f"a token is sent to each node of its experts once, to at most {most}")
         return max(1, most)

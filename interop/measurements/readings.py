@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from interop.measurements.case import Case
 from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
 from interop.measurements.devices import devices_meant
-from interop.measurements.mixtures import UNEVEN
+from interop.measurements.mixtures import A2A, UNEVEN
 from interop.measurements.software import software_of
 from interop.measurements.spellings import schedule_named
 
@@ -150,6 +150,10 @@ def _of_words(cells: Cells, case: Case) -> Iterator[Filling]:
     recomputation of parts of a block."""
     if any(told.startswith("no token dropped") for told in case.assumed):
         yield from ({"imbalance": str(uneven)} for uneven in (0, 2 * UNEVEN))
+    if case.config.experts is not None and not case.beyond.most_nodes and re.match("megatron(?!.*2022)", case.stack):
+        spread = case.beyond.expert_ranks * case.degrees.tp > _NODE
+        if spread and not re.search(A2A, cells.words("notes", "routing")):
+            yield {"routing": "flex"}  # the dispatcher is not stated: one that sends a token to a node once
     if case.metric == "mfu_percent" and case.peak == "" and re.search(r"float8|mxfp8|nvfp4", case.stack):
         yield {"peak": "narrow"}
     for kind, usual, other in _MEMORIES:
@@ -170,7 +174,7 @@ def _sequence_parallel(case: Case) -> tuple[str, ...]:
 
 
 def _level(case: Case) -> tuple[str, ...]:
-    if case.degrees.dp == 1:
+    if case.degrees.dp * case.degrees.cp == 1:
         return ()
     usual = (0, 2, 3) if case.stack.startswith("torch") else (0, 1)
     return tuple(str(level) for level in usual if level != case.degrees.optimizer.parallel_level)

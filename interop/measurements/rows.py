@@ -36,7 +36,7 @@ from plans.schedules.registry import schedule_names
 
 __all__ = ["case_of"]
 
-_SHARDS_STATES = ("megatron", "megatron-float8", "megatron-deepspeed", "mindspore")
+_SHARDS_STATES = r"(?:megatron|mindspore)(?!.*2022)"
 """Stacks whose runs of today keep shards of the optimizer's states, as a rule."""
 
 _DESCRIBED = "measured/readme"
@@ -271,12 +271,13 @@ class _Reading(Mixtures):
             raise Skip(f"global_batch {batch} does not divide over dp {dp} x micro_batch {micro}", "global_batch")
         schedule, virtual = self.schedule(pp, config.num_layers)
         again = self.recompute(stack)
+        level = self.sharding(dp * cp, pp, stack)
         first = Degrees(
             dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=micro, global_batch=batch, schedule=schedule,
             virtual=virtual, recompute=again.mode,
             recompute_layers=recomputed_layers(again, config.num_layers, pp * virtual),
             sequence_parallel=self.sequence_parallel(tp, stack),
-            optimizer=self.optimizer(config.dtype, self.sharding(dp, pp, stack), stack, accumulates=batch > dp * micro),
+            optimizer=self.optimizer(config.dtype, level, stack, accumulates=batch > dp * micro),
         )  # fmt: skip
         chunks, layers = first.num_chunks, config.num_layers
         if layers % chunks and (layers + 2) % chunks == 0:
@@ -305,16 +306,17 @@ class _Reading(Mixtures):
             self.assumed.append(f"sequence parallelism not stated: {'on' if stated else 'off'} with tensor parallelism")
         return bool(stated) and tp > 1
 
-    def sharding(self, dp: int, pp: int, stack: str) -> int:
-        """The optimizer-parallel level; where it is not stated, that of most runs of the stack.
+    def sharding(self, copies: int, pp: int, stack: str) -> int:
+        """The optimizer-parallel level of `copies` of the weights; where it is not stated, that of most runs of the
+        stack.
 
         Weights stay gathered between the micro-batches of a pipeline (Grattafiori et al. 2024, arXiv 2407.21783,
         section 3.3.2: "we do not reshard after forward"); torch's stacks know that of themselves.
         """
-        usual = 3 if stack.startswith("torch") else 1 if stack in _SHARDS_STATES else 0
-        usual = usual if dp > 1 else 0
+        usual = 3 if stack.startswith("torch") else 1 if re.match(_SHARDS_STATES, stack) else 0
+        usual = usual if copies > 1 else 0
         found = level_of(self)
-        if found is None and dp > 1:
+        if found is None and copies > 1:
             self.assumed.append(f"optimizer sharding not stated: level {usual}")
         if found == 3 and pp > 1 and not stack.startswith("torch"):
             self.assumed.append("weights stay gathered between the micro-batches of a pipeline")

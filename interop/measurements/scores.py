@@ -203,6 +203,10 @@ def _digest(cells: Iterable[tuple[str, str]]) -> bytes:
     return hashlib.blake2b(repr(sorted(cells)).encode(), digest_size=16).digest()
 
 
+_Reading = tuple[Filling, Case, dict[str, Any]]
+"""How the blank cells of a row are filled, the configuration, and its prediction."""
+
+
 def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dict[str, Any]]:
     """The configuration of a row and its prediction, over all plausible readings of what the row leaves open.
 
@@ -216,15 +220,15 @@ def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dic
     found.sort(key=lambda each: each[2]["predicted"])
     filled, case, result = found[(len(found) - 1) // 2]
     others = [each for each in found if each[0] != filled]
-    more = _priced({**row, **filled}, number, given, list(
-        other_fillings({**row, **filled}, case, stack_is_given=given.stack is not None)
-    ))  # fmt: skip
-    if not isinstance(more, Exception):
-        others += [each for each in more if each[2]["fits"] or not result["runs"]]
-        if not result["runs"] and more[0][2]["fits"]:  # it ran, so it was not this one
-            (fitting, case, result), others = more[0], [other for other in others if other is not more[0]]
-            cells_text = ", ".join(f"{name} {cell}" for name, cell in fitting.items())
-            result["assumed"].append(f"{cells_text}: the first reading that fits the device")
+    base = {**row, **filled}
+    more = _others(base, case, number, given)
+    if not result["runs"] and more and more[0][2]["fits"]:  # it ran, so it was not this one
+        fitting, case, result = more[0]
+        base |= fitting
+        more = _others(base, case, number, given)
+        cells_text = ", ".join(f"{name} {cell}" for name, cell in fitting.items())
+        result["assumed"].append(f"{cells_text}: the first reading that fits the device")
+    others += [each for each in more if each[2]["fits"] or not result["runs"]]
     result["readings"] = [
         {"cells": dict(filling), "predicted": other["predicted"]} for filling, _, other in others
     ]  # fmt: skip
@@ -236,11 +240,18 @@ def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dic
     return case, result
 
 
+def _others(base: Mapping[str, str], case: Case, number: int, given: _Given) -> list[_Reading]:
+    """Other readings of a row, given its most plausible one."""
+    fillings = list(other_fillings(base, case, stack_is_given=given.stack is not None))
+    found = _priced(base, number, given, fillings)
+    return [] if isinstance(found, Exception) else found
+
+
 def _priced(
     row: Mapping[str, str], number: int, given: _Given, fillings: Sequence[Filling]
-) -> list[tuple[Filling, Case, dict[str, Any]]] | Exception:
+) -> list[_Reading] | Exception:
     """Every filling with its configuration and prediction, those that fit the device if any does; else why not."""
-    found: list[tuple[Filling, Case, dict[str, Any]]] = []
+    found: list[_Reading] = []
     reason: Exception = Skip("nothing in it is open")
     for filling in fillings:
         try:

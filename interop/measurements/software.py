@@ -85,7 +85,7 @@ _LEVEL_IN_SOURCE = r"zero[ -]*(?:stage[ -]*)?[0-3]\b|full[_ ]shard|shard_grad_op
 def level_of(cells: Cells) -> int | None:
     """The optimizer-parallel level of a row, from its own cell or the words of its software; None: not stated."""
     text = cells.text("zero_level").lower()
-    if not text and "nanogpt" in cells.words("source"):
+    if not text and "nanogpt" in cells.words("source", "notes"):
         text = "ddp"
     if not text and (found := re.search(_LEVEL_IN_SOURCE, cells.words("source"))):
         text = found.group()
@@ -113,7 +113,7 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     Raises:
         Skip: a switch that is modelled for other software only.
     """
-    source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes")
+    source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes", "gpu_type")
     compiled = cells.switch("compile")
     found = _named(source) or _named(words) or _named(cells.words("model")) or _named(_of_precision(cells))
     named = found is not None

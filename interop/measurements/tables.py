@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -95,12 +96,15 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
     for figure in figures:
         columns[figure.place] = ""
     told = told_by_titles(grid.titles, columns) if grid.titles else {}
-    _check([*columns, *told, *(name for figure in figures for name in figure.told)], headers, figures, table)
+    first = next(grid.rows, [])
+    free = [cell for cell, column in zip(first, columns, strict=False) if not column]
+    known = [*columns, *told, *(name for figure in figures for name in figure.told), *told_by_titles(free, ())]
+    _check(known, headers, figures, table)
     order = sorted((place for place, column in enumerate(columns) if column), key=lambda place: rank_of(headers[place]))
     named = {column: headers[place] for place in reversed(order) for column in [columns[place]]}
     order += [place for place, column in enumerate(columns) if not column and place not in {f.place for f in figures}]
     places = {figure.place for figure in figures}
-    for place, row in enumerate(grid.rows, start=before + 1):
+    for place, row in enumerate(itertools.chain([first] if first else [], grid.rows), start=before + 1):
         for each in _variants(row, places):
             made = _row(each, columns, order, headers, named, told)
             made[ROW] = str(place)
@@ -118,7 +122,9 @@ def _of_figures(made: Mapping[str, str], row: Sequence[str], figures: Sequence[_
         yield {**made, BAD_COLUMN: "value", BAD_VALUE: failed, BAD_REASON: reason}
     for figure in figures:
         if row[figure.place].lower() not in _NOTHING:
-            own = measured({**made, **figure.told}, figure.header, row[figure.place], figure.figure)
+            meaning = figure.figure or figure_named(made.get("unit", ""))
+            own = measured({**made, **figure.told}, figure.header, row[figure.place], meaning)
+            own.pop("unit", None)
             yield own | {FIGURE: repr((figure.place, cells))}
 
 
@@ -236,6 +242,7 @@ def _row(
 ) -> dict[str, str]:  # fmt: skip
     """The cells of a row by their columns; where two headers mean one column, the more definite one's."""
     found: dict[str, str] = {}
+    free: list[str] = []
     bad: BadCell | None = None
     for place in order:
         cell, header = cells[place], headers[place]
@@ -244,13 +251,14 @@ def _row(
             found.setdefault("gpu_type", cell)
         if not column and header and (is_on := switch_named(cell)) is not None:
             column, cell = "notes", header if is_on else f"no {header}"
+        if not column and not (header and cell == header):
+            free.append(cell)
         try:
             found = _joined(found, column, cell, header) if column else found
         except BadCell as error:
             bad = bad or error
-    if notes := found.get("notes"):
-        said = told_by_titles((notes,), ())
-        found |= {name: said[name] for name in _OF_NOTES if name in said and not found.get(name)}
+    said = told_by_titles((found.get("notes", ""),), _READ_IN_NOTES) | told_by_titles(free, ())
+    found |= {name: cell for name, cell in said.items() if not found.get(name)}
     if used := [column for column in told if not found.get(column)]:
         found |= {column: told[column] for column in used} | {FROM_TITLE: ", ".join(used)}
     try:
@@ -262,8 +270,9 @@ def _row(
     return found
 
 
-_OF_NOTES = ("recompute", "compile", "micro_batch", "global_batch")
-"""Columns that the notes of a row fill where they are blank; its degrees and links are read elsewhere."""
+_READ_IN_NOTES = ("source", "precision", "interconnect")
+"""Columns that other readers find in the notes. The notes fill others that are blank; cells of unknown columns fill
+any."""
 
 
 def _joined(found: dict[str, str], column: str, cell: str, header: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ _DEVICE = re.compile(
     r"(?![a-z0-9])",
     re.I,
 )
-_COUNT = re.compile(r"\b(\d+) (?:gpus?|npus?|devices|accelerators|chips)\b", re.I)
+_COUNT = re.compile(r"\b(\d+) (?:gpus?|npus?|devices|accelerators|chips)\b(?! *(?:per|/|a|each)[- ]?node)", re.I)
 _PRECISION = re.compile(
     r"(?<![a-z0-9])(bf16|fp16|mxfp8|nvfp4|(?:fp8|float8)(?:[-_ ](?:cs|ds|mx|sc|\w+wise))?|tf32|fp32)(?![a-z0-9])", re.I
 )
@@ -38,18 +38,24 @@ _SEQ = re.compile(
 )
 _RECOMPUTE = re.compile(
     r"\b((?:no|full|selective(?: op)?|without|with) (?:activation |gradient )?(?:recompute|recomputation|recomputing"
-    r"|checkpointing|ckpt|ac)|(?:activation|gradient) checkpointing)(?![a-z])",
+    r"|checkpointing|ckpt|ac)|(?:activation|gradient) checkpointing|sac)(?![a-z])",
     re.I,
 )
 _SIZES = {
     "micro_batch": re.compile(
-        r"\b(?:mbs|micro[- ]?batch(?:[- ]size)?|local batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b", re.I
+        r"\b(?:mbs|micro[- ]?batch(?:[- ]size)?|local batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b"
+        r"|batch(?:[- ]size)?(?: of|[:=])? *(\d+) *(?:per|/) ?(?:gpu|device|npu)",
+        re.I,
     ),
-    "global_batch": re.compile(r"\b(?:gbs|global batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b", re.I),
+    "global_batch": re.compile(
+        r"\b(?:gbs|bs|(?<!micro[- ])(?<!local[- ])(?<!mini[- ])batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b"
+        r"(?! *(?:per|/|k\b|m\b|tok|[x\u00d7]))",
+        re.I,
+    ),
 }
 """Column -> its number in words."""
 
-_COMPILED = re.compile(r"torch[. ]compile\b|\+ ?compile\b", re.I)
+_COMPILED = re.compile(r"torch[. ]compile\b|\+ ?compile\b|(?:^|[,;] ?)compiled?(?=$|[,;])", re.I)
 
 
 def told_by_titles(titles: Sequence[str], columns: Collection[str]) -> dict[str, str]:
@@ -100,7 +106,7 @@ def _told(title: str) -> dict[str, str]:
     if len(modes := {mode.lower() for mode in _RECOMPUTE.findall(title)}) == 1:
         told["recompute"] = modes.pop()
     for column, pattern in _SIZES.items():
-        if len(counts := set(pattern.findall(title))) == 1:
+        if len(counts := {next(filter(None, found.groups())) for found in pattern.finditer(title)}) == 1:
             told[column] = counts.pop()
     if _COMPILED.search(title) and not re.search(r"\b(without|no|w/o) torch", title, re.I):
         told["compile"] = "y"
