@@ -64,15 +64,8 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     if layout := made.pop("layout", ""):
         _fill(made, _layout(layout, headers.get("layout", "")))
     _fill(made, degrees_in(made.get("notes", "")))
-    if headers.get("zero_level", "").strip().lower() == "fsdp" and (cell := made.get("zero_level", "")):
-        ways = number(cell)
-        if ways is None:
-            made["zero_level"] = {True: "3", False: NO_FSDP, None: cell}[switch_named(cell)]
-        elif ways == 1 and (number(made.get("gpu_count", "")) or 1) > _product(made, ("tp", "pp", "cp")):
-            made["zero_level"] = "3"  # a switch, as in Megatron-Bridge's tables
-        else:  # a degree, as torchtitan's and NeMo's tables have it
-            made["zero_level"] = "3" if ways > 1 else "0" if ways else NO_FSDP
-            _fill(made, _next_to_dp(made, ways))
+    if headers.get("zero_level", "").strip().lower() == "fsdp":
+        _fsdp(made)
     narrow = made.pop("float8", "")
     if narrow and switch_named(narrow) is not False:
         made["precision"] = "float8" if switch_named(narrow) else f"float8 {narrow}"
@@ -115,6 +108,19 @@ def _sequence_degree(row: dict[str, str]) -> dict[str, str]:
     row.pop("sequence_parallel")
     _fill(row, {"cp": f"{ways:g}"})
     return row
+
+
+def _fsdp(row: dict[str, str]) -> None:
+    """The sharding level, and the data-parallel degree, of a column "FSDP", which holds a switch or a degree."""
+    cell = row.get("zero_level", "")
+    ways = number(cell)
+    if ways is None:
+        row["zero_level"] = {True: "3", False: NO_FSDP, None: cell}[switch_named(cell)] if cell else ""
+    elif ways == 1 and (number(row.get("gpu_count", "")) or 1) > _product(row, ("tp", "pp", "cp")):
+        row["zero_level"] = "3"  # a switch, as in Megatron-Bridge's tables
+    else:  # a degree, as torchtitan's and NeMo's tables have it
+        row["zero_level"] = "3" if ways > 1 else "0" if ways else NO_FSDP
+        _fill(row, _next_to_dp(row, ways))
 
 
 def _next_to_dp(row: dict[str, str], ways: float) -> dict[str, str]:
