@@ -21,7 +21,8 @@ from typing import Any
 from benchmarks.accuracy_choices import time_cases, time_error
 from benchmarks.accuracy_picture import Scored, accuracy_picture
 from costmodels.price.torch_hosts import HOSTS_US
-from interop.measurements.scores import Validation, machine_of, validate
+from interop.measurements.machines import machine_of
+from interop.measurements.scores import Validation, validate
 from simulator.forecast import forecast, stack_named
 from simulator.stacks import TorchNative
 

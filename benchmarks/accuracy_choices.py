@@ -21,9 +21,10 @@ import msgspec
 from costmodels import Machine
 from interop.measurements.case import Case
 from interop.measurements.cells import Skip
+from interop.measurements.machines import machine_of
 from interop.measurements.readings import needed_fillings
 from interop.measurements.rows import case_of
-from interop.measurements.scores import machine_of, measured_as
+from interop.measurements.scores import measured_as
 from interop.measurements.tables import read_table
 from plans.degrees import Degrees
 from plans.errors import TwofoldError

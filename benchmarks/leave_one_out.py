@@ -46,7 +46,7 @@ from costmodels.machine.machine import DISPATCH_CLASSES
 from costmodels.price.compute import Rule, matrix_s
 from costmodels.price.executor_kernels import fit_rules
 from costmodels.price.torch_hosts import HOSTS_US, host_s
-from interop.measurements.scores import machine_of
+from interop.measurements.machines import machine_of
 from plans.files import write_atomically
 from plans.lower import lower
 from simulator import simulate

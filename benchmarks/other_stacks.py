@@ -15,9 +15,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from interop.measurements.cells import ROW, Skip
+from interop.measurements.machines import machine_of
 from interop.measurements.readings import needed_fillings
 from interop.measurements.rows import case_of
-from interop.measurements.scores import machine_of, measured_as
+from interop.measurements.scores import measured_as
 from interop.measurements.tables import read_table
 from plans.errors import TwofoldError
 from simulator.forecast import forecast

@@ -12,9 +12,10 @@ from measured_table import write_table
 from costmodels import Machine
 from interop.measurements.cells import Skip
 from interop.measurements.devices import UnknownDevice, device_named, network_of
+from interop.measurements.machines import machine_of
 from interop.measurements.models import catalogued, family_of, named_parameters
 from interop.measurements.rows import case_of
-from interop.measurements.scores import machine_of, measured_as, model_flops, validate
+from interop.measurements.scores import measured_as, model_flops, validate
 from interop.measurements.tables import read_table
 from plans.errors import TwofoldError
 from plans.plan import Optimizer

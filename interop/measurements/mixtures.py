@@ -101,8 +101,8 @@ class Mixtures(Cells):
         """
         words = self.words("notes", "provenance", "source", "capacity", "routing")
         limited = re.search(r"(?:node|device|group)[- ]limited(?: routing)?(?:[^\d;]{0,12}(\d+))?", words)
-        once = limited or re.search(r"deep-?ep|hybrid-?ep|\bflex\b", words)
-        once = once or (re.search(r"nemo\b|megatron-?bridge", words) and not re.search(A2A, words))
+        once = bool(limited or re.search(r"deep-?ep|hybrid-?ep|\bflex\b", words))
+        once |= bool(re.search(r"nemo\b|megatron-?bridge", words)) and not re.search(A2A, words)
         if config.experts is None or self.count("ep", 1) == 1 or not once:
             return 0
         most = int(limited.group(1) or _USUAL_LIMIT) if limited else config.experts.top_k

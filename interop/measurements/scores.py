@@ -19,15 +19,13 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
-import msgspec
-
 from costmodels import Machine, utilization
-from costmodels.machine.catalogue import load_device
 from costmodels.price.torch_hosts import load_host
 from interop.measurements.case import Beyond, Case, products_of
 from interop.measurements.cells import BAD_VALUE, FIGURE, PARTS, READ_AS, ROW, Cells, Skip
 from interop.measurements.devices import Network
 from interop.measurements.headers import METRICS
+from interop.measurements.machines import assumed_of, load_machine, machine_of
 from interop.measurements.numbers import number as number_of
 from interop.measurements.readings import Filling, needed_fillings, other_fillings
 from interop.measurements.rows import case_of
@@ -42,7 +40,7 @@ from simulator.forecast.memory import memory_interval
 from simulator.stacks import on_host, stack_named
 from simulator.stacks.base import exchanged_share
 
-__all__ = ["Validation", "machine_of", "measured_as", "ranking", "validate"]
+__all__ = ["Validation", "measured_as", "ranking", "validate"]
 
 _SAYS_EVERY_S = 5.0
 _DIFFERENT = 0.02
@@ -298,7 +296,7 @@ def _run(
     else:
         found = forecast(config, degrees, target, stack=stack)
     unknown = stack.unknown_bytes(config, degrees)
-    assumed = [*stack.assumptions(config, degrees), *(_assumed_of(target, network) if network is not None else ())]
+    assumed = [*stack.assumptions(config, degrees), *(assumed_of(target, network) if network is not None else ())]
     return _Run(
         found=found, memory=memory_interval(found.memory, unknown_bytes=unknown, reserved=stack.reserved),
         assumed=tuple(assumed), fits=found.peak_bytes <= target.room_bytes,
@@ -323,87 +321,6 @@ def _row(case: Case, given: _Given) -> dict[str, Any]:
         "low": low, "high": high, "mfu": measured_as(share, found, found.step_s) / 100,
         "machine": machine, "stack": case.stack, "fits": run.fits, "runs": run.runs, "assumed": assumed,
     } | {_SHOWN[name]: sys.intern(text) for name, text in case.labels.items() if name in _SHOWN}  # fmt: skip
-
-
-@lru_cache(maxsize=256)
-def _load(name: str) -> Machine:
-    return Machine.load(name)
-
-
-@lru_cache(maxsize=256)
-def _per_node(device: str) -> int:
-    return load_device(device).per_node
-
-
-def machine_of(name: str, network: Network) -> Machine:
-    """The catalogue's machine of a name with the links that a row states.
-
-    Where the devices fill no whole number of nodes the next larger machine is taken. A job that fills no whole number
-    of NVL72 domains has 64 devices in each, as NVIDIA recommends (segments of 16 nodes; developer.nvidia.com/blog,
-    "Achieving Peak System and Workload Efficiency on NVIDIA GB200 NVL72 with Slurm Block Scheduling").
-    """
-    device, _, count = name.rpartition("-x")
-    devices = int(count)
-    node = _per_node(device)
-    if node == 72 and devices > node and devices % node and devices % 64 == 0 and network.devices_per_node is None:
-        return _with_nodes_of(64, _load(f"{device}-x{2 * node}"), devices, network)
-    if devices > node and devices % node:
-        devices = -(-devices // node) * node
-    found = _load(f"{device}-x{devices}")
-    own = network.devices_per_node
-    if (
-        own is not None
-        and own < found.devices_per_node
-        and len(found.links) == 1
-        and devices > own
-        and devices % own == 0
-    ):
-        whole = _load(f"{device}-x{2 * node}")  # smaller nodes than the catalogue's: some links go between them
-        found = msgspec.structs.replace(whole, num_devices=devices)
-    if len(found.links) < 2:
-        return found
-    links = list(found.links)
-    if own is not None and own < links[0].ranks and links[-1].ranks % own == 0:
-        links[0] = msgspec.structs.replace(links[0], ranks=own)
-        found = msgspec.structs.replace(found, devices_per_node=own)
-    if network.per_device_Bps is not None:
-        links[-1] = msgspec.structs.replace(links[-1], bandwidth_Bps=network.per_device_Bps)
-    return msgspec.structs.replace(found, links=tuple(links))
-
-
-def _with_nodes_of(size: int, machine: Machine, devices: int, network: Network) -> Machine:
-    """A machine of two nodes as one of `devices` in nodes of a size."""
-    inner, outer = machine.links
-    bandwidth_Bps = network.per_device_Bps or outer.bandwidth_Bps
-    links = (
-        msgspec.structs.replace(inner, ranks=size),
-        msgspec.structs.replace(outer, ranks=devices, bandwidth_Bps=bandwidth_Bps),
-    )
-    name = f"{machine.name.rpartition('-x')[0]}-x{devices}"
-    return msgspec.structs.replace(machine, name=name, num_devices=devices, devices_per_node=size, links=links)
-
-
-def _assumed_of(machine: Machine, network: Network) -> list[str]:
-    """The assumptions of the machine file about the device, in short."""
-    notes = machine.provenance
-    result = []
-    if len(machine.links) > 1:
-        where = "" if network.per_device_Bps else (
-            f"; the catalogue's {8 * machine.links[-1].bandwidth_Bps / 1e9:.4g} Gb/s of each device"
-        )  # fmt: skip
-        result = [f"{told}{where}" for told in network.assumed]
-        if machine.devices_per_node != network.devices_per_node and machine.links[0].ranks == 64:
-            result.append("64 of 72 devices of an NVLink domain")
-    for entry in ("compute.sustained_clock", "links.network.reached_fraction"):
-        if (own := notes.get(entry)) is not None and (len(machine.links) > 1 or "links" not in entry):
-            result.append(f"{machine.name.rpartition('-x')[0]}, {entry}: {own.status}: {own.source}")
-    carried = sorted(
-        entry.removeprefix("compute.") for entry, own in notes.items()
-        if own.status == "assumed" and own.source.startswith("carried over")
-    )  # fmt: skip
-    if carried:
-        result.append(f"{machine.name.rpartition('-x')[0]}: carried over from a measured H200: {', '.join(carried)}")
-    return result
 
 
 _SHOWN = {
@@ -438,9 +355,8 @@ def measured_as(case: Case, found: Forecast, step_s: float) -> float:
     flops = model_flops(case)
     if case.metric == "tflops_per_gpu":
         return flops / step_s / gpus / 1e12
-    return (
-        100 * flops / step_s / gpus / _load(case.machine_of_one).compute.matrix_flops_per_s[case.peak or config.dtype]
-    )
+    peaks = load_machine(case.machine_of_one).compute.matrix_flops_per_s
+    return 100 * flops / step_s / gpus / peaks[case.peak or config.dtype]
 
 
 def model_flops(case: Case) -> float:
