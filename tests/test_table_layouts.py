@@ -72,6 +72,21 @@ FORMS = {
         [{"model": "Mistral-7B", "gpu_type": "H100 80GB", "recompute": "sac", "seq": "4096", "compile": "y",
           "global_batch": "64", "value": "9"}],
     ),
+    # what is below a table, schedules and levels in a column of methods
+    "below.md": (
+        "| Devices | Method | Micro-batches | Throughput (samples/s) [± std] |\n|--|--|--|--|\n"
+        "| 16 | 1F1B | 32 | 41.6 ± 0.1 |\n| 16 | ZB-H1 | 32 | 44.8 ± 0.1 |\n\n"
+        "GPT 6.2B, seq 1024, mbs 3, PP 16, A100 80GB SXM, 1.6 Tb/s InfiniBand\n",
+        [{"schedule": "1F1B", "pp": "16", "global_batch": "96", "value": "2.6",
+          "interconnect": "GPT 6.2B, seq 1024, mbs 3, PP 16, A100 80GB SXM, 1.6 Tb/s InfiniBand"},
+         {"schedule": "ZB-H1", "seq": "1024", "value": "2.8"}],
+    ),
+    # the model in a column of systems; a rate of each device that its header does not call so
+    "systems.csv": (
+        "System,# of chips,TP x PP x DP,tps,lbs,max seq,Method\n"
+        "\"DGX H100, Llama-3-8B\",16,1 x 1 x 16,6100,1,8192,FSDP\n",
+        [{"model": "Llama-3-8B", "gpu_count": "16", "micro_batch": "1", "seq": "8192", "zero_level": "FSDP"}],
+    ),
     # Ulysses' degree in the column of sequence parallelism
     "ulysses.csv": (
         "model,gpu,gpus,SP,ZeRO,Batch,Seq Len,ms/step\nllama-2-7b,A100 80GB,16,8,3,2,65536,9900\n",

@@ -181,13 +181,21 @@ def _apart(row: Sequence[str], knows: Callable[[str], bool]) -> list[str]:
 
 
 def _of_markdown(lines: list[str], knows: Callable[[str], bool]) -> Iterator[Grid]:
-    """Every run of lines with bars is a table; headings and the lines above it are its titles."""
+    """Every run of lines with bars is a table; headings and the lines above it are its titles, and the lines below the
+    last one."""
     headings: dict[int, str] = {}
     said: list[str] = []
-    for is_table, run in itertools.groupby(lines, key=lambda line: "|" in line or bool(_RULE.match(line))):
+    is_row = [("|" in line or bool(_RULE.match(line))) for line in lines]
+    last = max((place for place, own in enumerate(is_row) if own), default=0)
+    below = [_plain_line(line) for line in lines[last + 1 :] if line.strip() and not line.lstrip().startswith("#")]
+    done = 0
+    for is_table, group in itertools.groupby(zip(is_row, lines, strict=True), key=lambda each: each[0]):
+        run = [line for _, line in group]
+        done += len(run)
         if is_table:
             titles = [*reversed(said), *(headings[depth] for depth in sorted(headings, reverse=True))]
-            yield _grid([_bars(line) for line in run if "|" in line], knows, titles)
+            rows = [_bars(line) for line in run if "|" in line]
+            yield _grid(rows, knows, [*titles, *below] if done > last else titles)
             said = []
             continue
         for line in filter(None, map(str.strip, run)):
@@ -196,12 +204,15 @@ def _of_markdown(lines: list[str], knows: Callable[[str], bool]) -> Iterator[Gri
                 headings = {own: words for own, words in headings.items() if own < depth} | {depth: heading.group(2)}
                 said = []
             else:
-                said.append(_MARKUP.sub(lambda found: found.group(1) or "", line))
+                said.append(_plain_line(line))
+
+
+def _plain_line(line: str) -> str:
+    return _MARKUP.sub(lambda found: found.group(1) or "", line.strip())
 
 
 def _bars(line: str) -> list[str]:
-    plain = _MARKUP.sub(lambda found: found.group(1) or "", line.strip())
-    return [cell.strip() for cell in re.split(r"(?<!\\)\|", plain.strip("|"))]
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", _plain_line(line).strip("|"))]
 
 
 def _records(text: str) -> list[Mapping[str, str]]:

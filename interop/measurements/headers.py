@@ -36,7 +36,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
                "trainer", "impl", "implementation", "trainingframework", "框架"),
     "model": ("modelname", "modelsize", "network", "modeltype", "size", "params", "parameters", "architecture",
               "numparameters", "numparams", "modelparams", "parametersize", "benchmark", "workload", "modèle",
-              "模型", "参数", "参数量", "规格", "modelparameters", "name"),
+              "模型", "参数", "参数量", "规格", "modelparameters", "name", "basemodel",
+              "modelconfig", "modelvariant", "llm"),
     "layers": ("numlayers", "nlayers", "l", "numhiddenlayers", "layer", "depth", "numberoflayers", "nlayer",
                "层数"),
     "hidden": ("hiddensize", "dmodel", "h", "width", "modeldim", "embeddim", "hiddendim", "embeddingsize",
@@ -47,7 +48,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "ffn": ("ffnhiddensize", "intermediatesize", "dff", "ffnsize", "mlpsize", "ffnhidden", "ffndim"),
     "vocab": ("vocabsize", "vocabulary", "v", "vocabularysize"),
     "seq": ("seqlen", "sequencelength", "seqlength", "sequence", "contextlength", "context", "maxseqlen", "s",
-            "sl", "seqs", "blocksize", "ctx", "ctxlen", "序列长度"),
+            "sl", "seqs", "blocksize", "ctx", "ctxlen", "序列长度", "maxseq", "maxseqlength", "maxlen", "maxlength",
+            "maximumsequencelength", "trainseqlen", "seqlentokens"),
     "global_batch": ("gbs", "globalbatchsize", "totalbatchsize", "globalbs", "batchsize", "batchtokens",
                      "globalbatchtokens", "batchsizetokens", "tokensperbatch", "batch", "bs", "b",
                      "globalbatchsizetokens", "全局批", "globalbatchsizesamples", "globalbatchsizesequences", "bsz",
@@ -56,7 +58,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
                     "perdevicebatchsize", "perdevicetrainbatchsize", "localbs", "batchsizepergpu", "batchpergpu",
                     "microbatchsizepergpu", "trainmicrobatchsizepergpu", "devicetrainmicrobatchsize", "batchgpu",
                     "pergpubatchsize", "pergpubatch", "batchdevice", "batchperdevice", "batchsizeperdevice",
-                    "minibatchpergpu", "微批", "localbatch", "microbatchsizeperdevice"),
+                    "minibatchpergpu", "微批", "localbatch", "microbatchsizeperdevice", "bsgpu", "bspergpu", "pergpubs",
+                    "bsperdevice", "bsdevice", "perdevicebs", "batchsizegpu", "mbspergpu", "mbsgpu", "lbs"),
     "tp": ("tensorparallel", "tensormodelparallelsize", "tensorparallelism", "tpsize", "t", "tensorparallelsize",
            "tpdegree", "tensor", "mp", "modelparallel", "modelparallelsize", "tensormodelparallel",
            "模型并行", "张量并行"),
@@ -93,7 +96,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "gpu_count": ("gpus", "numgpus", "ngpus", "devices", "numdevices", "worldsize", "nodesxgpus", "numnpus",
                   "npus", "accelerators", "numaccelerators", "gpucount", "numberofgpus", "chips", "cards",
                   "totalgpus", "devicenum", "ranksize", "numchips", "cluster", "clustersize", "ndevices", "ndev",
-                  "scale", "scalegpus", "卡数", "集群"),
+                  "scale", "scalegpus", "卡数", "集群", "qty", "quantity", "count"),
     "interconnect": ("network", "links", "fabric", "internodeinterconnect", "networking", "internode", "link",
                      "internodelink", "nic"),
     "precision": ("dtype", "datatype", "mixedprecision", "prec", "精度", "paramsdtype", "computedtype", "amp"),
@@ -221,7 +224,7 @@ _TRAINING = re.compile(
 _MEMORY = re.compile(
     r"(?:peak|max(?:imum)?)?(?:gpu|device|cuda|hbm|active|allocated|reserved|used)*"
     r"(?:mem(?:ory)?|vram|alloc(?:ated)?|reserved)"
-    r"(?:usage|used|allocated|reserved|footprint)?(?P<unit>gib|gb|mib|mb)(?:/gpu|/device)?"
+    r"(?:usage|used|alloc(?:ated)?|reserved|footprint)?(?P<unit>gib|gb|mib|mb)(?:/gpu|/device)?"
 )
 _SHARE = re.compile(
     r"(?:bf16|fp16)?(?:[mh]fu|(?:model|hardware)?flops?utili[sz]ation)(?:percent|%)?(?:bf16|fp16|fp8)?"

@@ -159,7 +159,7 @@ class _Reader:
         if isinstance(found, Skip):
             raise found
         group, result = found
-        factor, told = _of_each(row, value / result["predicted"] * result["mfu"])
+        factor, told = _of_each(row, value / result["predicted"] * result["mfu"], result["mfu"])
         return group, {**result, "row": number, "value": factor * value,
                        "assumed": [*assumed, *told, *result["assumed"]]}  # fmt: skip
 
@@ -167,17 +167,24 @@ class _Reader:
 _LEAST_SHARE = 0.02
 """No training run has a lower share of the peak."""
 
+_FAR, _NEAR = 4.0, 2.0
+"""A rate whose header leaves open whose it is, is of each device if it would be this many times too low as that of all,
+and at most that many times off as that of each."""
 
-def _of_each(row: Mapping[str, str], share: float) -> tuple[float, tuple[str, ...]]:
+
+def _of_each(row: Mapping[str, str], share: float, usual: float) -> tuple[float, tuple[str, ...]]:
     """The factor of a rate that its header calls one of all devices, or of each, but cannot be one.
 
     Args:
         row: with `PARTS` where the rate was divided by the number of devices.
         share: of the devices' peak in its precision that the rate means.
+        usual: share that is predicted.
     """
     devices = number_of(row.get(PARTS) or row.get("gpu_count", "")) or 1
-    if PARTS in row and share < _LEAST_SHARE <= share * devices <= 1:
-        return devices, (f"the rate is of each device: of all {devices:g} it would be {share:.2%} of their peak",)
+    if PARTS in row and share * devices <= 1:
+        each = usual / _NEAR < share * devices < usual * _NEAR and share < usual / _FAR
+        if each or share < _LEAST_SHARE <= share * devices:
+            return devices, (f"the rate is of each device: of all {devices:g} it would be {share:.2%} of their peak",)
     if PARTS not in row and share > 1 >= share / devices >= _LEAST_SHARE and row.get("metric") in _RATES:
         return 1 / devices, (f"the rate is of all {devices:g} devices: of each it would be {share:.0%} of its peak",)
     return 1.0, ()

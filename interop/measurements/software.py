@@ -147,7 +147,8 @@ def _unnamed(cells: Cells, words: str) -> Software:
     own = "own run" in words
     if re.search(r"\bzero[- _]?(?:stage[- _]?)?[123]\b", cells.words("zero_level")) and not own:  # DeepSpeed's name
         return _named("megatron-deepspeed" if _splits_model(cells) else "deepspeed") or _SOFTWARE[0]
-    if not (own or cells.switch("compile") is not None or level_of(cells) in (2, 3)):
+    names_torch = re.search(r"\bddp\b|fsdp|hsdp", cells.words("zero_level")) and not _splits_model(cells)
+    if not (own or names_torch or cells.switch("compile") is not None or level_of(cells) in (2, 3)):
         return Software(words="", stacks=("megatron",))
     splits = all(cells.text(name) not in ("", "1") for name in ("tp", "pp"))
     return Software(words="", stacks=("megatron", "torch") if splits and not own else ("torch",))

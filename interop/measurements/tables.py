@@ -97,7 +97,7 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
         columns[figure.place] = ""
     told = told_by_titles(grid.titles, columns) if grid.titles else {}
     first = next(grid.rows, [])
-    free = [cell for cell, column in zip(first, columns, strict=False) if not column]
+    free = [cell for cell, column in zip(first, columns, strict=False) if column in ("", *_WORDY)]
     known = [*columns, *told, *(name for figure in figures for name in figure.told), *told_by_titles(free, ())]
     _check(known, headers, figures, table)
     order = sorted((place for place, column in enumerate(columns) if column), key=lambda place: rank_of(headers[place]))
@@ -246,7 +246,7 @@ def _row(
     bad: BadCell | None = None
     for place in order:
         cell, header = cells[place], headers[place]
-        column = _column_of(columns[place], cell, "gpu_type" in named)
+        column = _column_of(columns[place], cell, named)
         if column == "source" and "gpu_type" not in named and _is_device(cell):
             found.setdefault("gpu_type", cell)
         if not column and header and (is_on := switch_named(cell)) is not None:
@@ -257,7 +257,8 @@ def _row(
             found = _joined(found, column, cell, header) if column else found
         except BadCell as error:
             bad = bad or error
-    said = told_by_titles((found.get("notes", ""),), _READ_IN_NOTES) | told_by_titles(free, ())
+    said = {name: cell for name, cell in told_by_titles((found.get("gpu_type", ""),), ()).items() if name == "model"}
+    said |= told_by_titles((found.get("notes", ""), found.get("source", "")), _READ_IN_NOTES) | told_by_titles(free, ())
     found |= {name: cell for name, cell in said.items() if not found.get(name)}
     if used := [column for column in told if not found.get(column)]:
         found |= {column: told[column] for column in used} | {FROM_TITLE: ", ".join(used)}
@@ -270,8 +271,11 @@ def _row(
     return found
 
 
+_WORDY = ("notes", "source", "gpu_type")
+"""Columns whose cells may name the model."""
+
 _READ_IN_NOTES = ("source", "precision", "interconnect")
-"""Columns that other readers find in the notes. The notes fill others that are blank; cells of unknown columns fill
+"""Columns that other readers find in notes and sources. These fill others that are blank; cells of unknown columns fill
 any."""
 
 
@@ -297,25 +301,32 @@ def _joined(found: dict[str, str], column: str, cell: str, header: str) -> dict[
     raise BadCell(column, cell, f"two columns for {column} hold {before!r} and {cell!r}")
 
 
-def _column_of(column: str, cell: str, names_device: bool) -> str:
+def _column_of(column: str, cell: str, named: Collection[str]) -> str:
     """The column that a cell belongs to, given that of its header; "" where it says nothing.
 
     Args:
-        names_device: whether another column names the device.
+        named: the columns that the table has.
     """
     if not cell or (column in _COUNTS and cell.lower() in ("none", "null", "not stated")):
         return ""
     if not column:
-        return "notes" if _TUNES.search(cell) else ""
+        known = (name for name, words in _METHODS if name not in named and words.fullmatch(cell))
+        return "notes" if _TUNES.search(cell) else next(known, "")
     if column == "gpu_type" and number(cell) is not None and not _is_device(cell):  # a column "GPU" may count them
         return "gpu_count"
-    if column in ("source", "gpu_count") and not names_device and _is_device(cell):  # "System", "Cluster"
+    if column in ("source", "gpu_count") and "gpu_type" not in named and _is_device(cell):  # "System", "Cluster"
         return "source" if column == "source" and names_software(cell) else "gpu_type"
     return column
 
 
 _COUNTS = ("tp", "pp", "dp", "cp", "ep", "vpp", "seq", "global_batch", "micro_batch", "kv_heads", "gpu_count")
 """Columns of whole numbers, in which "none" means that nothing is stated."""
+
+_METHODS = (
+    ("schedule", re.compile(r"(?:interleaved[- ])?1f1b\b.*|zb-?\w{1,2}|gpipe|dualpipe\w*|v-?(?:half|min)", re.I)),
+    ("zero_level", re.compile(r"(?:ddp|fsdp2?|hsdp|zero[- ]?[1-3])\b.*", re.I)),
+)  # fmt: skip
+"""Column -> cells of columns that are not known, as "Method", that belong to it."""
 
 _TUNES = re.compile(r"\b(q?lora|peft)\b", re.I)
 

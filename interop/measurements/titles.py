@@ -25,7 +25,7 @@ _COUNT = re.compile(r"\b(\d+) (?:gpus?|npus?|devices|accelerators|chips)\b(?! *(
 _PRECISION = re.compile(
     r"(?<![a-z0-9])(bf16|fp16|mxfp8|nvfp4|(?:fp8|float8)(?:[-_ ](?:cs|ds|mx|sc|\w+wise))?|tf32|fp32)(?![a-z0-9])", re.I
 )
-_LINK = re.compile(r"[^.;:()|]*\d ?-?[gt]b(?:it)?(?:/s|ps)[^.;:()|]*(?:\([^)]*\))?", re.I)
+_LINK = re.compile(r"(?:[^.;:()|]|(?<=\d)\.(?=\d))*\d ?-?[gt]b(?:it)?(?:/s|ps)[^.;:()|]*(?:\([^)]*\))?", re.I)
 _MODEL = re.compile(
     r"\b((?:meta-)?(?:code|tiny)?llama[- ]?\d?(?:\.\d)?[- ]?\d+(?:\.\d+)?b"
     r"|(?:min|nano)?gpt-?[23]?[- ]?\d+(?:\.\d+)?[bm]|gpt-?2[- ](?:small|medium|large|xl)"
