@@ -251,15 +251,12 @@ def _row(
             found.setdefault("gpu_type", cell)
         if not column and header and (is_on := switch_named(cell)) is not None:
             column, cell = "notes", header if is_on else f"no {header}"
-        if not column and not (header and cell == header):
-            free.append(cell)
+        free += [] if column else [cell]
         try:
             found = _joined(found, column, cell, header) if column else found
         except BadCell as error:
             bad = bad or error
-    said = {name: cell for name, cell in told_by_titles((found.get("gpu_type", ""),), ()).items() if name == "model"}
-    said |= told_by_titles((found.get("notes", ""), found.get("source", "")), _READ_IN_NOTES) | told_by_titles(free, ())
-    found |= {name: cell for name, cell in said.items() if not found.get(name)}
+    found = _with_words(found, free)
     if used := [column for column in told if not found.get(column)]:
         found |= {column: told[column] for column in used} | {FROM_TITLE: ", ".join(used)}
     try:
@@ -271,12 +268,19 @@ def _row(
     return found
 
 
+def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
+    """A row whose blank cells are filled from the words of its notes, its source, and `free` cells of unknown columns."""
+    device = told_by_titles((found.get("gpu_type", ""),), ())
+    said = {"model": device["model"]} if "model" in device else {}
+    said |= told_by_titles((found.get("notes", ""), found.get("source", "")), _READ_IN_NOTES) | told_by_titles(free, ())
+    return found | {name: cell for name, cell in said.items() if not found.get(name)}
+
+
 _WORDY = ("notes", "source", "gpu_type")
 """Columns whose cells may name the model."""
 
 _READ_IN_NOTES = ("source", "precision", "interconnect")
-"""Columns that other readers find in notes and sources. These fill others that are blank; cells of unknown columns fill
-any."""
+"""Columns that other readers find in notes and sources."""
 
 
 def _joined(found: dict[str, str], column: str, cell: str, header: str) -> dict[str, str]:
