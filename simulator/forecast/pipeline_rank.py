@@ -9,6 +9,7 @@ from functools import cached_property
 from plans.schedules import Schedule
 from plans.timeline import PS_PER_S
 from simulator.forecast.body import COMPUTE, ISSUE, Op
+from simulator.forecast.case import Forecast
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.held import RankMemory
@@ -60,6 +61,7 @@ class PipelineRank:
         self._costs = key.costs
         self.lowered = lowered
         self.walk = RankWalk()
+        self.forecasts: dict[tuple[object, ...], Forecast] = {}
         self._figures: dict[tuple[int, str], _Figures] = {}
         self._sums: dict[tuple[tuple[tuple[int, str], int], ...], _Figures] = {}
         self._peaks: dict[tuple[Schedule, tuple[int, ...], bool], tuple[int, dict[str, int]]] = {}
@@ -132,7 +134,8 @@ def _figures(ops: Sequence[Op], *, is_update: bool) -> _Figures:
 
 _RANKS: dict[tuple[object, ...], PipelineRank] = {}
 _LOWERED: dict[tuple[object, ...], LoweredRank] = {}
-_MOST = 4096
+_MOST = 1024
+"""Ranks that are kept, of about 0.3 MB each; a search needs some hundred."""
 
 
 def pipeline_rank(key: RankKey) -> PipelineRank:

@@ -294,17 +294,14 @@ class StepForecast:
     def forecast(self) -> Forecast:
         """The whole prediction; its step is the pace of training (`pace_ps`).
 
-        It is kept for what does the same: equal ranks and transfers in an equal schedule.
+        It is kept, with the first rank, for what does the same: equal ranks and transfers in an equal schedule.
         """
-        posts_ahead = self.degrees.posts_ahead
+        known, posts_ahead = self.ranks[0].forecasts, self.degrees.posts_ahead
         key = self.schedule, posts_ahead, self.machine, tuple(self.ranks), tuple(self._transfers.items())
-        found = _FORECASTS.get(key)
-        if found is None:
-            if len(_FORECASTS) >= _MOST:
-                _FORECASTS.clear()
+        if key not in known:
             with without_collection():
-                found = _FORECASTS[key] = self._forecast()
-        return found
+                known[key] = self._forecast()
+        return known[key]
 
     def _forecast(self) -> Forecast:
         pace_ps = self.pace_ps()
@@ -396,7 +393,3 @@ class StepForecast:
 def _last_interval(steps: Sequence[Sequence[PartsTally]]) -> int:
     ends = [0, *(round(max(rank.end_ps for rank in step)) for step in steps)]
     return ends[-1] - ends[-2]
-
-
-_FORECASTS: dict[tuple[object, ...], Forecast] = {}
-_MOST = 4096
