@@ -6,6 +6,9 @@ reaches; then each mutant is switched on in a fork, where the tests that reach i
 mutant that none of them finds survives, and its line is printed. Tests that start several processes are run with
 `--ranks` only. Beside drawn mutants, those of `NAMED` are tried, which survived a review once. With `--folder` a run
 that was ended goes on.
+
+mutmut 3.8 also runs mutants in forks, but it changes neither functions with decorators nor values of modules and
+classes, which hold a fifth of the 20,000 mutants here.
 """
 
 from __future__ import annotations

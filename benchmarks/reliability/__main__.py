@@ -23,8 +23,11 @@ def _faults(options: argparse.Namespace) -> dict[str, Any]:
         found.append(asdict(outcome))
         print(f"{outcome.fault:20} rank {outcome.rank} {outcome.seconds:5.1f} s  {'; '.join(outcome.wrong) or 'right'}",
               flush=True)  # fmt: skip
-    right = sum(not each["wrong"] for each in found)
-    return {"right": right, "cases": len(found), "met": right == len(found), "outcomes": found}
+        right = sum(not each["wrong"] for each in found)
+        figures = {"right": right, "cases": len(found), "met": right == options.count, "outcomes": found}
+        if options.out is not None:  # an interrupted run keeps what is known
+            keep(options.out, "faults", figures)
+    return figures
 
 
 def _interrupted(options: argparse.Namespace) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import itertools
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.reliability.training import ended, make_job, pids_of, started
+from costmodels import Machine
+from plans.degrees import Degrees
+from plans.degrees.plan import plan_of
+from plans.errors import TwofoldError
 from plans.layout import Layout
+from plans.lower import lower
 from plans.model.mlp import mlp_graph
+from plans.model.transformer import transformer, transformer_config
 from plans.plan import Optimizer, Plan, Stage, Strategy, save_plan
+from simulator import simulate
+from simulator.forecast import forecast
 
 __all__ = ["Held", "grown", "held", "of_forecasts", "of_steps"]
 
@@ -90,17 +98,42 @@ def of_steps(folder: Path, steps: int, ranks: int, say: Callable[[str], None]) -
 
 
 def of_forecasts(count: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Forecasts of a transformer in 672 degrees, batches and lengths in turn."""
-    import twofold as tf
+    """Forecasts of `count` different configurations, of which every 50th is also lowered and simulated.
 
-    samples = []
-    degrees = ({"tp": 8}, {"tp": 4, "dp": 2}, {"tp": 2, "dp": 2, "pp": 2})
-    kinds = itertools.product(range(512, 8193, 512), degrees, range(8, 120, 8))
-    for number, (seq, degree, batch) in enumerate(itertools.islice(itertools.cycle(kinds), count)):
-        tf.predict("llama-3-8b", "h200-x8", seq=seq, global_batch=batch, **degree)
+    Half of them come first: caches fill up to their limits.
+    """
+    samples, done = [], 0
+    for number, (model, machine, degrees) in enumerate(_configurations(count)):
+        config = transformer_config(model, num_layers=8, seq=int(degrees.pop("seq")))
+        asked = Degrees(**degrees)
+        with suppress(TwofoldError):  # some degrees do not divide some models
+            forecast(config, asked, machine)
+            done += 1
+            if number % 50 == 0:
+                simulate(lower(plan_of(asked, transformer(config, batch_size=asked.global_batch))), machine)
         if number % max(1, count // 100) == 0:
-            gc.collect()
             samples.append(held())
     found = grown(samples)
-    say(f"{count} forecasts: {found}")
-    return {"forecasts": count, "samples": len(samples), **found}
+    say(f"{done} forecasts of {count} configurations: {found}")
+    return {"forecasts": done, "samples": len(samples), **found}
+
+
+def _configurations(count: int) -> Iterator[tuple[str, Machine, dict[str, Any]]]:
+    """Models, machines and degrees, none of them twice."""
+    draw, seen = random.Random(1), set[str]()
+    machines = {name: Machine.load(name) for name in ("h200-x8", "h100-sxm-x8", "h100-sxm-x16", "a100-80gb-x8")}
+    while len(seen) < count:
+        model, name = draw.choice(("llama-3-8b", "llama-2-7b", "llama-3-70b", "mixtral-8x7b")), draw.choice([*machines])
+        dp, tp, pp, cp = (draw.choice((1, 2, 4)) for _ in range(4))
+        degrees = {
+            "dp": dp, "tp": tp, "pp": pp, "cp": cp, "seq": draw.randrange(256, 4097, 256),
+            "micro_batch": draw.choice((1, 2)), "global_batch": 16 * draw.randrange(1, 9),
+            "recompute": draw.choice(("none", "selective", "full")), "sequence_parallel": tp > 1,
+            "schedule": draw.choice(("1f1b", "gpipe", "zb_h1")), "optimizer": Optimizer(
+                kind="adamw", settings={"lr": 1e-4}, parallel_level=draw.randrange(4) if dp > 1 else 0
+            ),
+        }  # fmt: skip
+        what = f"{model} {name} {degrees}"
+        if dp * tp * pp * cp <= machines[name].num_devices and what not in seen:
+            seen.add(what)
+            yield model, machines[name], degrees
