@@ -65,12 +65,13 @@ CASES = {
     "schedules": problem(pins=Pins(tp=1, cp=1, recompute="none", micro_batch=1, zero=1)),
     "one chunk": problem(pins=Pins(pp=4, schedule="zb_h1")),
     "tight memory": problem(
-        pins=Pins(cp=1, schedule="1f1b", micro_batch=1, sequence_parallel=False), memory_limit_bytes=400_000_000
+        pins=Pins(cp=1, pp=2, schedule="1f1b", micro_batch=1, sequence_parallel=False), memory_limit_bytes=400_000_000
     ),
     "levels": problem(pins=Pins(pp=1, recompute="none")),
     "twelve over slow links": problem(
         small(hidden=1536, num_heads=12, ffn=6144, vocab=12_288), "h100-sxm-x16", num_devices=12,
-        global_batch=12, pins=Pins(recompute="none", micro_batch=1, sequence_parallel=False, schedule="zb_v", zero=1),
+        global_batch=12,
+        pins=Pins(recompute="none", micro_batch=1, tp=2, sequence_parallel=False, schedule="zb_v", zero=1),
     ),
     "experts": problem(
         small(experts=Experts(num_experts=4, top_k=2, ffn=1024)),
@@ -80,7 +81,7 @@ CASES = {
         mixture(1), num_devices=8, pins=Pins(recompute="none", micro_batch=1, pp=4, schedule="1f1b")
     ),
     "three dense blocks": problem(
-        mixture(3), num_devices=4, pins=Pins(recompute="none", micro_batch=1, tp=1, cp=1, zero=3)
+        mixture(3), num_devices=4, pins=Pins(recompute="none", micro_batch=1, tp=1, cp=1, zero=3, schedule="1f1b")
     ),
     "megatron": problem(pins=Pins(tp=2, pp=2, micro_batch=1, zero=1), stack=stack_named("megatron")),
     "torch": problem(pins=Pins(cp=1, recompute="none", schedule="1f1b", micro_batch=1), stack=stack_named("torch")),
@@ -127,7 +128,7 @@ def by_hand(asked: Problem, layers: int) -> list[Degrees]:
     return found
 
 
-@pytest.mark.parametrize("share", [0.25, 0.4, 0.6, 0.8])
+@pytest.mark.parametrize("share", [0.25, 0.6])
 def test_the_best_with_some_blocks_that_recompute_is_that_of_plain_loops(share: float) -> None:
     asked = problem(small(num_heads=4), num_devices=4, global_batch=8)
     every = by_hand(asked, 4)

@@ -159,8 +159,8 @@ class Titan:
 def test_torchtitan_reads_every_launch():
     recomputes = source_of("torchtitan", "torchtitan/distributed/activation_checkpoint.py")
     models = source_of("torchtitan", "torchtitan/models/llama3/config_registry.py")
-    seen = set()
-    for words in words_of("torchtitan@0.3.0"):
+    forms, seen = {re.sub(r"\d+", "1", " ".join(words)): words for words in words_of("torchtitan@0.3.0")}, set()
+    for words in forms.values():  # one of those that differ in numbers only
         at = words.index("--config")
         command, (module, model), settings = words[:at], (words[at - 1], words[at + 1]), words[at + 2 :]
         assert {word for word in command if word.startswith("--")} <= TORCHRUN | {"--module"}
