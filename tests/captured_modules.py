@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from captured_buffers import BUFFERS
 from captured_data import BATCH, LENGTH, WIDTH, WORDS, images, linear, parameter, sequences, tokens, vectors
 from captured_losses import LOSSES
 from torch import nn
@@ -373,7 +374,7 @@ MODULES = {
             w=parameter(2 * WIDTH, WIDTH), out=linear(),
         ), sequences
     ),
-} | LOSSES  # fmt: skip
+} | LOSSES | BUFFERS  # fmt: skip
 """name -> (makes the module, makes a batch)."""
 
 MODULES |= {
@@ -396,6 +397,7 @@ ON_RANKS = (
     "choice by the data", "own gradients", "experts by bmm", "convolutions", "batch norm",
     "lists as an index, biases of heads", "class weights, smoothed, ignored", "transformer layer, norm first",
     "recurrent", "complex rotations", "mean over what counts", "CTC", "derivatives in the forward",
+    "running statistics, own", "counter", "codebook of moving averages",
 )  # fmt: skip
 """Modules that have, between them, every kind of operator that is in `MODULES`."""
 

@@ -40,6 +40,7 @@ class Building(Places):
         self.trained: set[str] = set()  # tensors that depend on a parameter
         self.batched: dict[str, int] = {}  # tensors that depend on an input -> their dim that is the batch
         self.shared: set[str] = set()  # tensors that are made of all samples of a micro-batch
+        self.changed: dict[str, str] = {}  # copies of buffers that the forward changes -> the buffers
         self.num_random = 0
         self.checkpoints: dict[str, int] = {}
         self._names: dict[str, int] = {}
@@ -83,7 +84,7 @@ class Building(Places):
             self.shared.add(output)
         if (
             self.tensors[output].differentiable
-            and kind not in ("detach", "fill", "uniform", "normal")
+            and kind not in ("assign", "detach", "fill", "uniform", "normal")
             and any(value in self.trained for value in read)
         ):
             self.trained.add(output)
@@ -129,7 +130,10 @@ class Building(Places):
         if self.is_trained(terms):
             raise self.samples_meet(node)
         kind = "batch_sum" if mean.is_sum else "batch_mean"
-        made = self.make(node, kind, (terms,), shape=mean.shape, dtype=self.tensors[terms].dtype)
+        return self.share(self.make(node, kind, (terms,), shape=mean.shape, dtype=self.tensors[terms].dtype))
+
+    def share(self, made: str) -> str:
+        """Note that a tensor made from samples is one value of all samples of a micro-batch."""
         del self.batched[made]
         self.shared.add(made)
         return made

@@ -89,7 +89,7 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     Raises:
         TwofoldError: what export cannot capture (data-dependent control flow), an operator that is not known, gradients
             of its own (autograd functions, hooks, inference_mode), dims that are not static, a batch mixed into other
-            dims, a buffer that the forward changes, a forward that does not return a loss.
+            dims, a parameter that the forward changes, a forward that does not return a loss.
 
     Warns:
         UserWarning: parameters that the loss does not depend on; they are not part of the graph. Operators that twofold
@@ -291,7 +291,7 @@ def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
     """Within this context the module computes on the meta device, in forms that a graph can have."""
     with (
         _parameters_on_meta(module),
-        _no_new_buffers(module),
+        _buffers_changed_in_place(module),
         _silent(),
         batch_first_attention(),
         in_other_forms(module),
@@ -331,21 +331,23 @@ def _parameters_on_meta(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_new_buffers(module: nn.Module) -> Iterator[None]:
-    """Refuse a forward that sets a buffer: torch.export does not report it for submodules."""
+def _buffers_changed_in_place(module: nn.Module) -> Iterator[None]:
+    """Let a forward that sets a buffer write into it: torch.export does not report new buffers of submodules."""
+    names = {id(part): path for path, part in module.named_modules()}
 
-    def refuse(owner: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+    def write(owner: nn.Module, name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
         held = owner._buffers.get(name)
-        if tensor is not None and held is not None and _is_same_memory(tensor, held):
-            return  # moved to the device on which it is: self.mask = self.mask.to(x.device)
-        for path, part in module.named_modules():
-            if part is owner:
-                raise TwofoldError(
-                    f"{type(owner).__name__} {path!r} sets its buffer {name!r} in the forward, but a step changes "
-                    f"trained parameters only; keep it out of the network"
-                )
+        if tensor is None or held is None or id(owner) not in names or _is_same_memory(tensor, held):
+            return None  # moved to the device on which it is: self.mask = self.mask.to(x.device)
+        if tensor.shape != held.shape:
+            raise TwofoldError(
+                f"{type(owner).__name__} {names[id(owner)]!r} replaces its buffer {name!r} {tuple(held.shape)} by one "
+                f"of shape {tuple(tensor.shape)} in the forward; register it in the shape that it keeps"
+            )
+        with torch.no_grad():
+            return held.copy_(tensor)
 
-    hook = torch_module.register_module_buffer_registration_hook(refuse)
+    hook = torch_module.register_module_buffer_registration_hook(write)  # type: ignore[arg-type]  # it may replace the tensor
     try:
         yield
     finally:

@@ -1,12 +1,13 @@
 """In-place calls become calls that make new values, so that nothing of a graph changes.
 
 A write into a part (`x[:, 0] = y`, `copy_`, `mul_` of a slice) makes a new value of the whole, in which what was
-written takes the place of that part. Later reads of the memory, through any view, read the new value.
+written takes the place of that part. Later reads of the memory, through any view, read the new value. The last write
+to a parameter or buffer is a call of `twofold::assign`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +19,18 @@ from torch.utils._pytree import tree_map_only
 
 from plans.errors import TwofoldError
 
-__all__ = ["CHANGES", "called_as", "copied", "on_meta", "without_in_place"]
+__all__ = ["called_as", "copied", "on_meta", "without_in_place"]
 
-CHANGES = "twofold_changes"
-"""Key in the `meta` of in-place calls that stay: the parameter or buffer that they change."""
+_LIBRARY = torch.library.Library("twofold", "FRAGMENT")
+_LIBRARY.define("assign(Tensor state, Tensor value) -> Tensor")
 
 aten = torch.ops.aten
+
+
+@torch.library.impl(_LIBRARY, "assign", "CompositeExplicitAutograd")
+def _assign(state: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return value.clone()
+
 
 _RESHAPES = {
     aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints, aten.unflatten.int,
@@ -37,7 +44,7 @@ _OWN_INVERSE = {aten.transpose.int, aten.t.default, aten.mT.default, aten.numpy_
 
 
 def without_in_place(exported: ExportedProgram) -> None:
-    """Replace in-place calls by calls that make new values, in place; those on parameters and buffers are marked.
+    """Replace in-place calls by calls that make new values, in place.
 
     Raises:
         TwofoldError: a call that has no other form, or that writes through a view of an unusual kind.
@@ -47,16 +54,16 @@ def without_in_place(exported: ExportedProgram) -> None:
         graph.erase_node(node)
     before = list(graph.nodes)
     for node in before:
-        if node.op == "call_function" and _changes(node):
-            memory = memories[node.all_input_nodes[0]]
-            if memory.state is None:
-                _replace(graph, node, memory, memories)
-                continue
-            node.meta[CHANGES] = memory.state
+        if (changed := _changed_by(node)) is not None:
+            _replace(graph, node, changed, memories)
+            continue
         _read_what_is_now(graph, node, memories)
     for node in reversed(before):
         if node in memories and memories[node].writes and node.op == "call_function" and not node.users:
             graph.erase_node(node)
+    _keep_last_assignments(
+        graph, {memory.now[memory.root][1] for memory in memories.values() if memory.root in memory.now}
+    )
 
 
 def called_as(graph: fx.Graph, like: fx.Node, target: Any, args: Any, kwargs: Any = None) -> fx.Node:
@@ -137,8 +144,10 @@ class _Memory:
             whole = _with_part(graph, at, self.read(graph, source), whole)
             at = self.same.get(source, source)
         self.writes += 1
-        self.now[at] = (self.writes, whole)
         self.now[name] = (self.writes, value)
+        if self.state is not None:
+            whole = called_as(graph, whole, torch.ops.twofold.assign.default, (self.state, whole))
+        self.now[at] = (self.writes, whole)
 
 
 def _memories(exported: ExportedProgram) -> dict[fx.Node, _Memory]:
@@ -162,7 +171,7 @@ def _memories(exported: ExportedProgram) -> dict[fx.Node, _Memory]:
         if memory is None or source is None:
             is_state = node.op == "placeholder" and node.name in state
             memory = of_storage[key] = _Memory(root=node, state=node if is_state else None)
-        elif _changes(node):
+        elif _changed_by(node) is not None:
             memory.same[node] = memory.same.get(source, source)
         else:
             memory.views[node] = source
@@ -170,14 +179,13 @@ def _memories(exported: ExportedProgram) -> dict[fx.Node, _Memory]:
     return found
 
 
-def _changes(node: fx.Node) -> bool:
-    """Whether a call changes its first argument."""
-    return (
-        isinstance(node.target, torch._ops.OpOverload)
-        and node.target._schema.is_mutable
-        and bool(node.args)
-        and isinstance(node.args[0], fx.Node)
-    )
+def _changed_by(node: fx.Node) -> fx.Node | None:
+    """The argument that a call changes: its first one, or `out`."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return None
+    changed = node.kwargs.get("out", node.args[0] if node.args else None)
+    return changed if isinstance(changed, fx.Node) else None
 
 
 def _copies_itself(node: fx.Node) -> bool:
@@ -204,7 +212,7 @@ def _read_what_is_now(graph: fx.Graph, node: fx.Node, memories: dict[fx.Node, _M
     node.args, node.kwargs = _mapped((node.args, node.kwargs), lambda each: values.get(each, each))
 
 
-def _replace(graph: fx.Graph, node: fx.Node, memory: _Memory, memories: dict[fx.Node, _Memory]) -> None:
+def _replace(graph: fx.Graph, node: fx.Node, changed: fx.Node, memories: dict[fx.Node, _Memory]) -> None:
     """Write the value of the same call without in-place."""
 
     def now(each: fx.Node) -> fx.Node:
@@ -212,16 +220,27 @@ def _replace(graph: fx.Graph, node: fx.Node, memory: _Memory, memories: dict[fx.
 
     with graph.inserting_before(node):
         args, kwargs = _mapped((node.args, node.kwargs), now)
-        value, old = _new_value(graph, node, args, kwargs), args[0].meta["val"]
+        value, old = _new_value(graph, node, args, kwargs), changed.meta["val"]
         if value.meta["val"].dtype != old.dtype:
             value = called_as(graph, node, aten.to.dtype, (value, old.dtype))
-        memory.write(graph, node, value)
+        memories[changed].write(graph, node, value)
+
+
+def _keep_last_assignments(graph: fx.Graph, last: Collection[fx.Node]) -> None:
+    for node in graph.find_nodes(op="call_function", target=torch.ops.twofold.assign.default):
+        if node not in last:
+            node.replace_all_uses_with(node.args[1])
+            graph.erase_node(node)
 
 
 def _new_value(graph: fx.Graph, node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
     """The tensor that an in-place call writes."""
-    old, target = args[0].meta["val"], node.target
+    target = node.target
     assert isinstance(target, torch._ops.OpOverload)
+    if "out" in kwargs:
+        rest = {name: each for name, each in kwargs.items() if name != "out"}
+        return called_as(graph, node, _without_out(target, node), args, rest)
+    old = args[0].meta["val"]
     if target in (aten.copy_.default, aten.fill_.Tensor):
         given = args[1]
         if given.meta["val"].shape != old.shape:
@@ -238,11 +257,25 @@ def _new_value(graph: fx.Graph, node: fx.Node, args: Any, kwargs: Any) -> fx.Nod
     name = target._schema.name.removeprefix("aten::").removesuffix("_")
     overload = getattr(getattr(aten, _FUNCTIONAL.get(name, name), None), target._overloadname, None)
     if overload is None or overload._schema.is_mutable:
-        raise TwofoldError(
-            f"{target} ({_line(node)}) changes a tensor in place and has no form that makes a new value; make a new "
-            f"tensor instead"
-        )
+        raise _only_in_place(node)
     return called_as(graph, node, overload, args, kwargs)
+
+
+def _without_out(target: torch._ops.OpOverload, node: fx.Node) -> torch._ops.OpOverload:
+    """The form of a call with an argument `out` that makes a new value."""
+    wanted = [(each.name, str(each.type)) for each in target._schema.arguments if each.name != "out"]
+    packet = target.overloadpacket
+    for overload in (getattr(packet, name) for name in packet.overloads()):
+        if [(each.name, str(each.type)) for each in overload._schema.arguments] == wanted:
+            return overload
+    raise _only_in_place(node)
+
+
+def _only_in_place(node: fx.Node) -> TwofoldError:
+    return TwofoldError(
+        f"{node.target} ({_line(node)}) changes a tensor in place and has no form that makes a new value; make a new "
+        f"tensor instead"
+    )
 
 
 def _with_part(graph: fx.Graph, view: fx.Node, source: fx.Node, part: fx.Node) -> fx.Node:

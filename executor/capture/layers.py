@@ -34,7 +34,18 @@ def _matmul(build: Translation, node: fx.Node, x: Value, weight: Value) -> Value
         return _grouped(build, node, x, weight)
     if isinstance(weight, Transposed) and isinstance(x, str) and len(build.tensors[x].shape) >= 2:
         return build.make(node, "linear", (x, weight.tensor))
+    if _sums_over_batch(build, x, weight):
+        made = build.make(node, "matmul", (x, weight), of_the_batch=True)
+        return build.share(made)
     return build.make(node, "matmul", (x, weight))
+
+
+def _sums_over_batch(build: Translation, x: Value, y: Value) -> bool:
+    """Whether a product of data sums over the samples, as that of the rows which chose each code of a codebook."""
+    if not isinstance(x, str) or not isinstance(y, str) or build.is_trained(x) or build.is_trained(y):
+        return False
+    ranks = [len(build.tensors[each].shape) for each in (x, y)]
+    return build.batched.get(x) == ranks[0] - 1 and build.batched.get(y) == max(0, ranks[1] - 2)
 
 
 def _grouped(build: Translation, node: fx.Node, x: Value, y: Value) -> Value:

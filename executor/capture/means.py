@@ -147,6 +147,11 @@ def _to(build: Translation, node: fx.Node, x: Mean, *_: Any, **__: Any) -> Value
     return replace(x, node=node, terms=lambda: build.cast(node, x.terms(), dtype), own=None)
 
 
+@mean_rule("detach.default")
+def _detached(build: Translation, node: fx.Node, x: Mean) -> Value:
+    return replace(x, node=node, terms=lambda: str(build.detached(node, x.terms())), own=None)
+
+
 @mean_rule("neg.default")
 def _negative(build: Translation, node: fx.Node, x: Mean) -> Value:
     return _with(build, node, "mul", x, -1)

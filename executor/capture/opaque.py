@@ -89,7 +89,8 @@ def aten_operators(
         shape, dtype = build.shape_dtype_of(node, result)
         shape = (*shape, 2) if result.is_complex() else shape
         dims = dims_of(call, which, shape, place=places[index])
-        if not any(dim.islower() for dim in dims):
+        is_small = not any(tensor.batch is not None or len(tensor.shape) > 1 for tensor in tensors)
+        if not is_small and not any(dim.islower() for dim in dims):
             warnings.warn(
                 f"{node.target} {build.where(node)} cannot be split: every rank computes all of it, and its "
                 f"gradient with autograd",

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+import executor.capture.assigned
 import executor.capture.elementwise
 import executor.capture.functions
 import executor.capture.layers
@@ -19,7 +20,8 @@ import executor.capture.library
 import executor.capture.losses
 import executor.capture.means
 import executor.capture.random
-import executor.capture.shapes  # noqa: F401  (each enters its rules)
+import executor.capture.shapes
+import executor.capture.spread  # noqa: F401  (each enters its rules)
 from executor.capture.table import RULES, rule
 from executor.capture.translation import Translation
 from executor.capture.values import Value

@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
+import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from executor.capture.building import Building
-from executor.capture.functional import CHANGES
 from executor.capture.masks import shape_only
 from executor.capture.straight import NO_GRADIENT
 from executor.capture.values import Complex, Mean, Unreadable, Value
@@ -108,6 +108,7 @@ class Translation(Building):
                 if path in self.tensors and self.tensors[path].kind == "input":
                     raise TwofoldError(f"{path!r} names both an argument of forward and a buffer; rename one")
                 self.values[node] = self._enter_constant(path, node, "buffer")
+                self._keep_before_change(node)
             elif spec.kind is not InputKind.USER_INPUT:
                 self.values[node] = Unreadable(
                     reason=f"the tensor {str(spec.target)!r}, made outside of the graph, is neither parameter, buffer "
@@ -119,6 +120,20 @@ class Translation(Building):
             return self._enter(name, node, "constant")
         except TwofoldError as error:  # matters only where it is read
             return Unreadable(reason=f"the {what} {name!r}: {error}")
+
+    def _keep_before_change(self, node: fx.Node) -> None:
+        """Let a buffer that the forward changes be read as it was before."""
+        name = self.values[node]
+        changes = [user for user in node.users if user.target is torch.ops.twofold.assign.default]
+        if changes and isinstance(name, str) and not self.is_counted_by_norm(name):
+            kept = self.values[node] = self.make_as(changes[0], "buffer", name)
+            self.changed[kept] = name
+
+    def is_counted_by_norm(self, name: str) -> bool:
+        """Whether a buffer is the number of micro-batches of a batch norm, whose statistics count them."""
+        owner, _, last = name.rpartition(".")
+        norms = nn.modules.batchnorm._BatchNorm
+        return last == "num_batches_tracked" and isinstance(self.module.get_submodule(owner), norms)
 
     def _enter(self, name: str, node: fx.Node, kind: str) -> Value:
         shape, dtype = self.shape_dtype(node)
@@ -154,8 +169,6 @@ class Translation(Building):
 
     def _call(self, node: fx.Node) -> Value:
         target = str(node.target) if node.target is not python_operator.getitem else "getitem"
-        if (changed := node.meta.get(CHANGES)) is not None:
-            return self._change_of_state(node, str(self.values[changed]))
         is_complex = target != "getitem" and any(isinstance(each, Complex) for each in self._read_by(node))
         rule = self.complex_rule(target) if is_complex else self.rules.get(target)
         if rule is None:
@@ -228,19 +241,6 @@ class Translation(Building):
             return {key: self.held(node, entry) for key, entry in argument.items()}
         return argument
 
-    def _change_of_state(self, node: fx.Node, name: str) -> Value:
-        """Refuse to change a parameter or buffer, but for a batch norm's count, which its statistics make."""
-        owner, _, last = name.rpartition(".")
-        norm = self.module.get_submodule(owner)
-        if last == "num_batches_tracked" and isinstance(norm, nn.modules.batchnorm._BatchNorm):
-            return name
-        what = "parameter" if self.tensors[name].kind == "parameter" else "buffer"
-        raise self.refused(
-            node,
-            f"it changes the {what} {name!r} in the forward, but a step changes only trained "
-            f"parameters and running statistics of nn.BatchNorm; keep it out of the network",
-        )
-
     # -- the result
 
     def _loss(self, mean: Mean) -> str:
@@ -271,8 +271,8 @@ class Translation(Building):
             raise TwofoldError(f"the loss of {kind} is made by {maker}; a graph ends in one of {', '.join(LOSSES)}")
         needed, kept = {loss}, []
         for operator in reversed(self.operators):
-            if needed.intersection(operator.outputs):
-                needed.update(operator.inputs)
+            if operator.kind == "assign" or needed.intersection(operator.outputs):
+                needed.update((*operator.inputs, *operator.outputs))
                 kept.append(operator)
         if not needed & self.trained - set(made):
             raise TwofoldError(f"the loss of {kind} depends on no parameter; there is nothing to train")

@@ -37,6 +37,16 @@ def fill(context: OpContext, attrs: Attrs, *like: Tensor) -> Tensor:
     return torch.full(context.shape, number(attrs, "value"), dtype=context.torch_dtype, device=context.device)
 
 
+def buffer(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """A copy of a buffer."""
+    return x.clone()
+
+
+def assign(context: OpContext, attrs: Attrs, x: Tensor, value: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    """The new value of the buffer x, and x, changed in place; with attrs "frozen" x as it is."""
+    return x.clone() if attrs.get("frozen") else (value.clone(), x.copy_(value))
+
+
 def computed(context: OpContext, attrs: Attrs) -> Tensor:
     """The results of the calls in attrs "calls"."""
     return computed_value(attrs["calls"], context.device).clone(memory_format=torch.contiguous_format)
@@ -100,6 +110,8 @@ def _function_grad(which: int) -> Callable[..., Tensor]:
 SOURCE_RULES: Mapping[str, Rule] = {
     "arange.forward": arange,
     "fill.forward": fill,
+    "buffer.forward": buffer,
+    "assign.forward": assign,
     "computed.forward": computed,
     "opaque.forward": opaque,
     **{f"opaque.grad{which}": _opaque_grad(which) for which in range(MAX_OPAQUE_INPUTS)},

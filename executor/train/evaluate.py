@@ -106,7 +106,7 @@ def _untrained(graph: Graph) -> Graph:
 
 def _evaluated(operator: Operator) -> dict[str, Attr]:
     """The settings of an operator that an evaluation changes."""
-    if operator.kind == "batch_statistics" and len(operator.inputs) > 1:
+    if operator.kind == "assign" or (operator.kind == "batch_statistics" and len(operator.inputs) > 1):
         return {"frozen": True}
     return {"p": 0.0} if "p" in operator.attrs else {}
 

@@ -69,8 +69,8 @@ class StageBoundary:
 
 
 def is_recomputed(plan: ChunkPlan, graph: Graph, operator: str) -> bool:
-    """Whether an operator's outputs are dropped and recomputed; a forward that changes a constant runs once."""
-    return operator in plan.recompute and not graph.spec(graph.by_name[operator]).updated
+    """Whether an operator's outputs are dropped and recomputed; what reads a constant that changes runs once."""
+    return operator in plan.recompute and graph.updated.isdisjoint(graph.by_name[operator].inputs)
 
 
 def fed_layout(mesh: Layout, shape: tuple[int, ...]) -> TensorLayout:

@@ -177,7 +177,7 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @cached_property
     def updated(self) -> frozenset[str]:
-        """The constants that the forward changes: running statistics."""
+        """The constants that the forward changes: running statistics and other buffers."""
         return frozenset(operator.inputs[index] for operator in self.operators for index in self.spec(operator).updated)
 
     @property

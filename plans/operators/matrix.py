@@ -34,7 +34,7 @@ def _matmul(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
     """torch.matmul: y[b.., n] = sum_k a[b.., k] c[k, n], or y[b.., m, n] = sum_k a[b.., m, k] c[b.., k, n].
 
     In the second form, where c has more than two dims, the dims b are broadcast. A vector stands for a matrix without
-    the missing dim.
+    the missing dim. With attrs "of_the_batch" k is the batch.
     """
     a, c = inputs
     if not a or not c or a[-1] != c[-2 if len(c) > 1 else 0]:
@@ -60,6 +60,7 @@ def _matmul(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
         kind=kind, sizes=sizes, inputs=(first, second), outputs=(out,), flops=flops,
         splittable=frozenset(dim for dim in sizes if not dim.startswith("_")),
         gradients={0: Gradient(needs=("x1",), flops=flops), 1: Gradient(needs=("x0",), flops=flops)},
+        of_the_batch=bool(attrs.get("of_the_batch")),
     )  # fmt: skip
 
 

@@ -57,6 +57,21 @@ def _random(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
     return dataclasses.replace(spec, located=named("d", outputs[0]), flops=flops)
 
 
+@declares("buffer", "assign")
+def _buffer(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """A buffer that the forward changes: `buffer` copies x0 as it was before, `assign` lets x0 become x1, which it
+    returns; with attrs "frozen" nothing changes and it returns x0.
+
+    Every rank holds the whole buffer and computes the same value for it. No gradient passes.
+    """
+    dims = tuple(f"_{name}" for name in named("d", outputs[0]))
+    is_changed = kind == "assign" and not attrs.get("frozen")
+    return OperatorSpec(
+        kind=kind, sizes=dict(zip(dims, outputs[0], strict=True)), inputs=(dims,) * len(inputs), outputs=(dims,),
+        splittable=frozenset(), flops=math.prod(outputs[0]), blind=True, updated=(0,) if is_changed else (),
+    )  # fmt: skip
+
+
 @declares("computed")
 def _computed(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
     """A value that follows from shapes alone, such as a mask of positions; every rank makes all of it.

@@ -109,7 +109,7 @@ class OperatorSpec:
         kept: see the module.
         passed: inputs whose gradient is that of the output as it is (a sum's terms that are not repeated), so that both
             can share one memory.
-        updated: inputs that the forward changes in place (running statistics); such a forward is never recomputed.
+        updated: inputs that the forward changes in place (running statistics); what reads them is never recomputed.
         joint: inputs whose gradients come out of one call, "<kind>.grad012", where all of them are needed.
         joint_in_part: whether such a call also makes the gradients of some of them, "<kind>.grad12".
         blind: whether no gradient goes through it: only the shape of its inputs matters, or it is a detach.

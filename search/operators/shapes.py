@@ -165,11 +165,12 @@ class ShapeSpace:
 
 
 def _between_readers(graph: Graph) -> frozenset[int]:
-    """The places between readers of one parameter: they stay in one stage."""
+    """The places between readers of one parameter, or of one constant that changes: they stay in one stage."""
     position = {operator.name: at for at, operator in enumerate(graph.operators)}
     found: set[int] = set()
-    for parameter in graph.parameters:
-        readers = [position[reader.name] for reader in graph.consumers()[parameter.name]]
+    consumers = graph.consumers()
+    for name in (*(parameter.name for parameter in graph.parameters), *graph.updated):
+        readers = [position[reader.name] for reader in consumers[name]]
         found.update(range(min(readers) + 1, max(readers) + 1) if readers else ())
     return frozenset(found)
 
