@@ -1,5 +1,7 @@
 """Modules whose forward changes buffers, in double precision: name -> (makes the module, makes a batch)."""
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from captured_data import WIDTH, linear, vectors
@@ -77,6 +79,23 @@ class OfItsLoss(nn.Module):
         return loss
 
 
+class Distilled(nn.Module):
+    """A frozen teacher that follows its student (Grill et al., 2020), in the two ways in which that is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.student = nn.Sequential(linear(), nn.GELU(), linear())
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, x, label):
+        for number, (old, new) in enumerate(zip(self.teacher.parameters(), self.student.parameters(), strict=True)):
+            if number % 2:
+                old.data = old.data * 0.9 + new.data * 0.1
+            else:
+                old.data.mul_(0.9).add_(new.detach(), alpha=0.1)
+        return F.mse_loss(self.student(x), self.teacher(label))
+
+
 BUFFERS = {
     "running statistics, own": (
         lambda: Buffers(normalised, {"fc": linear()}, mean=torch.zeros(WIDTH), spread=torch.ones(WIDTH)), vectors
@@ -85,6 +104,7 @@ BUFFERS = {
         lambda: Buffers(annealed, {"fc": linear()}, step=torch.tensor(0), factor=torch.tensor(2.0)), vectors
     ),
     "codebook of moving averages": (Codebook, vectors),
+    "teacher of moving averages": (Distilled, vectors),
     "average of the loss": (OfItsLoss, vectors),
     "spectral norms": (
         lambda: Buffers(

@@ -40,7 +40,7 @@ class Building(Places):
         self.trained: set[str] = set()  # tensors that depend on a parameter
         self.batched: dict[str, int] = {}  # tensors that depend on an input -> their dim that is the batch
         self.shared: set[str] = set()  # tensors that are made of all samples of a micro-batch
-        self.changed: dict[str, str] = {}  # copies of buffers that the forward changes -> the buffers
+        self.changed: dict[str, str] = {}  # copies of buffers and frozen parameters that the forward changes -> those
         self.num_random = 0
         self.checkpoints: dict[str, int] = {}
         self._names: dict[str, int] = {}

@@ -292,6 +292,7 @@ def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
     with (
         _parameters_on_meta(module),
         _buffers_changed_in_place(module),
+        _data_without_gradient(),
         _silent(),
         batch_first_attention(),
         in_other_forms(module),
@@ -352,6 +353,18 @@ def _buffers_changed_in_place(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+@contextlib.contextmanager
+def _data_without_gradient() -> Iterator[None]:
+    """Let `p.data` be p without gradients, and writes to it writes: torch.export sees neither."""
+
+    def write(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        with torch.no_grad():
+            tensor.copy_(value)
+
+    with mock.patch.object(torch.Tensor, "data", property(torch.Tensor.detach, write)):
+        yield
 
 
 def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

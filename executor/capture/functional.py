@@ -141,7 +141,8 @@ class _Memory:
         whole = value
         while at in self.views:
             source = self.views[at]
-            whole = _with_part(graph, at, self.read(graph, source), whole)
+            if self.state is None or at.target is not aten.detach.default:  # state has no gradient here anyway
+                whole = _with_part(graph, at, self.read(graph, source), whole)
             at = self.same.get(source, source)
         self.writes += 1
         self.now[name] = (self.writes, value)

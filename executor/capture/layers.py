@@ -263,9 +263,9 @@ def _batch_norm(
     """Statistics of the micro-batch, which change the running ones, and the normalisation by them."""
     settings = build.settings(node, _BatchNormSettings, given, named)
     mean = settings.mean
-    if not settings.training:
-        return opaque(build, node)
     x = build.plain(node, x)
+    if not settings.training or x not in build.batched:  # NFNet standardises its weights by a batch norm
+        return opaque(build, node)
     channels, dtype = _shape(build, x)[1], build.tensors[x].dtype
     wide = "float32" if itemsize(dtype) < 4 else dtype
     running: tuple[Value, ...] = ()

@@ -100,6 +100,7 @@ class Translation(Building):
                     raise TwofoldError(f"{path!r} names both an argument of forward and a parameter; rename one")
                 if not self.module.get_parameter(path).requires_grad:
                     self.values[node] = self._enter_constant(path, node, "frozen parameter")
+                    self._keep_before_change(node)
                 else:
                     self.values[node] = self._enter(path, node, "parameter")
                     self.trained.add(path)
@@ -122,7 +123,7 @@ class Translation(Building):
             return Unreadable(reason=f"the {what} {name!r}: {error}")
 
     def _keep_before_change(self, node: fx.Node) -> None:
-        """Let a buffer that the forward changes be read as it was before."""
+        """Let a buffer or frozen parameter that the forward changes be read as it was before."""
         name = self.values[node]
         changes = [user for user in node.users if user.target is torch.ops.twofold.assign.default]
         if changes and isinstance(name, str) and not self.is_counted_by_norm(name):
