@@ -40,7 +40,6 @@ def autocast_as_casts(*, only_absent: bool = False) -> Iterator[None]:
     """
     casts = _Casts()
     begin, enter, leave = torch.autocast.__init__, torch.autocast.__enter__, torch.autocast.__exit__
-    regions: dict[int, _Region] = {}
 
     def construct(
         self: torch.autocast, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
@@ -48,19 +47,16 @@ def autocast_as_casts(*, only_absent: bool = False) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the device that is absent
             begin(self, device_type, dtype, enabled, cache_enabled)
-        is_absent = _is_absent(device_type)
-        if is_absent or not only_absent:
-            is_on = enabled and (is_absent or self._enabled)
-            regions[id(self)] = (device_type, self.fast_dtype) if is_on else None
+        self._enabled = self._enabled or (enabled and _is_absent(device_type))
 
     def start(self: torch.autocast) -> Any:
-        if id(self) not in regions:
+        if only_absent and not _is_absent(self.device):
             return enter(self)
-        casts.begin(regions[id(self)])
+        casts.begin((self.device, self.fast_dtype) if self._enabled else None)
         return self
 
     def stop(self: torch.autocast, *error: Any) -> Any:
-        return casts.end() if id(self) in regions else leave(self, *error)
+        return leave(self, *error) if only_absent and not _is_absent(self.device) else casts.end()
 
     with (
         mock.patch.object(torch.autocast, "__init__", construct),
@@ -192,7 +188,8 @@ def _found(
         wide = {  # a sum is not cast before, but told to compute in float32
             at: _Cast(dtype=torch.float32, is_of_a_view=True) for at, dtype in enumerate(dtypes) if dtype == region[1]
         }
-        for found, count in ((casts, cast.count - len(casts)), (wide, cast.count)):
+        all_casts = cast.casts, cast.count - len(cast.casts)  # also those that a call makes itself
+        for found, count in ((casts, cast.count - len(casts)), all_casts, (wide, cast.count)):
             after = [found[at].dtype if at in found else dtype for at, dtype in enumerate(dtypes)]
             before = _tried(func, leaves, after, structure, region, is_on=False)
             if (before.count, before.made) == (count, cast.made):
@@ -220,8 +217,12 @@ def _tried(
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """Within this context, torch logs no calls that fail."""
-    with mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True):
+    """Within this context, torch neither logs calls that fail nor warns."""
+    with (
+        mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
         yield
 
 

@@ -372,12 +372,6 @@ REFUSED = {
     ),
     "hook on a gradient": (mean_to(hooks_its_gradient), r"hooks the gradient of a tensor \(4, 6\)"),
     "inference mode": (within(torch.inference_mode), "uses torch.inference_mode.*requires_grad_"),
-    "autocast": (
-        within(lambda: torch.autocast("cpu", torch.bfloat16)), "in module 'frozen' .*torch.autocast in a forward is not"
-    ),
-    "autocast of an absent device": (
-        within(lambda: torch.autocast("cuda", torch.bfloat16)), r"torch.autocast in a forward is not .*test_capture"
-    ),
     "mean of the batch": (mean_to(lambda m, x: m.fc(x) - x.mean()), "a value made of all samples of a batch"),
     "norm of the batch": (mean_to(lambda m, x: m.fc(x) / x.norm()), r"in forward \(.*\) makes one \(\) out of"),
     "unknown": (

@@ -31,6 +31,7 @@ from torch.export import _trace as export_trace
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules import module as torch_module
 
+from executor.autocast import autocast_as_casts
 from executor.capture.attention import batch_first_attention
 from executor.capture.buffers import doubled_tables, known_masks, known_numbers
 from executor.capture.complex_numbers import complex_rule
@@ -298,6 +299,7 @@ def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
         in_other_forms(module),
         functions_as_calls(),
         noting_checkpoints(),
+        autocast_as_casts(),
         torch.device("meta"),
         refusing_own_gradients(),
         derivatives_as_calls(),

@@ -16,12 +16,7 @@ from torch import nn
 
 from plans.errors import TwofoldError
 
-__all__ = ["NO_AUTOCAST", "check_hooks", "refusing_own_gradients"]
-
-NO_AUTOCAST = (
-    "torch.autocast in a forward is not supported; give modules and inputs the dtypes that they are to compute in, or "
-    "cast where dtypes change"
-)
+__all__ = ["check_hooks", "refusing_own_gradients"]
 
 _WHY = "a plan derives gradients from the operators of the forward"
 
@@ -60,17 +55,7 @@ def refusing_own_gradients() -> Iterator[None]:
             )
         before(self)
 
-    begin = torch.autocast.__init__
-
-    def autocast(
-        self: torch.autocast, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
-    ) -> None:
-        begin(self, device_type, dtype, enabled, cache_enabled)
-        if enabled and not self._enabled:  # for a device that this host lacks
-            raise TwofoldError(NO_AUTOCAST)
-
     with (
-        mock.patch.object(torch.autocast, "__init__", autocast),
         mock.patch.object(torch.Tensor, "register_hook", hook),
         mock.patch.object(torch.autograd, "_engine_run_backward", run_backward),
         mock.patch.object(torch.inference_mode, "__enter__", enter),

@@ -7,7 +7,6 @@ import re
 import torch
 from torch import fx, nn
 
-from executor.capture.gradients import NO_AUTOCAST
 from plans.errors import TwofoldError
 
 __all__ = ["Places"]
@@ -67,8 +66,6 @@ class Places:
                 "it draws random numbers in a way that depends on the layout; draw with torch.rand, torch.randn, "
                 "torch.randint or dropout"
             )
-        elif "wrap_with_autocast" in str(node.target):
-            reason = NO_AUTOCAST
         else:
             reason = (
                 "it is not one of torch's own functions; write it with those, or as a torch.autograd.Function of them"

@@ -1,9 +1,9 @@
 """Normalise exported graphs: inline nested graphs, and remove tensors without elements.
 
-Code under `torch.no_grad` or a disabled `torch.autocast` is a separate graph. Its nodes are moved into the outer graph;
-those under no_grad are marked, because a plan takes gradients of every trained value. Tensors without elements, such as
-an empty cache or the unrotated rest of a head, are removed from concatenations. A dim that is put in front of the batch
-only to be taken apart, as of queries, keys and values, is so where it was.
+Code under `torch.no_grad` is a separate graph. Its nodes are moved into the outer graph and marked, because a plan
+takes gradients of every trained value. Tensors without elements, such as an empty cache or the unrotated rest of a
+head, are removed from concatenations. A dim that is put in front of the batch only to be taken apart, as of queries,
+keys and values, is so where it was.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_GRADIENT = "twofold_no_gradient"
 
 
 def inline_nested(exported: ExportedProgram) -> None:
-    """Put nested graphs of no_grad and of a disabled autocast into the graph, in place."""
+    """Put nested graphs of no_grad into the graph, in place."""
     _inline_all(exported.graph_module)
     exported.graph.lint()
 
@@ -35,35 +35,19 @@ def _inline_all(owner: fx.GraphModule) -> None:
         if (call := _nested(owner, node)) is not None:
             _inline_all(call[0])
             _inline(owner.graph, node, *call)
-        elif str(node.target) == "wrap_with_autocast":
-            _place_like_first_call(owner, node)
-
-
-def _place_like_first_call(owner: fx.GraphModule, node: fx.Node) -> None:
-    """Let a nested graph, which is refused, stand in the line and the module of its first call."""
-    inner = getattr(owner, str(node.args[4].target))  # type: ignore[union-attr]
-    first = next((call for call in inner.graph.nodes if call.op == "call_function"), node)
-    for key in ("stack_trace", "nn_module_stack"):
-        if key in first.meta:
-            node.meta[key] = first.meta[key]
 
 
 def _nested(owner: fx.GraphModule, node: fx.Node) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
     """The nested graph that a node runs, and its arguments; None for other nodes."""
-    called = str(node.target)
-    if called == "wrap_with_set_grad_enabled":
-        place = 1
-    elif called == "wrap_with_autocast" and node.args[2] is False:
-        place = 4
-    else:
+    if str(node.target) != "wrap_with_set_grad_enabled":
         return None
-    inner = node.args[place]
+    inner = node.args[1]
     assert isinstance(inner, fx.Node)
-    return getattr(owner, str(inner.target)), node.args[place + 1 :]
+    return getattr(owner, str(inner.target)), node.args[2:]
 
 
 def _inline(graph: fx.Graph, node: fx.Node, inner: fx.GraphModule, arguments: tuple[Any, ...]) -> None:
-    without = str(node.target) == "wrap_with_set_grad_enabled" and node.args[0] is False
+    without = node.args[0] is False
     placed = dict(zip(inner.graph.find_nodes(op="placeholder"), arguments, strict=True))
     results: tuple[Any, ...] = ()
     with graph.inserting_before(node):

@@ -111,7 +111,7 @@ def layer_norm_grad_weight(
 def layer_norm_grad_bias(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
     """The sum of g over all other dims."""
     rows = tuple(range(len(_rows(attrs, g))))
-    return g.sum(rows) if rows else g.clone()
+    return g.sum(rows, dtype=context.torch_dtype) if rows else g.to(context.torch_dtype, copy=True)
 
 
 def _normalised(attrs: Attrs, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
