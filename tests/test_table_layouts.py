@@ -87,6 +87,27 @@ FORMS = {
         "\"DGX H100, Llama-3-8B\",16,1 x 1 x 16,6100,1,8192,FSDP\n",
         [{"model": "Llama-3-8B", "gpu_count": "16", "micro_batch": "1", "seq": "8192", "zero_level": "FSDP"}],
     ),
+    # switches below a rate, a family in the title
+    "switches.html": (
+        "<h2>Llama-3.1 pre-training, 4 nodes x 8 H100 SXM, torchtitan, BF16</h2><table><tr><th rowspan=2>Model"
+        "<th rowspan=2>Local BS<th rowspan=2>Seq<th colspan=2>Throughput (tok/s/GPU)<th rowspan=2>Peak reserved (GiB)"
+        "</tr><tr><th>eager<th>compile</tr><tr><td>8B<td>2<td>8192<td>6,120<td>7,010<td>71.2</table>",
+        [{"family": "Llama-3.1", "compile": "n", "gpu_count": "32", "value": "6120"}, {"compile": "y", "value": "7010"},
+         {"memory": "reserved", "value": "71.2"}],
+    ),
+    # degrees in the headers of times
+    "degrees.md": (
+        "## Step time vs. context (Llama-3-8B, 8 H200, Megatron-Core 0.12, TP 2, bf16, GBS 32)\n\n"
+        "| Context | CP=1 | CP=2 |\n|--|--|--|\n| 16K | 2.9 s | 2.8 s |\n",
+        [{"cp": "1", "tp": "2", "seq": "16K", "value": "2.9"}, {"cp": "2", "value": "2.8"}],
+    ),
+    # the schedule and the dispatcher in a caption
+    "caption.tex": (
+        r"\begin{table}\caption{MoE models on H800, FP8 block-wise, DeepEP, DualPipe.}\begin{tabular}{lcccccc}"
+        r"Model & \#GPUs & PP & EP & GBS & MBS & Tokens/s (total) \\ DeepSeek-V3 & 2048 & 16 & 64 & 15360 & 1 & 2.1M \\"
+        r"\end{tabular}\end{table}",
+        [{"precision": "fp8 block-wise", "schedule": "dualpipe", "value": str(2.1e6 / 2048)}],
+    ),
     # Ulysses' degree in the column of sequence parallelism
     "ulysses.csv": (
         "model,gpu,gpus,SP,ZeRO,Batch,Seq Len,ms/step\nllama-2-7b,A100 80GB,16,8,3,2,65536,9900\n",

@@ -15,17 +15,19 @@ __all__ = ["Beyond", "Case", "products_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beyond:
-    """What the layout of a run has that `Degrees` do not have.
+    """What a run states that `Degrees` and the name of its software do not.
 
     Args:
         most_nodes: that a token's experts are on, each of which it is sent to once; 0: a copy is sent to each expert.
         shards: data-parallel ranks that share the weights in hybrid sharding; 0: all of them.
         expert_ranks: ranks that share the experts; under context parallelism more than `Degrees.ep` can be.
+        reserved: whether its memory is what the allocator reserved, not what was allocated; None: as its software logs.
     """
 
     most_nodes: int = 0
     shards: int = 0
     expert_ranks: int = 1
+    reserved: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class Case:
         source: of the row.
         labels: cells that distinguish rows.
         other_stacks: that the row's words may mean as well.
-        beyond: what its layout has that `Degrees` do not have.
+        beyond: what else the row states.
     """
 
     config: TransformerConfig

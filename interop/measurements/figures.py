@@ -77,6 +77,8 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
         if figure.inverse:
             value = 1 / value if value else 0.0
     made = {**row, "metric": figure.metric, "value": f"{value:.12g}"}
+    if figure.metric.startswith("peak_memory") and (kind := re.search(r"reserved|alloc|active", header.lower())):
+        made["memory"] = "reserved" if kind.group() == "reserved" else "allocated"
     if figure.hardware:
         made["notes"] = f"{made.get('notes', '')}; hardware FLOPs".strip("; ")
     return _of_one_device(made, header, value, figure)

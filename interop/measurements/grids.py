@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from interop.measurements.headers import figure_named
 from interop.measurements.markup import html_tables, latex_tables
 from interop.measurements.numbers import number
 from plans.errors import TwofoldError
@@ -121,6 +122,8 @@ def _header(stack: Sequence[str], knows: Callable[[str], bool]) -> tuple[str, st
     if above and _UNIT.fullmatch(last):
         last = f"{above.pop()} {last}"
     group = " ".join(above)
+    if group and figure_named(group) is not None and figure_named(last) is None:
+        return group, last  # "eager" and "compile" below a rate
     candidates = ((last, group), (f"{last} {group}", ""), (f"{group} {last}", ""), (group, last))
     return next((each for each in candidates if each[0] and knows(each[0])), (last, group))
 

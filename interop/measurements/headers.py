@@ -112,7 +112,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
                      "gradaccumsteps", "accumulationsteps", "accum", "gradacc", "gradaccsteps", "nummicrobatches",
                      "microbatchnum", "microbatches"),
     "layout": ("parallelism", "parallelconfig", "parallelstrategy", "strategy", "parallelization", "mesh",
-               "parallellayout", "parallelisms"),
+               "parallellayout", "parallelisms", "parallel", "parallelcfg", "parallelsettings", "parallelsetting"),
     "dp_replicate": ("replicate", "dataparallelreplicate", "dataparallelreplicatedegree", "replicatedegree",
                      "hsdpreplicate", "replicagroups", "dpreplicatedegree", "numreplicagroups"),
     "dp_shard": ("shard", "dataparallelshard", "dataparallelsharddegree", "sharddegree", "hsdpshard", "shardgroup",

@@ -15,6 +15,7 @@ from plans.model.transformer import TransformerConfig, named_config
 from plans.model.transformer.config import Rope
 
 __all__ = [
+    "UNNAMED_SEQ",
     "Family",
     "catalogued",
     "check_decoder",
@@ -148,19 +149,24 @@ def usual_sizes(name: str) -> tuple[int, int, int] | None:
     return (layers if 0.75 < ratio < 1.33 else max(1, round(layers * ratio)), hidden, heads)
 
 
+UNNAMED_SEQ = 2048
+"""Tokens of a sequence where neither a row nor the model's name tells them."""
+
 _SEQUENCES = (
     (r"llama[-_ ]?3(?![\db])|qwen[-_ ]?[23]|gemma|nemotron", 8192),
     (r"llama[-_ ]?2|mistral|mixtral|deepseek|yi\b", 4096),
+    (r"gpt[-_ ]?3|\bopt\b|bloom|turing|mt[-_ ]?nlg|gpt[-_ ]?j|neox|pythia", 2048),
 )
+"""Words of names -> tokens of a sequence in pre-training (the models' papers)."""
 
 
-def usual_seq(name: str) -> int:
-    """Tokens of a sequence in pre-training of models of a name, where a row does not state it.
+def usual_seq(name: str) -> int | None:
+    """Tokens of a sequence in pre-training of models of a name; None where none is known.
 
-    >>> usual_seq("Llama 3 8B"), usual_seq("Llama-2-7b"), usual_seq("GPT-3")
-    (8192, 4096, 2048)
+    >>> usual_seq("Llama 3 8B"), usual_seq("Llama-2-7b"), usual_seq("GPT-3"), usual_seq("ours 7B")
+    (8192, 4096, 2048, None)
     """
-    return next((seq for words, seq in _SEQUENCES if re.search(words, name.lower())), 2048)
+    return next((seq for words, seq in _SEQUENCES if re.search(words, name.lower())), None)
 
 
 @lru_cache(maxsize=4096)
@@ -192,9 +198,9 @@ def _published(name: str) -> TransformerConfig | None:
     settings = dict(family.settings) | ({"head_dim": sizes.head_dim} if sizes.head_dim else {})
     return TransformerConfig(
         name=name, num_layers=sizes.layers, hidden=sizes.hidden, num_heads=sizes.heads,
-        num_kv_heads=sizes.kv_heads or sizes.heads, ffn=sizes.ffn or 4 * sizes.hidden, seq=usual_seq(name),
-        vocab=sizes.vocab or family.vocab, experts=sizes.experts, latent=sizes.latent,
-        source="its released configuration", **settings,
+        num_kv_heads=sizes.kv_heads or sizes.heads, ffn=sizes.ffn or 4 * sizes.hidden,
+        seq=usual_seq(name) or UNNAMED_SEQ, vocab=sizes.vocab or family.vocab, experts=sizes.experts,
+        latent=sizes.latent, source="its released configuration", **settings,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from interop.measurements.case import Case
 from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
 from interop.measurements.devices import devices_meant
 from interop.measurements.mixtures import A2A, UNEVEN
+from interop.measurements.models import UNNAMED_SEQ, usual_seq
 from interop.measurements.software import software_of
 from interop.measurements.spellings import schedule_named
 
@@ -193,7 +194,12 @@ _NODE = 8
 
 
 def _seq(case: Case) -> tuple[str, ...]:
-    return tuple(str(seq) for seq in (2048, 4096, 8192) if seq != case.config.seq)
+    known = usual_seq(case.config.name)
+    if known == UNNAMED_SEQ:  # models of before 2023, which were rarely trained with longer ones
+        return ()
+    return tuple(
+        str(seq) for seq in (2048, 4096, 8192) if seq != case.config.seq and (known is None or seq <= 2 * known)
+    )
 
 
 _OPEN: Mapping[str, Callable[[Case], tuple[str, ...]]] = {

@@ -17,6 +17,7 @@ from interop.measurements.headers import COLUMNS
 from interop.measurements.hybrid import HYBRID
 from interop.measurements.mixtures import Mixtures
 from interop.measurements.models import (
+    UNNAMED_SEQ,
     Family,
     catalogued,
     check_decoder,
@@ -112,6 +113,7 @@ class _Reading(Mixtures):
         labels = {name: row.get(name, "") for name in COLUMNS if row.get(name)}
         beyond = Beyond(
             most_nodes=self.most_nodes(config), expert_ranks=self.expert_ranks,
+            reserved={"reserved": True, "allocated": False}.get(self.text("memory")),
             shards=self.shards(degrees, network.devices_per_node or load_device(device).per_node),
         )  # fmt: skip
         group = tuple(
@@ -181,11 +183,16 @@ class _Reading(Mixtures):
 
     def model_name(self) -> str:
         """The model's name; one that is a number of parameters only is of what its source trains."""
-        name = self.text("model")
-        if re.fullmatch(r"[\d.]+ ?[mb]", name.lower()) and re.search(COMPOSER, self.words("source")):
-            self.assumed.append(f"model {name} of {self.text('source')}: an MPT")
-            return f"MPT-{name}"
-        return name
+        name, source = self.text("model"), self.words("source")
+        if not re.fullmatch(r"[\d.]+ ?[mb]", name.lower()):
+            return name
+        if family := self.text("family"):
+            return f"{family} {name}"
+        usual = "MPT" if re.search(COMPOSER, source) else "Llama-3" if "torchtitan" in source else ""
+        if not usual:
+            return name
+        self.assumed.append(f"model {name} of {self.text('source')}: {usual}")
+        return f"{usual}-{name}"
 
     def usual_ffn(self, name: str, hidden: int, heads: int, kv_heads: int) -> int:
         """The inner size of the MLP, of models of the name where it is not stated."""
@@ -198,7 +205,7 @@ class _Reading(Mixtures):
 
     def seq(self, name: str) -> int:
         """Tokens of a sequence; what models of the name are usually trained with where that is not stated."""
-        usual = usual_seq(name)
+        usual = usual_seq(name) or UNNAMED_SEQ
         if not self.text("seq"):
             self.assumed.append(f"sequence not stated: {usual}")
         return self.count("seq", usual)

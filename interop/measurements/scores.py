@@ -159,7 +159,9 @@ class _Reader:
         if isinstance(found, Skip):
             raise found
         group, result = found
-        factor, told = _of_each(row, value / result["predicted"] * result["mfu"], result["mfu"])
+        narrower = any("tf32" in reading["cells"].get("stack", "") for reading in result["readings"])
+        share = value / result["predicted"] * result["mfu"]
+        factor, told = (1.0, tuple[str, ...]()) if narrower and share > 1 else _of_each(row, share, result["mfu"])
         return group, {**result, "row": number, "value": factor * value,
                        "assumed": [*assumed, *told, *result["assumed"]]}  # fmt: skip
 
@@ -292,6 +294,8 @@ def _run(
     target, stack = on_host(target, stack_named(stack_name), host)
     if borrows:
         stack = dataclasses.replace(stack, is_measured=False)
+    if beyond.reserved is not None:
+        stack = dataclasses.replace(stack, reserved=beyond.reserved)
     if beyond.most_nodes and config.experts is not None:
         ranks = beyond.expert_ranks * degrees.tp  # experts are spread next to tensor parallelism
         nodes = -(-ranks // target.devices_per_node)

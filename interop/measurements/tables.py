@@ -188,7 +188,7 @@ def _figures(grid: Grid, columns: Sequence[str]) -> list[_Column]:
         told = {**told_by_titles((above,), ()), **column.told} if above else column.told
         found.append(dataclasses.replace(column, told=told))
     if found:
-        return found
+        return _on_one_device(found)
     starts = (_TITLE_END.split(title.strip("* "))[0] for title in grid.titles)
     header, figure = next(((words, own) for words in starts if (own := figure_named(words))), ("", None))
     if figure is None:
@@ -197,7 +197,16 @@ def _figures(grid: Grid, columns: Sequence[str]) -> list[_Column]:
     return [_Column(place=place, header=header, figure=figure, told=told) for place, told in conditions if told]
 
 
-_TITLE_END = re.compile(r"\b(?:of|for|on|with|in|by)\b|[:;,]|\((?!m?s\))")
+def _on_one_device(figures: Sequence[_Column]) -> list[_Column]:
+    """Figures of the device that the header of one of them states, where no header states another one."""
+    devices = {each.told["gpu_type"].lower(): each.told["gpu_type"] for each in figures if "gpu_type" in each.told}
+    if len(devices) != 1:
+        return list(figures)
+    device = {"gpu_type": next(iter(devices.values()))}
+    return [dataclasses.replace(each, told={**device, **each.told}) for each in figures]
+
+
+_TITLE_END = re.compile(r"\b(?:of|for|on|with|in|by|vs|versus)\b|[:;,]|\((?!m?s\))")
 """Where the name of a figure at the beginning of a title ends."""
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 
 from interop.measurements.composed import degrees_in
 from interop.measurements.software import names_software
@@ -23,7 +24,8 @@ _DEVICE = re.compile(
 )
 _COUNT = re.compile(r"\b(\d+) (?:gpus?|npus?|devices|accelerators|chips)\b(?! *(?:per|/|a|each)[- ]?node)", re.I)
 _PRECISION = re.compile(
-    r"(?<![a-z0-9])(bf16|fp16|mxfp8|nvfp4|(?:fp8|float8)(?:[-_ ](?:cs|ds|mx|sc|\w+wise))?|tf32|fp32)(?![a-z0-9])", re.I
+    r"(?<![a-z0-9])(bf16|fp16|mxfp8|nvfp4|(?:fp8|float8)(?:[-_ ](?:cs|ds|mx|sc|\w+[- ]?wise))?|tf32|fp32)(?![a-z0-9])",
+    re.I,
 )
 _LINK = re.compile(r"(?:[^.;:()|]|(?<=\d)\.(?=\d))*\d ?-?[gt]b(?:it)?(?:/s|ps)[^.;:()|]*(?:\([^)]*\))?", re.I)
 _MODEL = re.compile(
@@ -33,6 +35,13 @@ _MODEL = re.compile(
     r"|deepseek[- ]v[23])\b",
     re.I,
 )
+_FAMILY = re.compile(
+    r"\b((?:code)?llama[- ]?[23](?:\.\d)?|llama|gpt-?[23]|qwen[- ]?[123](?:\.\d)?|mistral|opt|bloom|mpt|gemma[- ]?\d?"
+    r"|falcon|baichuan2?|internlm2?)\b(?![- ]?\d)",
+    re.I,
+)
+"""Families of models without the number of parameters of one."""
+
 _SEQ = re.compile(
     r"(?:seq\w*|context)(?:[- ]len\w*)?(?: of| is|[:=])? *(\d[\d,]*k?)\b|\b(\d+k) (?:context|sequence|tokens)", re.I
 )
@@ -55,6 +64,10 @@ _SIZES = {
 }
 """Column -> its number in words."""
 
+_NODES = re.compile(r"\b(\d+) (?:nodes?|servers?|hosts?) *(?:[x\u00d7*]|of|with) *(\d+)\b", re.I)
+_SCHEDULE = re.compile(r"\b(interleaved 1f1b|1f1b|zb-?h[12]|zb-?v|dualpipe(?:-?v)?|gpipe)\b", re.I)
+_ROUTING = re.compile(r"\b(?:deep-?ep|hybrid-?ep|flex dispatcher|\w+-limited routing|force\w*[- ]balanc\w+)\b", re.I)
+_EAGER = re.compile(r"^eager$|\b(?:without|no|w/o) (?:torch[. ])?compile\b", re.I)
 _COMPILED = re.compile(r"torch[. ]compile\b|\+ ?compile\b|(?:^|[,;] ?)compiled?(?=$|[,;])", re.I)
 
 
@@ -84,7 +97,8 @@ def without_conditions(header: str) -> str:
     return _PRECISION.sub("", _DEVICE.sub("", header)).strip(" -_,:")
 
 
-def _told(title: str) -> dict[str, str]:
+@lru_cache(maxsize=4096)
+def _told(title: str) -> Mapping[str, str]:
     told: dict[str, str] = {}
     devices = {match.group(2).lower(): match for match in _DEVICE.finditer(title)}
     if len(devices) == 1:
@@ -95,12 +109,20 @@ def _told(title: str) -> dict[str, str]:
     if counts := set(_COUNT.findall(title)):
         if len(counts) == 1:
             told.setdefault("gpu_count", counts.pop())
+    if len(nodes := _NODES.findall(title)) == 1:
+        told["gpu_count"] = str(int(nodes[0][0]) * int(nodes[0][1]))
+    if len(schedules := {each.lower() for each in _SCHEDULE.findall(title)}) == 1:
+        told["schedule"] = schedules.pop()
+    if _ROUTING.search(title):
+        told["notes"] = title
     if len(precisions := {each.lower() for each in _PRECISION.findall(title)}) == 1:
         told["precision"] = precisions.pop()
     if len(links := _LINK.findall(title)) == 1:
         told["interconnect"] = links[0].strip()
     if len(models := {each.lower(): each for each in _MODEL.findall(title)}) == 1:
         told["model"] = next(iter(models.values()))
+    if len(families := {each.lower(): each for each in _FAMILY.findall(title)}) == 1:
+        told["family"] = next(iter(families.values()))
     if len(lengths := {first or other for first, other in _SEQ.findall(title)}) == 1:
         told["seq"] = lengths.pop()
     if len(modes := {mode.lower() for mode in _RECOMPUTE.findall(title)}) == 1:
@@ -108,7 +130,9 @@ def _told(title: str) -> dict[str, str]:
     for column, pattern in _SIZES.items():
         if len(counts := {next(filter(None, found.groups())) for found in pattern.finditer(title)}) == 1:
             told[column] = counts.pop()
-    if _COMPILED.search(title) and not re.search(r"\b(without|no|w/o) torch", title, re.I):
+    if _EAGER.search(title):
+        told["compile"] = "n"
+    elif _COMPILED.search(title) and not re.search(r"\b(without|no|w/o) torch", title, re.I):
         told["compile"] = "y"
     told |= degrees_in(title)
     if names_software(title):
