@@ -50,20 +50,6 @@ _RECOMPUTE = re.compile(
     r"|checkpointing|ckpt|ac)|(?:activation|gradient) checkpointing|sac)(?![a-z])",
     re.I,
 )
-_SIZES = {
-    "micro_batch": re.compile(
-        r"\b(?:mbs|micro[- ]?batch(?:[- ]size)?|local batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b"
-        r"|batch(?:[- ]size)?(?: of|[:=])? *(\d+) *(?:per|/) ?(?:gpu|device|npu)",
-        re.I,
-    ),
-    "global_batch": re.compile(
-        r"\b(?:gbs|bs|(?<!micro[- ])(?<!local[- ])(?<!mini[- ])batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b"
-        r"(?! *(?:per|/|k\b|m\b|tok|[x\u00d7]))",
-        re.I,
-    ),
-}
-"""Column -> its number in words."""
-
 _NODES = re.compile(r"\b(\d+) (?:nodes?|servers?|hosts?) *(?:[x\u00d7*]|of|with) *(\d+)\b", re.I)
 _SCHEDULE = re.compile(r"\b(interleaved 1f1b|1f1b|zb-?h[12]|zb-?v|dualpipe(?:-?v)?|gpipe)\b", re.I)
 _ROUTING = re.compile(r"\b(?:deep-?ep|hybrid-?ep|flex dispatcher|\w+-limited routing|force\w*[- ]balanc\w+)\b", re.I)
@@ -97,39 +83,40 @@ def without_conditions(header: str) -> str:
     return _PRECISION.sub("", _DEVICE.sub("", header)).strip(" -_,:")
 
 
+_SINGLE: Mapping[str, re.Pattern[str]] = {
+    "schedule": _SCHEDULE,
+    "precision": _PRECISION,
+    "model": _MODEL,
+    "family": _FAMILY,
+    "seq": _SEQ,
+    "recompute": _RECOMPUTE,
+    "micro_batch": re.compile(
+        r"\b(?:mbs|micro[- ]?batch(?:[- ]size)?|local batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b"
+        r"|batch(?:[- ]size)?(?: of|[:=])? *(\d+) *(?:per|/) ?(?:gpu|device|npu)",
+        re.I,
+    ),
+    "global_batch": re.compile(
+        r"\b(?:gbs|bs|(?<!micro[- ])(?<!local[- ])(?<!mini[- ])batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b"
+        r"(?! *(?:per|/|k\b|m\b|tok|[x\u00d7]))",
+        re.I,
+    ),
+}
+"""Column -> its words, of which a title has one kind or tells nothing."""
+
+_KEEPS_CASE = ("model", "family")
+
+
 @lru_cache(maxsize=4096)
 def _told(title: str) -> Mapping[str, str]:
-    told: dict[str, str] = {}
-    devices = {match.group(2).lower(): match for match in _DEVICE.finditer(title)}
-    if len(devices) == 1:
-        (match,) = devices.values()
-        told["gpu_type"] = re.sub(r"(?<=\d)s\b", "", match.group(2))
-        if match.group(1):
-            told["gpu_count"] = match.group(1)
-    if counts := set(_COUNT.findall(title)):
-        if len(counts) == 1:
-            told.setdefault("gpu_count", counts.pop())
-    if len(nodes := _NODES.findall(title)) == 1:
-        told["gpu_count"] = str(int(nodes[0][0]) * int(nodes[0][1]))
-    if len(schedules := {each.lower() for each in _SCHEDULE.findall(title)}) == 1:
-        told["schedule"] = schedules.pop()
-    if _ROUTING.search(title):
-        told["notes"] = title
-    if len(precisions := {each.lower() for each in _PRECISION.findall(title)}) == 1:
-        told["precision"] = precisions.pop()
+    told = _devices(title)
+    for column, pattern in _SINGLE.items():
+        cells = [next(filter(None, found.groups())) for found in pattern.finditer(title)]
+        if len({cell.lower() for cell in cells}) == 1:
+            told[column] = cells[-1] if column in _KEEPS_CASE else cells[-1].lower()
     if len(links := _LINK.findall(title)) == 1:
         told["interconnect"] = links[0].strip()
-    if len(models := {each.lower(): each for each in _MODEL.findall(title)}) == 1:
-        told["model"] = next(iter(models.values()))
-    if len(families := {each.lower(): each for each in _FAMILY.findall(title)}) == 1:
-        told["family"] = next(iter(families.values()))
-    if len(lengths := {first or other for first, other in _SEQ.findall(title)}) == 1:
-        told["seq"] = lengths.pop()
-    if len(modes := {mode.lower() for mode in _RECOMPUTE.findall(title)}) == 1:
-        told["recompute"] = modes.pop()
-    for column, pattern in _SIZES.items():
-        if len(counts := {next(filter(None, found.groups())) for found in pattern.finditer(title)}) == 1:
-            told[column] = counts.pop()
+    if _ROUTING.search(title):
+        told["notes"] = title
     if _EAGER.search(title):
         told["compile"] = "n"
     elif _COMPILED.search(title) and not re.search(r"\b(without|no|w/o) torch", title, re.I):
@@ -137,4 +124,20 @@ def _told(title: str) -> Mapping[str, str]:
     told |= degrees_in(title)
     if names_software(title):
         told["source"] = title
+    return told
+
+
+def _devices(title: str) -> dict[str, str]:
+    """The device of a title, and how many."""
+    told: dict[str, str] = {}
+    devices = {match.group(2).lower(): match for match in _DEVICE.finditer(title)}
+    if len(devices) == 1:
+        (match,) = devices.values()
+        told["gpu_type"] = re.sub(r"(?<=\d)s\b", "", match.group(2))
+        if match.group(1):
+            told["gpu_count"] = match.group(1)
+    if len(counts := set(_COUNT.findall(title))) == 1:
+        told.setdefault("gpu_count", counts.pop())
+    if len(nodes := _NODES.findall(title)) == 1:
+        told["gpu_count"] = str(int(nodes[0][0]) * int(nodes[0][1]))
     return told
