@@ -1,30 +1,39 @@
-"""Plans of recognised modules, saved for ranks, and trained there."""
+"""Plans of recognised modules, saved with initial values and a batch for ranks, and trained there."""
 
 import msgspec
 import numpy as np
+import torch
 
+from executor.train.models import InitialParameters
 from executor.train.run import run_rank
 from plans.degrees.plan import plan_of
 from plans.lower import lower
 from plans.model.transformer import transformer
 from plans.plan import load_plan, save_plan
 
+NUM_STEPS = 4
 
-def save_plans(folder, cases):
-    """`cases` are what was recognised and the degrees; the plan of number 0 is 0.json."""
-    for number, (found, degrees) in enumerate(cases):
+
+def save_cases(folder, cases):
+    """A case is what was recognised, the degrees, the module and a batch; the plan of number 0 is 0.json."""
+    for number, (found, degrees, module, batch) in enumerate(cases):
         plan = found.plan(plan_of(degrees, transformer(found.config, batch_size=degrees.global_batch)))
         save_plan(msgspec.structs.replace(plan, output_broadcast=True), folder / f"{number}.json")
+        names = [tensor.name for tensor in found.graph.tensors.values() if tensor.kind == "input"]
+        np.savez(folder / f"{number}.batch.npz", **dict(zip(names, map(torch.Tensor.numpy, batch), strict=True)))
+        np.savez(folder / f"{number}.values.npz", **InitialParameters(module, 0))
 
 
-def train_plans(rank, folder, cases, num_steps):
-    """`cases` are a name, one batch for all steps, and initial values; rank 0 keeps losses and weights."""
-    for number, (name, batch, parameters) in enumerate(cases):
+def train_cases(rank, folder):
+    """Train every case; rank 0 keeps losses and weights."""
+    for number in range(len([*folder.glob("*.batch.npz")])):
         plan = load_plan(folder / f"{number}.json")
+        with np.load(folder / f"{number}.values.npz") as values, np.load(folder / f"{number}.batch.npz") as batch:
+            parameters, batches = dict(values), [dict(batch)] * NUM_STEPS
         result = run_rank(
-            lower(plan), plan, [batch] * num_steps, parameters, num_steps, device="cpu",
+            lower(plan), plan, batches, parameters, NUM_STEPS, device="cpu",
             weights_path=folder / f"{number}.weights.npz",
         )  # fmt: skip
-        assert not result.differences, (name, result.differences)
+        assert not result.differences, (number, result.differences)
         if rank == 0:
             np.save(folder / f"{number}.losses.npy", np.asarray(result.losses))

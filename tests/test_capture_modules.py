@@ -1,5 +1,6 @@
 """Modules as users write them: losses and weights of the captured graph are those of torch, in double precision."""
 
+import functools
 import random
 import warnings
 
@@ -15,16 +16,24 @@ from executor.device import Device
 from executor.reference.reference import compare_losses, compare_weights, train_reference
 from executor.step.interpreter import Interpreter
 from executor.train.initial import as_real
-from executor.train.module_weights import as_graph
+from executor.train.module_weights import as_graph, as_module
 from executor.train.result import RankResult
 from executor.train.run import gather_parameters, run_rank
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
+from plans.model.whole import apart
 from plans.plan import Optimizer, Plan, Stage, load_plan, save_plan
 
 NUM_STEPS, NUM_RANKS = 2, 4
 pytestmark = pytest.mark.filterwarnings("ignore:.*every rank computes all of it")
+
+
+@functools.cache
+def captured(name):
+    """A module, a batch and the module's graph."""
+    module, batch = made(name)
+    return module, batch, capture(module, batch)
 
 
 def plan_of(graph, mesh=None, level=0, draw=None, num_micro_batches=1):
@@ -66,9 +75,9 @@ def expected_of(module, batch, plan):
 
 @pytest.mark.parametrize("name", [*MODULES, *ONE_RANK])
 def test_one_rank_trains_as_torch(name):
-    module, batch = made(name)
-    graph = capture(module, batch)
-    for count in (1, 4):
+    """With joined products split and with micro-batches, too."""
+    module, batch, whole = captured(name)
+    for count, graph in ((1, whole), (4, apart(whole))):
         plan = plan_of(graph, num_micro_batches=count)
         program = lower(plan)
         rank = Interpreter(program, 0, Device(kind="cpu"))
@@ -76,7 +85,7 @@ def test_one_rank_trains_as_torch(name):
         losses = [rank.step(fed(graph, batch)).item() for _ in range(NUM_STEPS)]
         expected = expected_of(module, batch, plan)
         assert compare_losses(losses, expected.losses).max_rel_diff < 1e-12
-        weights = gather_parameters(program, rank)
+        weights = as_module(graph, gather_parameters(program, rank))
         assert set(weights) == {name for name, each in module.named_parameters() if each.requires_grad} | graph.updated
         assert compare_weights(weights, {name: expected.weights[name] for name in weights}).max_rel_diff < 1e-12
 
@@ -85,8 +94,7 @@ def drawn(name):
     """A plan of random strategies on four ranks, its module and a batch."""
     draw, number = random.Random(f"strategies of {name}"), list(MODULES).index(name)
     mesh = (Layout((4,), ("a",)), Layout((2, 2), ("a", "b"), (3, 1, 0, 2)))[number % 2]
-    module, batch = made(name)
-    graph = capture(module, batch)
+    module, batch, graph = captured(name)
     return module, batch, plan_of(graph, mesh, (0, 1, 3)[number % 3], draw, 1 + number % 2)
 
 
@@ -134,6 +142,6 @@ def test_ranks_train_as_torch(on_ranks, name):
 
 
 def test_one_call_makes_the_gradients_of_a_recurrent_layer():
-    module, batch = made("LSTM tagger")  # two layers in two directions; the first reads a trained table
-    calls = [each.call for _, each in lower(plan_of(capture(module, batch))).groups[0].walk()]
+    graph = captured("LSTM tagger")[2]  # two layers in two directions; the first reads a trained table
+    calls = [each.call for _, each in lower(plan_of(graph)).groups[0].walk()]
     assert [call for call in calls if call.startswith("recurrent.grad")] == ["recurrent.grad01234"] * 4

@@ -10,7 +10,7 @@ import pytest
 import torch
 from on_ranks import run_on_ranks
 from plain_llama import SMALL, PlainLlama, examples, plain
-from recognised_training import save_plans, train_plans
+from recognised_training import NUM_STEPS, save_cases, train_cases
 from torch import nn
 
 from benchmarks.field.models import MODELS
@@ -28,8 +28,6 @@ from search.devices import Pins, Problem, solve
 from search.devices.confirm import plan_of as plan_of_found
 from simulator import simulate
 from simulator.forecast import forecast
-
-NUM_STEPS = 4
 
 
 @cache
@@ -213,20 +211,13 @@ def stated(name):
     return replace(RANKS[name], optimizer=optimizer)
 
 
-def work(rank, folder):
-    def held(module):
-        return {key: each.detach().numpy() for key, each in (*module.named_parameters(), *module.named_buffers())}
-
-    ids, labels = batch()
-    rows = {"ids": ids.numpy(), "labels": labels.numpy()}
-    train_plans(rank, folder, [(name, rows, held(small(name))) for name in RANKS], NUM_STEPS)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recognised")
-    save_plans(folder, [(recognise(capture(small(name), batch())), stated(name)) for name in RANKS])
-    run_on_ranks(work, 4, folder)
+    save_cases(
+        folder, [(recognise(capture(small(name), batch())), stated(name), small(name), batch()) for name in RANKS]
+    )
+    run_on_ranks(train_cases, 4, folder)
     return folder
 
 
