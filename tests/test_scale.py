@@ -320,6 +320,18 @@ def test_a_host_that_fetches_data_waits_for_the_device_before_every_forward():
     assert end == 4 * (2 + 13 + 10)  # the backward's kernels are there before the forward has ended
 
 
+def test_gathers_that_open_a_step_are_hidden_behind_the_forwards_of_earlier_chunks():
+    """Two chunks, two forwards of 10 each; of the gathers, 12 each, the second is over 2 after the first forward."""
+    schedule = make_schedule("interleaved_1f1b", 1, 2, virtual=2)
+    one = ClockMap(work_ps=10)
+    actions = [{"F": one, "B": one, "F.first": ClockMap(work_ps=22, prefetch_ps=12)}] * 2
+    each, first = (
+        pipeline_end_ps(schedule, actions, [ClockMap()], {}, 0, Runtime(opens_with_gathers=opens))
+        for opens in (False, True)
+    )
+    assert (each, first) == (2 * 12 + 8 * 10, 2 * 12 + 7 * 10)
+
+
 def test_ranks_that_do_not_begin_together_take_as_long_as_the_longest():
     schedule = make_schedule("zb_h2", 4, 12)
     one = ClockMap(work_ps=10)

@@ -70,7 +70,7 @@ def random_clock_map(draw: random.Random) -> ClockMap:
 def test_batches_of_pipelines_end_as_each_alone(name):
     """Whole numbers, so that sums are exact in any order."""
     draw = random.Random(name)
-    for _, blocking, together in itertools.product(range(4), (False, True), (False, True)):
+    for blocking, together, opens in itertools.product((False, True), repeat=3):
         num_ranks = draw.randint(1, 4)
         schedule = make_schedule(name, num_ranks, num_ranks * draw.randint(2, 4), virtual=VIRTUAL[name])
         kinds = ("F", "B", "I", "W", "F.first", "B.last", "W.last")
@@ -83,13 +83,13 @@ def test_batches_of_pipelines_end_as_each_alone(name):
             for stage in range(schedule.num_stages - 1):
                 if schedule.placement[stage] != schedule.placement[stage + 1]:
                     times[stage, stage + 1] = times[stage + 1, stage] = travel[stage]
-            runtime = Runtime(blocking=blocking, together=together)
+            runtime = Runtime(blocking=blocking, together=together, opens_with_gathers=opens)
             cases.append(pipeline_end_ps(schedule, actions, updates, times, send, runtime))
             ends = [(own.work_ps, own.cold_start_ps) for own in updates]
             columns.append((np.stack([action_columns(own) for own in actions], -1), np.array(ends).T, travel, send))
         work, update, travelled, sends = (np.stack(part, -1).astype(float) for part in zip(*columns, strict=True))
         found = pipeline_ends_ps(
-            schedule, work, update, travelled, sends, blocking=blocking, together=together
+            schedule, work, update, travelled, sends, blocking=blocking, together=together, opens_with_gathers=opens
         )  # fmt: skip
         assert found.tolist() == cases
 

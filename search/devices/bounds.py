@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plans.schedules import Schedule
+from plans.schedules.variants import VARIANTS, variant_of_rows
 from search.devices.costs import WAYS, Table, piece_counts
 from search.devices.critical_paths import CriticalPaths
 
@@ -28,7 +29,7 @@ __all__ = ["LayerSplits", "ScheduleSpace"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_FIRST, _FORWARD, _CLOSING, _LAST, _INPUTS = range(len(WAYS))
+_FIRST, _FORWARD, _CLOSING, _LAST, _INPUTS, _JOINED = range(len(WAYS))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,6 +90,8 @@ class ScheduleSpace:
         begins: per rank its first chunk.
         rounds, rest: per chunk how often it is filled after the first time, and the micro-batches beyond.
         split: whether the schedule splits the backward.
+        joined: per chunk how many backwards are whole nevertheless.
+        ends_joined: per chunk whether the last of them is.
     """
 
     schedule: Schedule
@@ -103,6 +106,8 @@ class ScheduleSpace:
     rounds: Ints = field(init=False)
     rest: Ints = field(init=False)
     split: bool = field(init=False)
+    joined: Ints = field(init=False)
+    ends_joined: NDArray[np.bool_] = field(init=False)
     _one_each: bool = field(init=False)
     _known: dict[str, LayerSplits] = field(init=False, default_factory=dict)
     _hops: dict[tuple[float, ...], Floats] = field(init=False, default_factory=dict)
@@ -125,11 +130,15 @@ class ScheduleSpace:
         total = np.concatenate([[0], np.cumsum(opened[by_stage])])
         alive = np.maximum.reduceat(total[1:], starts) - total[starts]
         rounds, rest = np.divmod(schedule.num_micro_batches - 1, alive)
+        split, whole = bool((table.kind >= 2).any()), table.kind == 1
+        variant = variant_of_rows(schedule)
+        chunks = np.arange(schedule.num_stages)
         for name, value in {
             "_one_each": schedule.placement == tuple(range(schedule.num_ranks)),
             "pieces": pieces, "order": order, "placement": placement, "owners": owners,
             "begins": owners.argmax(axis=0), "rounds": rounds + 1, "rest": rest,
-            "split": bool((table.kind >= 2).any()),
+            "split": split, "joined": split * np.bincount(table.stage[whole], minlength=schedule.num_stages),
+            "ends_joined": split & np.isin(chunks, table.stage[variant == VARIANTS.index("B.last")]),
         }.items():  # fmt: skip
             object.__setattr__(self, name, value)
 
@@ -243,8 +252,11 @@ class ScheduleSpace:
             passing += np.minimum(added, 0.0)
         passing[..., _FIRST] = np.minimum(passing[..., _FIRST], passing[..., _FORWARD])
         gathered = np.maximum(times[..., _FIRST] - passing[..., _FIRST], 0.0)
-        first, forward, inputs = times[..., _FIRST], times[..., _FORWARD], times[..., _INPUTS]
-        closing, last = times[..., _CLOSING], times[..., _LAST]
+        forward, inputs = times[..., _FORWARD], times[..., _INPUTS]
+        first = np.minimum(times[..., _FIRST], forward)  # later chunks of a rank may hide the gathers of a step's begin
+        first[:, self.begins] = times[:, self.begins, _FIRST]
+        closing, last, joined = times[..., _CLOSING], times[..., _LAST], times[..., _JOINED]
+        last = np.where(self.ends_joined, np.minimum(last, closing), last)  # reductions begin before weight gradients
         there_s, back = passing[..., _FORWARD], passing[..., _INPUTS if self.split else _CLOSING]
         hops = self.hops_s(transfers_s)
         travelled = np.cumsum(hops)
@@ -253,7 +265,7 @@ class ScheduleSpace:
         update = self._by_rank(rows.pieces @ table.update)
         update_first = update[:, self.placement[0]]
         through = first + (count - 1) * forward + count * inputs
-        busy = through + (count - 1) * closing + last
+        busy = through + (count - 1) * closing + last + self.joined * joined
         begun = np.maximum(head - gathered, 0.0)[:, self.begins]
         ended = begun + self._by_rank(busy)
         best = ended + update

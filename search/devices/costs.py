@@ -41,12 +41,12 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-WAYS = ("F.first", "F", "closing", "closing.last", "I")
+WAYS = ("F.first", "F", "closing", "closing.last", "I", "joined")
 """The actions of a chunk: first and other forwards, backwards (or weight-gradient parts) but the last, the last, and
-input gradients."""
+input gradients; "joined" is what a whole backward takes beyond its two parts, which is negative."""
 
 
-_F_FIRST, _F, _CLOSING, _LAST, _I = range(len(WAYS))
+_F_FIRST, _F, _CLOSING, _LAST, _I, _JOINED = range(len(WAYS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +86,8 @@ class Table:
         )
 
     def host(self, count: int) -> Floats:
-        """The costs of each piece in a step of `count` micro-batches."""
-        return np.asarray(self.dispatch @ np.array([1, count - 1, count - 1, 1, count]) + self.update_dispatch)
+        """The least costs of each piece in a step of `count` micro-batches, with every backward whole or split."""
+        return np.asarray(self.dispatch @ np.array([1, count - 1, count - 1, 1, count, count]) + self.update_dispatch)
 
 
 @dataclass(kw_only=True)
@@ -105,7 +105,7 @@ class Costs:
     _piece_seconds: dict[StageConfig, Floats] = field(default_factory=dict)
     _part_s: dict[tuple[str, str, StageConfig], float] = field(default_factory=dict)
     _longer: dict[tuple[StageConfig, int, int], bool] = field(default_factory=dict)
-    _trailing: dict[tuple[StageConfig, int, int, Chunk], float] = field(default_factory=dict)
+    _trailing: dict[tuple[StageConfig, int, int, Chunk, bool], float] = field(default_factory=dict)
     _transfer: dict[tuple[int, int, int], tuple[float, ...]] = field(default_factory=dict)
 
     @cached_property
@@ -165,19 +165,22 @@ class Costs:
         return tuple((self.all_counts @ self.piece_seconds(stage)).tolist())
 
     def piece_seconds(self, stage: StageConfig) -> Floats:
-        """(piece, part) seconds of one micro-batch: what `whole` adds up."""
+        """(piece, part) seconds of one micro-batch, at least: weight gradients count as what a whole backward adds to
+        the input gradients where that is less."""
         stage = in_any_order(stage)
         if stage not in self._piece_seconds:
-            parts = ("F", "I", "W") if stage.split else ("F", "B")
-            self._piece_seconds[stage] = np.array(
-                [[self._part_seconds(piece, part, stage) for part in parts] for piece in self.pieces]
-            )
+            parts = ("F", "I", "W", "B") if stage.split else ("F", "B")
+            found = np.array([[self._part_seconds(piece, part, stage) for part in parts] for piece in self.pieces])
+            if stage.split:
+                found[:, 2] = np.minimum(found[:, 2], found[:, 3] - found[:, 1])
+                found = found[:, :3]
+            self._piece_seconds[stage] = found
             self.num_tables += 1
         return self._piece_seconds[stage]
 
     def _part_seconds(self, piece: str, part: str, stage: StageConfig) -> float:
         """Seconds of one part of a piece, made once for all stages in which it is the same."""
-        if part == "F":
+        if part in "FB":
             stage = with_one_backward(stage)
         if not piece.endswith("block"):  # the embedding and the head recompute in no mode
             stage = without_recompute(stage)
@@ -207,10 +210,15 @@ class Costs:
                     continue
                 beside = piece.endswith("block")  # what runs next to the others is left out
                 first = chunks.clock_map(piece, "F", gathers=gathers and beside).work_ps
-                part = "W" if stage.split else "B"
-                closing = chunks.clock_map(piece, part, gathers=gathers and beside, reduces=reduces and beside).work_ps
-                between = chunks.clock_map(piece, "I", gathers=gathers and beside).work_ps if stage.split else 0.0
-                work[number] = first, first, closing, closing, between
+                whole = chunks.clock_map(piece, "B", gathers=gathers and beside, reduces=reduces and beside).work_ps
+                closing, between, joined = whole, 0.0, 0.0
+                if stage.split:
+                    closing = chunks.clock_map(
+                        piece, "W", gathers=gathers and beside, reduces=reduces and beside
+                    ).work_ps
+                    between = chunks.clock_map(piece, "I", gathers=gathers and beside).work_ps
+                    joined = min(0.0, whole - between - closing)
+                work[number] = first, first, closing, closing, between, joined
             self._relaxed[key] = Table(
                 work=work / PS_PER_S, first_gather=zero, dispatch=zero, update=nothing, update_dispatch=nothing
             )
@@ -233,10 +241,11 @@ class Costs:
             (closing, again, each),
             (closing, again, True),
             ("I", again, False),
+            ("B", again, each),
         )
         work, dispatch, first = np.zeros((3, len(self.pieces), len(WAYS)))
         for way, (part, gathers, reduces) in enumerate(ways):
-            if part == "I" and not stage.split:
+            if way >= _I and not stage.split:
                 continue
             for number, piece in enumerate(self.pieces):
                 clock_map = chunks.clock_map(piece, part, gathers=gathers, reduces=reduces)
@@ -244,6 +253,8 @@ class Costs:
                 if gathers:
                     action = chunks.action(one_piece(piece), part, gathers=True, reduces=reduces)
                     first[number, way] = action.work_ps - clock_map.work_ps
+        for times in (work, dispatch, first):
+            times[:, _JOINED] = np.minimum(times[:, _JOINED] - times[:, _I] - times[:, _CLOSING], 0.0) * stage.split
         updates = [chunks.update(one_piece(piece)) for piece in self.pieces]
         return Table(
             work=work / PS_PER_S, first_gather=first / PS_PER_S, dispatch=dispatch / PS_PER_S,
@@ -280,6 +291,7 @@ class Costs:
         busy, work = self.optimizer_s(stage, dp, level)[0], table.work.copy()
         for way in (_F_FIRST, _F, _I if stage.split else _CLOSING):
             np.maximum(work[:, way], busy, out=work[:, way])
+        work[:, _JOINED] += table.work[:, _I] - work[:, _I]  # whole backwards gather once, too
         return replace(table, work=work)
 
     def with_optimizer(self, table: Table, stage: StageConfig, dp: int, level: int) -> Table:
@@ -347,19 +359,19 @@ class Costs:
         each, closing = chunks.degrees.optimizer.reduced_per_micro_batch, "W" if stage.split else "B"
         found = [("F", chunks.stack.gathers_each_forward(chunks.degrees), False), ("F", level >= 1, False)]
         found += [(closing, level >= 3, each), (closing, level >= 3, True)]
-        found += [("I", level >= 3, False)] if stage.split else []
+        found += [("I", level >= 3, False), ("B", level >= 3, each), ("B", level >= 3, True)] if stage.split else []
         return list(dict.fromkeys([*found, *((part, False, reduces) for part, _, reduces in found)]))
 
-    def trailing_s(self, stage: StageConfig, dp: int, level: int, chunk: Chunk) -> float:
-        """The time by which a chunk's reductions outlast its last action."""
-        key = (stage, dp, level, chunk)
+    def trailing_s(self, stage: StageConfig, dp: int, level: int, chunk: Chunk, *, joined: bool) -> float:
+        """The time by which a chunk's reductions outlast its last action; `joined`: which may be a whole backward."""
+        key = (stage, dp, level, chunk, joined)
         if key not in self._trailing:
             chunks = self.chunks(stage, dp, level, contention=True)
             if chunk.num_kept and chunks.kept is None:
                 chunks.kept = self.chunks(without_recompute(stage), dp, level, contention=True)
-            part = "W" if stage.split else "B"
-            found = chunks.action(chunk, part, gathers=level >= 3, reduces=True)
-            self._trailing[key] = found.tail_ps / PS_PER_S
+            parts = ("W", "B") if stage.split and joined else ("W",) if stage.split else ("B",)
+            found = [chunks.action(chunk, part, gathers=level >= 3, reduces=True).tail_ps for part in parts]
+            self._trailing[key] = min(found) / PS_PER_S
         return self._trailing[key]
 
     def transfer_s(self, stage: StageConfig, dp: int, pp: int) -> tuple[float, ...]:

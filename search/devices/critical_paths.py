@@ -27,7 +27,10 @@ _OF_VARIANT = {
     "F": ("F",), "F.first": ("F.first",), "I": ("I",), "W": ("closing",), "W.last": ("closing.last",),
     "B": ("closing",), "B.last": ("closing.last",),
 }  # fmt: skip
-"""The ways (`search.devices.costs.WAYS`) that an action of a schedule consists of, where no backward is split."""
+"""The ways (`search.devices.costs.WAYS`) that an action of a schedule consists of."""
+
+_WHOLE = ("I", "closing", "joined")
+"""Those of a whole backward in a schedule that splits others."""
 
 _NO_LONGER = 1.002
 """A path is kept if it is longer by this factor than those that are known, for the same times."""
@@ -53,7 +56,7 @@ class CriticalPaths:
         self.ends = np.zeros(0, dtype=np.int64)
         table = schedule.table
         ways = np.array([
-            [float(way in _OF_VARIANT[name] or (split and name[0] == "B" and way == "I")) for way in WAYS]
+            [float(way in (_WHOLE if split and name[0] == "B" else _OF_VARIANT[name])) for way in WAYS]
             for name in VARIANTS
         ])  # fmt: skip
         self._ways = ways[variant_of_rows(schedule)]  # (row, way)

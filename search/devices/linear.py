@@ -22,7 +22,7 @@ __all__ = ["Linear", "Terms"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_FIRST, _FORWARD, _CLOSING, _LAST, _INPUTS = range(len(WAYS))
+_FIRST, _FORWARD, _CLOSING, _LAST, _INPUTS, _JOINED = range(len(WAYS))
 
 
 class Linear:
@@ -87,7 +87,9 @@ class Terms:
         self._work = np.einsum("scp,cr->srp", pieces, self.space.owners)  # (spread, rank, piece)
         of_rank = [np.flatnonzero(self.space.placement == rank) for rank in range(self.space.schedule.num_ranks)]
         # (spread, rank, piece) in any one of the rank's chunks
-        self._least_chunk = np.stack([pieces[:, chunks].min(axis=1) for chunks in of_rank], axis=1)
+        ending = np.where(self.space.ends_joined[:, None], 0.0, pieces)
+        self._least_chunk = np.stack([ending[:, chunks].min(axis=1) for chunks in of_rank], axis=1)
+        self._joined = np.einsum("scp,cr->srp", pieces, self.space.joined[:, None] * self.space.owners)
         self._ranks = self._distinct_ranks()
         self._chunks = self._distinct_chunks()
         self._closed = self._closed_form()
@@ -97,10 +99,10 @@ class Terms:
         known = self.space.paths
         own = np.arange(len(known)) if self.together else np.flatnonzero(known.ends == self.space.placement[0])
         self._on_paths = known.links[own]
-        first, usual, closing, last, inputs = np.moveaxis(known.actions[own], 2, 0)
-        times = np.stack([first + usual, closing + last, inputs], axis=2)
-        on_ways = np.einsum("scp,ncw->snwp", self.space.pieces, times)
-        paths = _ways(*np.moveaxis(on_ways, 2, 0), update=self._work[:, known.ends[own]])
+        first, usual, closing, last, inputs, joined = np.moveaxis(known.actions[own], 2, 0)
+        times = np.stack([first + usual, closing + last, inputs, joined], axis=2)
+        *ways, whole = np.moveaxis(np.einsum("scp,ncw->snwp", self.space.pieces, times), 2, 0)
+        paths = _ways(*ways, joined=whole, update=self._work[:, known.ends[own]])
         every = np.concatenate([self._closed, paths])
         num_spreads = len(self.space.layers)
         of = np.concatenate([self._of, np.repeat(np.arange(num_spreads), len(own))])
@@ -124,7 +126,7 @@ class Terms:
         space = self.space
         work = self._work
         by_begin = np.argsort(-space.begins, kind="stable")
-        spread, place = _first_of_each(work[:, by_begin])
+        spread, place = _first_of_each(np.concatenate([work, self._joined], axis=2)[:, by_begin])
         rank = by_begin[place]
         return spread, rank, work[spread, rank]
 
@@ -143,11 +145,11 @@ class Terms:
         none, start = np.zeros_like(head), head if self.together else np.zeros_like(head)
         all_work = count * work
         first, ending = space.pieces[:, 0], self._work[:, space.placement[0]]
-        # gathers of a rank's first chunk may be over before its tensor arrives
-        ahead = start.any(axis=1, keepdims=True) * space.pieces[spread, space.begins[rank]]
+        # gathers may be over before the tensor of a rank's first chunk arrives; those of later chunks may be hidden
+        alone = ~start.any(axis=1, keepdims=True) * space.pieces[spread, space.begins[rank]]
         busy = _ways(
-            start + all_work, all_work, all_work if split else none, gathers=work - ahead,
-            reductions=self._least_chunk[spread, rank], update=work,
+            start + all_work, all_work, all_work if split else none, gathers=alone,
+            reductions=self._least_chunk[spread, rank], joined=self._joined[spread, rank], update=work,
         )  # fmt: skip
         if split:  # the weight gradients of the first chunk come when all else is done
             through = _ways(head + all_work, first[spread], head + all_work, update=ending[spread])
@@ -168,7 +170,7 @@ def _columns(table: Table) -> Floats:
     work = table.work
     gathers, reductions = work[:, _FIRST] - work[:, _FORWARD], work[:, _LAST] - work[:, _CLOSING]
     return np.concatenate(
-        [work[:, _FORWARD], work[:, _CLOSING], work[:, _INPUTS], gathers, reductions, table.update]
+        [work[:, _FORWARD], work[:, _CLOSING], work[:, _INPUTS], gathers, reductions, work[:, _JOINED], table.update]
     )  # fmt: skip
 
 
@@ -179,12 +181,13 @@ def _ways(
     *,
     gathers: Floats | None = None,
     reductions: Floats | None = None,
+    joined: Floats | None = None,
     update: Floats,
 ) -> Floats:
     """(term, column) how often the times of `_columns` count; each given as (..., piece)."""
     none = np.zeros_like(forward)
-    found = [forward, closing, inputs, none if gathers is None else gathers, none if reductions is None else reductions]
-    return np.concatenate([*found, update], axis=-1).reshape(-1, 6 * forward.shape[-1])
+    optional = [none if times is None else times for times in (gathers, reductions, joined)]
+    return np.concatenate([forward, closing, inputs, *optional, update], axis=-1).reshape(-1, 7 * forward.shape[-1])
 
 
 def _first_of_each(values: Floats) -> tuple[Ints, Ints]:

@@ -286,7 +286,7 @@ class Nodes:
         trailing = np.array(
             [
                 [
-                    self.costs.trailing_s(stage, mesh.dp, level, chunk)
+                    self.costs.trailing_s(stage, mesh.dp, level, chunk, joined=bool(space.ends_joined.any()))
                     for chunk in _chunks(space.layers[spread], space.num_dense, whole)
                 ]
                 for spread, whole in zip(rows.spread.tolist(), some.tolist(), strict=True)

@@ -29,6 +29,8 @@ Ints = npt.NDArray[np.int64]
 _WEIGHTS = 3
 """Kind of an action that makes gradients of weights only."""
 
+_FIRST_FORWARD = VARIANTS.index("F.first")
+
 _IS_WEIGHTS = np.array([name[0] == "W" for name in VARIANTS])
 
 ActionColumns = npt.NDArray[np.float64]
@@ -112,6 +114,7 @@ def pipeline_ends_ps(
     *,
     blocking: bool = False,
     together: bool = True,
+    opens_with_gathers: bool = False,
     overlap_penalty_ps: Floats | None = None,
 ) -> Floats:
     """(batch) when the last rank has ended its step, or the longest time of a rank, as `pipeline_end_ps` says of each.
@@ -122,7 +125,7 @@ def pipeline_ends_ps(
         updates: (2, ranks, batch) work and lead of what follows each rank's last action.
         transfer_ps: (stages, batch) between each stage and the next one; of no account within a rank.
         send_ps: (batch) host time of a send or a receive.
-        blocking, together: as of `pipeline_end_ps`.
+        blocking, together, opens_with_gathers: as of `pipeline_end_ps`.
         overlap_penalty_ps: (stages, batch) as there.
 
     Raises:
@@ -165,9 +168,18 @@ def pipeline_ends_ps(
     hop[here] += travel
     if actions[5].any():
         hop -= actions[5].reshape(-1, hop.shape[-1])[of_row]
+    if opens_with_gathers:
+        firsts = np.flatnonzero(levels.variant == _FIRST_FORWARD)
+        stages = table.stage[firsts]
+        gathered = actions[5][_FIRST_FORWARD]
+        known[firsts] = np.maximum(known[firsts], _gathers_begin(schedule, gathered)[stages] + work[firsts])
     known[here] = np.maximum(known[here], host[levels.needed[here]] + hop[here])
+    place = np.empty(num_rows, dtype=np.int64)
+    place[levels.by_level] = np.arange(1, num_rows + 1)
     weights = np.empty((2, *work.shape))
     np.take(work, levels.by_level, axis=0, out=weights[0], mode="clip")  # "clip" needs no buffer
+    if opens_with_gathers:
+        weights[0, place[firsts] - 1] -= gathered[stages]
     np.take(hop, levels.by_level, axis=0, out=weights[1], mode="clip")
     known = known[levels.by_level]
     values = np.zeros((num_rows + 1, known.shape[1]))
@@ -180,8 +192,6 @@ def pipeline_ends_ps(
         np.maximum(level, known[first:stop], out=level)
     has_rows = np.flatnonzero(starts[1:] > starts[:-1])
     last_rows = starts[1:][has_rows] - 1
-    place = np.empty(num_rows, dtype=np.int64)
-    place[levels.by_level] = np.arange(1, num_rows + 1)
     begun, issued = np.zeros((2, schedule.num_ranks, known.shape[1]))
     begun[has_rows], issued[has_rows] = values[place[last_rows]], host[last_rows]
     if trails and (trailing := actions[3].reshape(-1, known.shape[1])[of_row]).any():
@@ -207,6 +217,15 @@ def pipeline_ends_ps(
         arrived += hop[first_rows] - work[first_rows]
         ends[has_rows] -= np.where(needed[:, None] >= 0, np.maximum(arrived, 0.0), 0.0)
     return np.asarray(ends.max(0))
+
+
+def _gathers_begin(schedule: Schedule, gathered_ps: Floats) -> Floats:
+    """(stages, batch) when the gather of each stage begins: a rank's gathers follow each other."""
+    begins = np.zeros_like(gathered_ps)
+    for rank in range(schedule.num_ranks):
+        own = np.flatnonzero(np.asarray(schedule.placement) == rank)
+        begins[own[1:]] = np.cumsum(gathered_ps[own], axis=0)[:-1]
+    return begins
 
 
 def peak_bytes(schedule: Schedule, kept: Ints, kept_for_weights: Ints, during: Ints, gradients: Ints) -> Ints:

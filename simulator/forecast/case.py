@@ -106,16 +106,12 @@ class LayoutCosts:
             if costs.stack.gathers_ahead and not every:  # they begin with the step, whenever the tensor arrives
                 first = first._replace(prefetch_ps=max(0.0, first.work_ps - actions["F"].work_ps))
             actions["F.first"] = first
-            backward = ("I", "W") if costs.split_backward else ("B",)
-            for part in backward:
-                reduces = part == backward[-1]
+            for part in ("I", "W", "B") if costs.split_backward else ("B",):  # some schedules split only some
+                reduces = part != "I"
                 each = reduces and optimizer.reduced_per_micro_batch
                 actions[part] = costs.action(chunk, part, gathers=level >= 3, reduces=each)
                 if reduces:
                     actions[f"{part}.last"] = costs.action(chunk, part, gathers=level >= 3, reduces=True)
-            if costs.split_backward:  # some schedules do both in one here and there
-                actions["B"] = actions["I"].then(actions["W"])
-                actions["B.last"] = actions["I"].then(actions["W.last"])
             self._actions[chunk] = actions
         return self._actions[chunk]
 
@@ -343,18 +339,25 @@ class PipelineForecast:
                 self.schedule, np.stack([columns[chunk] for chunk in self.chunks], axis=-1)[..., None],
                 np.array([(update.work_ps, update.cold_start_ps) for update in self.updates()]).T[..., None],
                 column[:, None], np.array([float(send_ps)]), blocking=stack.waits_for_sends(degrees),
-                together=together, overlap_penalty_ps=overlap_penalty_ps[:, None],
+                together=together, opens_with_gathers=self.opens_with_gathers,
+                overlap_penalty_ps=overlap_penalty_ps[:, None],
             )  # fmt: skip
             return float(ends[0])
         runtime = Runtime(
             blocking=stack.waits_for_sends(degrees),
-            synchronises=stack.synchronises(degrees), together=together,
+            synchronises=stack.synchronises(degrees), together=together, opens_with_gathers=self.opens_with_gathers,
             fetch_ps=stack.fetch_s * PS_PER_S, overlap_penalty_ps=overlap_penalty_ps.tolist(),
         )  # fmt: skip
         return pipeline_end_ps(
             self.schedule, [self.layout.actions(chunk) for chunk in self.chunks], self.updates(), transfer_ps, send_ps,
             runtime,
         )  # fmt: skip
+
+    @property
+    def opens_with_gathers(self) -> bool:
+        """As of `Runtime`: so do twofold's programs, where weights are gathered once a step."""
+        stack = self.layout.costs.stack
+        return stack.runs_programs and not stack.gathers_each_forward(self.degrees)
 
     @property
     def overlap_penalty_share(self) -> float:

@@ -62,9 +62,9 @@ def estimate_grid(
     grid = _Grid(config, machine, (stack or Stack()).on(machine))
     cases = [grid.case(degree) for degree in degrees]
     result: list[Forecast | None] = [None] * len(cases)
-    groups: dict[tuple[int, int], list[int]] = {}  # both are shared objects
+    groups: dict[tuple[int, int, bool], list[int]] = {}  # schedules and chunks are shared objects
     for number, case in enumerate(cases):
-        groups.setdefault((id(case.schedule), id(case.chunks)), []).append(number)
+        groups.setdefault((id(case.schedule), id(case.chunks), case.opens_with_gathers), []).append(number)
     for numbers in groups.values():
         schedule = cases[numbers[0]].schedule
         at_once = max(1, _ROWS_AT_ONCE // len(schedule.table.stage))
@@ -118,7 +118,7 @@ class _Grid:
         return PipelineForecast(layout=self._pieces[own], degrees=degrees, chunks=chunks, ranks=ranks)
 
     def forecasts(self, schedule: Schedule, cases: Sequence[PipelineForecast]) -> list[Forecast]:
-        """The estimates of cases with one schedule and the same chunks."""
+        """The estimates of cases with one schedule, the same chunks, and gathers at the same times."""
         chunks = cases[0].chunks
         kinds = list(dict.fromkeys(chunks))
         stage_kind = [kinds.index(chunk) for chunk in chunks]
@@ -137,7 +137,8 @@ class _Grid:
             schedule, actions[:, :, stage_kind], updates[:, list(rank_kind)],
             np.stack([times for times, _ in transfers], -1),
             np.array([send for _, send in transfers], dtype=np.float64), blocking=stack.waits_for_sends(degrees),
-            together=stack.steps_together(degrees), overlap_penalty_ps=np.stack([
+            together=stack.steps_together(degrees), opens_with_gathers=cases[0].opens_with_gathers,
+            overlap_penalty_ps=np.stack([
                 transfer_overlap_penalty_ps(times, case.overlap_penalty_share)
                 for (times, _), case in zip(transfers, cases, strict=True)
             ], -1) if schedule.num_ranks > 1 else None,

@@ -26,6 +26,8 @@ class Runtime:
         synchronises: the host waits for the device whenever something was received or sent.
         fetch_ps: host time before every forward for its data, after the device has ended what it was given; 0: none.
         together: all ranks begin a step together; else each begins its next one when it has ended this one.
+        opens_with_gathers: a rank issues the gathers of all its chunks when its step begins, so that those of later
+            chunks are hidden behind the forwards of earlier ones; else each gather begins with its first forward.
         overlap_penalty_ps: per stage by how much its compute is slowed by the transfers next to an action; nothing
             where absent.
     """
@@ -34,6 +36,7 @@ class Runtime:
     synchronises: bool = False
     fetch_ps: float = 0.0
     together: bool = True
+    opens_with_gathers: bool = False
     overlap_penalty_ps: Sequence[float] = ()
 
     @property
@@ -43,6 +46,10 @@ class Runtime:
 
 
 _PLAIN = Runtime()
+
+_FIRST_FORWARD = VARIANTS.index("F.first")
+_PREFETCH = 5
+"""The place of the prefetch in `_clocks`."""
 
 
 def pipeline_end_ps(
@@ -74,6 +81,7 @@ def pipeline_end_ps(
     travels, holds_host = [transfer_ps.get(pair) for pair in pairs] + [None], runtime.holds_host
     of_actions = {id(own): [_clocks(own, name) for name in VARIANTS] for own in actions}  # of equal chunks the same
     clock_maps = [of_actions[id(own)] for own in actions]
+    opened_ps = _gathers_begin(schedule, clock_maps) if runtime.opens_with_gathers else ()
     sent = [0.0] * len(rows)
     for at, rank, stage, variant, needed, arrives, leaves in rows:
         free, begun, arrival = host[rank], stream[rank], 0.0
@@ -84,6 +92,8 @@ def pipeline_end_ps(
                 arrival += travel
                 free += send_ps
             begun = max(begun, arrival - ahead)
+        if opened_ps and variant == _FIRST_FORWARD:
+            begun = max(stream[rank] - ahead, arrival - ahead, opened_ps[stage])
         if begins[rank] is None:
             begins[rank] = begun
         if holds_host:
@@ -112,6 +122,15 @@ def pipeline_end_ps(
         end = max(begun + updates[rank].work_ps, host[rank] + updates[rank].cold_start_ps)
         ends.append(end if runtime.together else end - (begins[rank] or 0.0))
     return max(ends)
+
+
+def _gathers_begin(schedule: Schedule, clock_maps: Sequence[Sequence[tuple[float, ...]]]) -> list[float]:
+    """Per stage when its gather begins: a rank's gathers follow each other in the order of its chunks."""
+    free, found = [0.0] * schedule.num_ranks, []
+    for rank, clocks in zip(schedule.placement, clock_maps, strict=True):
+        found.append(free[rank])
+        free[rank] += clocks[_FIRST_FORWARD][_PREFETCH]
+    return found
 
 
 def _host_ready_ps(runtime: Runtime, variant: str, free: float, stream: float, received: float) -> float:
