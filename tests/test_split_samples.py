@@ -58,6 +58,20 @@ def test_a_long_sequence_split_over_ranks_runs_at_the_rate_of_one_rank() -> None
     assert split.step_s - alone.step_s == pytest.approx(more, rel=0.15)
 
 
+def test_a_rank_keeps_its_own_keys_and_values_only() -> None:
+    """A part of a long sample has as many tokens as a short sample, and keeps as much."""
+    config = dataclasses.replace(transformer_config("llama-2-7b"), seq=4096)
+    degrees = Degrees(dp=8, global_batch=8)
+    longer = dataclasses.replace(config, seq=8 * 4096)
+    split = dataclasses.replace(degrees, dp=1, cp=8, global_batch=1)
+    alone, parts = (forecast(config, degrees, _NODE, stack=stack) for stack in (_MEGATRON, _TORCH))
+    assert forecast(longer, split, _NODE, stack=_MEGATRON).memory["activation"] == alone.memory["activation"]
+    assert forecast(longer, split, _NODE, stack=_TORCH).memory["activation"] == parts.memory["activation"]
+    own = forecast(longer, split, _NODE).memory["activation"] - forecast(config, degrees, _NODE).memory["activation"]
+    gathered = 2 * 7 / 8 * longer.seq * config.hidden * 2 * config.num_layers  # which twofold's programs keep
+    assert own == pytest.approx(gathered, rel=0.05)
+
+
 _MIXTURE = TransformerConfig(
     name="mixture", num_layers=8, hidden=2048, num_heads=16, num_kv_heads=4, ffn=1024, vocab=32_000, seq=8192,
     dtype="bfloat16", experts=Experts(num_experts=8, top_k=2, ffn=1024),

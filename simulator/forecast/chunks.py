@@ -40,6 +40,7 @@ from simulator.forecast.pricing import Groups, busy_ps, hosted, priced_lines
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 from simulator.stacks import PieceSizes, Stack
 from simulator.stacks.footprint import Footprint
+from simulator.stacks.ring import without_foreign_keys
 
 __all__ = ["Chunks"]
 
@@ -187,6 +188,8 @@ class Chunks:
                 self.template.pieces[piece], self.numbers, 0 if piece == "embedding" else size,
                 0 if piece == "head" else size, split=self.split_backward,
             )  # fmt: skip
+            if not self.stack.runs_programs and piece not in ("embedding", "head"):
+                alone = without_foreign_keys(alone, self.sizes, self.degrees.cp)
             self.known[key] = self.stack.footprint(piece, alone, self.sizes)
         found: Footprint = self.known[key]
         return found

@@ -77,7 +77,7 @@ def piece_sizes(
     head, block = (template.pieces[name].parts["F"].cells for name in ("head", "block"))
     logits = next(cell.shapes[-1] for cell in reversed(head) if cell.call == "linear.forward")
     core = next(cell for cell in block if cell.call == "attention.forward")
-    queries, keys = ([numbers[size] for size in shape] for shape in core.shapes[:2])
+    queries, keys, values = ([numbers[size] for size in shape] for shape in core.shapes[:3])
     gates = [cell.shapes[0] for cell in block if config.gated and cell.call in _ACTIVATIONS]
     item_bytes = itemsize(config.dtype)
     return PieceSizes(
@@ -86,6 +86,7 @@ def piece_sizes(
         gate_bytes=item_bytes * sum(math.prod(numbers[size] for size in gate) for gate in gates),
         ways=degrees.tp, recompute=degrees.recompute, scores=math.prod(queries[:-1]) * keys[-2],
         split_sequence=degrees.sequence_parallel,
+        foreign_bytes=item_bytes * (math.prod(keys) + math.prod(values)) * (degrees.cp - 1) // degrees.cp,
     )  # fmt: skip
 
 

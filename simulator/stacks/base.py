@@ -40,6 +40,7 @@ class PieceSizes:
         scores: elements of the scores of attention of one micro-batch on one rank.
         split_sequence: whether the sequence is split between tensor-parallel products.
         gate_bytes: of the activation function's output in a gated MLP, of one micro-batch on one rank.
+        foreign_bytes: of the keys and values of other ranks of context parallelism that a block's template gathers.
     """
 
     arrival_bytes: int
@@ -50,6 +51,7 @@ class PieceSizes:
     scores: int = 0
     split_sequence: bool = False
     gate_bytes: int = 0
+    foreign_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

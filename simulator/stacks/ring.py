@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from simulator.stacks.base import PieceSizes
+from simulator.stacks.footprint import Footprint
 from simulator.stacks.kernels import elementwise
 from simulator.stacks.steps import Kernel, Message, Shape, Step
 
-__all__ = ["ring_attention"]
+__all__ = ["ring_attention", "without_foreign_keys"]
 
 
 def ring_attention(steps: Sequence[Step]) -> list[Step]:
@@ -41,6 +43,18 @@ def ring_attention(steps: Sequence[Step]) -> list[Step]:
         found += [*waiting, step]
         waiting = []
     return [*found, *waiting]
+
+
+def without_foreign_keys(found: Footprint, sizes: PieceSizes, parts: int) -> Footprint:
+    """The bytes of a block that keeps its own keys and values for its backward, and has those of one other rank at a
+    time; in twofold's programs the gathered ones stay. Under full recomputation none stay.
+    """
+    gone = 0 if sizes.recompute == "full" else sizes.foreign_bytes
+    if not gone:
+        return found
+    passing = gone // (parts - 1)
+    kept = found.kept - gone
+    return replace(found, kept=kept, forward=max(kept, found.forward - gone + passing))
 
 
 def _last_piece(steps: Sequence[Step]) -> int:
