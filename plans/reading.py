@@ -6,6 +6,7 @@ one they use; so are numbers that are not finite, and whole numbers of 2^63 and 
 
 from __future__ import annotations
 
+import difflib
 import gzip
 import io
 import json
@@ -42,6 +43,7 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _KEY = re.compile(rb'"\s*:')
 _LARGE = re.compile(rb"(?<![\d.eE+])(?<![eE]-)(\d{19,})(?![\d.eE])")
 _NOT_SPACE = re.compile(r"\S")
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `(.*)`)?$", re.DOTALL)
 _SHOWN = 60
 
 
@@ -142,7 +144,7 @@ def json_of(
     except TwofoldError:
         raise
     except msgspec.ValidationError as error:
-        raise TwofoldError(f"{source}: {_plain(error)}") from None
+        raise TwofoldError(f"{source}: {_plain(error, type)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TwofoldError(f"{source}: not a complete JSON file ({error}); {advice}") from None
     except RecursionError:
@@ -253,16 +255,35 @@ def toml_of(text: str, source: str, type: Any = dict[str, Any]) -> Any:
     except TwofoldError:
         raise
     except (ValueError, RecursionError, OverflowError) as error:
-        how = "nested too deeply" if isinstance(error, RecursionError) else _plain(error)
+        how = "nested too deeply" if isinstance(error, RecursionError) else _plain(error, type)
         is_toml = isinstance(error, msgspec.ValidationError)
         raise TwofoldError(f"{source}: {how}" if is_toml else f"{source}: not TOML ({how})") from None
 
 
-def _plain(error: Exception) -> str:
-    """Errors of msgspec about keys, in words for people who do not know its objects."""
-    return str(error).replace("Object contains unknown field", "unknown key").replace(
-        "Object missing required field", "missing key"
-    )  # fmt: skip
+def _plain(error: Exception, type: Any) -> str:
+    """Errors of msgspec about keys, in words for people who do not know its objects, with the keys that are known."""
+    said = str(error).replace("Object missing required field", "missing key")
+    found = _UNKNOWN.match(said)
+    if found is None:
+        return said
+    name, place = found.groups()
+    known = _keys_at(type, place or "$")
+    close = difflib.get_close_matches(name, known, 1)
+    way = f"; did you mean `{close[0]}`?" if close else f"; known keys: {', '.join(known)}" if known else ""
+    return f"unknown key `{name}`{f' - at `{place}`' if place else ''}{way}"
+
+
+def _keys_at(type: Any, place: str) -> list[str]:
+    """The keys of the object at a place such as "$.stages[0]" in a value of a type; none where it is not known."""
+    at: Any = msgspec.inspect.type_info(type)
+    for step in (*re.findall(r"\.[^.\[]+|\[[^\]]*\]", place), ""):
+        if isinstance(at, msgspec.inspect.UnionType):  # an object or nothing
+            at = next((each for each in at.types if not isinstance(each, msgspec.inspect.NoneType)), None)
+        if step.startswith("."):
+            at = next((each.type for each in getattr(at, "fields", ()) if each.encode_name == step[1:]), None)
+        elif step:
+            at = getattr(at, "value_type", getattr(at, "item_type", None))
+    return [each.encode_name for each in getattr(at, "fields", ())]
 
 
 def _numbers(value: Any, place: str) -> Iterator[tuple[str, float]]:

@@ -69,9 +69,9 @@ def set_at(*path: object):
 @pytest.mark.parametrize(
     ("change", "place"),
     [
-        (set_at("shedule"), "unknown key `shedule`"),
-        (set_at("stages", 0, "devices"), r"unknown key `devices` - at `\$.stages\[0\]`"),
-        (set_at("optimizer", "level"), r"unknown key `level` - at `\$.optimizer`"),
+        (set_at("shedule"), r"unknown key `shedule`; did you mean `schedule`\?$"),
+        (set_at("stages", 0, "devices"), r"unknown key `devices` - at `\$.stages\[0\]`; known keys: mesh, operators"),
+        (set_at("optimizer", "level"), r"unknown key `level` - at `\$.optimizer`; .*parallel_level"),
         (set_at("graph", "operators", 1, "colour"), r"unknown key `colour` - at `\$.graph.operators\[1\]`"),
         (set_at("strategies", "layer1.linear", "axis"), r"unknown key `axis` - at `\$.strategies\[...\]`"),
         (set_at("num_micro_batches"), None),
