@@ -108,6 +108,20 @@ FORMS = {
         r"\end{tabular}\end{table}",
         [{"precision": "fp8 block-wise", "schedule": "dualpipe", "value": str(2.1e6 / 2048)}],
     ),
+    # a caption below columns of spaces
+    "below.txt": (
+        "model   gpus  tp  mbs  gas  seq   s/step\nours 7B  8     2   2    16   4096  11.2\n\n"
+        "(H100 SXM, megatron-core 0.9, bf16, selective recompute)\n",
+        [{"gpu_type": "H100 SXM", "recompute": "selective recompute", "precision": "bf16", "global_batch": "128"}],
+    ),
+    # words of strategies and notes, nodes beside a device, a batch and its micro-batch
+    "words.csv": (
+        "Model,Hardware,Strategy,Batch (G/M),Seq,Notes,Samples/s/GPU\n"
+        "Llama-2-7B,8xA100-80GB (2 nodes),FSDP + AC + compile,64/4,4096,,0.8\n"
+        "GPT-J 6B,16xA100-80GB,ZeRO-3,,2048,batch size 2M tokens and mbs 8,0.9\n",
+        [{"gpu_count": "16", "recompute": "ac", "compile": "y", "global_batch": "64", "micro_batch": "4"},
+         {"global_batch": "1024", "micro_batch": "8"}],
+    ),
     # Ulysses' degree in the column of sequence parallelism
     "ulysses.csv": (
         "model,gpu,gpus,SP,ZeRO,Batch,Seq Len,ms/step\nllama-2-7b,A100 80GB,16,8,3,2,65536,9900\n",

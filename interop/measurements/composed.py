@@ -71,6 +71,8 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         made["precision"] = "float8" if switch_named(narrow) else f"float8 {narrow}"
     if switch_named(made.pop("offload", "")):
         made["notes"] = f"{made.get('notes', '')}; offload".strip("; ")
+    if own := re.search(r"\b(\d+) nodes?\b", made.get("gpu_type", ""), re.I):
+        _fill(made, {"nodes": own.group(1)})
     if found := _DEVICES.match(made.get("gpu_type", "")):
         count = int(found.group(1)) * int(found.group(2) or (USUAL_NODE if found.group(3) else 1))
         _fill(made, {"per_node" if made.get("nodes") and not found.group(3) else "gpu_count": str(count)})
@@ -229,7 +231,8 @@ def _batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
         tokens = number(re.sub(r"[ -]*tok\w*$", "", text.lower()))
         if tokens is None or not seq:
             raise BadCell("global_batch", text, f"global_batch is {text!r} tokens, and seq is {row.get('seq', '')!r}")
-        scale = 1e6 if re.search(r"\bm(?:illions?)?\b", header) else 1e3 if re.search(r"\bk\b", header) else 1.0
+        unit = re.search(r"\b(m(?:illions?)?|k)\b", header) if "tok" in header else None
+        scale = 1.0 if unit is None else 1e3 if unit.group() == "k" else 1e6
         row["global_batch"] = str(max(1, round(_binary(tokens * scale, _thousands(seq)) / _thousands(seq))))
     elif not text and accumulation and row.get("micro_batch"):
         ways = _replicas(row)
@@ -244,7 +247,11 @@ _LENGTHS = re.compile(r"(\d+) ?(?:seqs?|sequences|samples)? ?[x\u00d7*] ?(\d[\d,
 
 
 def _batch_of_lengths(row: dict[str, str]) -> None:
-    """Split a batch that states the length of its sequences; one "per GPU" is a micro-batch."""
+    """Split a batch that states the length of its sequences, or its micro-batch as "512/1"; one "per GPU" is a
+    micro-batch."""
+    if both := re.fullmatch(r"(\d+) ?/ ?(\d+)", row.get("global_batch", "")):
+        row["global_batch"] = str(max(map(int, both.groups())))
+        _fill(row, {"micro_batch": str(min(map(int, both.groups())))})
     for column in ("global_batch", "micro_batch"):
         found = _LENGTHS.fullmatch(row.get(column, "").strip())
         if found is None or (number(found[2]) or 0) < _SHORTEST:

@@ -153,7 +153,11 @@ def _of_lines(lines: list[str], knows: Callable[[str], bool]) -> Grid:
     def num_known(way: Callable[[list[str]], Iterable[list[str]]]) -> int:
         return max((sum(map(knows, row)) for row in way(lines[:_MOST_ABOVE])), default=0)
 
-    return _grid(max(ways, key=num_known)(lines), knows)
+    stop = len(lines)
+    while stop and len(_spaced(lines[stop - 1])) == 1 and not re.search(r"[,;]\S|\t", lines[stop - 1]):
+        stop -= 1  # a caption below
+    below = [line.strip() for line in lines[stop:] if line.strip()] if stop else []
+    return _grid(max(ways, key=num_known)(lines[:stop] if below else lines), knows, below)
 
 
 def _spaced(line: str) -> list[str]:

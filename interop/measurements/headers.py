@@ -96,7 +96,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "gpu_count": ("gpus", "numgpus", "ngpus", "devices", "numdevices", "worldsize", "nodesxgpus", "numnpus",
                   "npus", "accelerators", "numaccelerators", "gpucount", "numberofgpus", "chips", "cards",
                   "totalgpus", "devicenum", "ranksize", "numchips", "cluster", "clustersize", "ndevices", "ndev",
-                  "scale", "scalegpus", "卡数", "集群", "qty", "quantity", "count"),
+                  "scale", "scalegpus", "卡数", "集群", "qty", "quantity", "count", "n"),
     "interconnect": ("network", "links", "fabric", "internodeinterconnect", "networking", "internode", "link",
                      "internodelink", "nic"),
     "precision": ("dtype", "datatype", "mixedprecision", "prec", "精度", "paramsdtype", "computedtype", "amp"),

@@ -278,10 +278,12 @@ def _row(
 
 
 def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
-    """A row whose blank cells are filled from words of its notes, its source, and `free` cells of unknown columns."""
+    """A row whose blank cells are filled from the words of notes, strategies and sources, and `free` cells of unknown
+    columns."""
     device = told_by_titles((found.get("gpu_type", ""),), ())
     said = {"model": device["model"]} if "model" in device else {}
-    said |= told_by_titles((found.get("notes", ""), found.get("source", "")), _READ_IN_NOTES) | told_by_titles(free, ())
+    words = [found.get(name, "") for name in ("notes", "layout", "source")]
+    said |= told_by_titles(words, _READ_IN_NOTES) | told_by_titles(free, ())
     return found | {name: cell for name, cell in said.items() if not found.get(name)}
 
 

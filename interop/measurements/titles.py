@@ -31,7 +31,9 @@ _LINK = re.compile(r"(?:[^.;:()|]|(?<=\d)\.(?=\d))*\d ?-?[gt]b(?:it)?(?:/s|ps)[^
 _MODEL = re.compile(
     r"\b((?:meta-)?(?:code|tiny)?llama[- ]?\d?(?:\.\d)?[- ]?\d+(?:\.\d+)?b"
     r"|(?:min|nano)?gpt-?[23]?[- ]?\d+(?:\.\d+)?[bm]|gpt-?2[- ](?:small|medium|large|xl)"
-    r"|mixtral[- ]8x\d+b|(?:qwen|mpt|opt|bloom|falcon|mistral|deepseek|gemma|nemotron)[-\w.]* ?\d+(?:\.\d+)?b"
+    r"|mixtral[- ]8x\d+b|gpt-?(?:neox|j|oss)[- ]?\d+b|mt-?nlg[- ]?\d+b"
+    r"|(?:qwen|mpt|opt|bloom|falcon|mistral|deepseek|gemma|nemotron|yi|baichuan|internlm|pythia|olmo|phi|chatglm|glm"
+    r"|starcoder|stablelm|palm)[-\w.]* ?\d+(?:\.\d+)?b"
     r"|deepseek[- ]v[23])\b",
     re.I,
 )
@@ -47,7 +49,7 @@ _SEQ = re.compile(
 )
 _RECOMPUTE = re.compile(
     r"\b((?:no|full|selective(?: op)?|without|with) (?:activation |gradient )?(?:recompute|recomputation|recomputing"
-    r"|checkpointing|ckpt|ac)|(?:activation|gradient) checkpointing|sac)(?![a-z])",
+    r"|checkpointing|ckpt|ac)|(?:activation|gradient) checkpointing|sac|(?<=\+ )ac)(?![a-z])",
     re.I,
 )
 _NODES = re.compile(r"\b(\d+) (?:nodes?|servers?|hosts?) *(?:[x\u00d7*]|of|with) *(\d+)\b", re.I)
@@ -97,7 +99,8 @@ _SINGLE: Mapping[str, re.Pattern[str]] = {
     ),
     "global_batch": re.compile(
         r"\b(?:gbs|bs|(?<!micro[- ])(?<!local[- ])(?<!mini[- ])batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b"
-        r"(?! *(?:per|/|k\b|m\b|tok|[x\u00d7]))",
+        r"(?! *(?:per|/|k\b|m\b|tok|[x\u00d7]))"
+        r"|\b(?:gbs|batch(?:[- ]size)?)(?: of|[:=])? *(\d+(?:\.\d+)?[km]? tok\w*)",
         re.I,
     ),
 }
