@@ -225,21 +225,30 @@ def _batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
         row["micro_batch"] = row.pop("global_batch")
         text = ""
     if text and re.search(r"tok|\(t\)", header + text.lower()):
-        seq = number(row.get("seq", ""))
-        if seq is None and (kilo := re.fullmatch(r"(\d+) ?k", row.get("seq", "").lower())):
-            seq = 1024.0 * int(kilo.group(1))
-        tokens = number(re.sub(r"[ -]*tok\w*$", "", text.lower()))
-        if tokens is None or not seq:
-            raise BadCell("global_batch", text, f"global_batch is {text!r} tokens, and seq is {row.get('seq', '')!r}")
-        unit = re.search(r"\b(m(?:illions?)?|k)\b", header) if "tok" in header else None
-        scale = 1.0 if unit is None else 1e3 if unit.group() == "k" else 1e6
-        row["global_batch"] = str(max(1, round(_binary(tokens * scale, _thousands(seq)) / _thousands(seq))))
+        row["global_batch"] = str(_sequences(text, header, row.get("seq", "")))
     elif not text and accumulation and row.get("micro_batch"):
         ways = _replicas(row)
         if ways:
             row["global_batch"] = str(
                 _count("accumulation", accumulation) * _count("micro_batch", row["micro_batch"]) * ways
             )
+
+
+def _sequences(text: str, header: str, length: str) -> int:
+    """The sequences of a batch in tokens.
+
+    Raises:
+        BadCell: no number of tokens, or an unknown length of a sequence.
+    """
+    seq = number(length)
+    if seq is None and (kilo := re.fullmatch(r"(\d+) ?k", length.lower())):
+        seq = 1024.0 * int(kilo.group(1))
+    tokens = number(re.sub(r"[ -]*tok\w*$", "", text.lower()))
+    if tokens is None or not seq:
+        raise BadCell("global_batch", text, f"global_batch is {text!r} tokens, and seq is {length!r}")
+    unit = re.search(r"\b(m(?:illions?)?|k)\b", header) if "tok" in header else None
+    scale = 1.0 if unit is None else 1e3 if unit.group() == "k" else 1e6
+    return max(1, round(_binary(tokens * scale, _thousands(seq)) / _thousands(seq)))
 
 
 _LENGTHS = re.compile(r"(\d+) ?(?:seqs?|sequences|samples)? ?[x\u00d7*] ?(\d[\d,]*k?) ?(?:tokens|toks?)?(.*)", re.I)
