@@ -122,6 +122,13 @@ FORMS = {
         [{"gpu_count": "16", "recompute": "ac", "compile": "y", "global_batch": "64", "micro_batch": "4"},
          {"global_batch": "1024", "micro_batch": "8"}],
     ),
+    # schedules in the headers, the unit in the cells; links within and between nodes
+    "schedules.md": (
+        "Megatron-Core, Llama-2-7B, 8 x A100-80G, PP 8, mbs 1, seq 4096, bf16\n\n"
+        "| m | 1F1B | Interleaved (v=2) | Interconnect |\n|---|---|---|---|\n"
+        "| 8 | 2.75 s | 2.31 s | NVLink 600 GB/s / 200 Gb/s RoCE |\n",
+        [{"schedule": "1f1b", "global_batch": "8", "gpu_type": "A100-80G", "value": "2.75"}, {"value": "2.31"}],
+    ),
     # Ulysses' degree in the column of sequence parallelism
     "ulysses.csv": (
         "model,gpu,gpus,SP,ZeRO,Batch,Seq Len,ms/step\nllama-2-7b,A100 80GB,16,8,3,2,65536,9900\n",

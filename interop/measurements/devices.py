@@ -205,7 +205,7 @@ def network_of(interconnect: str, notes: str, usual_per_node: int) -> Network:
     text = f"{interconnect}; {notes}"
     if match := re.search(r"(\d+) ?(?:x )?(?:gpus?|devices?|npus?|[ahvb]+\d00s?)(?: per |/| a |-per-)node", text, re.I):
         stated = per_node = max(1, int(match.group(1)))
-    for clause in re.split(r"[;,+&]|\band\b|\bwith\b", interconnect):
+    for clause in re.split(r"[;,+&]| / |\band\b|\bwith\b", interconnect):
         if any(word in clause.lower() for word in _INSIDE):
             continue
         if (found := _of_each(clause, per_node)) is not None:

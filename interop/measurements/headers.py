@@ -110,7 +110,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "per_node": ("gpuspernode", "gpusnode", "devicespernode", "nprocpernode", "npuspernode", "ngpuspernode"),
     "accumulation": ("gradaccum", "gradientaccumulation", "gradientaccumulationsteps", "gas", "ga",
                      "gradaccumsteps", "accumulationsteps", "accum", "gradacc", "gradaccsteps", "nummicrobatches",
-                     "microbatchnum", "microbatches"),
+                     "microbatchnum", "microbatches", "m"),
     "layout": ("parallelism", "parallelconfig", "parallelstrategy", "strategy", "parallelization", "mesh",
                "parallellayout", "parallelisms", "parallel", "parallelcfg", "parallelsettings", "parallelsetting"),
     "dp_replicate": ("replicate", "dataparallelreplicate", "dataparallelreplicatedegree", "replicatedegree",

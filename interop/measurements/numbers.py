@@ -12,15 +12,15 @@ _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 def number(text: str) -> float | None:
     """The number that a text is; None where it is none.
 
-    >>> number("11,000"), number("3,25"), number("1.234,5"), number("7.1k"), number("fast")
-    (11000.0, 3.25, 1234.5, 7100.0, None)
+    >>> number("11,000"), number("3,25"), number("1.234,5"), number("6950,5"), number("7.1k"), number("fast")
+    (11000.0, 3.25, 1234.5, 6950.5, 7100.0, None)
     """
     plain = re.sub(r"[\s_\u00a0]+", "", text).lower().lstrip("~\u2248").removesuffix("%")
     suffix = plain[-1:] if plain[-1:] in ("k", "m", "b", "t") else ""
     plain = plain.removesuffix(suffix)
     if re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?", plain):
         plain = plain.replace(",", "")
-    elif re.fullmatch(r"[+-]?\d{1,3}(\.\d{3})*,\d+", plain):
+    elif re.fullmatch(r"[+-]?(?:\d{1,3}(\.\d{3})*,\d+|\d+,\d{1,2})", plain):
         plain = plain.replace(".", "").replace(",", ".")
     try:
         return float(plain) * _SUFFIXES[suffix]

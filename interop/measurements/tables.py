@@ -178,8 +178,8 @@ class _Column:
 
 
 def _figures(grid: Grid, columns: Sequence[str]) -> list[_Column]:
-    """The columns of figures; where none is named, those whose headers state a device or a precision, of a figure that
-    a title names."""
+    """The columns of figures; where none is named, those whose headers state a device, a precision or the like, of a
+    figure that a title or their cells name."""
     found = []
     for place, (header, above) in enumerate(zip(grid.headers, grid.above, strict=True)):
         column = _figure_of(place, header, columns[place])
@@ -191,8 +191,6 @@ def _figures(grid: Grid, columns: Sequence[str]) -> list[_Column]:
         return _on_one_device(found)
     starts = (_TITLE_END.split(title.strip("* "))[0] for title in grid.titles)
     header, figure = next(((words, own) for words in starts if (own := figure_named(words))), ("", None))
-    if figure is None:
-        return []
     conditions = ((place, told_by_titles((name,), ())) for place, name in enumerate(grid.headers) if not columns[place])
     return [_Column(place=place, header=header, figure=figure, told=told) for place, told in conditions if told]
 

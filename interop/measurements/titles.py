@@ -18,7 +18,7 @@ _DEVICE = re.compile(
     r"(?:\b(\d+) ?(?:x|\u00d7)? ?)?(?:nvidia |amd |instinct |(?:dgx|hgx)[- ])?(?:(?<![a-z0-9])|(?<=\dx))"
     r"(p[3-6][a-z]*(?:-b200)?\.\d+xlarge|a[23]-\w+gpu(?:-\dg)?|(?:g?[hb]\d00|a[18]00|h20|v100|mi\d{3}x?"
     r"|(?:ascend )?910(?:b\d?|c)|gb[23]00|b300)"
-    r"(?:s\b)?(?:[-_ ](?:sxm\d?|pcie|nvl(?! ?\d\d)))*(?:[-_ ]?\(?\d{2,3} ?gi?b\)?)?(?:[-_ ](?:sxm\d?|pcie))?)"
+    r"(?:s\b)?(?:[-_ ](?:sxm\d?|pcie|nvl(?! ?\d\d)))*(?:[-_ ]?\(?\d{2,3} ?g(?:i?b)?\)?)?(?:[-_ ](?:sxm\d?|pcie))?)"
     r"(?![a-z0-9])",
     re.I,
 )
@@ -53,7 +53,9 @@ _RECOMPUTE = re.compile(
     re.I,
 )
 _NODES = re.compile(r"\b(\d+) (?:nodes?|servers?|hosts?) *(?:[x\u00d7*]|of|with) *(\d+)\b", re.I)
-_SCHEDULE = re.compile(r"\b(interleaved 1f1b|1f1b|zb-?h[12]|zb-?v|dualpipe(?:-?v)?|gpipe)\b", re.I)
+_SCHEDULE = re.compile(
+    r"\b(interleaved(?: 1f1b)?(?: \(?v ?= ?\d+)?|1f1b|zb-?h[12]|zb-?v|dualpipe(?:-?v)?|gpipe)\b", re.I
+)
 _ROUTING = re.compile(r"\b(?:deep-?ep|hybrid-?ep|flex dispatcher|\w+-limited routing|force\w*[- ]balanc\w+)\b", re.I)
 _EAGER = re.compile(r"^eager$|\b(?:without|no|w/o) (?:torch[. ])?compile\b", re.I)
 _COMPILED = re.compile(r"torch[. ]compile\b|\+ ?compile\b|(?:^|[,;] ?)compiled?(?=$|[,;])", re.I)
