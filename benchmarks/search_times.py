@@ -1,7 +1,7 @@
 """What `twofold plan` takes on large models: `python -m benchmarks.search_times [--before TREE] [--runs N] [CASE ...]`.
 
 Processor seconds (user and system) of the complete command without simulating its plans, each run a separate process,
-and the median of the runs.
+and the median of the runs. Modules are compiled before, as those of an installed package are.
 With `--before` a second checkout of this repository takes turns with this one, so that other work on the machine slows
 both alike; the command fails where the two do not say the same: best plan, its step time, and the lower bound.
 """
@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
@@ -43,33 +44,46 @@ def main() -> int:
     if given.before is not None and not (given.before / "twofold").is_dir():
         parser.error(f"--before {given.before}: no checkout of this repository")
     trees = [HERE] if given.before is None else [given.before.resolve(), HERE]
+    with tempfile.TemporaryDirectory() as folder:
+        environments = [_compiled(tree, f"{folder}/{number}") for number, tree in enumerate(trees)]
+        return 0 if _compared(given.cases or list(CASES), environments, given.runs) else 1
+
+
+def _compared(cases: Sequence[str], environments: Sequence[Mapping[str, str]], num_runs: int) -> bool:
+    """Print a line for each case; whether all trees answer the same."""
     same = True
-    for case in given.cases or CASES:
-        seconds: list[list[float]] = [[] for _ in trees]
+    for case in cases:
+        seconds: list[list[float]] = [[] for _ in environments]
         answers = set()
-        for _ in range(given.runs):
-            for own, tree in zip(seconds, trees, strict=True):
-                took_s, answer = _run(case, tree)
+        for _ in range(num_runs):
+            for own, environment in zip(seconds, environments, strict=True):
+                took_s, answer = _run(case, environment)
                 own.append(took_s)
                 answers.add(answer)
         shown = " -> ".join(f"{statistics.median(own):.2f} s" for own in seconds)
         print(f"{case:9}{shown} (wanted {CASES[case][-1]})  {' != '.join(sorted(answers))}", flush=True)
         same = same and len(answers) == 1
-    return 0 if same else 1
+    return same
 
 
-def _run(case: str, tree: Path) -> tuple[float, str]:
+def _compiled(tree: Path, folder: str) -> dict[str, str]:
+    """The environment for a tree whose compiled modules are in a folder, written by a search of one second."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": folder}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    _run("8B", environment, "--time-limit", "1")
+    return environment
+
+
+def _run(case: str, environment: Mapping[str, str], *options: str) -> tuple[float, str]:
     """Processor seconds of one command, and what it answers."""
     model, machine, batch, _ = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "twofold", "plan", model, "--machine", machine, "--global-batch", batch,
-            "--simulate", "0", "--top-k", "1", "--out", f"{folder}/plan", "--json",
+            "--simulate", "0", "--top-k", "1", "--out", f"{folder}/plan", "--json", *options,
         ]  # fmt: skip
         before = os.times()
-        ran = subprocess.run(
-            command, cwd=folder, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=True
-        )
+        ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
         after = os.times()
     found = json.loads(ran.stdout)
     took_s = after.children_user + after.children_system - before.children_user - before.children_system

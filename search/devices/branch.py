@@ -13,6 +13,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from plans.degrees import ORDER, Degrees
@@ -212,13 +213,14 @@ class Branching:
         self.rejected += [
             Rejected(what="meshes", reason=reason, count=count) for reason, count in sorted(refused.items())
         ]
+        limit_s = self._limit_s()
         for mesh in found:
             if self._is_late and self._heap:
                 self.interrupted = True
                 return False
             for child in nodes.roots(mesh):
                 self.relaxed_s = min(self.relaxed_s, child[0])
-                if child[0] < self._limit_s():
+                if child[0] < limit_s:
                     heapq.heappush(self._heap, self._entry(child))
         return True
 
@@ -264,6 +266,7 @@ class Branching:
         """The parts of a node; a configuration whose estimate comes up is forecast, and has none."""
         self._now_s, _, kind, node = entry
         self.num_opened += 1
+        limit_s = self._limit_s()
         if kind is Kind.STEP:
             self._of_step(*node)
             return []
@@ -272,8 +275,8 @@ class Branching:
         elif kind is Kind.LEAF:
             children = self._of_leaf(self._now_s, node)
         else:
-            children = nodes.open(kind, self._now_s, node, self._limit_s())
-        return [self._entry(child) for child in children if child[1] is Kind.STEP or child[0] < self._limit_s()]
+            children = nodes.open(kind, self._now_s, node, limit_s)
+        return [self._entry(child) for child in children if child[1] is Kind.STEP or child[0] < limit_s]
 
     def _entry(self, child: Child) -> _Entry:
         self._number += 1
@@ -306,7 +309,7 @@ class Branching:
         """The assumed largest relative excess of steps without contention over forecasts."""
         return max(_CONTENTION_MARGIN, _WIDER * self._contention_seen)
 
-    @property
+    @cached_property
     def _is_short(self) -> bool:
         """Whether no pipeline can have more than `_SHORT` micro-batches."""
         problem, pins = self.problem, self.problem.pins
