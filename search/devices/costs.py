@@ -128,7 +128,7 @@ class Costs:
         """The costs of pieces as the forecast takes them."""
         key = (stage, dp, level, contention)
         if key not in self._chunks:
-            problem, bare = self.problem, in_any_order(stage)
+            problem, bare = self.problem, with_one_backward(in_any_order(stage))
             degrees = Degrees(
                 dp=dp, tp=stage.tp, cp=stage.cp, ep=stage.ep, pp=problem.num_devices // (dp * stage.tp * stage.cp),
                 micro_batch=stage.micro_batch, global_batch=dp * stage.micro_batch, recompute=stage.recompute,

@@ -80,9 +80,10 @@ def _gradients(part: PartTemplate) -> Mapping[str, int]:
 class Chunks:
     """The costs of a transformer's chunks in one layout on one machine, as a stack runs it.
 
-    Layouts that differ in data-parallel degree, pipeline and optimizer only may have one `known`: shared results are
-    then computed once. `tier_override` has the tiers of groups whose location differs from the degrees' order. `kept`
-    is the same layout without recomputing, of blocks that keep everything where others recompute.
+    Layouts that differ in data-parallel degree, pipeline, optimizer and `split_backward` only may have one `known`:
+    shared results are then computed once. `tier_override` has the tiers of groups whose location differs from the
+    degrees' order. `kept` is the same layout without recomputing, of blocks that keep everything where others
+    recompute.
     """
 
     config: TransformerConfig
@@ -181,7 +182,7 @@ class Chunks:
         owner, name = self.owner_of(piece)
         if owner is not self:
             return owner.footprint(name)
-        key = ("footprint", piece)
+        key = ("footprint", piece, self.split_backward)
         if key not in self.known:
             size = self.sizes.arrival_bytes
             alone = footprint(

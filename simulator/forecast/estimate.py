@@ -57,7 +57,7 @@ def estimate(
     schedule, stack = degrees.pipeline, (stack or Stack()).on(machine)
     degrees = stack.as_run(degrees)
     split = is_split(schedule)
-    costs = chunk_costs(config, degrees, machine, stack, split, known_layouts(config, machine, stack, split))
+    costs = chunk_costs(config, degrees, machine, stack, split, known_layouts(config, machine, stack))
     chunks = chunks_of(config, degrees)
     case = PipelineForecast(
         layout=LayoutCosts(costs), degrees=degrees, chunks=chunks, ranks=RankKinds.of(chunks, schedule)
@@ -93,7 +93,7 @@ def chunk_costs(
 
 
 def known_layouts(
-    config: TransformerConfig, machine: Machine, stack: Stack, split: bool
+    config: TransformerConfig, machine: Machine, stack: Stack
 ) -> Callable[[Degrees], dict[tuple[object, ...], Any]]:
     """The chunks of layouts that differ in data-parallel degree, pipeline and optimizer only (see `Chunks`), by
     degrees.
@@ -104,7 +104,7 @@ def known_layouts(
     def known(degrees: Degrees) -> dict[tuple[object, ...], Any]:
         return _known(
             config, machine, stack, degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch, degrees.sequence_parallel,
-            degrees.recompute, split, degrees.num_ranks, degrees.strides[:3], degrees.fused,
+            degrees.recompute, degrees.num_ranks, degrees.strides[:3], degrees.fused,
         )  # fmt: skip
 
     return known

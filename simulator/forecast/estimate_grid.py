@@ -98,11 +98,11 @@ class _Grid:
         schedule = degrees.pipeline
         split = is_split(schedule)
         shape = (
-            degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch, degrees.sequence_parallel, split,
-            degrees.num_ranks, degrees.strides[:3],
+            degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch, degrees.sequence_parallel, degrees.num_ranks,
+            degrees.strides[:3],
         )  # fmt: skip
         mixed = degrees.recompute_layers is not None
-        own = (*shape, degrees.dp, self._number(degrees.optimizer), degrees.recompute, mixed)
+        own = (*shape, split, degrees.dp, self._number(degrees.optimizer), degrees.recompute, mixed)
         if own not in self._pieces:
             self._pieces[own] = LayoutCosts(
                 chunk_costs(

@@ -90,5 +90,5 @@ def step_forecast(config: TransformerConfig, degrees: Degrees, machine: Machine)
         raise TwofoldError(
             f"{describe(degrees)}: bodies do not support slices or pairs; forecast or simulate the full step instead"
         )
-    costs = chunk_costs(config, degrees, machine, Stack(), False, known_layouts(config, machine, Stack(), False))
+    costs = chunk_costs(config, degrees, machine, Stack(), False, known_layouts(config, machine, Stack()))
     return StepForecast(config, degrees, machine, costs, chunks_of(config, degrees))
