@@ -49,10 +49,11 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """A part of a machine file; refuses figures that are negative, not finite, or 0 where they divide."""
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
+        for name, least, most, divides in _limits_of(type(self)):
             value = getattr(self, name)
-            if value is not None:
-                check_figure(name, value)
+            if value is None or (type(value) is float and (least <= value <= most if value else not divides)):
+                continue  # a fit makes hundreds of thousands of sections
+            check_figure(name, value)
 
 
 class Replay(Section, frozen=True, kw_only=True):
@@ -241,6 +242,12 @@ def _is_believed(value: Any, least: float, most: float, divides: bool) -> bool:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return not divides if value == 0 else least <= value <= most
     return True
+
+
+@lru_cache(maxsize=64)
+def _limits_of(section: type[Section]) -> tuple[tuple[str, float, float, bool], ...]:
+    """The figures of a section with the limits of each."""
+    return tuple((name, *_limits(name)) for name in section.__struct_fields__)
 
 
 @lru_cache(maxsize=256)
