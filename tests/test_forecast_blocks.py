@@ -12,7 +12,7 @@ from plans.degrees import Degrees
 from plans.lower.symbolic.wide import is_wide
 from plans.model.transformer import transformer_config
 from plans.program import Instruction
-from simulator.forecast import symbolic
+from simulator.forecast import forecast, pipeline_rank, symbolic
 from simulator.forecast.held import RankMemory
 from simulator.forecast.predict import step_forecast
 
@@ -64,3 +64,15 @@ def test_a_bucket_of_all_norms_is_wide() -> None:
     items = [item for _, item in rank.symbolic.bodies[0, "B.last"]]
     (packing,) = (item for item in items if isinstance(item, Instruction) and is_wide(item))
     assert len(packing.attrs["sizes"]) == 2 * 48 + 1
+
+
+def test_forecasts_do_not_depend_on_how_many_ranks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps() -> list[float]:
+        asked = [Degrees(dp=4, pp=2, micro_batch=size, global_batch=16) for size in (1, 2, 1)]
+        return [forecast(transformer_config("gpt3-125m", tied=False), each, MACHINE).step_s for each in asked]
+
+    expected = steps()
+    for name, value in {"_MOST": 1, "_RANKS": {}, "_LOWERED": {}}.items():
+        monkeypatch.setattr(pipeline_rank, name, value)
+    assert steps() == expected and expected[0] == expected[2] != expected[1]
+    assert len(pipeline_rank._RANKS) == len(pipeline_rank._LOWERED) == 1

@@ -51,9 +51,9 @@ def held(pid: int | str = "self") -> Held:
     return Held(memory_bytes=memory, files=len(list((folder / "fd").iterdir())), threads=int(said["Threads"]))
 
 
-def grown(samples: Sequence[Held]) -> dict[str, Any]:
+def grown(samples: Sequence[Held], warm: float = WARM) -> dict[str, Any]:
     """How the last quarter of the samples after the warm-up differs from their first, each by its median."""
-    after = samples[int(len(samples) * WARM) :]
+    after = samples[int(len(samples) * warm) :]
     part = max(1, len(after) // 4)
     found: dict[str, Any] = {}
     for name in ("memory_bytes", "files", "threads"):
@@ -100,7 +100,7 @@ def of_steps(folder: Path, steps: int, ranks: int, say: Callable[[str], None]) -
 def of_forecasts(count: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Forecasts of `count` different configurations, of which every 50th is also lowered and simulated.
 
-    Half of them come first: caches fill up to their limits.
+    The first half is the warm-up, in which caches fill up to their limits.
     """
     samples, done = [], 0
     for number, (model, machine, degrees) in enumerate(_configurations(count)):
@@ -113,7 +113,7 @@ def of_forecasts(count: int, say: Callable[[str], None]) -> dict[str, Any]:
                 simulate(lower(plan_of(asked, transformer(config, batch_size=asked.global_batch))), machine)
         if number % max(1, count // 100) == 0:
             samples.append(held())
-    found = grown(samples)
+    found = grown(samples, warm=0.5)
     say(f"{done} forecasts of {count} configurations: {found}")
     return {"forecasts": done, "samples": len(samples), **found}
 

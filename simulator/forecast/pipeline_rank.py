@@ -134,7 +134,7 @@ def _figures(ops: Sequence[Op], *, is_update: bool) -> _Figures:
 
 _RANKS: dict[tuple[object, ...], PipelineRank] = {}
 _LOWERED: dict[tuple[object, ...], LoweredRank] = {}
-_MOST = 1024
+_MOST = 512
 """Ranks that are kept, of about 0.3 MB each; a search needs some hundred."""
 
 
@@ -145,9 +145,9 @@ def pipeline_rank(key: RankKey) -> PipelineRank:
         lowered = _LOWERED.get(key.lowered)
         if lowered is None:
             if len(_LOWERED) >= _MOST:
-                _LOWERED.clear()
+                del _LOWERED[next(iter(_LOWERED))]  # the first that was made
             lowered = _LOWERED[key.lowered] = lowered_rank(key.costs, key.chunks, key.wanted)
         if len(_RANKS) >= _MOST:
-            _RANKS.clear()
+            del _RANKS[next(iter(_RANKS))]
         found = _RANKS[key.priced] = PipelineRank(key, lowered)
     return found
