@@ -74,7 +74,8 @@ def hybrid_forecast(
         TwofoldError: as `forecast`.
     """
     groups = degrees.dp // shards
-    own = dataclasses.replace(degrees, dp=shards, global_batch=degrees.global_batch // groups)
+    ep = math.gcd(degrees.ep, shards)
+    own = dataclasses.replace(degrees, dp=shards, ep=ep, global_batch=degrees.global_batch // groups)
     found = forecast(config, own, machine, stack=stack)
     optimizer = degrees.optimizer
     item_bytes = itemsize(optimizer.reduce_dtype or optimizer.accumulates_in(config.dtype))
