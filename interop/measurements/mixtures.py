@@ -25,6 +25,9 @@ _USUAL_LIMIT = 4
 A2A = r"all-?to-?all|\ba2a\b|all-?gather"
 """Words of dispatchers that send a token to every expert."""
 
+_BEFORE = r"\b(?:nemo|nemo framework)[ :]*2[34]\.\d+|\b202[34]\b"
+"""Words of releases before such dispatchers: DeepEP came in February 2025."""
+
 _LIMITED = r"deepseek[-_ ]?(?:v3|r1)|kimi"
 """Models whose routing is limited to groups of experts (n_group and topk_group of their config.json)."""
 
@@ -102,7 +105,7 @@ class Mixtures(Cells):
         words = self.words("notes", "provenance", "source", "capacity", "routing")
         limited = re.search(r"(?:node|device|group)[- ]limited(?: routing)?(?:[^\d;]{0,12}(\d+))?", words)
         once = bool(limited or re.search(r"deep-?ep|hybrid-?ep|\bflex\b", words))
-        once |= bool(re.search(r"nemo\b|megatron-?bridge", words)) and not re.search(A2A, words)
+        once |= bool(re.search(r"nemo\b|megatron-?bridge", words)) and not re.search(rf"{A2A}|{_BEFORE}", words)
         if config.experts is None or self.count("ep", 1) == 1 or not once:
             return 0
         most = int(limited.group(1) or _USUAL_LIMIT) if limited else config.experts.top_k
