@@ -174,7 +174,7 @@ def _cross_entropy(
 
 
 def _seen(leaf: Any) -> object:
-    """What the casts of a call may depend on."""
+    """The properties of an argument on which the casts of a call may depend."""
     return (leaf.dtype, leaf.dim()) if isinstance(leaf, Tensor) else (type(leaf), str(leaf))
 
 
@@ -185,7 +185,7 @@ def _found(
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad(), _without_log():
         plain, cast = (_tried(func, leaves, dtypes, structure, region, is_on) for is_on in (False, True))
         casts = {at: wanted for at, wanted in cast.casts.items() if plain.casts.get(at) != wanted}
-        wide = {  # a sum is not cast before, but told to compute in float32
+        wide = {  # autocast passes a dtype to a sum in place of a cast
             at: _Cast(dtype=torch.float32, is_of_a_view=True) for at, dtype in enumerate(dtypes) if dtype == region[1]
         }
         all_casts = cast.casts, cast.count - len(cast.casts)  # also those that a call makes itself
