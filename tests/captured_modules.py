@@ -374,6 +374,12 @@ MODULES = {
             w=parameter(2 * WIDTH, WIDTH), out=linear(),
         ), sequences
     ),
+    "weights of eight bits": (
+        lambda: Net(
+            lambda m, x: m.fc(F.linear(x, m.few.to(x.dtype) * m.scale)), fc=linear(), scale=torch.rand(WIDTH, 1),
+            few=torch.randint(-127, 127, (WIDTH, WIDTH), dtype=torch.int8),
+        ), vectors
+    ),
 } | LOSSES | BUFFERS  # fmt: skip
 """name -> (makes the module, makes a batch)."""
 

@@ -162,7 +162,12 @@ def _memories(exported: ExportedProgram) -> dict[fx.Node, _Memory]:
         made = made[0] if isinstance(made, tuple | list) and made else made
         if not isinstance(made, torch.Tensor):
             continue
-        key = made.untyped_storage()._cdata
+        try:
+            key = made.untyped_storage()._cdata
+        except NotImplementedError:
+            raise TwofoldError(
+                f"{node.target} ({_line(node)}) runs under torch.vmap, which is not supported; write it for all samples"
+            ) from None
         memory = of_storage.get(key)
         source = next(
             (input_node for input_node in node.all_input_nodes if memory and found.get(input_node) is memory), None

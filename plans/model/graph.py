@@ -27,7 +27,8 @@ Attr = bool | int | float | str | tuple[int, ...]
 TensorKind = str
 """input (a batch comes in), parameter (trained), constant (no optimizer changes it), activation (of an operator)."""
 
-_ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1,
+_ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
+             "uint8": 1, "bool": 1,
              "float8": 1, "float8_precise": 1, "float8_rowwise": 1, "float4": 1, "tf32": 4}  # fmt: skip
 
 
