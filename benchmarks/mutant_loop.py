@@ -28,9 +28,9 @@ IMPORTED_ONCE = (
     "torch.distributed", "torch.distributed.run", "torch._dynamo", "scipy.sparse", "scipy.optimize", "pandas",
     "matplotlib.pyplot", "jinja2", "tyro", "simpy",
 )  # fmt: skip
-_TEST_S = 1.0  # processor time of a test; those that take longer are not used
-_FILE_S = 15.0  # of a file of tests
-_BUDGET_S = 10.0  # of the tests that are run for one change
+_TEST_S = 3.0  # processor time of a test; those that take longer are not used
+_FILE_S = 60.0  # of a file of tests
+_BUDGET_S = 30.0  # of the tests that are run for one change
 _MEMORY_BYTES = 12 << 30  # a change may ask for any size
 
 
