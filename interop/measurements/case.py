@@ -15,7 +15,7 @@ __all__ = ["Beyond", "Case", "products_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beyond:
-    """What a run states that `Degrees` and the name of its software do not.
+    """Facts of a run that `Degrees` and the name of its software do not state.
 
     Args:
         most_nodes: that a token's experts are on, each of which it is sent to once; 0: a copy is sent to each expert.
