@@ -76,7 +76,7 @@ def test_the_rules_choice_is_a_plan() -> None:
 CASES: dict[str, Callable[[], cases.Outcome]] = {
     "W1 odd widths": cases.odd_widths,
     "W1 six devices": lambda: cases.any_number(SMALL, "h100-sxm-x8", 6, 24, 1.1),
-    "W2": lambda: cases.stages_searched(asked(devices=4, batch=2), (1, 2), 1.0),
+    "W2": lambda: cases.stages_searched(asked(devices=4, batch=2, config=replace(SMALL, num_layers=4)), (1, 2), 1.0),
     "W4": lambda: cases.bubbles(
         asked(devices=2, batch=8, config=replace(SMALL, num_layers=4), machine="h100-sxm-x8"), 2, 1.01
     ),
