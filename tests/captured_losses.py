@@ -82,6 +82,11 @@ LOSSES = {
     "discriminator": (lambda: Losses(adversarial), vectors),
     "distillation": (lambda: Losses(distilled), classes),
     "sum of losses": (lambda: Losses(regularised), vectors),
+    "gaussian": (
+        lambda: Losses(
+            lambda m, made, x, label: F.gaussian_nll_loss(made, label, m.out(x).square(), full=True, eps=0.1)
+        ), vectors
+    ),
     "label smoothing": (
         lambda: Losses(lambda m, made, x, label: F.cross_entropy(made, label, label_smoothing=0.1)), classes
     ),

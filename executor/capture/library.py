@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -61,6 +62,7 @@ def in_other_forms(module: nn.Module) -> Iterator[None]:
         with torch.device("meta"):
             torch.empty(0)  # torch then looks up, once, which functions a device is given to: torch's own torch.tensor
         stack.enter_context(mock.patch.object(torch, "ctc_loss", _ctc_loss))
+        stack.enter_context(mock.patch.object(F, "gaussian_nll_loss", _gaussian_nll_loss))
         stack.enter_context(mock.patch.object(torch, "tensor", _filled))
         stack.enter_context(mock.patch.object(Tensor, "__getitem__", _part))
         stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_args", False))
@@ -164,6 +166,20 @@ def _ctc_loss(
             given = torch.full((len(given),), given[0], dtype=torch.int64, device=log_probs.device)
         lengths.append(given)
     return torch.ops.twofold.ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+
+
+def _gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """torch's formula, without its check that no variance is negative, which reads values."""
+    spread = var if isinstance(var, Tensor) else torch.full_like(input, var)
+    if spread.dim() == input.dim() - 1:
+        spread = spread.unsqueeze(-1)
+    spread = spread + (spread.clamp(min=eps) - spread).detach()  # as if there were no clamp to the gradient
+    terms = 0.5 * (spread.log() + (input - target).square() / spread)
+    if full:
+        terms = terms + 0.5 * math.log(2 * math.pi)
+    return terms.mean() if reduction == "mean" else terms.sum() if reduction == "sum" else terms
 
 
 def _bag(
