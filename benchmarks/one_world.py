@@ -33,7 +33,7 @@ import numpy as np
 from benchmarks.one_world_machines import KINDS, machines_of
 from costmodels import Machine, executing
 from costmodels.price.clock import at_usual_clock
-from plans.degrees import Degrees
+from plans.degrees import RECOMPUTE_MODES, Degrees
 from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.lower import lower
@@ -152,7 +152,7 @@ def draw_case(draw: random.Random, num_ranks: int = 16, kinds: Sequence[str] = K
     degrees_of = {
         "dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "micro_batch": draw.choice((1, 2)), "schedule": name,
         "virtual": virtual, "optimizer": optimizer, "sequence_parallel": tp > 1 and draw.random() < 0.5,
-        "recompute": draw.choice(("none", "selective", "full")),
+        "recompute": draw.choice(RECOMPUTE_MODES),
     }  # fmt: skip
     try:
         degrees = Degrees(global_batch=16, **degrees_of)

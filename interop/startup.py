@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from plans.degrees import ORDER, Degrees
+from plans.degrees import MEMORY_BOUND, ORDER, Degrees
 from plans.degrees.rules import ModelSizes, Rule, broken, rules
 from plans.errors import TwofoldError
 
@@ -115,7 +115,7 @@ def _m_kv_heads(model: ModelSizes, tp: int) -> str | None:
 
 
 def _m_recompute(recompute: str, recompute_layers: int | None = None) -> str | None:
-    if recompute == "selective_op":
+    if recompute in (MEMORY_BOUND, "selective_op"):
         return "Megatron-LM cannot recompute by operator; plan with --recompute none, selective or full"
     if recompute_layers is not None and recompute != "full":
         return (
@@ -214,7 +214,7 @@ def _t_split(tp: int, sequence_parallel: bool) -> str | None:
 
 
 def _t_recompute(recompute: str, recompute_layers: int | None = None) -> str | None:
-    if recompute == "selective":
+    if recompute in (MEMORY_BOUND, "selective"):
         return "torchtitan recomputes by operator or all; plan with --recompute selective_op or full"
     if recompute_layers is not None:
         return "torchtitan recomputes in all blocks or in every k-th one; plan without --recompute-layers"

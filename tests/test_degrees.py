@@ -49,7 +49,7 @@ MISTAKES: dict[str, tuple[TransformerConfig, dict[str, Any], str]] = {
         LLAMA, {"schedule": "dualpipe_v", "virtual": 2, "pp": 2, "dp": 1, "micro_batch": 8},
         "dualpipe_v on 2 ranks has 4 stages and needs as many micro-batches, not 3",
     ),
-    "recompute": (LLAMA, {"recompute": "some"}, "recompute must be one of none, selective"),
+    "recompute": (LLAMA, {"recompute": "some"}, "recompute must be one of none, memory_bound, selective"),
     "recompute layers": (LLAMA, {"recompute": "none", "recompute_layers": 2}, "set recompute, for example to full"),
     "level": (LLAMA, {"zero": 4}, "zero must be 0, 1, 2 or 3, not 4"),
     "order": (LLAMA, {"order": ("tp", "pp")}, "must list tp, cp, dp, pp once each"),

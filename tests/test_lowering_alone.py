@@ -55,7 +55,14 @@ def _inside(instructions: tuple[Instruction, ...]) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 @pytest.mark.parametrize(
     ("tp", "sequence_parallel", "recompute"),
-    [(1, False, "none"), (2, False, "selective"), (2, True, "full"), (2, True, "selective_op"), (4, False, "full")],
+    [
+        (1, False, "none"),
+        (2, False, "selective"),
+        (2, True, "full"),
+        (2, True, "selective_op"),
+        (2, True, "memory_bound"),
+        (4, False, "full"),
+    ],
 )
 def test_bodies_are_those_of_the_whole_program(schedule, tp, sequence_parallel, recompute):
     plan = _plan(tp, sequence_parallel, recompute, schedule)

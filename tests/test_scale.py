@@ -50,7 +50,7 @@ def test_numbers_are_read_as_products():
         symbols.read(17)
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "selective_op", "full"])
+@pytest.mark.parametrize("recompute", ["none", "memory_bound", "selective", "selective_op", "full"])
 @pytest.mark.parametrize(
     ("config", "tp", "cp", "sequence_parallel"),
     [

@@ -39,6 +39,7 @@ def optimizer(level: int = 0) -> Optimizer:
         ({"dp": 4}, 0, "full", 3, 1),
         ({"dp": 4}, 0, "full", 4, 30),  # the reduction of gradients is what takes the time
         ({"dp": 2, "tp": 2, "sequence_parallel": True}, 1, "selective_op", 5, 1),
+        ({"dp": 2, "tp": 2, "sequence_parallel": True}, 1, "memory_bound", 5, 1),
         ({"pp": 4}, 0, "full", 1, 1),
         ({"pp": 2, "tp": 2, "schedule": "zb_h1"}, 0, "full", 2, 1),
         ({"pp": 2, "dp": 2, "schedule": "interleaved_1f1b", "virtual": 2}, 2, "full", 1, 1),

@@ -53,7 +53,7 @@ def test_more_layers_take_more_of_every_role(name, split):
             assert other.peak_bytes > one.peak_bytes
             roles = one.memory.keys()
             if stack.runs_programs:  # what a program holds at its peak may be the update's rather than the backward's
-                roles &= {"weight", "optimizer", "gradient"}
+                roles &= {"weight", "optimizer"}
             else:
                 assert other.memory["activation"] > one.memory["activation"] > 0, mode
             assert all(other.memory[role] >= one.memory[role] >= 0 for role in roles), mode
@@ -62,7 +62,9 @@ def test_more_layers_take_more_of_every_role(name, split):
 def test_megatron_does_not_recompute_by_operator():
     stack = stack_named("megatron")
     degrees = Degrees(tp=8, global_batch=1, sequence_parallel=True, recompute="selective_op")
-    with pytest.raises(TwofoldError, match="'megatron' give recompute none, selective or full"):
+    with pytest.raises(
+        TwofoldError, match="megatron does not recompute 'selective_op'; give recompute none, selective or full"
+    ):
         forecast_grid(CONFIG, [degrees], MACHINE, stack=stack)
     problem = Problem(config=CONFIG, machine=MACHINE, num_devices=16, global_batch=16, stack=stack, pins=Pins())
     assert recomputes(problem) == ("none", "selective", "full")

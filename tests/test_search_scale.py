@@ -115,7 +115,9 @@ def by_hand(asked: Problem, layers: int) -> list[Degrees]:
     for dp, tp, pp in itertools.product(range(1, count + 1), repeat=3):
         if dp * tp * pp != count or batch % dp or layers % pp or asked.config.num_heads % tp:
             continue
-        for mode, zero, sp in itertools.product(("none", "selective", "selective_op", "full"), range(4), (False, True)):
+        for mode, zero, sp in itertools.product(
+            ("none", "memory_bound", "selective", "selective_op", "full"), range(4), (False, True)
+        ):
             if (sp and tp == 1) or (zero and dp == 1):
                 continue
             found += [

@@ -243,7 +243,7 @@ def test_recompute_sets():
     )
     with pytest.raises(TwofoldError, match="not an operator or module"):
         recompute_set(graph, ["layers.7"])
-    with pytest.raises(TwofoldError, match=r"recompute .some. is not known; known: none, selective, "):
+    with pytest.raises(TwofoldError, match=r"recompute .some. is not known; known: none, memory_bound, selective, "):
         recompute_set(graph, "some")
 
 

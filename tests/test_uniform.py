@@ -62,7 +62,7 @@ DEGREES = {
 }  # fmt: skip
 
 
-RECOMPUTE = ["none", "selective", "selective_op", "full"]
+RECOMPUTE = ["none", "memory_bound", "selective", "selective_op", "full"]
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE)
@@ -214,7 +214,7 @@ def test_ten_thousands_of_ranks(degrees):
         ({"dp": 3}, "a global batch of 8 does not divide by dp.3. .* 8 % 3 != 0; the next valid batch is 9"),
         ({"dp": 2, "micro_batch": 3}, "8 % 6 != 0; the next valid batch is 12"),
         ({"pp": 2, "virtual": 2}, "1f1b.* cannot take virtual=2"),
-        ({"recompute": "all"}, "recompute must be one of none, selective"),
+        ({"recompute": "all"}, "recompute must be one of none, memory_bound, selective"),
         ({"tp": 0}, "tp must be a whole number of at least 1, not 0"),
     ],
 )

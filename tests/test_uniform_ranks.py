@@ -31,7 +31,7 @@ CASES = {
         )
         for name, config, recompute, sequence_parallel, zero in (
             ("llama", LLAMA, "selective", False, 1), ("gpt", GPT, "full", False, 0),
-            ("gpt", GPT, "none", True, 1), ("llama", LLAMA, "full", True, 0),
+            ("gpt", GPT, "none", True, 1), ("llama", LLAMA, "memory_bound", True, 0),
         )
     },
     "some blocks recompute, stages innermost": (

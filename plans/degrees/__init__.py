@@ -9,12 +9,13 @@
 
 from plans.degrees.check import check, check_stated
 from plans.degrees.groups import ORDER
-from plans.degrees.rules import RECOMPUTE_MODES, ModelSizes
+from plans.degrees.rules import MEMORY_BOUND, RECOMPUTE_MODES, ModelSizes
 from plans.degrees.value import DEGREES, Degree, Degrees, even_layers
 from plans.degrees.words import describe
 
 __all__ = [
     "DEGREES",
+    "MEMORY_BOUND",
     "ORDER",
     "RECOMPUTE_MODES",
     "Degree",

@@ -21,12 +21,15 @@ from plans.schedules.pairs import overlapped_pairs
 from plans.schedules.registry import is_written
 
 __all__ = [
-    "OF_DEGREES", "OF_DEVICES", "OF_MODELS", "OF_PLANS", "RECOMPUTE_MODES", "ModelSizes", "Rule", "broken",
-    "byte_count", "chunk_counts", "flag", "level", "mode", "name_of_schedule", "order", "receiving", "rules",
+    "MEMORY_BOUND", "OF_DEGREES", "OF_DEVICES", "OF_MODELS", "OF_PLANS", "RECOMPUTE_MODES", "ModelSizes", "Rule",
+    "broken", "byte_count", "chunk_counts", "flag", "level", "mode", "name_of_schedule", "order", "receiving", "rules",
     "schedule_virtual", "tied_head", "unpredicted", "whole_number",
 ]  # fmt: skip
 
-RECOMPUTE_MODES = ("none", "selective", "selective_op", "full")
+MEMORY_BOUND = "memory_bound"
+"""The recompute mode that no other software has."""
+
+RECOMPUTE_MODES = ("none", MEMORY_BOUND, "selective", "selective_op", "full")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from costmodels import Machine
 from costmodels.machine.sections import Interval
 from costmodels.price.instruction import price_compute
 from costmodels.widths import OTHER_SOFTWARE, SOFTWARE
-from plans.degrees import RECOMPUTE_MODES, Degrees
+from plans.degrees import MEMORY_BOUND, RECOMPUTE_MODES, Degrees
+from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
@@ -133,7 +134,16 @@ class Stack:
         return degrees.optimizer.parallel_level >= 3
 
     def as_run(self, degrees: Degrees) -> Degrees:
-        """The degrees as the stack runs them, where it does something else than they state."""
+        """The degrees as the stack runs them, where it does something else than they state.
+
+        Raises:
+            TwofoldError: a recompute mode that the software does not have.
+        """
+        if degrees.recompute not in self.recompute_modes:
+            *others, last = self.recompute_modes
+            raise TwofoldError(
+                f"{self.name} does not recompute {degrees.recompute!r}; give recompute {', '.join(others)} or {last}"
+            )
         return degrees
 
     @property
@@ -171,7 +181,7 @@ class Stack:
     @property
     def recompute_modes(self) -> tuple[str, ...]:
         """The supported recompute modes."""
-        return RECOMPUTE_MODES
+        return tuple(mode for mode in RECOMPUTE_MODES if self.runs_programs or mode != MEMORY_BOUND)
 
     def dispatch_ps(self, machine_ps: int, call: str, part: str) -> int:
         """Host time of one operation, given that of twofold's executor in the machine file."""

@@ -12,7 +12,6 @@ from costmodels.price.instruction import price_compute
 from costmodels.price.torch_hosts import host_s
 from costmodels.widths import CHIP_SPREAD
 from plans.degrees import Degrees
-from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
 from simulator.lines import COMPUTE, Line
@@ -205,11 +204,6 @@ class Megatron(Stack):
             return replace(found, forward=found.kept + 4 * sizes.logits + low, backward=low + 2 * sizes.arrival_bytes)
         if piece != "block":
             return found
-        if sizes.recompute not in self.recompute_modes:
-            raise TwofoldError(
-                "Megatron-LM recomputes the attention core or whole layers, not chosen operators; with the stack "
-                f"{self.name!r} give recompute none, selective or full"
-            )
         extra = largest = 0
         if sizes.recompute != "full":
             extra = sizes.arrival_bytes

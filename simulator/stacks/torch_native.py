@@ -100,6 +100,7 @@ class TorchNative(Stack):
     name: str = "torch"
     chip_spread: float = CHIP_SPREAD
     runs_programs: bool = False
+    recomputes_some: tuple[str, ...] = ("selective", "selective_op", "full")
     rearranges: bool = True
     adds_memory: bool = True
     compiled: bool = False
@@ -173,6 +174,7 @@ class TorchNative(Stack):
         forward of a stage either (models/llama3/infra/parallelize.py, apply_fsdp, the default policy). Sharding weights
         after every forward of a stage ("always") is not modelled.
         """
+        degrees = super().as_run(degrees)
         optimizer = degrees.optimizer
         if degrees.pp == 1 or optimizer.parallel_level < 2:
             return degrees

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from plans.degrees.rules import RECOMPUTE_MODES
+from plans.degrees.rules import MEMORY_BOUND, RECOMPUTE_MODES
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.model.transformer.parts import parts_of
@@ -17,13 +17,20 @@ _KEPT_BY_OPERATOR = (
 )  # fmt: skip
 """Outputs that selection by operator keeps: attention, and every second matrix product in the order of the code."""
 
+_NORMS = frozenset({"rms_norm", "layer_norm"})
+
+_ACTIVATIONS = ("act", "mul")
+"""Parts of an MLP: its activation function, and the product of a gated one."""
+
 
 def recompute_set(graph: Graph, mode: str | Sequence[str], layers: Collection[int] | None = None) -> tuple[str, ...]:
     """The operators to recompute, in graph order.
 
     Args:
         graph: graph of a transformer; with names, any graph.
-        mode: "none"; "selective": the attention core (Korthikanti et al. 2022, arXiv 2205.05198, section 5);
+        mode: "none"; "memory_bound": norms and activation functions, which take little time to compute again (with
+            sequence parallelism, what norms make is gathered again instead of kept, as Megatron-LM does); "selective":
+            the attention core (Korthikanti et al. 2022, arXiv 2205.05198, section 5);
             "selective_op": as torchtitan's selective checkpointing by operator, the attention and every second product
             of a block are kept, all else is recomputed; "full": every operator of a block but the last sum, which is
             the next block's input and is kept; or names of operators, or of modules, of which every operator is
@@ -45,6 +52,12 @@ def recompute_set(graph: Graph, mode: str | Sequence[str], layers: Collection[in
         ]  # fmt: skip
         if mode == "full":
             return tuple(name for block in blocks for name in block[:-1])
+        if mode == MEMORY_BOUND:
+            kinds = {operator.name: operator.kind for operator in graph.operators}
+            return tuple(
+                name for block in blocks for name in block[:-1]
+                if kinds[name] in _NORMS or name.rpartition(".")[2] in _ACTIVATIONS
+            )  # fmt: skip
         if mode == "selective_op":
             return tuple(name for block in blocks for name in block[:-1] if not name.endswith(_KEPT_BY_OPERATOR))
         return tuple(name for block in blocks for name in block if name.endswith(".attention.core"))
