@@ -19,7 +19,7 @@ from plans.program import Program
 from plans.shown import Shown
 from plans.step_parts import TRANSFER, RankSpans, StepParts, collectives_of, mean_ps, taken_by_stream
 
-__all__ = ["ALLOWANCES", "PS_PER_S", "STREAMS", "MemoryPeak", "Span", "Timeline"]
+__all__ = ["BUFFERS", "PS_PER_S", "STREAMS", "MemoryPeak", "Span", "Timeline"]
 
 PS_PER_S = 10**12
 
@@ -27,8 +27,8 @@ STREAMS = ("host", "compute", "comm")
 """The resources of a rank: the host that issues work, the compute stream, the communication streams."""
 
 
-ALLOWANCES = ("communication", "fragmentation", "library")
-"""Roles of memory next to a program's values."""
+BUFFERS = "communication"
+"""The role of the buffers of communication, which are not values of a program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,7 @@ class Span:
 class MemoryPeak:
     """The largest number of live bytes on one rank and what they are, by role (weight, gradient, ...).
 
-    The roles of `ALLOWANCES` are not values of a program: additions of a prediction for communication buffers, the
-        allocator and the communication library.
+    The role `BUFFERS` is not of a program's values: a prediction adds what communication needs besides them.
     """
 
     rank: int
@@ -59,12 +58,12 @@ class MemoryPeak:
 
     @property
     def values_bytes(self) -> int:
-        """The peak of the program's values without buffers and overheads; runs count the same values.
+        """The peak of the program's values; runs count the same values.
 
-        >>> MemoryPeak(rank=0, peak_bytes=11, by_role={"weight": 10, "fragmentation": 1}).values_bytes
+        >>> MemoryPeak(rank=0, peak_bytes=11, by_role={"weight": 10, "communication": 1}).values_bytes
         10
         """
-        return self.peak_bytes - sum(self.by_role.get(role, 0) for role in ALLOWANCES)
+        return self.peak_bytes - self.by_role.get(BUFFERS, 0)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -28,7 +28,7 @@ KIND_COLOURS = {
 
 ROLE_COLOURS = {
     "weight": "sky", "optimizer": "green", "gradient": "orange", "activation": "purple", "input": "yellow",
-    "buffer": "grey", "communication": "vermillion", "library": "blue", "live": "sky",
+    "buffer": "grey", "communication": "vermillion", "live": "sky",
 }  # fmt: skip
 """Colours of memory roles, from the bottom of the stack to its top; "live" is all memory if roles are unknown."""
 

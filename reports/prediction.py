@@ -103,7 +103,8 @@ def forecast_sections(
     step: list[Any] = [seconds_bars(bars_s, title="Where the forecast step of the mean rank goes")]
     step += [stages_chart(seen)] if 1 < len(seen.rank_s) <= _MOST_STAGES else []
     fits = seen.peak_bytes <= problem.limit_bytes
-    verdict = f"It {'fits' if fits else 'does not fit'}: {Bytes(seen.peak_bytes)} of {Bytes(problem.limit_bytes)}."
+    room = Bytes(problem.limit_bytes)
+    verdict = f"It {'fits' if fits else 'does not fit'}: {Bytes(seen.peak_bytes)}, with room for {room} of tensors."
     peaks = peak_flops_per_s(problem.config, machine), machine.compute.memory_Bps
     roofline, rates = roofline_parts(reasons.operators, *peaks)
     amounts: list[tuple[str, Quantity, float]] = [

@@ -97,7 +97,7 @@ def search(
         full_batch, output_broadcast: see `Plan`.
         fused: whether to fuse memory-bound instructions if the machine gains by it (`Machine.fuses`).
         execution: "graph" or "eager", as of `Plan`; it decides on the host times.
-        memory_limit_bytes: memory limit per rank; by default the device memory minus that of its runtime.
+        memory_limit_bytes: memory limit per rank; by default `Machine.room_bytes`.
         pinned: strategies to keep, by operator. Their meshes have the ranks of the stage, or count them from 0.
         degrees: degrees of a transformer on accelerators: those given are fixed, all others searched ({} fixes none);
             see `search.devices` and `plans.degrees`. They can be combined with machine, devices, batch, optimizer,

@@ -28,7 +28,7 @@ from simulator.engine.prices import CostOf
 from simulator.engine.run import Overlap, Slowdown, run_program
 from simulator.study.goodput import Goodput, goodput
 from simulator.study.whatif import WhatIf
-from simulator.timeline.memory import with_allowance
+from simulator.timeline.memory import with_buffers
 
 __all__ = ["Outcome", "finished", "outcome", "outcome_of", "simulate"]
 
@@ -61,8 +61,7 @@ def simulate(
 
     Returns:
         The timeline with memory; `low_s` and `high_s` are the machine's interval around `step_interval_s`. Peaks
-        include the machine's allowance for fragmentation and the memory of its communication library
-        (`memory.with_allowance`).
+        include the buffers of communication (`memory.with_buffers`).
 
     Raises:
         TwofoldError: more ranks than devices, a plan that cannot be lowered, invalid changes, or an error of
@@ -128,7 +127,7 @@ def _timeline(
 def finished(timeline: Timeline, prices: ProgramPrices, what_if: WhatIf) -> Timeline:
     """A timeline of the priced program with its interval, allowances of memory, and metadata."""
     program, machine = prices.program, prices.machine
-    timeline = with_allowance(timeline, program, machine)
+    timeline = with_buffers(timeline, program)
     meta: dict[str, Any] = {"machine": machine.name, "program": program.name}
     if machine.compute.at_MHz is not None:
         meta["clock_MHz"] = machine.compute.at_MHz

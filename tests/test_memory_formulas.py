@@ -82,8 +82,8 @@ def test_llama_3_405b_fits_where_it_was_trained(schedule, virtual, layers):
 
 def test_what_sequence_parallelism_gathers_is_not_kept_where_norms_are_computed_again():
     """Per block and micro-batch, in s b h elements at tp 8 with 4 query heads for each head of keys: queries 1/8, keys
-    and values 1/32 each, attention 1/8, two residual sums 1/8 each, gate and value 3.5/8 each; and both inputs of products,
-    whole, if they are kept."""
+    and values 1/32 each, attention 1/8, two residual sums 1/8 each, gate and value 3.5/8 each; and both inputs of
+    products, whole, if they are kept."""
     config = transformer_config("llama-3-8b")
     elements = config.seq * config.hidden
     kept = {}

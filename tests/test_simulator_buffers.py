@@ -12,7 +12,7 @@ from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program,
 from plans.redistribution import Piece, Step, StepKind, TransferPieces
 from simulator import run_program, simulate
 from simulator.timeline.buffers import buffers_of, peak_of_sum
-from simulator.timeline.memory import with_allowance
+from simulator.timeline.memory import with_buffers
 
 MESH = Layout((4,), ("dp",))
 BACKWARDS = Layout((4,), ("dp",), (3, 2, 1, 0))
@@ -136,7 +136,7 @@ def test_buffers_only_add_to_real_plans():
     for seed in range(8):
         program = lower(random_plan(seed))
         timeline = run_program(program, cost)
-        peaks = with_allowance(timeline, program, small_machine()).memory
+        peaks = with_buffers(timeline, program).memory
         for alone, peak in zip(timeline.memory, peaks, strict=True):
             more = peak.by_role.get("communication", 0)
             assert (peak.values_bytes, peak.peak_bytes) == (alone.peak_bytes, alone.peak_bytes + more)

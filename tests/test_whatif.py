@@ -4,7 +4,6 @@ import msgspec
 import pytest
 from reports_example import small_plan
 from small_machine import small_machine
-from test_simulator_network import Ranks
 
 from plans.errors import TwofoldError
 from plans.lower import lower
@@ -99,25 +98,6 @@ def test_failures_lower_the_goodput(program, machine):
         for mtbf in (1e6, 1e3)
     )
     assert 1 > rare.goodput.fraction > frequent.goodput.fraction > 0
-
-
-def test_a_machines_allowance_stands_in_the_peak(program, machine):
-    plain = simulate(program, machine)
-    peaks = simulate(program, msgspec.structs.replace(machine, memory_allowance=0.1)).memory
-    for before, after in zip(plain.memory, peaks, strict=True):
-        assert dict(after.by_role) == {**before.by_role, "fragmentation": round(0.1 * before.peak_bytes)}
-        assert after.peak_bytes == sum(after.by_role.values())
-        assert after.values_bytes == before.peak_bytes == before.values_bytes
-
-
-def test_the_library_keeps_something_for_every_group_and_once_for_transfers():
-    ranks = Ranks(8)
-    for members in ([0, 1], [1, 0], [0, 1, 2, 3], [2]):
-        ranks.collective("all_reduce", members, 1000)
-    ranks.transfer([(0, 4)], 1000)
-    ranks.transfer([(5, 0)], 1000)
-    peaks = simulate(ranks.program(), small_machine(communicator_bytes=7)).memory
-    assert [peak.by_role.get("library", 0) for peak in peaks] == [21, 14, 7, 7, 7, 7, 0, 0]
 
 
 def test_what_was_changed_stands_in_the_timeline(program, machine):

@@ -16,7 +16,7 @@ from plans.lower import lower
 from plans.model.transformer import transformer_config
 from plans.plan import save_plan
 from plans.schedules import make_schedule
-from plans.timeline import ALLOWANCES
+from plans.timeline import BUFFERS
 from reports import sensitivity_table, tornado_picture, what_if_table
 from simulator import Checkpoints, Failures, WhatIf, outcome
 from simulator.study.scenarios import Scenarios
@@ -294,7 +294,7 @@ def test_simulate_says_where_time_and_memory_go(files, capsys):
         assert sum(each["peak_bytes_by_role"].values()) == each["peak_bytes"] <= found["peak_bytes"]
     fullest = found["ranks"][found["fullest_rank"]]
     assert fullest["peak_bytes"] == found["peak_bytes"]
-    values = sum(size for role, size in fullest["peak_bytes_by_role"].items() if role not in ALLOWANCES)
+    values = sum(size for role, size in fullest["peak_bytes_by_role"].items() if role != BUFFERS)
     assert sum(found["peak_bytes_by_action"].values()) == values
     assert {"begin", "0B0"} < set(found["peak_bytes_by_action"])
     assert main(["simulate", plan, "--machine", machine]) == 0

@@ -59,6 +59,11 @@ SPREAD_CLASSES = ("attention", "matrix", "memory", "update", "dispatch", "collec
 """Kinds of instructions whose prices err together (see `costmodels.interval`)."""
 
 
+USUAL_GROUPS = 4
+"""Groups of ranks that a device communicates in, one for each parallel degree of a large plan: data, tensor, context or
+expert, and pipeline."""
+
+
 class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
     """A machine of `num_devices` equal devices.
 
@@ -70,7 +75,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         devices_per_node: number of ranks that share a host.
         memory_bytes: memory of a device.
         runtime_bytes: memory that the device's runtime uses before the first tensor: context, kernels.
-        memory_allowance: addition to predicted peaks for an allocator's fragmentation, relative to the peak.
+        memory_allowance: memory that an allocator's fragmentation takes, relative to the peak of the tensors.
         communicator_bytes: memory that the communication library keeps on a device for every group of ranks.
         compute: rates of one device.
         links: the short form: tiers from the fastest to the slowest; the last joins all devices.
@@ -153,9 +158,19 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
                      self.launch_s))  # fmt: skip
 
     @property
-    def room_bytes(self) -> int:
-        """Device memory available for tensors."""
+    def free_bytes(self) -> int:
+        """Device memory that its runtime leaves."""
         return self.memory_bytes - (self.runtime_bytes or 0)
+
+    @property
+    def room_bytes(self) -> int:
+        """Device memory for the tensors of a plan: `free_bytes` without communicators and fragmentation.
+
+        >>> Machine.load("h100-sxm-x1").room_bytes < Machine.load("h100-sxm-x1").free_bytes
+        True
+        """
+        groups = 0 if self.num_devices == 1 else USUAL_GROUPS
+        return int((self.free_bytes - groups * (self.communicator_bytes or 0)) / (1.0 + self.memory_allowance))
 
     @property
     def library(self) -> str:

@@ -310,8 +310,8 @@ def _run(
     assumed = [*stack.assumptions(config, degrees), *(assumed_of(target, network) if network is not None else ())]
     return _Run(
         found=found, memory=memory_interval(found.memory, unknown_bytes=unknown, reserved=stack.reserved),
-        assumed=tuple(assumed), fits=found.peak_bytes <= target.room_bytes,
-        runs=found.peak_bytes <= _MEMORY_MARGIN * target.room_bytes,
+        assumed=tuple(assumed), fits=found.peak_bytes <= target.free_bytes,
+        runs=found.peak_bytes <= _MEMORY_MARGIN * target.free_bytes,
     )  # fmt: skip
 
 

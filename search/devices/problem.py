@@ -80,7 +80,7 @@ class Problem:
         global_batch: sequences of a step.
         pins: what is fixed; unless recompute is, the checkpoints of a module fix it.
         stack: the software that runs it.
-        memory_limit_bytes: of a device; by default the machine's memory without what its runtime takes. A hard limit.
+        memory_limit_bytes: for the tensors on a device, a hard limit; by default `Machine.room_bytes`.
         optimizer: its kind and dtypes; the level is searched.
         rules: of the software that runs it (`interop.startup`); a configuration that breaks one is not in the space.
         fused: False leaves runs of memory-bound instructions apart; they are fused only where the machine gains by it.
@@ -180,9 +180,9 @@ class Problem:
 
     @property
     def limit_bytes(self) -> int:
-        """Bytes available on a device."""
-        own = self.machine.room_bytes
-        return own if self.memory_limit_bytes is None else min(own, self.memory_limit_bytes)
+        """Bytes available for tensors on a device."""
+        given = self.memory_limit_bytes
+        return self.machine.room_bytes if given is None else min(self.machine.free_bytes, given)
 
     @property
     def fuses(self) -> bool:

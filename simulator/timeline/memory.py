@@ -5,8 +5,7 @@ lists it in `frees` has run; kept values (weights, optimizer state) always count
 costs nothing but keeps it alive. What a WAIT with attrs["micro_batch"] frees belongs to that micro-batch.
 
 The program's values are all that is counted so far; the flattened tensors of the optimizer are among them (role
-"buffer"). `with_allowance` adds memory that is not in the program: the buffers of communication, what its library
-keeps, and the allowance for fragmentation.
+"buffer"). `with_buffers` adds memory that is not in the program: the buffers of communication.
 
 An allocator that follows the order of the compute stream sees the sequence of the program, so the peak of a rank is
 known without times (`peak_of_order`). With times only asynchronous communication differs: values that it frees are live
@@ -21,14 +20,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from costmodels.machine.machine import Machine
 from plans.errors import TwofoldError
 from plans.program import GroupProgram, Instruction, Kind, Program, Scope, Value
-from plans.timeline import STREAMS, MemoryPeak, Timeline
+from plans.timeline import BUFFERS, STREAMS, MemoryPeak, Timeline
 from simulator.engine.order import ISSUE, WAIT, Names, Order
 from simulator.timeline.buffers import Buffers, buffers_of, peak_of_sum
 
-__all__ = ["Changes", "memory_timeline", "peak_of_order", "times_of_instructions", "with_allowance"]
+__all__ = ["Changes", "memory_timeline", "peak_of_order", "times_of_instructions", "with_buffers"]
 
 _Curve = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -117,30 +115,21 @@ def times_of_instructions(
         yield group, ((rank, when.of(timeline, of_rank, begin)) for rank, of_rank in own.items())
 
 
-def with_allowance(timeline: Timeline, program: Program, machine: Machine) -> Timeline:
-    """The timeline with peaks that hold what is not a value of the program, as further roles, each where it is not 0.
+def with_buffers(timeline: Timeline, program: Program) -> Timeline:
+    """The timeline with peaks that hold the buffers of communication too (`simulator.timeline.buffers`).
 
-    "communication" is what the buffers of communication (`simulator.timeline.buffers`) add to the peak of the values.
-    "fragmentation" is `machine.memory_allowance` times the peak of the values: rounding and holes of the allocator, and
-    temporaries inside kernels. "library" is the memory of the communication library for every group of ranks that a
-    rank communicates in (one more for all its transfers): `machine.communicator_bytes` each. Where the figures come
-    from is under `machine.provenance`. The curve stays that of the values.
+    What they add to the peak of the values is the role `plans.timeline.BUFFERS`. The curve stays that of the values.
+    Communicators and fragmentation are no tensors: `Machine.room_bytes` leaves them out.
     """
-    share, per_group = machine.memory_allowance, machine.communicator_bytes or 0
     if not timeline.memory:
         return timeline
-    groups = _num_communicators(program, timeline.represents) if per_group else {}
     buffers = _added_by_buffers(program, timeline)
     peaks = []
     for memory_peak in timeline.memory:
-        more = {
-            "communication": buffers.get(memory_peak.rank, 0),
-            "fragmentation": round(share * memory_peak.peak_bytes),
-            "library": per_group * groups.get(memory_peak.rank, 0),
-        }
-        added = {role: size for role, size in more.items() if size}
-        by_role = dict(sorted({**memory_peak.by_role, **added}.items()))
-        peaks.append(replace(memory_peak, peak_bytes=memory_peak.peak_bytes + sum(added.values()), by_role=by_role))
+        if added := buffers.get(memory_peak.rank, 0):
+            by_role = dict(sorted({**memory_peak.by_role, BUFFERS: added}.items()))
+            memory_peak = replace(memory_peak, peak_bytes=memory_peak.peak_bytes + added, by_role=by_role)
+        peaks.append(memory_peak)
     return replace(timeline, memory=tuple(peaks))
 
 
@@ -179,24 +168,6 @@ def _buffers(program: Program, ranks: Container[int]) -> dict[int, dict[int, Buf
                     if taken != Buffers():
                         found.setdefault(rank, {})[id(instruction)] = taken
     return found
-
-
-def _num_communicators(program: Program, ranks: Container[int]) -> dict[int, int]:
-    """rank -> how many groups of ranks it communicates in, for some ranks."""
-    found: dict[int, set[tuple[int, ...]]] = {}
-    for group in program.groups:
-        own = [rank for rank in group.ranks if rank in ranks]
-        for body in {id(block.body): block.body for block in group.blocks}.values():
-            for instruction in body.instructions:
-                if instruction.kind is Kind.COLLECTIVE:
-                    for rank in own:
-                        if len(members := group.members(instruction, rank)) > 1:
-                            found.setdefault(rank, set()).add(tuple(sorted(members)))
-                for rank in own if instruction.pieces else ():
-                    pairs = [pair for sends in (True, False) for pair in instruction.pieces.pairs_of(rank, sends=sends)]
-                    if any(src != dst for src, dst in pairs):
-                        found.setdefault(rank, set()).add(())
-    return {rank: len(groups) for rank, groups in found.items()}
 
 
 _Touch = tuple[bool, str, bool, Value, Scope, int, int]

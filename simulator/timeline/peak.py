@@ -45,8 +45,7 @@ class Peak:
     Args:
         rank: the rank.
         time_ps: when, the first of equal ones, from the step's start on.
-        values: the live values at that time; allowances (`plans.timeline.ALLOWANCES`) are not values and not among
-            them.
+        values: the live values at that time, without the buffers of communication.
     """
 
     rank: int

@@ -41,7 +41,7 @@ def show_forecast(
     figures_shown = figures_text(figures, low_s=seen.low_s, high_s=seen.high_s)
     say.say(f"{figures_shown}, {tokens:,.0f} tokens/s per device, MFU {Share(reached)}")
     parts = ", ".join(f"{role} {Bytes(size)}" for role, size in seen.memory.items() if size)
-    say.say(f"memory: {parts}; a device has {Bytes(machine.room_bytes)}")
+    say.say(f"memory: {parts}; a device has room for {Bytes(machine.room_bytes)}")
     if not fits:
         say.say("It does not fit.")
     result = {
