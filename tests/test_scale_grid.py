@@ -89,7 +89,8 @@ def test_batches_of_pipelines_end_as_each_alone(name):
             columns.append((np.stack([action_columns(own) for own in actions], -1), np.array(ends).T, travel, send))
         work, update, travelled, sends = (np.stack(part, -1).astype(float) for part in zip(*columns, strict=True))
         found = pipeline_ends_ps(
-            schedule, work, update, travelled, sends, blocking=blocking, together=together, opens_with_gathers=opens
+            schedule, work, update, travelled, sends,
+            Runtime(blocking=blocking, together=together, opens_with_gathers=opens),
         )  # fmt: skip
         assert found.tolist() == cases
 

@@ -26,10 +26,10 @@ def baseline(problem: Problem, name: str) -> SearchResult[Candidate]:
     Args:
         problem: whose pins must be empty: baselines have their own.
         name: "data-parallel": every device has the complete model, micro-batch, recomputing and optimizer level as fast
-            as possible; "grid": powers of two of tp (up to a node), pp and micro-batch (up to 4), 1F1B or its
-            interleaved form, none or full recomputing, sharded optimizer states, even layers, as people try by hand
-            with Megatron-LM; "greedy": devices are halved again and again (by their prime factors), each time by the
-            degree that is fastest at that moment.
+            as possible; "grid": powers of two of tp (up to a node) and micro-batch (up to 4), every pp that divides
+            layers and devices, 1F1B or its interleaved form, none or full recomputing, sharded optimizer states, even
+            layers, as people try by hand with Megatron-LM; "greedy": devices are halved again and again (by their prime
+            factors), each time by the degree that is fastest at that moment.
 
     Raises:
         NothingFits: nothing that the baseline tries fits.
@@ -131,7 +131,7 @@ def _grid_values(problem: Problem) -> Iterator[dict[str, object]]:
     experts = 1 if config.experts is None else config.experts.num_experts
     node = problem.machine.links[0].ranks if problem.machine.links else 1
     for tp in _powers(min(count, node)):
-        for pp in _powers(count // tp):
+        for pp in range(1, count // tp + 1):
             dp = count // tp // pp
             if dp * tp * pp != count or config.num_layers % pp:
                 continue

@@ -172,7 +172,7 @@ class Problem:
 
     def refused(self, **known: Any) -> str | None:
         """Why the software cannot run a partly known configuration (values by name); None if it can."""
-        rules = self.rules if self.recognised is None else (*self.rules, *OF_PLANS)
+        rules = (*self.rules, *OF_PLANS) if self.stack.runs_programs else self.rules
         if not rules:
             return None
         own = {"model": sizes_of(self.config), "seq": self.config.seq, "global_batch": self.global_batch}

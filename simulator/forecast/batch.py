@@ -20,6 +20,7 @@ from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit
 from plans.schedules.variants import VARIANTS, variant_of_rows
 from simulator.forecast.action import ClockMap
 from simulator.forecast.memory import makes_gradients
+from simulator.forecast.pipeline import Runtime
 
 __all__ = ["ActionColumns", "action_columns", "peak_bytes", "pipeline_ends_ps"]
 
@@ -111,10 +112,7 @@ def pipeline_ends_ps(
     updates: Floats,
     transfer_ps: Floats,
     send_ps: Floats,
-    *,
-    blocking: bool = False,
-    together: bool = True,
-    opens_with_gathers: bool = False,
+    runtime: Runtime,
     overlap_penalty_ps: Floats | None = None,
 ) -> Floats:
     """(batch) when the last rank has ended its step, or the longest time of a rank, as `pipeline_end_ps` says of each.
@@ -125,8 +123,8 @@ def pipeline_ends_ps(
         updates: (2, ranks, batch) work and lead of what follows each rank's last action.
         transfer_ps: (stages, batch) between each stage and the next one; of no account within a rank.
         send_ps: (batch) host time of a send or a receive.
-        blocking, together, opens_with_gathers: as of `pipeline_end_ps`.
-        overlap_penalty_ps: (stages, batch) as there.
+        runtime: of the software, whose host never waits.
+        overlap_penalty_ps: (stages, batch) in place of that of `runtime`.
 
     Raises:
         TwofoldError: a schedule whose ranks wait for each other.
@@ -137,7 +135,7 @@ def pipeline_ends_ps(
     of_row = levels.variant * num_stages + table.stage
     trails = bool(actions[3].any())
     work, lead, dispatch = actions[:3]
-    if overlap_penalty_ps is not None and not blocking:
+    if overlap_penalty_ps is not None and not runtime.blocking:
         slowed = np.where(_IS_WEIGHTS[:, None, None], 0.0, overlap_penalty_ps)
         work, lead = work + slowed, lead + slowed
     work, lead, dispatch = (column.reshape(-1, column.shape[-1])[of_row] for column in (work, lead, dispatch))
@@ -156,7 +154,7 @@ def pipeline_ends_ps(
     here = np.flatnonzero(levels.receives)
     travel = transfer_ps[np.where(is_forward, table.stage - 1, table.stage)[here]]
     extra: Floats | None = None
-    if blocking:
+    if runtime.blocking:
         extra = np.zeros_like(work)
         senders = levels.needed[here]
         extra[senders] = travel
@@ -168,7 +166,7 @@ def pipeline_ends_ps(
     hop[here] += travel
     if actions[5].any():
         hop -= actions[5].reshape(-1, hop.shape[-1])[of_row]
-    if opens_with_gathers:
+    if runtime.opens_with_gathers:
         firsts = np.flatnonzero(levels.variant == _FIRST_FORWARD)
         stages = table.stage[firsts]
         gathered = actions[5][_FIRST_FORWARD]
@@ -178,7 +176,7 @@ def pipeline_ends_ps(
     place[levels.by_level] = np.arange(1, num_rows + 1)
     weights = np.empty((2, *work.shape))
     np.take(work, levels.by_level, axis=0, out=weights[0], mode="clip")  # "clip" needs no buffer
-    if opens_with_gathers:
+    if runtime.opens_with_gathers:
         weights[0, place[firsts] - 1] -= gathered[stages]
     np.take(hop, levels.by_level, axis=0, out=weights[1], mode="clip")
     known = known[levels.by_level]
@@ -208,11 +206,11 @@ def pipeline_ends_ps(
         behind = busy[last_rows] + np.maximum.reduceat(still - busy, starts[:-1][has_rows])
         begun[has_rows] = np.maximum(begun[has_rows], behind)
     ends = np.maximum(begun + updates[0], issued + updates[1])
-    if not together:  # from when the tensor of a rank's first action is there
+    if not runtime.together:  # from when the tensor of a rank's first action is there
         first_rows = starts[:-1][has_rows]
         needed = levels.needed[first_rows]
         arrived = values[np.where(needed >= 0, place[needed], 0)]
-        if not blocking:
+        if not runtime.blocking:
             arrived = np.maximum(arrived, host[needed])
         arrived += hop[first_rows] - work[first_rows]
         ends[has_rows] -= np.where(needed[:, None] >= 0, np.maximum(arrived, 0.0), 0.0)

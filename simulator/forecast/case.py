@@ -9,7 +9,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import groupby, pairwise
 from types import MappingProxyType
@@ -327,30 +327,31 @@ class PipelineForecast:
         Raises:
             TwofoldError: a schedule whose ranks wait for each other.
         """
-        stack, degrees = self.layout.costs.stack, self.degrees
         transfer_ps, send_ps = self.transfers()
         column = np.array([transfer_ps.get((stage, stage + 1), 0.0) for stage in range(self.schedule.num_stages)])
         overlap_penalty_ps = transfer_overlap_penalty_ps(column, self.overlap_penalty_share)
-        alone, together = stack.synchronises(degrees) or stack.fetch_s, stack.steps_together(degrees)
-        if not alone and self.schedule.num_ranks >= _MANY_RANKS:
+        if not self.runtime.holds_host and self.schedule.num_ranks >= _MANY_RANKS:
             kinds = dict.fromkeys(self.chunks)
             columns = {chunk: action_columns(self.layout.actions(chunk)) for chunk in kinds}
             ends = pipeline_ends_ps(
                 self.schedule, np.stack([columns[chunk] for chunk in self.chunks], axis=-1)[..., None],
                 np.array([(update.work_ps, update.cold_start_ps) for update in self.updates()]).T[..., None],
-                column[:, None], np.array([float(send_ps)]), blocking=stack.waits_for_sends(degrees),
-                together=together, opens_with_gathers=self.opens_with_gathers,
-                overlap_penalty_ps=overlap_penalty_ps[:, None],
+                column[:, None], np.array([float(send_ps)]), self.runtime, overlap_penalty_ps[:, None],
             )  # fmt: skip
             return float(ends[0])
-        runtime = Runtime(
-            blocking=stack.waits_for_sends(degrees),
-            synchronises=stack.synchronises(degrees), together=together, opens_with_gathers=self.opens_with_gathers,
-            fetch_ps=stack.fetch_s * PS_PER_S, overlap_penalty_ps=overlap_penalty_ps.tolist(),
-        )  # fmt: skip
         return pipeline_end_ps(
             self.schedule, [self.layout.actions(chunk) for chunk in self.chunks], self.updates(), transfer_ps, send_ps,
-            runtime,
+            replace(self.runtime, overlap_penalty_ps=overlap_penalty_ps.tolist()),
+        )  # fmt: skip
+
+    @property
+    def runtime(self) -> Runtime:
+        """The stack's sends and starts, without what transfers slow."""
+        stack, degrees = self.layout.costs.stack, self.degrees
+        return Runtime(
+            blocking=stack.waits_for_sends(degrees), synchronises=stack.synchronises(degrees),
+            fetch_ps=stack.fetch_s * PS_PER_S, together=stack.steps_together(degrees),
+            opens_with_gathers=self.opens_with_gathers,
         )  # fmt: skip
 
     @property

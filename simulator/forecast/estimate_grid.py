@@ -123,8 +123,7 @@ class _Grid:
         kinds = list(dict.fromkeys(chunks))
         stage_kind = [kinds.index(chunk) for chunk in chunks]
         rank_kinds, rank_kind = cases[0].ranks
-        stack, degrees = self._stack, cases[0].degrees
-        if stack.synchronises(degrees) or stack.fetch_s:  # which the batch ignores
+        if cases[0].runtime.holds_host:  # which the batch ignores
             return [case.forecast(case.end_ps(), case.activations()) for case in cases]
         actions = np.stack(
             [np.stack([self._column(case.layout, chunk) for chunk in kinds], axis=-1) for case in cases], axis=-1
@@ -136,9 +135,8 @@ class _Grid:
         ends = pipeline_ends_ps(
             schedule, actions[:, :, stage_kind], updates[:, list(rank_kind)],
             np.stack([times for times, _ in transfers], -1),
-            np.array([send for _, send in transfers], dtype=np.float64), blocking=stack.waits_for_sends(degrees),
-            together=stack.steps_together(degrees), opens_with_gathers=cases[0].opens_with_gathers,
-            overlap_penalty_ps=np.stack([
+            np.array([send for _, send in transfers], dtype=np.float64), cases[0].runtime,
+            np.stack([
                 transfer_overlap_penalty_ps(times, case.overlap_penalty_share)
                 for (times, _), case in zip(transfers, cases, strict=True)
             ], -1) if schedule.num_ranks > 1 else None,

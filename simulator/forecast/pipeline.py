@@ -109,12 +109,7 @@ def pipeline_end_ps(
         free += dispatch
         sent[at] = end
         if (travel := travels[leaves]) is not None:
-            free += send_ps
-            sent[at] = max(end, free)
-            if runtime.blocking:
-                end = sent[at] + travel
-            if runtime.synchronises:
-                free = max(free, end)
+            free, end, sent[at] = _sent_ps(runtime, free + send_ps, end, travel)
         host[rank], stream[rank] = free, end
     ends = []
     for rank in range(num_ranks):
@@ -131,6 +126,13 @@ def _gathers_begin(schedule: Schedule, clock_maps: Sequence[Sequence[tuple[float
         found.append(free[rank])
         free[rank] += clocks[_FIRST_FORWARD][_PREFETCH]
     return found
+
+
+def _sent_ps(runtime: Runtime, free: float, end: float, travel: float) -> tuple[float, float, float]:
+    """When the host and the stream are free after a send that the host has issued at `free`, and when it is sent."""
+    sent = max(end, free)
+    end = sent + travel if runtime.blocking else end
+    return max(free, end) if runtime.synchronises else free, end, sent
 
 
 def _host_ready_ps(runtime: Runtime, variant: str, free: float, stream: float, received: float) -> float:

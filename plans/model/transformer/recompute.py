@@ -41,26 +41,7 @@ def recompute_set(graph: Graph, mode: str | Sequence[str], layers: Collection[in
         TwofoldError: an unknown mode or name.
     """
     if isinstance(mode, str):
-        if mode not in RECOMPUTE_MODES:
-            raise TwofoldError(
-                f"recompute {mode!r} is not known; known: {', '.join(RECOMPUTE_MODES)}, or a list of operators"
-            )
-        if mode == "none":
-            return ()
-        blocks = [
-            block for number, block in enumerate(parts_of(graph).blocks) if layers is None or number in layers
-        ]  # fmt: skip
-        if mode == "full":
-            return tuple(name for block in blocks for name in block[:-1])
-        if mode == MEMORY_BOUND:
-            kinds = {operator.name: operator.kind for operator in graph.operators}
-            return tuple(
-                name for block in blocks for name in block[:-1]
-                if kinds[name] in _NORMS or name.rpartition(".")[2] in _ACTIVATIONS
-            )  # fmt: skip
-        if mode == "selective_op":
-            return tuple(name for block in blocks for name in block[:-1] if not name.endswith(_KEPT_BY_OPERATOR))
-        return tuple(name for block in blocks for name in block if name.endswith(".attention.core"))
+        return _of_mode(graph, mode, layers)
     found: set[str] = set()
     known = {operator.name for operator in graph.operators}
     for name in mode:
@@ -71,3 +52,24 @@ def recompute_set(graph: Graph, mode: str | Sequence[str], layers: Collection[in
             raise TwofoldError(f"recompute names {name!r}, which is not an operator or module of graph {graph.name!r}")
         found.update(inside)
     return tuple(operator.name for operator in graph.operators if operator.name in found)
+
+
+def _of_mode(graph: Graph, mode: str, layers: Collection[int] | None) -> tuple[str, ...]:
+    if mode not in RECOMPUTE_MODES:
+        raise TwofoldError(
+            f"recompute {mode!r} is not known; known: {', '.join(RECOMPUTE_MODES)}, or a list of operators"
+        )
+    if mode == "none":
+        return ()
+    blocks = [block for number, block in enumerate(parts_of(graph).blocks) if layers is None or number in layers]
+    kinds = {operator.name: operator.kind for operator in graph.operators}
+    return tuple(name for block in blocks for name in block[:-1] if _recomputes(mode, name, kinds[name]))
+
+
+def _recomputes(mode: str, name: str, kind: str) -> bool:
+    """Whether a mode computes an operator of a block again, which is not the block's last."""
+    if mode == MEMORY_BOUND:
+        return kind in _NORMS or name.rpartition(".")[2] in _ACTIVATIONS
+    if mode == "selective":
+        return name.endswith(".attention.core")
+    return mode == "full" or not name.endswith(_KEPT_BY_OPERATOR)
