@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from costmodels import Machine
+from costmodels import Machine, executing
 from plans.model.graph import Graph, Operator, Tensor
 from plans.plan import Optimizer, Plan, Stage, Strategy, plan_to_json
 from search import search
@@ -397,7 +397,7 @@ def against_every_tangled_plan(seed: int, most: int = 600) -> tuple[float, float
     least_s, number = math.inf, 0
     for picked in itertools.product(*offered):
         chosen = dict(zip(names, picked, strict=True))
-        plan = predicted(msgspec.structs.replace(template, strategies=chosen), machine)
+        plan = predicted(msgspec.structs.replace(template, strategies=chosen), executing(machine, found.execution))
         assert plan.prediction is not None
         least_s, number = min(least_s, plan.prediction.step_s), number + 1
     assert found.prediction is not None
