@@ -1,9 +1,10 @@
 """The search over degrees on a suite of models and clusters: `python -m benchmarks.search [CASE | W1 ... W12 ...]`.
 
 For every case: the best configuration, how far it is above the bounds, what the baselines find (pure data parallel, a
-grid as tried by hand with Megatron-LM, greedy halving; all scored by the same forecast), and what the search took. Each
-case runs in a separate process, so nothing is known from the case before. Every step time is a forecast: nothing was
-run on GPU or Ascend. Results go to benchmarks/results/search.json after every case.
+grid as tried by hand with Megatron-LM, greedy halving), what the search of commit e5e99b2 chose, all scored by the same
+forecast, and what the search took. Each case runs in a separate process, so nothing is known from the case before.
+Every step time is a forecast: nothing was run on GPU or Ascend. Results go to benchmarks/results/search.json after
+every case.
 
 Then the checks of `benchmarks.search_weaknesses`: what a greedy search by element counts gets wrong, W1 to W12. The
 command fails if one of them does, or if a baseline beats the search.
@@ -30,10 +31,16 @@ from benchmarks import search_weaknesses
 from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, transformer_config
+from search.candidate import Candidate
 from search.devices import BASELINES, NothingFits, Problem, baseline, describe, solve
 from search.devices.critical import critical_path_s
+from simulator.forecast import forecast
 
 RESULTS = Path(__file__).parent / "results" / "search.json"
+EARLIER = Path(__file__).parent / "data" / "plans_of_e5e99b2.json"
+"""Case -> degrees that `benchmarks.search` chose at commit e5e99b2, on 2026-11-26."""
+
+OTHERS = (*BASELINES, "e5e99b2")
 
 GB = 10**9
 
@@ -163,13 +170,21 @@ CASES = {
     "8B on 64, 256 layers": Case(
         model="llama-3-8b", machine="h200-x64", devices=64, batch=64, layers=256, shows="W10: equal layers cost nothing"
     ),
+    "GPT-2 XL on 4": Case(model="gpt2-xl", machine="a100-40gb-x8", devices=4, batch=64),
+    "Mistral 7B on 16": Case(model="mistral-7b", machine="a100-80gb-x16", devices=16, batch=128),
+    "Llama 2 70B on 32": Case(model="llama-2-70b", machine="h200-x32", devices=32, batch=128),
+    "18B on 256": Case(model="megatron-18.4b", machine="a100-80gb-x256", devices=256, batch=1024),
+    "76B on 512": Case(model="megatron-76.1b", machine="a100-80gb-x512", devices=512, batch=512),
+    "530B on 2240": Case(model="megatron-530b", machine="a100-80gb-x2240", devices=2240, batch=2240),
+    "DeepSeek-V3 on 2048": Case(model="deepseek-v3", machine="h100-sxm-x2048", devices=2048, batch=15_360),
+    "7B on 48, slow network": Case(model="llama-2-7b", machine="a100-80gb-x48", devices=48, batch=192, slower=16),
 }  # fmt: skip
 """Name -> question."""
 
 
-def run(case: Case, time_limit_s: float) -> dict[str, Any]:
+def run(name: str, time_limit_s: float) -> dict[str, Any]:
     """Search and baselines of one case."""
-    problem = case.problem
+    problem = CASES[name].problem
     began, cpu = time.monotonic(), time.process_time()
     first: list[float] = []
     try:
@@ -181,15 +196,15 @@ def run(case: Case, time_limit_s: float) -> dict[str, Any]:
     took_s, took_cpu_s = time.monotonic() - began, time.process_time() - cpu
     best = found.best.forecast
     others: dict[str, Any] = {}
-    for name in BASELINES:
+    for other_name in OTHERS:
         try:
-            other = baseline(problem, name)
+            other = _earlier(problem, name) if other_name == "e5e99b2" else baseline(problem, other_name).best
         except TwofoldError as error:
-            others[name] = {"step_s": None, "reason": str(error)}
+            others[other_name] = {"step_s": None, "reason": str(error)}
             continue
-        others[name] = {
-            "step_s": other.best.forecast.step_s, "speed_up": other.best.forecast.step_s / best.step_s,
-            "configuration": describe(other.best.degrees),
+        others[other_name] = {
+            "step_s": other.forecast.step_s, "speed_up": other.forecast.step_s / best.step_s,
+            "configuration": describe(other.degrees),
         }  # fmt: skip
     return {
         "configuration": describe(found.best.degrees), "step_s": best.step_s,
@@ -202,6 +217,22 @@ def run(case: Case, time_limit_s: float) -> dict[str, Any]:
         "search_s": took_s, "search_cpu_s": took_cpu_s, "best_found_cpu_s": first[-1],
         "memory_GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "baselines": others,
     }  # fmt: skip
+
+
+def _earlier(problem: Problem, name: str) -> Candidate:
+    """What the search of commit e5e99b2 chose, with today's forecast.
+
+    Raises:
+        TwofoldError: it does not fit the memory limit by today's forecast.
+    """
+    values = json.loads(EARLIER.read_bytes())[name]
+    degrees = problem.degrees(
+        {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    )
+    found = forecast(problem.config, degrees, problem.machine)
+    if found.peak_bytes > problem.limit_bytes:
+        raise TwofoldError(f"{describe(degrees)} needs {found.peak_bytes / 1e9:.2f} GB")
+    return Candidate(degrees=degrees, forecast=found)
 
 
 def _over(critical_s: dict[str, float], relaxed_s: float) -> dict[str, float]:
@@ -224,7 +255,7 @@ def main() -> None:
     if unknown := [name for name in named if name not in CASES]:
         parser.error(f"no case {unknown[0]!r}")
     if arguments.child:
-        print(json.dumps(run(CASES[named[0]], arguments.time_limit)))
+        print(json.dumps(run(named[0], arguments.time_limit)))
         return
     out = Path(arguments.out)
     before = json.loads(out.read_text()) if out.is_file() and arguments.cases else {}
@@ -272,7 +303,7 @@ def _document(rows: dict[str, Any], checks: list[dict[str, Any]]) -> dict[str, A
     done = [row for row in rows.values() if "step_s" in row]
     ups = {
         name: [row["baselines"][name]["speed_up"] for row in done if row["baselines"][name]["step_s"]]
-        for name in BASELINES
+        for name in OTHERS
     }  # fmt: skip
     return {
         "date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "numpy": np.__version__,
