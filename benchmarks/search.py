@@ -220,7 +220,7 @@ def run(name: str, time_limit_s: float) -> dict[str, Any]:
 
 
 def _earlier(problem: Problem, name: str) -> Candidate:
-    """What the search of commit e5e99b2 chose, with today's forecast.
+    """The choice of the search of commit e5e99b2, with today's forecast.
 
     Raises:
         TwofoldError: it does not fit the memory limit by today's forecast.

@@ -54,7 +54,7 @@ def plan_of(
     sizes = sizes_of(graph)
     check(degrees, sizes if stages is None else replace(sizes, num_layers=0))
     placement = degrees.pipeline.placement
-    if sentence := tied_head(sizes, degrees.pp, degrees.schedule, degrees.num_micro_batches, degrees.virtual):
+    if sentence := tied_head(sizes, degrees.pp, degrees.schedule, degrees.virtual):
         raise TwofoldError(sentence)
     axes = mesh_axes(dp=degrees.dp, cp=degrees.cp, tp=degrees.tp, num_kv_heads=sizes.kv_heads, ep=degrees.ep)
     meshes = [axes.mesh(degrees.stage_ranks(number)) for number in range(degrees.pp)]

@@ -309,11 +309,11 @@ def unpredicted(model: ModelSizes, tp: int, sequence_parallel: bool) -> str | No
     return None
 
 
-def tied_head(model: ModelSizes, pp: int, schedule: str, num_micro_batches: int, virtual: int = 1) -> str | None:
+def tied_head(model: ModelSizes, pp: int, schedule: str, virtual: int = 1) -> str | None:
     """Degrees that forecasts support, but plans do not: a tied head on another rank than the embedding."""
     if pp == 1 or not model.tied:
         return None
-    made = make_schedule(schedule, pp, num_micro_batches, virtual=schedule_virtual(schedule, virtual))
+    made = make_schedule(schedule, pp, 2 * pp, virtual=schedule_virtual(schedule, virtual))
     if made.placement[0] != made.placement[-1]:
         return (
             f"{model.name}: the head shares its weights with the embedding, but with pp {pp} and schedule {schedule!r} "
