@@ -261,24 +261,24 @@ def test_a_llama_block_consists_of_these_operators():
     assert attention.attrs == {"causal": True} and graph.spec(attention).sizes["r"] == 2
 
 
-class Cumulated(nn.Module):
-    """Times the sums of a weight's elements up to each: its one dim cannot be split."""
+class Exponential(nn.Module):
+    """Times the exponential of a matrix, of which no dim can be split."""
 
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.linspace(-1, 1, 6))
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 36).reshape(6, 6))
 
     def forward(self, x):
-        return x * self.weight.cumsum(0)
+        return x @ torch.linalg.matrix_exp(self.weight)
 
 
 def test_an_unknown_operator_is_replicated_and_named():
-    module = WithLossCell(nn.Sequential(nn.Linear(6, 6), Cumulated(), nn.Linear(6, 1)), nn.MSELoss())
+    module = WithLossCell(nn.Sequential(nn.Linear(6, 6), Exponential(), nn.Linear(6, 1)), nn.MSELoss())
     batch = (torch.randn(4, 6), torch.randn(4, 1))
-    with pytest.warns(UserWarning, match=r"aten\.cumsum\.default in module '_backbone\.1' .*every rank computes all"):
+    with pytest.warns(match=r"linalg_matrix_exp\.default in module '_backbone\.1' .*every rank computes all"):
         graph = capture(module, batch)
     (unknown,) = [operator for operator in graph.operators if operator.kind == "opaque"]
-    assert graph.spec(unknown).splittable == frozenset() and unknown.attrs["dims"] == ".->."
+    assert graph.spec(unknown).splittable == frozenset() and unknown.attrs["dims"] == "..->.."
     losses, _ = trained(graph, module, [batch] * 3, 2)
     assert losses == pytest.approx(train_reference(module, [batch] * 3, optimizer=SGD, num_steps=3).losses, rel=1e-6)
 
