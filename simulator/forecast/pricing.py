@@ -155,7 +155,7 @@ class _Prices:
 
     def _body(self, template: _Template, numbers: Sequence[int], groups: Groups, ways: int) -> list[Line]:
         stack = self._stack
-        is_ring = ("cp",) in template.axes and stack.splits_evenly and not stack.runs_programs
+        is_ring = stack.splits_evenly and ("cp",) in template.axes
         if not (stack.rearranges or stack.recipe or stack.hides_experts or stack.exchanged < 1 or is_ring):
             return [line for cell in template.cells for line in self.lines(cell, numbers, groups)]
         plain = [step for cell in template.cells for step in self.steps(cell, numbers)]

@@ -108,7 +108,7 @@ class Stack:
     runs_programs: bool = True
     rearranges: bool = False
     adds_memory: bool = False
-    splits_evenly: bool = True
+    splits_evenly: bool = False
     recomputes_some: tuple[str, ...] = tuple(mode for mode in RECOMPUTE_MODES if mode != "none")
     host: str = ""
     products: str = ""

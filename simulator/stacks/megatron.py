@@ -63,6 +63,7 @@ class Megatron(Stack):
     name: str = "megatron"
     chip_spread: float = CHIP_SPREAD
     runs_programs: bool = False
+    splits_evenly: bool = True
     adds_memory: bool = True
     recomputes_some: tuple[str, ...] = ("full",)  # --recompute-method block is for full blocks
     recipes: str = "engine"

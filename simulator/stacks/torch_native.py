@@ -103,6 +103,7 @@ class TorchNative(Stack):
     recomputes_some: tuple[str, ...] = ("selective", "selective_op", "full")
     rearranges: bool = True
     adds_memory: bool = True
+    splits_evenly: bool = True
     compiled: bool = False
     fused_norm: bool = True
     update: str = "fused"

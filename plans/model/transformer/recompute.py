@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from plans.degrees.rules import MEMORY_BOUND, RECOMPUTE_MODES
 from plans.errors import TwofoldError
-from plans.model.graph import Graph
+from plans.model.graph import Graph, Operator
 from plans.model.transformer.parts import parts_of
 
 __all__ = ["recompute_set"]
@@ -62,14 +62,13 @@ def _of_mode(graph: Graph, mode: str, layers: Collection[int] | None) -> tuple[s
     if mode == "none":
         return ()
     blocks = [block for number, block in enumerate(parts_of(graph).blocks) if layers is None or number in layers]
-    kinds = {operator.name: operator.kind for operator in graph.operators}
-    return tuple(name for block in blocks for name in block[:-1] if _recomputes(mode, name, kinds[name]))
+    return tuple(name for block in blocks for name in block[:-1] if _recomputes(mode, graph.by_name[name]))
 
 
-def _recomputes(mode: str, name: str, kind: str) -> bool:
+def _recomputes(mode: str, operator: Operator) -> bool:
     """Whether a mode computes an operator of a block again, which is not the block's last."""
     if mode == MEMORY_BOUND:
-        return kind in _NORMS or name.rpartition(".")[2] in _ACTIVATIONS
+        return operator.kind in _NORMS or operator.name.rpartition(".")[2] in _ACTIVATIONS
     if mode == "selective":
-        return name.endswith(".attention.core")
-    return mode == "full" or not name.endswith(_KEPT_BY_OPERATOR)
+        return operator.name.endswith(".attention.core")
+    return mode == "full" or not operator.name.endswith(_KEPT_BY_OPERATOR)
