@@ -58,7 +58,8 @@ def verdict(result: SearchResult[Candidate]) -> str:
     return (
         f"Best plan for {subject(problem)}:\n  {describe(best.degrees)}\n"
         f"  step {figures['step']} (90 %: {figures['90 % interval']}), {figures['tokens/s per device']} tokens/s per "
-        f"device, MFU {figures['MFU']}, peak memory {figures['peak memory']} of {Bytes(problem.limit_bytes)}"
+        f"device, MFU {figures['MFU']}, peak memory {figures['peak memory']} of {Bytes(problem.limit_bytes)} "
+        "for tensors"
     )
 
 
