@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import typing
-from collections.abc import Iterator
-
 import pytest
 
 from twofold.cli import commands
+from twofold.option_list import options_of
 
 _DEGREES = "dp tp pp cp ep micro-batch schedule virtual recompute recompute-layers zero sequence-parallel order "
 _DEGREES += "bucket-bytes interleave overlap-pairs receives"
@@ -19,7 +16,7 @@ _LAUNCH = f"steps data emulate dilate out log-dir seed execution fused profile t
 FLAGS = {
     "demo": "case steps epochs data machine out log-dir seed port timeout json",
     "plan": f"machine devices global-batch seq layers method {_DEGREES} stage-layers stack stages micro-batches widths "
-    "lr memory host execution fused time-limit top-k out report software simulate explain json force",
+    "lr memory host execution fused time-limit top-k out report for simulate explain json force",
     "simulate": "machine schedule trace rank-traces report measured steps execution fused fold recost model "
     "global-batch seq stack json force",
     "whatif": f"machine {_FACTORS} slow jitter seed link device beside on checkpoint-every checkpoint-GBps "
@@ -44,19 +41,17 @@ POSITIONAL = {
 }  # fmt: skip
 
 
-def flags_of(options: type) -> Iterator[str]:
-    for name, kind in typing.get_type_hints(options).items():
-        if dataclasses.is_dataclass(kind):
-            yield from flags_of(typing.cast("type", kind))
-        elif name in {field.name for field in dataclasses.fields(options)}:
-            yield name.replace("_", "-")
+@pytest.mark.parametrize("command", FLAGS)
+def test_flags_are_spelled_as_they_were(command: str) -> None:
+    options = list(options_of(commands()[command]))
+    spelled = [option.name.removeprefix("--") for option in options if not option.is_word]
+    assert sorted(spelled) == sorted(FLAGS[command].split())
+    assert {option.name.replace("_", "-") for option in options if option.is_word} == POSITIONAL.get(command, set())
 
 
 @pytest.mark.parametrize("command", FLAGS)
-def test_flags_are_spelled_as_they_were(command: str) -> None:
-    spelled = list(flags_of(commands()[command]))
-    assert len(spelled) == len(set(spelled))
-    assert set(spelled) - POSITIONAL.get(command, set()) == set(FLAGS[command].split())
+def test_every_option_has_a_description(command: str) -> None:
+    assert [option.name for option in options_of(commands()[command]) if not option.meaning] == []
 
 
 def test_every_command_has_its_flags_listed() -> None:

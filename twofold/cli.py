@@ -111,10 +111,10 @@ def _tell(arguments: list[str]) -> None:
         from twofold.mistakes import unknown_command
 
         raise TwofoldError(unknown_command(first, list(COMMANDS)))
-    elif {"-h", "--help"} & set(itertools.takewhile(lambda word: word != "--", arguments)):
+    elif asked := {"-h", "--help", "--help-all"} & set(itertools.takewhile(lambda word: word != "--", arguments)):
         from twofold.help_page import command_page
 
-        print(command_page(first, command_class(first)))
+        print(command_page(first, command_class(first), full="--help-all" in asked))
     else:
         return
     raise _Done
@@ -142,7 +142,6 @@ def _read(arguments: list[str]) -> Command:
 
     Raises:
         TwofoldError: the command line is invalid.
-        _Done: the long help was printed.
     """
     import tyro
 
@@ -153,13 +152,8 @@ def _read(arguments: list[str]) -> Command:
     check_arguments(name, known, rest)
     try:
         with contextlib.redirect_stderr(output):
-            return tyro.cli(
-                known, args=["--help" if word == "--help-all" else word for word in rest], prog=f"twofold {name}",
-                config=(tyro.conf.OmitArgPrefixes,),
-            )  # fmt: skip
-    except SystemExit as ended:
-        if not ended.code:
-            raise _Done from None
+            return tyro.cli(known, args=rest, prog=f"twofold {name}", config=(tyro.conf.OmitArgPrefixes,))
+    except SystemExit:
         raise TwofoldError(mistake(name, known, rest, output.getvalue())) from None
 
 

@@ -2,60 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import itertools
 import re
-import types
-import typing
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from plans.errors import TwofoldError
 from twofold.commands.examples import example_of
-from twofold.commands.values import flag, is_positional
+from twofold.option_list import Option, options_of, types_in
 
-__all__ = ["Option", "check_arguments", "mistake", "options_of", "unknown_command"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """An option or a positional argument of a command.
-
-    Args:
-        name: --global-batch, or the field's name of a positional argument.
-        is_word: whether it is positional.
-        is_needed: whether it has no default.
-        type: type of its value.
-        group: title of its group of options.
-    """
-
-    name: str
-    is_word: bool
-    is_needed: bool
-    type: Any
-    group: str
-
-
-def options_of(command: type, group: str = "") -> Iterator[Option]:
-    """All options of a command."""
-    hints = typing.get_type_hints(command, include_extras=True)
-    for field in dataclasses.fields(command):
-        kind = hints[field.name]
-        if dataclasses.is_dataclass(kind):
-            assert isinstance(kind, type)
-            yield from options_of(kind, (kind.__doc__ or "").strip().partition("\n")[0].rstrip("."))
-            continue
-        is_word = is_positional(kind)
-        plain = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
-        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        yield Option(
-            name=field.name if is_word else flag(field.name),
-            is_word=is_word,
-            is_needed=needed,
-            type=plain,
-            group=group,
-        )
+__all__ = ["check_arguments", "mistake", "unknown_command"]
 
 
 def unknown_command(word: str, commands: Sequence[str]) -> str:
@@ -79,7 +35,7 @@ def check_arguments(name: str, command: type, arguments: Sequence[str]) -> None:
         if argument == "--":
             return
         option = options.get(_spelled(argument))
-        if option is None or option.is_word or Ellipsis not in _parts(option.type):
+        if option is None or option.is_word or Ellipsis not in types_in(option.type):
             continue
         if option.name in seen:
             raise TwofoldError(f"{option.name} is given twice; write all values after one {option.name}")
@@ -164,10 +120,10 @@ def _unread(name: str, options: Options, arguments: Sequence[str], words: str) -
         return ""
     option = options.get(found[1])
     kinds = {int: "a whole number", float: "a number"}
-    kind = next((kind_text for each, kind_text in kinds.items() if option and each in _parts(option.type)), "a value")
+    kind = next((kind_text for each, kind_text in kinds.items() if option and each in types_in(option.type)), "a value")
     value = re.search(r"(?:base 10: |to float: |arguments: \['|from \[')'?([^']*)'", words)
     shown = value[1] if value else "..."
-    if "," in shown and option and any(part is Ellipsis for part in _parts(option.type)):
+    if "," in shown and option and any(part is Ellipsis for part in types_in(option.type)):
         return f"{found[1]} {shown}: write the values with spaces between them, {found[1]} {shown.replace(',', ' ')}"
     return f"{found[1]} {shown}: must be {kind}; `twofold {name} --help` lists the options"
 
@@ -223,13 +179,6 @@ def _spelled(argument: str) -> str:
 
 def _is_switch(option: Option | None) -> bool:
     return option is not None and option.type is bool
-
-
-def _parts(kind: Any) -> tuple[Any, ...]:
-    """A type and its parts."""
-    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is not None:
-        return tuple(part for argument in typing.get_args(kind) for part in _parts(argument))
-    return (kind,)
 
 
 def _first_sentence(words: str) -> str:

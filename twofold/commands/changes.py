@@ -42,7 +42,7 @@ class ChangeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """Devices of the plan, and other jobs on the machine.
+    """Placement of the plan, and other jobs on the machine.
 
     Args:
         beside: PLAN.json=DEVICES: another job that runs at the same time and shares links and processors, e.g.

@@ -38,8 +38,7 @@ class Output:
     """Output.
 
     Args:
-        json: print one JSON object on stdout and progress on stderr. The figures of a step have the keys step_s,
-            exposed_comm_s, bubble_fraction and peak_bytes (defined in docs/what-if.md).
+        json: print one JSON object on stdout and progress on stderr (its keys: docs/what-if.md).
     """
 
     json: bool = False
@@ -69,7 +68,7 @@ class Command(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineOption:
-    """The machine of the plan.
+    """Machine.
 
     Args:
         machine: name of a shipped machine, such as h100-sxm-x64, or a machine file.
@@ -99,13 +98,14 @@ class MachineFactors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """The machines that ranks run on. Start the same command on each, with its own --node.
+    """Several machines. Start the same command on each, with its own --node.
 
     Args:
-        nodes: machines.
-        node: number of this one, from 0.
+        nodes: number of machines.
+        node: index of this machine, from 0.
         master: address of node 0.
-        port: of node 0, where ranks meet, and with several nodes the next one too; one machine picks a free one.
+        port: port on node 0 at which ranks meet; with several nodes the next port is used too. A single machine picks
+            a free one.
     """
 
     nodes: AtLeast1 = 1
@@ -133,18 +133,18 @@ class LaunchOptions:
 
     Args:
         steps: number of training steps.
-        data: random; digits (shipped) or a folder with MNIST's IDX files; a folder of images with a folder per class;
-            file.npz with an array of rows per input; tokens.npy or tokens.idx; package.module:function or
-            file.py:function that returns an iterable of batches or a torch dataset. The default is digits if the inputs
-            are such images and labels, otherwise random.
+        data: training data: random, digits (shipped), a folder with MNIST's IDX files, a folder of images with a
+            subfolder per class, file.npz with an array per input, tokens.npy, tokens.idx, or a function
+            (package.module:function or file.py:function) that returns batches or a torch dataset. The default is digits
+            for models of such images and labels, otherwise random.
         emulate: make every instruction take its predicted time on this machine; `verify` also predicts with it.
-        dilate: factor on these times; by default the shortest instruction lasts 50 ms.
+        dilate: factor on the emulated times; by default the shortest instruction lasts 50 ms.
         out: folder for results; by default a temporary one.
         log_dir: folder for the output of the ranks (LOG_DIR/1/rank.N/stdout).
         seed: random seed of weights and data order.
         execution: graph (a step is one launch, if the device supports it) or eager; by default that of the plan.
-        fused: --no-fused runs every memory-bound instruction as a separate kernel.
-        profile: number of steps for which every rank writes a trace of torch's profiler into OUT.
+        fused: fuse runs of memory-bound instructions into single kernels; on by default.
+        profile: number of steps that every rank records with torch's profiler; the traces are written to OUT.
         timeout: time limit of the launch in seconds. Without it, only ranks that hang are stopped.
     """
 

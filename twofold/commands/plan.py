@@ -83,11 +83,11 @@ class ResultOptions:
 
     Args:
         top_k: number of plans to list, 5 by default. For transformers, --top-k K also proves the order of the first K;
-            otherwise only the best one is proven to be the fastest.
+            without it only the best one is proven.
         out: file of the best plan; the degrees of a transformer are saved next to it with the suffix .degrees.json.
         report: for transformers: write a report of the search to this HTML file.
-        simulate: for transformers: number of best plans to simulate and rank again. By default the listed plans, as far
-            as that takes a few seconds; with --time-limit in the last quarter of the time.
+        simulate: for transformers: number of best plans to simulate and rank again. By default the listed plans, for at
+            most a few seconds, or with --time-limit for the last quarter of the time.
         explain: also print the alternatives and why they are slower.
     """
 
@@ -113,15 +113,15 @@ class PlanCommand:
         global_batch: samples per step; by default those of the example inputs, or one per device for a transformer.
         seq: tokens per sample; by default the transformer's.
         layers: number of blocks; by default the transformer's.
-        method: search; one of the baselines data-parallel, grid and greedy; or operators, which searches a transformer
-            operator by operator.
-        host: for transformers: host file (`twofold calibrate --host`) with the times to issue work.
-        software: for transformers: the program that will run the plan, with its version. The search covers only what it
-            can run, at its costs, and a launch script of the best plan is saved (see docs/other-trainers.md).
-        stack: for transformers: the software whose costs are used, such as torch-compile or megatron; by default as
+        method: search, operators (searches a transformer operator by operator), or one of the baselines data-parallel,
+            grid and greedy.
+        host: for transformers: file of `twofold calibrate --host` with the host's times to issue kernels.
+        software: for transformers: program that will run the plan, with its version. The search covers only what this
+            program supports, at its costs, and saves a launch script for the best plan (see docs/other-trainers.md).
+        stack: for transformers: software whose costs are used, such as torch-compile or megatron; by default that of
             --for.
         execution: graph (a step is one launch, if the device supports it; the default) or eager.
-        fused: --no-fused runs every memory-bound instruction as a separate kernel.
+        fused: fuse runs of memory-bound instructions into single kernels; on by default.
         memory: memory limit per device, such as 25GB.
         time_limit: seconds after which the search returns the best plan so far; 60 by default for graphs of over 100
             operators that are searched operator by operator.

@@ -46,7 +46,7 @@ def open_plan(path: str, machine: Machine, schedule: str | None, say: Console) -
     Args:
         path: path of the file.
         machine: machine for which a plan is made.
-        schedule: replaces the plan's schedule: a name, or a file (.csv, .txt).
+        schedule: schedule to use instead of the plan's: a name, or a file (.csv, .txt).
         say: called with a message about assumptions.
 
     Raises:

@@ -26,14 +26,15 @@ class Predict:
         global_batch: sequences per step; by default one micro-batch per data-parallel and pipeline rank.
         seq: tokens per sequence; by default the model's.
         layers: number of blocks; by default the model's.
-        mixed_precision: float32 gradients, master weights and optimizer states with half-precision weights.
-        stack: the software that runs it: twofold, torch, torch-compile, torch-2024, torch-2024-compile, torchtitan,
+        mixed_precision: float32 gradients, master weights and optimizer states with half-precision weights; on by
+            default.
+        stack: software that runs the step: twofold, torch, torch-compile, torch-2024, torch-2024-compile, torchtitan,
             torchtitan-compile, torchtitan-async, megatron, megatron-2022, megatron-deepspeed, mindspore, zero-bubble.
             megatron and the compiled ones take a suffix for the precision of linears: -float8, -float8-current,
             -float8-rowwise, -float8-block, -mxfp8, -nvfp4; all take -tf32.
-        host: host file (`twofold calibrate --host`) with the times to issue work.
+        host: file of `twofold calibrate --host` with the host's times to issue kernels.
         execution: for twofold's executor: graph (one launch per step, the default) or eager.
-        fused: --no-fused runs every memory-bound instruction of twofold's executor as a separate kernel.
+        fused: for twofold's executor: fuse runs of memory-bound instructions into single kernels; on by default.
         report: write the figures, where time and memory go and what limits them to this HTML file.
     """
 

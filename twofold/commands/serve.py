@@ -22,7 +22,7 @@ class Serve:
     Args:
         folder: folder with reports; subfolders are included.
         port: port on 127.0.0.1; 0 selects a free one.
-        open: --no-open does not open the browser.
+        open: open the browser; on by default.
     """
 
     folder: Word

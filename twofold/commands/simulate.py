@@ -32,7 +32,7 @@ class RecostOptions:
         model: name or config.json, if the file has none or to replace it.
         global_batch: sequences per step; by default as in the file.
         seq: tokens per sequence; by default as in the file.
-        stack: the software that runs it (see `twofold predict --help-all`); by default as in the file, or twofold.
+        stack: software that runs the step (see `twofold predict --help-all`); by default as in the file, or twofold.
     """
 
     model: str | None = None
@@ -46,12 +46,12 @@ class SimulationFiles:
     """Other files.
 
     Args:
-        schedule: replaces the plan's schedule: a name, or a file (.csv, .txt) with a row of actions such as 0F0,0F1,0B0
-            for every pipeline rank.
+        schedule: schedule to use instead of the plan's: a name, or a file (.csv, .txt) with a row of actions such as
+            0F0,0F1,0B0 for every pipeline rank.
         trace: write the timeline to this file, for https://ui.perfetto.dev.
         rank_traces: write one trace per rank to this folder, in the format of torch's profiler.
         report: write an HTML report to this file.
-        measured: a run of the plan to compare with: a trace file (of the demo or interop.chrome_trace), or a folder
+        measured: run of the plan to compare with: a trace file (of the demo or interop.chrome_trace), or a folder
             with one trace per rank, also of torch's profiler.
     """
 
@@ -68,10 +68,10 @@ class Simulate:
 
     Args:
         plan: plan file, or a file of degrees (.degrees.json).
-        steps: number of consecutive steps; the last one is reported.
+        steps: number of consecutive steps to simulate; the last one is reported.
         execution: graph (a step is one launch, if the device supports it) or eager; by default that of the plan.
-        fused: --no-fused runs every memory-bound instruction as a separate kernel.
-        fold: simulate equal ranks once; the result is the same.
+        fused: fuse runs of memory-bound instructions into single kernels; on by default.
+        fold: simulate equal ranks once, which is faster and gives the same result; on by default.
         recost: forecast the degrees of a file: .degrees.json of `twofold plan`, DTensor placements (.json),
             torchtitan's settings (.toml), or a text with Megatron-LM's flags and --world-size.
     """

@@ -18,7 +18,7 @@ from plans.errors import TwofoldError
 
 __all__ = [
     "Above0", "AtLeast0", "AtLeast1", "Factor", "HtmlFile", "Limits", "OutFile", "Port", "Steps", "SvgFile",
-    "TableFile", "TraceFile", "check_values", "flag", "marks_of",
+    "TableFile", "TraceFile", "check_values", "flag", "flag_of", "mark_value", "marks_of",
 ]  # fmt: skip
 
 
@@ -83,10 +83,20 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def flag_of(name: str, kind: Any) -> str:
+    """The option of a field of this type: the name that `tyro.conf.arg` gives it, otherwise its own."""
+    return flag(mark_value(kind, "name") or name)
+
+
 def marks_of(kind: Any) -> tuple[Any, ...]:
     """Everything that a type, or a part of it, is annotated with."""
     marks = typing.get_args(kind)[1:] if typing.get_origin(kind) is Annotated else ()
     return marks + tuple(mark for part in typing.get_args(kind) for mark in marks_of(part))
+
+
+def mark_value(kind: Any, name: str) -> str:
+    """An argument of the `tyro.conf.arg` of a type; "" if there is none."""
+    return next((value for mark in marks_of(kind) if (value := getattr(mark, name, None))), "")
 
 
 def is_positional(kind: Any) -> bool:
@@ -123,4 +133,4 @@ def _values(options: Any) -> Iterator[tuple[str, Any, Any]]:
             yield from _values(value)
         elif value is not None and value != field.default:
             kind = hints[field.name]
-            yield field.name.upper() if is_positional(kind) else flag(field.name), kind, value
+            yield field.name.upper() if is_positional(kind) else flag_of(field.name, kind), kind, value

@@ -56,7 +56,7 @@ class WhatIfCommand:
 
     Args:
         plan: plan file, or a file of degrees (.degrees.json).
-        schedule: replaces the plan's schedule: a name, or a file (.csv, .txt).
+        schedule: schedule to use instead of the plan's: a name, or a file (.csv, .txt).
         steps: number of steps to simulate; the last one is reported.
         simulate: for a file of degrees: make its plan and simulate every instruction.
     """
