@@ -33,7 +33,7 @@ import numpy as np
 from benchmarks.accuracy_choices import time_cases, time_error
 from benchmarks.calibration import DATA, files_of, points_of
 from benchmarks.network import load_published, predicted_GBps
-from benchmarks.peers.cases import SECOND_CASES
+from benchmarks.peers.sets import SECOND_CASES
 from benchmarks.stack_steps import predicted as predicted_step
 from benchmarks.step_plans import SETS
 from costmodels import Machine

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.peers.cases import CASES, case_named
+from benchmarks.peers.sets import CASES, case_named
 from plans.plan import plan_from_json, plan_to_json, save_plan
 
 __all__ = ["main"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.peers.cases import MODELS
+from benchmarks.peers.configs import MODELS
 from executor.device import Device, pick_device
 from executor.kernels import OpContext, StepCounter, rule_of
 from executor.kernels.context import torch_dtype

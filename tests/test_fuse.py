@@ -10,7 +10,8 @@ import torch
 from random_plans import random_plan
 from test_lowering import check_training
 
-from benchmarks.peers.cases import MODELS, case_named
+from benchmarks.peers.configs import MODELS
+from benchmarks.peers.sets import case_named
 from costmodels import Machine
 from costmodels.price.compute import fused_rule
 from costmodels.price.instruction import price

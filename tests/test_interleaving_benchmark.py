@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.interleaving import case_of, main, plan_of, predicted
-from benchmarks.peers.cases import MODELS
+from benchmarks.peers.configs import MODELS
 from benchmarks.two_streams import TwoStreams
 from executor.device import Device
 

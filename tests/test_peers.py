@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from benchmarks.peers.__main__ import main
-from benchmarks.peers.cases import CASES, MODELS, SMOKE_CASES, Case, model_flops
+from benchmarks.peers.cases import Case, model_flops
+from benchmarks.peers.configs import MODELS
 from benchmarks.peers.model import Decoder
 from benchmarks.peers.pipeline import chunks_of
+from benchmarks.peers.sets import CASES, SMOKE_CASES
 from benchmarks.peers.single import Rows
 from benchmarks.peers.table import row_of, table
 from benchmarks.peers.weights import SharedWeights

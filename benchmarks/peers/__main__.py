@@ -26,10 +26,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.cases import CASES, SETS, SMOKE_CASES, Case, case_named
+from benchmarks.peers.cases import Case
 from benchmarks.peers.launches import taken
 from benchmarks.peers.predictions import predictions
 from benchmarks.peers.scores import scores, scores_text
+from benchmarks.peers.sets import CASES, SETS, SMOKE_CASES, case_named
 from benchmarks.peers.table import row_of, table
 from plans.errors import TwofoldError
 from plans.files import write_atomically

@@ -1,4 +1,4 @@
-"""A case on torch's own parts: which of them its degrees take."""
+"""A case on torch's own parts: which of them its degrees take, and which it has no part for."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from benchmarks.peers import ddp, fsdp, pipeline, single, tensor
+from benchmarks.peers import ddp, fsdp, narrow, pipeline, single, tensor
 from benchmarks.peers.cases import Case
 from benchmarks.peers.model import Decoder, cross_entropy, filled
 from benchmarks.peers.weights import SharedWeights
 from executor.device import Device
 from plans.plan import Plan
 
-__all__ = ["cannot_compile", "parts_of", "peer_step"]
+__all__ = ["cannot_compile", "lacks", "parts_of", "peer_step"]
 
 
 def parts_of(case: Case) -> str:
@@ -33,6 +33,15 @@ def parts_of(case: Case) -> str:
     if case.degree("dp") > 1:
         found.append("fully_shard" if level >= 2 else "DistributedDataParallel")
     return " + ".join(found) or "one device"
+
+
+def lacks(case: Case) -> str:
+    """What a case needs that is not written for this peer; "" if it needs nothing else."""
+    if case.degree("pp") > 1 and case.degree("tp") > 1:
+        return "tensor parallelism inside a pipeline"
+    if case.degree("tp") > 1 and case.config.experts is not None:
+        return "experts split by tensor parallelism"
+    return "recomputation" if "recompute" in case.degrees else ""
 
 
 def cannot_compile(case: Case) -> str:
@@ -64,6 +73,8 @@ def peer_step(
         with torch.device("meta"):
             model = Decoder(config, blocks, first=first, last=last)
         model = filled(model, config, weights, device.torch_device)
+        if case.products:
+            narrow.convert(model, case.products)
         if tp > 1:
             assert mesh is not None
             by_sequence = bool(case.degrees.get("sequence_parallel"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.peers.cases import Case, model_flops
 from benchmarks.peers.own import executions, with_execution
+from benchmarks.peers.peer import lacks
 from plans.errors import TwofoldError
 from simulator import simulate
 from simulator.forecast.predict import forecast
@@ -44,7 +46,7 @@ def predictions(cases: Iterable[Case], device: str = "h200") -> dict[str, dict[s
 def _of(case: Case, device: str) -> dict[str, Any]:
     plan, machine = case.plan(), case.machine(device)
     found: dict[str, Any] = {"machine": machine.name, "model_flops": model_flops(case.config, case.batch)}
-    for execution in executions(plan):
+    for execution in executions(plan) if not case.products else ():
         chosen = with_execution(plan, execution)
         timeline = simulate(chosen, machine)
         found[execution] = {
@@ -52,6 +54,9 @@ def _of(case: Case, device: str) -> dict[str, Any]:
             "peak_bytes": timeline.peak_bytes,
         }  # fmt: skip
     for side, stack in PEER_STACKS.items():
+        if lacks(case):
+            continue
+        stack = replace(stack, products=case.products, narrows=True) if case.products else stack
         try:
             told = forecast(case.config, case.degrees_value(), machine, stack=stack)
         except TwofoldError as error:

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.peers.cases import Case, case_named
+from benchmarks.peers.cases import Case
 from benchmarks.peers.own import executions, measured_plan
-from benchmarks.peers.peer import cannot_compile, parts_of, peer_step
+from benchmarks.peers.peer import cannot_compile, lacks, parts_of, peer_step
+from benchmarks.peers.sets import case_named
 from benchmarks.peers.timing import Measured, measured_steps
 from benchmarks.peers.weights import tokens_of
 from executor.calibrate.rank_sync import HUNG_EXIT_CODE, RankSync
@@ -86,10 +87,13 @@ class _Walk:
 
     def sides(self, case: Case, plan: Plan) -> list[str]:
         """What is measured of a case, in this order."""
+        if case.products:
+            return ["compiled"]
         sides = [side for side in executions(plan) if side == "eager" or self.device.can_record]
-        sides.append("torch")
-        if self.compile == "all" or (self.compile == "chosen" and case.compiles):
-            sides.append("compiled")
+        if not lacks(case):
+            sides.append("torch")
+            if self.compile == "all" or (self.compile == "chosen" and case.compiles):
+                sides.append("compiled")
         return [side for side in sides if (side in self.only if self.only else side != "apart")]
 
     def take(self, case: Case, until: float) -> bool:
