@@ -38,6 +38,7 @@ def num_gpus() -> int:
 IS_HERE: Mapping[str, Callable[[], bool]] = {
     "GPU": lambda: num_gpus() > 0,
     "two GPUs": lambda: num_gpus() > 1,
+    "four GPUs": lambda: num_gpus() > 3,
     "triton": lambda: num_gpus() > 0 or os.environ.get("TRITON_INTERPRET") == "1",
     "compiler": lambda: num_gpus() > 0 or shutil.which("g++") is not None,
     "torch-npu": lambda: (Path(__file__).parents[1] / "build" / "npu" / "is-ready").exists(),  # by make check-npu

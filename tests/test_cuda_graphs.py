@@ -1,7 +1,7 @@
 """Replayed steps on GPUs: as the eager ones bit for bit, and as training on one device. They need a GPU.
 
-Ranks are processes with NCCL between them; as many as there are GPUs, of 1 and 2. Kernels are told to be deterministic,
-so that two runs of the same step can be equal bit for bit.
+Ranks are processes with NCCL between them; as many as there are GPUs, of 1, 2 and 4. Kernels are told to be
+deterministic, so that two runs of the same step can be equal bit for bit.
 """
 
 import contextlib
@@ -53,6 +53,7 @@ CASES = {
     1: {
         "one": degrees(),
         "one, recompute": degrees(recompute="full"),
+        "one, recompute memory-bound": degrees(recompute="memory_bound"),
         "one, interleaved": degrees(),
         "one, sgd": degrees(Optimizer(kind="sgd", settings={"lr": 1e-2})),
         "one, master weights, clipped": degrees(adamw(gradient_dtype="float64", master_dtype="float64", clip_norm=1.0)),
@@ -64,6 +65,7 @@ CASES = {
         "data, level 3, reduced once": degrees(adamw(3, reduce_every="step"), dp=2),
         "tensor": degrees(tp=2),
         "tensor, sequence": degrees(tp=2, sequence_parallel=True),
+        "tensor, sequence, recompute memory-bound": degrees(tp=2, sequence_parallel=True, recompute="memory_bound"),
         "tensor, interleaved": degrees(tp=2),
         "tensor, sequence, interleaved": degrees(tp=2, sequence_parallel=True),
         "data, level 3, interleaved": replace(degrees(adamw(3), dp=2), micro_batch=4),
@@ -74,14 +76,27 @@ CASES = {
         "pipeline, zero-bubble": degrees(pp=2, schedule="zb_h1"),
         "pipeline, V": degrees(pp=2, virtual=2, schedule="zbv"),
     },
+    4: {
+        "data of four, level 3": degrees(adamw(3), dp=4),
+        "data and tensor, level 2": degrees(adamw(2), dp=2, tp=2),
+        "data and tensor, sequence, interleaved": replace(
+            degrees(adamw(3), dp=2, tp=2, sequence_parallel=True), micro_batch=4
+        ),
+        "pipeline and data, level 2, reduced once": degrees(adamw(2, reduce_every="step"), pp=2, dp=2),
+        "pipeline and tensor, recompute memory-bound": degrees(pp=2, tp=2, recompute="memory_bound"),
+        "pipeline of four, zero-bubble": degrees(pp=4, schedule="zb_h1"),
+    },
 }  # fmt: skip
-NEEDS = {1: pytest.mark.needs("GPU"), 2: pytest.mark.needs("two GPUs")}
+NEEDS = {1: pytest.mark.needs("GPU"), 2: pytest.mark.needs("two GPUs"), 4: pytest.mark.needs("four GPUs")}
 COUNTS = [pytest.param(count, marks=NEEDS[count]) for count in CASES]
 NAMES = [pytest.param(count, name, marks=NEEDS[count]) for count, cases in CASES.items() for name in cases]
 OTHER_OPTIMIZERS = ("sgd", "clipped", "skipped")
 
 
-SLICED = {"one, interleaved", "tensor, interleaved", "tensor, sequence, interleaved", "data, level 3, interleaved"}
+SLICED = {
+    "one, interleaved", "tensor, interleaved", "tensor, sequence, interleaved", "data, level 3, interleaved",
+    "data and tensor, sequence, interleaved",
+}  # fmt: skip
 """Cases whose micro-batches are cut into two slices, on two streams."""
 
 FUSED = {"one", "one, interleaved", "data, level 2", "tensor, sequence", "pipeline, 1f1b"}

@@ -37,7 +37,7 @@ __all__ = ["Found", "main"]
 
 INPUTS = ("tokens", "labels")
 """Of the graph, in the order in which the peer takes them."""
-PART_S = 120.0
+PART_S = 60.0
 """Seconds in one part of a case after which its ranks count as hung."""
 ANSWER_S = 20.0
 """So long a rank that failed waits for the others to fail too."""

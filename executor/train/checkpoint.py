@@ -1,10 +1,11 @@
 """Checkpoints of a run, written by torch.distributed.checkpoint while training continues.
 
 A checkpoint is a folder `step-00000020`: the files of torch.distributed.checkpoint, each distinct part of weights (or
-masters) and optimizer states written by one rank; `plan.json`; and `manifest.json` with the step and the size and hash
-of every file. It is written under another name, brought to the disk (fsync) and renamed, and renamed again before it is
-removed, so that a folder of this name is whole. A part's key contains its place in the full tensor: on the plan that
-wrote it every rank reads back its own parts; on another plan it reads the parts that its own ones overlap.
+masters) and optimizer states written by one of the ranks that keep it, in turn; `plan.json`; and `manifest.json` with
+the step and the size and hash of every file. It is written under another name, brought to the disk (fsync) and renamed,
+and renamed again before it is removed, so that a folder of this name is whole. A part's key contains its place in the
+full tensor: on the plan that wrote it every rank reads back the parts that it keeps; on another plan it reads the parts
+that its own ones overlap.
 
 The state of a run has nothing else but the state of a step check (the loss scale, skipped steps, norms of gradients):
 dropout follows from seed and step, data from the step.
@@ -61,11 +62,22 @@ class Saver:
         self._alone = program.num_ranks == 1
         # a separate group, on CPUs: its messages go next to those of the steps
         self._group = None if self._alone else dist.new_group(backend="gloo")
-        keep_it = holders(program)
+        copies = holders(program)
+        writers = {place: ranks[number % len(ranks)] for number, (place, ranks) in enumerate(copies.items())}
         self._mine = [
-            (part, value) for _, part, value in kept(interpreter) if keep_it[part.place][0] == interpreter.rank
+            (part, value)
+            for _, part, value in kept(interpreter)
+            # rank 0 says in the manifest what the check of steps holds
+            if (copies[part.place][0] if part.role == STEP_CHECK else writers[part.place]) == interpreter.rank
         ]
         self._held = next((part.key for part, value in self._mine if value == _held(interpreter)), None)
+        # pinned where there is a device, for copies at the full rate; one checkpoint after the other writes from it
+        self._copies = {
+            part.key: interpreter.device.host_buffer(
+                tuple(interpreter.value(value).shape), interpreter.value(value).dtype
+            )
+            for part, value in self._mine
+        }
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
 
@@ -79,10 +91,10 @@ class Saver:
             return
         self.finish()
         with torch.inference_mode():
-            state = {
-                part.key: self._interpreter.value(value).detach().to("cpu", copy=True) for part, value in self._mine
-            }
-        self._thread = threading.Thread(target=self._try, args=(done, state), name="checkpoint", daemon=True)
+            for part, value in self._mine:
+                self._copies[part.key].copy_(self._interpreter.value(value), non_blocking=True)
+        self._interpreter.device.synchronize()
+        self._thread = threading.Thread(target=self._try, args=(done, self._copies), name="checkpoint", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
