@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 from measured_table import assert_read
 
+from interop.measurements.models import catalogued
 from interop.measurements.rows import case_of
 from interop.measurements.scores import validate
 
@@ -100,6 +101,22 @@ FORMS = {
         "## Step time vs. context (Llama-3-8B, 8 H200, Megatron-Core 0.12, TP 2, bf16, GBS 32)\n\n"
         "| Context | CP=1 | CP=2 |\n|--|--|--|\n| 16K | 2.9 s | 2.8 s |\n",
         [{"cp": "1", "tp": "2", "seq": "16K", "value": "2.9"}, {"cp": "2", "value": "2.8"}],
+    ),
+    # a trainer named in the heading, and below it the part of torch that it runs
+    "parts.md": (
+        "# torchtitan, October 2025\n\nLlama 3.1 8B with FSDP2 on 128 H100 (95 GiB), local batch size 2, seq 8192\n\n"
+        "| Techniques | TPS/GPU |\n|--|--|\n| FSDP | 5,600 |\n",
+        [{"source": "torchtitan, October 2025; Llama 3.1 8B with FSDP2 on 128 H100 (95 GiB), local batch size 2, "
+                    "seq 8192", "gpu_type": "H100 (95 GiB)"}],
+    ),
+    # degrees of 0 and in the model's name, a model with spaces in its name
+    "zeros.md": (
+        "System: DGX-GB200, Megatron-Bridge 26.02\n\n"
+        "| Model | #-GPUs | Precision | GBS | MBS | Seq len | FSDP | TP | PP | EP | Tokens / sec / GPU |\n"
+        "|--|--|--|--|--|--|--|--|--|--|--|\n"
+        "| GPT OSS 120B (EP=8) | 64 | BF16 | 1280 | 4 | 4096 | 0 | 1 | 1 | | 16000 |\n"
+        "| Llama3 8B | 8 | FP8-MX | 128 | 2 | 8192 | 0 | 1 | 0 | 0 | 28000 |\n",
+        [{"model": "GPT OSS 120B", "ep": "8"}, {"pp": "1", "ep": "1"}],
     ),
     # the schedule and the dispatcher in a caption
     "caption.tex": (
@@ -194,6 +211,67 @@ def test_a_rate_that_cannot_be_of_all_devices_is_of_each(tmp_path):
         assert row["value"] == pytest.approx(900) and any("the rate is of" in told for told in row["assumed"])
 
 
+@pytest.mark.parametrize(("rate", "factor", "readings"), [("9600", 8, 1), ("40000", 1, 0), ("1000", 8, 0)])
+def test_an_open_rate_is_read_by_shares_of_the_peak_that_runs_reach(tmp_path, rate, factor, readings):
+    """Of 8 H100 an 8B model's 9,600 tokens a second are 7 % of their peak, or 58 % of each; 40,000 are 30 % of all, and
+    1,000 below 1 % of all. The reading does not depend on the prediction."""
+    head = "model,gpu,gpus,seq,mbs,gbs,software,"
+    (tmp_path / "table.csv").write_text(f"{head}tokens/s\nllama-3-8b,H100,8,8192,1,64,torchtitan,{rate}\n")
+    (row,) = validate(tmp_path / "table.csv").rows
+    assert row["value"] == pytest.approx(factor * int(rate) / 8)
+    others = [each["predicted"] for each in row["readings"] if "rate" in each["cells"]]
+    assert len(others) == readings and all(row["low"] < each < row["high"] for each in others)
+    assert all(each == pytest.approx(8 * row["predicted"]) for each in others)
+    (tmp_path / "table.csv").write_text(f"{head}total tokens/s\nllama-3-8b,H100,8,8192,1,64,torchtitan,{rate}\n")
+    (row,) = validate(tmp_path / "table.csv").rows
+    assert row["value"] == pytest.approx(int(rate) / 8)
+
+
+def test_figures_of_an_npu_are_of_every_plausible_one_and_references_are_not_its(tmp_path):
+    """MindSpeed's tables name no device; a column of references is of another one."""
+    (tmp_path / "table.md").write_text(
+        "| \u6a21\u578b | \u53c2\u6570 | \u5e8f\u5217 | \u5b9e\u73b0 | \u96c6\u7fa4 | TP | GBS | MBS "
+        "| NPU (tokens/s/p) | \u53c2\u8003 (tokens/s/p) |\n|--|--|--|--|--|--|--|--|--|--|\n"
+        "| LLaMA2 | 7B | 4K | Mcore | 1x8 | 8 | 128 | 1 | 3900 | 3800 |\n"
+    )
+    scores = validate(tmp_path / "table.md")
+    (row,), (skipped,) = scores.rows, scores.skipped
+    assert row["label_seq"] == "4K" and row["stack"] == "megatron" and skipped["reason"] == "gpu_type is not stated"
+    devices = {reading["cells"].get("gpu_type") for reading in row["readings"]}
+    assert len(devices & {f"Ascend 910B{number}" for number in (1, 2, 3, 4)}) == 3 and row["machine"].startswith(
+        "ascend"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "billions"),
+    [
+        ("GPT-2 1.5B", 48, 1.5), ("deepseek-v3 16B", 27, 16), ("gpt oss 120b", 36, 117), ("Mistral 7B v0.3", 32, 7.2),
+        ("Grok 1 314B", 64, 316), ("GLM-4.5-Air", 46, 106), ("Moonlight-16B-A3B", 27, 16), ("gpt3_20b", 44, 20),
+        ("DeepSeek-R1", 61, 671), ("Phi-3-medium 14B", 40, 14), ("Qwen1.5-MoE-A2.7B", 24, 14.3),
+        ("Mixtral-8x7B", 32, 46.7), ("Llama-4-Maverick-17B-128E", 48, 400),
+    ],
+)  # fmt: skip
+def test_a_name_means_the_model_that_has_its_parameters(name, layers, billions):
+    """Numbers of parameters are those that the models' cards state."""
+    found = catalogued(name)
+    assert found.num_layers == layers and found.num_parameters / 1e9 == pytest.approx(billions, rel=0.05)
+
+
+def test_heads_that_are_not_stated_divide_over_tensor_parallel_ranks():
+    case = case_of(ROW | {"model": "our 8B", "tp": "64", "pp": "1", "gpu_count": "64", "global_batch": "64"}, 1)
+    assert case.config.num_heads % 64 == 0 and case.config.hidden % case.config.num_heads == 0
+
+
+def test_recipes_of_nemo_keep_gradients_in_16_bits_and_balance_experts():
+    """grad_reduce_in_fp32 and moe_router_force_load_balancing of its recipes; Megatron-LM's defaults are others."""
+    row = ROW | {"model": "Mixtral-8x7B", "tp": "1", "pp": "4", "ep": "8"}
+    for source, dtype, places in (("NeMo 25.09", "bfloat16", 1.0), ("Megatron-LM", "float32", None)):
+        case = case_of(row | {"source": source}, 1)
+        assert case.degrees.optimizer.gradient_dtype == dtype
+        assert (case.config.experts.capacity_factor == 1.0) == (places == 1.0)
+
+
 def test_key_value_heads_are_repeated_for_more_tensor_parallel_ranks():
     """GLM-4 9B has two of them; on eight ranks each computes one."""
     row = {
@@ -231,6 +309,7 @@ ROW = {
         ({"source": "Megatron-LM, MLSys 2024", "gpu_type": "A100"}, lambda case: not case.other_stacks),
         ({"source": "DeepSpeed ZeRO-3, 2021", "gpu_type": "A100", "pp": "1"},  # no fused attention before 2023
          lambda case: (case.stack, case.other_stacks) == ("megatron-deepspeed-2022", ("torch-2024",))),
+        ({"precision": "W8A8 FP8"}, lambda case: case.stack == "megatron-float8"),
         ({"recompute": "partition activations"}, lambda case: case.degrees.recompute == "full"),
         # weights of a pipeline stay gathered, whoever shards them
         ({"source": "ours", "zero_level": "FSDP"}, lambda case: case.degrees.optimizer.parallel_level == 2),

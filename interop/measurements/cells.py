@@ -48,7 +48,8 @@ ROW, FIGURE, FROM_TITLE = "row of the table", "figures of the row", "columns fro
 title."""
 
 READ_AS, PARTS = "read as", "devices of the rate"
-"""Keys of a row: how its figure was read where that is not plain, and by how many devices a rate was divided."""
+"""Keys of a row: how its figure was read where that is not plain, and by how many devices a rate was divided; "" where
+its header says that it is of all of them."""
 
 
 class Skip(Exception):

@@ -29,6 +29,9 @@ _DEVICES = re.compile(
 )
 """Devices before their name: "64x A100", "128 A100", "1x8 910B", "16 x DGX H100" (of eight)."""
 
+_OFF = ("tp", "pp", "cp", "ep")
+"""Degrees that tables write as 0 where they are not used."""
+
 NO_FSDP = "no fsdp"
 """Cell of a sharding level where a column "FSDP" has a 0."""
 
@@ -60,7 +63,7 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     >>> plain_row({"layout": "8/4/2", "gpu_type": "64x A100"}, {"layout": "TP/PP/DP"})["pp"]
     '4'
     """
-    made = dict(row)
+    made = _with_degrees_of_model(row)
     if layout := made.pop("layout", ""):
         _fill(made, _layout(layout, headers.get("layout", "")))
     _fill(made, degrees_in(made.get("notes", "")))
@@ -150,6 +153,16 @@ def degrees_in(words: str) -> dict[str, str]:
         ({"fsdp": "dp", "vp": "vpp"}.get(name.lower(), name.lower()), count) for name, count in _DEGREES.findall(plain)
     ]
     return dict(found) if len({name for name, _ in found}) == len(found) else {}
+
+
+def _with_degrees_of_model(row: Mapping[str, str]) -> dict[str, str]:
+    """A row with the degrees that the cell of its model states, as "Mixtral 8x7B (EP=8)", and 1 for degrees of 0."""
+    made = {name: "1" if cell == "0" and name in _OFF else cell for name, cell in row.items()}
+    name = made.get("model", "")
+    if _DEGREES.search(name):
+        _fill(made, degrees_in(name))
+        made["model"] = _DEGREES.sub("", name).rstrip(" ,;-()[]/")
+    return made
 
 
 def _fill(row: dict[str, str], found: Mapping[str, str]) -> None:

@@ -94,7 +94,8 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
     stated = known.get(memory.group(1))
     if stated is None:
         usual = _USUAL[kind] if _USUAL[kind] in known else next(iter(known))
-        return known[usual], (f"{kind.upper()} with {memory.group(1)} GB: as the one with {usual} GB",)
+        near = next((size for size in known if abs(int(size) - int(memory.group(1))) <= 1), usual)  # 95 GiB of 96
+        return known[near], (f"{kind.upper()} with {memory.group(1)} GB: as the one with {near} GB",)
     return stated, ()
 
 
@@ -109,7 +110,7 @@ def devices_meant(text: str) -> tuple[str, ...]:
         return ()
     if re.search(r"atlas.*\ba3\b|cloudmatrix|910 ?93", low):
         return ("Ascend 910C",)
-    if re.search(r"910 ?b?(?![a-z0-9])|atlas.*\ba2\b", low):
+    if re.search(r"910 ?b?(?![a-z0-9])|atlas.*\ba2\b|^(?:ascend|npu)s?$", low):
         numbers = (4,) if re.search(r"\b32 ?g", low) else (3, 2, 1) if re.search(r"\b64 ?g", low) else (4, 3, 2, 1)
         return tuple(f"Ascend 910B{number}" for number in numbers)
     return ()

@@ -106,7 +106,12 @@ def _of_one_device(made: dict[str, str], header: str, value: float, figure: Figu
     if not devices:
         reason = f"{header} is of all devices, and gpu_count is {made.get('gpu_count', '')!r}"
         return {BAD_COLUMN: "gpu_count", BAD_VALUE: made.get("gpu_count", ""), BAD_REASON: reason, **made}
-    return made | {"value": f"{value / devices:.12g}", PARTS: f"{devices:g}"}
+    parts = "" if _TOTAL.search(header) else f"{devices:g}"
+    return made | {"value": f"{value / devices:.12g}", PARTS: parts}
+
+
+_TOTAL = re.compile(r"total|aggregate|overall|cluster|system|global|\ball\b|pflop|peta", re.I)
+"""Words in headers of rates that are plainly of all devices."""
 
 
 def _middle(cell: str) -> str:

@@ -33,7 +33,7 @@ COMPOSED = (
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "source": ("software", "framework", "stack", "library", "reference", "code", "codebase", "system", "backend",
-               "trainer", "impl", "implementation", "trainingframework", "框架"),
+               "trainer", "impl", "implementation", "trainingframework", "框架", "实现"),
     "model": ("modelname", "modelsize", "network", "modeltype", "size", "params", "parameters", "architecture",
               "numparameters", "numparams", "modelparams", "parametersize", "benchmark", "workload", "modèle",
               "模型", "参数", "参数量", "规格", "modelparameters", "name", "basemodel",
@@ -48,8 +48,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "ffn": ("ffnhiddensize", "intermediatesize", "dff", "ffnsize", "mlpsize", "ffnhidden", "ffndim"),
     "vocab": ("vocabsize", "vocabulary", "v", "vocabularysize"),
     "seq": ("seqlen", "sequencelength", "seqlength", "sequence", "contextlength", "context", "maxseqlen", "s",
-            "sl", "seqs", "blocksize", "ctx", "ctxlen", "序列长度", "maxseq", "maxseqlength", "maxlen", "maxlength",
-            "maximumsequencelength", "trainseqlen", "seqlentokens"),
+            "sl", "seqs", "blocksize", "ctx", "ctxlen", "序列长度", "序列", "maxseq", "maxseqlength", "maxlen",
+            "maxlength", "maximumsequencelength", "trainseqlen", "seqlentokens"),
     "global_batch": ("gbs", "globalbatchsize", "totalbatchsize", "globalbs", "batchsize", "batchtokens",
                      "globalbatchtokens", "batchsizetokens", "tokensperbatch", "batch", "bs", "b",
                      "globalbatchsizetokens", "全局批", "globalbatchsizesamples", "globalbatchsizesequences", "bsz",

@@ -25,6 +25,10 @@ _USUAL_LIMIT = 4
 A2A = r"all-?to-?all|\ba2a\b|all-?gather"
 """Words of dispatchers that send a token to every expert."""
 
+_FORCED = r"nemo\b|megatron-?bridge"
+"""Software whose recipes for measurements balance the experts' loads: moe_router_force_load_balancing, before 2025
+MegatronTokenDropCallback with a capacity factor of 1."""
+
 _BEFORE = r"\b(?:nemo|nemo framework)[ :]*2[34]\.\d+|\b202[34]\b"
 """Words of releases before such dispatchers: DeepEP came in February 2025."""
 
@@ -87,6 +91,9 @@ class Mixtures(Cells):
         ranks = self.count("ep", 1)
         if re.search(r"force\w*[- ]?(load[- ]?)?balanc|uniform rout|random rout|evenly loaded", words) or ranks == 1:
             return 1.0
+        if re.search(_FORCED, self.words("source", "provenance")):
+            self.assumed.append("experts evenly loaded: so do the recipes with which NeMo and Megatron-Bridge measure")
+            return 1.0
         uneven = float(self.text("imbalance") or UNEVEN)
         factor = 1 + slowest_of(ranks) * uneven / math.sqrt(max(1, experts // ranks))
         self.assumed.append(
@@ -105,7 +112,7 @@ class Mixtures(Cells):
         words = self.words("notes", "provenance", "source", "capacity", "routing")
         limited = re.search(r"(?:node|device|group)[- ]limited(?: routing)?(?:[^\d;]{0,12}(\d+))?", words)
         once = bool(limited or re.search(r"deep-?ep|hybrid-?ep|\bflex\b", words))
-        once |= bool(re.search(r"nemo\b|megatron-?bridge", words)) and not re.search(rf"{A2A}|{_BEFORE}", words)
+        once |= bool(re.search(_FORCED, words)) and not re.search(rf"{A2A}|{_BEFORE}", words)
         if config.experts is None or self.count("ep", 1) == 1 or not once:
             return 0
         most = int(limited.group(1) or _USUAL_LIMIT) if limited else config.experts.top_k

@@ -79,6 +79,10 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
     (r"gemma[-_ ]?", _llama("Gemma, heads of 256, tied head", 256_000, head_dim=256, tied=True)),
     (r"baichuan|internlm", _llama("Baichuan, InternLM", 64_000)),
     (r"chatglm|\bglm", _llama("GLM", 65_024)),
+    (r"phi[-_ ]?[34]", _llama("Phi", 32_064)),
+    (r"smollm|minicpm|skywork|aquila|granite[-_ ]?[34]", _llama("SmolLM, MiniCPM, Skywork, Aquila, Granite", 49_152)),
+    (r"command[-_ ]?r", _llama("Command R, its head tied", 256_000, tied=True)),
+    (r"moonlight", _llama("Moonlight, as DeepSeek-V3", 163_840)),
     (r"gpt[-_ ]?oss", _llama(
         "gpt-oss, without its windows and sinks", 201_088, qkv_bias=True, out_bias=True)),
     (r"deepseek|kimi", _llama("DeepSeek, dense", 102_400)),
@@ -115,7 +119,8 @@ _NOT_DECODERS = (
 )
 
 _MIXTURES = (
-    r"mixtral|moe|dbrx|grok|switch|glam|arctic|\d+ ?x ?\d+(\.\d+)?b|experts?|-a\d+(\.\d+)?b|deepseek[-_ ]?(v2|v3|r1)"
+    r"mixtral|moe|dbrx|grok|switch|glam|arctic|moonlight|gpt[-_ ]?oss|glm[-_ ]?4\.\d|hunyuan"
+    r"|\d+ ?x ?\d+(\.\d+)?b|experts?|-a\d+(\.\d+)?b|deepseek[-_ ]?(v2|v3|r1)"
 )
 
 
@@ -177,14 +182,26 @@ def catalogued(name: str) -> TransformerConfig | None:
     (80, 4096, None)
     """
     plain = re.sub(r"^(meta|mistralai|openai|nvidia)[- ]", "", name.strip().lower().rpartition("/")[2])
-    plain = re.sub(r"[-_ ](base|pretrain(ing)?|instruct|chat|it|hf|bf16|fp8|fp16)$", "", plain)
+    plain = re.sub(r"[-_ ](base|pretrain(ing)?|instruct|chat|it|hf|bf16|fp8|fp16|v0\.\d)$", "", plain)
+    plain = re.sub(r"(deepseek[-_ ]?)r1\b", r"\1v3", plain)  # the same model, trained further
     bare = re.sub(r"[-_ ]\d+(?:\.\d+)?b$", "", plain)  # "DeepSeek-V3 671B"
     for each in (plain, re.sub(r"^(llama)-?(2|3)(?:\.\d)?-?", r"\1-\2-", plain), bare):
         try:
-            return named_config(each)
+            found = named_config(each)
         except TwofoldError:
             continue
-    return _published(name)
+        if _is_as_large(found, plain):
+            return found
+    return _published(plain)
+
+
+def _is_as_large(config: TransformerConfig, name: str) -> bool:
+    """Whether a model has the parameters that a name states, in total or for a token ("GPT-2 1.5B" is not GPT-2)."""
+    stated = named_parameters(name)
+    counts = (config.num_parameters, config.num_active_parameters)
+    return stated is None or re.search(r"\d ?x ?\d", name) is not None or any(
+        0.6 < stated / count < 1.6 for count in counts
+    )  # fmt: skip
 
 
 def _published(name: str) -> TransformerConfig | None:

@@ -69,7 +69,7 @@ def precision_named(text: str) -> Precision | None:
     """
     low = re.sub(r"[_\-/=.,+]+", " ", text.lower().replace("w/o", "without"))
     low = re.sub(_RULED_OUT, " ", low)
-    if re.search(_OTHER, low):
+    if re.search(_OTHER, low) and not re.search(_FLOAT8, low):
         return None
     products = next((names for words, names in _PRODUCTS if re.search(words, low)), ())
     if products:

@@ -44,6 +44,9 @@ _GPT3 = {
 }  # fmt: skip
 """Brown et al. 2020, arXiv 2005.14165, table 2.1; OPT took them over (arXiv 2205.01068, table 1)."""
 
+_NEMO_GPT3 = {5e9: Sizes(24, 4096, 32), 20e9: Sizes(44, 6144, 48), 40e9: Sizes(48, 8192, 64)}
+"""NeMo-Framework-Launcher, launcher_scripts/conf/training/gpt3."""
+
 _QWEN_2 = {
     0.5e9: Sizes(24, 896, 14, 2, 4864), 1.5e9: Sizes(28, 1536, 12, 2, 8960), 3e9: Sizes(36, 2048, 16, 2, 11008),
     7e9: Sizes(28, 3584, 28, 4, 18944), 14e9: Sizes(48, 5120, 40, 8, 13824), 32e9: Sizes(64, 5120, 40, 8, 27648),
@@ -58,8 +61,9 @@ _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
     (r"gpt-?2", {
         124e6: Sizes(12, 768, 12), 355e6: Sizes(24, 1024, 16), 774e6: Sizes(36, 1280, 20), 1.5e9: Sizes(48, 1600, 25),
     }),
-    (r"gpt-?3|\bopt", _GPT3 | {30e9: Sizes(48, 7168, 56), 66e9: Sizes(64, 9216, 72)}),
-    (r"gpt-?oss", {
+    (r"gpt-?3", _GPT3 | _NEMO_GPT3),
+    (r"\bopt", _GPT3 | {30e9: Sizes(48, 7168, 56), 66e9: Sizes(64, 9216, 72)}),
+    (r"gpt[-_ ]?oss", {
         20e9: Sizes(24, 2880, 64, 8, 2880, 201_088, 64, _mixture(32, 4, 2880)),
         120e9: Sizes(36, 2880, 64, 8, 2880, 201_088, 64, _mixture(128, 4, 2880)),
     }),
@@ -91,6 +95,7 @@ _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
         14e9: Sizes(40, 5120, 40, 8, 17408), 32e9: Sizes(64, 5120, 64, 8, 25600, 0, 128),
     }),
     (r"qwen[-_ ]?2", _QWEN_2),
+    (r"qwen[-_ ]?1\.5[-_ ]?moe", {0: Sizes(24, 2048, 16, 16, 5632, 151_936, 0, _mixture(60, 4, 1408, 4))}),
     (r"qwen", {
         0.5e9: Sizes(24, 1024, 16, 16, 2816), 1.8e9: Sizes(24, 2048, 16, 16, 5504), 4e9: Sizes(40, 2560, 20, 20, 6912),
         7e9: Sizes(32, 4096, 32, 32, 11008), 14e9: Sizes(40, 5120, 40, 40, 13696),
@@ -105,6 +110,8 @@ _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
         7e9: Sizes(32, 4096, 32, 8, 14336, 92_544), 20e9: Sizes(48, 6144, 48, 8, 16384, 92_544),
     }),
     (r"intern[-_ ]?lm", {7e9: Sizes(32, 4096, 32, 32, 11008, 103_168), 20e9: Sizes(60, 5120, 40, 40, 13824, 103_168)}),
+    (r"glm-?4\.\d.*air", {0: Sizes(46, 4096, 96, 8, 10944, 151_552, 128, _mixture(128, 8, 1408, 1, 1))}),
+    (r"glm-?4\.[5-7]", {0: Sizes(92, 5120, 96, 8, 12288, 151_552, 128, _mixture(160, 8, 1536, 1, 3))}),
     (r"glm-?4", {9e9: Sizes(40, 4096, 32, 2, 13696, 151_552)}),
     (r"glm", {6e9: Sizes(28, 4096, 32, 2, 13696, 65_024)}),
     (r"gemma[-_ ]?3", {
@@ -140,6 +147,9 @@ _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
     (r"deepseek[-_ ]?v2", {0: Sizes(
         60, 5120, 128, 128, 12288, 102_400, 0, _mixture(160, 6, 1536, 2, 1), Latent(q_rank=1536, **_DEEPSEEK)
     )}),
+    (r"moonlight", {0: Sizes(
+        27, 2048, 16, 16, 11264, 163_840, 0, _mixture(64, 6, 1408, 2, 1), Latent(**_DEEPSEEK)
+    )}),
     (r"kimi[-_ ]?k2", {0: Sizes(
         61, 7168, 64, 64, 18432, 163_840, 0, _mixture(384, 8, 2048, 1, 1), Latent(q_rank=1536, **_DEEPSEEK)
     )}),
@@ -154,7 +164,25 @@ _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
     (r"olmoe", {0: Sizes(16, 2048, 16, 16, 1024, 50_304, 0, _mixture(64, 8, 1024))}),
     (r"olmo", {1e9: Sizes(16, 2048, 16, 16, 8192), 7e9: Sizes(32, 4096, 32, 32, 11008)}),
     (r"dbrx", {0: Sizes(40, 6144, 48, 8, 10752, 100_352, 0, _mixture(16, 4, 10752))}),
-    (r"grok-?1", {0: Sizes(64, 6144, 48, 8, 32768, 131_072, 128, _mixture(8, 2, 32768))}),
+    (r"phi[-_ ]?3\.5[-_ ]?moe", {0: Sizes(32, 4096, 32, 8, 6400, 32_064, 0, _mixture(16, 2, 6400))}),
+    (r"phi[-_ ]?3.*mini", {0: Sizes(32, 3072, 32, 32, 8192, 32_064)}),
+    (r"phi[-_ ]?3.*medium", {0: Sizes(40, 5120, 40, 10, 17920, 32_064)}),
+    (r"phi[-_ ]?3", {3.8e9: Sizes(32, 3072, 32, 32, 8192, 32_064), 14e9: Sizes(40, 5120, 40, 10, 17920, 32_064)}),
+    (r"phi[-_ ]?4.*mini", {0: Sizes(32, 3072, 24, 8, 8192, 200_064)}),
+    (r"phi[-_ ]?4", {0: Sizes(40, 5120, 40, 10, 17920, 100_352)}),
+    (r"smollm", {
+        135e6: Sizes(30, 576, 9, 3, 1536), 360e6: Sizes(32, 960, 15, 5, 2560), 1.7e9: Sizes(24, 2048, 32, 32, 8192),
+        3e9: Sizes(36, 2048, 16, 4, 11008, 128_256),
+    }),
+    (r"minicpm", {2.4e9: Sizes(40, 2304, 36, 36, 5760, 122_753), 2e9: Sizes(40, 2304, 36, 36, 5760, 122_753)}),
+    (r"skywork", {13e9: Sizes(52, 4608, 36, 36, 12288, 65_519)}),
+    (r"aquila", {7e9: Sizes(32, 4096, 32, 32, 11008, 100_008), 34e9: Sizes(60, 6144, 48, 8, 24576, 100_008)}),
+    (r"granite[-_ ]?[34]", {2e9: Sizes(40, 2048, 32, 8, 8192, 49_155), 8e9: Sizes(40, 4096, 32, 8, 12800, 49_155)}),
+    (r"command[-_ ]?r ?(plus|\+)", {0: Sizes(64, 12288, 96, 8, 33792)}),
+    (r"command[-_ ]?r", {35e9: Sizes(40, 8192, 64, 64, 22528)}),
+    (r"turing[-_ ]?nlg", {17e9: Sizes(78, 4256, 28)}),
+    (r"megatron.*\b8\.3b", {0: Sizes(72, 3072, 32)}),
+    (r"grok[-_ ]?1", {0: Sizes(64, 6144, 48, 8, 32768, 131_072, 128, _mixture(8, 2, 32768))}),
 )  # fmt: skip
 """Words of a name -> its sizes by the parameters that the name states, the first family that has them; 0: those of the
 name without a number. MPT's are the files of llm-foundry, scripts/train/yamls/pretrain."""

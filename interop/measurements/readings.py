@@ -58,7 +58,14 @@ def _chunks(cells: Cells) -> Sequence[Filling]:
 
 
 def _devices(cells: Cells) -> Sequence[Filling]:
-    return [{"gpu_type": device} for device in devices_meant(cells.text("gpu_type"))]
+    """The devices of a name that is that of several; of a row that names none, those that its software runs on."""
+    ascend = re.search(_ASCEND, cells.words("source", "notes")) is not None
+    named = cells.text("gpu_type") or ("Ascend 910B" if ascend else "")
+    return [{"gpu_type": device} for device in devices_meant(named)]
+
+
+_ASCEND = r"mindspeed|modellink|mindformers|mindspore|\bcann\b"
+"""Software of Ascend devices."""
 
 
 def _splits(cells: Cells) -> Sequence[Filling]:

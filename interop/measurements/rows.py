@@ -27,7 +27,15 @@ from interop.measurements.models import (
     usual_seq,
     usual_sizes,
 )
-from interop.measurements.software import COMPOSER, borrows, counts_recompute, level_of, reduces_low, software_of
+from interop.measurements.software import (
+    COMPOSER,
+    borrows,
+    counts_recompute,
+    keeps_low,
+    level_of,
+    reduces_low,
+    software_of,
+)
 from interop.measurements.spellings import Recompute, recompute_named, recomputed_layers, schedule_named
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
@@ -223,10 +231,12 @@ class _Reading(Mixtures):
         layers, hidden, heads = (
             self.count(cell, usual) for cell, usual in zip(cells, published or (None, None, None), strict=True)
         )
-        if not self.text("heads") and hidden % heads:
-            counts = [count for count in range(1, hidden + 1) if hidden % count == 0]
-            heads = min(counts, key=lambda count: abs(hidden / count - 128))
-            self.assumed.append(f"heads not stated: {heads}, of about 128 features")
+        tp = self.count("tp", 1)
+        if not self.text("heads") and known is None and (hidden % heads or heads % tp):
+            counts = [count for count in range(1, hidden + 1) if hidden % count == count % tp == 0]
+            if counts:
+                heads = min(counts, key=lambda count: abs(hidden / count - 128))
+                self.assumed.append(f"heads not stated: {heads}, of about 128 features")
         return layers, hidden, heads
 
     def vocab(self, usual: int, stack: str) -> int:
@@ -417,13 +427,14 @@ class _Reading(Mixtures):
             self.assumed.append("weights, gradients and states in one precision")
             return Optimizer(kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step)
         low = reduces_low(self)
+        kept = dtype if megatron and (dtype == "float16" or keeps_low(self)) else "float32"
         self.assumed.append(
-            f"mixed precision: float32 master weights and states, reductions in {dtype if low else 'float32'}"
+            f"mixed precision: float32 master weights and states, gradients in {kept}, reductions in "
+            f"{dtype if low else 'float32'}"
         )
         return Optimizer(
-            kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step,
-            gradient_dtype="float16" if megatron and dtype == "float16" else "float32", master_dtype="float32",
-            reduce_dtype=dtype if low else None,
+            kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step, gradient_dtype=kept,
+            master_dtype="float32", reduce_dtype=dtype if low else None,
         )  # fmt: skip
 
     def reduces_last(self) -> bool:

@@ -159,37 +159,63 @@ class _Reader:
         if isinstance(found, Skip):
             raise found
         group, result = found
-        narrower = any("tf32" in reading["cells"].get("stack", "") for reading in result["readings"])
         share = value / result["predicted"] * result["mfu"]
-        factor, told = (1.0, tuple[str, ...]()) if narrower and share > 1 else _of_each(row, share, result["mfu"])
-        return group, {**result, "row": number, "value": factor * value,
-                       "assumed": [*assumed, *told, *result["assumed"]]}  # fmt: skip
+        narrower = any("tf32" in reading["cells"].get("stack", "") for reading in result["readings"])
+        if not (narrower and share > 1):
+            factor, other, told = _of_each(row, share)
+            value, assumed, result = factor * value, (*assumed, *told), _with_reading(result, factor, other)
+        return group, {**result, "row": number, "value": value, "assumed": [*assumed, *result["assumed"]]}
 
 
 _LEAST_SHARE = 0.02
 """No training run has a lower share of the peak."""
 
-_FAR, _NEAR = 4.0, 2.0
-"""A rate whose header leaves open whose it is, is of each device if it would be this many times too low as that of all,
-and at most that many times off as that of each."""
+_USUAL_SHARES = (0.1, 0.65)
+"""Shares of the peak of nearly all training runs (from half the least to 1.4 times the largest of Chowdhery et al.
+2022, arXiv 2204.02311, table 3)."""
 
 
-def _of_each(row: Mapping[str, str], share: float, usual: float) -> tuple[float, tuple[str, ...]]:
-    """The factor of a rate that its header calls one of all devices, or of each, but cannot be one.
+def _of_each(row: Mapping[str, str], share: float) -> tuple[float, float | None, tuple[str, ...]]:
+    """Whose a rate is: the factor to that of one device, the factor of another plausible reading, and what is assumed.
+
+    The header decides, unless its reading means an impossible share of the peak. A header of a rate that names no
+    devices ("tokens/s") means all of them; where that would be an unusually low share and the rate of each device a
+    usual one, it is taken as that of each, and the other reading stays plausible.
 
     Args:
         row: with `PARTS` where the rate was divided by the number of devices.
-        share: of the devices' peak in its precision that the rate means.
-        usual: share that is predicted.
+        share: of the devices' peak in its precision that the rate means, as it was read.
     """
     devices = number_of(row.get(PARTS) or row.get("gpu_count", "")) or 1
-    if PARTS in row and share * devices <= 1:
-        each = usual / _NEAR < share * devices < usual * _NEAR and share < usual / _FAR
-        if each or share < _LEAST_SHARE <= share * devices:
-            return devices, (f"the rate is of each device: of all {devices:g} it would be {share:.2%} of their peak",)
-    if PARTS not in row and share > 1 >= share / devices >= _LEAST_SHARE and row.get("metric") in _RATES:
-        return 1 / devices, (f"the rate is of all {devices:g} devices: of each it would be {share:.0%} of its peak",)
-    return 1.0, ()
+    if row.get(PARTS):
+        least, most = _USUAL_SHARES
+        if share < _LEAST_SHARE <= share * devices <= 1:
+            return (
+                devices,
+                None,
+                (f"the rate is of each device: of all {devices:g} it would be {share:.2%} of their peak",),
+            )
+        if _LEAST_SHARE <= share < least <= share * devices <= most:
+            told = (
+                f"the rate is of each device or of all {devices:g}: {share * devices:.0%} or {share:.1%} of their peak"
+            )
+            return devices, 1.0, (told,)
+    elif PARTS not in row and share > 1 >= share / devices >= _LEAST_SHARE and row.get("metric") in _RATES:
+        told = f"the rate is of all {devices:g} devices: of each it would be {share:.0%} of its peak"
+        return 1 / devices, None, (told,)
+    return 1.0, None, ()
+
+
+def _with_reading(result: dict[str, Any], factor: float, other: float | None) -> dict[str, Any]:
+    """A prediction whose interval holds the reading of its rate by `other`, beside that by `factor`."""
+    if other is None:
+        return result
+    ratio = factor / other
+    reading = {"cells": {"rate": "of all devices"}, "predicted": ratio * result["predicted"]}
+    return {
+        **result, "low": min(result["low"], ratio * result["low"]), "high": max(result["high"], ratio * result["high"]),
+        "readings": [*result["readings"], reading],
+    }  # fmt: skip
 
 
 _RATES = ("tokens_per_s_per_gpu", "samples_per_s_per_gpu")

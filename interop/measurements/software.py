@@ -10,7 +10,10 @@ from interop.measurements.composed import NO_FSDP
 from interop.measurements.precisions import has_products
 from interop.measurements.spellings import level_named
 
-__all__ = ["COMPOSER", "borrows", "counts_recompute", "level_of", "names_software", "reduces_low", "software_of"]
+__all__ = [
+    "COMPOSER", "borrows", "counts_recompute", "keeps_low", "level_of", "names_part", "names_software", "reduces_low",
+    "software_of",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,8 @@ class Software:
         stacks: of the present, the most plausible first; a row's interval spans all of them.
         is_known: whether anything of it was measured or read in its code.
         reduces_low: whether gradients are reduced over replicas in the 16-bit dtype of activations; else in float32.
+        keeps_low: whether gradients are also accumulated in it.
+        is_part: whether other software is made of it, so that other words may name what ran.
     """
 
     words: str
@@ -30,6 +35,8 @@ class Software:
     stacks: tuple[str, ...]
     is_known: bool = True
     reduces_low: bool = False
+    keeps_low: bool = False
+    is_part: bool = False
 
 
 _SOFTWARE = (
@@ -42,7 +49,7 @@ _SOFTWARE = (
     Software(words="neox", name="GPT-NeoX", stacks=("megatron-deepspeed", "megatron"), reduces_low=True),
     Software(words="mindspeed|modellink", name="MindSpeed", stacks=("megatron",)),
     Software(words="mindformers|mindspore", name="MindSpore's", stacks=("mindspore", "megatron")),
-    Software(words=r"nemo\b|megatron-?bridge", name="NeMo", stacks=("megatron",)),
+    Software(words=r"nemo\b|megatron-?bridge", name="NeMo", stacks=("megatron",), reduces_low=True, keeps_low=True),
     Software(words="nanotron|picotron", name="Nanotron", stacks=("megatron", "torch")),
     Software(words=r"megatron|\bmcore\b", stacks=("megatron",)),
     Software(words="deepspeed", name="DeepSpeed", stacks=("torch",), reduces_low=True),
@@ -50,8 +57,8 @@ _SOFTWARE = (
     Software(words="lightning|accelerate|hugging ?face|axolotl|llama-?factory", name="Hugging Face's or Lightning",
              stacks=("torch",), reduces_low=True),
     Software(words=r"fsdp-?1|fsdp v1|fullyshardeddataparallel", name="FSDP1", stacks=("torch-2024",),
-             reduces_low=True),
-    Software(words=r"torch|\bfsdp|nanogpt", stacks=("torch",)),
+             reduces_low=True, is_part=True),
+    Software(words=r"torch|\bfsdp|nanogpt", stacks=("torch",), is_part=True),
     Software(words=r"maxtext|\bjax\b|\bflax\b|\bt5x\b|praxis|levanter|axlearn|\balpa\b|\bxla\b|tensorflow|tinygrad",
              name="JAX's", stacks=("torch-compile", "megatron"), is_known=False),
     Software(words=r"colossal-?ai|paddle\w*|oneflow|internevo|bmtrain|hetu", name="software not known here",
@@ -60,7 +67,8 @@ _SOFTWARE = (
 """In the order in which they are looked for. GPT-NeoX runs Megatron's layers in DeepSpeed's engine (its README);
 NeMo and Megatron-Bridge run Megatron-core; MindSpeed patches Megatron-LM for Ascend (its README). DeepSpeed reduces
 gradients in the dtype of the model (runtime/engine.py, communication_data_type), Hugging Face's FSDP plugin and the
-published recipes of FSDP1 have one dtype for parameters and reductions."""
+published recipes of FSDP1 have one dtype for parameters and reductions. The recipes with which NeMo and Megatron-Bridge
+measure set grad_reduce_in_fp32 to false, which is the dtype of Megatron-core's buffers of gradients."""
 
 _PUBLISHED = r"arxiv|https?:|github|blog|paper|readme|@ ?[0-9a-f]{7,}\b|\b20(1\d|2[0-5])\b"
 _HALF_LOSS = r"measured/readme|loss (of|in|on) (the )?(bf16|fp16|half)|(no|without) float (copy|copies)"
@@ -178,6 +186,12 @@ def reduces_low(cells: Cells) -> bool:
     return found is not None and found.reduces_low
 
 
+def keeps_low(cells: Cells) -> bool:
+    """Whether the software of a row accumulates gradients in 16 bits."""
+    found = _named(cells.words("source", "provenance"))
+    return found is not None and found.keeps_low
+
+
 COMPOSER = r"foundry|mosaic|composer"
 """Words of runs with Composer."""
 
@@ -189,6 +203,16 @@ def names_software(words: str) -> bool:
     (True, False)
     """
     return _named(words.lower()) is not None
+
+
+def names_part(words: str) -> bool:
+    """Whether words name only software of which other software is made, as FSDP of torchtitan.
+
+    >>> names_part("Llama 3 8B with FSDP2"), names_part("torchtitan with FSDP2")
+    (True, False)
+    """
+    found = _named(words.lower())
+    return found is not None and found.is_part
 
 
 def _named(words: str) -> Software | None:

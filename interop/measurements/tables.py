@@ -201,7 +201,14 @@ def _on_one_device(figures: Sequence[_Column]) -> list[_Column]:
     if len(devices) != 1:
         return list(figures)
     device = {"gpu_type": next(iter(devices.values()))}
-    return [dataclasses.replace(each, told={**device, **each.told}) for each in figures]
+    return [
+        each if _OTHERS.search(each.header) else dataclasses.replace(each, told={**device, **each.told})
+        for each in figures
+    ]
+
+
+_OTHERS = re.compile(r"\u53c2\u8003|\bref(?:erence)?\b|\bbaseline\b", re.I)
+"""Headers of figures of other devices or software, to compare with."""
 
 
 _TITLE_END = re.compile(r"\b(?:of|for|on|with|in|by|vs|versus)\b|[:;,]|\((?!m?s\))")
@@ -227,6 +234,8 @@ def _told_by_header(header: str, figure: Figure | None) -> dict[str, str]:
     The precision beside a share of the peak is that of the peak.
     """
     told = {name: cell for name, cell in told_by_titles((header,), ()).items() if name in CONDITIONS}
+    if re.match(r"npu\b(?! *(?:memory|mem|hbm))", header, re.I):
+        told.setdefault("gpu_type", "NPU")
     if figure is not None and figure.metric == "mfu_percent":
         told.pop("precision", None)
     return told

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 from interop.measurements.composed import degrees_in
-from interop.measurements.software import names_software
+from interop.measurements.software import names_part, names_software
 
 __all__ = ["CONDITIONS", "told_by_titles", "without_conditions"]
 
@@ -64,7 +64,8 @@ _COMPILED = re.compile(r"torch[. ]compile\b|\+ ?compile\b|(?:^|[,;] ?)compiled?(
 def told_by_titles(titles: Sequence[str], columns: Collection[str]) -> dict[str, str]:
     """Cells for columns that a table lacks, from the nearest line that contains them.
 
-    A line that names two devices, precisions or models tells none of them.
+    A line that names two devices, precisions or models tells none of them. Where the nearest software is a part of
+    others ("with FSDP2"), the software of a line further away stands before it.
 
     >>> found = told_by_titles(("A100 80GB with 1600 Gbps node-node interconnect (RoCE)",), ())
     >>> found["gpu_type"], found["interconnect"]
@@ -73,7 +74,9 @@ def told_by_titles(titles: Sequence[str], columns: Collection[str]) -> dict[str,
     found: dict[str, str] = {}
     for title in titles:
         for column, cell in _told(title).items():
-            if column not in columns:
+            if column == "source" and column in found and names_part(found[column]) and not names_part(cell):
+                found[column] = f"{cell}; {found[column]}"
+            elif column not in columns:
                 found.setdefault(column, cell)
     return found
 
