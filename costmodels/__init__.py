@@ -1,14 +1,10 @@
-"""Seconds and bytes of every instruction on a machine (floor 2).
+"""Time and memory of every instruction on a machine (floor 2).
 
-`machine` is the machine file (its parts in `compute` and `sections`), `catalogue` makes machines of shipped devices,
-`price` turns an instruction into picoseconds, by the forms of `compute`, `communication` and `flows`. `points` are
-raw measurements; the `fit*` modules and `cpu` make a machine of them, `carry` takes figures over to devices that were
-never measured, `probe` sets a machine's overall factor and interval from programs that were run and simulated,
-`interval` makes the interval of a step from those of its instructions.
+`machine` reads and writes machine files and makes machines from the catalogue. `price` turns an instruction into
+picoseconds. `fit` makes a machine file from measured points. `interval` computes the interval of a step from the
+uncertainty of its instructions, and `widths` has its figures.
 
-Every number has a source: measured, interpolated, assumed or cited.
-
-It imports `plans` only.
+Every number has a status and a source: measured, interpolated, assumed or cited. The package imports `plans` only.
 """
 
 from costmodels.fit.cpu import Calibration, fit_cpu_machine

@@ -1,13 +1,13 @@
-"""From the errors of single prices to the interval of a complete step.
+"""The interval of a complete step, from the errors of single prices.
 
-Prices of one class of instructions (matrix products, say) err together: they share their parameters and the chip they
-were measured on. Different classes have separate parameters: memory bandwidth is independent of the efficiency of
-attention, links of the host. They err independently, but for matrix products and attention, which run on the same units
-at the same clock: what the clock under load is off by, both are (`TOGETHER`).
+Prices of one class of instructions (matrix products, for example) have a common error: they share their parameters and
+the chip that was measured. Different classes have separate parameters, and their errors are independent. Matrix
+products and attention are an exception: they run on the same units at the same clock, so an error of the clock under
+load affects both (`TOGETHER`).
 
-So if a class i takes a share f_i of the step and the logarithm of the sum of its prices is off by s_i (standard
-deviation), the logarithm of the step is off by sqrt(sum_ij r_ij f_i s_i f_j s_j + b^2), with r_ij = 1 for i = j, and b
-the unexplained part (`Machine.interval`).
+If class i takes a share f_i of the step, and the logarithm of the sum of its prices has the standard deviation s_i,
+then the logarithm of the step has the standard deviation sqrt(sum_ij r_ij f_i s_i f_j s_j + b^2), with r_ij = 1 for i =
+j, and b the unexplained part (`Machine.interval`).
 """
 
 from __future__ import annotations

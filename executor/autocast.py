@@ -1,8 +1,8 @@
-"""`torch.autocast` as the casts that it makes, in calls of their own.
+"""`torch.autocast`, replaced by the casts that it performs.
 
-Autocast casts the arguments of some functions, by lists inside torch. A call is tried on tensors without data, with
-autocast and without; the arguments that only autocast casts are then cast before the call. So `torch.export` sees the
-casts, and a module runs with those of a device that the host lacks.
+Autocast casts the arguments of some functions according to lists inside torch. Each call is tried on tensors without
+data, once with and once without autocast. Arguments that only autocast casts are then cast before the call.
+`torch.export` therefore sees the casts, and a module can be run with the casts of a device that the host lacks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The device of a rank: its streams, clocks, memory, recordings and kernels.
 
-Everything else in this package speaks of a `Device`. The common part of all accelerators; what a kind of device has of
-its own is in its file of `executor.kinds`.
+The rest of this package uses a `Device`. It has the common part of all accelerators; `executor.kinds` has one file for
+the differences of each kind.
 
     >>> device = pick_device("cpu")
     >>> device.backend, device.is_async

@@ -1,6 +1,6 @@
-"""The networks of the examples, as a user would write them; each function gives the module and the shapes of a batch.
+"""The networks of the examples, as a user would write them. Each function returns the module and the shapes of a batch.
 
-They are what `--model executor.networks:multiple_mix` names.
+Use them as `--model executor.networks:multiple_mix`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Recompute: values that are freed after the forward and recomputed in the backward.
+"""Recomputation: values that are freed after the forward and recomputed in the backward.
 
-`recompute(net.relu1)` is MindSpore's `net.relu1.recompute()`; torch modules get no new methods. Calls of
-`torch.utils.checkpoint` in a forward do the same for the code they run. Capture writes both into `Graph.recompute`.
+`recompute(net.relu1)` is MindSpore's `net.relu1.recompute()`, without adding methods to torch modules.
+`torch.utils.checkpoint` in a forward does the same for the code that it runs. Capture stores both in `Graph.recompute`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def configured_stages(module: nn.Module, stage_config: Mapping[str, int] | None 
     for path in stage_config or {}:
         if path not in names:
             raise TwofoldError(
-                f"stage_config names {path!r}, which is no submodule of {type(module).__name__}; its submodules are "
+                f"stage_config names {path!r}, which is not a submodule of {type(module).__name__}; its submodules are "
                 f"{', '.join(names)}"
             )
     parts = {path: getattr(module.get_submodule(path), _ATTRIBUTE, None) for path in names}

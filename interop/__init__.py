@@ -1,5 +1,5 @@
-"""File formats of other programs (floor 4, above the search), read into `Degrees` and written from them.
+"""File formats of other programs, read into `Degrees` and written from them (floor 4, above the search).
 
-Megatron-LM's flags, torchtitan's settings, placements of torch's DTensor, tables of measurements as people publish
-them, traces of Perfetto and of torch's profiler. It imports `plans`, `costmodels`, `simulator` and `search`.
+Megatron-LM's flags, torchtitan's settings, DTensor placements, published tables of measurements, and traces of Perfetto
+and torch's profiler. The package imports `plans`, `costmodels`, `simulator` and `search`.
 """

@@ -1,6 +1,6 @@
-"""Write and read a configuration as a launch by Hugging Face's accelerate of FSDP2, torch's `fully_shard`.
+"""Reads and writes launches of FSDP2 (torch's `fully_shard`) by Hugging Face's accelerate.
 
-Flags as in accelerate 1.15.0's commands/launch.py, and of transformers' example run_clm.py.
+Flags are those of accelerate 1.15.0's commands/launch.py and of transformers' example run_clm.py.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_fsdp2(text: str, path: str) -> dict[str, Any]:
     def is_on(name: str) -> bool:
         value = flags.get(name, "false").lower()
         if value not in ("true", "false"):
-            raise TwofoldError(f"{path}: --{name} is {value!r}, neither true nor false")
+            raise TwofoldError(f"{path}: --{name} is {value!r}, not true or false")
         return value == "true"
 
     if flags.get("fsdp_version") != "2" or "use_fsdp" not in flags:

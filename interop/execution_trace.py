@@ -1,9 +1,9 @@
-"""Chakra execution traces in JSON, a file for each rank, in the words of torch's profiler.
+"""Reads Chakra execution traces in JSON, one file per rank, as traces of torch's profiler.
 
-Three forms are read: what torch's ExecutionTraceObserver writes (operators, no times); the same linked with a Kineto
-trace by `chakra_trace_link` (its kernels with their times among the nodes); and nodes of Chakra itself, one JSON object
-after another, as its jsonizer writes them (https://github.com/mlcommons/chakra, schema/protobuf/et_def.proto). The last
-may come with a file of groups such as {"0": [0, 1]}, as ASTRA-sim reads them.
+Three forms are supported: files of torch's ExecutionTraceObserver (operators, no times); the same linked with a Kineto
+trace by `chakra_trace_link` (with kernels and their times); and Chakra nodes as written by its jsonizer, one JSON
+object after another (https://github.com/mlcommons/chakra, schema/protobuf/et_def.proto). The last form may have a file
+of groups such as {"0": [0, 1]}, in the format of ASTRA-sim.
 """
 
 from __future__ import annotations

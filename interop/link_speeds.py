@@ -1,7 +1,7 @@
-"""Compare recorded communication with the links of a machine: each kind of call with its price, and the likely cause.
+"""Compares recorded communication with the links of a machine: each kind of call with its price and the likely cause.
 
-A call whose price hangs on the bandwidth of its slowest tier of links is explained by a factor on that bandwidth: the
-one with which the price is what was measured. A short message is not; its difference is given in seconds.
+If the price of a call depends mainly on the bandwidth of its slowest tier of links, the difference is explained by a
+factor on that bandwidth. For short messages the difference is given in seconds.
 """
 
 from __future__ import annotations

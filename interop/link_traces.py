@@ -1,8 +1,8 @@
-"""Communication as others recorded it: traces of torch's profiler, Chakra execution traces, and texts of NCCL.
+"""Recorded communication from traces of torch's profiler, Chakra execution traces, and text output of NCCL.
 
-Every format becomes `SeenCall`s. A collective is over for all of its ranks at about the same time, but a rank that
-comes early waits inside it; so what it takes is the shortest time of any of its ranks, and the rest of the longest is
-waiting. What ran next to it on that rank slows it, so the share of its time with other kernels is kept too.
+Every format becomes `SeenCall`s. A collective ends on all of its ranks at about the same time, but ranks that arrive
+early wait inside it. Its duration is therefore the shortest time of any rank; the rest of the longest time is waiting.
+Concurrent kernels slow a collective, so the share of its time with other kernels is kept too.
 """
 
 from __future__ import annotations

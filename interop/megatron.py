@@ -126,17 +126,17 @@ def check_megatron_model(config: TransformerConfig) -> None:
                 "another software"
             )
     if config.embedding_dropout != config.dropout:
-        raise TwofoldError(f"{config.name}: Megatron-LM drops as much after the embedding as after the attention")
+        raise TwofoldError(f"{config.name}: Megatron-LM has one dropout rate for the embedding and the attention")
     biases = (config.qkv_bias, config.out_bias, config.mlp_bias)
     if biases not in ((False,) * 3, (True,) * 3, (True, False, False)):
         raise TwofoldError(f"{config.name}: Megatron-LM adds biases to all products, to none, or to those of the heads")
     if (config.gated, config.activation) not in ((True, "silu"), (False, "gelu")):
         gated = "gated " if config.gated else ""
-        raise TwofoldError(f"{config.name}: {gated}{config.activation} is none of the MLPs of Megatron-LM's flags")
+        raise TwofoldError(f"{config.name}: {gated}{config.activation} is not an MLP that Megatron-LM's flags describe")
     if config.position == "rope" and (config.rope.scaling, config.rope.angles) != ("none", "base"):
-        raise TwofoldError(f"{config.name}: angles scaled or given by a module are not stated by Megatron-LM's flags")
+        raise TwofoldError(f"{config.name}: Megatron-LM has no flags for scaled rotary angles, or angles from a module")
     if config.experts is not None and config.experts.shared_gate:
-        raise TwofoldError(f"{config.name}: the gate of shared experts is not stated by Megatron-LM's flags")
+        raise TwofoldError(f"{config.name}: Megatron-LM has no flag for the gate of shared experts")
 
 
 def _model_flags(config: TransformerConfig) -> list[str]:
@@ -288,7 +288,9 @@ def _flags(text: str, path: str) -> dict[str, list[str]]:
     for name in flags:
         unknown = name not in _READ | _ON | _MODEL and not _HARMLESS.search(name)
         if name in _REFUSED or (unknown and _LAYOUT.search(name)):
-            raise TwofoldError(f"{path}: --{name} cannot be expressed in degrees; drop it if it changes no layout")
+            raise TwofoldError(
+                f"{path}: --{name} cannot be expressed in degrees; remove it if it does not change the layout"
+            )
     return flags
 
 

@@ -1,7 +1,7 @@
-"""Texts that NCCL and its tests print: tables of nccl-tests, and logs of a run.
+"""Text output of NCCL and its tests: tables of nccl-tests, and logs of a run.
 
-A log has no times. With NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,COLL it says which rank of which communicator a
-process is; then the calls of several logs (NCCL_DEBUG_FILE=nccl.%h.%p.log) are put together, and groups are known.
+A log has no times. With NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,COLL it contains the communicator and rank of a
+process; the calls of several logs (NCCL_DEBUG_FILE=nccl.%h.%p.log) are then combined, and groups are known.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def calls_of_table(text: str, path: Path) -> SeenCalls:
         )
     call = collective_of(named[1]) if named else None
     if call is None:
-        raise TwofoldError(f"{path}: it does not say which test ran; name the file after it, as all_reduce_perf.txt")
+        raise TwofoldError(
+            f"{path}: it does not say which test ran; name the file after the test, such as all_reduce_perf.txt"
+        )
     ranks = (0, 1) if call == "transfer" else tuple(range(num_ranks))
     calls, skipped = [], dict[str, int]()
     for row in rows:
@@ -167,7 +169,7 @@ def _read(text: str, known: dict[Key, _Communicator]) -> None:
 
 def _check_rank(who: str, rank: str, size: str) -> None:
     if int(rank) >= int(size):
-        raise TwofoldError(f"{who} names rank {rank} of a communicator of {size} ranks; this is no log of NCCL")
+        raise TwofoldError(f"{who} names rank {rank} of a communicator of {size} ranks; this is not a log of NCCL")
 
 
 def _name_the_largest(known: Mapping[Key, _Communicator]) -> None:

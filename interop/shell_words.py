@@ -22,7 +22,7 @@ def shell_words(text: str, path: str) -> list[str]:
     try:
         return shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
-        raise TwofoldError(f"{path} is no shell script: {error}") from None
+        raise TwofoldError(f"{path} cannot be read as a shell script: {error}") from None
 
 
 def is_whole(word: str) -> bool:

@@ -1,4 +1,4 @@
-"""The software that a plan is made for: its capabilities, its costs, and its launch scripts."""
+"""The software that a plan is made for: what it supports, its costs, and its launch scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A configuration in a file: our own JSON, flags of Megatron-LM, settings of torchtitan, placements of DTensors."""
+"""A configuration in a file: twofold's JSON, flags of Megatron-LM, settings of torchtitan, or DTensor placements."""
 
 from __future__ import annotations
 
@@ -190,19 +190,20 @@ def _read_own(text: str, path: str) -> Statement:
         values = values_from_json(found["degrees"], path)
         config, stack = _made(TransformerConfig, fields, f"{path}: config"), found["stack"]
         if not isinstance(stack, str):
-            raise TwofoldError(f"{path}: stack is {stack!r}, no name such as twofold or megatron")
+            raise TwofoldError(f"{path}: stack is {stack!r}, not a name such as twofold or megatron")
         return Statement(values=values, global_batch=found["global_batch"], seq=config.seq, config=config, stack=stack)
     except TwofoldError:
         raise
     except json.JSONDecodeError as error:
         raise TwofoldError(
-            f"{path} is not a complete JSON file (line {error.lineno}: {error.msg}), as one that was cut off; write "
+            f"{path} is not a complete JSON file (line {error.lineno}: {error.msg}); it may have been cut off; write "
             "it again "
             "with `twofold plan`"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TwofoldError(
-            f"{path} states no degrees ({type(error).__name__}: {error}); `twofold plan` writes such files beside plans"
+            f"{path} states no degrees ({type(error).__name__}: {error}); `twofold plan` writes such files "
+            "next to plans"
         ) from None
 
 

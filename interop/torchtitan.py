@@ -314,7 +314,9 @@ def _check_known(spread: dict[str, Any], path: str) -> None:
                     f"{path}: {name} = {value!r} cannot be expressed in degrees; only {_ONLY_SO[name][0]!r}"
                 )
         elif name not in _READ:
-            raise TwofoldError(f"{path}: {name} in [parallelism] is not known here; drop it if it changes no layout")
+            raise TwofoldError(
+                f"{path}: {name} in [parallelism] is unknown; remove it if it does not change the layout"
+            )
 
 
 def _layout(spread: dict[str, Any], path: str) -> dict[str, Any]:
@@ -350,7 +352,7 @@ def _experts(spread: dict[str, Any], values: dict[str, Any], path: str) -> int:
     if degree > 1 and tensor != values["tp"]:
         raise TwofoldError(
             f"{path}: expert_tensor_parallel_degree {tensor} is not tensor_parallel_degree {values['tp']}; experts "
-            "split otherwise than the rest cannot be expressed in degrees"
+            "split differently cannot be expressed in degrees"
         )
     return degree
 
@@ -417,7 +419,7 @@ def _recompute(settings: dict[str, Any], path: str) -> str:
     if mode not in modes or (mode == "selective" and option != "op"):
         raise TwofoldError(
             f"{path}: activation_checkpoint mode {mode!r}, selective_ac_option {option!r} is none of none, full, "
-            "selective by op; state [activation_checkpoint]"
+            "selective by op; set [activation_checkpoint]"
         )
     return modes[mode]
 

@@ -1,4 +1,4 @@
-"""Degrees that another program cannot express are refused, never dropped."""
+"""Degrees that another program does not support are refused, never dropped."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def reports_in(folder: Path) -> list[FoundReport]:
         TwofoldError: no such folder, or no report in it.
     """
     if not folder.is_dir():
-        raise TwofoldError(f"{str(folder)!r} is no folder; give the folder that holds reports (.html)")
+        raise TwofoldError(f"{str(folder)!r} is not a folder; give the folder that contains reports (.html)")
     reports = []
     for path in sorted(folder.rglob("*.html")):
         with path.open("rb") as file:

@@ -62,7 +62,7 @@ def check_stages(
         TwofoldError: stages without operators or devices, unknown operators, widths that do not fit.
     """
     if num_stages is not None and not 1 <= num_stages <= num_devices:
-        raise TwofoldError(f"{num_stages} pipeline stages on {num_devices} devices: each stage needs one at least")
+        raise TwofoldError(f"{num_stages} pipeline stages on {num_devices} devices: each stage needs at least one")
     if stages is not None and num_stages is not None and len(stages) != num_stages:
         raise TwofoldError(f"operators are given for {len(stages)} stages, but there are {num_stages}")
     if stages is not None and (bare := [number for number, stage in enumerate(stages) if not len(stage)]):
@@ -113,7 +113,7 @@ def _check_widths(widths: str | Sequence[int] | None, num_stages: int | None, nu
         raise TwofoldError(f"widths {list(widths)} list {len(widths)} stages, but there are {num_stages}")
     if min(widths, default=0) < 1 or sum(widths) > num_devices:
         raise TwofoldError(
-            f"widths {list(widths)}: every stage needs a device at least, and all of them have {num_devices}"
+            f"widths {list(widths)}: every stage needs at least one device, and the widths must add up to {num_devices}"
         )
 
 

@@ -1,11 +1,11 @@
-"""A program in virtual time (floor 3).
+"""Runs programs in virtual time (floor 3).
 
-`simulate` predicts a plan on a machine, maybe with a `WhatIf`; `outcome` adds what checkpoints and failures cost;
-`check_program` refuses before that what cannot run. `run_program` is the reference engine, with SimPy under
-it, for any prices: hosts, compute and communication streams, shared cores, devices and links. `memory_timeline`,
-`memory_peak` and `peak_of_order` follow the memory, `composition` computes the parts of a step, `critical_path` what
-determines its end. Inside, time is integer picoseconds, so that engines and closed forms agree exactly. It imports
-`plans` and `costmodels` only.
+`simulate` predicts a plan on a machine, optionally with a `WhatIf`; `outcome` adds the cost of checkpoints and
+failures. `check_program` refuses programs that cannot run. `run_program` is the reference engine, built on SimPy, for
+any prices: hosts, compute and communication streams, shared cores, devices and links. `memory_timeline`, `memory_peak`
+and `peak_of_order` track memory, `composition` computes the parts of a step, and `critical_path` the chain of
+instructions that determines its end. Internally, time is an integer number of picoseconds, so that engines and closed
+forms agree exactly. The package imports `plans` and `costmodels` only.
 """
 
 from simulator.engine.check import check_program

@@ -1,4 +1,4 @@
-"""One priced instruction: what stacks write, and what forecasts walk."""
+"""One priced instruction, as stacks produce it and forecasts use it."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def test_points_can_be_requested_by_name(tmp_path):
     assert [job.point.key for job in jobs] == [matrix.key, attention.key]
     assert [job.point.held_out for job in jobs] == [True, False]
     save_points(tmp_path / "other.jsonl", [Point(kind="collective", call="all_reduce", seconds=0.0)], {})
-    with pytest.raises(TwofoldError, match="asks for collective all_reduce"):
+    with pytest.raises(TwofoldError, match="requests collective all_reduce"):
         requested_points(tmp_path / "other.jsonl")
 
 

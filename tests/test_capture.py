@@ -370,7 +370,7 @@ REFUSED = {
     "gradients of all samples": (mean_to(lambda m, x: Unit.apply(m.fc(x))), r"samples .* meet in the backward of Unit"),
     "random gradients": (mean_to(lambda m, x: Noisy.apply(m.fc(x))), r"backward of Noisy .*draws random numbers"
     ),
-    "hook on a gradient": (mean_to(hooks_its_gradient), r"hooks the gradient of a tensor \(4, 6\)"),
+    "hook on a gradient": (mean_to(hooks_its_gradient), r"registers a hook on the gradient of a tensor \(4, 6\)"),
     "inference mode": (within(torch.inference_mode), "uses torch.inference_mode.*requires_grad_"),
     "mean of the batch": (mean_to(lambda m, x: m.fc(x) - x.mean()), "a value made of all samples of a batch"),
     "norm of the batch": (mean_to(lambda m, x: m.fc(x) / x.norm()), r"in forward \(.*\) makes one \(\) out of"),
@@ -582,7 +582,7 @@ def test_one_stage_needs_no_names(cell, graph):
 @pytest.mark.parametrize(
     ("config", "num_stages", "message"),
     [
-        ({"_backbone.layer9": 0}, 2, r"'_backbone\.layer9'.*no submodule.*_backbone\.layer1.*_loss_fn"),
+        ({"_backbone.layer9": 0}, 2, r"'_backbone\.layer9'.*not a submodule.*_backbone\.layer1.*_loss_fn"),
         ({"_backbone.layer1": 1, "_backbone.layer2": 0, "_backbone.layer3": 1}, 2, "stages run backwards"),
         ({"_backbone.layer1": 0, "_backbone.layer2": 2}, 2, "there are 2: 0 to 1"),
         ({"_backbone.layer1": 0, "_backbone.layer2": 2}, 3, "no operator of Network is in stage 1 of 3"),

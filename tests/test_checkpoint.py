@@ -197,7 +197,7 @@ def _reads_elsewhere(index, marker):
 @pytest.mark.parametrize(
     ("malice", "says"),
     [
-        (_runs_code, r"it names pathlib\.Path\.touch, which an index never does"),
+        (_runs_code, r"it names pathlib\.Path\.touch, which does not belong in an index"),
         (_holds_bytes, r"it names .*BytesStorageMetadata"),
         (_reads_elsewhere, r"'\.\./\.\./secret' is not in the folder"),
     ],

@@ -609,7 +609,7 @@ def test_files_without_communication_are_refused_in_one_line(name, text, message
 def test_ranks_and_links_that_the_machine_has_not(machine, tmp_path, capsys):
     file = trace(tmp_path, 0, [reduced(0, 9, 1000, "[0, 9]")])
     assert main(["links", str(file), "--machine", machine]) == 2
-    assert "rank 9 takes part" in capsys.readouterr().err
+    assert "rank 9 is used" in capsys.readouterr().err
     assert main(["links", str(file), "--machine", "torus-4x4x4"]) == 2
     assert "are a graph" in capsys.readouterr().err
     with pytest.raises(TwofoldError, match="both belong to rank 0"):

@@ -282,7 +282,7 @@ def test_degrees_that_are_missing_or_unknown_are_refused(name: str, value: Any, 
     ("key", "value", "message"),
     [
         ("stack", None, "missing: stack"), ("notes", "mine", "unknown: notes"), ("twofold_degrees", 1, "plan again"),
-        ("stack", 3, "no name"), ("degrees", 3, "states no degrees"), ("config", None, "missing: config"),
+        ("stack", 3, "not a name"), ("degrees", 3, "states no degrees"), ("config", None, "missing: config"),
     ],
 )  # fmt: skip
 def test_a_file_of_ours_with_other_keys_is_refused(key: str, value: Any, message: str, tmp_path: Path) -> None:
@@ -335,16 +335,24 @@ def test_what_a_program_cannot_express_is_refused(write: Any, stated: Degrees, m
         ("a.sh", "--micro-batch-size 1 --global-batch-size 8", "world-size"),
         ("a.sh", "--micro-batch-size 1 --global-batch-size 8 --world-size eight", "not a whole number"),
         ("a.sh", "--micro-batch-size 1 --global-batch-size 8 --world-size 8 --tensor-model-parallel-size 3", "divide"),
-        ("a.sh", "--tensor-model-parallel-size '3", "no shell script"),
+        ("a.sh", "--tensor-model-parallel-size '3", "cannot be read as a shell script"),
         (
             "a.sh",
             "--micro-batch-size 1 --global-batch-size 8 --world-size 8 --pipeline-model-parallel-layout Ettm|L",
             "at",
         ),
         ("a.sh", "--rampup-batch-size 8 8 100 --micro-batch-size 1 --global-batch-size 8 --world-size 8", "rampup"),
-        ("a.sh", "torchrun pretrain_gpt.py --world-size '8", "a.sh is no shell script: No closing quotation"),
-        ("a.sh", "accelerate launch --num_machines '1", "a.sh is no shell script: No closing quotation"),
-        ("a.sh", "python -m torchtitan.train --training.seq_len '8", "a.sh is no shell script: No closing quotation"),
+        (
+            "a.sh",
+            "torchrun pretrain_gpt.py --world-size '8",
+            "a.sh cannot be read as a shell script: No closing quotation",
+        ),
+        ("a.sh", "accelerate launch --num_machines '1", "a.sh cannot be read as a shell script: No closing quotation"),
+        (
+            "a.sh",
+            "python -m torchtitan.train --training.seq_len '8",
+            "a.sh cannot be read as a shell script: No closing quotation",
+        ),
         ("a.toml", "parallelism = 3 =", "not TOML"),
         ("a.toml", "[training]\nseq_len = 3", "parallelism"),
         ("a.json", "{}", "states no degrees"),

@@ -57,7 +57,7 @@ def test_the_list_leads_to_every_report_and_to_nothing_else(folder):
 
 def test_other_folders_are_refused_in_one_line(folder, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    for path, said in ((tmp_path / "none", "is no folder"), (tmp_path / "empty", "no report in")):
+    for path, said in ((tmp_path / "none", "is not a folder"), (tmp_path / "empty", "no report in")):
         assert main(["serve", str(path)]) == 2
         assert said in capsys.readouterr().err
     assert main(["serve", str(folder), "--port", "70000"]) == 2

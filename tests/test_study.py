@@ -247,7 +247,7 @@ def test_processes_give_the_same_results(backend):
         ("[base]\n[axes]\ntp = ['four']", "tp must be a whole number, not 'four'"),
         ("[base]\nzap = 1\n", "the study has no axes; add some"),
         ("[base]\n[[together]]\ntp = [1, 2]\ndp = [4]", "linked axes tp and dp have 2 and 1 values"),
-        ("[base]\n[axes]\ntp = [1]\n[[together]]\ntp = [1, 2]\ndp = [4, 2]", "axis tp stands twice"),
+        ("[base]\n[axes]\ntp = [1]\n[[together]]\ntp = [1, 2]\ndp = [4, 2]", "axis tp is given twice"),
         ("[base]\n[[together]]\ntp = [1, 1]\ndp = [4, 4]", "linked axes have tp = 1, dp = 4 twice"),
         ("[base]\n[[together]]\ntp = [1]\nzap = [4]", "zap"),
         ("[base]\n[[together]]", "linked axes is empty"),

@@ -90,7 +90,7 @@ def test_names_of_models():
      ({"notes": "CPU offload"}, "offload"), ({"gpu_type": "V100-32GB"}, "no bf16"), ({"value": "0.004"}, "percentage"),
      ({"recompute": "every 2nd token"}, "recompute"), ({"zero_level": "some"}, "none of 0 to 3"),
      ({"dp": "", "gpu_count": ""}, "dp is not stated"),
-     ({"schedule": "interleaved"}, "vpp is not stated"), ({"sequence_parallel": "perhaps"}, "neither y nor n"),
+     ({"schedule": "interleaved"}, "vpp is not stated"), ({"sequence_parallel": "perhaps"}, "not y or n"),
      ({"precision": "mxfp8"}, "mxfp8"), ({"notes": "linear layers in int8"}, "int8"), ({"task": "RLHF PPO"}, "rlhf"),
      ({"interconnect": "PCIe Gen5", "gpu_type": "H200"}, "PCIe"),
      ({"notes": "no NVLink", "gpu_type": "H20"}, "no NVLink"),

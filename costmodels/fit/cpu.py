@@ -1,4 +1,4 @@
-"""A machine file for this computer: CPU ranks that talk through gloo and share the cores."""
+"""A machine file for this computer: CPU ranks that communicate over gloo and share the cores."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fit_cpu_machine(points: Sequence[Point], environment: Mapping[str, str], *, 
     try:
         limits = {key: int(environment[key]) for key in ("ranks", "cores", "memory_bytes")}
     except (KeyError, ValueError) as error:
-        raise TwofoldError(f"the measured points do not say {error} of the machine; measure again") from None
+        raise TwofoldError(f"the environment of the measured points has no {error}; measure again") from None
     ranks, cores, date = limits["ranks"], limits["cores"], environment.get("date", "")
     known = {
         "memory_bytes": Provenance(status="measured", source="memory of the computer over its ranks", date=date),

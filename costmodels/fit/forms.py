@@ -1,7 +1,7 @@
-"""From measured points to the few parameters of a machine; every form is physical, nothing is looked up in a table.
+"""Fits a few parameters to measured points. Every form is physical; nothing is looked up in a table.
 
-All fits compare logarithms, so that a microsecond and a second count alike, and use a soft L1 loss, so that a stray
-point does not decide (Huber-like; scipy.optimize.least_squares). `Residuals` describe the quality of a fit.
+All fits compare logarithms, so that a microsecond and a second count equally, and use a soft L1 loss, which limits the
+influence of outliers (Huber-like; scipy.optimize.least_squares). `Residuals` describes the quality of a fit.
 """
 
 from __future__ import annotations

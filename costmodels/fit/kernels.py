@@ -1,7 +1,7 @@
 """Rates of an accelerator from device times of its kernels: matrix products, memory-bound kernels, attention.
 
-Each fit chooses between a plain form and richer ones by cross-validation: a form with more parameters is taken only if
-it predicts points it has not seen better. The forms are those of `costmodels.price.compute`.
+Each fit chooses between a plain form and richer ones by cross-validation: a form with more parameters is used only if
+it predicts held-out points better. The forms are those of `costmodels.price.compute`.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def predicted_s(point: Point, compute: Compute, *, at_clock: bool = False) -> fl
             compute, (batch * heads, queries, dim), keys, dim, compute.matrix_flops_per_s[point.dtype], touched,
             causal=bool(point.options.get("causal", 0)), backward=backward,
         )  # fmt: skip
-    raise TwofoldError(f"a point of the kind {point.kind!r} is no kernel")
+    raise TwofoldError(f"a point of the kind {point.kind!r} is not a kernel")
 
 
 _MEMORY_CALLS: Mapping[str, str] = {

@@ -1,5 +1,4 @@
-"""Rates of matrix products from their device times, by the forms of `costmodels.price.compute` and
-`costmodels.price.tiled`."""
+"""Rates of matrix products from their device times, by the forms of `costmodels.price.compute` and `.tiled`."""
 
 from __future__ import annotations
 

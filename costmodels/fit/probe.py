@@ -1,7 +1,8 @@
 """One overall factor and the interval of a machine, from small programs that were both simulated and run.
 
-Micro-benchmarks leave out what the operating system does with many processes on few cores. A few probe programs (other
-widths and layouts than what is reported on) determine the factor by which predictions are off, and its spread.
+Micro-benchmarks do not show the behaviour of an operating system with many processes on few cores. A few probe
+programs, with other widths and layouts than the reported ones, determine the factor by which predictions are off, and
+its spread.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Draft:
             ValueError: the draft does not start from a device.
         """
         if self.base is None:
-            raise ValueError("this machine is measured from nothing")
+            raise ValueError("this machine has no base device")
         return msgspec.structs.replace(self.base, **self.values, provenance=dict(self.provenance))
 
     def provenance_of(

@@ -1,10 +1,11 @@
-"""Carry dimensionless figures of a calibrated device over to one that was never measured.
+"""Transfers dimensionless figures of a calibrated device to one that was never measured.
 
-Equal for both: shares of a peak, tiles, quantisation, sharpness, the bytes a kernel needs, seconds of latency, the
-share of the link a collective reaches. The depth at which a product reaches half of its rate corresponds to a latency
-that a core fills with work: it grows with the rate of one core. Where a figure of the new device is cited (typical or
-best matrix products, an attention rate, a measured bus bandwidth), the efficiency is chosen so that the form gives it;
-of the best products found by search the form gives the share that it gives of those of the calibrated device.
+Both devices get equal shares of a peak, tiles, quantisation, sharpness, bytes per kernel, seconds of latency, and
+shares of the link that a collective reaches. The depth at which a product reaches half of its rate corresponds to a
+latency that a core has to fill with work, so it grows with the rate of one core. If a figure of the new device is cited
+(typical or best matrix products, an attention rate, a measured bus bandwidth), the efficiency is chosen so that the
+form gives this figure. For the best products that were found by search, the form gives the same share as on the
+calibrated device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Machines by name: "<device>-x<number>" is made of a device file and its template of a node and a network.
+"""Machines by name: "<device>-x<number>" combines a device file with its template of a node and a network.
 
-The device files are in `machines/devices`. Up to the size of its node a number means a part of one node; above it must
-be a multiple of the node and means complete nodes joined by their network cards: "h100-sxm-x1024" is 128 nodes of 8.
+The device files are in `machines/devices`. Up to the size of a node, the number is a part of one node. Above it, the
+number must be a multiple of the node's size, and the nodes are joined by their network cards: "h100-sxm-x1024" is 128
+nodes of 8.
 """
 
 from __future__ import annotations

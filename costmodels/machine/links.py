@@ -1,8 +1,8 @@
 """The links of a machine: the short form in tiers, and the long form as a graph of devices, switches and wires.
 
-The short form nests: ranks with the same `rank // ranks` share a domain of a tier, and each tier holds whole domains of
-the one before. It prices 100,000 ranks as fast as 8. The long form lists the devices or switches that every wire joins;
-routes are shortest paths, split evenly where several are equally short (equal-cost multipath, RFC 2992).
+In the short form, ranks with the same `rank // ranks` share a domain of a tier, and a domain consists of complete
+domains of the previous tier. 100,000 ranks are priced as fast as 8. The long form lists the two ends of every wire;
+routes are shortest paths, and bytes are split evenly over equally short ones (equal-cost multipath, RFC 2992).
 """
 
 from __future__ import annotations

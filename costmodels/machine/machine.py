@@ -135,10 +135,13 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
                 raise TwofoldError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.runtime_bytes is not None and self.runtime_bytes >= self.memory_bytes:
             raise TwofoldError(
-                f"runtime_bytes is {self.runtime_bytes}, of {self.memory_bytes} memory_bytes; no tensor has room"
+                f"runtime_bytes is {self.runtime_bytes}, of {self.memory_bytes} memory_bytes, which leaves no "
+                "room for tensors"
             )
         if not self.host_async and self.cores_per_node is None:
-            raise TwofoldError("host_async is false (hosts compute): cores_per_node must say how many cores they share")
+            raise TwofoldError(
+                "host_async is false (hosts compute): set cores_per_node, the number of cores that they share"
+            )
         check_keys("dispatch_s", self.dispatch_s, DISPATCH_CLASSES)
         check_keys("collectives", self.collectives, COLLECTIVES)
         if self.graph is not None:
@@ -195,7 +198,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         """
         if max(ranks) >= self.num_devices:
             raise TwofoldError(
-                f"rank {max(ranks)} takes part, but machine {self.name!r} has {self.num_devices} devices; "
+                f"rank {max(ranks)} is used, but machine {self.name!r} has {self.num_devices} devices; "
                 "plan for fewer devices or load a larger machine"
             )
         for number, link in enumerate(self.links):

@@ -146,7 +146,7 @@ class Collective(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         Section.__post_init__(self)
         if self.gap >= 2:
-            raise TwofoldError(f"gap is {self.gap}; below 2, or two members would have no bandwidth")
+            raise TwofoldError(f"gap is {self.gap}; it must be below 2, or two members would have no bandwidth")
 
 
 class Overlap(Section, frozen=True, kw_only=True):
@@ -176,7 +176,9 @@ class Overlap(Section, frozen=True, kw_only=True):
         check_share("compute_rate", self.compute_rate)
         check_share("comm_rate", self.comm_rate)
         if self.hold * self.comm_rate >= 1:
-            raise TwofoldError(f"hold is {self.hold}; below 1 / comm_rate, or no message would move")
+            raise TwofoldError(
+                f"hold is {self.hold}; it must be below 1 / comm_rate, or no message would make progress"
+            )
 
     def rates(self, kernel_s: float, message_s: float) -> tuple[float, float]:
         """The rates of compute by kernels of `kernel_s` during messages of `message_s`, both alone.
@@ -222,11 +224,11 @@ def check_figure(name: str, value: Any) -> None:
             check_figure(f"{name}.{key}", entry)
         return
     if not math.isfinite(value) or value < 0:
-        raise TwofoldError(f"{name} is {value}; it must be a finite figure of at least 0")
+        raise TwofoldError(f"{name} is {value}; it must be a finite number of at least 0")
     if value == 0:
         raise TwofoldError(f"{name} is 0; it must be above 0")
     least, most, _ = _limits(name.partition(".")[0])
-    raise TwofoldError(f"{name} is {value:g}; no machine has that: it is between {least:g} and {most:g}")
+    raise TwofoldError(f"{name} is {value:g}; it must be between {least:g} and {most:g}")
 
 
 def _is_believed(value: Any, least: float, most: float, divides: bool) -> bool:

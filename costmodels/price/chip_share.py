@@ -1,9 +1,9 @@
-"""The share of a device that a kernel keeps busy, which decides what another kernel gets next to it.
+"""The share of a device that a kernel occupies, which determines how fast a concurrent kernel runs.
 
-A product of few tiles leaves cores idle while it runs (`costmodels.price.tiled`: its waves over those that it takes
-the time of), and no kernel uses the device while it is launched and drained (`Compute.kernel_s`, and a product's
-`Tiled.start_s`). Apart from that a kernel is taken to fill the device: measurements of single kernels do not show what
-memory-bound kernels and products leave each other.
+A product with few tiles leaves cores idle (`costmodels.price.tiled`: its waves, relative to those whose time it takes),
+and no kernel uses the device while it starts and ends (`Compute.kernel_s`, and a product's `Tiled.start_s`). Otherwise
+a kernel is assumed to fill the device: measurements of single kernels do not show how memory-bound kernels and products
+share it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls that are several kernels: operators without a kernel of their own, and gradients by autograd."""
+"""Calls that run several kernels: operators without a kernel of their own, and gradients by autograd."""
 
 from __future__ import annotations
 

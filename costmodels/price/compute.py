@@ -1,6 +1,6 @@
-"""The rates of one device, and the seconds of its kernels: few parameters, each with a physical meaning.
+"""The rates of one device, and the seconds of its kernels, with few parameters of physical meaning.
 
-All functions give device time of one kernel alone on a device at work, without the host that issues it.
+All functions return the device time of one kernel that runs alone on a busy device, without the host time to issue it.
 """
 
 from __future__ import annotations

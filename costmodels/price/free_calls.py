@@ -1,4 +1,4 @@
-"""Calls of a program that run no kernel: the one list of them, for prices, stacks and calibration.
+"""The list of calls that run no kernel, used by prices, stacks and calibration.
 
 The host still issues such a call (`Machine.dispatch_s`, class "view").
 """

@@ -1,4 +1,4 @@
-"""Time of recurrent layers, whose steps run one after the other."""
+"""Time of recurrent layers, whose time steps run one after the other."""
 
 from __future__ import annotations
 

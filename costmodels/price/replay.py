@@ -1,8 +1,8 @@
-"""The host's part of a step that is replayed: one launch of a recorded graph instead of a call for every kernel.
+"""The host's part of a replayed step: one launch of a recorded graph instead of a call for every kernel.
 
-The device's front end then issues the nodes of the graph, each a kernel, a copy or a communication, instead of the
-host: it has a time per node, and what is not a node (a view, a WAIT) has none. Kernels take the same time; machine
-files measure them in recordings, the gap between two kernels included.
+The device's front end then issues the nodes of the graph (kernels, copies and communication) and takes a fixed time per
+node. Calls that are not nodes (a view, a WAIT) take no time. Kernels take the same time as without replay; machine
+files measure them in recordings, including the gap between two kernels.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A smooth factor on times by the sizes of a product, for the library's choice among its kernels.
+"""A smooth correction factor by the sizes of a matrix product, for the library's choice of kernels.
 
-A form knows tiles and waves, not which of hundreds of kernels a library takes. Neighbouring sizes mostly use the same
-one, so the residual is smooth on a scale of a few octaves: a Gaussian process over the logarithms of the three sizes,
-kept at the knots of a coarse grid and linear between them (Rasmussen and Williams 2006, Gaussian Processes for Machine
-Learning, section 2.2). Far from measured products the factor goes back to 1.
+A form knows tiles and waves, but not which of hundreds of kernels a library chooses. Neighbouring sizes mostly use the
+same kernel, so the residual is smooth on a scale of a few octaves. It is modelled as a Gaussian process over the
+logarithms of the three sizes, stored at the knots of a coarse grid and interpolated linearly (Rasmussen and Williams
+2006, Gaussian Processes for Machine Learning, section 2.2). Far from measured products the factor is 1.
 """
 
 from __future__ import annotations

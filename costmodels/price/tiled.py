@@ -1,6 +1,6 @@
-"""A matrix product on cores that make tiles of its result: waves, cuts of the sums, rows that are not aligned.
+"""The time of a matrix product on cores that compute tiles of its result: waves, split sums, unaligned rows.
 
-`tiled_s` works on arrays, for fits; `one_tiled_s` is the same for one product, five times as fast.
+`tiled_s` works on arrays, for fits. `one_tiled_s` is the same for a single product and five times as fast.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Tiled(Section, frozen=True, kw_only=True):
         Section.__post_init__(self)
         check_share("quantisation", self.quantisation)
         if not self.tiles or any(rows < 1 or columns < 1 for rows, columns in self.tiles):
-            raise TwofoldError(f"tiles are {self.tiles}; there is at least one, and rows and columns are at least 1")
+            raise TwofoldError(f"tiles are {self.tiles}; give at least one, with at least 1 row and 1 column each")
         known = [str(each) for each in ALIGNMENTS]
         for name in self.memory_cost:
             check_known("alignment in bytes", name, known)

@@ -1,5 +1,4 @@
-"""Host time of torch's own parallel parts: of one Llama block, on several hosts or a user's own, and of what is beside
-it."""
+"""Host time of torch's own parallel modules, per Llama block and per step, on several hosts or on a user's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grid of scaled-dot-product attention: heads, grouped heads, sequences, head dims, causal or not, both ways."""
+"""The grid of attention to measure: heads, grouped heads, sequences, head dims, causal or not, forward and backward."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A block of a Llama-like decoder in plain torch, and a model of a few: what other people's stacks are tried on.
+"""A decoder block like Llama's in plain torch, and a model of a few such blocks, to measure other software stacks with.
 
-With tiny sizes the device has nothing to do, and only the host's time remains; made with real sizes it is a check of
-how single kernels add up. Nothing here comes from a model's code.
+With tiny sizes the device has nearly nothing to do and only the host's time remains. With real sizes a block shows how
+well the sum of single kernels predicts it. The code is independent of any published model code.
 """
 
 from __future__ import annotations

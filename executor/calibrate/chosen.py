@@ -1,8 +1,8 @@
-"""Which kernels the library takes: `python -m executor.calibrate.chosen OUT.jsonl POINTS...`.
+"""The kernels that a library chooses: `python -m executor.calibrate.chosen OUT.jsonl POINTS...`.
 
-Names of kernels contain tiles, stages and splits of the sums. Every distinct product and attention of the files of
-points is issued once more under torch's profiler; a line of the result has the kernels of one, in their order, with
-their grid.
+Names of kernels contain tile sizes, stages and splits of the sums. Every distinct matrix product and attention of the
+files of points is run once more under torch's profiler. Each line of the result lists the kernels of one of them, in
+order, with their grids.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out, *files = sys.argv[1:] if arguments is None else arguments
     device = pick_device("auto")
     if device.kind != "cuda":
-        raise TwofoldError(f"device {device.kind!r} does not tell the names of its kernels; cuda does")
+        raise TwofoldError(f"device {device.kind!r} does not report the names of its kernels; use cuda")
     device.use()
     points: dict[Any, Point] = {}
     for file in files:

@@ -1,4 +1,4 @@
-"""The sections that accelerators are measured in; the same run on a CPU, where tests take them."""
+"""The sections of a calibration of accelerators. Tests run the same sections on a CPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Host time of eager torch: forward calls, modules, the autograd engine, checkpoints, optimizers, on one device.
+"""Host time of eager torch on one device: forward calls, modules, the autograd engine, checkpoints, optimizers.
 
-Tensors are so small that the device is through before the host; what remains is the host's time to issue. Where one
-call cannot be timed alone (backward), chains of two lengths give it as the slope, and the fixed part as the rest.
+Tensors are so small that the device finishes before the host, so the time is that of the host. If a call cannot be
+timed alone (a backward), chains of two lengths are timed: the slope is the time of one call, the rest is the fixed
+part.
 """
 
 from __future__ import annotations

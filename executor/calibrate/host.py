@@ -1,10 +1,10 @@
 """The time that this host needs to issue a block of torch's layers, measured in 20 s in one process.
 
 The parts are those of `executor.calibrate.stacks`. torch's fake process group simulates two ranks: FSDP2 and tensor
-parallelism issue all that they issue elsewhere, and their messages end at once. Where there is no accelerator, tiny
-operators run on the processor in place of launches. DistributedDataParallel needs other ranks; its time is that of the
-median of the measured hosts, times how plain blocks compare with theirs. Times are processor times, which other
-processes of the host do not affect.
+parallelism issue all of their usual work, and their messages complete at once. Without an accelerator, tiny CPU
+operators replace kernel launches. DistributedDataParallel needs several ranks, so its time is the median of the
+measured hosts, scaled by the ratio of this host's plain blocks to theirs. Times are processor times, which other
+processes on the host do not affect.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def host_of(points: list[Point], name: str, source: str) -> Host:
             for way in ("forward", "backward")
         ]
         if min(point.seconds for point in both) < _LEAST_S:
-            raise TwofoldError(f"the time of a block ({kind}) did not come out: the host is too busy; measure it again")
+            raise TwofoldError(
+                f"the time of a block ({kind}) could not be measured: the host is too busy; measure it again"
+            )
         measured[kind] = (both[0].seconds, both[1].seconds)
         spreads += [math.log(point.seconds / point.low_s) for point in both if 0 < point.low_s <= point.seconds]
     plain = zip(measured["plain"], host_s("median", "plain"), strict=True)

@@ -1,7 +1,7 @@
-"""The grid of kernels bound by memory: forward and gradients of what transformers are made of.
+"""The grid of memory-bound kernels to measure: forward and gradients of the operators of transformers.
 
-`size_bytes` is what must move at least: each input read once, each output written once. Gradients are taken by autograd
-of the one operator, so that they are the kernels a training step launches.
+`size_bytes` is the least traffic of a kernel: each input read once and each output written once. Gradients are taken by
+autograd of the single operator, so the measured kernels are those of a training step.
 """
 
 from __future__ import annotations

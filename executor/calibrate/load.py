@@ -1,8 +1,8 @@
-"""The clock of a chip under load: kernels of several kinds in turns, until the clock has settled.
+"""The clock of a chip under load: several kinds of kernels run in turn until the clock has settled.
 
-A chip at its power limit lowers its clock, the more of the time kernels run that draw much. A training step mixes
-products, attention and kernels bound by memory; the power of each, and the dependence of its time on the clock, are
-measured by mixtures.
+A chip at its power limit lowers its clock, more so the more time it spends in kernels with high power. A training step
+mixes matrix products, attention and memory-bound kernels. Mixtures of these kinds show the power of each and how its
+time depends on the clock.
 """
 
 from __future__ import annotations

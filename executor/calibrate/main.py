@@ -1,5 +1,7 @@
-"""The main module of a calibration's ranks: `python -m executor.calibrate.main POINTS.jsonl`, alone or under
-torchrun."""
+"""The main module of every rank of a calibration: `python -m executor.calibrate.main POINTS.jsonl`.
+
+It runs alone or under torchrun.
+"""
 
 from __future__ import annotations
 

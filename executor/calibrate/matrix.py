@@ -1,9 +1,10 @@
-"""The grid of matrix products: what linears of transformers launch, whole and split, and where the rate has steps.
+"""The grid of matrix products to measure: those of linear layers, full and split, and fine scans across steps in the
+rate.
 
-A linear with `t` tokens, `i` features in and `o` out is three products: its forward (m, n, k) = (t, o, i) in the form
-"nt", the gradient of its input (t, i, o) in "nn", and that of its weight (o, i, t) in "tn". Splitting tensors divides i
-or o, pipelines and micro-batches divide t: skinny products. A kernel fills the chip by tiles of its result, so times go
-up in steps: some scans are as fine as that.
+A linear layer with `t` tokens, `i` input and `o` output features runs three products: its forward (m, n, k) = (t, o, i)
+in the form "nt", the gradient of its input (t, i, o) in "nn", and that of its weight (o, i, t) in "tn". Tensor
+parallelism divides i or o; pipelines and micro-batches divide t, which makes products skinny. A kernel covers its
+result with tiles, so the time grows in steps, and some scans are fine enough to resolve them.
 """
 
 from __future__ import annotations

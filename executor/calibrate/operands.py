@@ -1,4 +1,4 @@
-"""Requested measurements as values, and their random operands."""
+"""Measurement jobs as values, and the random operands that they work on."""
 
 from __future__ import annotations
 

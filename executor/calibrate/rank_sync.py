@@ -1,7 +1,7 @@
-"""Ranks of a calibration keep in step; a rank that does not reach a measurement is named.
+"""Synchronises the ranks of a calibration, and names a rank that does not reach a measurement.
 
-Ranks synchronise and exchange times over gloo on the host, never over the measured links. A watch on every rank ends
-its process when a measurement hangs, after printing which ranks came and which did not.
+Ranks synchronise and exchange times over gloo on the host, never over the measured links. If a measurement hangs, a
+watchdog on every rank prints which ranks arrived and which did not, and ends the process.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class RankSync:
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             raise TwofoldError(
-                f"rank {self.rank} gets no answer from another rank: {reason}. What was measured is kept: run the same "
-                "command again to resume"
+                f"rank {self.rank} gets no answer from another rank: {reason}. The measured points are kept: "
+                "run the same command again to resume"
             ) from error
 
     @contextlib.contextmanager

@@ -42,6 +42,6 @@ def job_of(point: Point, tier: int, path: str | os.PathLike[str] = "the file") -
         shape, causal = (batch, heads, kv_heads, queries, dim), bool(point.options.get("causal"))
         return attention_job(point.call.removeprefix("sdpa_"), shape, causal, tier=tier, held_out=point.held_out)
     raise TwofoldError(
-        f"{os.fspath(path)!r} asks for {point.kind} {point.call} {point.shape}; matrix products and attention "
-        "of equally many queries and keys can be asked for"
+        f"{os.fspath(path)!r} requests {point.kind} {point.call} {point.shape}; only matrix products and "
+        "attention with as many queries as keys can be requested"
     )

@@ -1,4 +1,4 @@
-"""Going on with a file of points that an earlier run left: only where both were taken on machines of the same kind."""
+"""Resuming from a file of points of an earlier run, if both ran on machines of the same kind."""
 
 from __future__ import annotations
 

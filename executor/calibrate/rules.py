@@ -1,8 +1,8 @@
 """Device time of the executor's own instructions, each alone: every distinct COMPUTE call and shape of given plans.
 
-Several kernels make up some of them (a norm's gradient, rotary positions, a loss), so they take longer than their bytes
-suggest. Fused instructions are measured as compiled, and their steps alone as well. Matrix products are left to their
-own grid.
+Some instructions (a norm's gradient, rotary positions, a loss) run several kernels and take longer than their bytes
+suggest. Fused instructions are measured as compiled, and their steps are also measured alone. Matrix products have a
+grid of their own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The kinds of sections: points that one device takes alone, points that ranks take in step, streams of points.
+"""The kinds of sections of a calibration: points of a single device, points of several ranks in step, and streams of
+points.
 
-Every section is a small object: its name, the points it wants (as jobs, or as they come), how one is measured, and the
+A section is a small object: its name, its points (as jobs, or generated one by one), how a point is measured, and the
 part of the machine file that is fitted to them.
 """
 

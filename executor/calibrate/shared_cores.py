@@ -1,9 +1,9 @@
 """Times of calls of CPU ranks that share the cores of a computer.
 
-Ranks that have no part in a measurement sleep in a barrier. A figure is a mean over many calls, taken several times;
-the median is kept with the fastest and the slowest next to it. What several ranks do at once is timed from the first
-start to the last end, since the operating system may let some ranks through first, and the processor seconds that the
-ranks spent are kept as well: they separate work on the shared cores from waiting.
+Ranks that do not take part in a measurement sleep in a barrier. A value is the mean over many calls. It is measured
+several times; the median is stored with the fastest and the slowest. Concurrent work of several ranks is timed from the
+first start to the last end, because the operating system may run some ranks first. Processor seconds are stored too,
+because they separate work on the shared cores from waiting.
 """
 
 from __future__ import annotations

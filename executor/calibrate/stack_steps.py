@@ -1,6 +1,6 @@
-"""Whole training steps on torch's own parallel parts, to compare predictions of other people's stacks with.
+"""Complete training steps with torch's own parallel modules, to compare predictions of other software stacks with.
 
-Their times are for comparison only: the host times of stacks are measured by `stacks`.
+These times are for comparison only; `stacks` measures the host times of stacks.
 """
 
 from __future__ import annotations

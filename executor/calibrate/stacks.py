@@ -1,7 +1,7 @@
-"""Host time of torch's own parallel parts: tensor parallel on DTensor, FSDP2, DDP, pipelining.
+"""Host time of torch's own parallel modules: tensor parallelism with DTensor, FSDP2, DDP, pipelining.
 
-Each part runs a decoder block of tiny sizes, so that its ranks' devices idle and the host's time is all there is; runs
-with few and with many blocks (modules, micro-batches) give the time of one as the slope. Every rank must take part.
+Each module runs a decoder block of tiny sizes, so that the devices are idle and only the host's time remains. Runs with
+few and with many blocks (modules, micro-batches) give the time of one as the slope. Every rank must take part.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Whole steps of plans, to compare predictions with: `python -m executor.calibrate.steps POINTS.jsonl PLAN.json...`.
+"""Complete steps of plans, to compare predictions with: `python -m executor.calibrate.steps POINTS.jsonl PLAN.json...`.
 
-With `--replayed` steps are not measured eagerly where the device can record them.
-
-Weights are random numbers that cost the host little to make, since only time and memory matter here.
+With `--replayed`, steps are not measured eagerly if the device can record them. Weights are random numbers that are
+cheap to generate, because only time and memory matter here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Times of calls: on the device alone, or of the host that issues them.
+"""Times of calls: device time alone, or the host time to issue them.
 
-Device time is taken by events around recorded launches (CUDA graphs) where there are such, so that no host time is in
-it, over operands that rotate through more memory than the cache holds. Before every repeat the device is kept busy for
-a while: a chip that has just idled runs faster than one in the middle of a training step, and within milliseconds of
-light work its clock rises. The clock is read on the device itself, by a kernel that spins for a known number of cycles,
-before every repeat and after the last. Short calls are repeated more often, in shorter windows.
+Device time is measured by events around recorded launches (CUDA graphs) where the device supports them, which excludes
+host time. Operands rotate through more memory than the cache holds. The device is kept busy before every repeat: a chip
+that was idle runs faster than in the middle of a training step, and its clock rises within milliseconds of light work.
+A kernel that spins for a known number of cycles reads the clock on the device before every repeat and after the last.
+Short calls are repeated more often, in shorter windows.
 """
 
 from __future__ import annotations

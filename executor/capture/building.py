@@ -1,6 +1,6 @@
-"""A graph that is being built: its operators, and which tensors depend on the batch and on parameters.
+"""A graph under construction: its operators, and which tensors depend on the batch and on parameters.
 
-Here is what the rules of all calls share.
+It contains the code that the rules of all calls share.
 """
 
 from __future__ import annotations

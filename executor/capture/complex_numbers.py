@@ -1,8 +1,8 @@
-"""Complex tensors as their real and imaginary parts: rotary positions as Meta's Llama writes them.
+"""Complex tensors as real and imaginary parts, for example for rotary positions as in Meta's Llama.
 
-A graph has real tensors alone. A complex value is a pair of tensors while a module is translated. Calls that rearrange
-elements apply to both, products and sums are written out. A complex buffer is a constant [.., 2], as `view_as_real` has
-it. Any other call, such as an FFT, is one opaque operator of tensors [.., 2].
+The tensors of a graph are real. During translation, a complex value is a pair of real tensors. Calls that rearrange
+elements apply to both; products and sums are written out. A complex buffer becomes a constant [.., 2], as with
+`view_as_real`. Any other call, such as an FFT, becomes one opaque operator on tensors [.., 2].
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole numbers that a module keeps in buffers, such as the positions and segments of BERT, recognised as such."""
+"""Recognition of buffers that contain whole numbers, such as the positions and segments of BERT."""
 
 from __future__ import annotations
 

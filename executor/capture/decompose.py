@@ -1,4 +1,4 @@
-"""Calls that hold the number of samples as a number, written in simpler calls that follow their inputs' shapes."""
+"""Rewrites calls that contain the number of samples as a constant into calls that follow the shapes of their inputs."""
 
 from __future__ import annotations
 

@@ -125,6 +125,6 @@ def _between(graph: fx.Graph, inputs: Sequence[fx.Node], outputs: Sequence[fx.No
         waiting += [each for each in new if each not in inputs]
     if not all(each in above for each in inputs) or not all(each in below for each in outputs):
         raise TwofoldError(
-            "the forward takes a derivative with torch.autograd.grad of what does not depend on its input; leave it out"
+            "the forward calls torch.autograd.grad for an output that does not depend on the input; remove the call"
         )
     return [each for each in graph.nodes if each in above and each in below and each not in inputs]

@@ -49,7 +49,7 @@ def examples_of(module: nn.Module, given: object) -> dict[str, torch.Tensor]:
         else:
             flat[argument] = value
     if not flat:
-        raise TwofoldError(f"{what} is given no example inputs; a training step needs a batch")
+        raise TwofoldError(f"{what} has no example inputs; a training step needs a batch")
     return {argument: _example(argument, value) for argument, value in flat.items()}
 
 

@@ -1,8 +1,8 @@
-"""Functions with a backward of their own: each is one operator with the user's forward and gradient.
+"""Autograd functions with their own backward: each becomes one operator with the user's forward and gradient.
 
-While a module is exported, `torch.autograd.Function.apply` leaves one call in the graph. Its forward and its backward
-are then traced to calls of aten with sizes left open, so that a plan file holds all that a rank needs: no code of the
-user is imported. The dims that can be split are found by trying out both (`executor.capture.independence`).
+During export, `torch.autograd.Function.apply` leaves one call in the graph. Its forward and backward are then traced to
+aten calls with symbolic sizes, so that a plan file contains all that a rank needs and no user code is imported. The
+dims that can be split are found by experiment (`executor.capture.independence`).
 """
 
 from __future__ import annotations

@@ -40,7 +40,9 @@ def refusing_own_gradients() -> Iterator[None]:
     """Within this context, refuse a forward that hooks, computes or disables gradients."""
 
     def hook(self: torch.Tensor, *_: Any, **__: Any) -> NoReturn:
-        raise TwofoldError(f"the forward hooks the gradient of a tensor {tuple(self.shape)}, but {_WHY}; omit it")
+        raise TwofoldError(
+            f"the forward registers a hook on the gradient of a tensor {tuple(self.shape)}, but {_WHY}; omit it"
+        )
 
     def run_backward(*_: Any, **__: Any) -> NoReturn:
         raise TwofoldError(f"the forward runs a backward, but {_WHY}; take derivatives with torch.autograd.grad")

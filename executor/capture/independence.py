@@ -1,9 +1,9 @@
-"""The named dims of an operator that nothing is declared of, found by trying it out.
+"""The named dims of an operator without a declaration, found by experiment.
 
-A dim can be split where half of the inputs makes half of the output. That is tested, not believed: when one half of an
-input along a dim changes, only that half of the output along some dim may change; then the operator is run on both
-halves, whose results must be those of the whole. Inputs without the dim stay whole, and their gradient is a sum over
-the parts. Numbers are random, drawn twice: between 0 and 1, and of both signs.
+A dim can be split if half of the inputs determines half of the output. This is tested: if one half of an input along a
+dim changes, only the same half of the output along some dim may change. The operator is then run on both halves, and
+their results must equal those of the full input. Inputs without the dim are not split; their gradient is a sum over the
+parts. The test runs on two sets of random numbers: between 0 and 1, and of both signs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Layers whose own form no plan can follow, in a form that one can, while a module is captured.
+"""Replacements for layers whose implementation a plan cannot express, used during capture.
 
-torch's recurrent layers keep their states behind the layers, and its embedding bags flatten the batch; experts of
-transformers sort the tokens of all samples. The same is computed layer by layer, sample by sample, token by token.
-Numbers that a forward makes a tensor of are filled in.
+torch's recurrent layers stack the states of all layers, its embedding bags flatten the batch, and the experts of
+transformers sort the tokens of all samples. The replacements compute the same layer by layer, sample by sample, and
+token by token. Numbers that a forward turns into tensors are filled in.
 """
 
 from __future__ import annotations

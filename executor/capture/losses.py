@@ -1,7 +1,7 @@
-"""Capture of losses: a mean over the samples of a batch of what each of them loses (`executor.capture.means`).
+"""Capture of losses: the mean of a loss over the samples of a batch (`executor.capture.means`).
 
-A mean that alone is the loss becomes the operator of its own kind (cross entropy, L1, squared error). Any other becomes
-the terms of every sample in ordinary operators, whose mean is the loss.
+If the loss is a single mean, it becomes one operator (cross entropy, L1, squared error). Any other loss becomes
+ordinary operators that compute the terms of every sample, and their mean.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Values that follow from shapes alone, such as a causal mask made of positions.
+"""Values that depend on shapes only, such as a causal mask computed from positions.
 
-A library may make its mask by a long way: positions counted, compared, indexed for every sample. None of it depends on
-an input's or a parameter's values, so it is computed here once, and a mask of attention is recognised by what it hides:
-nothing, or all that comes later. Any other such value is one operator that holds the calls that make it.
+A library may compute its mask in many steps: positions are counted, compared and indexed for every sample. If none of
+this depends on values of inputs or parameters, it is computed once at capture. An attention mask is then recognised by
+what it hides: nothing, or all later tokens. Any other such value becomes one operator with the calls that compute it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Capture of means over the samples of a batch, and of what may be made of them: weighted sums, vectors of them.
+"""Capture of means over the samples of a batch, and of weighted sums and vectors of such means.
 
-A mean stays the terms of every sample until the loss is known, since micro-batches and ranks average terms:
+A mean is kept as the terms of every sample until the loss is complete, because micro-batches and ranks average terms:
 0.5 mean(a) + 2 mean(b) = mean(0.5 a + 2 b).
 """
 

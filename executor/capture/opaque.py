@@ -1,7 +1,8 @@
-"""Capture of operators without a separate kind: dims found by trying them out, else replicated with a warning.
+"""Capture of operators that twofold does not declare, with dims found by experiment.
 
-An aten call without in-place changes and random numbers becomes one "opaque" operator per result that is read. Its
-named dims are found by `executor.capture.independence`; otherwise every rank computes all of it.
+An aten call without in-place changes and random numbers becomes one "opaque" operator for each result that is read.
+`executor.capture.independence` finds its named dims. If it finds none, every rank computes the full operator, and a
+warning is printed.
 """
 
 from __future__ import annotations

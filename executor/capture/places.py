@@ -1,4 +1,4 @@
-"""Where a call of an exported module stands in the user's module, for names and errors."""
+"""The location of a call of an exported module in the user's code, for names and error messages."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Stacks of equal blocks: three blocks of a stack are exported, the others follow from them.
+"""Stacks of equal blocks: three blocks of a stack are exported, the others are derived from them.
 
-`torch.export` takes a third of a second for a block of a transformer, and all blocks of a stack are exported in the
-same way.
-Whether they are is not assumed: the full forward runs on the meta device, a millisecond a call, and all its calls are
-compared with those of the shortened module (`stacks_of_equal_blocks`). Blocks that differ are exported completely.
+`torch.export` takes a third of a second per block of a transformer, and all blocks of a stack are exported in the same
+way. This is checked: the full forward runs on the meta device, which takes a millisecond per call, and all of its calls
+are compared with those of the shortened module (`stacks_of_equal_blocks`). Blocks that differ are exported completely.
 """
 
 from __future__ import annotations

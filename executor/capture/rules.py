@@ -1,9 +1,9 @@
-"""From aten calls to operators: one short rule per call.
+"""Translation of aten calls to operators: one short rule per call.
 
-Here stand the calls that change nothing; the rest is in `elementwise`, `shapes`, `layers` and `losses`, and a call
-without a rule goes to `opaque`. Calls that change nothing (identity, a cast to the
-same dtype, dropout that drops nothing) leave no operator. A transposed parameter exists only as the weight of a matrix
-product, until something else reads it.
+This file has the calls that change nothing; the other rules are in `elementwise`, `shapes`, `layers` and `losses`. A
+call without a rule goes to `opaque`. Calls that change nothing (identity, a cast to the same dtype, dropout with
+probability 0) produce no operator. A transposed parameter exists only as the weight of a matrix product, unless
+something else reads it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Normalise exported graphs: inline nested graphs, and remove tensors without elements.
+"""Normalises exported graphs: nested graphs are inlined, and tensors without elements are removed.
 
-Code under `torch.no_grad` is a separate graph. Its nodes are moved into the outer graph and marked, because a plan
-takes gradients of every trained value. Tensors without elements, such as an empty cache or the unrotated rest of a
-head, are removed from concatenations. A dim that is put in front of the batch only to be taken apart, as of queries,
-keys and values, is so where it was.
+Code under `torch.no_grad` is exported as a separate graph. Its nodes are moved into the outer graph and marked, because
+a plan computes gradients of all trained values. Tensors without elements, such as an empty cache or the unrotated part
+of a head, are removed from concatenations. If a module moves a dim in front of the batch only to split it, as with
+queries, keys and values, the dim is split at its original place instead.
 """
 
 from __future__ import annotations

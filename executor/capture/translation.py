@@ -1,7 +1,7 @@
-"""Translation of an exported module, node by node, to operators of a graph.
+"""Translation of an exported module, node by node, into the operators of a graph.
 
-The rules of `executor.capture.rules` translate single aten calls and add operators (`executor.capture.building`). Here
-is what comes in, the order of the calls, and the graph that comes out.
+The rules of `executor.capture.rules` translate single aten calls and add operators (`executor.capture.building`). This
+module handles the inputs, the order of the calls and the finished graph.
 """
 
 from __future__ import annotations

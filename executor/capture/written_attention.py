@@ -1,7 +1,7 @@
-"""Attention that a module writes out, softmax(q k^T scale + mask) v, as the one call of torch that it is.
+"""Attention that a module writes out, softmax(q k^T scale + mask) v, as one call of torch's attention.
 
-A mask is looked at: nothing hidden, or all that comes later, is said in words; with any other mask the attention stays
-    as written. So is an attention whose scores are read elsewhere, or that has no heads.
+The mask must hide nothing or all later tokens. With any other mask the attention stays as written, as does attention
+whose scores are read elsewhere or that has no heads.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Scaled-dot-product attention by fused kernels, forward and backward.
 
-Without a mask and without dropout the forward keeps the logarithms of its sums, from which the backward continues: by
-torch's own kernels (`executor.kernels.fused_attention`) unless a kind of device brings others. With one of them
-gradients come by autograd of the operator alone, which makes its forward again.
+Without a mask and without dropout, the forward keeps the logarithms of its softmax sums for the backward. It uses
+torch's own kernels (`executor.kernels.fused_attention`) unless a kind of device has others. With a mask or dropout,
+gradients are computed by autograd of the single operator, which repeats its forward.
 
-A rank with rows [first, first + rows) of a split causal query reads only keys up to its last row, so that its mask ends
-in the lower right corner, which flash attention knows. Weights that are dropped rule flash out: which ones is a
-function of their position, and torch's kernels draw their own.
+A rank with rows [first, first + rows) of a split causal query reads only the keys up to its last row, so its mask ends
+in the lower right corner, which flash attention supports. Flash attention does not support dropout here: which weights
+are dropped is a function of their position, and torch's kernels draw their own numbers.
 """
 
 from __future__ import annotations

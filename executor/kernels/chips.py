@@ -1,4 +1,4 @@
-"""Capabilities of the chip that holds a tensor, so that kernels ask for capabilities and not for devices."""
+"""Capabilities of the chip that holds a tensor, so that kernels test capabilities instead of device names."""
 
 from __future__ import annotations
 

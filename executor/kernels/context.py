@@ -84,7 +84,9 @@ class StepCounter:
         self, of: Callable[..., float], arguments: tuple[Hashable, ...], dtype: torch.dtype, device: torch.device
     ) -> tuple[_Table, int]:
         if self.is_recording:
-            raise RuntimeError("a number is asked for that no earlier step asked for; recorded, it would never change")
+            raise RuntimeError(
+                "a step draws a random number that no earlier step drew; in a recording it would never change"
+            )
         table = self._tables.get((dtype, device))
         if table is None:
             table = self._tables[dtype, device] = _Table(torch.zeros(_ROOM, dtype=dtype, device=device))

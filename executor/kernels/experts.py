@@ -1,7 +1,7 @@
 """Dispatch of tokens to their experts and back, with a fixed capacity (`plans.operators.experts`).
 
-Nothing here transfers the numbers of tokens per expert to the host: who finds no place is written to one row more than
-there are, which is cut off.
+The number of tokens per expert is never copied to the host. Tokens beyond the capacity are written to one extra row,
+which is then removed.
 """
 
 from __future__ import annotations

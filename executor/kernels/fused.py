@@ -1,12 +1,14 @@
-"""Runs of fused instructions (`plans.lower.fuse`): one kernel where the chip can, else their steps one by one.
+"""Runs of fused instructions (`plans.lower.fuse`): one kernel if the chip supports it, otherwise their steps one by
+one.
 
-The rules of the steps, one behind the other, are a function of the run's operands. On a GPU it is traced once for each
-form, and Inductor compiles it to kernels that keep intermediate values in registers: computed in single precision and
-rounded where it leaves, not between steps. That happens in the first step, which is neither recorded nor replayed.
-If it cannot be compiled, its steps run separately, and a message gives the reason.
+The rules of the steps, applied in order, form one function of the run's operands. On a GPU this function is traced once
+for each combination of shapes and dtypes, and Inductor compiles it to kernels that keep intermediate values in
+registers: computed in single precision, and rounded only where a value leaves the run. Compilation takes place in the
+first step, which is neither recorded nor replayed. If compilation fails, the steps run separately and a message gives
+the reason.
 
-Losses have separate kernels, which read logits in any dtype: a cast around one is left out on every device, with
-the same result, as they compute in at least single precision.
+Losses have separate kernels that read logits in any dtype and compute in at least single precision. A cast next to a
+loss is therefore omitted on every device, with the same result.
 """
 
 from __future__ import annotations

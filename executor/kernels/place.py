@@ -1,4 +1,4 @@
-"""The place of a rank's part in a dim that an instruction names in attrs "split"."""
+"""The position of a rank's part within a dim that an instruction lists in attrs "split"."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rotary position embedding: pairs of elements turned by an angle that grows with the position.
+"""Rotary position embedding: pairs of elements rotated by an angle that grows with the position.
 
-On a GPU with Triton one kernel reads and writes the tensor once; a kind of device may bring a separate kernel;
-elsewhere plain torch does the same, in a few passes.
+On a GPU with Triton, one kernel reads and writes the tensor once. A kind of device may have its own kernel. Otherwise
+plain torch computes the same in a few passes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls of aten that a plan file holds as JSON, run one after the other."""
+"""Runs sequences of aten calls that a plan file stores as JSON."""
 
 from __future__ import annotations
 

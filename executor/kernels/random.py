@@ -1,8 +1,8 @@
 """Dropout and random tensors that do not depend on the layout: a number is a function of its element's position.
 
-The bits are those of splitmix64 (Steele, Lea and Flood 2014) for the counter "position in the full batch", started
-from the operator's seed and the step: no generator has a state, so any part, any micro-batch and any recomputation
-finds the same numbers without talking to anybody.
+The bits are those of splitmix64 (Steele, Lea and Flood 2014) for the counter "position in the full batch", started from
+the operator's seed and the step. There is no generator state, so every part, micro-batch and recomputation gets the
+same numbers without communication.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rules that rearrange elements: reshape, permute, narrow, concat.
 
-All but a reshape copy, so that every value is in one piece: collectives and reshapes need that.
+All except reshape copy, because collectives and reshapes need contiguous values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The kinds of devices, one file each: the parts that differ between them.
 
-`KINDS` maps the name of a kind to what there is of it. A new kind is a file with a subclass of `DeviceKind` and a line
-here. Everything else speaks of an `executor.device.Device`, which asks its kind.
+`KINDS` maps the name of a kind to its implementation. To add a kind, add a file with a subclass of `DeviceKind` and a
+line here. All other code uses an `executor.device.Device`.
 
     >>> KINDS["npu"].backend
     'hccl'

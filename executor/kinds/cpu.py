@@ -1,4 +1,4 @@
-"""CPUs: what the tests run on. Ranks talk over gloo; work runs while the host waits."""
+"""CPUs, on which the tests run. Ranks communicate over gloo, and the host itself computes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""GPUs of NVIDIA: ranks talk over NCCL, launches are recorded in CUDA graphs. Run on H100 and H200.
+"""NVIDIA GPUs: ranks communicate over NCCL, and launches are recorded in CUDA graphs. Run on H100 and H200.
 
-Their kernels are torch's own, which `executor.kernels` calls, and a few in Triton next to them (`kernels.chips`).
+Kernels are those of torch, called by `executor.kernels`, and a few written in Triton (`kernels.chips`).
 """
 
 from __future__ import annotations

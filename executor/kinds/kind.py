@@ -98,7 +98,7 @@ class DeviceKind:
         Raises:
             TwofoldError: this kind has none.
         """
-        raise TwofoldError(f"a recording on {self.name} cannot take times inside")
+        raise TwofoldError(f"a recording on {self.name} cannot contain timing events")
 
     def release_workspaces(self) -> None:
         """Free memory that libraries hold outside torch's allocator."""

@@ -1,7 +1,7 @@
-"""NPUs of Ascend: ranks talk over HCCL, launches are recorded in NPU graphs. **Not run on Ascend.**
+"""Ascend NPUs: ranks communicate over HCCL, and launches are recorded in NPU graphs. **Not run on Ascend.**
 
-torch-npu registers the device; its fused kernels are in `executor.kernels.npu`. How both were checked without a
-device, and what will run them on one: docs/ascend.md.
+torch-npu registers the device; its fused kernels are in `executor.kernels.npu`. docs/ascend.md describes how both were
+checked without a device, and the commands to run them on one.
 """
 
 from __future__ import annotations

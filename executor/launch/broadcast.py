@@ -1,4 +1,4 @@
-"""Broadcast bytes, such as a plan, from rank 0 to all ranks, without pickle."""
+"""Broadcasts bytes, such as a plan, from rank 0 to all ranks, without pickle."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The main module of ranks that write checkpoints: `executor.launch.job_main`, with the writer already imported.
+"""The main module of ranks that write checkpoints: `executor.launch.job_main` with the checkpoint writer already
+imported.
 
-Where ranks are forked, the module of the target is imported once for all of them, and what torch's checkpoints import
-takes most of a second.
+Forked ranks share imported modules, and importing torch's checkpoint code takes most of a second.
 """
 
 import executor.train.checkpoint  # noqa: F401

@@ -1,7 +1,7 @@
-"""Why a launched job failed: the cause among everything that its ranks report.
+"""The cause of a failed launch, among everything that its ranks report.
 
-When one rank fails, the others fail too: their connections break, or they are ended. The evidence of `error.json` and
-`end.json` (see `executor.launch.worker_main`) is therefore weighed first and ordered by time second.
+When one rank fails, the others fail too: their connections break, or they are ended. The evidence in `error.json` and
+`end.json` (see `executor.launch.worker_main`) is therefore ordered by its strength first and by time second.
 """
 
 import enum

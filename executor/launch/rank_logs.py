@@ -1,7 +1,8 @@
 """The folder of a launched job: the output of every rank and how it ended.
 
-`log_output/1/rank.N/stdout` and `.../stderr`, as msrun of MindSpore lays them out; `1` is the number of the job and
-stays 1: a new run replaces the logs of the one before it, all of them or (another run still writes there) none.
+The files are `log_output/1/rank.N/stdout` and `.../stderr`, as with MindSpore's msrun. `1` is the number of the job and
+never changes: a new run replaces the logs of the previous one, either all of them or, if another run still writes
+there, none.
 """
 
 import codecs

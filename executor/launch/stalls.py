@@ -1,8 +1,8 @@
-"""Ranks that stopped: which one, where in its program, and who waits for it.
+"""Detects ranks that hang, and names the rank, the place in its program, and the ranks that wait for it.
 
-A rank that trains notes its position (`executor.train.heartbeat`). One that does not move for 10 s, or three steps if
-they are longer, has stopped, or waits for one that has: a rank that is at a communication waits for the other ranks
-that must take part and are elsewhere. A process that was stopped by a signal is seen at once in /proc (Linux).
+A training rank records its position (`executor.train.heartbeat`). A rank that does not advance for 10 s, or for three
+steps if they are longer, hangs itself or waits for one that does: a rank in a communication waits for members of the
+group that are elsewhere. On Linux, a process that was stopped by a signal is detected immediately in /proc.
 """
 
 import struct

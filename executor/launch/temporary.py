@@ -1,6 +1,6 @@
-"""Temporary folders of a launch; those of launchers that were killed are removed by the next one.
+"""Temporary folders of launches. The next launch removes those of launchers that were killed.
 
-A launcher holds a lock in its folder, which the system drops when the process ends, however it ends.
+A launcher holds a lock in its folder, which the system releases when the process ends for any reason.
 """
 
 from __future__ import annotations

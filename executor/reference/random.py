@@ -1,8 +1,8 @@
-"""Random numbers for a module run by torch that are those of its plan.
+"""Runs a module in torch with the random numbers of its plan.
 
-A plan's random numbers are functions of an element's position, of the step and of the number of the random operator in
-the forward (`executor.kernels.random`), torch's are drawn by a generator. Inside `PlannedRandom` calls of torch's
-dropout, of attention with dropout and of random tensors take the former: autograd of the module is then the reference
+The random numbers of a plan are functions of an element's position, the step, and the number of the random operator in
+the forward (`executor.kernels.random`). torch draws its own from a generator. Inside `PlannedRandom`, torch's dropout,
+attention with dropout and random tensors use the numbers of the plan, so that autograd of the module is the reference
 for every layout.
 """
 

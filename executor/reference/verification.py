@@ -1,4 +1,4 @@
-"""Verify a run: against single-process training, planned against executed communication, predicted against measured."""
+"""Verifies a run against single-process training, its planned communication and its prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An instruction that is ready to run on a rank, and when those of a step ran."""
+"""An instruction that is ready to run on a rank, and the times at which the instructions of a step ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of checkpoints, as they are looked at before anything is launched; nothing of torch is needed."""
+"""Folders of checkpoints, checked before anything is launched. Does not import torch."""
 
 from __future__ import annotations
 

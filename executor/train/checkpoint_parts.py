@@ -1,4 +1,4 @@
-"""Reads tensors, or parts of them, from a checkpoint whose plan may have cut them in other ways."""
+"""Reads tensors, or parts of them, from a checkpoint whose plan may have split them differently."""
 
 from __future__ import annotations
 
@@ -93,5 +93,5 @@ def _assembled(part: Part, read: Mapping[str, Tensor], saved: Sequence[Part]) ->
         target.copy_(whole[within(common, region)])
         filled += target.numel()
     if filled < box.numel():
-        raise TwofoldError(f"the checkpoint lacks parts of {part.name!r} ({part.role})")
+        raise TwofoldError(f"the checkpoint does not contain all parts of {part.name!r} ({part.role})")
     return flat_part(box, part.size, part.number)

@@ -1,7 +1,7 @@
-"""Reads checkpoints of torch.distributed.checkpoint without running what a file may ask for.
+"""Reads checkpoints of torch.distributed.checkpoint without executing code from the file.
 
-The index of a checkpoint, `.metadata`, is a pickle, and a pickle may call any function that can be imported. This
-reader knows the few names of an index and refuses every other. Tensors are read by `torch.load` with `weights_only`.
+The index of a checkpoint, `.metadata`, is a pickle, and a pickle can call any importable function. This reader allows
+only the names that belong in an index. Tensors are read by `torch.load` with `weights_only`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CheckpointReader(FileSystemReader):
 class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _OF_AN_INDEX:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which an index never does")
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which does not belong in an index")
         return _OF_AN_INDEX[module, name]
 
 
@@ -68,7 +68,7 @@ def _check(index: Any) -> None:
         raise ValueError("it holds no index")
     for key, tensor in index.state_dict_metadata.items():
         if type(tensor) is not TensorStorageMetadata:  # bytes would be unpickled
-            raise ValueError(f"{key!r} is no tensor")
+            raise ValueError(f"{key!r} is not a tensor")
     for stored in index.storage_data.values():
         if os.path.basename(stored.relative_path) != stored.relative_path:
             raise ValueError(f"the file {stored.relative_path!r} is not in the folder")

@@ -1,4 +1,4 @@
-"""Weights of one program into another one of the same model, while both are in memory."""
+"""Copies the weights of one program into another program of the same model, in memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The forward of a plan alone, on the plan's ranks: its loss, and the inputs of the loss.
+"""The forward of a plan alone, on the plan's ranks, with its loss and the inputs of the loss.
 
-An evaluation is a separate plan: the same graph with constants where weights are trained, with running statistics
-and without dropout. Without gradients a step consists of its forwards, so lowering and executing need no special case.
+An evaluation is a separate plan: the same graph with weights as constants, with running statistics and without dropout.
+Without gradients a step consists of its forwards, so lowering and execution need no special case.
 """
 
 from __future__ import annotations

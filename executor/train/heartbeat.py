@@ -1,8 +1,8 @@
-"""The position of a rank in its program, in a file that others read while the rank hangs.
+"""The position of a rank in its program, in a file that other processes read while the rank hangs.
 
-`heartbeat` in the rank's folder is memory shared with the rank: three whole numbers of 8 bytes: position, step and
-activity. `heartbeat.json` has the meaning of positions and the rank's partners there. The launcher reads both
-(`executor.launch.stalls`). Nothing is written to a disk while the rank trains.
+`heartbeat` in the rank's folder is memory shared with the rank: three integers of 8 bytes for position, step and
+activity. `heartbeat.json` describes each position and the rank's partners there. The launcher reads both
+(`executor.launch.stalls`). Nothing is written to disk while the rank trains.
 """
 
 from __future__ import annotations

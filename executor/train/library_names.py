@@ -1,7 +1,7 @@
-"""Names of transformers (Hugging Face) for the weights of a transformer that was planned by its configuration.
+"""Weight names of Hugging Face transformers for a model that was planned from its configuration.
 
-Such a graph has names of its own. Combined tensors of the library are cut into parts (`plans.model.part`): with these
-parts a graph reads the library's files, and its weights are written under the library's names.
+The graph of such a model has its own names. Combined tensors of the library are split into parts (`plans.model.part`),
+so that the library's files can be read and weights can be written under the library's names.
 """
 
 from __future__ import annotations

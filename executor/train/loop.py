@@ -1,8 +1,8 @@
-"""The training loop of one rank: it launches steps, and looks at a step when the next one has been launched.
+"""The training loop of one rank. It launches a step, and evaluates it after the next one has been launched.
 
-An eager step ends when the device has done it, and is looked at then. A replayed step is launched while the device
-works on the one before, so that the device never waits for the host: its loss is copied behind it, and its times are
-those of marks on the device.
+An eager step is evaluated when the device has finished it. A replayed step is launched while the device still works on
+the previous one, so that the device never waits for the host: its loss is copied afterwards, and its times are those of
+events on the device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures of every step, written during the run: JSON lines, and CSV and TensorBoard on request."""
+"""Writes figures of every step during a run: JSON lines, and CSV and TensorBoard on request."""
 
 from __future__ import annotations
 

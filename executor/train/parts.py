@@ -1,4 +1,4 @@
-"""The parts of weights and optimizer states that ranks keep between steps, and which ranks keep the same ones."""
+"""The parts of weights and optimizer states that ranks keep between steps, and which ranks keep equal parts."""
 
 from __future__ import annotations
 

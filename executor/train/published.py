@@ -1,7 +1,7 @@
-"""The module that transformers builds from a config.json, with the loss that it makes of its labels.
+"""The module that transformers builds from a config.json, with its own loss.
 
-Used for models that no `TransformerConfig` can describe. transformers is not a dependency of the project; only its own
-classes are used, no code that a file names, and nothing is downloaded.
+It is used for models that no `TransformerConfig` can describe. transformers is not a dependency of the project. Only
+its own classes are used; no code from a file is run, and nothing is downloaded.
 """
 
 from __future__ import annotations

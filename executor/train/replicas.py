@@ -1,8 +1,8 @@
 """Compares values that must be equal on several ranks: losses, input rows, and parts of weights and optimizer states.
 
-Sums over ranks are made by one collective, which gives all its members the same bits, so copies of a weight are equal
-bit for bit as long as every rank follows the program. A rank that is fed other data, whose memory changed, or whose
-kernels give other results each time, is found here. A part that only one rank keeps has nothing to be compared with.
+A collective returns the same bits to all of its members, so copies of a weight are equal bit for bit as long as every
+rank follows the program. The comparison finds ranks that received other data, whose memory changed, or whose kernels
+are not deterministic. A part that only one rank keeps cannot be compared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One rank's result of a run, as a value and as a file, and all ranks' spans as one timeline.
+"""The result of one rank as a value and as a file, and the spans of all ranks as one timeline.
 
-Times are nanoseconds of the monotonic clock of the host of rank 0; ranks on other hosts bring theirs to it
+Times are nanoseconds of the monotonic clock of rank 0's host; ranks on other hosts convert theirs
 (`executor.train.clocks`).
 """
 

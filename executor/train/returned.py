@@ -1,4 +1,4 @@
-"""Trained weights back into the module that they were trained for."""
+"""Copies trained weights back into the module that they belong to."""
 
 from __future__ import annotations
 

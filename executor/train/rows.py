@@ -1,4 +1,4 @@
-"""Samples that are read by their position, so that a rank reads its own and a resumed run begins where it stopped."""
+"""Samples read by position, so that a rank reads only its own samples and a resumed run continues where it stopped."""
 
 from __future__ import annotations
 

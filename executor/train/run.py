@@ -1,7 +1,7 @@
-"""Trains with a program inside one launched rank and returns the rank's result.
+"""Trains a program inside one launched rank and returns the rank's result.
 
-The process may have joined the default process group already; otherwise it joins with the variables that torchrun sets.
-Batches and initial parameters come from outside, as mappings from names to arrays.
+The process may already have a default process group; otherwise it creates one from the variables that torchrun sets.
+Batches and initial parameters are passed as mappings from names to arrays.
 """
 
 from __future__ import annotations

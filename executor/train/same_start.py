@@ -1,8 +1,8 @@
-"""Check that all ranks start from the same initial values and data, where each of them made these itself.
+"""Checks that all ranks start from the same initial values and data if each rank created these itself.
 
-Values of a module built inside `no_init_parameters` follow from the seed and the tensor's name alone. Values that a
-script or a model function draws itself may differ between processes: without a common seed the parts that the ranks
-keep belong to different tensors, and only the loss would show it.
+Values of a module built inside `no_init_parameters` depend only on the seed and the tensor's name. Values that a script
+or a model function draws itself may differ between processes. Without a common seed, the ranks' parts would belong to
+different tensors, and only the loss would show it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of a run that a job file may hold; nothing of torch is needed."""
+"""Settings of a run that a job file may contain. Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of training data, by a word: random numbers, digits, files, a function of the user's."""
+"""Sources of training data, by name: random numbers, digits, files, or a user's function."""
 
 from __future__ import annotations
 

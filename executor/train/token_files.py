@@ -1,9 +1,9 @@
-"""Files of token numbers, read through memory mapping, and sequences packed from their documents.
+"""Files of tokens, memory-mapped, and sequences packed from their documents.
 
-The documents of an epoch are put in a random order, laid end to end and cut into sequences of equal length. No sequence
-has padding, and every token is a label once an epoch, but for the last ones that fill no sequence. A sequence may hold
-the end of one document and the beginning of the next, and attention does not stop there: end every document with a
-token of its own. Megatron-LM packs its GPT datasets in the same way.
+The documents of an epoch are shuffled, concatenated and cut into sequences of equal length. There is no padding, and
+every token is a label once per epoch, except the last tokens that do not fill a sequence. A sequence may contain the
+end of one document and the beginning of the next, and attention does not stop there: end every document with a
+separator token. Megatron-LM packs its GPT datasets in the same way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The decision of a step check about a step, as seen by the host afterwards."""
+"""The decision of a step check about a step, as the host reads it afterwards."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tables of measurements as people publish them, read into configurations that can be predicted."""
+"""Reads published tables of measurements into configurations that can be predicted."""

@@ -1,4 +1,4 @@
-"""The cells of one row of a table, in the spellings that people use."""
+"""The cells of one row of a table, in their common spellings."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Cells:
         text = self.text(name)
         found = switch_named(text)
         if text and found is None:
-            raise Skip(f"{name} is {text!r}, neither y nor n", name)
+            raise Skip(f"{name} is {text!r}, not y or n", name)
         return found
 
     def measured(self) -> tuple[str, float, tuple[str, ...]]:
@@ -142,10 +142,10 @@ class Cells:
         if match := re.search(r"\b(rlhf|rlaif|ppo|grpo|dpo|reinforce\w*|reward model\w*|distillation)\b", task):
             raise Skip(f"its task has {match.group()!r}, which runs more than one model's training step")
         if match := re.search(r"\b(q?lora|peft|inference|decode|prefill|generation|serving)\b", words):
-            raise Skip(f"its task has {match.group()!r}; pre-training of all weights is modelled")
+            raise Skip(f"its task has {match.group()!r}; only pre-training of all weights is modelled")
         for column in ("task", "notes", "model", "zero_level", "recompute", "source"):
             if said := is_offloaded(self.text(column)):
-                raise Skip(f"its {column} speaks of {said!r}, which is not modelled", column)
+                raise Skip(f"its {column} mentions {said!r}, which is not modelled", column)
 
     def precision(self) -> Precision:
         """The precision column; empty if it is blank.

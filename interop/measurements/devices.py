@@ -1,4 +1,4 @@
-"""Devices and links as tables of measurements spell them, translated to the names of the catalogue."""
+"""Translates the spellings of devices and links in tables of measurements to the names of the catalogue."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
     known = _MEMORIES[kind]
     if re.search(r"(?<![a-z0-9])(pci ?e?|nvl(?! ?\d))(?![a-z0-9])", plain):
         if kind not in _CARDS:
-            raise UnknownDevice(f"device {text!r} is not in the catalogue; of cards on PCIe it has A100 and H100")
+            raise UnknownDevice(f"device {text!r} is not in the catalogue; its PCIe cards are A100 and H100")
         known = _CARDS[kind]
     memory = re.search(r"(\d+) ?g(?:i?b)?(?![a-z0-9])", plain[found.end() :])
     if kind == "h100" and memory is not None and memory.group(1) == "94" and "sxm" not in plain:

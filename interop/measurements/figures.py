@@ -1,4 +1,4 @@
-"""Cells of figures: their numbers, units, ranges, and the devices that a rate is of."""
+"""Cells with figures: their numbers, units and ranges, and the number of devices that a rate refers to."""
 
 from __future__ import annotations
 

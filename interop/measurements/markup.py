@@ -1,4 +1,4 @@
-"""Tables of HTML and LaTeX as plain cells; a cell that spans rows or columns stands in each of them."""
+"""Tables in HTML and LaTeX as plain cells. A cell that spans rows or columns is repeated in each of them."""
 
 from __future__ import annotations
 

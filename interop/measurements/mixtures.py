@@ -1,4 +1,4 @@
-"""Mixtures of experts as tables of measurements state them: experts, their balance, and how tokens reach them."""
+"""Mixtures of experts in tables of measurements: experts, their balance, and the transport of tokens to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as tables spell them: separators of thousands, decimal commas, k and M."""
+"""Numbers in tables: thousands separators, decimal commas, k and M."""
 
 from __future__ import annotations
 

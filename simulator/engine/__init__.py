@@ -1,1 +1,1 @@
-"""The reference engine: a program in virtual time, event by event, with SimPy."""
+"""The reference engine: runs a program in virtual time, event by event, with SimPy."""

@@ -1,10 +1,10 @@
-"""Programs that cannot run are refused before anything is simulated, with the smallest culprit.
+"""Refuses programs that cannot run, before anything is simulated, and names the first instruction at fault.
 
-A value that a rank reads must have been written earlier, on that rank and in that step, and must not have been freed.
-The result of a communication exists once a WAIT has taken its token; until then its input must not be written. A
-program in which one instruction needs another that is behind it, directly or by way of others, has a
-cycle: program order is itself a dependency. Between ranks every communication must have its partners
-(`simulator.engine.matching`), and no ranks may wait for each other (`simulator.engine.deadlock`).
+A value that a rank reads must have been written earlier in the step on that rank and not have been freed. The result of
+a communication exists after a WAIT for its token; until then its input must not be written. Program order is itself a
+dependency, so a program in which an instruction needs a later one, directly or indirectly, has a cycle. Every
+communication must have its partners (`simulator.engine.matching`), and ranks must not deadlock
+(`simulator.engine.deadlock`).
 """
 
 from __future__ import annotations

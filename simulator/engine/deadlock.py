@@ -1,8 +1,8 @@
-"""Whether ranks wait for each other forever, found out without times, and the smallest circle of them that does.
+"""Detects deadlocks between ranks without times, and finds the smallest cycle of ranks that wait for each other.
 
 Partners are determined beforehand (`simulator.engine.matching`) and no rank chooses its next instruction, so whether a
-program ends does not depend on durations: one step is walked through with everything taking no time, and what gets
-stuck there gets stuck always. All steps are equal, because a rank ends each step with all its communication complete.
+program ends does not depend on durations. One step is executed with all durations zero; whatever blocks there always
+blocks. All steps are equal, because a rank ends each step with all its communication complete.
 """
 
 from __future__ import annotations

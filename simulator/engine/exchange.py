@@ -1,9 +1,9 @@
-"""Communication between ranks: who meets whom, when it starts and when it is over.
+"""Communication between ranks: its members, its start and its end.
 
 A **rendezvous** is one instance of a collective, or one pair of ranks of a transfer. Every member posts its
 `Communication`; it begins when the last member has arrived. A member arrives when it has posted and its previous
-communication on that channel (and direction) is over. So long as nothing is shared, the end is known as soon as the
-last member posts, and no event is needed; shared cores, devices or links take one event per phase.
+communication on that channel (and direction) has ended. If nothing is shared, the end is known as soon as the last
+member posts, and no event is needed; shared cores, devices or links take one event per phase.
 """
 
 from __future__ import annotations

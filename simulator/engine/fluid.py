@@ -1,11 +1,12 @@
-"""Fluid sharing: work that proceeds at rates which change whenever what runs next to it changes.
+"""Fluid sharing: work that proceeds at a rate which changes with the concurrent work.
 
-An `Activity` has an amount of work in picoseconds when alone. Its rate is a rational number; between two changes the
-rate is constant, so the remaining work is exact: everything is integer arithmetic over a common denominator. An
-activity ends at the first whole picosecond at which its work is done, so each loses less than one picosecond.
+An `Activity` has an amount of work, its time in picoseconds when it runs alone. Its rate is a rational number and
+constant between two changes, so the remaining work is exact: everything is integer arithmetic over a common
+denominator. An activity ends at the first whole picosecond at which its work is done, so each loses less than one
+picosecond.
 
-`Cores` shares the processor cores of a node evenly; `Fabric` slows the compute and the communication of one device by
-measured pairwise rates and lets communication share the links that it claims, max-min fairly.
+`Cores` shares the processor cores of a node evenly. `Fabric` slows the compute and the communication of one device by
+measured pairwise rates, and shares links among communication max-min fairly.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Ranks that do the same thing at the same time are simulated once: a program of one rank for each kind of rank.
+"""Folding: ranks that do the same thing at the same time are simulated once.
 
-Equal ranks are those of one class of the coarsest equitable partition (`simulator.engine.classes`), which begins with
-the groups and with what is known to differ (a slow rank). They have equal times by induction over events, including
-max-min fair shares of links, so one rank of each class represents all. One slow rank leaves few classes: along each
-axis of the mesh the groups that have it and those that have it not.
+Equal ranks are those of one class of the coarsest equitable partition (`simulator.engine.classes`), which starts from
+the groups and from known differences (a slow rank). By induction over events they have equal times, including max-min
+fair shares of links, so one rank represents its class. One slow rank leaves few classes: along each axis of the mesh,
+the groups that contain it and those that do not.
 """
 
 from __future__ import annotations
@@ -157,15 +157,15 @@ class _FoldedWires:
 
     def works_ps(self, instruction: Instruction, members: _Ints, work_ps: int) -> _Ints:
         """Nothing is folded twice."""
-        raise AssertionError("a folded program is not folded again")
+        raise AssertionError("the program is folded already")
 
     def loads(self, instruction: Instruction, members: _Ints, work_ps: _Ints) -> Loads:
         """As `works_ps`."""
-        raise AssertionError("a folded program is not folded again")
+        raise AssertionError("the program is folded already")
 
     def link_number(self, link: Hashable) -> int:
         """As `works_ps`."""
-        raise AssertionError("a folded program is not folded again")
+        raise AssertionError("the program is folded already")
 
     def _original(
         self, instruction: Instruction, members: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""Which communication of one rank belongs to which of another, settled and checked before anything is simulated.
+"""Matches the communication of ranks, and checks it before anything is simulated.
 
-Collectives belong together by instruction id and group of ranks. The k-th SEND on a channel from one rank to another
-belongs to the k-th RECV there, so both ranks must have equally many. Messages that a rank sends to itself are matched
-the same way.
+Collectives match by instruction id and group of ranks. The k-th SEND on a channel from one rank to another matches the
+k-th RECV there, so both ranks must have the same number. Messages that a rank sends to itself are matched in the same
+way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A group's program spelled out: one step as a sequence of runs of compute, issues of communication, and waits.
+"""The order of a group's program: one step as a sequence of runs of compute, issues of communication, and waits.
 
-The sequence is the same on every rank of a group and in every step. Every body is looked at once, however many blocks
-share it; what depends on the block is worked out for all blocks together.
+The sequence is the same on every rank of a group and in every step. Every body is processed once, however many blocks
+share it, and properties of the blocks are computed for all blocks together.
 """
 
 from __future__ import annotations

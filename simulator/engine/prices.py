@@ -1,10 +1,10 @@
-"""The prices of an order's instructions, and what follows from them for its runs of compute.
+"""The prices of an order's instructions, and the times of its runs of compute that follow from them.
 
 A run needs no event of its own. With dispatch times d and work w, on a rank whose host is free at h and whose compute
-stream is free at c, instruction i of the run ends at W_i + max(c, h + max_{j <= i}(D_j - W_{j-1})), D and W being the
-sums of d and w up to and including i (the longest path through issue order and stream order). The inner maximum does
-not depend on h and c, so a run is advanced in one step, and its instructions' times follow afterwards in one array
-operation.
+stream is free at c, instruction i of the run ends at W_i + max(c, h + max_{j <= i}(D_j - W_{j-1})), where D and W are
+the sums of d and w up to and including i (the longest path through issue order and stream order). The inner maximum
+does not depend on h and c, so a run is advanced in one step, and the times of its instructions are computed afterwards
+in one array operation.
 """
 
 from __future__ import annotations

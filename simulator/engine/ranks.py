@@ -1,8 +1,7 @@
-"""Ranks that share cores or devices with what runs next to them, as SimPy processes.
+"""Ranks that share cores or devices with concurrent work, as SimPy processes.
 
-Such a rank follows the clock, because concurrent work of others slows it down. What computes on a device while nothing
-communicates there takes one event, which the next communication cuts short. The rules are those of
-`simulator.engine.walk`.
+Such a rank follows the clock, because concurrent work slows it down. Compute on a device without communication takes
+one event, which the next communication interrupts. The rules are those of `simulator.engine.walk`.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ def _run(program: Program, cost_of: CostOf, settings: _Settings) -> Timeline:
         stuck = bool(walk.waiting_for)
     if stuck:
         refuse_deadlock(orders, matching)
-        raise AssertionError("ranks are stuck in time, but not in order")
+        raise AssertionError("ranks are stuck in simulated time although their order has no deadlock")
     timeline = recorder.timeline(
         names, num_ranks=program.num_ranks, num_steps=settings.num_steps, host_async=settings.host_async
     )

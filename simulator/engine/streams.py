@@ -1,7 +1,7 @@
-"""Ranks with several compute streams, as SimPy processes: one for each stream of a rank.
+"""Ranks with several compute streams: one SimPy process for each stream.
 
-The host issues in program order and never waits, so when it issues what is known as a step begins. Each stream runs its
-instructions in order, waits as in `plans.streams`, and shares the device with the others
+The host issues in program order and never waits, so its issue times are known when a step begins. Each stream runs its
+instructions in order, waits as in `plans.streams`, and shares the device with the other streams
 (`simulator.engine.fluid.Fabric`). Communication begins in program order on every channel, whichever stream issues it.
 """
 

@@ -1,13 +1,13 @@
-"""Ranks whose own work is not slowed by others: they run ahead of any clock.
+"""Ranks whose work is not slowed by others, which are simulated ahead of the clock.
 
-A rank's times follow from its own order and from the ends of the communication that it waits for. So every rank
-advances as far as it can, and resumes when the end that it waits for is known; in which order that happens changes no
-time. Where links are shared too, communication is worked off by the clock of `simulator.engine.exchange.Shared`; where
-nothing is, no event is needed at all.
+The times of a rank follow from its own order and from the ends of the communication that it waits for. Every rank
+therefore advances as far as it can, and resumes when the end that it waits for is known. The order in which ranks
+advance does not change any time. If links are shared, communication follows the clock of
+`simulator.engine.exchange.Shared`; otherwise no event is needed.
 
-Communication that is issued starts after the compute issued before it (as a communication stream that waits for the
-current stream does), and a WAIT holds up what follows: the host itself where the host computes, the compute stream
-where compute runs behind the host.
+Issued communication starts after the compute issued before it (as a communication stream that waits for the current
+stream does). A WAIT blocks what follows: the host itself if the host computes, or the compute stream if compute runs
+asynchronously.
 """
 
 from __future__ import annotations

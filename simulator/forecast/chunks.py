@@ -1,8 +1,8 @@
 """The costs of the chunks of a pipeline: pieces are priced once, counted and joined.
 
-Gradients are reduced and sharded weights gathered on a channel of their own, next to the compute of a neighbouring
-block: the gradients of a block while the block before it computes its gradients, its weights while the block before it
-computes (`plans.lower.optimizer`).
+Gradients are reduced and sharded weights gathered on a separate channel, during the compute of a neighbouring block:
+the gradients of a block during the backward of the block before it, its weights during the forward of the block before
+it (`plans.lower.optimizer`).
 """
 
 from __future__ import annotations

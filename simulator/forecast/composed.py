@@ -1,4 +1,4 @@
-"""Forecasts of other software in layouts that plans do not have, composed from forecasts of layouts that they have."""
+"""Forecasts of layouts that plans do not support, for other software, composed from forecasts of supported layouts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The memory of a rank over a step, from its symbolic bodies: the peak of its program in the order of its instructions.
+"""The memory of a rank over a step, from its symbolic bodies: the peak of its program in instruction order.
 
-Other bodies need only two figures of a body: the bytes that remain after it and its peak. An allocator follows the
-order in which work is issued, so no times are needed. The peak is that of `simulator.timeline.memory.peak_of_order` for
-the lowered program.
+Two figures describe a body for this purpose: the bytes that remain after it, and its peak. An allocator follows the
+order in which work is issued, so no times are needed. The peak equals that of `simulator.timeline.memory.peak_of_order`
+for the lowered program.
 """
 
 from __future__ import annotations

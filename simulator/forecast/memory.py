@@ -1,4 +1,4 @@
-"""The memory of a rank, from templates: permanent values, those of a micro-batch, and those of an action."""
+"""The memory of a rank, from templates: values that exist all the time, during a micro-batch, and during an action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline of actions in virtual time: each rank runs its actions in order, each action waits for its tensor."""
+"""Simulates a pipeline of actions: each rank runs its actions in order, and each action waits for its input tensor."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Software stacks: the kernels they run for an instruction and their host times.
+"""Software stacks: the kernels that they run for an instruction, and their host times.
 
-`Stack` is twofold's own executor. `TorchNative` is torch's parallel parts: DistributedDataParallel, FSDP2, DTensor's
-tensor parallel modules, torch.distributed.pipelining, eager or compiled. `Megatron` is Megatron-LM's. `stack_named`
-finds one by name.
+`Stack` is twofold's own executor. `TorchNative` covers torch's parallel modules (DistributedDataParallel, FSDP2, tensor
+parallelism with DTensor, torch.distributed.pipelining), eager or compiled. `Megatron` is Megatron-LM. `stack_named`
+finds a stack by name.
 """
 
 from simulator.stacks.base import PieceSizes, Stack

@@ -1,4 +1,4 @@
-"""The kernels and messages of tensor parallelism as DTensor's modules have them."""
+"""The kernels and messages of tensor parallelism with DTensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that several stacks share: an attention written out, a softmax, element-wise passes."""
+"""Kernels that several stacks share: written-out attention, softmax, elementwise passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron-LM: fused element-wise kernels, gradients accumulated inside the weight product."""
+"""Megatron-LM: fused elementwise kernels, and gradients accumulated inside the weight product."""
 
 from __future__ import annotations
 

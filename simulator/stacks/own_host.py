@@ -1,4 +1,4 @@
-"""A machine and a software on a user's own host."""
+"""A machine and a software stack with the measured host times of a user's host."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Linears whose products multiply narrower numbers than a block has: the products, and the kernels that make their
-operands."""
+"""Linear layers with products in a narrower dtype than the block: the products, and the kernels that cast operands."""
 
 from __future__ import annotations
 

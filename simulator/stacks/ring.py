@@ -1,4 +1,4 @@
-"""Attention over a split sequence as other software runs it: piece by piece, every rank with as much work."""
+"""Context-parallel attention as other software runs it: in pieces, with equal work on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels and messages of a body under a stack."""
+"""The kernels and messages of a body under a software stack."""
 
 from __future__ import annotations
 

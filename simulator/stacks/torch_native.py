@@ -1,4 +1,4 @@
-"""torch's own parallel parts, eager or with torch.compile on every block."""
+"""torch's own parallel modules, eager or with torch.compile on every block."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A transformer for given degrees under what-ifs: each one a forecast, in milliseconds at any number of devices.
+"""What-if questions about a transformer for given degrees: each is a forecast, in milliseconds for any number of
+devices.
 
-It answers as `Scenarios` does for a program. Changes of the complete machine and of tiers of links make another
-machine; slow ranks slow their pipelines (`stragglers`). What shows only in a program is left to the event engine.
+The results are those of `Scenarios` for a program. Changes of the machine or of tiers of links give another machine;
+slow ranks slow their pipelines (`stragglers`). Changes whose effect depends on single instructions are left to the
+event engine.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""Checkpoints and failures: how much of the time is progress that lasts.
+"""Checkpoints and failures: the share of time that is lasting progress.
 
-Failures come at a constant rate (exponential times between them, mean M for the complete machine), also while a
-checkpoint is written and while a failed run restarts. With work w between checkpoints, a blocking write d and a restart
-R the expected time from one checkpoint to the next is
+Failures occur at a constant rate (exponential times between them, mean M for the complete machine), also while a
+checkpoint is written and during a restart. With work w between checkpoints, a blocking write d and a restart R, the
+expected time from one checkpoint to the next is
 
     M exp(R / M) (exp((w + d) / M) - 1)
 
 (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
-Systems 22, 2006). To first order the best w is sqrt(2 d M) (J. W. Young, "A first order approximation to the
-optimum checkpoint interval", Communications of the ACM 17, 1974); Daly's higher order estimate adds two terms.
+Systems 22, 2006). To first order the best w is sqrt(2 d M) (J. W. Young, "A first order approximation to the optimum
+checkpoint interval", Communications of the ACM 17, 1974); Daly's higher order estimate adds two terms.
 
-An asynchronous write of length d continues next to the next work; until it ends a failure falls back to the checkpoint
-before. From one durable checkpoint to the next a = max(w, d) passes without a failure; with one, what is lost is R,
-the work w from the durable checkpoint on and the write behind it, d. The same renewal argument gives
+An asynchronous write of length d overlaps with the following work; until it ends, a failure falls back to the previous
+checkpoint. Without a failure, a = max(w, d) passes from one durable checkpoint to the next. A failure costs R, the work
+w since the durable checkpoint, and the write d behind it. The same renewal argument gives
 
     M exp((R + w + d) / M) (1 - exp(-a / M)),
 
-which for d = 0 is the formula above. `sampled_goodput` plays both out with a seed.
+which for d = 0 is the formula above. `sampled_goodput` simulates both with a seed.
 """
 
 from __future__ import annotations

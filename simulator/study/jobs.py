@@ -1,7 +1,7 @@
-"""Several jobs on one machine at the same time: each runs its own program on its own ranks, links are shared.
+"""Several jobs on one machine at the same time: each runs its own program on its own ranks, and links are shared.
 
-The programs are put side by side into one, with every job's ranks moved to their places, and that is simulated. Jobs
-share links and processors only, so a job whose links no other job uses takes exactly as long as alone.
+The programs are combined into one, with every job's ranks moved to its devices, and simulated. Jobs share only links
+and processors, so a job whose links no other job uses takes exactly as long as alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A program next to itself under changes: what-ifs on one machine, alone or with other jobs, each simulated once."""
+"""A program with and without changes: what-if questions on one machine, alone or with other jobs."""
 
 from __future__ import annotations
 

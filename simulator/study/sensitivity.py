@@ -1,4 +1,4 @@
-"""Sensitivity of a step: every quantity a little lower and a little higher, sorted by effect."""
+"""Sensitivity of a step: every quantity is decreased and increased a little, and the effects are sorted."""
 
 from __future__ import annotations
 

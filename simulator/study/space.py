@@ -1,6 +1,6 @@
-"""The points of a study: a base and what is varied, all combinations, one change at a time, or a sample.
+"""The points of a study: a base and its axes, combined in a grid, changed one at a time, or sampled.
 
-Axes of one table of `together` are linked: the first value of each, then the second, as one axis would.
+Axes of one table of `together` are linked: their first values form a point, then their second values.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Space:
             _check(table)
         names = [name for table in self._tables for name in table]
         if twice := [name for number, name in enumerate(names) if name in names[:number]]:
-            raise TwofoldError(f"axis {twice[0]} stands twice, in axes and together; give it once")
+            raise TwofoldError(f"axis {twice[0]} is given twice, in axes and in together; give it once")
         if self.points not in ("grid", "one-at-a-time"):
             raise TwofoldError(f"points must be grid or one-at-a-time, not {self.points!r}")
         if self.sample is not None:

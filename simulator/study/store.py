@@ -1,4 +1,4 @@
-"""Results of points on disk: a line of JSON each, under a hash of the point and of the code that computed it."""
+"""Stores the results of points: one JSON line each, under a hash of the point and of the code that computed it."""
 
 from __future__ import annotations
 

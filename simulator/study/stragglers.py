@@ -1,4 +1,4 @@
-"""Slow ranks: the ranks of a share of all, and the part of a pipeline that each of them slows."""
+"""Slow ranks: the ranks that a share of all selects, and the part of a pipeline that each of them slows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Points computed in processes, on one machine or many, each once."""
+"""Computes the points of a study in several processes, on one or several machines, each point once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What-if questions as one value: a machine that is slower, jittering, degraded or mixed, with checkpoints and
 failures.
 
-`WhatIf.machine` gives a machine with other figures, `Network` takes the changed links, `simulate` the ranks, and
-`simulator.study.goodput` what checkpoints and failures cost. Equal values (the seed included) give equal results.
+`WhatIf.machine` returns the changed machine, `Network` applies the changed links, `simulate` the ranks, and
+`simulator.study.goodput` the cost of checkpoints and failures. Equal values (including the seed) give equal results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Pipelines at speed: a schedule as a graph of events, evaluated level by level for whole batches of configurations.
+"""Fast evaluation of pipelines: a schedule is a graph of events, evaluated level by level for batches of
+configurations.
 
-Equal to the event engine to the picosecond where nothing is contended.
+Without contention the result equals the event engine to the picosecond.
 """
 
 from simulator.forecast.clock_map import NEVER, MaxPlus, Times, latest

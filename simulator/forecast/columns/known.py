@@ -1,4 +1,4 @@
-"""Events of a pipeline that are known before any evaluation: hosts, which nothing blocks, and begins of steps."""
+"""Events of a pipeline that are known before its evaluation: those of hosts, which never block, and step starts."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Further periods of a steady state, without evaluating them all.
+"""Extrapolates further periods of a steady state without evaluating all of them.
 
-One period of events is a max-plus map of the periods before it, so sooner or later the events of a number of periods
-(the cyclicity of the map, mostly 1, or as many as there are ranks in the slowest loop) are each later than their
-fellows by some time of their own. The next ones continue in the same way for as long as, for each event, what it waited
-for stays the latest: the latest of straight lines is a straight line until another one overtakes. So the exact number
-of equal periods is known and skipped; then periods are evaluated again.
-Source: Baccelli et al., "Synchronization and Linearity" (1992), theorem 3.109 (cyclicity).
+One period of events is a max-plus map of the periods before it. After some periods, the events are therefore later than
+those a fixed number of periods earlier by constant times. That number is the cyclicity of the map: mostly 1, or the
+number of ranks in the slowest loop. This continues as long as each event waits for the same predecessor: the maximum of
+straight lines is one of them until another overtakes it. The exact number of equal periods is therefore known and
+skipped; then periods are evaluated again. Source: Baccelli et al., "Synchronization and Linearity" (1992), theorem
+3.109 (cyclicity).
 """
 
 from __future__ import annotations

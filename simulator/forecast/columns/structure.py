@@ -1,11 +1,11 @@
 """A schedule as a graph of events: the dependencies of every action and every transfer, independent of times.
 
-Events are the end of an action on its rank's compute stream, the end of the transfer that an action receives, the tail
-of communication channels that outlast actions, and what else the end of the step waits for. They are sorted
-by level (the longest path to them), so that a whole level, of all configurations of a batch, is one array operation.
+Events are the end of an action on its rank's compute stream, the end of the transfer that an action receives, the end
+of communication that outlasts its action, and everything else that the end of the step waits for. They are sorted by
+level (the longest path to them), so that a full level, of all configurations of a batch, is one array operation.
 
-Order and waiting are those of `plans.lower` and `simulator.engine.run`: a receive is posted one action ahead, or as its
-action begins, after the compute issued before it; transfers between two stages keep their order.
+Order and waiting are those of `plans.lower` and `simulator.engine.run`: a receive is posted one action ahead, or when
+its action begins, after the compute issued before it. Transfers between two stages keep their order.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Pipelines at speed: the events of a schedule (`simulator.forecast.columns.structure`) evaluated level by level for
-whole batches.
+"""Evaluates the events of a schedule (`simulator.forecast.columns.structure`) level by level for batches of
+configurations.
 
-Every event is the latest of a few earlier ones plus constants, so a level is a gather, a sum and a maximum. Where the
-schedule belongs to a family only a few micro-batches are evaluated: once the events of a whole period are each later by
-one and the same time than a period before, the others follow exactly (`simulator.forecast.columns.steady`). Where
-that never happens, everything is evaluated.
+Every event is the maximum of a few earlier events plus constants, so a level is a gather, a sum and a maximum. If the
+schedule belongs to a family, only a few micro-batches are evaluated: once all events of a period are later than those
+of a previous period by the same time, the others follow exactly (`simulator.forecast.columns.steady`). Otherwise
+everything is evaluated.
 """
 
 from __future__ import annotations
