@@ -36,7 +36,7 @@ def parts_of(case: Case) -> str:
 
 
 def lacks(case: Case) -> str:
-    """What a case needs that is not written for this peer; "" if it needs nothing else."""
+    """The feature of a case that this peer does not have; "" if it has them all."""
     if case.degree("pp") > 1 and case.degree("tp") > 1:
         return "tensor parallelism inside a pipeline"
     if case.degree("tp") > 1 and case.config.experts is not None:
