@@ -1,7 +1,7 @@
-"""Modules of other packages that add schedules, stacks, devices or separate operators.
+"""Modules of other packages that add schedules, stacks, devices or operators.
 
-A package names its module under the entry points "twofold"; the module adds its declarations when it is imported. It is
-imported the first time that a name is unknown, so unused extensions cost nothing.
+A package registers its module under the entry points "twofold". The module adds its declarations when it is imported,
+which happens when an unknown name is first used. Unused extensions therefore cost nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The four figures of a step that every command, report and file gives, each defined here and nowhere else.
+"""The four figures of a step that every command, report and file shows. They are defined only here.
 
 `step_s`, `exposed_comm_s`, `bubble_fraction` and `peak_bytes` are keys of JSON objects and of files; texts and tables
 show them with `figures_text`, under the titles of `FIGURES`.

@@ -1,4 +1,4 @@
-"""Files written atomically (a reader finds the old content or the new, never a part), and JSON without NaN."""
+"""Writes files atomically (a reader finds the old content or the new one, never a part), and JSON without NaN."""
 
 from __future__ import annotations
 

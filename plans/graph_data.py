@@ -1,8 +1,8 @@
 """The operator graph before and after a search as nodes and edges, for pictures and files.
 
-Before: operators, shapes, parameters. With a plan: stages, strategies, and on the edges the redistributions between the
-layout in which a tensor is made and the one in which it is read. A graph of more than `MAX_NODES` operators is folded:
-operators that follow one another in one module become one node.
+Before the search: operators, shapes, parameters. With a plan: stages, strategies, and on the edges the redistributions
+from the layout of the producer to that of the reader. A graph of more than `MAX_NODES` operators is folded: consecutive
+operators of one module become one node.
 """
 
 from __future__ import annotations

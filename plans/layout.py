@@ -1,17 +1,18 @@
 """Layouts: which rank holds which part of a tensor.
 
-A `Layout` is a device mesh: a matrix of ranks whose axes have names. Calling it with one entry per tensor dimension
-gives a `TensorLayout`: for every **dim** of the tensor the mesh **axes** that split it. Axes used by no dim replicate
-the tensor, or hold **partial** sums that still have to be added up.
+A `Layout` is a device mesh: a matrix of ranks with named axes. Calling it with one entry per tensor dim gives a
+`TensorLayout`, which lists the mesh **axes** that split every **dim** of the tensor. Axes used by no dim replicate the
+tensor, or hold **partial** sums that still have to be added.
 
-**Uneven dims.** A dim is cut by its axes one after the other, each time into parts of ceil(size / axis size), so the
-last parts may be smaller or empty (torch.chunk, and DTensor on its mesh axes, do the same). A rank holds just its part;
-where a collective needs equal chunks they are padded to the largest (`local_shape`) and trimmed on arrival. Cut in
-turn, the parts of ("a", "b") nest in the parts of ("a",): gathering or slicing the last axis never crosses a border.
+**Uneven dims.** The axes of a dim split it one after the other, each into parts of ceil(size / axis size), so the last
+parts may be smaller or empty (like torch.chunk, and DTensor on its mesh axes). A rank holds only its part; if a
+collective needs equal chunks, they are padded to the largest (`local_shape`) and trimmed on arrival. Because axes split
+in turn, the parts of ("a", "b") nest in the parts of ("a",): gathering or slicing the last axis never crosses a
+boundary.
 
-**Copies.** The last axis may be called "interleaved_parallel": it is not an axis of devices. It cuts a dim into copies
-that the same rank computes one after the other, so it counts in `sharding_strategy`, not in `size`, `region` or
-`rank_list`.
+**Copies.** The last axis may be called "interleaved_parallel". It is not an axis of devices: it splits a dim into
+slices that the same rank computes one after the other, so it counts in `sharding_strategy`, but not in `size`, `region`
+or `rank_list`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The one reader of files: limits of size and decompression, strict JSON and TOML, arrays; every failure is one line.
+"""Reads all files: limits of size and decompression, strict JSON and TOML, arrays. Every failure is a one-line message.
 
-JSON and TOML are restricted to what all readers agree on. A duplicate key is refused, because readers differ in which
-one they use; so are numbers that are not finite, and whole numbers of 2^63 and more, which no size here has.
+JSON and TOML are restricted to what all readers agree on. Duplicate keys are refused, because readers differ in which
+one they use; so are numbers that are not finite, and whole numbers of 2^63 and more, which no size reaches.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Tables, charts and HTML reports (floor 6).
 
-A report is a `Page` of sections (`page.py`, the templates in `templates/`). What is in a section is a `Table`
-(rich in a terminal, a template in a page, pandas and CSV to take away), a `Chart` that matplotlib draws, or a
-`LiveTimeline`, whose spans `live.py` packs and `templates/timeline.js` draws. `step_page` is the report of a
-step. matplotlib and pandas are imported here only, in functions.
+A report is a `Page` of sections (`page.py`, with templates in `templates/`). A section contains `Table`s (shown by rich
+in a terminal and by a template in a page, exported as CSV or through pandas), `Chart`s drawn by matplotlib, and a
+`LiveTimeline`, whose spans are packed by `live.py` and drawn by `templates/timeline.js`. `step_page` is the report of a
+step. Only this package imports matplotlib and pandas, inside functions.
 
-It may import every package but `twofold`.
+It may import every package except `interop` and `twofold`.
 """
 
 from reports.graph_picture import save_graph

@@ -1,4 +1,4 @@
-"""The calibration report of a device or of a CPU: errors of the fit, measured points with fitted curves, sources."""
+"""The calibration report of a device or a CPU: errors of the fit, measured points with fitted curves, sources."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Charts: matplotlib draws them as SVG, once for a wide page and once for a narrow one.
 
-Ink takes the colour of the page, so one picture suits light and dark. Points carry texts that are shown when the
-pointer rests on them.
+Ink takes the colour of the page, so one picture suits light and dark pages. Points have texts that are shown on hover.
 """
 
 from __future__ import annotations

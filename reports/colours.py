@@ -1,7 +1,7 @@
-"""The colours of charts and timelines, and what each of them means.
+"""The colours of charts and timelines, and their meaning.
 
-They are the eight of Okabe and Ito (https://jfly.uni-koeln.de/color/), which people with any kind of colour vision can
-tell apart. `templates/picture.css` has them by the same names.
+They are the eight colours of Okabe and Ito (https://jfly.uni-koeln.de/color/), which people with any kind of colour
+vision can distinguish. `templates/picture.css` has them under the same names.
 """
 
 from __future__ import annotations

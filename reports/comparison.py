@@ -1,4 +1,4 @@
-"""The page that lays 2 to 6 plans side by side: figures, where the step goes, critical paths and timelines."""
+"""The page that compares 2 to 6 plans: figures, where the step goes, critical paths and timelines."""
 
 from __future__ import annotations
 

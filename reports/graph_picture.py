@@ -1,6 +1,6 @@
 """A picture of the operator graph before and after a search (`plans.graph_data`).
 
-A colour is a stage; what moves is next to its edge.
+Colours are stages; redistributions are written next to their edges.
 """
 
 from __future__ import annotations

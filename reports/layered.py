@@ -1,7 +1,8 @@
-"""Placing a directed graph in layers, from top to bottom.
+"""Layered drawing of a directed graph, from top to bottom.
 
-The method of Sugiyama, Tagawa and Toda (1981) in its simplest form: a node's layer is the longest path to it, edges
-that span layers pass through separate points, and a few sweeps order every layer by the mean of its neighbours.
+This is the method of Sugiyama, Tagawa and Toda (1981) in its simplest form. The layer of a node is the longest path to
+it, edges that span layers pass through separate points, and a few sweeps order every layer by the mean of its
+neighbours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The living timeline: predicted above measured on one axis, with zoom, search, causes, critical path and memory.
+"""The interactive timeline: predicted above measured on one axis, with zoom, search, causes, critical path and memory.
 
-The spans of one step are packed into columns of 32-bit integers, starts as differences, deflated and written in base64,
-so 100,000 of them take about a megabyte. `templates/timeline.js` unpacks and draws them.
+The spans of one step are packed into columns of 32-bit integers, starts as differences, then deflated and encoded in
+base64, so that 100,000 of them take about a megabyte. `templates/timeline.js` unpacks and draws them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The peak of the fullest rank of every group as a table."""
+"""A table of the peak memory of the fullest rank of every group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results in notebooks: the picture or table of each kind of result, and its rows."""
+"""Results in notebooks: a picture or table for each kind of result, and its rows."""
 
 from __future__ import annotations
 

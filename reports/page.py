@@ -1,6 +1,7 @@
-"""The page: one self-contained HTML file of sections, made from the templates of `reports/templates` by Jinja2.
+"""A page: one self-contained HTML file of sections, rendered by Jinja2 from the templates in `reports/templates`.
 
-Nothing is fetched: styles, scripts, pictures and data are inside. Light and dark follow the reader's setting.
+Styles, scripts, pictures and data are inside the file; nothing is loaded from elsewhere. Light and dark follow the
+reader's setting.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A still picture of the pipeline: what every rank does over one step, timelines one above the other on one time axis.
+"""A static picture of the pipeline: the actions of every rank over one step, with timelines above each other on one
+axis.
 
-Reports hold the living timeline (`reports.live`) instead; this one is for documents, notebooks and SVG files.
+It is for documents, notebooks and SVG files; reports contain the interactive timeline (`reports.live`).
 """
 
 from __future__ import annotations

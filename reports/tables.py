@@ -1,4 +1,4 @@
-"""Tables: one value that is shown in a terminal by rich, in a page by a template, and given away by pandas."""
+"""Tables: one value, shown in a terminal by rich and in a page by a template, and exported through pandas."""
 
 from __future__ import annotations
 

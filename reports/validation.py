@@ -1,4 +1,4 @@
-"""The page of a table of measurements that was predicted: scores, errors, the rows that are furthest off."""
+"""The page of a validated table of measurements: scores, errors, and the rows with the largest errors."""
 
 from __future__ import annotations
 

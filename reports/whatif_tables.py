@@ -1,4 +1,4 @@
-"""What-if results next to the base, and the effect of every quantity as a table and a chart."""
+"""What-if results compared with the base, and the effect of every quantity as a table and a chart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attach the simulator's prediction to a plan, and the redistribution steps that are faster on a machine."""
+"""Attaches the simulator's prediction to a plan, and stores the redistribution steps that are faster on its machine."""
 
 from __future__ import annotations
 

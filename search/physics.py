@@ -1,4 +1,4 @@
-"""Physical lower bounds for any plan of a graph on a machine."""
+"""Physical lower bounds on the step time of any plan of a graph on a machine."""
 
 from __future__ import annotations
 

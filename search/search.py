@@ -1,19 +1,19 @@
 """The double recursive search.
 
-First recursion, over devices: every mesh of a stage's ranks (`space.meshes`). Second recursion, over the graph: the
-exact minimum of the additive cost over all combinations of strategies (`eliminate`), for every mesh of every stage on
-its own, since stages meet only at their borders. The cheapest stage answers and their nearest neighbours are then put
-together and simulated as complete programs; the simulated step time decides, under the memory limit.
+The first recursion is over devices: every mesh of a stage's ranks (`space.meshes`). The second is over the graph: the
+exact minimum of the additive cost over all combinations of strategies (`eliminate`), for every mesh of every stage
+separately, because stages meet only at their boundaries. The cheapest solutions of stages and their neighbours are then
+combined and simulated as complete programs. The simulated step time decides, under the memory limit.
 
     additive cost of a stage = micro-batches x (operators' forward and backward + redistributions both ways)
                                + weight gathers, gradient reductions and updates
 
-A transformer on accelerators is searched over degrees instead (`search.devices`), also in a captured module: stages,
-schedule, chunks, micro-batch, recompute, optimizer level and the usual layouts. `search.way` decides.
+A transformer on accelerators, also in a captured module, is searched over degrees instead (`search.devices`): stages,
+schedule, chunks, micro-batch, recompute, optimizer level and the usual layouts. `search.way` chooses the search.
 
-Around it, where they are not given: the number of stages, their boundaries and how many devices each has, devices that
-are better left idle, and the number of micro-batches (`shapes`); and how a plan is run: the optimizer-parallel level,
-the schedule with its chunks, slices, and blocks that are computed again (`ways`).
+Options that are not given are searched too: the number of stages, their boundaries and widths, devices that are better
+left idle, and the number of micro-batches (`shapes`); and the optimizer level, the schedule with its chunks, slices,
+and recomputed blocks (`ways`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A plan stated in the usual degrees: data, context, tensor and pipeline parallel, the same for every operator.
+"""A plan for given degrees: data, context, tensor and pipeline parallel, the same for every operator.
 
-For a graph of `tf.transformer` all is stated, nothing searched: `plans.degrees.plan` gives the plan. For any other
-graph the data-parallel axis splits the batch dim of every operator that can be split there, and what the
-tensor-parallel axis splits is chosen by the exact search over the other dims, which finds the well-known
-column-then-row pattern by itself.
+For a graph of `tf.transformer` nothing is searched: `plans.degrees.plan` makes the plan. For any other graph, the
+data-parallel axis splits the batch dim of every operator that supports it, and an exact search over the other dims
+chooses what the tensor-parallel axis splits. It finds the usual column-then-row pattern by itself.
 """
 
 from __future__ import annotations

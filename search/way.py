@@ -1,4 +1,4 @@
-"""Which way a graph is searched: over degrees where it is a transformer, else operator by operator."""
+"""Chooses the search for a graph: over degrees if it is a transformer, otherwise operator by operator."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Calibrate the accelerators of this host: measure, fit their device of the catalogue, write a machine file.
+"""Calibrates the accelerators of this host: measures them, fits a device of the catalogue, and writes a machine file.
 
-Started directly, it launches one process per device; under torchrun (on one or several hosts) it is one of them.
+Started directly, it launches one process per device. Under torchrun, on one or several hosts, it is one of these
+processes.
 """
 
 from __future__ import annotations

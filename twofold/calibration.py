@@ -1,6 +1,6 @@
-"""Calibrate this machine and write its machine file.
+"""Calibrates this machine and writes its machine file.
 
-On a CPU micro-benchmarks and then probe programs run in one launch; accelerators are measured by `executor.calibrate`
+On a CPU, micro-benchmarks and then probe programs run in one launch. Accelerators are measured by `executor.calibrate`
 (`twofold.calibrate_gpu`).
 """
 

@@ -1,4 +1,4 @@
-"""Training jobs that continue on fewer nodes: plans for the nodes that may be left are searched before the start."""
+"""Training jobs that continue on fewer nodes. Plans for the nodes that may be left are searched before the start."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Probe programs: small networks that are simulated and run while a machine is calibrated.
+"""Probe programs: small networks that are simulated and run during a calibration.
 
-They are perceptrons of widths, depths and degrees that no example uses, so they test only what all programs share:
-dispatch, collectives, and an operating system with many processes on few cores.
+They are perceptrons with widths, depths and degrees that no example uses, so they test only what all programs have in
+common: dispatch, collectives, and an operating system with many processes on few cores.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Parallel degrees: the value, and everything about it, each in one place.
+"""Parallel degrees: the value and everything about it, each in one place.
 
-* `value`: `Degrees`. Its fields declare every degree once: name, type, default, meaning, word, flag.
-* `rules`: which degrees are possible; each mistake has one sentence. `check` applies them.
+* `value`: `Degrees`. Its fields declare every degree once: name, type, default, meaning, label, flag.
+* `rules`: which degrees are possible; each mistake has one message. `check` applies them.
 * `groups`: which ranks communicate with each other along which axis.
 * `words`: one line for tables and messages. `file`: JSON.
-* `plan`: the plan of these degrees; it needs models, so it is imported by its own name.
+* `plan`: the plan for given degrees. It needs models, so it is imported by its own name.
 """
 
 from plans.degrees.check import check, check_stated

@@ -1,4 +1,4 @@
-"""Whether degrees are possible for a model on a machine: every command and function uses these checks."""
+"""Checks of degrees against a model and a machine, used by every command and function."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which ranks work together along each axis: sizes, strides, names, and the meshes of stages.
+"""The groups of ranks along each axis: sizes, strides, names, and the meshes of stages.
 
-Ranks count along the axes in an order, the innermost first. Along an axis of size n and stride s a rank's group is
-r, r + s, ..., r + (n - 1) s.
+Ranks are numbered along the axes in an order, innermost first. Along an axis of size n and stride s, the group of rank
+r is r, r + s, ..., r + (n - 1) s for the first rank r of the group.
 """
 
 from __future__ import annotations

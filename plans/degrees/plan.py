@@ -1,4 +1,4 @@
-"""The plan of a transformer in given degrees: everything is stated, nothing is searched."""
+"""The plan of a transformer for given degrees. Nothing is searched."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Which degrees are possible. Each mistake has one message: the problem, the arithmetic, and a valid value.
+"""Rules for possible degrees. Each mistake has one message: the problem, the arithmetic, and a valid value.
 
-A rule is a function of the values that it looks at, by name, and gives its sentence or None. A parameter without a
-default must be known for the rule to apply; so the same rules judge a whole `Degrees` and a few pinned values.
+A rule is a function whose parameters are the values that it checks, by name. It returns its message, or None if the
+values are valid. A rule applies only if all parameters without a default are known, so the same rules check a complete
+`Degrees` and a few pinned values.
 """
 
 from __future__ import annotations

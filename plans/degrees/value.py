@@ -1,4 +1,4 @@
-"""The value: how a model is spread, in the usual degrees. Its fields are the one list of all degrees."""
+"""`Degrees`, which describes how a transformer is parallelised. Its fields are the only list of degrees."""
 
 from __future__ import annotations
 

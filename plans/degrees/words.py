@@ -1,4 +1,4 @@
-"""Degrees in words, for tables and messages."""
+"""Degrees as text, for tables and messages."""
 
 from __future__ import annotations
 

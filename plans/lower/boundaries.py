@@ -1,4 +1,4 @@
-"""Tensors that cross between stages, and locations of parameters: the input of the lowering of every stage."""
+"""Tensors that cross between stages, and the placement of parameters: inputs of the lowering of every stage."""
 
 from __future__ import annotations
 

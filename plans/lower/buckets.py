@@ -1,9 +1,9 @@
 """Parameters as a group of ranks holds them, and buckets of parameters that are communicated together.
 
-A shard is cut from each parameter on its own: its local weight is flattened, padded with zeros to a multiple of the
-number of shards, and cut evenly. A bucket is a matrix with one row per member of the collective, in which the shards of
-its parameters are next to each other; so one collective over the flattened matrix serves them all, and weights, states
-and updates do not depend on buckets.
+Each parameter is sharded on its own: its local weight is flattened, padded with zeros to a multiple of the number of
+shards, and split evenly. A bucket is a matrix with one row per member of the collective, which contains the shards of
+its parameters next to each other. One collective over the flattened matrix therefore serves all of them, and weights,
+states and updates do not depend on buckets.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One chunk of the graph, lowered to a forward body and a backward body (whole, or split into input and weight parts).
+"""Lowers one chunk of the graph to a forward body and a backward body (full, or split into input and weight gradients).
 
-Forward: each operator's inputs are brought to the layouts its strategy asks for, once per (tensor, target layout).
-Backward: operators in reverse; the gradients of a tensor are summed per layout before they are redistributed, so that
-several readers cost one reduction. Input gradients come before weight gradients, whose work then hides the reduction.
-The outputs of recomputed operators are recomputed just before the backward needs them.
+Forward: the inputs of each operator are redistributed to the layouts of its strategy, once per (tensor, target layout).
+Backward: operators in reverse order. The gradients of a tensor are summed per layout before they are redistributed, so
+that several readers cost one reduction. Input gradients come before weight gradients, whose compute then overlaps with
+the reduction. The outputs of recomputed operators are recomputed just before the backward needs them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Redistributions inside a stage by collectives alone, where fewest bytes would have ranks send to each other.
+"""Redistributions inside a stage by collectives only, where sending pieces between ranks would move fewer bytes.
 
-Sending piece by piece can save bytes that a sequence of collectives moves twice, but libraries move large tensors by
-collectives, and every block of a model that is folded must be collectives.
+Sending pieces can save bytes that a sequence of collectives moves twice. Libraries nevertheless move large tensors by
+collectives, and blocks of a folded model must use collectives.
 """
 
 from __future__ import annotations

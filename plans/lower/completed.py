@@ -1,4 +1,4 @@
-"""The order in which a backward completes gradients of parameters, and whether products add to them."""
+"""The order in which a backward completes the gradients of parameters, and whether products accumulate into them."""
 
 from __future__ import annotations
 

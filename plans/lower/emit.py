@@ -1,4 +1,4 @@
-"""Writing instructions: values, redistribution steps, lazy waits.
+"""Writes instructions: values, redistribution steps, lazy waits.
 
 An `Emitter` fills one body. Communication is issued with a token, and its WAIT is written just before the first
 instruction that reads its result, so that everything in between overlaps with it.

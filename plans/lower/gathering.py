@@ -1,11 +1,11 @@
-"""Gathering sharded weights: once at the start of a step, or (level 3) block by block in every body that reads them.
+"""Gathers sharded weights: once at the start of a step, or (level 3) block by block in every body that reads them.
 
-Several weights make one flat buffer: the shards of a rank are packed, gathered by one collective and unpacked, which
-are separate instructions: their copies take time and memory in both interpreters. A master weight is rounded to the
-dtype of the graph before it is gathered.
+Several weights share one flat buffer. Packing a rank's shards, gathering them with one collective, and unpacking them
+are separate instructions, so that their time and memory count in simulator and executor. A master weight is rounded to
+the dtype of the graph before it is gathered.
 
-At level 3 a weight lives within a body. The gather of a block is issued `prefetch` blocks before its first operator, on
-a separate channel, and is waited for where the weight is read first; liveness frees the weight after its last use.
+At level 3 a weight exists within a body. The gather of a block is issued `prefetch` blocks before its first operator,
+on a separate channel, and waited for where the weight is first read. Liveness frees the weight after its last use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All-reduces that write into the memory of their input.
 
-An all-reduce of a partial result needs no second tensor where nothing reads the partial result afterwards: its output
-then shares the memory of its input (`Value.shares`), which both interpreters and the memory over time follow.
+If nothing reads a partial result after its all-reduce, no second tensor is needed: the output then shares the memory of
+the input (`Value.shares`), which simulator, executor and memory timeline all follow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Liveness: the last instruction that reads a value frees it.
 
-Bodies run in a known order for one micro-batch (receive, forward, receive, backward), so the last use of a value is
-found by walking that sequence once. A value that lives within a body dies in the body that made it.
+For one micro-batch, bodies run in a known order (receive, forward, receive, backward), so the last use of a value is
+found by walking this sequence once. A value with the scope of a body is freed in the body that wrote it.
 """
 
 from __future__ import annotations

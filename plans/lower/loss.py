@@ -1,4 +1,4 @@
-"""The loss of a step: the mean over its micro-batches, summed up in the forward of the stage that makes it."""
+"""The loss of a step: the mean over its micro-batches, accumulated in the forward of the stage that computes it."""
 
 from __future__ import annotations
 

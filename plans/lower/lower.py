@@ -1,4 +1,4 @@
-"""Plan to program: the bodies of every stage put in the order of the schedule."""
+"""Lowers a plan to a program: the bodies of every stage in the order of the schedule."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The lowering of a single operator, by which a search prices strategies.
+"""The lowering of a single operator, with which a search prices strategies.
 
-The instructions are those that the lowering of a complete plan writes for the operator: its kernels, bringing its
-output to the layout that its strategy asks for, gathering, reducing and updating its parameters, and, for the operator
-that makes the loss, summing that over the ranks that hold parts of it. Its inputs are given in the layouts that it
-reads, and its output's gradient in the layout in which readers return it; the gradients of its inputs keep the layouts
-in which they are computed. Those redistributions depend on the neighbours' strategies too.
+The instructions are those that the lowering of a complete plan writes for the operator: its kernels; the redistribution
+of its output to the layout of its strategy; the gathers, reductions and updates of its parameters; and, for the
+operator that computes the loss, the sum over ranks. Its inputs are given in the layouts that it reads, and the gradient
+of its output in the layout in which readers return it. The gradients of its inputs keep the layouts in which they are
+computed. The redistributions between operators are not included, because they depend on the neighbours' strategies.
 """
 
 from __future__ import annotations

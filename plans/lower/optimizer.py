@@ -1,16 +1,18 @@
 """The optimizer of one group of ranks: placement of parameters, gathers, reductions and updates.
 
-* Level 0: weights, gradients and states are whole on every rank that reads them; gradients are all-reduced once a step.
-* Level 1: a parameter that is large enough lives as a shard of its flattened local weight, cut over all axes along
-  which ranks hold the same weight. It is gathered once at the start of the step, and the update touches the shard only.
+* Level 0: every rank that reads a weight holds it in full, with its gradient and states. Gradients are all-reduced once
+  per step.
+* Level 1: a parameter above the threshold is stored as a shard of its flattened local weight, split over all axes along
+  which ranks hold the same weight. It is gathered once at the start of the step, and the update touches only the shard.
   Its gradient is reduce-scattered once over those of the axes along which it is a partial sum (the batch is split
   there); along the others every rank has the same gradient already and keeps its part of it.
-* Level 2: gradients are kept as shards too (`plans.lower.reduction`).
+* Level 2: gradients are sharded too (`plans.lower.reduction`).
 * Level 3: weights too; they are gathered block by block in every body that reads them (`plans.lower.gathering`).
 
-AdamW updates the parameters of a block together, by one kernel on a GPU. With `master_dtype` the update works on a
-master weight: the shard, or one next to the full weight, which is then rounded from it. A `StepCheck` decides from the
-norm of all gradients whether the step updates anything; every update reads the decision, so nothing waits for a host.
+AdamW updates the parameters of a block together, with one kernel on a GPU. With `master_dtype` the update works on a
+master weight: the shard, or a copy next to the full weight, which is then rounded from it. A `StepCheck` decides from
+the norm of all gradients whether the step updates anything. Every update reads the decision on the device, so the host
+never waits for it.
 """
 
 from __future__ import annotations

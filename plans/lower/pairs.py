@@ -1,8 +1,8 @@
-"""Two actions at once: the blocks of a forward and of a backward cut into parts that take turns.
+"""Two actions at once: the blocks of a forward and of a backward, split into parts that alternate.
 
-Each body is cut where it would wait for communication that it has issued itself. A part of the forward is followed by a
+Each body is split where it would wait for communication that it issued itself. A part of the forward is followed by a
 part of the backward, so that one communicates while the other computes. The parts keep the label and the micro-batch of
-their action: an id still names one instruction, and a label may stand for several blocks.
+their action: an id still names one instruction, but several blocks may share a label.
 """
 
 from __future__ import annotations

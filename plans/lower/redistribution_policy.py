@@ -1,7 +1,8 @@
-"""Choice of redistribution steps: those of the plan, those with the fewest bytes, or those of a price.
+"""The choice of redistribution steps: those stored in the plan, those with the fewest bytes, or those of the least
+price.
 
-A plan that was chosen for a machine stores the steps that are faster there than those of least bytes. Which those are
-is found by lowering with a `Choice`: it is asked for every redistribution that the program has, forward and backward.
+A plan for a particular machine stores the steps that are faster there than those with the fewest bytes. They are found
+by lowering with a `Choice`, which is called for every redistribution of the program, forward and backward.
 """
 
 from __future__ import annotations

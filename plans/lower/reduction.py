@@ -1,11 +1,11 @@
-"""Reducing gradients: bucket by bucket, as soon as the last gradient of a bucket is whole.
+"""Reduces gradients bucket by bucket, as soon as the last gradient of a bucket is complete.
 
-* Levels 0 and 1, and gradients that are not sharded: once a step, begun in the last backward, waited for at its end.
+* Levels 0 and 1, and gradients that are not sharded: once per step, issued in the last backward, waited for at its end.
 * Levels 2 and 3 with `reduce_every` "micro_batch": after each backward, and the shards are accumulated. With "step":
-  once, in the last backward, whose full gradients are freed after they are reduced. At most two are under way: when one
-  has been issued, the one before is waited for; the last is at the end of the body.
+  once, in the last backward, whose full gradients are freed after they are reduced. At most two reductions are in
+  flight: when one has been issued, the previous one is waited for; the last is waited for at the end of the body.
 
-A gradient that every rank along some of its shard axes has alike is not summed along those: each rank packs its own
+A gradient that is equal on all ranks along some of its shard axes is not summed along those: each rank packs its own
 part of it. Packing also casts to the dtype in which gradients are reduced.
 """
 

@@ -1,8 +1,8 @@
 """The WAITs of tensors that are sent to other stages.
 
-A WAIT for a send stands where the arrival of the tensor is proven (`plans.schedules.arrivals`), in a block of its own
-behind an action, and releases the tensor. A tensor that its own stage reads again is released behind the last action
-that reads it.
+A WAIT for a send is placed where the arrival of the tensor is proven (`plans.schedules.arrivals`), in a separate block
+after an action, and releases the tensor. A tensor that its own stage reads again is released after the last action that
+reads it.
 """
 
 from __future__ import annotations

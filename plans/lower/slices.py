@@ -1,13 +1,13 @@
-"""Slices of a micro-batch: one body becomes n, whose instructions are put next to each other.
+"""Slices of a micro-batch: one body is replaced by n copies whose instructions are merged.
 
-A chunk is lowered once, for one slice. Here its bodies are written out for every slice (values and instructions of
-slice i are called "name[i]") and merged. In the **interleaved** order a slice runs until it would wait for
-communication; then the next slice has its turn. So the communication of one slice stands during the compute of the
-others, in the forward and in the backward. In the **sequential** order one slice follows the other. Interleaved slices
-take turns on two compute streams, so that on a device none waits for the communication of another.
+A chunk is lowered once, for one slice. Its bodies are then copied for every slice (values and instructions of slice i
+are called "name[i]") and merged. In the **interleaved** order, a slice runs until it would wait for communication, then
+the next slice continues. The communication of one slice thus overlaps with the compute of the others, in the forward
+and in the backward. In the **sequential** order one slice follows the other. Interleaved slices alternate between two
+compute streams, so that no slice waits for the communication of another on a device.
 
-What depends on no slice stays single: redistributions of weights are done by slice 0, whose turn always comes first,
-and gradients are reduced by the last slice, once all have been added up. On a channel the slices communicate in order.
+Work that does not depend on a slice is done once: slice 0, which always runs first, redistributes weights, and the last
+slice reduces gradients after all have been accumulated. On a channel the slices communicate in order.
 """
 
 from __future__ import annotations

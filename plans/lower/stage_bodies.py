@@ -1,6 +1,7 @@
-"""One stage lowered by itself: its bodies without a schedule, a step's begin and end, or the ranks of other stages.
+"""Lowers one stage by itself: its bodies without a schedule, without the start and end of a step or other stages'
+ranks.
 
-The input of templates of large models: it needs the bodies once, however many stages are like this one.
+Templates of large models are made from these bodies, each lowered once for all equal stages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Further results of an operator: a statistic that is gathered over shards, and values kept for gradients.
+"""Additional results of an operator: a statistic that is gathered over shards, and values kept for gradients.
 
-Half precision is made in float32: sums of exponentials and of squares need it.
+They are computed in float32 for half-precision inputs, because sums of exponentials and of squares need it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Parts of a module's parameters: several weights of a graph that the module keeps in one tensor.
+"""Parts of a module's parameters: several weights of a graph that the module stores in one tensor.
 
-Queries, keys and values are often made in one product, and some libraries store kernels transposed. A plan that splits
-each of them by itself needs them apart; elementwise optimizers train the parts as they train the whole.
+Modules often compute queries, keys and values with one product, and some libraries store kernels transposed. A plan
+that splits each of them separately needs separate weights. Elementwise optimizers train the parts exactly as they train
+the combined tensor.
 """
 
 from __future__ import annotations

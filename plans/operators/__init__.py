@@ -1,8 +1,8 @@
-"""Operators: each declares its named dims once; layouts, partial sums, gradients and FLOPs follow from that.
+"""Operators: each declares its named dims once; layouts, partial sums, gradients and FLOPs follow from them.
 
-`spec` holds the rules and `registry` the table of kinds; the declarations stand by family in `elementwise`, `matrix`,
-`attention`, `positions`, `normalisation`, `reductions`, `shapes`, `images`, `lookup`, `losses`, `experts`,
-`recurrent` and `sources`. No tensor values live here: the executor has the matching torch calls.
+`spec` has the rules and `registry` the table of kinds. The declarations are grouped by family in `elementwise`,
+`matrix`, `attention`, `positions`, `normalisation`, `reductions`, `shapes`, `images`, `lookup`, `losses`, `experts`,
+`recurrent` and `sources`. This package handles no tensor values: the executor has the matching torch calls.
 """
 
 from plans.operators import (  # noqa: F401  (each enters its kinds)

@@ -1,13 +1,13 @@
-"""A mixture of experts with a fixed capacity: tokens to the experts they chose, and back.
+"""A mixture of experts with a fixed capacity: dispatch of tokens to their experts, and back.
 
-Shapes are static: every sample has `capacity` places at every expert. A token takes a place at each of its `top_k`
-experts in the order of its choices (all first choices before all second ones, as Lepikhin et al. 2020, GShard, arXiv
-2006.16668, algorithm 1) and, within a choice, of its position; who finds no place left is dropped there and passes by
-on the residual. Since samples share nothing, any split of the batch gives the same result.
+Shapes are static: every expert has `capacity` slots for each sample. A token takes a slot at each of its `top_k`
+experts, in the order of its choices (all first choices before all second ones, as in Lepikhin et al. 2020, GShard,
+arXiv 2006.16668, algorithm 1) and, within a choice, of its position. A token that finds no free slot is dropped by that
+expert and continues on the residual. Samples share nothing, so any split of the batch gives the same result.
 
-Between the two stand plain matmuls over [experts, samples x capacity, features]: their batch dim is the experts. Where
-it is split (expert parallel) while the samples were split over the same axis before, the redistribution in front of
-them is the all-to-all.
+Between dispatch and combine there are plain matmuls over [experts, samples x capacity, features], with the experts as
+batch dim. If the experts are split (expert parallelism) over an axis that split the samples before, the redistribution
+in front of the matmuls is the all-to-all.
 """
 
 from __future__ import annotations

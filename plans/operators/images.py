@@ -1,4 +1,4 @@
-"""Pooling of images: batch and channels can be split, the image stays whole. (Convolution is in `matrix`.)"""
+"""Pooling of images: batch and channels can be split, height and width cannot. (Convolution is in `matrix`.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts and stops of all ranks' parts of one dim, as arrays; cached, as a search asks for the same ones often."""
+"""Starts and ends of all ranks' parts of one dim, as arrays. Cached, because searches request the same ones often."""
 
 from __future__ import annotations
 

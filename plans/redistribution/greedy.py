@@ -1,6 +1,6 @@
-"""Greedy sequences of steps, as DTensor and MindSpore form them, over the states of a `Space`.
+"""Greedy sequences of steps, similar to those of DTensor and MindSpore, over the states of a `Space`.
 
-They are where a search over many axes starts from, so that it never ends above them.
+A search over many axes starts from them, so its result is never worse.
 """
 
 from __future__ import annotations

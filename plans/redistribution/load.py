@@ -1,4 +1,4 @@
-"""The load of the busiest rank of a transfer, over arrays; what `pieces` makes one by one is only counted here."""
+"""The load of the busiest rank of a transfer, computed with arrays. `pieces` lists the messages themselves."""
 
 from __future__ import annotations
 

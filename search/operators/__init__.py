@@ -1,1 +1,1 @@
-"""The graph recursion: the cheapest strategies of the operators of a stage."""
+"""The recursion over the graph: the cheapest strategies for the operators of a stage."""

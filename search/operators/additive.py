@@ -1,4 +1,4 @@
-"""The additive cost of a stage: one table per operator and one per tensor that is handed on.
+"""The additive cost of a stage: one table per operator, and one per tensor between operators.
 
 The variables are the operators, by position; their values are strategies on the stage's mesh.
 """

@@ -1,8 +1,8 @@
-"""Keys of everything that the cost of a single operator depends on: operators and strategies with equal keys cost the
-same.
+"""Keys of everything that the cost of an operator depends on. Operators and strategies with equal keys have equal
+costs.
 
-A transformer has hundreds of operators and some dozen different ones; and of the strategies of one of them many differ
-only in which axes of equal sizes they name.
+A transformer has hundreds of operators, but only a few dozen different ones. Many strategies of an operator differ only
+in which of several axes of equal size they use.
 """
 
 from __future__ import annotations

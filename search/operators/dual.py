@@ -1,18 +1,18 @@
-"""A lower bound of the least total, and of the least total with each single value, for problems of any shape.
+"""A lower bound on the least total cost, and on the least total with each single value, for problems of any shape.
 
-Elimination needs tables over all that meets somewhere, which real graphs make too large. Here no table grows: the total
-is rewritten, without being changed, until the sum of all minima is as high as it can be made. One step takes a
-variable, moves to it what each of its tables says about its values in any case (the least of the table with a value),
-and shares the sum out among the tables that are ahead. Going through the variables there and back raises the sum of
-the minima and never lowers it: it is a lower bound of the least total, and at its end nearly always the least itself
-(sequential reparametrisation: Kolmogorov, TRW-S, 2006; Kolmogorov, SRMP, 2015).
+Elimination needs tables over all variables that meet, which real graphs make too large. Here no table grows: the sum is
+rewritten, without changing its value, until the sum of all minima is as large as possible. One step takes a variable,
+moves the minimum of each of its tables for every value into the variable, and distributes the sum over the tables that
+follow. A forward and backward pass over the variables raises the sum of the minima and never lowers it. It is a lower
+bound on the least total, and at convergence nearly always equal to it (sequential reparametrisation: Kolmogorov, TRW-S,
+2006; Kolmogorov, SRMP, 2015).
 
-A value whose bound exceeds a known answer cannot be in a better one. It is removed for good, and when few values are
-left, elimination ends what is left of the problem.
+A value whose bound exceeds a known solution cannot be in a better one and is removed. When few values are left,
+elimination solves the rest.
 
-A tensor whose table is too large stands as pairs of its maker with each reader. What several readers pay once, the move
-to a layout, is shared out among them, each pays its part of the price: a lower bound for any parts, and the parts are
-moved where they raise the bound (`_Pairs.share`).
+A tensor whose table is too large is represented by pairs of its producer with each reader. The price of a
+redistribution that several readers share is distributed over them. Any distribution gives a lower bound, and the parts
+are moved to where they raise it (`_Pairs.share`).
 """
 
 from __future__ import annotations

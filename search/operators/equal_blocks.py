@@ -1,7 +1,7 @@
-"""Plans that split equal blocks in the same way.
+"""Plans in which equal blocks have equal strategies.
 
-The additive cost of two blocks is a sum, so ties and near ties are broken for each block by itself, and the layers of
-a model may end up split in two ways. Its simulated step decides whether one way for all of them is faster.
+The additive cost is a sum over blocks, so ties and near ties are broken in each block separately, and equal layers may
+get different strategies. Simulation decides whether using one block's strategies for all of them is faster.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Whether plans fit into memory, from the program order alone: without simulation, thousands of plans can be checked.
+"""Checks whether plans fit into memory, from the program order alone. Thousands of plans are checked without
+simulation.
 
-The peak of a rank follows from its own stage's strategies and, a little, from its neighbours' (what crosses a border),
-so stages are asked one by one first.
+The peak of a rank follows from the strategies of its stage and, to a small part, of its neighbours (tensors that cross
+the boundary), so single stages are checked first.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Lower bounds on the time to redistribute a tensor, for all pairs of some layouts at once.
+"""Lower bounds on the time to redistribute a tensor, for all pairs of given layouts at once.
 
-The bound of a pair is the least that any one step may take which brings a rank what it lacks: the elements of its part
-in the target that it does not hold in the source, or all of them where they are sums yet to be taken. Several steps
-that bring as much together take no less, as no link has less to do for a byte when bytes are fewer.
+The bound of a pair is the least time of any single step that brings a rank the elements that it lacks: those of its
+target part that it does not hold in the source, or all of them if they are partial sums. Several steps that bring the
+same elements take no less, because no link has less work per byte when there are fewer bytes.
 
-Where links have tiers the same holds for a whole domain (a node): what none of its ranks holds comes to it over the
-slow links, by collectives that cross its border, or by transfers. A collective brings each of its groups in the domain
-as much as one rank is given, so the ranks of a domain share what it lacks.
+If links have tiers, the same holds for a domain (a node): elements that none of its ranks holds must enter over the
+slow links, by collectives across its boundary or by transfers. A collective brings each of its groups in the domain as
+much as one rank receives, so the ranks of a domain share what it lacks.
 """
 
 from __future__ import annotations

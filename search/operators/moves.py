@@ -1,8 +1,8 @@
-"""Costs of redistributing a tensor: bounds for all pairs of layouts at once, prices where they matter.
+"""Costs of redistributing a tensor: bounds for all pairs of layouts, prices where they matter.
 
-A tensor on a mesh of three axes has some hundred layouts, so thousands of pairs, and nearly none of them is on the way
-to a good plan. `Moves` starts with a lower bound for every pair and takes the exact price of those that it is asked
-for; the search asks for what its answer uses until nothing in it is a bound any more (`search.operators.refine`).
+A tensor on a mesh of three axes has about a hundred layouts and thousands of pairs, and few of them occur in good
+plans. `Moves` starts with a lower bound for every pair and computes exact prices on request. The search requests prices
+until its solution contains no bound (`search.operators.refine`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The cost of one operator alone: the instructions that lowering writes for it, priced one by one.
+"""The cost of one operator: the instructions that lowering writes for it, priced one by one.
 
-Forward and gradients run once per micro-batch; weights are gathered, gradients reduced and weights updated as often as
+Forward and gradients run once per micro-batch. Weights are gathered, gradients reduced and weights updated as often as
 the optimizer's level requires (`plans.lower.operator_bodies`).
 """
 

@@ -1,9 +1,9 @@
-"""Strategies that the user has pinned: put on the ranks of a stage, and carried on to the operators around them.
+"""Strategies that the user has fixed: their placement on the ranks of a stage, and the strategies that they imply
+nearby.
 
-A pinned operator may have a separate mesh, whose layouts the search's meshes cannot express (another order of axes).
-So that no tensor has to be redistributed behind it without need, its neighbours may also be split the way in which its
-tensors leave it or arrive: operators that read its output (or make its input) in just that layout, and their
-neighbours in turn.
+A fixed operator may have its own mesh, whose layouts the search's meshes cannot express (another order of axes). To
+avoid redistributions next to it, operators that read its output or compute its input may also use exactly that layout,
+and so may their neighbours in turn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole plans: stage answers put together, simulated, and ranked under the memory limit."""
+"""Complete plans: solutions of stages combined, simulated, and ranked under the memory limit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Prices of the search: seconds of one instruction, and of one step of a redistribution.
+"""Prices for the search: seconds of one instruction, and of one redistribution step.
 
-Both count every rank as busy. The price of a step is that of the instructions that lowering writes for it, waits
+Both assume that every rank is busy. A step costs as much as the instructions that lowering writes for it, waits
 included.
 """
 

@@ -1,8 +1,8 @@
-"""The order in which shapes are worth a simulation.
+"""The order in which shapes are simulated.
 
-A shape is estimated by its additive cost: m - 1 micro-batches of the slowest stage and one of all stages, as a pipeline
-takes them. Costs become exact for the shapes that are in front until those in front hold no bound any more
-(`shape_costs`). The most promising are simulated, and the errors of the estimates are fed back.
+A shape is estimated from its additive cost: m - 1 micro-batches of the slowest stage plus one of all stages, as in a
+pipeline. The costs of the best shapes are made exact until none of them contains a bound (`shape_costs`). The most
+promising shapes are simulated, and the errors of the estimates are fed back.
 """
 
 from __future__ import annotations

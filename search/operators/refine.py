@@ -1,14 +1,14 @@
-"""The cheapest answers of one stage on one mesh, with as few redistributions priced as that takes.
+"""The cheapest solutions of one stage on one mesh, with as few redistributions priced as possible.
 
-Seconds start with bounds where tensors are moved (`moves`). The best answer under bounds is priced; if it contained a
-bound, the cost rises there and the problem is solved again. An optimum without bounds is the optimum of the exact
-costs, because all other answers cost at least their bounds. The same holds for the neighbours: for every operator and
-each of its strategies the best answer with it.
+Redistributions start as lower bounds (`moves`). The best solution under bounds is priced. If it contained a bound, its
+cost rises and the problem is solved again. An optimum without bounds is the optimum of the exact costs, because all
+other solutions cost at least their bounds. The same holds for the neighbours: the best solution with each strategy of
+each operator.
 
-The best answer under bounds is found by elimination. Where the operators are too entangled for that, a dual bound
-(`dual`) is raised first: answers that it meets are priced, so there is always one, and strategies that can be in no
-better one are taken away, until elimination can do the rest or nothing is left to do. If neither happens in time, the
-best answer so far is returned, with a bound on how much better another one could be.
+Elimination finds the best solution under bounds. If the graph is too densely connected for that, a dual bound (`dual`)
+is raised first: the solutions that it finds are priced, so there is always one, and strategies that cannot be part of a
+better one are removed, until elimination can solve the rest or nothing is left. If neither happens in time, the result
+is the best solution so far, with a bound on its distance to the optimum.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Costs of the tensors between operators: one edge per tensor, over the strategies of its producer and readers.
 
-For every tensor the redistributions between its maker's layout and each distinct layout its readers ask for are paid,
-forward and backward. Strategies that make it, or read it, in the same layouts are of one kind, and tensors whose
-kinds are alike have equal edges.
+For every tensor, the redistributions from the producer's layout to each distinct layout of its readers are paid,
+forward and backward. Strategies that write or read it in the same layouts are of one kind, and tensors with equal kinds
+have equal edges.
 """
 
 from __future__ import annotations

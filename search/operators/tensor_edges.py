@@ -1,4 +1,4 @@
-"""A tensor that one operator of a stage passes to others: which layouts are moved to which, by their strategies."""
+"""A tensor that one operator of a stage passes to others, and the redistributions between their strategies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The searched choices of a plan besides its stages and strategies: how it is run.
+"""The searched choices of a plan other than its stages and strategies.
 
-The optimizer-parallel level, the schedule with its chunks, slices of micro-batches, and which blocks are computed again
-in the backward. Plans that differ in one of them are made here; simulation decides.
+These are the optimizer level, the schedule with its chunks, slices of micro-batches, and recomputed blocks. This module
+makes plans that differ in one of them, and simulation decides.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The commands, one class each. Its fields are the flags, its `run` does the work."""
+"""The commands, one class each: its fields are the options, and its `run` does the work."""

@@ -1,4 +1,4 @@
-"""The machine of a command, with the host times of the requested execution."""
+"""Loads the machine of a command, with the host times of the requested execution."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Programs of large models without their length (part of floor 1).
+"""Programs of large models without listing every block and rank (part of floor 1).
 
-A large model is one block many times over, on many ranks that do the same. Here a block is lowered once, with sizes
-that are primes, so that the numbers tell which sizes they are products of (`Symbols`, `Monomials`); what comes out is a
-`PieceTemplate`: every instruction of its forward and backward with symbolic shapes and bytes, for any degree of
-parallelism and any batch.
+A large model repeats one block on many ranks that do the same. Here a block is lowered once with prime sizes, so that
+each number reveals the sizes that it is a product of (`Symbols`, `Monomials`). The result is a `PieceTemplate`: every
+instruction of the block's forward and backward with symbolic shapes and bytes, for any degrees and any batch.
 """
 
 from plans.lower.symbolic.symbols import Monomials, Symbols

@@ -1,7 +1,7 @@
 """The items of a body: references to cells of templates, between the instructions that the optimizer adds.
 
-The optimizer's lowering sees a skeleton of a chunk, one line for each cell that matters to it. `spelled` puts the cells
-back in their places.
+The optimizer's lowering works on a skeleton of a chunk, with one line for each cell that affects it. `spelled` puts the
+cells back in their places.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A pipeline rank's step without its length: bodies made of blocks that were lowered once.
+"""The step of a pipeline rank, with bodies composed of blocks that were lowered once.
 
-What the optimizer adds to a chunk (gathers, reductions, updates) depends on the sizes of its parameters, on how many
-blocks there are, and on buckets that pay no attention to blocks. So it is lowered by the very code that lowers a whole
-program (`OptimizerLowering`), over a skeleton of the chunk: one instruction for each cell of a template that reads a
-parameter or completes a gradient. The cells between stay references (`Cells`).
+What the optimizer adds to a chunk (gathers, reductions, updates) depends on the sizes of its parameters, the number of
+blocks, and buckets that span blocks. It is therefore lowered by the same code as a complete program
+(`OptimizerLowering`), on a skeleton of the chunk: one instruction for each cell of a template that reads a parameter or
+completes a gradient. The cells in between remain references (`Cells`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Sizes as products of symbols, read off numbers.
+"""Sizes as products of symbols, derived from numbers.
 
 Lowering works with numbers. If every size of a model is a different prime, the factors of a number in the lowered
-program show which sizes it is the product of: with b = 43, s = 47 and h = 53 an element count of 214,226 can only be 2
-b s h. So a block that was lowered once with prime sizes determines the shapes and bytes of every block of the same
+program show which sizes it is the product of: with b = 43, s = 47 and h = 53, an element count of 214,226 can only be 2
+b s h. A block that was lowered once with prime sizes thus determines the shapes and bytes of every block of the same
 structure.
 """
 

@@ -1,7 +1,7 @@
-"""Bodies of a piece of a model as rows of symbolic sizes.
+"""The bodies of a piece of a model as rows of symbolic sizes.
 
-A piece is a part that a model has once or many times: the embedding, one block, the head with the loss. A template is
-made from the lowered bodies of a small plan in which every piece is a separate stage; transfers between these stages
+A piece is a part that a model contains once or many times: the embedding, one block, the head with the loss. A template
+is made from the lowered bodies of a small plan in which every piece is a separate stage. Transfers between these stages
 are dropped, because pieces of one stage pass tensors in place.
 """
 

@@ -1,7 +1,7 @@
-"""Templates of transformers: one for every structure, whatever the sizes.
+"""Templates of transformers: one for every structure, independent of sizes.
 
-The structure is what changes the instructions themselves: the kind of norm, biases, whether tensor parallelism is more
-than one, what is recomputed. The sizes (hidden, heads, sequence, degrees) only change numbers.
+The structure is what changes the instructions themselves: the kind of norm, biases, whether tensor parallelism is used,
+what is recomputed. The sizes (hidden, heads, sequence, degrees) change only numbers.
 """
 
 from __future__ import annotations

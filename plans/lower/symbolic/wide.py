@@ -1,7 +1,8 @@
 """Buckets over blocks that represent several equal blocks.
 
-Of many equal blocks only a few are lowered. Small parameters, such as those of norms, may share one bucket from the
-first block of a chunk to its last. It has the sizes of all blocks then, though only those of the few are named.
+Only a few of many equal blocks are lowered. Small parameters, such as those of norms, may share one bucket from the
+first block of a chunk to its last. The bucket then has the sizes of all blocks, but contains names of the lowered
+blocks only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Families of models as Hugging Face names them: one row each, of its keys, their defaults and its structure.
+"""Model families of Hugging Face: one row for each, with its keys, their defaults and its structure.
 
-A row maps keys of a config.json to fields of `TransformerConfig`, and has the defaults of the class of transformers and
-the common properties of the family. What takes a calculation is a function next to the row; what cannot be modelled is
-refused with the family, the key and a way out.
+A row maps keys of a config.json to fields of `TransformerConfig`. It contains the defaults of the class of transformers
+and the common properties of the family. Values that need a calculation have a function next to the row. What cannot be
+modelled is refused with the family, the key and a way out.
 """
 
 from __future__ import annotations

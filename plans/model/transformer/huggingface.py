@@ -1,9 +1,9 @@
-"""Reading a Hugging Face config.json.
+"""Reads a Hugging Face config.json.
 
-Every key is one of four things: it sets a field of the configuration; it must have the one value that is modelled; it
-changes no shape, no cost and no result of a training step, and is ignored for a stated reason; or it describes a part
-that the planned model leaves out, which is reported. A key that is none of these is refused, since it may change the
-architecture. What a family's keys are called is in `families`.
+Every key belongs to one of four groups. It sets a field of the configuration; it must have the one value that is
+modelled; it affects no shape, cost or result of a training step and is ignored, with the reason given; or it describes
+a part that the planned model leaves out, which is reported. All other keys are refused, because they may change the
+architecture. `families` has the names of the keys in each family.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A transformer recognised in the graph of a module, whatever the names in it.
+"""Recognises a transformer in the graph of a module, independent of names.
 
 The features of the graph (sizes, norms, positions, biases) determine a `TransformerConfig`. The graph of that
-configuration is then compared with the given one, operator by operator, from the loss back to the inputs: equal kinds,
-settings, shapes and dtypes, and one tensor of the one for each tensor of the other. Only what passes is recognised, so
-that a plan for the configuration is a plan for the module under other names.
+configuration is then compared with the given one, operator by operator, from the loss back to the inputs: kinds,
+settings, shapes and dtypes must be equal, and tensors must correspond one to one. A graph is recognised only if it
+passes, so that a plan for the configuration is a plan for the module under other names.
 """
 
 from __future__ import annotations

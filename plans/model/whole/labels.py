@@ -1,7 +1,7 @@
 """Labels that the model shifts itself: the label of a token is the next token, and the last token has none.
 
-Such a model pads the labels and leaves out the first one, or leaves out the last logits and the first label. Both equal
-the loss of all logits with labels that are fed shifted by one, the last of them ignored (`Graph.later`).
+Such a model pads the labels and drops the first one, or drops the last logits and the first label. Both equal the loss
+of all logits with labels shifted by one in the data, where the last label is ignored (`Graph.later`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rewriting of a graph: a rule finds several operators and replaces them by others that compute the same."""
+"""Rewrites a graph: a rule finds several operators and replaces them by others that compute the same."""
 
 from __future__ import annotations
 
