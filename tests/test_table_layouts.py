@@ -109,6 +109,27 @@ FORMS = {
         [{"source": "torchtitan, October 2025; Llama 3.1 8B with FSDP2 on 128 H100 (95 GiB), local batch size 2, "
                     "seq 8192", "gpu_type": "H100 (95 GiB)"}],
     ),
+    # spreads in columns of their own, degrees in the order of single letters
+    "spreads.tex": (
+        r"\begin{table}\caption{32 NVIDIA A100-40GB (4 nodes), GPT-3 2.7B, global batch 256, seq 2048, FP16.}"
+        r"\begin{tabular}{l r@{$\,\pm\,$}l c}System & \multicolumn{2}{c}{Throughput (samples/s)} & Config $(t,p,d)$ \\"
+        r"Megatron-LM & 105.6 & 0.3 & (2,1,16) \\ \textsc{DeepSpeed} ZeRO-3 & 96.2 & 0.6 & (1,1,32) \\"
+        r"\end{tabular}\end{table}",
+        [{"tp": "2", "dp": "16", "value": "3.3"}, {"tp": "1", "pp": "1", "dp": "32"}],
+    ),
+    # models in a column of configurations
+    "config.csv": (
+        "config,phase,stage,accelerator,# NPUs,DP,MP,PP,MBS,GBS,tokens/s/p,Framework,SeqLength\n"
+        "llama2_7b,pretrain,1,Ascend 910B2,8,2,1,4,1,64,3800,MindFormers,4096\n",
+        [{"model": "llama2_7b", "tp": "1", "pp": "4", "zero_level": "1"}],
+    ),
+    # batches that differ in case, an instance of a cloud and its device in one title
+    "letters.md": (
+        "Megatron-LM 2023 on p4de.24xlarge (8x A100 80GB)\n\n"
+        "| Params | H | L | a | GPUs | t | p | d | b | B | Time/iter (s) |\n|--|--|--|--|--|--|--|--|--|--|--|\n"
+        "| 162.2B | 12288 | 88 | 96 | 64 | 8 | 8 | 1 | 1 | 128 | 30 |\n",
+        [{"gpu_type": "A100 80GB)", "micro_batch": "1", "global_batch": "128"}],
+    ),
     # degrees of 0 and in the model's name, a model with spaces in its name
     "zeros.md": (
         "System: DGX-GB200, Megatron-Bridge 26.02\n\n"
@@ -155,7 +176,7 @@ FORMS = {
     "wide.md": (
         "Tokens/s/GPU of Llama-3-8B (seq 8192, FSDP2 + torch.compile, mbs 1, gbs 64)\n\n| precision | 8x A100 80GB | "
         "8x H200 |\n|--|--|--|\n| bf16 | 3,300 | 9,000 |\n| fp8 tensorwise | - | 11,200 |\n",
-        [{"gpu_type": "A100 80GB", "micro_batch": "1", "compile": "y", "value": "3300"}, {"gpu_type": "H200"},
+        [{"gpu_type": "A100 80GB)", "micro_batch": "1", "compile": "y", "value": "3300"}, {"gpu_type": "H200"},
          {"precision": "fp8 tensorwise", "gpu_count": "8", "value": "11200"}],
     ),
     # times of whole trainings, ranges, degrees in the notes
@@ -309,6 +330,10 @@ ROW = {
         ({"source": "Megatron-LM, MLSys 2024", "gpu_type": "A100"}, lambda case: not case.other_stacks),
         ({"source": "DeepSpeed ZeRO-3, 2021", "gpu_type": "A100", "pp": "1"},  # no fused attention before 2023
          lambda case: (case.stack, case.other_stacks) == ("megatron-deepspeed-2022", ("torch-2024",))),
+        ({"source": "nanoGPT", "pp": "1", "tp": "1", "zero_level": "DDP", "model": "GPT-2 124M"},
+         lambda case: case.stack.endswith("-compile")),
+        ({"schedule": "VPP2"}, lambda case: case.degrees.virtual == 2),
+        ({"recompute": "\u2713 (every 2nd)"}, lambda case: case.degrees.recompute_layers == 10),
         ({"precision": "W8A8 FP8"}, lambda case: case.stack == "megatron-float8"),
         ({"recompute": "partition activations"}, lambda case: case.degrees.recompute == "full"),
         # weights of a pipeline stay gathered, whoever shards them

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from interop.measurements.headers import degree_order
 from interop.measurements.hybrid import HYBRID, hybrid_in, with_hybrid
 from interop.measurements.numbers import number
 from interop.measurements.spellings import level_named, switch_named
@@ -17,9 +18,6 @@ _WORDS = {
     "vpp": r"vpp?|interleav\w*|virtual", "micro_batch": r"mbs|micro-?batch", "global_batch": r"gbs",
 }  # fmt: skip
 """Column -> words of it in a layout."""
-
-_SHORT = {"tp": "tp", "pp": "pp", "dp": "dp", "fsdp": "dp", "cp": "cp", "ep": "ep", "vpp": "vpp", "vp": "vpp",
-          "mbs": "micro_batch", "gbs": "global_batch"}  # fmt: skip
 
 USUAL_NODE = 8
 """Devices of a node where nothing says how many."""
@@ -187,7 +185,7 @@ def ordered_degrees(text: str, header: str) -> dict[str, str]:
     >>> ordered_degrees("8x4", "TP x PP"), ordered_degrees("TP 8", "Parallelism")
     ({'tp': '8', 'pp': '4'}, {})
     """
-    order = [_SHORT[part] for part in re.findall(r"[a-z]+", header.lower()) if part in _SHORT]
+    order = degree_order(header)
     numbers = re.findall(r"\d+", text)
     if not order or re.search(r"[a-wyz]", text.lower()):
         return {}

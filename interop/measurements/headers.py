@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 __all__ = [
-    "COLUMNS", "COMPOSED", "METRICS", "Figure", "column_named", "devices_told", "figure_named", "has_units_in_cells",
-    "rank_of",
+    "COLUMNS", "COMPOSED", "METRICS", "Figure", "column_named", "degree_order", "devices_told", "figure_named",
+    "has_units_in_cells", "rank_of",
 ]  # fmt: skip
 
 METRICS = (
@@ -88,8 +88,9 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
                   "gradcheckpointing", "actrecompute", "actrecomp", "recomputemode", "recomputemodules",
                   "acmode", "activationcheckpointmode"),
     "zero_level": ("zero", "zerostage", "sharding", "shardingstrategy", "optimizersharding", "fsdp", "zerolevel",
-                   "distributedoptimizer", "fsdpsharding", "shardingstage", "usedistributedoptimizer", "distopt",
-                   "distributedopt", "zerooptimization", "fsdpstrategy", "dpstrategy", "dataparallelsharding"),
+                   "distributedoptimizer", "fsdpsharding", "shardingstage", "stage", "usedistributedoptimizer",
+                   "distopt", "distributedopt", "zerooptimization", "fsdpstrategy", "dpstrategy",
+                   "dataparallelsharding"),
     "gpu_type": ("gpu", "device", "accelerator", "hardware", "gputype", "chip", "npu", "devicetype", "gpumodel",
                  "acceleratortype", "instance", "instancetype", "hw", "platform", "machine", "processor",
                  "hardwaretype", "硬件", "acceleratorname", "gputypes"),
@@ -109,8 +110,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "nodes": ("numnodes", "nnodes", "numberofnodes", "hosts", "servers"),
     "per_node": ("gpuspernode", "gpusnode", "devicespernode", "nprocpernode", "npuspernode", "ngpuspernode"),
     "accumulation": ("gradaccum", "gradientaccumulation", "gradientaccumulationsteps", "gas", "ga",
-                     "gradaccumsteps", "accumulationsteps", "accum", "gradacc", "gradaccsteps", "nummicrobatches",
-                     "microbatchnum", "microbatches", "m"),
+                     "gradaccumsteps", "accumulationsteps", "accum", "gradacc", "gradaccsteps", "gasteps",
+                     "nummicrobatches", "microbatchnum", "microbatches", "m"),
     "layout": ("parallelism", "parallelconfig", "parallelstrategy", "strategy", "parallelization", "mesh",
                "parallellayout", "parallelisms", "parallel", "parallelcfg", "parallelsettings", "parallelsetting"),
     "dp_replicate": ("replicate", "dataparallelreplicate", "dataparallelreplicatedegree", "replicatedegree",
@@ -123,7 +124,12 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Column -> other names of it, letters and digits only, the plainest last."""
 
-_DEGREES = ("tp", "pp", "dp", "cp", "ep", "vpp", "vp", "fsdp", "mbs", "gbs")
+_ORDERED = {"tp": "tp", "pp": "pp", "dp": "dp", "fsdp": "dp", "cp": "cp", "ep": "ep", "vpp": "vpp", "vp": "vpp",
+            "mbs": "micro_batch", "gbs": "global_batch"}  # fmt: skip
+"""Words of a header that gives the order of a cell's numbers -> their columns."""
+
+_LETTERS = re.compile(r"\(([tpdc](?: ?[,x/-] ?[tpdc])+)\)")
+"""The same in single letters, as in "Config (t, p, d)"."""
 _LONGEST = 200
 """Characters of a header; the patterns take the square of a longer one's length."""
 _BRACKETS = re.compile(r"\s*[(\[{][^)\]}]*[)\]}]\s*|\s*,? in \w+\s*$")
@@ -138,6 +144,8 @@ def column_named(header: str) -> str:
     """
     if len(header) > _LONGEST:
         return ""
+    if _LETTERS.search(header.lower()):
+        return "layout"
     for text in (header, _BRACKETS.sub("", header)):
         low = text.strip().lower()
         if low in COLUMNS:
@@ -147,7 +155,19 @@ def column_named(header: str) -> str:
             if plain == column.replace("_", "") or plain in _NAMES.get(column, ()):
                 return column
     parts = re.findall(r"[a-z]+", header.lower())
-    return "layout" if len(parts) > 1 and all(part in (*_DEGREES, "x") for part in parts) else ""
+    return "layout" if len(parts) > 1 and all(part in (*_ORDERED, "x") for part in parts) else ""
+
+
+def degree_order(header: str) -> list[str]:
+    """The columns whose numbers the cells below a header have, in its order; none where it gives none.
+
+    >>> degree_order("TP x PP"), degree_order("Config (t, p, d)"), degree_order("Parallelism")
+    (['tp', 'pp'], ['tp', 'pp', 'dp'], [])
+    """
+    low = header.lower()
+    if letters := _LETTERS.search(low):
+        return [f"{letter}p" for letter in re.findall(r"[tpdc]", letters.group(1))]
+    return [_ORDERED[part] for part in re.findall(r"[a-z]+", low) if part in _ORDERED]
 
 
 def rank_of(header: str) -> int:

@@ -11,7 +11,7 @@ __all__ = ["html_tables", "latex_tables"]
 _MOST_SPANNED = 64
 """Rows or columns of one cell."""
 
-_TABULAR = re.compile(r"\\begin\{tabular\w*\*?\}(?:\[[^\]]*\])?\{(?:[^{}]|\{[^{}]*\})*\}(.*?)\\end\{tabular", re.S)
+_TABULAR = re.compile(r"\\begin\{tabular\w*\*?\}(?:\[[^\]]*\])?\{((?:[^{}]|\{[^{}]*\})*)\}(.*?)\\end\{tabular", re.S)
 _CAPTION = re.compile(r"\\caption\{((?:[^{}]|\{[^{}]*\})*)\}")
 _RULES = re.compile(r"(?<!\\)%.*|\\(top|mid|bottom|c?mid|h|c)(rule|line)(\([^)]*\))?(\{[^}]*\})?")
 _ACROSS = re.compile(r"\s*\\multicolumn\{(\d+)\}\{(?:[^{}]|\{[^{}]*\})*\}")
@@ -39,7 +39,8 @@ def latex_tables(text: str) -> Iterator[Table]:
     [([], [['Batch', 'Batch'], ['8', '1'], ['']])]
     """
     captions = [_plain(caption) for caption in _CAPTION.findall(text)]
-    for body in _TABULAR.findall(text):
+    for columns, body in _TABULAR.findall(text):
+        spreads = _columns_of_spreads(columns)
         rows: list[list[str]] = []
         below: dict[int, tuple[int, str]] = {}
         for line in re.split(r"\\\\(?:\[[^\]]*\])?", _RULES.sub("", body)):
@@ -56,8 +57,28 @@ def latex_tables(text: str) -> Iterator[Table]:
                     elif down:
                         below[len(row)] = (min(int(down.group(1).lstrip("-")), _MOST_SPANNED) - 1, words)
                     row.append(words or (spanned if left else ""))
+            for place in spreads:
+                if 0 < place < len(row):
+                    spread = row.pop(place)
+                    row[place - 1] += f" \u00b1 {spread}" if spread and spread != row[place - 1] else ""
             rows.append(row)
         yield list(captions), rows
+
+
+def _columns_of_spreads(columns: str) -> list[int]:
+    r"""The columns behind a plus-minus that stands between two columns, the last first.
+
+    >>> _columns_of_spreads(r"l r@{$\,\pm\,$}l c")
+    [2]
+    """
+    repeated = re.sub(r"\*\{(\d+)\}\{([^{}]*)\}", lambda found: found[2] * min(int(found[1]), _MOST_SPANNED), columns)
+    found, place = [], 0
+    for kind in re.findall(r"[@!]\{[^{}]*\}|[pmb]\{[^{}]*\}|[a-zA-Z]", repeated):
+        if kind[0] in "@!":
+            found += [place] if r"\pm" in kind else []
+        else:
+            place += 1
+    return found[::-1]
 
 
 def _plain(cell: str) -> str:

@@ -73,8 +73,10 @@ def _splits(cells: Cells) -> Sequence[Filling]:
     if any(cells.text(name) for name in ("tp", "pp", "dp", "cp", "zero_level")) or not _splits_by_hand(cells.row):
         return []
     gpus = _count(cells, "gpu_count")
+    splits = (*_SPLITS, (1, gpus)) if cells.text("schedule") else _SPLITS
+    least = 2 if cells.text("schedule") else 1  # which only a pipeline has
     return [
-        {"tp": str(tp), "pp": str(pp)} for tp, pp in _SPLITS if gpus > 1 and gpus % (tp * pp) == 0
+        {"tp": str(tp), "pp": str(pp)} for tp, pp in splits if gpus > 1 and pp >= least and gpus % (tp * pp) == 0
     ]  # fmt: skip
 
 

@@ -250,7 +250,7 @@ def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dic
     found = _priced(row, number, given, needed_fillings(row))
     if isinstance(found, Exception):
         raise found
-    found.sort(key=lambda each: each[2]["predicted"])
+    found.sort(key=lambda each: each[2]["predicted"] * (1 if each[1].metric in _LESS_IS_BETTER else -1))
     filled, case, result = found[(len(found) - 1) // 2]
     others = [each for each in found if each[0] != filled]
     base = {**row, **filled}

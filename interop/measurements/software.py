@@ -123,6 +123,9 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     """
     source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes", "gpu_type")
     compiled = cells.switch("compile")
+    if compiled is None and "nanogpt" in words:
+        compiled = True
+        cells.assumed.append("compile not stated: on, the default of nanoGPT's train.py")
     found = _named(source) or _named(words) or _named(cells.words("model")) or _named(_of_precision(cells))
     named = found is not None
     if found is None:

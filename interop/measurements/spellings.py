@@ -65,7 +65,7 @@ _SCHEDULES = (
     (r"zb ?v|zbv", "zb_v"), (r"v ?half", "v_half"), (r"v ?min", "v_min"), (r"dual ?pipe", "dualpipe_v"),
     (r"zb ?(h ?)?2p?", "zb_h2"), (r"zb ?(h ?)?1p?|zero ?bubble", "zb_h1"),
     (r"non ?interleaved|pipedream ?flush|^default$|^1f1b$|^one forward one backward$", "1f1b"),
-    (r"interleav|1f1b ?i\b|\bvpp?\b|virtual", "interleaved_1f1b"),
+    (r"interleav|1f1b ?i\b|\bvpp? ?\d*\b|virtual", "interleaved_1f1b"),
     (r"loop\w* ?bfs|breadth ?first|^bfs", "looped_bfs"), (r"afab|g ?pipe|all forward", "gpipe"), (r"1f1b", "1f1b"),
 )  # fmt: skip
 """Words -> the schedule, the first that is found."""
@@ -170,7 +170,7 @@ def _share(plain: str) -> float | None:
         return part / whole if 0 < part <= whole else None
     if re.search(r"every other|alternat", plain):
         return 0.5
-    found = re.search(r"every ?(\d+)(?:st|nd|rd|th)? ?(?:layers?|blocks?)", plain)
+    found = re.search(r"every ?(\d+)(?:(?:st|nd|rd|th)? ?(?:layers?|blocks?)|(?:st|nd|rd|th)$)", plain)
     return 1 / int(found.group(1)) if found and int(found.group(1)) else None
 
 

@@ -31,11 +31,11 @@ from interop.measurements.headers import (
     has_units_in_cells,
     rank_of,
 )
-from interop.measurements.models import named_parameters
+from interop.measurements.models import catalogued, named_parameters
 from interop.measurements.numbers import number
 from interop.measurements.precisions import precision_named
 from interop.measurements.software import names_software
-from interop.measurements.spellings import switch_named
+from interop.measurements.spellings import level_named, switch_named
 from interop.measurements.titles import CONDITIONS, told_by_titles, without_conditions
 from plans.errors import TwofoldError
 from plans.reading import read_text
@@ -91,12 +91,14 @@ def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:
 def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
     """Every row of a table; `before` rows of other tables stand before it."""
     headers = grid.headers
-    columns = [column_named(header) for header in headers]
+    columns = _columns(headers)
     figures = _figures(grid, columns) if "metric" not in columns else []
     for figure in figures:
         columns[figure.place] = ""
     told = told_by_titles(grid.titles, columns) if grid.titles else {}
     first = next(grid.rows, [])
+    if not {"model", "hidden"} & {*columns, *told} and (place := _place_of_models(first, columns)) is not None:
+        columns[place] = "model"
     free = [cell for cell, column in zip(first, columns, strict=False) if column in ("", *_WORDY)]
     known = [*columns, *told, *(name for figure in figures for name in figure.told), *told_by_titles(free, ())]
     _check(known, headers, figures, table)
@@ -112,6 +114,21 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
                 yield from _of_figures(made, each, figures)
             else:
                 yield with_unit(made)
+
+
+def _columns(headers: Sequence[str]) -> list[str]:
+    """The column of every header; "b" next to "B" is a micro-batch, as in Narayanan et al. 2021, arXiv 2104.04473."""
+    columns = [column_named(header) for header in headers]
+    plain = [re.sub(r"[^A-Za-z]", "", header) for header in headers]
+    if "b" in plain and "B" in plain:
+        columns[plain.index("b")] = "micro_batch"
+    return columns
+
+
+def _place_of_models(cells: Sequence[str], columns: Sequence[str]) -> int | None:
+    """The first column without a meaning of its own whose first cell names a model, as "config"; None: no column."""
+    pairs = enumerate(zip(cells, columns, strict=False))
+    return next((place for place, (cell, own) in pairs if own in ("", "notes") and catalogued(cell)), None)
 
 
 def _of_figures(made: Mapping[str, str], row: Sequence[str], figures: Sequence[_Column]) -> Iterator[dict[str, str]]:
@@ -334,6 +351,8 @@ def _column_of(column: str, cell: str, named: Collection[str]) -> str:
     if not column:
         known = (name for name, words in _METHODS if name not in named and words.fullmatch(cell))
         return "notes" if _TUNES.search(cell) else next(known, "")
+    if column == "zero_level" and level_named(cell)[0] is None and re.match(r"pre-?train|sft|fine|long", cell, re.I):
+        return "task"  # a stage of training
     if column == "gpu_type" and number(cell) is not None and not _is_device(cell):  # a column "GPU" may count them
         return "gpu_count"
     if column in ("source", "gpu_count") and "gpu_type" not in named and _is_device(cell):  # "System", "Cluster"

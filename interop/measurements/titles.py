@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 from interop.measurements.composed import degrees_in
+from interop.measurements.devices import UnknownDevice, device_named
 from interop.measurements.software import names_part, names_software
 
 __all__ = ["CONDITIONS", "told_by_titles", "without_conditions"]
@@ -135,10 +136,18 @@ def _told(title: str) -> Mapping[str, str]:
     return told
 
 
+def _catalogued(device: str) -> str:
+    """The catalogue's name of a device, which an instance of a cloud shares: "p5.48xlarge (8x H100)"."""
+    try:
+        return device_named(device)[0]
+    except UnknownDevice:
+        return device.lower()
+
+
 def _devices(title: str) -> dict[str, str]:
     """The device of a title, and how many."""
     told: dict[str, str] = {}
-    devices = {match.group(2).lower(): match for match in _DEVICE.finditer(title)}
+    devices = {_catalogued(match.group(2)): match for match in _DEVICE.finditer(title)}
     if len(devices) == 1:
         (match,) = devices.values()
         told["gpu_type"] = re.sub(r"(?<=\d)s\b", "", match.group(2))

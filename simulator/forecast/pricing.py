@@ -163,7 +163,7 @@ class _Prices:
         if stack.recipe is not None:
             steps = stack.recipe.steps(steps)
         if stack.hides_experts:
-            steps = _without_exchanges(steps)
+            steps = _without_exchanges(steps, self._machine.compute.num_cores)
         elif stack.exchanged < 1:
             steps = [_exchanged(step, stack.exchanged) for step in steps]
         return [self.line(step, groups) for step in steps]
@@ -295,9 +295,24 @@ def _exchanged(step: Step, share: float) -> Step:
     return step
 
 
-def _without_exchanges(steps: Sequence[Step]) -> list[Step]:
-    """Without the messages of experts and the waits for them."""
+def _without_exchanges(steps: Sequence[Step], num_cores: int) -> list[Step]:
+    """Without the messages of experts and the waits for them, on the cores that the messages leave."""
     messages = [step for step in steps if isinstance(step, Message)]
     own = {step.token for step in messages if step.call == "all_to_all"}
+    if not own:
+        return list(steps)
     gone = {id(step) for step in messages if step.call == "all_to_all" or (step.call == "wait" and step.token in own)}
-    return [step for step in steps if id(step) not in gone]
+    slower = num_cores / (num_cores - min(EXCHANGE_CORES, num_cores // 2))
+    return [_on_fewer_cores(step, slower) for step in steps if id(step) not in gone]
+
+
+def _on_fewer_cores(step: Step, times: float) -> Step:
+    """A step whose arithmetic takes `times` as long; what moves bytes is bound by the memory."""
+    if isinstance(step, Kernel) and step.call.startswith(("linear.", "matmul.", "attention.", "grouped_linear.")):
+        return replace(step, times=times * step.times)
+    return step
+
+
+EXCHANGE_CORES = 20
+"""Cores that the messages of experts occupy during other micro-batches' compute (DeepSeek-AI 2024, arXiv 2412.19437,
+section 3.2.2; the default of DeepEP's buffers)."""

@@ -74,7 +74,7 @@ class Stack:
         chip_spread: standard deviation of the logarithm of a chip's rate among equal ones: chips that work in lockstep
             run at the pace of the slowest.
         hides_experts: whether the messages of experts continue during the compute of another micro-batch
-            (Megatron-core's --overlap-moe-expert-parallel-comm, DualPipe); they are priced as free.
+            (Megatron-core's --overlap-moe-expert-parallel-comm, DualPipe); they cost that compute some cores.
         exchanged: share of the bytes of messages of experts that are sent, below 1 where a token goes to each node once
             (`exchanged_share`).
         is_measured: whether steps of it were measured; else its interval is that of software predicted as another one.
