@@ -128,7 +128,7 @@ FORMS = {
         "Megatron-LM 2023 on p4de.24xlarge (8x A100 80GB)\n\n"
         "| Params | H | L | a | GPUs | t | p | d | b | B | Time/iter (s) |\n|--|--|--|--|--|--|--|--|--|--|--|\n"
         "| 162.2B | 12288 | 88 | 96 | 64 | 8 | 8 | 1 | 1 | 128 | 30 |\n",
-        [{"gpu_type": "A100 80GB)", "micro_batch": "1", "global_batch": "128"}],
+        [{"gpu_type": "A100 80GB", "micro_batch": "1", "global_batch": "128"}],
     ),
     # degrees of 0 and in the model's name, a model with spaces in its name
     "zeros.md": (
@@ -176,7 +176,7 @@ FORMS = {
     "wide.md": (
         "Tokens/s/GPU of Llama-3-8B (seq 8192, FSDP2 + torch.compile, mbs 1, gbs 64)\n\n| precision | 8x A100 80GB | "
         "8x H200 |\n|--|--|--|\n| bf16 | 3,300 | 9,000 |\n| fp8 tensorwise | - | 11,200 |\n",
-        [{"gpu_type": "A100 80GB)", "micro_batch": "1", "compile": "y", "value": "3300"}, {"gpu_type": "H200"},
+        [{"gpu_type": "A100 80GB", "micro_batch": "1", "compile": "y", "value": "3300"}, {"gpu_type": "H200"},
          {"precision": "fp8 tensorwise", "gpu_count": "8", "value": "11200"}],
     ),
     # times of whole trainings, ranges, degrees in the notes

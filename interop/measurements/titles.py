@@ -150,7 +150,8 @@ def _devices(title: str) -> dict[str, str]:
     devices = {_catalogued(match.group(2)): match for match in _DEVICE.finditer(title)}
     if len(devices) == 1:
         (match,) = devices.values()
-        told["gpu_type"] = re.sub(r"(?<=\d)s\b", "", match.group(2))
+        device = re.sub(r"(?<=\d)s\b", "", match.group(2))
+        told["gpu_type"] = device if "(" in device else device.rstrip(")")
         if match.group(1):
             told["gpu_count"] = match.group(1)
     if len(counts := set(_COUNT.findall(title))) == 1:
