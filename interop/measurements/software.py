@@ -122,10 +122,7 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
         Skip: a switch that is modelled for other software only.
     """
     source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes", "gpu_type")
-    compiled = cells.switch("compile")
-    if compiled is None and "nanogpt" in words:
-        compiled = True
-        cells.assumed.append("compile not stated: on, the default of nanoGPT's train.py")
+    compiled = _is_compiled(cells, words)
     found = _named(source) or _named(words) or _named(cells.words("model")) or _named(_of_precision(cells))
     named = found is not None
     if found is None:
@@ -135,7 +132,7 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
         stacks = ("megatron", *(stack for stack in stacks if stack != "megatron"))
     if cells.switch("async_tp") and stacks[0] != "torchtitan":
         raise Skip("asynchronous tensor parallelism is modelled for torchtitan only", "async_tp")
-    dated = [name for stack in stacks for name in _dated(cells, stack, words, device, compiled=bool(compiled))]
+    dated = [name for stack in stacks for name in _dated(cells, stack, words, device, compiled=compiled)]
     if cells.count("ep", 1) > 1 and "megatron" in dated:
         dated = _exchanges(words, dated)
     if cells.count("cp", 1) > 1 and stacks[0].startswith("torch") and not dated[0].startswith("torchtitan-2024"):
@@ -148,6 +145,14 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     if result[0].startswith("torch-2024"):
         cells.assumed.append("torch's parts of 2024: its source is published, of 2025 or before by its words")
     return result
+
+
+def _is_compiled(cells: Cells, words: str) -> bool:
+    stated = cells.switch("compile")
+    if stated is None and "nanogpt" in words:
+        cells.assumed.append("compile not stated: on, the default of nanoGPT's train.py")
+        return True
+    return bool(stated)
 
 
 def _unnamed(cells: Cells, words: str) -> Software:
