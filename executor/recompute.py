@@ -70,7 +70,7 @@ def noting_checkpoints() -> Iterator[None]:
 
 
 def checkpointed(meta: Mapping[str, Any]) -> int | None:
-    """Which checkpoint of the forward a call stands in, by its `meta` or by `torch.fx.traceback.current_meta`.
+    """The checkpoint of the forward to which a call belongs, by its `meta` or by `torch.fx.traceback.current_meta`.
 
     >>> checkpointed(traceback.current_meta) is None
     True

@@ -96,7 +96,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """The unit of both interpreters.
+    """One operation of a program: compute, communication, or a wait. Simulator and executor both run instructions.
 
     Args:
         name: unique in its body, e.g. "layer1.linear.F".
@@ -268,7 +268,7 @@ class GroupProgram:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that run it."""
+        """The ranks that run this program."""
         return self.mesh.rank_list
 
     @property

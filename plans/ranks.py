@@ -8,7 +8,7 @@ __all__ = ["format_axes", "format_ranks", "format_shape"]
 
 
 def format_ranks(ranks: Iterable[int], between: str = ", ") -> str:
-    """Ranks with runs joined.
+    """Ranks as text, with consecutive ranks joined.
 
     >>> format_ranks([0, 1, 2, 3, 6])
     '0-3, 6'

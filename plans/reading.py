@@ -154,7 +154,7 @@ def json_of(
 
 
 def check_json(content: bytes, source: str, decoded: Any) -> None:
-    """Refuse keys that stand twice, and whole numbers of 2^63 and more.
+    """Refuse keys that occur twice, and whole numbers of 2^63 and more.
 
     Args:
         content: the text; may be several values, one a line.

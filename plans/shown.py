@@ -30,7 +30,7 @@ def show_by(notebook: Callable[[], Notebook]) -> None:
 
 
 class Shown:
-    """A result with a face."""
+    """A result with a text, a picture and rows, for terminals and notebooks."""
 
     __slots__ = ()
 

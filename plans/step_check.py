@@ -37,7 +37,7 @@ class Held(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a step was skipped."""
+    """The reason for which a step was skipped."""
 
     NONE = 0
     NOT_FINITE = 1
@@ -92,7 +92,7 @@ class StepCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     spike: Spike | None = None
 
     def check(self, graph: Graph, updates_in: str | None) -> None:
-        """Refuse what cannot be.
+        """Refuse settings that contradict each other or the graph.
 
         Args:
             graph: graph of the plan.

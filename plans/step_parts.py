@@ -210,7 +210,7 @@ class _Covered:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return int(self._before[-1])
 
     def _until(self, times: _Ints) -> _Ints:

@@ -104,7 +104,7 @@ class _Finder:
         self._waits: dict[int, tuple[int, ...]] = {}
 
     def run(self) -> StreamOrder:
-        """The order."""
+        """Run all streams and return the order of their instructions."""
         for position, (block, instruction) in enumerate(self._group.walk()):
             self._streams.append(instruction.stream)
             wanted = self._later[instruction.stream]

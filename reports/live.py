@@ -77,7 +77,7 @@ class LiveTimeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """One timeline: what is said once in `header`, and the columns of its spans, exposed and critical stretches.
+    """One timeline: constants in `header`, and the columns of its spans, exposed and critical sections.
 
     The columns are, of spans in order of lane and start: lane (three times the row, plus the stream), start, length
     (in units of `unit_s`, starts as differences within a lane), name, and how many spans before it the cause stands

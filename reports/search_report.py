@@ -91,7 +91,7 @@ def search_page(
 
 
 def _different(plans: Sequence[Candidate]) -> Iterator[tuple[int, Candidate, dict[str, float]]]:
-    """(number, plan, parts of its step) of the plans whose parts can be told apart from those of earlier plans."""
+    """(number, plan, parts of its step) of the plans whose parts differ visibly from those of earlier plans."""
     from search.devices.explain import composition
 
     drawn: list[dict[str, float]] = []

@@ -54,7 +54,7 @@ def uniform_plan(
     full_batch: bool = True,
     fused: bool = True,
 ) -> Plan:
-    """Make the plan of given degrees.
+    """Make a plan for given degrees.
 
     Args:
         graph: graph of the full batch.

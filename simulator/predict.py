@@ -103,7 +103,7 @@ def simulate(
 def _timeline(
     prices: ProgramPrices, what_if: WhatIf, *, num_steps: int, with_memory: bool, fold_ranks: bool
 ) -> Timeline:
-    """Steps at one clock."""
+    """The timeline of consecutive steps at one clock."""
     program, machine = prices.program, prices.machine
     network = Network(machine, program, what_if.links)
     return run_program(
@@ -145,7 +145,7 @@ def finished(timeline: Timeline, prices: ProgramPrices, what_if: WhatIf) -> Time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of a what-if.
+    """The result of a what-if question.
 
     Args:
         step_s: from step to step.

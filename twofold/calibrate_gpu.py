@@ -78,7 +78,7 @@ class CalibrationRequest:
     say: Callable[[str], None] = ignore
 
     def followed(self, worded: Callable[[str], str] = str) -> Follow | None:
-        """What says the progress of rank 0, in other words; None on nodes other than 0."""
+        """Follows the progress of rank 0 and reports it as text; None on nodes other than 0."""
         from executor.launch.launch import Follow
 
         return None if self.nodes.node_rank else Follow(lambda rank, line: self.say(worded(line)), rank=0)

@@ -54,5 +54,5 @@ def _traffic(device: Device, call: str, ranks: int, size_bytes: int) -> Traffic:
 
 
 def _between(low: float, high: float, count: int) -> list[float]:
-    """Sizes with equal ratios."""
+    """Sizes between two limits, with equal ratios."""
     return [low * (high / low) ** (at / (count - 1)) for at in range(count)]

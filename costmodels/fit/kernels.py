@@ -51,7 +51,7 @@ FREE_COST = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFit:
-    """A fitted form.
+    """The form that was fitted to kernels, with its errors.
 
     Args:
         compute: the rates, with what was fitted replaced.

@@ -50,7 +50,7 @@ class SectionFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A machine file in the making.
+    """A machine file under construction.
 
     Args:
         points: everything that was measured and may be fitted or reported on.
@@ -87,7 +87,7 @@ class Draft:
 
     @property
     def compute(self) -> Compute:
-        """The rates so far."""
+        """The rates that were fitted so far."""
         rates: Compute = self.values["compute"]
         return rates
 
@@ -99,7 +99,7 @@ class Draft:
 
     @property
     def dispatch_s(self) -> dict[str, float]:
-        """The host times so far."""
+        """The host times that were fitted so far."""
         seconds: dict[str, float] = self.values.get("dispatch_s", {})
         return seconds
 
@@ -136,7 +136,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSection:
-    """One row of the table.
+    """One section of a fit.
 
     Args:
         name: name of the section, such as "memory" or "all_reduce".

@@ -151,7 +151,7 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
         }  # fmt: skip
 
     def _beyond(self, number: int) -> list[Link]:
-        """The tiers that join nodes."""
+        """The tiers that join nodes, for a number of devices."""
         tiers = []
         if self.pod is not None:
             if number > self.pod.ranks and number % self.pod.ranks:

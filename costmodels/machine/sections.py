@@ -208,7 +208,7 @@ class Interval(Section, frozen=True, kw_only=True):
 
 
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The source of figures."""
+    """The status, source and date of figures."""
 
     status: Literal["measured", "interpolated", "assumed", "cited"]
     source: str

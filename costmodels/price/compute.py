@@ -28,7 +28,7 @@ SUMS_ROWS = ("rms_norm.grad1", "layer_norm.grad1")
 
 
 class Attention(Section, frozen=True, kw_only=True):
-    """The fused attention kernel.
+    """The parameters of fused attention kernels.
 
     Its arithmetic is 4 x heads x queries x keys x head dim, 2.5 times that backward (Dao 2023, FlashAttention-2,
     section 4.1). Work is cut into tiles of `tile` queries, w of them for each core; with u the time of one tile at one
@@ -103,7 +103,7 @@ class Rule(Section, frozen=True, kw_only=True):
 
 
 class Compute(Section, frozen=True, kw_only=True):
-    """One device's rates.
+    """The rates of one device.
 
     A matrix product (m, n, k) takes the time a of its arithmetic and b of its memory traffic, joined with `sharpness` p
     to t = (a^p + b^p)^(1/p): p = 1 adds them, large p is the roofline max(a, b).

@@ -207,7 +207,7 @@ def price_launch(machine: Machine) -> int:
 
 
 def compute_class(call: str) -> str:
-    """matrix, attention, memory, view or update: what a COMPUTE call is priced and dispatched as.
+    """The class by which a COMPUTE call is priced and dispatched: matrix, attention, memory, view or update.
 
     >>> [compute_class(call) for call in ("linear.grad1", "linear.grad2", "reshape.forward", "sgd.update", "sum")]
     ['matrix', 'memory', 'view', 'update', 'memory']

@@ -30,7 +30,7 @@ _HALVINGS = 40
 
 
 class Power(Section, frozen=True, kw_only=True):
-    """The power of a chip.
+    """The power that a chip draws, by kind of kernel.
 
     Args:
         limit_W: that the mean over many kernels does not exceed.
@@ -93,7 +93,7 @@ class Load(NamedTuple):
 
     @property
     def compute_s(self) -> float:
-        """Seconds of kernels."""
+        """The seconds of all kernels."""
         return sum(seconds for name, seconds in self.seconds.items() if name != "message")
 
 

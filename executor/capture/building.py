@@ -106,7 +106,7 @@ class Building(Places):
         return 0
 
     def plain(self, node: fx.Node, value: Value) -> str:
-        """The tensor that a value stands for; a lazily transposed parameter is transposed now."""
+        """The tensor that a value represents; a lazily transposed parameter is transposed now."""
         if isinstance(value, Transposed):
             tensor = self.tensors[value.tensor]
             return self.make(

@@ -67,7 +67,7 @@ def without_in_place(exported: ExportedProgram) -> None:
 
 
 def called_as(graph: fx.Graph, like: fx.Node, target: Any, args: Any, kwargs: Any = None) -> fx.Node:
-    """A call that stands where another one stands, of other arguments, and its value."""
+    """A call with other arguments at the place of another call, and its value."""
     kwargs = kwargs or {}
     made = graph.call_function(target, args, kwargs)
     read = tree_map_only(fx.Node, lambda node: node.meta["val"], (args, kwargs))

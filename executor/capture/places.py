@@ -60,7 +60,7 @@ class Places:
         )
 
     def unknown(self, node: fx.Node) -> TwofoldError:
-        """The error for a call that no operator can stand for."""
+        """The error for a call that no operator can represent."""
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             reason = (
                 "it draws random numbers in a way that depends on the layout; draw with torch.rand, torch.randn, "

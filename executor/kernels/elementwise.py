@@ -127,7 +127,7 @@ def masked_fill_grad(context: OpContext, attrs: Attrs, g: Tensor, mask: Tensor) 
 
 
 def expand(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
-    """x repeated to the output's local shape, in memory of its own."""
+    """x repeated to the output's local shape, in new memory."""
     return x.expand(context.shape).clone(memory_format=torch.contiguous_format)
 
 

@@ -34,7 +34,7 @@ class RunFailed(TwofoldError):
 
 
 class RankFailed(RunFailed):
-    """One rank failed first, and the job was ended because of it; `rank` says which."""
+    """One rank failed first, and the job was ended because of it; `rank` is its number."""
 
     def __init__(self, message: str, *, rank: int) -> None:
         super().__init__(message)

@@ -67,8 +67,7 @@ def die_with_parent(parent_pid: int, signum: int) -> None:
 
 
 def write_json(path: str, content: dict[str, Any]) -> bool:
-    """Write a file that is either whole or not there; report whether it is. A folder that somebody removed meanwhile is
-    no second error."""
+    """Write a file atomically, and report whether it was written. A folder that was removed meanwhile is no error."""
     import json
 
     try:
@@ -261,7 +260,7 @@ def ended_with(kind: str, target: str) -> Any:
 
 
 def leave_process_groups() -> None:
-    """Clean up what a script may have left open.
+    """Destroy process groups that a script may have left open.
 
     With torch 2.13 a process that exits with gloo groups open may die of "terminate called without an active exception"
     (in 4 of 6 runs of 4 ranks under plain torchrun). Groups that garbage still holds are open, too.

@@ -269,7 +269,7 @@ class Interpreter:
         return self._env[: self._num_kept]
 
     def settle(self, kept: Sequence[Tensor]) -> None:
-        """Bring what the step recomputed back to where `kept` says that it lives."""
+        """Copy what the step recomputed back to where `kept` places it."""
         for slot, home in enumerate(kept):
             if self._env[slot] is not home:
                 home.copy_(self._env[slot])

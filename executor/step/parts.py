@@ -22,7 +22,7 @@ def joined_parts(rows: Tensor, team: Team, dim: int) -> Tensor:
 
 
 def cut_parts(x: Tensor, team: Team, dim: int) -> Tensor:
-    """The chunks of `x` along `dim` as rows [position, ...]: the chunk of member i lies where member i stands."""
+    """The chunks of `x` along `dim` as rows [position, ...]; row i is the chunk of member i."""
     if team.is_sorted:
         wide = _wide(x, team.size if dim == x.dim() - 1 else 1)
         return wide.unflatten(dim, (team.size, -1)).movedim(dim, 0).contiguous().view(x.dtype)

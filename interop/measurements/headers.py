@@ -315,7 +315,7 @@ def _plain_words(words: str) -> str:
 
 
 def _qualified(low: str) -> tuple[Figure | None] | None:
-    """The meaning of a header of a rate of a node or over a longer time, or that says what it counts; None: another."""
+    """The meaning of a header with a qualifier: a rate per node, over a longer time, or of a count; None for others."""
     if found := re.search(r"[ /(\[]+nodes?\b[)\]]?", low):
         figure = figure_named(f"{low[: found.start()]}/device{low[found.end() :]}")
         return (None if figure is None or not figure.metric.endswith("_gpu") else replace(figure, of_node=True),)
@@ -335,7 +335,7 @@ def _of_training(found: re.Match[str]) -> Figure:
 
 
 def has_units_in_cells(header: str) -> bool:
-    """Whether a header is of figures whose cells tell their unit."""
+    """Whether the cells of a header contain their unit."""
     plain = re.sub(r"[^a-z]+", "", header.lower())
     return plain in ("throughput", "performance", "perf", "speed", "trainingthroughput", "trainingspeed", "result",
                      "memory", "mem", "peakmemory", "peakmem", "maxmemory", "maxmem")  # fmt: skip

@@ -61,7 +61,7 @@ class Mixtures(Cells):
         return resized(known, num_layers=layers, seq=seq, dtype=dtype, experts=experts)
 
     def experts(self, name: str, known: TransformerConfig | None, ffn: int) -> Experts | None:
-        """The experts that a row states in columns of their own or in its model's name; None: it speaks of none."""
+        """The experts that a row gives in columns or in its model's name; None if it gives none."""
         named = re.search(_NAMED, name.lower())
         usual = int(next(group for group in named.groups() if group)) if named else None
         if known is not None and known.experts is not None:

@@ -190,7 +190,7 @@ class _Reading(Mixtures):
         return config
 
     def model_name(self) -> str:
-        """The model's name; one that is a number of parameters only is of what its source trains."""
+        """The name of the model; a name that is only a number of parameters refers to the model of the row's source."""
         name, source = self.text("model"), self.words("source")
         if not re.fullmatch(r"[\d.]+ ?[mb]", name.lower()):
             return name

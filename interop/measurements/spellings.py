@@ -162,7 +162,7 @@ def recompute_named(text: str) -> Recompute | None:
 
 
 def _share(plain: str) -> float | None:
-    """Of "50 %", "4/8", "2 of 8 layers" or "every 2nd layer": the share of the layers; None where none is said."""
+    """The share of the layers in "50 %", "4/8", "2 of 8 layers" or "every 2nd layer"; None if there is none."""
     if found := re.search(r"(\d+) ?%", plain):
         return min(1.0, int(found.group(1)) / 100)
     if found := re.search(r"(\d+) ?(?:/|of|out of) ?(\d+)", plain):

@@ -178,7 +178,7 @@ def _differs(cell: str, pair: Sequence[str]) -> bool:
 
 
 def _failure(cells: Sequence[str]) -> str:
-    """The cell that says why a row has no figure at all; "" where it has one, or no cell says so."""
+    """The cell that explains why a row has no figure; "" if it has one or nothing explains it."""
     if any(cell.lower() not in _NOTHING for cell in cells):
         return ""
     return next((cell for cell in cells if cell.lower() in _FAILED), "")
@@ -341,7 +341,7 @@ def _joined(found: dict[str, str], column: str, cell: str, header: str) -> dict[
 
 
 def _column_of(column: str, cell: str, named: Collection[str]) -> str:
-    """The column that a cell belongs to, given that of its header; "" where it says nothing.
+    """The column of a cell, given the column of its header; "" if the cell does not determine one.
 
     Args:
         named: the columns that the table has.

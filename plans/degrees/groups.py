@@ -42,27 +42,27 @@ class Spread(Protocol):
 
     @property
     def dp(self) -> int:
-        """Data parallel."""
+        """The data-parallel degree."""
 
     @property
     def cp(self) -> int:
-        """Context parallel."""
+        """The context-parallel degree."""
 
     @property
     def tp(self) -> int:
-        """Tensor parallel."""
+        """The tensor-parallel degree."""
 
     @property
     def pp(self) -> int:
-        """Pipeline parallel."""
+        """The pipeline-parallel degree."""
 
     @property
     def ep(self) -> int:
-        """Expert parallel, a part of dp."""
+        """The expert-parallel degree, a part of dp."""
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The axes, the innermost first."""
+        """The order of the axes, innermost first."""
 
 
 def strides(sizes: Mapping[str, int], order: Sequence[str] = ORDER) -> dict[str, int]:

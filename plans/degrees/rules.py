@@ -73,21 +73,21 @@ def whole_number(name: str, value: object) -> str | None:
 
 
 def byte_count(name: str, value: object) -> str | None:
-    """A number of bytes."""
+    """Check a number of bytes."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         return f"{name} must be a whole number of bytes (0: none), not {value!r}"
     return None
 
 
 def level(name: str, value: object) -> str | None:
-    """An optimizer-parallel level."""
+    """Check an optimizer-parallel level."""
     if isinstance(value, bool) or value not in (0, 1, 2, 3):
         return f"{name} must be 0, 1, 2 or 3, not {value!r}"
     return None
 
 
 def mode(name: str, value: object) -> str | None:
-    """A way to recompute."""
+    """Check a recompute mode."""
     return None if value in RECOMPUTE_MODES else f"{name} must be one of {', '.join(RECOMPUTE_MODES)}, not {value!r}"
 
 
@@ -97,19 +97,19 @@ def receiving(name: str, value: object) -> str | None:
 
 
 def flag(name: str, value: object) -> str | None:
-    """Yes or no."""
+    """Check a boolean."""
     return None if isinstance(value, bool) else f"{name} must be true or false, not {value!r}"
 
 
 def name_of_schedule(name: str, value: object) -> str | None:
-    """A schedule that is known."""
+    """Check the name of a schedule."""
     if not isinstance(value, str):
         return f"{name} must be the name of a schedule, such as 1f1b, not {value!r}"
     return _refused(lambda: chunks_per_rank(value))
 
 
 def chunk_counts(name: str, value: object) -> str | None:
-    """Blocks of every chunk."""
+    """Check the numbers of blocks of the chunks."""
     if not isinstance(value, tuple) or not value or not all(type(count) is int and count >= 0 for count in value):
         return f"{name} must list the blocks of every pipeline chunk, such as (8, 8, 8, 8), not {value!r}"
     if empty := [chunk for chunk in range(1, len(value) - 1) if not value[chunk]]:
@@ -121,7 +121,7 @@ def chunk_counts(name: str, value: object) -> str | None:
 
 
 def order(name: str, value: object) -> str | None:
-    """An order of the axes."""
+    """Check an order of axes."""
     if not isinstance(value, tuple) or sorted(map(str, value)) != sorted(ORDER):
         return f"{name} must list {', '.join(ORDER)} once each, innermost first, such as {' '.join(ORDER)}"
     return None

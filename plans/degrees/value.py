@@ -49,7 +49,7 @@ class Degree:
 
     @property
     def path(self) -> str:
-        """Path of its value in `Degrees`."""
+        """The path of its value in `Degrees`."""
         return f"optimizer.{self.setting}" if self.setting else self.name
 
 
@@ -186,7 +186,7 @@ class Degrees:
 
     @property
     def num_ranks(self) -> int:
-        """All ranks."""
+        """The number of ranks."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
@@ -220,12 +220,12 @@ class Degrees:
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches of one step."""
+        """The number of micro-batches per step."""
         return self.global_batch // (self.dp * self.micro_batch)
 
     @cached_property
     def pipeline(self) -> Schedule:
-        """The schedule.
+        """The pipeline schedule.
 
         Raises:
             TwofoldError: it cannot be made for these ranks, micro-batches and chunks.
@@ -235,7 +235,7 @@ class Degrees:
 
     @property
     def num_chunks(self) -> int:
-        """Chunks of the complete model."""
+        """The number of chunks of the model."""
         if is_written(self.schedule):
             return self.pipeline.num_stages
         return self.pp * (chunks_per_rank(self.schedule) or self.virtual)

@@ -87,7 +87,7 @@ _WORDS: dict[str, Callable[[Degrees], str]] = {
 
 
 def _runs(layers: Sequence[int]) -> str:
-    """3, 4, 4, 4, 1 as "3 4x3 1"."""
+    """Counts with repetitions joined: 3, 4, 4, 4, 1 is "3 4x3 1"."""
     parts: list[list[int]] = []
     for count in layers:
         if parts and parts[-1][0] == count:

@@ -78,7 +78,7 @@ class ChunkLowering:
         return self.mine
 
     def mesh_of(self, operator: Operator) -> Layout:
-        """The mesh that an operator's strategy speaks of."""
+        """The mesh of an operator's strategy."""
         return self.plan.strategy(operator).mesh or self.mesh
 
     def name_of(self, tensor: str, layout: TensorLayout) -> str:

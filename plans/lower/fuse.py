@@ -114,13 +114,13 @@ class _Run:
             self.append(step)
 
     def append(self, step: Instruction) -> None:
-        """Add a last step."""
+        """Append a step."""
         self.steps.append(step)
         self.read.update(dict.fromkeys([name for name in step.inputs if name not in self.made]))
         self.made.update(dict.fromkeys(step.outputs))
 
     def with_first(self, step: Instruction) -> None:
-        """Add a first step."""
+        """Prepend a step."""
         self._begin([step, *self.steps])
 
 

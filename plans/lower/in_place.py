@@ -54,7 +54,7 @@ def sum_in_place(variants: Sequence[Sequence[Sequence[Instruction]]], table: Val
 
 
 def _base(name: str, table: ValueTable) -> str:
-    """The value whose memory it is."""
+    """The value that owns the memory of a value."""
     while (shared := table[name].shares) is not None:
         name = shared
     return name

@@ -14,7 +14,7 @@ __all__ = ["accumulate_loss", "loss_operator", "sum_loss"]
 
 
 def loss_operator(micro: Graph) -> Operator:
-    """The operator that makes the loss.
+    """The operator that computes the loss.
 
     Raises:
         TwofoldError: its loss is not supported by lowering.

@@ -79,7 +79,7 @@ class Reduction:
         self.found.update(dict.fromkeys(bucket.names, reduced))
 
     def finish(self, emitter: Emitter) -> None:
-        """The body ends."""
+        """Wait for the last reduction of the body."""
         self._settle(emitter, self.under_way)
         self.under_way = []
 

@@ -66,7 +66,7 @@ def is_sent_away(line: Instruction) -> bool:
 
 
 def _memory(name: str, values: Mapping[str, Value]) -> str:
-    """The value whose memory it is."""
+    """The value that owns the memory of a value."""
     while (shared := values[name].shares) is not None:
         name = shared
     return name

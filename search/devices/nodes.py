@@ -42,7 +42,7 @@ Mask = NDArray[np.bool_]
 
 
 class Kind(IntEnum):
-    """The last decision of a node."""
+    """The kind of a node: the last decision that was made."""
 
     MESH = 0
     INNER = 1

@@ -130,7 +130,7 @@ class PeakMemory:
         return self._prints[stage]
 
     def _prints_of(self, stage: StageConfig, rows: LayerSplits) -> tuple[Footprint, ...]:
-        """The bytes of the pieces of rows."""
+        """The bytes of the pieces, as the rows need them."""
         own = self._footprints(stage)
         if rows.pieces.shape[2] == len(own):
             return own

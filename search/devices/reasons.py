@@ -29,7 +29,7 @@ class Reasons:
     critical_s: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The reasons as JSON values."""
         return {
             "critical_path_s": dict(self.critical_s),
             "operators": [

@@ -73,7 +73,7 @@ class _Rough:
                 yield found
 
     def _estimate_s(self, mesh: Mesh, mode: str, most: int) -> tuple[float, Mesh] | None:
-        """None where it hardly fits."""
+        """The estimated step time; None if the configuration hardly fits."""
         problem = self._problem
         sizes, sps = micro_batches(problem, mesh), sequence_parallels(problem, mesh)
         if not sizes or not sps:

@@ -46,7 +46,7 @@ _MOST_INSTRUCTIONS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """The outcome.
+    """The outcome of trying slices and pairs.
 
     Args:
         candidates: configurations with slices or pairs that fit, with their forecasts.

@@ -134,7 +134,7 @@ class StageCosts:
         return Question(problem=self.problem(), price=self.tensors.price, start=self.batch_split())
 
     def problem(self) -> Problem:
-        """The tables, to be solved.
+        """The problem made of these tables.
 
         Where `moves` has bounds, so have the tensors, until `tensors.price` has been asked for a choice.
         """

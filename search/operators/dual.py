@@ -76,7 +76,7 @@ class _Whole:
         return None
 
     def share(self) -> None:
-        """Nothing is shared."""
+        """No cost is shared."""
 
     def restricted(self, edge: TensorEdge, rows: list[Ints]) -> _Whole:
         """The same where some kinds are left."""
@@ -301,7 +301,7 @@ class Dual:
     # -------------------------------------------------------------------- bound
 
     def bound(self) -> float:
-        """No choice of values costs less."""
+        """The lower bound: no choice of values costs less."""
         tables = sum(float(table.costs.min()) for tensor in self._tensors for table in tensor.tables)
         return tables + sum(float(own.min()) for own in self.own)
 

@@ -67,7 +67,7 @@ class Moves:
         return np.array([space.number[layout] for layout in layouts], dtype=np.int64)
 
     def layouts(self, shape: tuple[int, ...], dtype: str) -> list[TensorLayout]:
-        """The meaning of the numbers."""
+        """The layouts of the rows and columns."""
         return self._spaces[shape, dtype].layouts
 
     def table(self, shape: tuple[int, ...], dtype: str) -> Floats:

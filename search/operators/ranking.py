@@ -88,7 +88,7 @@ class Ranking:
         return [self.options[at] for at in sorted(found, key=lambda at: (estimates[at], at))]
 
     def learn(self, option: Option, estimate_s: float, simulated_s: float) -> None:
-        """The time of an option."""
+        """Record the simulated time of an option."""
         group, factor = (len(option[2]), option[0]), simulated_s / estimate_s
         self.factor[group] = min(factor, self.factor.get(group, factor))
         self.best_s = min(self.best_s, simulated_s)

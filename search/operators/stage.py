@@ -331,5 +331,5 @@ def _together(one: str, two: str, strategy: Strategy) -> bool:
 
 
 def _as_it_is(values: Sequence[int]) -> bool:
-    """Prices nothing: bounds will do."""
+    """Prices nothing, because bounds are sufficient."""
     return False

@@ -109,7 +109,7 @@ class Wires(Protocol):
         """The claims of meetings whose members are the rows of `members`, and which take `work_ps` alone."""
 
     def link_number(self, link: Hashable) -> int:
-        """The number of a link in `Loads`."""
+        """The index of a link in `Loads`."""
 
 
 class Shared:

@@ -37,7 +37,7 @@ class Now(simpy.Event):
     """An event that happens within the one that causes it, not behind all others of its time."""
 
     def happen(self) -> None:
-        """Wake up who waits."""
+        """Wake up the processes that wait for this event."""
         callbacks = self.callbacks
         self.callbacks = None  # type: ignore[assignment]  # so SimPy marks what was processed
         self._ok, self._value = True, None
@@ -103,7 +103,7 @@ class Activity:
         return self._since - (-self._left // self._per_ps())
 
     def end(self) -> None:
-        """It is done."""
+        """End the activity."""
         self._settle()
         self._done()
 
@@ -137,7 +137,7 @@ def _equal(one: Fraction, other: Fraction | None) -> bool:
 
 
 def _less(one: Fraction, other: Fraction) -> bool:
-    """Like <, likewise."""
+    """Like <, without first determining the kinds of numbers."""
     return one.numerator * other.denominator < other.numerator * one.denominator
 
 
@@ -260,7 +260,7 @@ class _Load:
         self.activity: Activity | None = None
 
     def run_at(self, rate: Fraction) -> None:
-        """Proceed at this rate from now on."""
+        """Proceed at this rate from the current time on."""
         assert self.activity is not None
         self.activity.run_at(rate)
 
@@ -371,7 +371,7 @@ class Fabric:
         ]
 
     def _update(self, loads: Sequence[_Load], freed: Sequence[_Link]) -> None:
-        """Find the rates again.
+        """Compute the rates again.
 
         Args:
             loads: whose limits may have changed.

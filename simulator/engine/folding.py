@@ -33,7 +33,7 @@ _Ints = npt.NDArray[np.int64]
 def fold(
     program: Program, cost_of: CostOf, *, kinds: Mapping[int, Hashable] | None = None, wires: Wires | None = None
 ) -> Folded | None:
-    """The program of representatives.
+    """Fold a program: the program of one representative per class of ranks.
 
     Args:
         program: to fold.
@@ -76,7 +76,7 @@ def fold(
 
 @dataclass(frozen=True, kw_only=True)
 class Folded:
-    """A program of representatives.
+    """A program of representatives, and the classes that they represent.
 
     Args:
         program: rank r of it is the rank `ranks[r]` of the complete program.
@@ -156,7 +156,7 @@ class _FoldedWires:
         return tuple(shares.items())
 
     def works_ps(self, instruction: Instruction, members: _Ints, work_ps: int) -> _Ints:
-        """Nothing is folded twice."""
+        """Not supported: a folded program is not folded again."""
         raise AssertionError("the program is folded already")
 
     def loads(self, instruction: Instruction, members: _Ints, work_ps: _Ints) -> Loads:

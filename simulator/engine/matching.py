@@ -45,7 +45,7 @@ class Peers:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """Who meets whom.
+    """The partners of every communication of a step.
 
     Args:
         peers: rank -> position in its order -> its peers, for every communication.

@@ -176,7 +176,7 @@ class Network:
         return np.array([self.work_ps(instruction, tuple(each), work_ps) for each in members.tolist()], dtype=np.int64)
 
     def link_number(self, link: Hashable) -> int:
-        """The number of a link in `Loads`."""
+        """The index of a link in `Loads`."""
         return self._ports.link_number(link)
 
     def _transfer(self, instruction: Instruction, members: tuple[int, ...], work_ps: int, tier: int) -> Claims:

@@ -76,7 +76,7 @@ class Names(Sequence[_Triple]):
         return np.array(found, dtype=np.int64)
 
     def number(self, id_: str, call: str, part: str) -> int:
-        """The number of a triple."""
+        """The index of a triple."""
         head, _, rest = id_.partition("/")
         return int(self.numbers(self.heads((head,)), np.array([self.tail(rest, call, part)]))[0])
 
@@ -184,7 +184,7 @@ class _Lines:
 
 
 class Order:
-    """One step of `group`.
+    """One step of a group, instruction by instruction.
 
     Attributes:
         name_array: number of the span that each instruction of the step makes, in `names`.

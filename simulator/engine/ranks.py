@@ -35,7 +35,7 @@ class Over(simpy.Event):
 
 @dataclass(frozen=True, slots=True)
 class TimedRanks:
-    """Makes the processes of ranks.
+    """Creates the processes of ranks that follow the clock.
 
     Args:
         env: the environment, in picoseconds.
@@ -155,7 +155,7 @@ class TimedRanks:
         )  # fmt: skip
 
     def over(self, issued: Communication) -> Over:
-        """The event of its end, for all who wait for it."""
+        """The event of the end, for all that wait for it."""
         if issued.waiter is None:
             issued.waiter = Over(self.env)
         waiter: Over = issued.waiter

@@ -28,7 +28,7 @@ class StepPrices(Protocol):
 
     @property
     def order(self) -> Order:
-        """The order of the step."""
+        """The order of the step's instructions."""
 
     @property
     def dispatch_ps(self) -> Sequence[int]:
@@ -77,7 +77,7 @@ class Recorder:
         self._channels: list[tuple[Mapping[int, _Ints], Sequence[int], Sequence[int]]] = []
 
     def span(self, rank: int, stream: int, step: int, name: int, start_ps: int, end_ps: int) -> None:
-        """Keep one span."""
+        """Record one span."""
         self._rows += (rank, stream, step, name, start_ps, end_ps)
 
     def wait(self, rank: int, step: int, position: int, start_ps: int, end_ps: int) -> None:

@@ -67,7 +67,7 @@ class _Step:
     early: dict[int, tuple[Communication, int]] = field(default_factory=dict)
 
     def run(self) -> Generator[simpy.Event, object, int]:
-        """Returns when all is over."""
+        """Run all streams of a rank; returns when they have ended."""
         env = self.ranks.env
         self.points = {position: env.event() for position in self.streams.awaited}
         lines, host = self._issue()

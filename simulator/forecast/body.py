@@ -73,7 +73,7 @@ class Steps(NamedTuple):
 
 
 def steps_of(ops: Iterable[Op]) -> Steps:
-    """A body made short.
+    """The operations of a body in a compact form.
 
     >>> steps_of([Op(COMPUTE, 2, 10), Op(COMPUTE, 30, 1)]).backwards
     ((0, 32, 11, 33, '', ''),)

@@ -289,7 +289,7 @@ class RankKinds(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineForecast:
-    """One configuration.
+    """The forecast of one configuration.
 
     Args:
         layout: the costs of its layout.

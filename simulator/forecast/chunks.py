@@ -169,7 +169,7 @@ class Chunks:
         return found
 
     def lines(self, piece: str, part: str) -> list[Line]:
-        """A body, priced."""
+        """The priced instructions of a body."""
         key = ("lines", piece, part)
         if key not in self.known:
             self.known[key] = priced_lines(

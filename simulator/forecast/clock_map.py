@@ -61,12 +61,12 @@ class MaxPlus:
 
     @classmethod
     def identity(cls, clocks: Iterable[str] = ("stream", "host")) -> MaxPlus:
-        """Nothing happens."""
+        """The map that changes no clock."""
         return cls(rows={clock: {clock: 0} for clock in clocks})
 
     @property
     def clocks(self) -> tuple[str, ...]:
-        """The clocks that it moves."""
+        """The clocks that the map changes."""
         return tuple(self.rows)
 
     def row(self, clock: str) -> Row:
@@ -80,7 +80,7 @@ class MaxPlus:
     # ------------------------------------------------------------------ instructions
 
     def host(self, dispatch_ps: Times) -> MaxPlus:
-        """The host is busy for a while."""
+        """Add host time."""
         return self._with(host=_later(self.row("host"), dispatch_ps))
 
     def compute(self, dispatch_ps: Times, work_ps: Times) -> MaxPlus:
@@ -110,13 +110,12 @@ class MaxPlus:
         return self.host(dispatch_ps).wait_for(token).drop(token)
 
     def wait_for(self, clock: str) -> MaxPlus:
-        """Go on no earlier than a clock says, which stays: for example "arrival" of a tensor that another rank
-        sends."""
+        """Wait for a clock that stays unchanged, for example the "arrival" of a tensor that another rank sends."""
         own = "stream" if "stream" in self.rows else "host"
         return self._with(**{own: _join(self.row(own), self.row(clock))})
 
     def drop(self, *clocks: str) -> MaxPlus:
-        """Without some clocks."""
+        """The map without some of its clocks."""
         return MaxPlus(rows={clock: row for clock, row in self.rows.items() if clock not in clocks})
 
     # ------------------------------------------------------------------- composition

@@ -108,7 +108,7 @@ class Contention:
 
     @cached_property
     def _moving(self) -> Mapping[Hashable, _Kind]:
-        """The transfers."""
+        """The transfers of a step."""
         found: dict[Hashable, _Kind] = {}
         for key, transfer in self._transfers.items():
             here, there = self._ends(key)
@@ -138,7 +138,9 @@ class Contention:
 
     @property
     def num_messages(self) -> int:
-        """Collectives and transfers of a step, of one rank for each pipeline rank: what a walk takes its time for."""
+        """The number of collectives and transfers of a step, for one rank of each pipeline rank. It determines the time
+        of a walk.
+        """
         moved = sum(kind.count for kind in self._moving.values())
         return moved + sum(sum(total.values()) for total in self._collectives)
 

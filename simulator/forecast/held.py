@@ -50,7 +50,7 @@ class Change:
         return sum(self.net.values())
 
     def then(self, other: Change) -> Change:
-        """This one and `other` after it.
+        """The memory change of this body followed by `other`.
 
         >>> once = Change({"activation": 2}, 5, {"activation": 5})
         >>> once.then(once)
@@ -110,7 +110,7 @@ class _Counter:
         self._total += change.net_bytes
 
     def change(self) -> Change:
-        """All of it."""
+        """The memory change of the complete body."""
         net = _added(self._parts)
         at_peak = _sum(_added(self._parts[: self._before_peak]), self._rest_of_peak)
         return Change({role: size for role, size in net.items() if size}, self._peak, at_peak)
@@ -203,7 +203,7 @@ class RankMemory:
     def peak(
         self, schedule: Schedule, stages: Sequence[int], *, posts_ahead: bool = True
     ) -> tuple[int, dict[str, int]]:
-        """The peak and its composition.
+        """The peak of the step and its composition.
 
         Args:
             schedule: schedule of the pipeline.
@@ -379,7 +379,7 @@ class RankMemory:
                 counter.add(own.role, -copies(name) * own.size_bytes)
 
     def _held(self, name: str) -> _Held:
-        """The memory that a value is in."""
+        """The memory that a value uses."""
         found = self._memory_of.get(name)
         if found is None:
             value = base = self._values[name]

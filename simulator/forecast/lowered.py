@@ -71,7 +71,7 @@ class Lowered:
         object.__setattr__(self, "_lines", _lines(self.machine, self.degrees))
 
     def is_sharded(self, each: ParameterTemplate) -> bool:
-        """As in `LocalParameter.axes`."""
+        """Whether the parameter is sharded, as in `LocalParameter.axes`."""
         return self._lines.is_sharded(self._parameter(each))
 
     def adds_alike(self, dtype: str) -> bool:

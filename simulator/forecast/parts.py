@@ -19,7 +19,7 @@ Ops = tuple[Op, ...]
 
 
 class Turn(NamedTuple):
-    """An action of a rank.
+    """One action of a rank's order.
 
     Args:
         ops: its body.

@@ -61,7 +61,7 @@ class RankBodies:
     _issued: dict[tuple[int, str], tuple[Mapping[tuple[str, Payload], int], int]] = field(default_factory=dict)
 
     def action(self, number: int, variant: str) -> Ops:
-        """The body of an action; that of its kind where the variant has none of its own."""
+        """The body of an action; if the variant has none, that of its kind."""
         return self.actions.get((number, variant)) or self.actions.get((number, variant[0]), ())
 
     def issued(self, number: int, variant: str) -> tuple[Mapping[tuple[str, Payload], int], int]:
@@ -255,7 +255,7 @@ class RankMaps:
         return MaxPlus(rows=_renamed(rows, clock_of))
 
     def begin(self, clock_of: Mapping[str, str]) -> MaxPlus:
-        """From the start of the step."""
+        """The map from the start of the step to the first action."""
         own = self._opened
         rows = {"stream": {"start": own.stream_ps}, "host": {"start": own.host_ps}}
         for channel, clock in clock_of.items():

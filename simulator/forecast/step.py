@@ -237,7 +237,7 @@ class StepForecast:
 
     @property
     def _num_paced(self) -> int:
-        """Steps that show the pace."""
+        """The number of simulated steps from which the step time is taken."""
         return 1 if self.schedule.num_ranks == 1 else 2
 
     def changed_pace_ps(self, change: Callable[[str, Op], Op], transfers: float = 1.0) -> int:

@@ -253,7 +253,7 @@ class _Pricing:
         return self._cells[piece, part]
 
     def _written_out(self, blocks: Sequence[tuple[int, list[Op]]]) -> tuple[Op, ...]:
-        """All blocks in order; a run of repeated ones as often as it says."""
+        """All blocks in order, with repeated runs written out."""
         if not self._rank.repeats:
             return tuple([op for _, ops in blocks for op in ops])
         found: list[Op] = []

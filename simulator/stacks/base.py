@@ -155,7 +155,7 @@ class Stack:
 
     @property
     def slower_hosts(self) -> float:
-        """Logarithm of what the median host takes over the host whose times are priced."""
+        """The logarithm of the median host's times over those of the host that is priced."""
         return 0.0
 
     def known_to(self, machine: Machine) -> Machine:

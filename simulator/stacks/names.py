@@ -109,7 +109,7 @@ def declare_stack(name: str, make: Callable[[], Stack]) -> None:
 
 
 def stack_named(name: str) -> Stack:
-    """The stack of a name; behind it may stand how a block's linears multiply, as in "megatron-mxfp8".
+    """Find a stack by name, with an optional suffix for the precision of linear layers, as in "megatron-mxfp8".
 
     Raises:
         TwofoldError: an unknown name, with suggestions.

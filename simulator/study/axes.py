@@ -17,7 +17,7 @@ __all__ = ["AXES", "Axis", "check_settings", "setting_text"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A setting of a point.
+    """A setting that a study can vary.
 
     Args:
         name: in files, in Python and in tables.

@@ -68,7 +68,7 @@ class Findings:
         return {value: found[value] for value in order if value in found}
 
     def point(self, row: Row) -> str:
-        """A point in words."""
+        """The settings of a point as text."""
         base = self.rows[0] if self.alone else {}
         changed = [name for name in self.axes if name in row and row[name] != base.get(name)]
         return ", ".join(f"{name} = {setting_text(row[name])}" for name in changed) or "unchanged"

@@ -93,7 +93,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """The remaining share of the time.
+    """Goodput: the share of time that is lasting progress.
 
     Args:
         step_s: of a step when nothing fails and nothing is written.

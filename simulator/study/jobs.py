@@ -29,7 +29,7 @@ _NOTHING = WhatIf()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A program and where it runs.
+    """A program and the devices on which it runs.
 
     Args:
         program: of ranks 0 to n - 1.

@@ -22,7 +22,7 @@ Evaluate = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """Who computes.
+    """The processes that compute the points of a study.
 
     Args:
         backend: of joblib: loky (processes of this machine), dask (also of others), or sequential (this process).

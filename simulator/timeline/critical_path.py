@@ -87,7 +87,7 @@ class CriticalPath:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def text(self) -> str:
-        """A line: the parts by size.
+        """One line with the parts in descending order.
 
         >>> one = PathSpan(rank=0, stream="compute", start_ps=0, end_ps=3_000_000_000, id="0F0/fc", kind="compute")
         >>> CriticalPath(spans=(one,), stragglers=()).text()

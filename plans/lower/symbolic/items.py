@@ -75,7 +75,7 @@ class Skeleton:
     uses: int = 0
 
     def begin(self) -> None:
-        """Another piece begins."""
+        """Start another piece."""
         self.uses += 1
 
     def edge(self, name: str, number: int) -> None:

@@ -30,7 +30,7 @@ _BLOCK = re.compile(r"^layers\.\d+\.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceOutline:
-    """One piece.
+    """The parameters of one piece.
 
     Args:
         operators: in the order of the forward, with parameters alone as inputs; of a block those that
@@ -122,7 +122,7 @@ def _outline(
 
 
 def _on(mesh: Layout, layouts: Mapping[str, TensorLayout]) -> dict[str, TensorLayout]:
-    """The same layouts on other ranks."""
+    """The same layouts on another mesh."""
     return {name: replace(layout, mesh=mesh) for name, layout in layouts.items()}
 
 

@@ -33,7 +33,7 @@ __all__ = ["SymbolicRank", "lower_rank"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SymbolicRank:
-    """The step of a pipeline rank.
+    """The step of a pipeline rank, with symbolic sizes.
 
     Args:
         begin, end: what opens and closes the step, without the waits for what was sent.
@@ -58,7 +58,7 @@ def lower_rank(
     table_of_head: str,
     copies: Mapping[int, int] | None = None,
 ) -> SymbolicRank:
-    """The step of a rank.
+    """Lower the step of a pipeline rank.
 
     Args:
         degrees: how the model is spread.

@@ -107,7 +107,7 @@ class PartTemplate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterTemplate:
-    """A parameter.
+    """A parameter of a piece, with symbolic sizes.
 
     Args:
         name: name of the tensor.
@@ -128,7 +128,7 @@ class ParameterTemplate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceTemplate:
-    """A piece.
+    """A piece of a model, with symbolic sizes.
 
     Args:
         parts: its bodies by "F", "B", "I", "W".

@@ -24,7 +24,7 @@ class Keys(Protocol):
         """A key, or the default where the file leaves it out or has null."""
 
     def need(self, name: str) -> Any:
-        """A key that has to be there."""
+        """The value of a required key."""
 
     def refuse(self, key: str, why: str, way: str) -> TwofoldError:
         """The error that names the family, the key and the way out."""
@@ -36,7 +36,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A model_type.
+    """A model family, identified by its model_type.
 
     Args:
         keys: field -> the key that holds it, or keys of which a file has one.

@@ -260,7 +260,7 @@ class _Reader:
         return is_stated and value.get("quant_method") == stored
 
     def config(self, name: str, seq: int | None) -> TransformerConfig:
-        """All fields together."""
+        """The configuration, from all fields."""
         fields: dict[str, Any] = {"gated": True} | dict(self.family.fixed)
         for field, keys in self.family.keys.items():
             value = self._first((keys,) if isinstance(keys, str) else keys, needed=field in _NEEDED)

@@ -89,7 +89,7 @@ class Recognised:
 
 
 def recognise(graph: Graph) -> Recognised:
-    """The transformer that a graph is.
+    """Recognise the transformer that a graph computes.
 
     Raises:
         TwofoldError: it is not a graph that `transformer` builds; with the first difference that was found.
@@ -247,7 +247,7 @@ class _Features:
         return TwofoldError(f"{self.graph.name} is not a supported transformer: {reason}")
 
     def config(self) -> TransformerConfig:
-        """The likeliest configuration."""
+        """The most likely configuration of the graph."""
         graph, tensors = self.graph, self.graph.tensors
         loss, attentions = self.makers[graph.loss], self.kinds["attention"]
         head = self._behind(loss.inputs[0], "cast", "mul")

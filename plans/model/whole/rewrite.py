@@ -30,7 +30,7 @@ def part_as_tensor(tensor: Tensor, word: str, shape: tuple[int, ...], part: Part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class New:
-    """An operator to be made.
+    """An operator to add.
 
     `inputs` are names of tensors, numbers of operators made before it for the same result, or pieces of weights.
     `shape` and `dtype` are those of its output, `module` is where it stands: by default that of the replaced operator.
@@ -45,7 +45,7 @@ class New:
 
 
 class View:
-    """The operators of a graph, who makes and who reads each tensor, which are parts of others, which are doubled."""
+    """The operators of a graph, with the producer and readers of each tensor."""
 
     def __init__(
         self, tensors: dict[str, Tensor], operators: Sequence[Operator], parts: Mapping[str, Part],
@@ -62,7 +62,7 @@ class View:
                 self.readers.setdefault(name, []).append(operator)
 
     def made(self, name: str, kind: str) -> Operator | None:
-        """The operator that makes a tensor, where it is of this kind."""
+        """The operator that computes a tensor, if it is of one of these kinds."""
         maker = self.makers.get(name)
         return maker if maker is not None and maker.kind == kind else None
 

@@ -95,7 +95,7 @@ class PipelineCosts:
         return self.on_channel, self.has_final, self.posts_ahead
 
     def of(self, variant: str) -> MaxPlus | None:
-        """The map of a variant, that of its kind where it has none of its own."""
+        """The map of a variant; if it has none, that of its kind."""
         return self.maps.get(variant, self.maps.get(variant[0]))
 
     def batch_shape(self, num_stages: int, num_ranks: int, others: Sequence[Times]) -> tuple[int, ...]:
@@ -215,7 +215,7 @@ class Expand:
         self.count = len(chosen)
 
     def __call__(self, times: Times, size: int) -> Ints:
-        """The columns."""
+        """The columns of all actions."""
         array = np.asarray(times, dtype=np.int64)
         if array.shape == (size,) and self.count == 1:
             return array[:, None]

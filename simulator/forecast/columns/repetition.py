@@ -41,7 +41,7 @@ class Period(NamedTuple):
     posted_step: Ints
 
     def of(self, chosen: npt.NDArray[np.int64]) -> Period:
-        """The same for some of the batch."""
+        """The same for a part of the batch."""
         return Period(*(each[..., chosen] for each in self))
 
 
@@ -103,7 +103,7 @@ class _State:
         self.evaluated = np.zeros(len(left), dtype=np.int64)
 
     def keep(self, chosen: npt.NDArray[np.int64]) -> None:
-        """Go on with some of the batch."""
+        """Continue with a part of the batch."""
         size = self._filled * self._size
         blocks = np.empty((len(self._blocks), len(chosen)), dtype=np.int64)
         np.take(self._blocks[:size], chosen, axis=1, out=blocks[:size])
@@ -122,7 +122,7 @@ class _State:
         return np.maximum(known, period.posted + number * period.posted_step, out=known)
 
     def evaluate(self) -> None:
-        """One more period."""
+        """Evaluate one more period."""
         size = self._size
         if self._filled == self._capacity:
             kept = self._look_back + 2 * self._most + 1

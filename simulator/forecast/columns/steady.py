@@ -89,7 +89,7 @@ class Family(NamedTuple):
     are not as long as there are ranks are only possible for few micro-batches)."""
 
     def schedule(self, num_micro_batches: int) -> Schedule:
-        """Its member."""
+        """The schedule of the family with this many micro-batches."""
         return make_schedule(self.name, self.num_ranks, num_micro_batches, virtual=self.virtual)
 
 
@@ -214,7 +214,7 @@ def _cuts(structure: Structure, step: int, growing: Ints) -> tuple[tuple[Cut, ..
 
 
 def _fellows(structure: Structure, step: int) -> tuple[Ints, Ints]:
-    """The corresponding event a period earlier, or -1, for each event; (class, occurrence) -> event, or -1."""
+    """For each event, the corresponding event one period earlier, or -1; (class, occurrence) -> event, or -1."""
     table = structure.schedule.table
     row = np.maximum(np.where(structure.kind == TRANSFER, structure.receiver, structure.row), 0)
     key = (np.maximum(structure.kind, 0) * structure.schedule.num_stages + table.stage[row]) * 4 + table.kind[row]
@@ -324,7 +324,9 @@ def _cut(
 
 
 def _repeats(structure: Structure, inputs: Ints, fellow: Ints, events: Ints, period: int) -> bool:
-    """Whether events wait for what their fellows wait for, one period later, and nothing of the ends is among them."""
+    """Whether events wait for the same events as those a period earlier, one period later, and for no event of the
+    ends.
+    """
     before = fellow[events]
     if np.any(before < 0) or np.any(structure.level[events] - structure.level[before] != period):
         return False

@@ -147,7 +147,7 @@ def action_times(schedule: Schedule, costs: PipelineCosts, *, start_ps: Times = 
 
 @lru_cache(maxsize=256)
 def _checked(schedule: Schedule) -> Schedule:
-    """The schedule, if it can run."""
+    """The schedule, after checking that it can run."""
     if family_of(schedule) is None:
         validate(schedule)
     return schedule
@@ -190,7 +190,7 @@ class _Task:
             self._whole.append((_checked(schedule), chosen))
 
     def run(self, counts: Ints) -> None:
-        """Evaluate everything."""
+        """Evaluate all levels."""
         for family, parts in self._families.items():
             left = np.concatenate(parts)
             steady = steady_of(family, *self._structure_kind) if family.step else None
@@ -361,7 +361,7 @@ class _Run:
         return end
 
     def busy_ps(self) -> Ints:
-        """(ranks, batch) what the actions take."""
+        """(ranks, batch) the time of all actions of a rank."""
         schedule, known = self._structure.schedule, self._known
         num_classes = len(known.columns.busy)
         counts = np.bincount(known.classes, minlength=num_classes)[:, None] + np.zeros_like(self._repeats)
