@@ -64,7 +64,7 @@ def prediction_page(problem: Problem, candidate: Candidate, *, data: Mapping[str
     sections = forecast_sections(problem, candidate, reasons, rows, further=[operators])
     return Page(
         kind="prediction", sections=sections, command=command, data=data, title=subject(problem),
-        subtitle=f"{describe(candidate.degrees)}, as {problem.stack.name} runs it.",
+        subtitle=f"{describe(candidate.degrees)}, run by {problem.stack.name}.",
         figures=headline(problem, candidate), notes=["All times are forecasts; nothing was run.", MFU],
     )  # fmt: skip
 
@@ -100,11 +100,11 @@ def forecast_sections(
 
     seen, machine = candidate.forecast, problem.machine
     parts = composition(candidate)
-    step: list[Any] = [seconds_bars(bars_s, title="Where the forecast step of the mean rank goes")]
+    step: list[Any] = [seconds_bars(bars_s, title="Where the forecast step goes, averaged over ranks")]
     step += [stages_chart(seen)] if 1 < len(seen.rank_s) <= _MOST_STAGES else []
     fits = seen.peak_bytes <= problem.limit_bytes
     room = Bytes(problem.limit_bytes)
-    verdict = f"It {'fits' if fits else 'does not fit'}: {Bytes(seen.peak_bytes)}, with room for {room} of tensors."
+    verdict = f"It {'fits' if fits else 'does not fit'}: {Bytes(seen.peak_bytes)} of tensors, with room for {room}."
     peaks = peak_flops_per_s(problem.config, machine), machine.compute.memory_Bps
     roofline, rates = roofline_parts(reasons.operators, *peaks)
     amounts: list[tuple[str, Quantity, float]] = [
@@ -112,7 +112,7 @@ def forecast_sections(
     ]
     amounts += [(f"memory: {role}", Bytes(size), size / seen.peak_bytes) for role, size in seen.memory.items() if size]
     whole = Table.of(
-        "The mean rank's step, the fullest rank's memory",
+        "The step averaged over ranks, and the memory of the fullest rank",
         ({"part": name, "amount": amount, "share": Share(share)} for name, amount, share in amounts),
     )
     return [
@@ -172,13 +172,13 @@ def operators_table(operators: Sequence[OperatorCost], chosen: Degrees, remarks:
         for layout, letter in letters.items()
     ]
     return Table.of(
-        f"Operators of a block in {len(layouts)} layout{'s' if len(layouts) > 1 else ''}: time of a step on the "
-        "mean rank",
+        f"Operators of a block in {len(layouts)} layout{'s' if len(layouts) > 1 else ''}: time per step, averaged "
+        "over ranks",
         (
             {"operator": name, **{letter: cells.get((name, layout), "") for layout, letter in letters.items()}}
             for name in dict.fromkeys(operator.operator for operator in operators)
         ),
-        notes=["Compute + exposed redistribution (all of the redistribution, alone).", *notes],
+        notes=["Entries: compute + exposed redistribution (redistribution without overlap).", *notes],
     )
 
 
@@ -218,7 +218,7 @@ def roofline_parts(
     chart = roofline_chart(
         [Series(name="operators of a block", points=points)], peak_flops_per_s, memory_Bps, title=title,
         caption="Forecast rates of the forward and backward pass, recomputing included. Memory limits the operators "
-        "under the slope, arithmetic those under the level.",
+        "under the slope, arithmetic those under the horizontal line.",
     )  # fmt: skip
     return chart, Table.of(title, records)
 

@@ -223,7 +223,7 @@ def _neighbours(result: SearchResult[Candidate]) -> Table:
         )
     if fastest is not result.best:
         notes.append(f"Changes of plan {result.plans.index(fastest) + 1}, which has the shortest forecast.")
-    return Table.of("One degree changed at a time, the layers spread again", records, notes=notes)
+    return Table.of("Alternatives: one degree changed, layers redistributed", records, notes=notes)
 
 
 def _pareto(result: SearchResult[Candidate]) -> Table:

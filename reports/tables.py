@@ -23,12 +23,15 @@ Cell = str | float | Link | None
 _MOST_ROWS = 1000
 """Largest number of rows of a table in a page."""
 
+_LONGEST_NAME = 28
+"""A first column with cells up to this length is not broken in a terminal."""
+
 _MARKS = {"pass": "pass", "FAIL": "fail", "OUTSIDE": "warn"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A title, column names and rows of cells (`Cell`); columns of numbers are flush right, `notes` stand below.
+    """A title, column names and rows of cells (`Cell`); columns of numbers are flush right, `notes` are printed below.
 
     >>> table = Table(title="Steps", columns=("plan", "step"), rows=(("a", Seconds(0.5)), ("b", Seconds(2))))
     >>> print(table.text())
@@ -78,8 +81,11 @@ class Table:
 
         rule = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
         grid = Grid(box=rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        for name, is_number in zip(self.columns, self._numbers(), strict=True):
-            grid.add_column(name, justify="right" if is_number else "left", overflow="fold")
+        for at, (name, is_number) in enumerate(zip(self.columns, self._numbers(), strict=True)):
+            has_names = at == 0 and max((len(str(_text(row[0]))) for row in self.rows), default=0) <= _LONGEST_NAME
+            grid.add_column(
+                name, justify="right" if is_number else "left", overflow="fold", no_wrap=has_names
+            )  # fmt: skip
         for row in self.rows:
             grid.add_row(*(str(_text(cell)) for cell in row))
         out = io.StringIO()

@@ -25,8 +25,8 @@ def what_if_table(base: Outcome, changed: Sequence[tuple[str, Outcome]], note: s
     best = {row.goodput.best_every_steps for _, row in rows} - {None}
     notes = [note] if note else []
     if len(best) == 1:
-        notes.append(f"Least is wasted with a checkpoint every {best.pop()} steps (Daly 2006).")
-    return Table.of("What if", records, notes=notes)
+        notes.append(f"A checkpoint every {best.pop()} steps wastes least (Daly 2006).")
+    return Table.of("Predictions with one change at a time", records, notes=notes)
 
 
 def sensitivity_table(effects: Sequence[Effect]) -> Table:
@@ -48,6 +48,6 @@ def tornado_picture(effects: Sequence[Effect], *, title: str = "What the step ti
     ]
     return bars(
         [effect.knob for effect in effects], parts, title=title, x=f"change of the predicted step time{base} (%)",
-        caption="Each bar changes one quantity; at its end the swing.", said="{:+.2f} %".format,
+        caption="Each bar changes one quantity. The number at its end is the swing.", said="{:+.2f} %".format,
         ends=[str(Seconds(effect.swing_s)) for effect in effects],
     )  # fmt: skip

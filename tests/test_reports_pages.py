@@ -53,7 +53,7 @@ def test_other_software_has_no_pipeline_and_oversized_plans_are_marked(tmp_path:
     large = [word if word != "16" else "128" for word in PREDICT]
     assert main([*large, "--layers", "80", "--stack", "torchtitan", "--report", str(file)]) == 0
     page = file.read_text()
-    assert "pipeline" not in sections_of(page) and "as torchtitan runs it" in page
+    assert "pipeline" not in sections_of(page) and "run by torchtitan" in page
     assert "It does not fit." in capsys.readouterr().out and "<p class=fail>It does not fit: " in page
 
 

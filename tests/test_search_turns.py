@@ -81,7 +81,7 @@ def test_slices_are_left_where_nothing_is_exposed_or_hosts_take_longer() -> None
     assert found.best.degrees.interleave == 1
     tried = [each for each in found.rejected if "2 slices" in each.what]
     assert tried
-    assert all(each.reason == "a step with few blocks and micro-batches gains too little" for each in tried)
+    assert all(each.reason == "too little gain in a step with few blocks and micro-batches" for each in tried)
 
 
 @pytest.mark.parametrize("level", [0, 1, 3])

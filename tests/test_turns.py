@@ -106,7 +106,7 @@ def test_plans_of_degrees_that_take_turns_train_as_one_device_does(name: str) ->
 
 def test_slices_and_pairs_are_printed_and_saved() -> None:
     degrees = Degrees(**TURNS["slices and pairs"])
-    assert "2 slices, pairs at once" in describe(degrees)
+    assert "2 slices, overlapped pairs" in describe(degrees)
     values = values_from_json(degrees_to_json(degrees), "file.json")
     assert Degrees.of(values, global_batch=12) == degrees
     plan = plan_of(degrees, transformer(CONFIG, batch_size=12))

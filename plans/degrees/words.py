@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from plans.degrees.groups import ORDER
 from plans.degrees.value import DEGREES, Degrees, even_layers
 
-__all__ = ["describe", "layout_words"]
+__all__ = ["blocks_per_chunk", "describe", "layout_words"]
 
 _AXES = ("dp", "ep", "cp", "tp", "pp")
 
 
 def describe(degrees: Degrees) -> str:
-    """One line of plain words; what has its default and is seldom changed is left out.
+    """Degrees on one line; rarely changed degrees are listed only if they differ from their default.
 
     >>> describe(Degrees(dp=2, tp=4, pp=2, micro_batch=1, global_batch=16))
     'dp 2 tp 4 pp 2, micro-batch 1 x 8, 1f1b, recompute none, optimizer level 0'
@@ -37,7 +37,16 @@ def layout_words(degrees: Degrees) -> str:
     'tp 4 with sequence parallel, micro-batch 1, recompute none'
     """
     split = _axes(degrees, ("ep", "cp", "tp")) + (" with sequence parallel" if degrees.sequence_parallel else "")
-    return f"{split or 'whole'}, micro-batch {degrees.micro_batch}, {_recompute(degrees)}"
+    return f"{split or 'not split'}, micro-batch {degrees.micro_batch}, {_recompute(degrees)}"
+
+
+def blocks_per_chunk(count: int) -> str:
+    """A number of blocks of every pipeline chunk.
+
+    >>> blocks_per_chunk(1), blocks_per_chunk(2)
+    ('1 block per chunk', '2 blocks per chunk')
+    """
+    return f"{count} block{'' if count == 1 else 's'} per chunk"
 
 
 def _axes(degrees: Degrees, names: Iterable[str]) -> str:
@@ -53,7 +62,7 @@ def _schedule(degrees: Degrees) -> str:
 
 
 def _recompute(degrees: Degrees) -> str:
-    some = "" if degrees.recompute_layers is None else f" in {degrees.recompute_layers} of a chunk's blocks"
+    some = "" if degrees.recompute_layers is None else f" in {blocks_per_chunk(degrees.recompute_layers)}"
     return f"recompute {degrees.recompute}{some}"
 
 
@@ -79,7 +88,7 @@ _WORDS: dict[str, Callable[[Degrees], str]] = {
     "zero": lambda degrees: f"optimizer level {degrees.optimizer.parallel_level}",
     "sequence_parallel": lambda degrees: "sequence parallel" if degrees.sequence_parallel else "",
     "interleave": lambda degrees: f"{degrees.interleave} slices" if degrees.interleave > 1 else "",
-    "overlap_pairs": lambda degrees: "pairs at once" if degrees.overlap_pairs else "",
+    "overlap_pairs": lambda degrees: "overlapped pairs" if degrees.overlap_pairs else "",
     "order": _order,
     "layers": _layers,
 }

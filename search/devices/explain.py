@@ -13,6 +13,7 @@ import numpy as np
 
 from costmodels import Machine
 from plans.degrees import Degrees, even_layers
+from plans.degrees.words import blocks_per_chunk
 from plans.errors import TwofoldError
 from plans.units import Bytes, Seconds
 from search.candidate import Candidate, describe
@@ -159,7 +160,7 @@ def _recompute_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterat
         most = max(degrees.layers_of(problem.config.num_layers))
         for count in (degrees.recompute_layers - 1, degrees.recompute_layers + 1):
             if 0 < count < most:
-                title = f"{now} in {degrees.recompute_layers} -> {count} of a chunk's blocks"
+                title = f"{now} in {degrees.recompute_layers} -> {blocks_per_chunk(count)}"
                 yield title, base.changed(recompute_layers=count)
 
 
@@ -179,8 +180,8 @@ def _neighbour(branching: Branching, best: Candidate, change: str, pins: Pins) -
         found = part.candidates[0]
         extra = found.forecast.step_s - best.forecast.step_s
         some = found.degrees.recompute_layers
-        if some not in (None, best.degrees.recompute_layers) and "blocks" not in change:
-            change += f", recompute in {some} of a chunk's blocks"
+        if some is not None and some != best.degrees.recompute_layers and "blocks" not in change:
+            change += f", recompute in {blocks_per_chunk(some)}"
         return Alternative(
             subject="degrees", change=change, candidate=found, reason=_difference(best, found), extra_s=extra
         )

@@ -104,7 +104,7 @@ def _trials(
                     share, reason = 1.0, str(error)
                 expected_s *= share
                 if not reason and expected_s >= found[0].forecast.step_s:
-                    reason = "a step with few blocks and micro-batches gains too little"
+                    reason = "too little gain in a step with few blocks and micro-batches"
             if reason:
                 rejected.append(Rejected(what=describe(degrees), reason=reason, count=1))
             else:

@@ -37,7 +37,7 @@ def show_forecast(
         config, machine, sequences=degrees.global_batch, num_devices=degrees.num_ranks, step_s=seen.step_s
     )  # fmt: skip
     devices = f"{degrees.num_ranks} device{'s' * (degrees.num_ranks != 1)}"
-    say.say(f"{config.name} on {devices} of {machine.name}, as {stack.name} runs it: {describe(degrees)}")
+    say.say(f"{config.name} on {devices} of {machine.name}, run by {stack.name}: {describe(degrees)}")
     figures_shown = figures_text(figures, low_s=seen.low_s, high_s=seen.high_s)
     say.say(f"{figures_shown}, {tokens:,.0f} tokens/s per device, MFU {Share(reached)}")
     parts = ", ".join(f"{role} {Bytes(size)}" for role, size in seen.memory.items() if size)
