@@ -332,6 +332,14 @@ ROW = {
          lambda case: (case.stack, case.other_stacks) == ("megatron-deepspeed-2022", ("torch-2024",))),
         ({"source": "nanoGPT", "pp": "1", "tp": "1", "zero_level": "DDP", "model": "GPT-2 124M"},
          lambda case: case.stack.endswith("-compile")),
+        # the default kernel of attention of llm-foundry's benchmarks by their year
+        *(({"source": source, "pp": "1", "tp": "1", "zero_level": "FSDP", "gpu_type": device},
+           lambda case, stacks=stacks: (case.stack, *case.other_stacks) == stacks)
+          for source, device, stacks in (
+              ("llm-foundry", "A100", ("torch-composer-triton", "torch-composer")),
+              ("llm-foundry 2023", "H100", ("torch-composer-triton", "torch-composer")),
+              ("llm-foundry", "H100", ("torch-composer", "torch-composer-triton")),
+              ("llm-foundry 2024", "A100", ("torch-composer",)))),
         ({"schedule": "VPP2"}, lambda case: case.degrees.virtual == 2),
         ({"recompute": "\u2713 (every 2nd)"}, lambda case: case.degrees.recompute_layers == 10),
         ({"precision": "W8A8 FP8"}, lambda case: case.stack == "megatron-float8"),

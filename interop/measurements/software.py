@@ -253,10 +253,22 @@ def _dated(cells: Cells, stack: str, words: str, device: str, *, compiled: bool)
     if compiled and stack in ("torch", "torch-2024"):
         return (f"{stack}-compile",)
     year = _year(words)
+    if stack == "torch-composer":
+        return _composer_of(year, words, device)
     if stack == "torch-2024" and (year <= "22" if year else device.startswith("v100")):  # before fused attention
         both = ("megatron-deepspeed-2022", "torch-2024")
         return both if "deepspeed" in words else both[::-1]
     return ("torch-half-loss" if stack == "torch" and re.search(_HALF_LOSS, words) else stack,)
+
+
+def _composer_of(year: str, words: str, device: str) -> tuple[str, ...]:
+    """Composer with FlashAttention in Triton or with FlashAttention-2: the default of llm-foundry's
+    scripts/train/benchmarking/submit_benchmarks.py in 2023, with which A100s were measured, and that since."""
+    both = ("torch-composer", "torch-composer-triton")
+    if re.search(r"\battn_impl[=: ]*flash|flash-?attn|flash ?attention", words) or year > "23":
+        return both[:1]
+    early = year == "23" or device.startswith("a100") or "triton" in words
+    return both[::-1] if early else both
 
 
 def _megatron_of(stack: str, words: str, device: str) -> tuple[str, ...]:

@@ -70,6 +70,7 @@ _STACKS: dict[str, Callable[[], Stack]] = {
     "torch-half-loss": lambda: TorchNative(name="torch-half-loss", float_loss=False),
     "torch-compile": lambda: TorchNative(name="torch-compile", **_COMPILED, **_UNMEASURED),
     "torch-composer": lambda: TorchNative(name="torch-composer", **_COMPOSER),
+    "torch-composer-triton": lambda: TorchNative(name="torch-composer-triton", triton_attention=True, **_COMPOSER),
     "torch-2024": lambda: TorchNative(name="torch-2024", **_TORCH_2024),
     "torch-2024-compile": lambda: TorchNative(name="torch-2024-compile", **_COMPILED, **_TORCH_2024),
     "torchtitan": lambda: TorchNative(name="torchtitan", **_TORCHTITAN),

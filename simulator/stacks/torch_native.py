@@ -53,6 +53,10 @@ _CUDNN_SHARE = (0.57, 0.555)
 """Share of an H200's peak that cuDNN's kernel was measured to reach, forward and backward (benchmarks/data,
 attention)."""
 
+_TRITON_TIMES = (1.4, 2.0)
+"""How many times as long as FlashAttention-2 the FlashAttention in Triton takes, forward and backward (Dao 2023, arXiv
+2307.08691, section 4.1: 1.3 to 1.5, and 2)."""
+
 _CLIP_ENTRIES = 4
 """Passes over a parameter in clip_grad_norm_: its gradient for the norm, the norm, the norm in a stack, the gradient
 scaled."""
@@ -83,6 +87,7 @@ class TorchNative(Stack):
         fused_norm: whether a norm is one kernel (torch 2.8 and later) or written out.
         update: the optimizer's form: "fused" (one kernel over all tensors) or "foreach".
         flash_2: whether attention is FlashAttention-2 rather than cuDNN's; on Hopper devices.
+        triton_attention: whether attention is FlashAttention of 2022 in Triton rather than FlashAttention-2.
         complex_rotary: whether rotary positions are products of complex numbers in float.
         loss_parallel: whether the loss is computed on logits split over tensor-parallel ranks; else they are gathered.
         float_loss: whether the loss makes float copies of the logits, or keeps their dtype.
@@ -108,6 +113,7 @@ class TorchNative(Stack):
     fused_norm: bool = True
     update: str = "fused"
     flash_2: bool = False
+    triton_attention: bool = False
     complex_rotary: bool = False
     loss_parallel: bool = False
     float_loss: bool = True
@@ -133,6 +139,8 @@ class TorchNative(Stack):
         notes = [f"{own} host: {host}"]
         if self.flash_2:
             notes.append(f"{own} attention is FlashAttention-2 at {_FLASH_2_SHARE:.0%} of the peak (arXiv 2407.08608)")
+        if self.triton_attention:
+            notes.append(f"{own} attention is FlashAttention in Triton, as Composer's was in 2023")
         if config.norm == "rms" and not (self.fused_norm or self.compiled):
             notes.append(f"{own} RMS norms written out")
         if config.position == "rope" and self.complex_rotary:
@@ -243,6 +251,7 @@ class TorchNative(Stack):
         if kind == "attention":
             forward = which == "forward"
             times = _CUDNN_SHARE[not forward] / _FLASH_2_SHARE if self.flash_2 else 1.0
+            times *= _TRITON_TIMES[not forward] if self.triton_attention else 1.0
             name = call if forward else "attention.backward"
             return (
                 *self._repeated(shape[1] if forward else shape[2], shape[0], dtype),
