@@ -1,8 +1,6 @@
 """The engine on programs small enough to time by hand."""
 
 import math
-import sys
-import weakref
 from collections import deque
 
 import numpy as np
@@ -14,7 +12,6 @@ from plans.layout import Layout
 from plans.program import Kind, Scope, Value
 from plans.timeline import Timeline
 from simulator import run_program
-from simulator.engine import garbage
 from simulator.engine.walk import Channel
 
 
@@ -250,26 +247,3 @@ def test_transfers_of_a_channel_take_the_longer_work_and_processor_time_of_their
     assert channel.post(False, 30, 6, 5) is first and first.end == 42
     assert channel.post(False, 31, 4, 0) is second and second.end == 42 + 4 + 3
     assert (channel.starts, channel.ends) == ([30, 42], [42, 49])
-
-
-class Cycle:
-    """Refers to itself, so that only Python's search for garbage frees it."""
-
-    def __init__(self, num_objects: int) -> None:
-        self.own, self.objects = self, [[] for _ in range(num_objects)]
-
-
-def test_garbage_in_cycles_is_collected_once_memory_has_grown(monkeypatch):
-    heap = garbage.Heap()
-    heap.limit = sys.getallocatedblocks() + 50_000
-    monkeypatch.setattr(garbage, "HEAP", heap)
-
-    def left_by_a_simulation(num_objects: int) -> weakref.ref:
-        with garbage.without_collection():
-            return weakref.ref(Cycle(num_objects))
-
-    few = left_by_a_simulation(100)
-    assert few() is not None
-    many = left_by_a_simulation(100_000)
-    assert few() is None and many() is None
-    assert heap.limit >= 1.4 * sys.getallocatedblocks()

@@ -90,7 +90,7 @@ def can_run(algorithm: str, call: str, group: Group, least_members: int, spans_n
     return group.members >= least_members
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=16_384)
 def flows(links: tuple[Link, ...], group: Group, call: str, algorithm: str, traffic: Traffic) -> Flows:
     """The flows of a communication by one algorithm."""
     kind = plain_call(call)

@@ -278,7 +278,7 @@ def _is_view(instruction: Instruction, group: GroupProgram) -> bool:
     return instruction.call in MAYBE_VIEWS and bool(outputs) and all(value.shares is not None for value in outputs)
 
 
-@lru_cache(maxsize=262_144)
+@lru_cache(maxsize=65_536)
 def price_compute(
     machine: Machine, call: str, shapes: Shapes, dtype: str, touched_bytes: int, flops: int = 0, own: bool = False
 ) -> Cost:
@@ -423,7 +423,7 @@ def _update(call: str) -> tuple[int, int, int]:
 # -- communication -----------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=262_144)
+@lru_cache(maxsize=16_384)
 def price_collective(
     machine: Machine, call: str, group: Group, size_bytes: int, item_bytes: int, copies: int = 0
 ) -> Cost:

@@ -24,17 +24,18 @@ def factorisations(number: int, max_factors: int = 3) -> list[tuple[int, ...]]:
     >>> factorisations(12)
     [(12,), (6, 2), (4, 3), (3, 2, 2)]
     """
+    return list(_products(number, number, max_factors))
 
-    def split(rest: int, largest: int, count: int) -> Iterator[tuple[int, ...]]:
-        if rest == 1:
-            yield ()
-        elif count:
-            for factor in range(min(rest, largest), 1, -1):
-                if rest % factor == 0:
-                    for tail in split(rest // factor, factor, count - 1):
-                        yield (factor, *tail)
 
-    return list(split(number, number, max_factors))
+def _products(rest: int, largest: int, count: int) -> Iterator[tuple[int, ...]]:
+    """At most `count` factors from 2 to `largest` whose product is `rest`."""
+    if rest == 1:
+        yield ()
+    elif count:
+        for factor in range(min(rest, largest), 1, -1):
+            if rest % factor == 0:
+                for tail in _products(rest // factor, factor, count - 1):
+                    yield (factor, *tail)
 
 
 def meshes(ranks: Sequence[int], ordered: bool = False) -> list[Layout]:

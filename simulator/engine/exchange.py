@@ -14,11 +14,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import simpy
 
 from costmodels.price.sharing import Claims
 from plans.program import Instruction
-from simulator.engine.fluid import Cores, Fabric
+from simulator.engine.fluid import Clock, Cores, Fabric
 from simulator.engine.matching import Peers
 
 __all__ = ["Communication", "Exchange", "Loads", "Rendezvous", "Shared", "Wires"]
@@ -125,7 +124,7 @@ class Shared:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         *,
         cores: Mapping[int, Cores] | None = None,
         fabric: Fabric | None = None,

@@ -22,7 +22,7 @@ import simpy
 
 from costmodels.price.sharing import Claims, max_min_rates
 
-__all__ = ["Activity", "Claims", "Cores", "Fabric", "Now", "Rates"]
+__all__ = ["Activity", "Claims", "Clock", "Cores", "Fabric", "Now", "Rates"]
 
 Rates = Callable[[Any, int, Any, int], tuple[Fraction, Fraction]]
 """(kind of compute, its picoseconds alone, kind of communication, its picoseconds alone) -> the rates of both while
@@ -31,6 +31,14 @@ they run on one device, above 0."""
 _ONE, _NONE = Fraction(1), Fraction(0)
 _FINEST, _COARSE = 2**192, 2**64
 """Work is counted in parts of a picosecond no smaller than one divided by this number."""
+
+
+class Clock(simpy.Environment):
+    """A SimPy environment that starts at 0 picoseconds and does not refer to itself.
+
+    An `Environment` keeps `timeout` and others as methods bound to itself. Those of a subclass are bound at each call
+    instead, so reference counting frees a simulation as soon as it is over.
+    """
 
 
 class Now(simpy.Event):
@@ -54,7 +62,7 @@ class Activity:
         done: called once, at the end.
         marks: amounts of work, ascending, whose times of completion are needed; they are found in `times`.
 
-    >>> env, ended = simpy.Environment(), []
+    >>> env, ended = Clock(), []
     >>> activity = Activity(env, 9, lambda: ended.append(env.now), marks=(3, 9))
     >>> activity.run_at(Fraction(1, 2))
     >>> env.run()
@@ -64,9 +72,7 @@ class Activity:
 
     __slots__ = ("_done", "_env", "_left", "_marks", "_rate", "_since", "_unit", "_version", "times", "work_ps")
 
-    def __init__(
-        self, env: simpy.Environment, work_ps: int, done: Callable[[], object], marks: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, env: Clock, work_ps: int, done: Callable[[], object], marks: Sequence[int] = ()) -> None:
         self.work_ps = work_ps
         self.times: list[int] = []
         self._env = env
@@ -161,7 +167,7 @@ class Cores:
     All activities have the same rate, so one clock of finished work gives the progress of each: it starts at one
     reading and ends at another. The clock counts in integer fractions of a picosecond, so that it is exact.
 
-    >>> env, ended = simpy.Environment(), []
+    >>> env, ended = Clock(), []
     >>> cores = Cores(env, 2)
     >>> for name in "abc":
     ...     _ = cores.add(10, lambda name=name: ended.append((name, env.now)))
@@ -170,7 +176,7 @@ class Cores:
     [('a', 15), ('b', 15), ('c', 15)]
     """
 
-    def __init__(self, env: simpy.Environment, num_cores: int) -> None:
+    def __init__(self, env: Clock, num_cores: int) -> None:
         self._env = env
         self._num_cores = num_cores
         self._busy: dict[Share, int] = {}  # the earliest started first, with the reading at which it ends
@@ -290,7 +296,7 @@ class Fabric:
         rates: of the pairs, or None where overlap costs nothing.
     """
 
-    def __init__(self, env: simpy.Environment, rates: Rates | None) -> None:
+    def __init__(self, env: Clock, rates: Rates | None) -> None:
         self._env = env
         self._rates = rates
         self._on_device: dict[int, dict[_Load, None]] = {}
@@ -346,6 +352,7 @@ class Fabric:
         self._update((load, *self._beside(load)), ())
 
     def _end(self, load: _Load, done: Callable[[], object]) -> None:
+        load.activity = None  # they refer to each other
         if self._rates is not None:
             for device in load.devices:
                 del self._on_device[device][load]

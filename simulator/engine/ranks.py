@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import simpy
 
 from simulator.engine.exchange import Communication, Exchange
-from simulator.engine.fluid import Cores, Fabric, Now
+from simulator.engine.fluid import Clock, Cores, Fabric, Now
 from simulator.engine.matching import Peers
 from simulator.engine.order import ISSUE, RUN
 from simulator.engine.prices import PriceTable
@@ -46,7 +46,7 @@ class TimedRanks:
         finished: ranks that have ended.
     """
 
-    env: simpy.Environment
+    env: Clock
     exchange: Exchange
     recorder: Recorder
     prices_of: Callable[[int, int], PriceTable]
@@ -176,7 +176,7 @@ class TimedRanks:
 class _Device:
     """A rank's device during a step; `numbers` and `free` are of `Recorder.some_runs`."""
 
-    env: simpy.Environment
+    env: Clock
     recorder: Recorder
     fabric: Fabric
     rank: int

@@ -15,14 +15,13 @@ from typing import TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
-import simpy
 
 from plans.errors import TwofoldError, whole_number
 from plans.program import Instruction, Program
 from plans.timeline import Timeline
 from simulator.engine.deadlock import refuse_deadlock
 from simulator.engine.exchange import Communication, Exchange, Shared, Wires
-from simulator.engine.fluid import Cores, Fabric, Rates
+from simulator.engine.fluid import Clock, Cores, Fabric, Rates
 from simulator.engine.folding import Folded, fold
 from simulator.engine.garbage import without_collection
 from simulator.engine.matching import Matching, match
@@ -202,7 +201,7 @@ def _run(program: Program, cost_of: CostOf, settings: _Settings) -> Timeline:
     else:
         shared = None
         if settings.wires is not None:
-            env = simpy.Environment(initial_time=0)
+            env = Clock()
             shared = Shared(env, fabric=Fabric(env, None), wires=settings.wires)
         walk = Walk(
             matching, prices, recorder, num_steps=settings.num_steps, host_async=settings.host_async, shared=shared
@@ -224,7 +223,7 @@ def _run(program: Program, cost_of: CostOf, settings: _Settings) -> Timeline:
 def _on_cores(program: Program, matching: Matching, prices: _Prices, recorder: Recorder, settings: _Settings) -> bool:
     """Run ranks that share the cores of their nodes; returns whether some are stuck."""
     assert settings.cores_per_node is not None
-    env = simpy.Environment(initial_time=0)
+    env = Clock()
     of_node: dict[int, Cores] = {}
     cores: dict[int, Cores] = {}
     for rank in matching.peers:
@@ -242,7 +241,7 @@ def _on_devices(
     orders: Sequence[Order], matching: Matching, prices: _Prices, recorder: Recorder, settings: _Settings
 ) -> bool:
     """Run ranks where what runs next to each other on a device slows each other; returns whether some are stuck."""
-    env = simpy.Environment(initial_time=0)
+    env = Clock()
     fabric = Fabric(env, _checked(_undisturbed if settings.overlap is None else settings.overlap))
     shared = Shared(env, fabric=fabric, all_on_fabric=True, wires=settings.wires)
     ranks = _timed(env, shared, prices, recorder, settings)
@@ -276,9 +275,7 @@ def _undisturbed(_compute: Instruction, _comm: Instruction, _compute_s: float, _
     return 1.0, 1.0
 
 
-def _timed(
-    env: simpy.Environment, shared: Shared, prices: _Prices, recorder: Recorder, settings: _Settings
-) -> TimedRanks:
+def _timed(env: Clock, shared: Shared, prices: _Prices, recorder: Recorder, settings: _Settings) -> TimedRanks:
     def wake(over: Communication) -> None:
         waiter: Over = over.waiter
         waiter.after(over.end - int(env.now))

@@ -354,7 +354,7 @@ def _waited_at_once(bodies: Iterable[Ops]) -> Collection[str]:
     return found - others
 
 
-@lru_cache(maxsize=16_384)
+@lru_cache(maxsize=4096)
 def _family(machine: Machine, mesh: Layout, axes: tuple[str, ...], payload: Payload) -> tuple[int, int, Needs]:
     """A collective of all groups along some axes: alone, next to its siblings, and what they need of links."""
     group = mesh_group(machine, mesh, axes)

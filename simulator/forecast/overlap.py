@@ -29,7 +29,7 @@ def pair_rates(machine: Machine) -> PairRates | None:
     if law is None:
         return None
 
-    @lru_cache(maxsize=65_536)
+    @lru_cache(maxsize=16_384)
     def rates(kind: str, kernel_ps: float, call: str, message_ps: float) -> tuple[float, float]:
         assert law is not None
         return law(kind, kernel_ps / PS_PER_S, call, message_ps / PS_PER_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,9 +56,17 @@ class _Figures:
 
 
 class PipelineRank:
-    """The bodies of one pipeline rank, and what follows from them."""
+    """The bodies of one pipeline rank, and what follows from them.
+
+    Attributes:
+        number: identifies the rank; no other rank of this process has it.
+        forecasts: of pipelines that begin with this rank.
+    """
+
+    _numbers = itertools.count()
 
     def __init__(self, key: RankKey, lowered: LoweredRank) -> None:
+        self.number = next(self._numbers)
         self._costs = key.costs
         self.lowered = lowered
         self.walk = RankWalk()

@@ -294,10 +294,10 @@ class StepForecast:
     def forecast(self) -> Forecast:
         """The whole prediction; its step is the pace of training (`pace_ps`).
 
-        It is kept, with the first rank, for what does the same: equal ranks and transfers in an equal schedule.
+        The first rank keeps it for every configuration with the same ranks, transfers and schedule.
         """
-        known, posts_ahead = self.ranks[0].forecasts, self.degrees.posts_ahead
-        key = self.schedule, posts_ahead, self.machine, tuple(self.ranks), tuple(self._transfers.items())
+        known, numbers = self.ranks[0].forecasts, tuple(rank.number for rank in self.ranks)
+        key = self.schedule, self.degrees.posts_ahead, self.machine, numbers, tuple(self._transfers.items())
         if key not in known:
             with without_collection():
                 known[key] = self._forecast()

@@ -270,6 +270,7 @@ class _Walk:
                     if flow.call:
                         _tally_wait(tally, rank, flow, stream)
                     stream = flow.end
+            rank.own.clear()  # all are over
             tally.host_wait_ps += max(0.0, host - stream)
             host = stream = max(host, stream)
             tally.end_ps = stream
