@@ -237,9 +237,10 @@ def stages_chart(seen: Forecast) -> Chart:
 
 
 def _memory(seen: Forecast, limit_bytes: int) -> Chart:
-    """The memory of the fullest rank by role, above what a device has."""
+    """The memory of the fullest rank by role, above the room for tensors."""
     parts = [(role, ROLE_COLOURS.get(role, "grey"), [size / 1e9, 0.0]) for role, size in seen.memory.items()]
+    parts.append(("available", "grey", [0.0, limit_bytes / 1e9]))
     return bars(
-        ["fullest rank", "device"], [*parts, ("available", "grey", [0.0, limit_bytes / 1e9])], title="Peak memory",
+        ["fullest rank", "room for tensors"], parts, title="Peak memory",
         x="GB", ends=[str(Bytes(seen.peak_bytes)), str(Bytes(limit_bytes))], said="{:.4g} GB".format,
     )  # fmt: skip

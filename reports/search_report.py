@@ -133,7 +133,7 @@ def trade_picture(
     ]
     if limit_bytes is not None:
         ends = [fastest_s / unit_s, max(step_s for _, step_s, _ in near) / unit_s]
-        series.append(Series(name=f"memory of a device, {Bytes(limit_bytes)}", dashed=True,
+        series.append(Series(name=f"room for tensors, {Bytes(limit_bytes)}", dashed=True,
                              curve=[(end, limit_bytes / 1e9) for end in ends]))  # fmt: skip
     beyond = len(configurations) - len(near)
     note = f"{beyond} of more than {_FARTHEST:g} times the fastest are not shown." if beyond else ""

@@ -37,7 +37,7 @@ def test_points_lie_by_time_and_memory_and_the_front_is_marked():
         for match in re.finditer(r'<use [^>]*?y="([\d.]+)"[^>]*><title>(\w):', svg)
     }  # fmt: skip
     assert places["a"] < places["b"]  # the faster one needs more memory: it stands higher
-    assert "memory of a device, 80.5 GB" in svg and "1 of more than 1.25 times the fastest" in chart.caption
+    assert "room for tensors, 80.5 GB" in svg and "1 of more than 1.25 times the fastest" in chart.caption
 
 
 def test_one_configuration_can_be_drawn_and_none_cannot():

@@ -20,7 +20,7 @@ from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit
 from plans.schedules.variants import VARIANTS, variant_of_rows
 from simulator.forecast.action import ClockMap
 from simulator.forecast.memory import makes_gradients
-from simulator.forecast.pipeline import Runtime
+from simulator.forecast.pipeline import FIRST_FORWARD, PREFETCH, Runtime, clocks_of, gathers_begin
 
 __all__ = ["ActionColumns", "action_columns", "peak_bytes", "pipeline_ends_ps"]
 
@@ -30,26 +30,15 @@ Ints = npt.NDArray[np.int64]
 _WEIGHTS = 3
 """Kind of an action that makes gradients of weights only."""
 
-_FIRST_FORWARD = VARIANTS.index("F.first")
-
 _IS_WEIGHTS = np.array([name[0] == "W" for name in VARIANTS])
 
 ActionColumns = npt.NDArray[np.float64]
-"""(7, variants) times of its actions in ps (see `ClockMap`): work, cold start, dispatch, tail, tail if host-bound,
-prefetch, channel busy."""
+"""(7, variants) times of a chunk's actions in ps, in the order of `clocks_of`."""
 
 
 def action_columns(actions: Mapping[str, ClockMap]) -> ActionColumns:
-    """The actions of a chunk; variants that it does not have are those of their kind, or nothing."""
-    none = ClockMap()
-    own = [actions.get(name, actions.get(name[0], none)) for name in VARIANTS]
-    return np.array([
-        (
-            each.work_ps, each.cold_start_ps, each.dispatch_ps, each.tail_ps,
-            min(each.tail_ps, each.tail_if_host_bound_ps), each.prefetch_ps, each.channel_busy_ps,
-        )
-        for each in own
-    ]).T  # fmt: skip
+    """The times of the actions of a chunk."""
+    return np.array([clocks_of(actions, name) for name in VARIANTS]).T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,16 +104,16 @@ def pipeline_ends_ps(
     runtime: Runtime,
     overlap_penalty_ps: Floats | None = None,
 ) -> Floats:
-    """(batch) when the last rank has ended its step, or the longest time of a rank, as `pipeline_end_ps` says of each.
+    """(batch) the end of the last rank's step, or the longest time of a rank, as `pipeline_end_ps` of each.
 
     Args:
         schedule: schedule of all of them.
         actions: (7, variants, stages, batch) as `action_columns`.
-        updates: (2, ranks, batch) work and lead of what follows each rank's last action.
-        transfer_ps: (stages, batch) between each stage and the next one; of no account within a rank.
+        updates: (2, ranks, batch) work and cold start of what follows each rank's last action.
+        transfer_ps: (stages, batch) from each stage to the next one; ignored within a rank.
         send_ps: (batch) host time of a send or a receive.
         runtime: of the software, whose host never waits.
-        overlap_penalty_ps: (stages, batch) in place of that of `runtime`.
+        overlap_penalty_ps: (stages, batch) instead of that of `runtime`.
 
     Raises:
         TwofoldError: a schedule whose ranks wait for each other.
@@ -164,13 +153,14 @@ def pipeline_ends_ps(
         here, travel = here[:0], travel[:0]
     hop = work.copy()
     hop[here] += travel
-    if actions[5].any():
-        hop -= actions[5].reshape(-1, hop.shape[-1])[of_row]
+    if actions[PREFETCH].any():
+        hop -= actions[PREFETCH].reshape(-1, hop.shape[-1])[of_row]
     if runtime.opens_with_gathers:
-        firsts = np.flatnonzero(levels.variant == _FIRST_FORWARD)
+        firsts = np.flatnonzero(levels.variant == FIRST_FORWARD)
         stages = table.stage[firsts]
-        gathered = actions[5][_FIRST_FORWARD]
-        known[firsts] = np.maximum(known[firsts], _gathers_begin(schedule, gathered)[stages] + work[firsts])
+        gathered = actions[PREFETCH][FIRST_FORWARD]
+        begins = np.stack(gathers_begin(schedule, list(gathered)))
+        known[firsts] = np.maximum(known[firsts], begins[stages] + work[firsts])
     known[here] = np.maximum(known[here], host[levels.needed[here]] + hop[here])
     place = np.empty(num_rows, dtype=np.int64)
     place[levels.by_level] = np.arange(1, num_rows + 1)
@@ -215,15 +205,6 @@ def pipeline_ends_ps(
         arrived += hop[first_rows] - work[first_rows]
         ends[has_rows] -= np.where(needed[:, None] >= 0, np.maximum(arrived, 0.0), 0.0)
     return np.asarray(ends.max(0))
-
-
-def _gathers_begin(schedule: Schedule, gathered_ps: Floats) -> Floats:
-    """(stages, batch) when the gather of each stage begins: a rank's gathers follow each other."""
-    begins = np.zeros_like(gathered_ps)
-    for rank in range(schedule.num_ranks):
-        own = np.flatnonzero(np.asarray(schedule.placement) == rank)
-        begins[own[1:]] = np.cumsum(gathered_ps[own], axis=0)[:-1]
-    return begins
 
 
 def peak_bytes(schedule: Schedule, kept: Ints, kept_for_weights: Ints, during: Ints, gradients: Ints) -> Ints:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
@@ -14,7 +16,15 @@ from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit
 from plans.schedules.variants import VARIANTS, variant_of_rows
 from simulator.forecast.action import ClockMap
 
-__all__ = ["Runtime", "pipeline_end_ps"]
+__all__ = ["FIRST_FORWARD", "PREFETCH", "Runtime", "clocks_of", "gathers_begin", "pipeline_end_ps"]
+
+FIRST_FORWARD = VARIANTS.index("F.first")
+"""The row of the first forward in tables of actions."""
+
+PREFETCH = 5
+"""The place of the prefetch in `clocks_of`."""
+
+Time = TypeVar("Time", float, npt.NDArray[np.float64])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +57,6 @@ class Runtime:
 
 _PLAIN = Runtime()
 
-_FIRST_FORWARD = VARIANTS.index("F.first")
-_PREFETCH = 5
-"""The place of the prefetch in `_clocks`."""
-
 
 def pipeline_end_ps(
     schedule: Schedule,
@@ -79,9 +85,9 @@ def pipeline_end_ps(
     begins: list[float | None] = [None] * num_ranks
     rows, pairs = _walk(schedule)
     travels, holds_host = [transfer_ps.get(pair) for pair in pairs] + [None], runtime.holds_host
-    of_actions = {id(own): [_clocks(own, name) for name in VARIANTS] for own in actions}  # of equal chunks the same
+    of_actions = {id(own): [clocks_of(own, name) for name in VARIANTS] for own in actions}  # of equal chunks the same
     clock_maps = [of_actions[id(own)] for own in actions]
-    opened_ps = _gathers_begin(schedule, clock_maps) if runtime.opens_with_gathers else ()
+    opened_ps = _opened_ps(schedule, clock_maps) if runtime.opens_with_gathers else ()
     sent = [0.0] * len(rows)
     for at, rank, stage, variant, needed, arrives, leaves in rows:
         free, begun, arrival = host[rank], stream[rank], 0.0
@@ -92,7 +98,7 @@ def pipeline_end_ps(
                 arrival += travel
                 free += send_ps
             begun = max(begun, arrival - ahead)
-        if opened_ps and variant == _FIRST_FORWARD:
+        if opened_ps and variant == FIRST_FORWARD:
             begun = max(stream[rank] - ahead, arrival - ahead, opened_ps[stage])
         if begins[rank] is None:
             begins[rank] = begun
@@ -119,13 +125,22 @@ def pipeline_end_ps(
     return max(ends)
 
 
-def _gathers_begin(schedule: Schedule, clock_maps: Sequence[Sequence[tuple[float, ...]]]) -> list[float]:
-    """Per stage when its gather begins: a rank's gathers follow each other in the order of its chunks."""
-    free, found = [0.0] * schedule.num_ranks, []
-    for rank, clocks in zip(schedule.placement, clock_maps, strict=True):
-        found.append(free[rank])
-        free[rank] += clocks[_FIRST_FORWARD][_PREFETCH]
-    return found
+def _opened_ps(schedule: Schedule, clock_maps: Sequence[Sequence[tuple[float, ...]]]) -> list[float]:
+    return gathers_begin(schedule, [clocks[FIRST_FORWARD][PREFETCH] for clocks in clock_maps])
+
+
+def gathers_begin(schedule: Schedule, gathered_ps: Sequence[Time]) -> list[Time]:
+    """Per stage the time at which its gather begins: a rank's gathers follow each other in the order of its chunks.
+
+    Args:
+        schedule: schedule of the pipeline.
+        gathered_ps: per stage the time of its gather, a number or an array.
+    """
+    free, begins = [0.0 * gathered_ps[0]] * schedule.num_ranks, []
+    for rank, gather_ps in zip(schedule.placement, gathered_ps, strict=True):
+        begins.append(free[rank])
+        free[rank] = free[rank] + gather_ps
+    return begins
 
 
 def _sent_ps(runtime: Runtime, free: float, end: float, travel: float) -> tuple[float, float, float]:
@@ -143,8 +158,11 @@ def _host_ready_ps(runtime: Runtime, variant: str, free: float, stream: float, r
     return max(free, received) if runtime.synchronises else free
 
 
-def _clocks(actions: Mapping[str, ClockMap], name: str) -> tuple[float, ...]:
-    """Work, lead, dispatch, trailing, last, ahead and busy time of an action; zeros where no action of its kind is."""
+def clocks_of(actions: Mapping[str, ClockMap], name: str) -> tuple[float, ...]:
+    """The times of an action in ps: work, cold start, dispatch, tail, tail if host-bound, prefetch, channel busy.
+
+    A variant that a chunk does not have is that of its kind; if there is none, all times are 0.
+    """
     own = actions.get(name) or actions.get(name[0]) or ClockMap()
     last_ps = min(own.tail_ps, own.tail_if_host_bound_ps)
     return own.work_ps, own.cold_start_ps, own.dispatch_ps, own.tail_ps, last_ps, own.prefetch_ps, own.channel_busy_ps
