@@ -96,3 +96,14 @@ def test_what_sequence_parallelism_gathers_is_not_kept_where_norms_are_computed_
     each = 1 / 8 + 2 / 32 + 1 / 8 + 2 / 8 + 2 * 3.5 / 8
     assert kept["memory_bound"] == pytest.approx(each, rel=0.01)
     assert kept["none"] == pytest.approx(each + 2 + 3.5 / 8, rel=0.01)
+
+
+def test_a_gated_layer_of_megatron_keeps_what_its_fused_kernels_save():
+    """In units of s b h / t bytes of 16 bits, with sequence parallelism: input, both norms' outputs, attention's output
+    and the residual sum 2 each, queries and keys and values 2 + 4/4, the MLP's two products 2 x 7, their product 7."""
+    machine, stack = Machine.load("h100-sxm-x4"), stack_named("megatron")
+    degrees = Degrees(tp=4, micro_batch=1, global_batch=1, sequence_parallel=True)
+    configs = [transformer_config("llama-3-70b", num_layers=layers, seq=8192) for layers in (8, 16)]
+    small, large = (forecast(config, degrees, machine, stack=stack).memory["activation"] for config in configs)
+    layer = (5 * 2 + 2 * (1 + 2 * 8 / 64) + 3 * 2 * 3.5) * 8192 * configs[0].hidden / 4
+    assert (large - small) / 8 == pytest.approx(layer, rel=0.02)

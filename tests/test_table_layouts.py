@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 from measured_table import assert_read
 
+from interop.measurements.devices import Network
+from interop.measurements.machines import machine_of
 from interop.measurements.models import catalogued
 from interop.measurements.rows import case_of
 from interop.measurements.scores import validate
@@ -269,8 +271,8 @@ def test_figures_of_an_npu_are_of_every_plausible_one_and_references_are_not_its
     [
         ("GPT-2 1.5B", 48, 1.5), ("deepseek-v3 16B", 27, 16), ("gpt oss 120b", 36, 117), ("Mistral 7B v0.3", 32, 7.2),
         ("Grok 1 314B", 64, 316), ("GLM-4.5-Air", 46, 106), ("Moonlight-16B-A3B", 27, 16), ("gpt3_20b", 44, 20),
-        ("DeepSeek-R1", 61, 671), ("Phi-3-medium 14B", 40, 14), ("Qwen1.5-MoE-A2.7B", 24, 14.3),
-        ("Mixtral-8x7B", 32, 46.7), ("Llama-4-Maverick-17B-128E", 48, 400),
+        ("DeepSeek-R1", 61, 671), ("Llama4 17Bx16E", 48, 108), ("Phi-3-medium 14B", 40, 14),
+        ("Qwen1.5-MoE-A2.7B", 24, 14.3), ("Mixtral-8x7B", 32, 46.7), ("Llama-4-Maverick-17B-128E", 48, 400),
     ],
 )  # fmt: skip
 def test_a_name_means_the_model_that_has_its_parameters(name, layers, billions):
@@ -340,6 +342,10 @@ ROW = {
               ("llm-foundry 2023", "H100", ("torch-composer-triton", "torch-composer")),
               ("llm-foundry", "H100", ("torch-composer", "torch-composer-triton")),
               ("llm-foundry 2024", "A100", ("torch-composer",)))),
+        # modules of a mixture's dense layers, and of all its layers
+        ({"model": "DeepSeek-V3", "recompute": "mla_up_proj, mlp"}, lambda case: case.degrees.recompute == "none"),
+        ({"model": "DeepSeek-V3", "recompute": "moe"}, lambda case: case.degrees.recompute == "full"),
+        ({"interconnect": "1x100 Gb/s IB"}, lambda case: case.network.per_device_Bps == 12.5e9 / 8),
         ({"schedule": "VPP2"}, lambda case: case.degrees.virtual == 2),
         ({"recompute": "\u2713 (every 2nd)"}, lambda case: case.degrees.recompute_layers == 10),
         ({"precision": "W8A8 FP8"}, lambda case: case.stack == "megatron-float8"),
@@ -350,6 +356,11 @@ ROW = {
 )  # fmt: skip
 def test_words_that_rule_a_reading_out(change, check):
     assert check(case_of(ROW | change, 1))
+
+
+def test_more_than_a_super_node_is_priced_on_the_next_whole_number_of_them():
+    machine = machine_of("ascend-910c-x2048", Network())
+    assert machine.num_devices == 3 * 768 and [link.ranks for link in machine.links][-2:] == [768, 3 * 768]
 
 
 def test_a_pipeline_is_not_left_idle_by_a_missing_micro_batch(tmp_path):

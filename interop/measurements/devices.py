@@ -237,7 +237,7 @@ def _of_each(clause: str, per_node: int) -> tuple[str, float] | None:
         several = int(cards or 1)
         if each_device:
             return found.group().strip(), bits * several
-        whole = shared or several > 1 or bits > (800e9 if "connectx-8" in low else 400e9)
+        whole = shared or cards is not None or bits > (800e9 if "connectx-8" in low else 400e9)
         return found.group().strip(), bits * several / per_node if whole else bits
     if (port := _PORT.search(low)) is None:
         return None

@@ -20,20 +20,23 @@ def load_machine(name: str) -> Machine:
 
 
 @lru_cache(maxsize=256)
-def _per_node(device: str) -> int:
-    return load_device(device).per_node
+def _unit(device: str, devices: int) -> int:
+    """Devices of which a larger machine has a multiple: those of a node, beyond a super-node those of it."""
+    found = load_device(device)
+    return found.pod.ranks if found.pod is not None and devices > found.pod.ranks else found.per_node
 
 
 def machine_of(name: str, network: Network) -> Machine:
     """The catalogue's machine of a name with the links that a row states.
 
-    Where the devices fill no whole number of nodes the next larger machine is taken. A job that fills no whole number
-    of NVL72 domains has 64 devices in each, as NVIDIA recommends (segments of 16 nodes; developer.nvidia.com/blog,
-    "Achieving Peak System and Workload Efficiency on NVIDIA GB200 NVL72 with Slurm Block Scheduling").
+    Where the devices fill no whole number of nodes, or of super-nodes, the next larger machine is taken. A job that
+    fills no whole number of NVL72 domains has 64 devices in each, as NVIDIA recommends (segments of 16 nodes;
+    developer.nvidia.com/blog, "Achieving Peak System and Workload Efficiency on NVIDIA GB200 NVL72 with Slurm Block
+    Scheduling").
     """
     device, _, count = name.rpartition("-x")
     devices = int(count)
-    node = _per_node(device)
+    node = _unit(device, devices)
     if node == 72 and devices > node and devices % node and devices % 64 == 0 and network.devices_per_node is None:
         return _with_nodes_of(64, load_machine(f"{device}-x{2 * node}"), devices, network)
     if devices > node and devices % node:

@@ -77,8 +77,8 @@ _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
     }),
     (r"tiny[-_ ]?llama", {1.1e9: Sizes(22, 2048, 32, 4, 5632)}),
     (r"llama[-_ ]?3(?![\db])", {1e9: Sizes(16, 2048, 32, 8, 8192), 3e9: Sizes(28, 3072, 24, 8, 8192)}),
-    (r"llama[-_ ]?4.*scout", {0: Sizes(48, 5120, 40, 8, 8192, 202_048, 128, _mixture(16, 1, 8192, 1))}),
-    (r"llama[-_ ]?4.*maverick", {  # every other layer is dense: as many of them, first
+    (r"llama[-_ ]?4.*(scout|17b ?x ?16e)", {0: Sizes(48, 5120, 40, 8, 8192, 202_048, 128, _mixture(16, 1, 8192, 1))}),
+    (r"llama[-_ ]?4.*(maverick|17b ?x ?128e)", {  # every other layer is dense: as many of them, first
         0: Sizes(48, 5120, 40, 8, 16384, 202_048, 128, _mixture(128, 1, 8192, 1, 24)),
     }),
     (r"llama", {

@@ -287,7 +287,7 @@ class _Reading(Mixtures):
         if batch % (dp * micro):
             raise Skip(f"global_batch {batch} does not divide over dp {dp} x micro_batch {micro}", "global_batch")
         schedule, virtual = self.schedule(pp, config.num_layers)
-        again = self.recompute(stack)
+        again = self.recompute(stack, has_experts=config.experts is not None)
         level = self.sharding(dp * cp, pp, stack)
         first = Degrees(
             dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=micro, global_batch=batch, schedule=schedule,
@@ -360,7 +360,7 @@ class _Reading(Mixtures):
             self.assumed.append(f"hybrid sharding: the weights are shared by the {shards} ranks of a node")
         return shards
 
-    def recompute(self, stack: str) -> Recompute:
+    def recompute(self, stack: str, *, has_experts: bool) -> Recompute:
         text = self.text("recompute")
         if not text and _NARAYANAN in self.words("source"):
             self.assumed.append("recomputation not stated: full, which its eq. 3 counts")
@@ -371,6 +371,13 @@ class _Reading(Mixtures):
         found = recompute_named(text)
         if found is None:
             raise Skip(f"recompute {text!r} is not modelled; modelled are none, selective, full", "recompute")
+        if (
+            found.is_open
+            and found.mode == "full"
+            and has_experts
+            and not re.search(r"\bmoe\b(?![-_ ]act)", text.lower())
+        ):
+            found = dataclasses.replace(found, mode="none")  # of the MLP of the few dense layers
         if found.is_open:
             self.assumed.append(f"recompute {text!r} taken as {found.mode}")
         if found.share is not None:

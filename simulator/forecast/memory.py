@@ -85,7 +85,7 @@ def piece_sizes(
         logits=math.prod(numbers[size] for size in logits), item_bytes=item_bytes,
         gate_bytes=item_bytes * sum(math.prod(numbers[size] for size in gate) for gate in gates),
         ways=degrees.tp, recompute=degrees.recompute, scores=math.prod(queries[:-1]) * keys[-2],
-        split_sequence=degrees.sequence_parallel,
+        split_sequence=degrees.sequence_parallel, drops=config.dropout > 0,
         foreign_bytes=item_bytes * (math.prod(keys) + math.prod(values)) * (degrees.cp - 1) // degrees.cp,
     )  # fmt: skip
 

@@ -194,7 +194,9 @@ class Megatron(Stack):
     def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
         """The bytes of a layer according to Korthikanti et al. 2022 (arXiv 2205.05198, section 4): s b h (34 + 5 a s /
         h) on one device. Beside the tensors of the template that is two masks of a byte, the softmax, its mask and its
-        dropped-out copy where they are written out; with sequence parallelism gathered inputs are dropped.
+        dropped-out copy where they are written out; with sequence parallelism gathered inputs are dropped. Without
+        dropout there are no masks of a byte, and a gated MLP keeps its two products only, from which the fused backward
+        computes the activation function again (megatron/core/fusions/fused_bias_swiglu.py, SwiGLUFunction).
 
         A split backward keeps inputs and output gradients of the products only, 32 s b h (Qi et al. 2024, arXiv
         2401.10241, table 1); ours keeps what the gradients of the norms need as well.
@@ -207,7 +209,7 @@ class Megatron(Stack):
             return found
         extra = largest = 0
         if sizes.recompute != "full":
-            extra = sizes.arrival_bytes
+            extra = (sizes.arrival_bytes if sizes.drops else 0) - sizes.gate_bytes
             if sizes.ways > 1 and sizes.split_sequence and self.gathers_again:
                 extra -= 2 * (sizes.ways - 1) * sizes.arrival_bytes
         if not self.flash_attention:
