@@ -42,9 +42,9 @@ __all__ = ["main"]
 SEGMENTS = 24
 WARM_S, ROUNDS = 0.4, 8
 LIMIT_S = 60.0
-COMPUTES = {"spin": (1e-4, 4e-4, 1.5e-3), "product": (1e-4, 4e-4, 1.5e-3), "add": (4e-4,)}
+COMPUTES = {"product": (4e-4, 1.5e-3), "add": (4e-4,), "spin": (1e-4, 4e-4, 1.5e-3)}
 """Kind of compute -> about how many seconds lie between two meetings."""
-SIZES = (2**14, 2**23, 2**26)
+SIZES = (2**26, 2**23, 2**14)
 """Bytes of the all-reduce."""
 _Rows = list[list[float]]
 
@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--computes", nargs="*", choices=COMPUTES, default=list(COMPUTES))
     parser.add_argument("--budget-s", type=float, default=60.0, help="begin no row after this many seconds")
     parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)  # of the ranks
     options = parser.parse_args(arguments)
@@ -61,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _rank(options)
         return 0
     write_results(options.out, measured_with() | {"ranks": options.gpus, "rows": []})
-    job = ["--gpus", str(options.gpus), "--out", str(options.out), "--until", str(time.time() + options.budget_s)]
+    job = [
+        "--gpus", str(options.gpus), "--out", str(options.out), "--until", str(time.time() + options.budget_s),
+        "--computes", *options.computes,
+    ]  # fmt: skip
     code = on_ranks("benchmarks.meetings", job, options.gpus, limit_s=options.budget_s + 2 * LIMIT_S)
     print(table(json.loads(options.out.read_text())["rows"]))
     return code
@@ -76,7 +80,7 @@ def _rank(options: argparse.Namespace) -> None:
     content = json.loads(options.out.read_text())
     content["environment"] = measured_with(device)["environment"]
     alone = {size: _reduction_alone_s(timer, sync, size) for size in SIZES}
-    spaced = [(kind, aim) for kind, aims in COMPUTES.items() for aim in aims]
+    spaced = [(kind, aim) for kind in options.computes for aim in COMPUTES[kind]]
     for (kind, aim), size in itertools.product(spaced, SIZES):
         if sync.from_rank_0(time.time() > options.until):
             break

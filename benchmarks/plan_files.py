@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.peers.sets import CASES, case_named
+from benchmarks.peers.sets import SETS, case_named
 from plans.plan import plan_from_json, plan_to_json, save_plan
 
 __all__ = ["main"]
@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Write the plans, named CASE.NAME.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    names = [case.name for cases in CASES.values() for case in cases]
+    names = [case.name for table in SETS.values() for cases in table.values() for case in cases]
     parser.add_argument("cases", nargs="+", choices=names, metavar="case", help="as `benchmarks.peers` prints them")
     parser.add_argument(
         "--change", type=json.loads, default={}, help="keys of the plan's JSON with other values; nested ones merge"

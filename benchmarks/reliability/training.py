@@ -46,7 +46,8 @@ def set_steps(job: Path, steps: int) -> None:
 
 def environment(job: Path) -> dict[str, str]:
     """Of the processes of a job, which are known by it."""
-    return os.environ | {"PYTHONPATH": str(_ROOT), "TMPDIR": str(job.parent / "tmp"), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"PYTHONPATH": paths, "TMPDIR": str(job.parent / "tmp"), "OMP_NUM_THREADS": "1"}
 
 
 def started(
