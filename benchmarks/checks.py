@@ -23,7 +23,7 @@ from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
 from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer, transformer_config
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search.devices import Pins, Problem, solve
 from search.devices.confirm import plan_of as saved_plan
 from simulator import simulate

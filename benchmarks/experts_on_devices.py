@@ -31,7 +31,8 @@ from executor.train.run import run_rank
 from plans.lower import lower
 from plans.model.graph import Graph
 from plans.model.transformer import Experts, TransformerConfig, transformer
-from plans.plan import Optimizer, Plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan
 from search import uniform_plan
 
 CONFIG = TransformerConfig(

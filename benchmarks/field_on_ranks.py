@@ -42,7 +42,8 @@ from executor.train.result import write_npz
 from executor.train.run import run_rank
 from plans.lower import lower
 from plans.model.graph import Graph
-from plans.plan import Optimizer, Plan, load_plan, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan, load_plan, save_plan
 from search import search, uniform_plan
 from simulator import simulate
 

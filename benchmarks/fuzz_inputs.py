@@ -40,7 +40,8 @@ from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.mlp import mlp_graph
 from plans.model.transformer import transformer, transformer_config
-from plans.plan import Optimizer, load_plan, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import load_plan, save_plan
 from plans.reading import read_text
 from plans.schedules import Schedule, ScheduleError, make_schedule
 from search.uniform import uniform_plan

@@ -29,7 +29,8 @@ from executor.device import Device
 from executor.step.interpreter import Interpreter
 from plans.layout import Layout
 from plans.lower import lower
-from plans.plan import Optimizer, Plan, Stage
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage
 
 WORDS, WIDTH, HEADS, LENGTH, BATCH = 64, 16, 2, 8, 2
 LR = 1e-3

@@ -25,7 +25,8 @@ import torch
 
 from costmodels import Machine
 from executor.reference.verification import verify
-from plans.plan import Optimizer, Plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan
 from search import search, uniform_plan
 from simulator import simulate
 from twofold.demo import CASES, captured

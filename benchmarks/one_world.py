@@ -39,7 +39,8 @@ from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.lower.lower import schedule_of
 from plans.model.transformer import Experts, TransformerConfig, transformer
-from plans.plan import EXECUTIONS, Optimizer, Plan
+from plans.optimizer import Optimizer
+from plans.plan import EXECUTIONS, Plan
 from plans.program import Program
 from plans.schedules import chunks_per_rank, schedule_names
 from plans.timeline import Timeline

@@ -34,7 +34,8 @@ from executor.step.compiled import CompiledStep
 from executor.step.interpreter import Interpreter
 from executor.train.batches import random_batches
 from plans.lower import lower
-from plans.plan import Optimizer, Plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan
 from search import uniform_plan
 
 __all__ = ["main"]

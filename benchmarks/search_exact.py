@@ -35,7 +35,8 @@ import numpy as np
 
 from costmodels import Machine, executing
 from plans.model.graph import Graph, Operator, Tensor
-from plans.plan import Optimizer, Plan, Stage, Strategy, plan_to_json
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy, plan_to_json
 from search import search
 from search.attach_prediction import predicted
 from search.operators.additive import StageCosts

@@ -37,7 +37,7 @@ from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer, transformer_config
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.schedules import Action, Schedule, chunks_per_rank, make_schedule, schedule_names
 from search.uniform import uniform_plan
 from simulator import WhatIf, run_program, simulate

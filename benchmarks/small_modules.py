@@ -28,7 +28,8 @@ from executor.calibrate.rank_sync import RankSync
 from executor.capture.capture import capture
 from executor.device import pick_device
 from executor.train.batches import random_batches
-from plans.plan import Optimizer, Plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan
 from search import uniform_plan
 from simulator import simulate
 

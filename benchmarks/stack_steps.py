@@ -22,7 +22,7 @@ from costmodels.fit.points import Point, load_points
 from plans.degrees import Degrees
 from plans.files import write_atomically
 from plans.model.transformer import TransformerConfig
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from simulator.forecast import Forecast, forecast
 from simulator.stacks import TorchNative
 

@@ -26,7 +26,7 @@ from plans.figures import FIGURES
 from plans.files import write_atomically
 from plans.model.transformer import TransformerConfig
 from plans.model.transformer.config import Experts, Latent, Rope, Scales
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.reading import json_of, read_text
 
 __all__ = ["Statement", "read_statement", "write_statement"]

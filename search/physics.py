@@ -6,7 +6,7 @@ from costmodels import Machine
 from costmodels.price.compute import rate
 from plans.model.flops import necessary_flops
 from plans.model.graph import Graph, itemsize
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 
 __all__ = ["physics_s"]
 

@@ -29,7 +29,8 @@ from costmodels import Machine, executing
 from costmodels.price.clock import at_usual_clock
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
-from plans.plan import Optimizer, Plan, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Strategy
 from search.attach_prediction import predicted
 from search.devices import Pins
 from search.devices.of_graph import plans_of_graph

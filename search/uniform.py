@@ -18,7 +18,8 @@ from plans.layout import Layout
 from plans.model.graph import Graph, Operator
 from plans.model.transformer import is_transformer, recompute_set
 from plans.operators import OperatorSpec
-from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy
 from search.attach_prediction import predicted
 from search.operators.additive import StageCosts
 from search.operators.pricing import instruction_cost

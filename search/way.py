@@ -9,7 +9,7 @@ from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.model.transformer import recognise
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search.devices import Pins
 
 __all__ = ["pins_of", "stated_by_operator", "why_by_operators"]

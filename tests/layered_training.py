@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from plans.layout import Layout
 from plans.model.graph import Graph, Operator, Tensor
-from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy
 
 WIDTH, BATCH = 6, 24
 ADAMW = {"lr": 0.01, "weight_decay": 0.1}

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.model.graph import Graph, Operator, Tensor
-from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy
 from plans.schedules import ScheduleError, make_schedule, schedule_names
 
 WIDTHS = (3, 4, 6, 8, 12)

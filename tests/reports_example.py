@@ -10,7 +10,8 @@ from costmodels.price.instruction import Cost
 from plans.layout import Layout
 from plans.lower import lower
 from plans.model.graph import Graph, Operator, Tensor
-from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy
 from plans.program import GroupProgram, Instruction, Kind, Program
 from plans.timeline import Timeline
 from simulator import run_program

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from plans.layout import Layout
 from plans.model.graph import Graph, Operator, Tensor
-from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy
 
 BATCH = 8
 SIZES = {"w1": (8, 6), "b1": (8,), "w2": (2, 8), "b2": (2,)}

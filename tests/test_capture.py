@@ -22,7 +22,7 @@ from executor.stages import assign_stages
 from executor.train.losscell import MAELoss, WithLossCell
 from plans.errors import TwofoldError
 from plans.lower import lower
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search import search
 
 

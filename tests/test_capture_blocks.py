@@ -20,7 +20,8 @@ from executor.step.interpreter import Interpreter
 from executor.train.losscell import WithLossCell
 from plans.layout import Layout
 from plans.lower import lower
-from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy
 from plans.program import Kind
 from search import uniform_plan
 

@@ -23,7 +23,8 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.model.whole import apart
-from plans.plan import Optimizer, Plan, Stage, load_plan, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, load_plan, save_plan
 
 NUM_STEPS, NUM_RANKS = 2, 4
 pytestmark = pytest.mark.filterwarnings("ignore:.*every rank computes all of it")

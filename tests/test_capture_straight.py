@@ -15,7 +15,7 @@ from executor.capture.masks import hides_later
 from executor.reference.reference import train_reference
 from plans.errors import TwofoldError
 from plans.lower import lower
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search import search
 
 BATCH, LENGTH, HEADS, SIZE = 4, 6, 2, 8

@@ -20,7 +20,8 @@ from executor.train.weights_out import write_weights
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
-from plans.plan import Optimizer, Plan, Stage
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage
 from tests.on_ranks import run_on_ranks
 from tests.small_training import batches, four_ranks, one_rank, parameters
 

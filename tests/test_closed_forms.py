@@ -18,7 +18,7 @@ from plans.errors import TwofoldError
 from plans.model.mlp import mlp_graph
 from plans.model.transformer import TransformerConfig, sizes_of, transformer_config
 from plans.operators import declare
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search.devices import Problem
 from search.physics import physics_s
 from simulator import WhatIf

@@ -30,7 +30,8 @@ from executor.train.run import run_rank
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
-from plans.plan import Optimizer, Plan, Stage
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage
 
 SGD = Optimizer(settings={"lr": 0.1})
 MOMENTUM = Optimizer(kind="momentum", settings={"lr": 0.1, "momentum": 0.8, "nesterov": 1.0, "weight_decay": 0.01})

@@ -7,7 +7,8 @@ from random_plans import GraphMaker
 
 from plans.layout import Layout
 from plans.lower import lower
-from plans.plan import Optimizer, Plan, Stage, Strategy, plan_from_json, plan_to_json
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy, plan_from_json, plan_to_json
 from plans.program import Kind, Scope
 
 BATCH, WIDTH = 12, 8

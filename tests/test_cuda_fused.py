@@ -18,7 +18,7 @@ from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
 from plans.lower import lower
 from plans.model.transformer import transformer
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [pytest.mark.needs("compiler"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]

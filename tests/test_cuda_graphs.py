@@ -30,7 +30,7 @@ from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
 from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.step_check import Spike, StepCheck
 
 pytestmark = [pytest.mark.ranks, pytest.mark.needs("GPU")]

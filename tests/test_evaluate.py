@@ -18,7 +18,7 @@ from executor.train.returned import take_back
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.program import Kind
 from search.uniform import uniform_plan
 

@@ -15,7 +15,7 @@ from executor.train.run import run_rank
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
 from simulator.timeline.memory import peak_of_order
 

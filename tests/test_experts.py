@@ -15,7 +15,8 @@ from plans.lower import lower
 from plans.model.transformer import Experts, TransformerConfig, named_config, sizes_of, transformer
 from plans.operators import declare
 from plans.operators.experts import expert_capacity
-from plans.plan import Optimizer, Plan, Stage
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage
 
 CHOSEN = Experts(num_experts=4, top_k=2, ffn=12, capacity_factor=0.75)
 ALL = Experts(num_experts=6, top_k=3, ffn=8, num_shared=2, num_dense_layers=1, capacity_factor=1.0, weights="all")

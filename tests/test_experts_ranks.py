@@ -12,7 +12,7 @@ from costmodels import Machine
 from executor.train.run import run_rank
 from plans.lower import lower
 from plans.model.transformer import transformer
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.program import Kind
 from search import uniform_plan
 

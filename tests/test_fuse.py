@@ -24,7 +24,7 @@ from plans.lower import lower
 from plans.lower.emit import ValueTable
 from plans.lower.fuse import FUSIBLE, fuse_runs
 from plans.model.transformer import transformer
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.program import Kind, moved_values
 from simulator import simulate
 

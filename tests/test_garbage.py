@@ -19,7 +19,7 @@ from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
 from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer, transformer_config
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.schedules import make_schedule
 from search import search
 from search.devices import Pins

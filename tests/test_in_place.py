@@ -18,7 +18,7 @@ from plans.lower import lower
 from plans.lower.emit import ValueTable
 from plans.lower.in_place import sum_in_place
 from plans.model.transformer import TransformerConfig, transformer
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Value
 from plans.redistribution import Step, StepKind
 

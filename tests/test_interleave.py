@@ -21,7 +21,8 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.model.graph import Graph
-from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy
 from plans.program import Instruction, Kind
 from simulator import simulate
 from twofold.wrappers import AutoParallel, MicroBatchInterleaved, Pipeline, unwrap

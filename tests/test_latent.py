@@ -20,7 +20,8 @@ from plans.lower.symbolic import model_template
 from plans.model.transformer import Experts, Latent, TransformerConfig, named_config, transformer, transformer_config
 from plans.model.transformer.huggingface import reading_of
 from plans.operators import declare
-from plans.plan import Optimizer, Plan, Stage
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage
 from search import uniform_plan
 from simulator import simulate
 from simulator.forecast import forecast

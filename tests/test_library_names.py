@@ -20,7 +20,8 @@ from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.model.transformer import transformer, transformer_config
-from plans.plan import Optimizer, load_plan, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import load_plan, save_plan
 from tests.small_training import graph as other_graph
 from twofold.cli import main
 

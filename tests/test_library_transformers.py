@@ -50,7 +50,8 @@ from plans.lower import lower
 from plans.model.graph import undecayed_parts
 from plans.model.transformer import Rope, Scales, TransformerConfig, recognise, transformer
 from plans.model.whole import apart
-from plans.plan import Optimizer, Plan, Stage, load_plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, load_plan
 from search import search
 from simulator import simulate
 from simulator.forecast import forecast

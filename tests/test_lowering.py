@@ -21,7 +21,8 @@ from plans.layout import Layout
 from plans.lower import lower
 from plans.model.graph import Graph
 from plans.model.mlp import mlp_graph
-from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy
 from plans.program import GroupProgram, Instruction, Kind, Program
 from plans.step_check import LossScale, Spike, StepCheck
 

@@ -8,7 +8,7 @@ from costmodels import Machine
 from costmodels.price.clock import at_usual_clock
 from plans.degrees import Degrees
 from plans.model.transformer import transformer_config
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search.devices import Pins, Problem, solve
 from simulator.forecast import estimate, forecast
 from simulator.forecast.predict import step_forecast

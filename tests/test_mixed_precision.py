@@ -10,7 +10,7 @@ from executor.step.interpreter import Interpreter
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.program import Scope
 
 ONE = Layout((1,), ("one",))

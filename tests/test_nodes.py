@@ -22,7 +22,8 @@ from executor.launch.rank_failures import RankFailed, RankRefused, RunFailed
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.model.mlp import mlp_graph
-from plans.plan import Optimizer, Plan, Stage, Strategy, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy, save_plan
 from search import search
 from tests.warm import Command, run_command
 

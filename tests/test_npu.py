@@ -27,7 +27,8 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.model.transformer import Experts, Rope, TransformerConfig, transformer
-from plans.plan import Optimizer, Plan, Stage
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage
 from search import uniform_plan
 
 pytestmark = pytest.mark.usefixtures("torch_npu")

@@ -24,7 +24,8 @@ from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
 from plans.lower import lower
 from plans.model.transformer import transformer, transformer_config
-from plans.plan import EXECUTIONS, Optimizer
+from plans.optimizer import Optimizer
+from plans.plan import EXECUTIONS
 from simulator import simulate
 from simulator.forecast import estimate, forecast
 from simulator.forecast.predict import step_forecast

@@ -16,7 +16,8 @@ from costmodels import Machine
 from plans.layout import Layout
 from plans.lower import lower
 from plans.model.graph import Attr, Graph, Operator, Tensor
-from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy
 from plans.program import GroupProgram, Instruction, Kind
 from search.operators.operator_costs import OperatorCosts
 from search.operators.pricing import instruction_cost

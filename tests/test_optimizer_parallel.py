@@ -20,7 +20,8 @@ from plans.lower.buckets import LocalParameter, filled
 from plans.model.blocks import block_of
 from plans.model.graph import Operator
 from plans.model.mlp import mlp_graph
-from plans.plan import Optimizer, Plan, Stage
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage
 from plans.program import Kind, Scope
 from simulator.engine.run import run_program
 from simulator.timeline.memory import memory_timeline, peak_of_order

@@ -11,7 +11,8 @@ from executor.train.result import RankResult
 from executor.train.run import run_rank
 from plans.layout import Layout
 from plans.lower import lower
-from plans.plan import Optimizer, Plan, Stage
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage
 
 pytestmark = pytest.mark.ranks
 

@@ -15,7 +15,8 @@ from test_uniform import GPT, LLAMA, check_training, planned
 
 from costmodels.machine.machine import Link
 from plans.lower import lower
-from plans.plan import Optimizer, Plan, plan_from_json, plan_to_json
+from plans.optimizer import Optimizer
+from plans.plan import Plan, plan_from_json, plan_to_json
 from plans.program import Kind
 from plans.schedules import Schedule, ScheduleError, make_schedule, schedule_names, validate
 from plans.schedules.pairs import overlapped_pairs

@@ -12,7 +12,8 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.model.mlp import mlp_graph
-from plans.plan import PLAN_VERSION, Optimizer, Plan, Prediction, Stage, Strategy, load_plan, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import PLAN_VERSION, Plan, Prediction, Stage, Strategy, load_plan, save_plan
 
 
 def small_plan(**rest: object) -> Plan:

@@ -20,7 +20,7 @@ from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search.devices import Pins, Problem, solve
 from simulator import WhatIf, simulate
 from simulator.forecast import forecast

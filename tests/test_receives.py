@@ -18,7 +18,8 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.model.transformer import transformer, transformer_config
-from plans.plan import RECEIVES, Optimizer
+from plans.optimizer import Optimizer
+from plans.plan import RECEIVES
 from simulator import simulate
 from simulator.engine.run import run_program
 from simulator.forecast.predict import step_forecast

@@ -22,7 +22,8 @@ from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import Rope, recognise, transformer, transformer_config
-from plans.plan import Optimizer, load_plan
+from plans.optimizer import Optimizer
+from plans.plan import load_plan
 from search import search
 from search.devices import Pins, Problem, solve
 from search.devices.confirm import plan_of as plan_of_found

@@ -13,7 +13,7 @@ from executor.reference.verification import Verification
 from executor.train.initial import initial_parameter, no_init_parameters
 from executor.train.losscell import MAELoss, WithLossCell
 from plans.errors import TwofoldError
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 
 
 def cell():

@@ -21,7 +21,7 @@ from plans.model.transformer import (
     transformer,
     transformer_config,
 )
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.schedules import make_schedule
 from search import uniform_plan
 from simulator import simulate

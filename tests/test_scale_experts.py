@@ -17,7 +17,7 @@ from plans.model.transformer import (
     named_config,
     transformer,
 )
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search import uniform_plan
 from simulator import simulate
 from simulator.forecast import forecast, stack_named

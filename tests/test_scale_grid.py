@@ -10,7 +10,7 @@ from costmodels import Machine
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import transformer_config
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.schedules import make_schedule, schedule_names
 from simulator.forecast import estimate, estimate_grid, stack_named
 from simulator.forecast.action import ClockMap

@@ -8,7 +8,7 @@ from costmodels import Machine
 from plans.degrees import Degrees
 from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search import uniform_plan
 from simulator import simulate
 from simulator.forecast import forecast

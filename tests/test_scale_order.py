@@ -15,7 +15,7 @@ from plans.degrees import ORDER, Degrees
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import Experts, TransformerConfig, transformer
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search import uniform_plan
 from search.devices import Pins, Problem, solve
 from search.devices.space import Mesh, orders

@@ -13,7 +13,7 @@ from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import Experts, TransformerConfig, transformer
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search import uniform_plan
 from simulator import simulate
 from simulator.forecast import forecast, forecast_grid

@@ -17,7 +17,7 @@ from costmodels.price.torch_hosts import UPDATE_HOST_S
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import transformer_config
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search.devices import Pins, Problem
 from search.devices.space import recomputes
 from simulator.forecast import forecast, forecast_grid, stack_named, stack_names

@@ -17,7 +17,8 @@ from plans.layout import Layout
 from plans.lower import lower
 from plans.model.graph import Graph, Operator, Tensor
 from plans.model.mlp import mlp_graph
-from plans.plan import Optimizer, Plan, Stage, Strategy, plan_to_json
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy, plan_to_json
 from plans.program import Instruction, Kind, Value
 from search import search, uniform_plan
 from search.operators.additive import StageCosts

@@ -13,7 +13,7 @@ from benchmarks.search_exact import by_integer_programming, random_problem, tang
 from costmodels import Machine
 from executor.capture.capture import capture
 from plans.model.graph import Graph
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search import search, uniform_plan
 from search.operators import refine
 from search.operators.additive import StageCosts

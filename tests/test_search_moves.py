@@ -10,7 +10,7 @@ import pytest
 from benchmarks.search_exact import random_problem
 from costmodels import Machine
 from plans.layout import Layout, TensorLayout
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search.operators.additive import StageCosts
 from search.operators.eliminate import best_assignment, min_marginals
 from search.operators.moves import Moves

@@ -13,7 +13,8 @@ from plans.errors import TwofoldError
 from plans.model.flops import necessary_flops
 from plans.model.mlp import mlp_graph
 from plans.model.transformer import transformer, transformer_config
-from plans.plan import Optimizer, Strategy, plan_from_json, plan_to_json
+from plans.optimizer import Optimizer
+from plans.plan import Strategy, plan_from_json, plan_to_json
 from search import search
 from search.operators.plan_search import PlanSearch
 from search.operators.shape_costs import ShapeCosts

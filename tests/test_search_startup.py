@@ -18,7 +18,7 @@ from interop.torchtitan import torchtitan_toml
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import transformer_config
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 
 CONFIG = transformer_config("llama-3-8b")
 THEIRS = {

@@ -17,7 +17,8 @@ from interop.torchtitan import torchtitan_toml
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, transformer_config
-from plans.plan import Optimizer, load_plan
+from plans.optimizer import Optimizer
+from plans.plan import load_plan
 from twofold.cli import main
 
 CONFIG = transformer_config("llama-3-8b")

@@ -11,7 +11,7 @@ from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import TransformerConfig
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search.devices import Pins, Problem, solve
 from search.devices.confirm import plan_of
 from search.devices.critical import critical_path_s

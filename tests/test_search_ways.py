@@ -16,7 +16,8 @@ from executor.train.result import RankResult
 from executor.train.run import run_rank
 from plans.lower import lower
 from plans.model.mlp import mlp_graph
-from plans.plan import Optimizer, load_plan, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import load_plan, save_plan
 from search import search
 from search.operators.ways import Ways, recomputable
 from simulator import simulate

@@ -14,7 +14,7 @@ from executor.train.batches import rows_of_rank
 from executor.train.run import run_rank
 from plans.layout import Layout
 from plans.lower import lower
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.program import Kind
 from plans.schedules import schedule_names
 from plans.schedules.arrivals import release_rows, releases_of_rows

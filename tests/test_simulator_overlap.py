@@ -13,7 +13,8 @@ from test_simulator_longest_path import random_scripts
 
 from plans.layout import Layout
 from plans.lower import lower
-from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy
 from plans.program import Kind, Program
 from plans.timeline import Timeline
 from simulator import composition, run_program

@@ -10,7 +10,8 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.model.graph import Graph, Operator, Tensor
-from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy
 from plans.program import Instruction, Kind
 from simulator import WhatIf, composition, peak_of_order, simulate
 from simulator.predict import _overlap

@@ -10,7 +10,7 @@ from costmodels import Machine
 from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig, transformer_config
 from plans.model.transformer.config import Experts
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from simulator.forecast import forecast
 from simulator.forecast.composed import hybrid_forecast, split_mixture_forecast
 from simulator.forecast.pricing import attention_flops

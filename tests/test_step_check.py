@@ -25,7 +25,8 @@ from plans.errors import TrainingStopped, TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.model.graph import Operator, Tensor
-from plans.plan import Optimizer, Plan, Stage, plan_from_json, plan_to_json, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, plan_from_json, plan_to_json, save_plan
 from plans.step_check import Held, LossScale, Reason, Spike, StepCheck
 from simulator.engine.check import check_program
 from twofold.cli import main

@@ -17,7 +17,7 @@ from executor.step.interpreter import Interpreter
 from executor.step.streams import Streams
 from plans.errors import TwofoldError
 from plans.lower import lower
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.streams import stream_order
 
 

@@ -18,7 +18,7 @@ from interop.measurements.rows import case_of
 from interop.measurements.scores import measured_as, model_flops, validate
 from interop.measurements.tables import read_table
 from plans.errors import TwofoldError
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from simulator.forecast import forecast, stack_named
 from simulator.stacks.base import exchanged_share
 

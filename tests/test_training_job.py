@@ -21,7 +21,8 @@ from executor.train.run import run_rank
 from executor.train.sources import Source
 from plans.lower import lower
 from plans.model.transformer import transformer
-from plans.plan import Optimizer, load_plan, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import load_plan, save_plan
 from search import search
 from tests.small_training import batches, four_ranks, one_rank, parameters
 from twofold.cli import main

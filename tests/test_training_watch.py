@@ -16,7 +16,8 @@ from executor.train.loop import train
 from executor.train.options import RunOptions
 from plans.errors import TrainingStopped, TwofoldError
 from plans.layout import Layout
-from plans.plan import Optimizer, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import save_plan
 from tests.small_training import ALL, plan
 from twofold import cli
 from twofold.cli import main

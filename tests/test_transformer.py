@@ -25,7 +25,8 @@ from plans.model.transformer import (
     transformer_config,
 )
 from plans.model.transformer.huggingface import reading_of
-from plans.plan import Optimizer, Plan, Stage
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage
 
 SMALL = {"num_layers": 2, "hidden": 64, "num_heads": 4, "ffn": 96, "vocab": 128, "seq": 16}
 GPT = {"gated": False, "norm": "layer", "qkv_bias": True, "out_bias": True, "mlp_bias": True, "position": "learned"}

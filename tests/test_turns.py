@@ -16,7 +16,7 @@ from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.lower.lower import schedule_of
 from plans.model.transformer import TransformerConfig, sizes_of, transformer
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.program import GroupProgram, Scope
 from simulator import simulate
 from simulator.forecast import estimate, forecast

@@ -15,7 +15,8 @@ from transformer_module import random_tokens, random_weights, trained
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import Rope, TransformerConfig, transformer
-from plans.plan import Optimizer, Plan, plan_from_json, plan_to_json
+from plans.optimizer import Optimizer
+from plans.plan import Plan, plan_from_json, plan_to_json
 from plans.program import Kind
 from search import uniform_plan
 

@@ -13,7 +13,8 @@ from executor.train.run import run_rank
 from plans.layout import Layout
 from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer
-from plans.plan import Optimizer, Plan, Stage
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage
 from search import uniform_plan
 
 pytestmark = pytest.mark.ranks

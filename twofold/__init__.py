@@ -28,7 +28,7 @@ _HOME = {
     "Machine": "costmodels.machine.machine",
     "MicroBatchInterleaved": "twofold.wrappers",
     "Model": "twofold.training",
-    "Optimizer": "plans.plan",
+    "Optimizer": "plans.optimizer",
     "ParallelMode": "twofold.context",
     "Pipeline": "twofold.wrappers",
     "PipelineCell": "twofold.wrappers",

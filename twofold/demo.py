@@ -15,7 +15,8 @@ from executor.reference.verification import Verification, check_run
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.graph import Graph
-from plans.plan import Optimizer, Plan, Strategy, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Strategy, save_plan
 from plans.timeline import Timeline
 from plans.units import Seconds, wrapped
 from search import SearchResult, search

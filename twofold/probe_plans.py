@@ -13,7 +13,8 @@ import msgspec
 from costmodels import Machine
 from plans.model.mlp import mlp_graph
 from plans.model.transformer import Experts, TransformerConfig, transformer
-from plans.plan import Optimizer, Plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan
 from search import uniform_plan
 
 __all__ = ["dispatch_plans", "probe_plans", "rule_plans"]

@@ -17,7 +17,8 @@ import msgspec
 
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
-from plans.plan import Optimizer, Plan, Strategy, check_execution, plan_from_json, plan_to_json
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Strategy, check_execution, plan_from_json, plan_to_json
 from twofold.context import ParallelMode
 from twofold.wrappers import Wrapped, unwrap
 

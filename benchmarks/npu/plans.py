@@ -20,7 +20,8 @@ import msgspec
 
 from costmodels import Machine
 from plans.model.transformer import Experts, TransformerConfig, transformer
-from plans.plan import Optimizer, Plan, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan, save_plan
 from search import uniform_plan
 
 __all__ = ["EXAMPLES", "TRANSFORMERS", "main"]

@@ -12,7 +12,8 @@ from benchmarks.peers.configs import MODELS
 from costmodels import Machine
 from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig, transformer
-from plans.plan import Optimizer, Plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan
 from search import uniform_plan
 
 __all__ = ["Case", "model_flops"]
@@ -26,7 +27,7 @@ class Case:
         model: of `MODELS`.
         batch: sequences of a step, of all devices together.
         degrees: as `tf.uniform_plan` takes them.
-        reduce_every: as in `plans.plan.Optimizer`.
+        reduce_every: as in `plans.optimizer.Optimizer`.
         compiles: whether the peer is measured with torch.compile too where only a chosen part is.
         products: precision of the products in blocks, as `simulator.stacks.products.RECIPES` of torchao names it; ""
             is the model's own. Only the peer has others, always with torch.compile.

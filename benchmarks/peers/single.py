@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.peers.model import Decoder
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 
 __all__ = ["Placed", "Rows", "adamw", "compile_blocks", "step_of"]
 

@@ -30,7 +30,8 @@ from costmodels import Machine
 from executor.device import Device, pick_device
 from executor.train.checkpoint_files import written_checkpoints
 from plans.model.transformer import TransformerConfig, transformer
-from plans.plan import Optimizer, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import save_plan
 from search.uniform import uniform_plan
 from simulator import Checkpoints, goodput
 

@@ -38,7 +38,8 @@ from executor.train.checkpoint_files import check_checkpoint, written_checkpoint
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.model.mlp import mlp_graph
-from plans.plan import Optimizer, Plan, Stage, Strategy, load_plan, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy, load_plan, save_plan
 
 __all__ = ["FAULTS", "Outcome", "cases"]
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from costmodels import Machine
 from plans.model.transformer import transformer, transformer_config
-from plans.plan import Optimizer, Plan, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan, save_plan
 from search.uniform import uniform_plan
 
 __all__ = ["plan_in", "text_in"]

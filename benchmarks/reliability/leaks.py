@@ -21,7 +21,8 @@ from plans.layout import Layout
 from plans.lower import lower
 from plans.model.mlp import mlp_graph
 from plans.model.transformer import transformer, transformer_config
-from plans.plan import Optimizer, Plan, Stage, Strategy, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy, save_plan
 from simulator import simulate
 from simulator.forecast import forecast
 

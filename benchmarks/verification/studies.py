@@ -21,7 +21,8 @@ from executor.train.evaluate import is_classifier
 from executor.train.models import load_model
 from executor.train.settings import EvaluationSettings
 from executor.train.sources import Source
-from plans.plan import Optimizer, Plan, save_plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan, save_plan
 from plans.reading import read_json_values
 from search.search import search
 

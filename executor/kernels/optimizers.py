@@ -1,9 +1,9 @@
 """Optimizer updates in place, with the arithmetic and the defaults of torch.optim (its single-tensor forms).
 
-attrs are the settings of `plans.plan.Optimizer`: lr, weight_decay; momentum, dampening, nesterov; beta1, beta2, eps.
-States start at zero. Inputs (weight, gradient, states...), outputs (weight, states...). The arithmetic is that of the
-weight's dtype; states that are kept in another one are read into it and rounded back. On a GPU AdamW is torch's fused
-kernel, where all are of one dtype.
+attrs are the settings of `plans.optimizer.Optimizer`: lr, weight_decay, momentum, dampening, nesterov, beta1, beta2,
+eps. States start at zero. Inputs (weight, gradient, states...), outputs (weight, states...). The arithmetic is that of
+the weight's dtype; states that are kept in another one are read into it and rounded back. On a GPU AdamW is torch's
+fused kernel, where all are of one dtype.
 
 The learning rate and what else changes from step to step are scalars on the device (`StepCounter.number`), so that a
 recorded step can be replayed. A scalar of the dtype of a half-precision weight would lose digits: there the last

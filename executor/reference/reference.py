@@ -18,7 +18,7 @@ from executor.reference.random import PlannedRandom
 from executor.train.initial import initialised_copy
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 
 __all__ = ["Difference", "Reference", "compare_losses", "compare_weights", "train_reference"]
 

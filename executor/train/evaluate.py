@@ -30,7 +30,8 @@ from plans.layout import TensorLayout
 from plans.lower import lower
 from plans.lower.loss import loss_operator
 from plans.model.graph import Attr, Graph, Operator
-from plans.plan import Optimizer, Plan
+from plans.optimizer import Optimizer
+from plans.plan import Plan
 from plans.program import Program
 
 __all__ = ["Evaluation", "Evaluator", "evaluate", "evaluation_plan", "is_classifier"]

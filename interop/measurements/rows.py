@@ -40,7 +40,7 @@ from interop.measurements.spellings import Recompute, recompute_named, recompute
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.schedules.registry import schedule_names
 
 __all__ = ["case_of"]

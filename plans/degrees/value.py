@@ -12,7 +12,7 @@ import msgspec
 
 from plans.degrees import groups, rules
 from plans.errors import TwofoldError
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.schedules import Schedule, chunks_per_rank, make_schedule
 from plans.schedules.registry import is_written
 

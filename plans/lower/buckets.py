@@ -15,7 +15,7 @@ from functools import cached_property
 
 from plans.layout import Layout, TensorLayout
 from plans.model.graph import Tensor, itemsize
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 
 __all__ = ["Bucket", "LocalParameter", "filled", "padded_shard", "shard_axes"]
 

@@ -21,7 +21,8 @@ from plans.lower.emit import Emitter, ValueTable, Ways, least_bytes
 from plans.lower.loss import accumulate_loss, sum_loss
 from plans.lower.optimizer import OptimizerLowering
 from plans.model.graph import Graph, Operator
-from plans.plan import Optimizer, Stage, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Stage, Strategy
 from plans.program import Instruction, Value
 
 __all__ = ["OperatorBodies", "lower_operator"]

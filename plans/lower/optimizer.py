@@ -28,7 +28,7 @@ from plans.lower.gathering import Arrival, collective, gather, wait, with_gather
 from plans.lower.reduction import Reduced, Reduction
 from plans.model.blocks import block_of
 from plans.model.graph import Operator, Tensor
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.program import Instruction, ParameterPlacement, Scope, StepCheckPlacement, Value
 from plans.step_check import Held, StepCheck
 

@@ -15,7 +15,7 @@ from plans.degrees import DEGREES, Degrees, check, check_stated
 from plans.degrees.rules import OF_PLANS, Rule, broken
 from plans.errors import TwofoldError
 from plans.model.transformer import NO_MODE, Recognised, TransformerConfig, sizes_of
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from search.request import check_devices
 from simulator.forecast import Stack
 

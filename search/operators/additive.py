@@ -15,7 +15,8 @@ from plans.lower import Choice
 from plans.lower.emit import least_bytes
 from plans.model.graph import Graph, Operator
 from plans.operators import OperatorSpec
-from plans.plan import Optimizer, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Strategy
 from search.operators.cost_keys import CostKeys
 from search.operators.moves import Moves
 from search.operators.operator_costs import InstructionCost, OperatorCosts, OperatorSeconds, seconds_of_least_bytes

@@ -14,7 +14,8 @@ from plans.layout import Layout, TensorLayout
 from plans.lower.emit import Emitter, ValueTable, Ways, least_bytes
 from plans.lower.operator_bodies import OperatorBodies, lower_operator
 from plans.model.graph import Graph, Operator
-from plans.plan import Optimizer, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Strategy
 from plans.program import Instruction, Kind, Value
 from search.operators.moves import MoveSeconds
 

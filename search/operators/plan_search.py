@@ -13,7 +13,8 @@ from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
 from plans.model.graph import Graph
-from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Plan, Stage, Strategy
 from plans.units import Seconds
 from search.attach_prediction import predicted
 from search.operators.equal_blocks import alike_plans

@@ -13,7 +13,8 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import Choice
 from plans.model.graph import Graph
-from plans.plan import Optimizer, Strategy
+from plans.optimizer import Optimizer
+from plans.plan import Strategy
 from search.operators.additive import StageCosts
 from search.operators.move_floors import Floors
 from search.operators.moves import Moves

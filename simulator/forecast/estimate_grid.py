@@ -10,7 +10,7 @@ import numpy as np
 from costmodels import Machine
 from plans.degrees import Degrees, check
 from plans.model.transformer import TransformerConfig, sizes_of
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.schedules import Schedule
 from simulator.engine.garbage import without_collection
 from simulator.forecast.action import ClockMap

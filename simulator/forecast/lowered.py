@@ -22,7 +22,7 @@ from plans.degrees.groups import rank_groups
 from plans.lower.completed import adds_alike
 from plans.lower.symbolic import ParameterTemplate
 from plans.model.graph import itemsize
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 
 __all__ = ["Lowered"]

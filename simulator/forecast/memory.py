@@ -16,7 +16,7 @@ from plans.degrees import Degrees
 from plans.lower.symbolic import ModelTemplate, ParameterTemplate, PartTemplate, PieceTemplate
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.schedules import Schedule
 from simulator.stacks.base import PieceSizes
 from simulator.stacks.footprint import Footprint

@@ -21,7 +21,7 @@ from plans.lower.symbolic.outline import ModelOutline, model_outline
 from plans.lower.symbolic.rank import SymbolicRank, lower_rank
 from plans.lower.symbolic.wide import block_number, is_wide, with_all_blocks
 from plans.model.graph import itemsize
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.program import GroupProgram, Instruction
 from simulator.forecast import body
 from simulator.forecast.body import Op

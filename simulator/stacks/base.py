@@ -16,7 +16,7 @@ from plans.degrees import MEMORY_BOUND, RECOMPUTE_MODES, Degrees
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from simulator.lines import COMPUTE, Line
 from simulator.stacks.footprint import Footprint
 from simulator.stacks.products import RECIPES, Recipe

@@ -13,7 +13,7 @@ from costmodels.price.torch_hosts import host_s
 from costmodels.widths import CHIP_SPREAD
 from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from simulator.lines import COMPUTE, Line
 from simulator.stacks.base import PieceSizes, Stack, update_bytes
 from simulator.stacks.footprint import Footprint

@@ -26,7 +26,7 @@ from costmodels.widths import CHIP_SPREAD, TORCH_HOST
 from plans.degrees import Degrees
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from plans.timeline import PS_PER_S
 from simulator.lines import COMPUTE, Line
 from simulator.stacks.base import PieceSizes, Stack, update_bytes

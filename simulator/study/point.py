@@ -15,7 +15,7 @@ from plans.degrees import DEGREES, Degrees, describe
 from plans.errors import TwofoldError
 from plans.figures import FIGURES
 from plans.model.transformer import TransformerConfig, transformer_config
-from plans.plan import Optimizer
+from plans.optimizer import Optimizer
 from simulator.engine.link_change import LinkChange
 from simulator.forecast import Forecast
 from simulator.predict import Outcome

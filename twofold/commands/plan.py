@@ -361,7 +361,8 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
         TwofoldError: a file that cannot be written, invalid widths, or an error of the search.
     """
     from plans.files import check_writable
-    from plans.plan import Optimizer, save_plan
+    from plans.optimizer import Optimizer
+    from plans.plan import save_plan
     from reports import plan_text
     from search import search
     from twofold.commands.plan_file import schedule_text
