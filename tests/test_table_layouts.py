@@ -334,6 +334,9 @@ ROW = {
          lambda case: (case.stack, case.other_stacks) == ("megatron-deepspeed-2022", ("torch-2024",))),
         ({"source": "nanoGPT", "pp": "1", "tp": "1", "zero_level": "DDP", "model": "GPT-2 124M"},
          lambda case: case.stack.endswith("-compile")),
+        # Megatron-FSDP reduces gradients in every micro-batch and keeps shards of them
+        ({"source": "Megatron-Bridge", "pp": "1", "tp": "1", "zero_level": "FSDP", "global_batch": "256"},
+         lambda case: case.degrees.optimizer.reduce_every == "micro_batch"),
         # the default kernel of attention of llm-foundry's benchmarks by their year
         *(({"source": source, "pp": "1", "tp": "1", "zero_level": "FSDP", "gpu_type": device},
            lambda case, stacks=stacks: (case.stack, *case.other_stacks) == stacks)

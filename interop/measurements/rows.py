@@ -420,8 +420,8 @@ class _Reading(Mixtures):
         settings = {"lr": 1e-4}
         megatron = not stack.startswith("torch")  # fp16 gradients stay in their buffers
         per_step = "step"
-        if not megatron and level >= 2:
-            # FSDP2 keeps shards of gradients only, unless told to wait for the last one
+        if level >= 2:
+            # FSDP2 and Megatron-FSDP keep shards of gradients only, unless told to wait for the last one
             late = accumulates and self.reduces_last()
             per_step = "step" if late else "micro_batch"
             if accumulates and self.count("pp", 1) == 1:

@@ -28,7 +28,7 @@ block of a rank can recompute, not a number of them."""
 
 _COMPILED: dict[str, Any] = {"compiled": True, "narrows": True}
 
-_TORCHTITAN_COMPILED = {**_TORCHTITAN, **_COMPILED, "compiled_loss": True}
+_TORCHTITAN_COMPILED = {**_TORCHTITAN, **_COMPILED, "one_kernel_loss": True}
 """Since April 2025 torchtitan compiles the loss with the model (github.com/pytorch/torchtitan/pull/1033, where the
 memory that it saves is shown); before that it was eager."""
 
@@ -43,9 +43,12 @@ _TORCH_2024: dict[str, Any] = {**_UNMEASURED, "fused_norm": False, "update": "fo
 """torch's parts as other people ran them until 2025: scaled_dot_product_attention took FlashAttention-2, an RMS norm
 was written out, torch.optim's default form of AdamW is foreach."""
 
-_COMPOSER: dict[str, Any] = {**_TORCH_2024, "clips": True, "recipes": "engine", "narrows": True}
+_COMPOSER: dict[str, Any] = {
+    **_TORCH_2024, "clips": True, "recipes": "engine", "narrows": True, "one_kernel_loss": True,
+}  # fmt: skip
 """MosaicML's Composer, as llm-foundry uses it: FSDP around eager modules, gradients clipped by their norm, linears of
-Transformer Engine with delayed scales under amp_fp8 (composer/core/precision.py, get_precision_context)."""
+Transformer Engine with delayed scales under amp_fp8 (composer/core/precision.py, get_precision_context), flash-attn's
+fused loss (llmfoundry/models/mpt/modeling_mpt.py, the default of loss_fn)."""
 
 _DEEPSPEED: dict[str, Any] = {**_UNMEASURED, "overlaps_interleaved": False, "waits_for_device": False}
 """DeepSpeed's pipeline engine around Megatron's layers: sends and receives are instructions of the schedule between

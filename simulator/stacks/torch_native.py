@@ -91,7 +91,7 @@ class TorchNative(Stack):
         complex_rotary: whether rotary positions are products of complex numbers in float.
         loss_parallel: whether the loss is computed on logits split over tensor-parallel ranks; else they are gathered.
         float_loss: whether the loss makes float copies of the logits, or keeps their dtype.
-        compiled_loss: whether the loss is compiled too, on logits that are not split.
+        one_kernel_loss: whether the loss of logits that are not split is one kernel each way, compiled or fused.
         holds_logits: whether the logits stay alive during the backward, as they do where the caller's variable does.
         keeps_outputs: whether a pipeline keeps the outputs of all micro-batches for the caller (`return_outputs` of a
             schedule's step, torch's default).
@@ -117,7 +117,7 @@ class TorchNative(Stack):
     complex_rotary: bool = False
     loss_parallel: bool = False
     float_loss: bool = True
-    compiled_loss: bool = False
+    one_kernel_loss: bool = False
     holds_logits: bool = True
     keeps_outputs: bool = True
     one_input: bool = False
@@ -163,7 +163,9 @@ class TorchNative(Stack):
             ratio = _RESERVED[self._kind(degrees)]
             notes.append(f"{own} memory is what is reserved: {ratio:.2f} times what is allocated, as in own steps")
         copies = "makes float copies of the logits" if self.float_loss else "is made of the logits as they are"
-        notes.append(f"{own} the loss {'is compiled' if self.compiled_loss and degrees.tp == 1 else copies}")
+        notes.append(
+            f"{own} the loss {'is one kernel each way' if self.one_kernel_loss and degrees.tp == 1 else copies}"
+        )
         if config.experts is not None:
             notes.append(f"{own} experts as grouped products, tokens permuted in one pass: assumed")
         if self.clips:
@@ -293,7 +295,7 @@ class TorchNative(Stack):
         elements, forward = math.prod(shapes[0]), which == "forward"
         call, writes = ("cross_entropy.forward", 0) if forward else ("cross_entropy.grad0", 1)
         made = elementwise(call, elements, "bfloat16", 1, writes, shapes[0])
-        if self.compiled_loss:
+        if self.one_kernel_loss:
             return (replace(made, times=_COMPILED_LOSS[not forward]),)
         return (made if self.float_loss else replace(made, times=_HALF_LOSS[not forward]),)
 
@@ -356,7 +358,7 @@ class TorchNative(Stack):
         """Tensor-parallel messages as DTensor's modules send them (torch/distributed/tensor/parallel/style.py)."""
         steps = loss_as_logits(steps)
         if ways > 1:
-            if self.compiled_loss:  # only on whole logits
+            if self.one_kernel_loss:  # only on whole logits
                 steps = [
                     replace(step, times=1.0) if isinstance(step, Kernel) and is_loss(step) else step for step in steps
                 ]
@@ -400,7 +402,7 @@ class TorchNative(Stack):
         low = elements * sizes.item_bytes if sizes.item_bytes < 4 else 0
         kept = found.kept - 4 * sizes.logits + 4 * elements
         held = low if self.holds_logits else 0
-        if self.compiled_loss and sizes.ways == 1:
+        if self.one_kernel_loss and sizes.ways == 1:
             kept += low - 4 * elements
             return replace(found, kept=kept, forward=kept, backward=low + 2 * sizes.arrival_bytes)
         if not self.float_loss:
