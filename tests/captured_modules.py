@@ -155,6 +155,31 @@ class Grouped(torch.autograd.Function):
         return g.clamp(-0.01, 0.01).unsqueeze(-1).expand(*g.shape, ctx.size).reshape(ctx.shape), None
 
 
+class Turned(torch.autograd.Function):
+    """Two tensors turned by angles, each a result of its own, as fused rotary positions make them."""
+
+    @staticmethod
+    def forward(ctx, q, k, angle):
+        ctx.save_for_backward(angle)
+        return tuple(each * angle.cos() + each.flip(-1) * angle.sin() for each in (q, k))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        (angle,) = ctx.saved_tensors
+        return *(g * angle.cos() + (g * angle.sin()).flip(-1) for g in gradients), None
+
+
+def chosen_in_samples(m, x):
+    """Places of every sample that the data, positions or both choose, read and written."""
+    sample, which = torch.arange(len(x), device=x.device), (x[:, 0, 0] > 0).long()
+    y = m.fc(x).unflatten(-1, (2, 4)).clone()
+    y[sample, -which, which] = y[sample, which, -1] * 2 + 1
+    y[sample.unsqueeze(1), torch.tensor([0, 2])] = 0.5
+    y[y > 1] = 1 / 2
+    some = y[sample.unsqueeze(1), torch.stack([which, -which], 1)].mean((1, 2)) + y[sample, :, :, which].mean(1)[:, [0]]
+    return y.flatten(2) + m.out(F.pad(some, (0, WIDTH - some.shape[1]))).unsqueeze(1)
+
+
 class ImageClasses(nn.Module):
     """As the MNIST example of torch: dropout2d left out, log_softmax and nll_loss."""
 
@@ -370,10 +395,12 @@ MODULES = {
     ),
     "own gradients": (
         lambda: Net(
-            lambda m, x: Grouped.apply(Binary.apply(m.fc(x), m.w), 2) + Reversed.apply(m.out(x), 0.5), fc=linear(),
-            w=parameter(2 * WIDTH, WIDTH), out=linear(),
+            lambda m, x: Grouped.apply(Binary.apply(m.fc(x), m.w), 2) + Reversed.apply(m.out(x), 0.5)
+            + torch.stack(Turned.apply(m.fc(x), m.out(x), m.angle)).prod(0), fc=linear(), w=parameter(2 * WIDTH, WIDTH),
+            out=linear(), angle=torch.rand(WIDTH),
         ), sequences
     ),
+    "chosen in every sample": (lambda: Net(chosen_in_samples, fc=linear(), out=linear()), sequences),
     "weights of eight bits": (
         lambda: Net(
             lambda m, x: m.fc(F.linear(x, m.few.to(x.dtype) * m.scale)), fc=linear(), scale=torch.rand(WIDTH, 1),
@@ -403,7 +430,7 @@ ON_RANKS = (
     "choice by the data", "own gradients", "experts by bmm", "convolutions", "batch norm",
     "lists as an index, biases of heads", "class weights, smoothed, ignored", "transformer layer, norm first",
     "recurrent", "complex rotations", "mean over what counts", "CTC", "derivatives in the forward",
-    "running statistics, own", "counter", "codebook of moving averages",
+    "running statistics, own", "counter", "codebook of moving averages", "chosen in every sample",
 )  # fmt: skip
 """Modules that have, between them, every kind of operator that is in `MODULES`."""
 

@@ -351,6 +351,23 @@ class Noisy(torch.autograd.Function):
         return g + torch.randn_like(g)
 
 
+class Signs(torch.autograd.Function):
+    """The gradients of two results together are not the sum of those of each."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone(), -x
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return (g - h).sign()
+
+
+def warms_up(m, x):
+    m.steps = getattr(m, "steps", 0) + 1
+    return m.fc(x) * min(1.0, m.steps / 100)
+
+
 def hooks_its_gradient(m, x):
     y = m.fc(x)
     y.register_hook(lambda g: 2 * g)
@@ -370,6 +387,8 @@ REFUSED = {
     "gradients of all samples": (mean_to(lambda m, x: Unit.apply(m.fc(x))), r"samples .* meet in the backward of Unit"),
     "random gradients": (mean_to(lambda m, x: Noisy.apply(m.fc(x))), r"backward of Noisy .*draws random numbers"
     ),
+    "gradients of two results": (mean_to(lambda m, x: m.fc(sum(Signs.apply(m.fc(x))))), "Signs .* are not sums"),
+    "counted steps": (mean_to(warms_up), r"counts in self\.steps, and its next step computes something else"),
     "hook on a gradient": (mean_to(hooks_its_gradient), r"registers a hook on the gradient of a tensor \(4, 6\)"),
     "inference mode": (within(torch.inference_mode), "uses torch.inference_mode.*requires_grad_"),
     "mean of the batch": (mean_to(lambda m, x: m.fc(x) - x.mean()), "a value made of all samples of a batch"),
@@ -412,7 +431,7 @@ REFUSED = {
         mean_to(lambda m, x: m.fc(x) * torch.no_grad()(m.fc.bias.mul_)(0.9)), r"changes the parameter 'fc\.bias', which"
     ),
     "tensor of its own": (mean_to(lambda m, x: m.fc(x) * OWN), r"must be a parameter, a buffer"),
-    "tensor made in the forward": (mean_to(lambda m, x: m.fc(x) * torch.tensor([[2.0]])), r"self\.register_buffer"),
+    "tensor made in the forward": (mean_to(lambda m, x: m.fc(x) * torch.tensor([2.0] * 66)[:6]), r"self\.register_buffer"),
     "product of means": (
         lambda m, x, label: m.fc(x).mean() * functional.mse_loss(m.fc(x), label), "each times a number"
     ),

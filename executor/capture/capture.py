@@ -21,6 +21,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -36,6 +37,7 @@ from executor.capture.attention import batch_first_attention
 from executor.capture.buffers import doubled_tables, known_masks, known_numbers
 from executor.capture.complex_numbers import complex_rule
 from executor.capture.concatenated import split_concatenated
+from executor.capture.counted import Numbers, check_numbers, numbers_of, set_numbers
 from executor.capture.counts import state_counts
 from executor.capture.decompose import decompose_sized
 from executor.capture.derivatives import derivatives_as_calls, write_derivatives
@@ -47,6 +49,7 @@ from executor.capture.library import in_other_forms
 from executor.capture.masks import fix_sizes, state_masks
 from executor.capture.opaque import computed, opaque
 from executor.capture.repeats import Stack, shortened, stacks_of_equal_blocks, with_all_blocks
+from executor.capture.rows import choose_in_samples
 from executor.capture.rules import RULES
 from executor.capture.straight import drop_empty, inline_nested, keep_batch_first, take_stacked
 from executor.capture.translation import Translation
@@ -151,11 +154,19 @@ def _graph_of_exports(module: nn.Module, examples: Mapping[str, torch.Tensor], b
 def _graph_of_samples(module: nn.Module, examples: Mapping[str, torch.Tensor], small: int, name: str) -> Graph:
     """The graph of a small batch."""
     sizes = (small, 2 * small)
-    exports = [_exported(module, with_batch(examples, size), size) for size in sizes]
+    counted: dict[tuple[str, str], int | float] = {}
+    exports = [_exported(module, with_batch(examples, size), size, counted) for size in sizes]
+    check_numbers(
+        module,
+        counted,
+        exports[0].graph,
+        lambda: _exported(module, with_batch(examples, small), small, {}, counted).graph,
+    )
     fix_sizes(exports[0].graph, exports[1].graph, small)
     grown = _grown(exports[0], exports[1], small)
     for exported in exports:
         split_concatenated(exported.graph, grown)
+        choose_in_samples(exported.graph, grown)
     decompose_sized(exports[0].graph, exports[1].graph, RULES)
     grown = _grown(exports[0], exports[1], small)
     small_batch, large_batch = (
@@ -172,10 +183,14 @@ def _graph_of_samples(module: nn.Module, examples: Mapping[str, torch.Tensor], s
 # -- export ------------------------------------------------------------------------------------------------------------
 
 
-def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int) -> ExportedProgram:
+def _exported(
+    module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int,
+    counted: dict[tuple[str, str], int | float], start: Numbers = MappingProxyType({}),
+) -> ExportedProgram:  # fmt: skip
+    """The calls of a forward that begins with the numbers `start`; those that it changes go into `counted`."""
     masks, numbers = known_masks(module), known_numbers(module)
     try:
-        with _in_forms_to_capture(module), _returning_its_loss(module):
+        with _in_forms_to_capture(module), _returning_its_loss(module, counted, start):
             exported = torch.export.export(module, tuple(examples.values()), strict=False)
     except TwofoldError as error:
         raise TwofoldError(f"{error}{_where(error, module)}") from None
@@ -275,13 +290,19 @@ def _reason(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _returning_its_loss(module: nn.Module) -> Iterator[None]:
+def _returning_its_loss(
+    module: nn.Module, counted: dict[tuple[str, str], int | float], start: Numbers
+) -> Iterator[None]:  # fmt: skip
     """Within this context the forward returns its loss alone."""
     forward = module.forward
 
     @functools.wraps(forward)
     def loss(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return loss_of(forward(*args, **kwargs), type(module).__name__)
+        set_numbers(module, start)
+        before = numbers_of(module)
+        made = loss_of(forward(*args, **kwargs), type(module).__name__)
+        counted.update({key: value for key, value in numbers_of(module).items() if before.get(key, value) != value})
+        return made
 
     with mock.patch.object(module, "forward", loss):
         yield

@@ -65,6 +65,7 @@ def in_other_forms(module: nn.Module) -> Iterator[None]:
         stack.enter_context(mock.patch.object(F, "gaussian_nll_loss", _gaussian_nll_loss))
         stack.enter_context(mock.patch.object(torch, "tensor", _filled))
         stack.enter_context(mock.patch.object(Tensor, "__getitem__", _part))
+        stack.enter_context(mock.patch.object(Tensor, "__setitem__", _write_part))
         stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_args", False))
         for config in configs.values():
             stack.enter_context(mock.patch.object(config, _EXPERTS, "batched_mm"))
@@ -83,7 +84,7 @@ def _filled(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, 
         kind = torch.bool if isinstance(data, bool) else torch.int64 if isinstance(data, int) else None
         return torch.full((), data, dtype=dtype or kind or torch.get_default_dtype(), device=device)
     is_row = isinstance(data, list | tuple) and 0 < len(data) <= _MOST_NUMBERS
-    if is_row and len({type(each) for each in data}) == 1 and isinstance(data[0], bool | int | float):
+    if is_row and len({type(each) for each in data}) == 1 and isinstance(data[0], bool | int | float | list | tuple):
         return torch.stack([_filled(each, dtype=dtype, device=device) for each in data])
     return _TENSOR(data, dtype=dtype, device=device)
 
@@ -98,6 +99,18 @@ def _part(self: Tensor, index: Any) -> Tensor:
         return _PART(self, index)
     alone = sum(isinstance(each, list | Tensor) for each in given) == 1
     return _PART(self, tuple(_chosen(each, alone) if _is_numbers(each) else each for each in given))
+
+
+_WRITE_PART = Tensor.__setitem__
+
+
+def _write_part(self: Tensor, index: Any, value: Any) -> None:
+    """Write a part of a tensor. One number where a mask is true is filled in: its value is lost on meta."""
+    is_number = isinstance(value, bool | int | float) or (isinstance(value, Tensor) and value.dim() == 0)
+    if is_number and isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() <= self.dim():
+        self.masked_fill_(index.reshape(*index.shape, *(1,) * (self.dim() - index.dim())), value)
+        return
+    _WRITE_PART(self, index, value)
 
 
 def _is_numbers(index: Any) -> bool:
