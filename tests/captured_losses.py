@@ -75,6 +75,13 @@ def two_views(m, made, x, label):
     return F.mse_loss(one, both[len(x) :].detach()) + F.l1_loss(two, both[: len(x)]) + balance + judged
 
 
+def flattened_sums(rows, mask):
+    """Sums over rows [batch x 2, width], divided by the number of rows, of elements and of what counts."""
+    divergence = F.kl_div(rows.log_softmax(-1), rows.detach().softmax(-1) * 0.5, reduction="batchmean")
+    counted = (rows.pow(2).sum(-1) * mask.flatten()).sum() / mask.sum().clamp(min=1)
+    return divergence + counted + rows.sum() / rows.numel() + rows.abs().sum() / len(mask)
+
+
 LOSSES = {
     "derivatives in the forward": (lambda: Losses(penalised), vectors),
     "several batches at once": (lambda: Losses(two_views), vectors),
@@ -109,6 +116,7 @@ LOSSES = {
                 (F.cross_entropy(made, label, reduction="none") * (label > 0)).sum() / (label > 0).sum()
                 + (made.pow(2).mean(-1) * (x[:, 0] > 0)).sum() / ((x[:, 0] > 0).sum() + 1e-8).clamp(min=1)
                 + made.abs().mean() * x.abs().mean() / (1 + x.mean())
+                + flattened_sums(made.unflatten(-1, (2, -1)).flatten(0, 1), x[:, :2] > 0)
             )
         ), classes
     ),

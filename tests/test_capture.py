@@ -431,7 +431,7 @@ REFUSED = {
         mean_to(lambda m, x: m.fc(x) * torch.no_grad()(m.fc.bias.mul_)(0.9)), r"changes the parameter 'fc\.bias', which"
     ),
     "tensor of its own": (mean_to(lambda m, x: m.fc(x) * OWN), r"must be a parameter, a buffer"),
-    "tensor made in the forward": (mean_to(lambda m, x: m.fc(x) * torch.tensor([2.0] * 66)[:6]), r"self\.register_buffer"),
+    "tensor made in the forward": (mean_to(lambda m, x: m.fc(x) * torch.tensor([2.0] * 66)[:6]), r"self\.register_"),
     "product of means": (
         lambda m, x, label: m.fc(x).mean() * functional.mse_loss(m.fc(x), label), "each times a number"
     ),

@@ -33,7 +33,10 @@ def mean_over(
 def per_sample(
     build: Translation, node: fx.Node, x: str, over: Sequence[int] | None = None, *, is_sum: bool = False
 ) -> str:
-    """Each sample's mean (sum) over dims, [batch, *rest]; over all but the batch unless they are given."""
+    """Each sample's mean (sum) over dims, [batch, *rest]; over all but the batch unless they are given.
+
+    Where the samples are flattened, [batch x n, *rest], a mean stays one of all rows.
+    """
     tensor = build.tensors[x]
     place, rank = build.batched.get(x, 0), len(tensor.shape)
     dims = [dim for dim in (range(rank) if over is None else over) if dim != place]
@@ -48,7 +51,7 @@ def per_sample(
         order = (first, *(at for at in range(len(kept)) if at != first))
         shape = tuple(build.tensors[made].shape[at] for at in order)
         made = build.make(node, "permute", (made,), shape=shape, dtype=tensor.dtype, dims=order)
-    return made
+    return _per_batch(build, node, made, is_sum=True) if is_sum else made
 
 
 # -- what is made of means ---------------------------------------------------------------------------------------------
@@ -77,7 +80,7 @@ def reshaped_mean(build: Translation, node: fx.Node, x: Mean, shape: tuple[int, 
         return x
 
     def terms() -> str:
-        return _in_shape(build, node, _per_batch(build, node, x), shape)
+        return _in_shape(build, node, _per_batch(build, node, x.terms()), shape)
 
     return Mean(node=node, terms=terms, shape=shape, is_sum=x.is_sum)
 
@@ -100,7 +103,7 @@ def _reduced_further(
     kind = f"reduce_{str(node.target).split('.')[1]}"
 
     def terms() -> str:
-        made, dtype = _per_batch(build, node, x), build.shape_dtype(node)[1]
+        made, dtype = _per_batch(build, node, x.terms()), build.shape_dtype(node)[1]
         return build.make(
             node, kind, (made,), shape=(build.batch_size, *shape), dtype=dtype, dims=over, keepdim=keepdim
         )
@@ -113,7 +116,7 @@ def _selected(build: Translation, node: fx.Node, x: Mean, dim: int, index: int) 
     at = dim % len(x.shape)
 
     def terms() -> str:
-        made, dtype = _per_batch(build, node, x), build.shape_dtype(node)[1]
+        made, dtype = _per_batch(build, node, x.terms()), build.shape_dtype(node)[1]
         shape = (build.batch_size, *x.shape[:at], 1, *x.shape[at + 1 :])
         one = build.make(node, "narrow", (made,), shape=shape, dtype=dtype, dim=at + 1, start=index % x.shape[at])
         return build.reshaped(node, one, (build.batch_size, *x.shape[:at], *x.shape[at + 1 :]))
@@ -131,7 +134,7 @@ def _joined(build: Translation, node: fx.Node, parts: Sequence[Value], dim: int 
     at = dim % len(shape)
 
     def terms() -> str:
-        made, dtype = [_per_batch(build, node, mean) for mean in means], build.shape_dtype(node)[1]
+        made, dtype = [_per_batch(build, node, mean.terms()) for mean in means], build.shape_dtype(node)[1]
         if is_stack:
             made = [_in_shape(build, node, each, (*shape[:at], 1, *shape[at + 1 :])) for each in made]
         made = [build.cast(node, each, dtype) for each in made]
@@ -204,14 +207,13 @@ def _ones(build: Translation, node: fx.Node) -> Mean:
     return Mean(node=node, terms=lambda: build.like_batch(node, (build.batch_size,), dtype, 1), is_sum=True)
 
 
-def _per_batch(build: Translation, node: fx.Node, x: Mean) -> str:
-    """The terms of a mean, one for each sample; where samples were flattened, each one's mean or sum."""
-    terms = x.terms()
+def _per_batch(build: Translation, node: fx.Node, terms: str, *, is_sum: bool = False) -> str:
+    """Terms of a mean (a sum), one for each sample; where samples were flattened, each one's mean (sum)."""
     size, *rest = build.tensors[terms].shape
     if size == build.batch_size:
         return terms
     apart = build.reshaped(node, terms, (build.batch_size, size // build.batch_size, *rest))
-    return per_sample(build, node, apart, (1,), is_sum=x.is_sum)
+    return per_sample(build, node, apart, (1,), is_sum=is_sum)
 
 
 def _combined(
@@ -244,7 +246,7 @@ def _with(build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Va
     def ranked(mean: Mean) -> str:
         """The terms with a dim for each of the result's."""
         missing = (1,) * (len(shape) - len(mean.shape))
-        return _in_shape(build, node, _per_batch(build, node, mean), (*missing, *mean.shape))
+        return _in_shape(build, node, _per_batch(build, node, mean.terms()), (*missing, *mean.shape))
 
     def terms() -> str:
         left, right = (ranked(mean) if isinstance(mean, Mean) else mean for mean in (x, y))
