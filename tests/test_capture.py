@@ -417,7 +417,7 @@ REFUSED = {
         "reads a value made of all samples",
     ),
     "derivative of nothing": (
-        mean_to(lambda m, x: m.fc(x) + torch.autograd.grad(x.sum(), m.fc.bias)[0]), "does not depend on its input"
+        mean_to(lambda m, x: m.fc(x) + torch.autograd.grad(x.sum(), m.fc.bias)[0]), "does not depend on the input"
     ),
     "torch.func": (mean_to(lambda m, x: m.fc(x) + torch.func.grad(lambda y: m.fc(y).sum())(x)), "uses torch.func or"),
     "vmap": (mean_to(lambda m, x: torch.vmap(m.fc)(x)), r"forward \|.* runs under torch.vmap.* for all samples"),
