@@ -29,6 +29,8 @@ def choose_in_samples(graph: fx.Graph, grown: Mapping[str, int]) -> None:
     known, grown = shape_only(graph), dict(grown)
     for target in (aten.index.Tensor, aten.index_put.default):
         for node in graph.find_nodes(op="call_function", target=target):
+            if node in known:
+                continue
             whole, indices, *written = node.args
             if grown.get(whole.name) == 0 and _count_samples(indices, known, grown, is_written=bool(written)):
                 with graph.inserting_before(node):
