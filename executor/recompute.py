@@ -32,8 +32,11 @@ _CALL = "twofold_checkpoint"
 def recompute(module: ModuleT) -> ModuleT:
     """Mark a module to be recomputed in the backward. Returns the module.
 
-    Simulate to see whether this saves memory: the next linear keeps the output of a relu anyway, so marking relus alone
-        saves nothing.
+    Simulate to see whether this saves memory. Marking only relus saves nothing, because the following linear layer
+    keeps their outputs anyway.
+
+    Raises:
+        TwofoldError: not a module.
 
     >>> marked = recompute(nn.ReLU())
     """

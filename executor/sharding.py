@@ -27,10 +27,11 @@ def shard(op_or_module: ModuleT, in_strategy: object, out_strategy: object = Non
 
     Args:
         op_or_module: a module that is one operator, such as nn.Linear, nn.ReLU, or an operator of `twofold.ops`.
-        in_strategy: one entry per operand (a linear layer's are x [.., k], weight [n, k], bias [n]; those left out
-            follow): a tuple of the number of parts per dim, or a layout. All entries have the same form, and layouts
-                the same mesh. out_strategy: one entry in the same form: the layout of the output. A matrix product
-                whose contracted dim is split can all-reduce its output or reduce-scatter it over the rows.
+        in_strategy: one entry per operand: a tuple with the number of parts per dim, or a layout. A linear layer has
+            the operands x [.., k], weight [n, k] and bias [n]; operands that are left out follow. All entries have the
+            same form, and layouts the same mesh.
+        out_strategy: the layout of the output, as one entry in the same form. A matrix product whose contracted dim is
+            split can all-reduce its output, or reduce-scatter it over the rows.
 
     Raises:
         TwofoldError: not a module, an invalid form (see `plans.user_strategy`), a wrong number of dims, parts that do

@@ -135,6 +135,12 @@ class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Raises:
         TwofoldError: see `check`.
+
+    >>> from plans.model.mlp import mlp_graph
+    >>> graph = mlp_graph([64, 32, 8], batch_size=16)
+    >>> names = tuple(operator.name for operator in graph.operators)
+    >>> Plan(graph=graph, stages=(Stage(mesh=Layout((2,), ("dp",)), operators=names),), num_micro_batches=4)
+    <Plan mlp: 2 ranks, 1 stage, 4 micro-batches, 1f1b>
     """
 
     version: int = PLAN_VERSION
@@ -364,7 +370,11 @@ class _Marks(msgspec.Struct):
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> Path:
-    """Write a plan file atomically."""
+    """Write a plan file atomically.
+
+    >>> save_plan(plan, "plan.json")  # doctest: +SKIP
+    PosixPath('plan.json')
+    """
     return write_atomically(path, plan_to_json(plan) + b"\n")
 
 
@@ -373,5 +383,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
     Raises:
         TwofoldError: no such file, or what `plan_from_json` refuses.
+
+    >>> load_plan("plan.json")  # doctest: +SKIP
+    <Plan mlp: 2 ranks, 1 stage, 4 micro-batches, 1f1b>
     """
     return plan_from_json(read_file(path, "the plan file"), os.fspath(path))

@@ -298,7 +298,7 @@ class GroupProgram:
                 yield block, instruction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Program:
     """One training step on all ranks.
 
@@ -308,13 +308,22 @@ class Program:
         name: name of the graph.
 
     An instruction's id is `f"{block.label}/{instruction.name}"`; with the rank it is unique within a step. A SEND and
-    the RECV of the same name and channel form one transfer, member by member as `pieces` says; a collective of one id
-    runs once in each group of `mesh.groups(axes)`.
+    the RECV of the same name and channel form one transfer, whose `pieces` list the ranks of each message; a collective
+    of one id runs once in each group of `mesh.groups(axes)`.
+
+    >>> Program(groups=(GroupProgram(mesh=Layout((4,), ("dp",)), values={}, blocks=()),), num_micro_batches=1)
+    <Program: 4 ranks in 1 group, at most 0 instructions per rank>
     """
 
     groups: tuple[GroupProgram, ...]
     num_micro_batches: int
     name: str = ""
+
+    def __repr__(self) -> str:
+        ranks, groups = self.num_ranks, len(self.groups)
+        most = max((sum(len(block.body.instructions) for block in group.blocks) for group in self.groups), default=0)
+        summary = f"{ranks} rank{'s' * (ranks != 1)} in {groups} group{'s' * (groups != 1)}"
+        return f"<Program{self.name and f' {self.name}'}: {summary}, at most {most} instructions per rank>"
 
     @property
     def num_ranks(self) -> int:

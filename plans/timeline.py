@@ -81,6 +81,10 @@ class Timeline(Shown):
         low_s, high_s: the 90 % interval of `step_interval_s`, if known.
         meta: machine, versions, date, command.
         program: the program that ran, if known; it determines what the compute streams wait for.
+
+    >>> timeline = simulate(plan, machine)  # doctest: +SKIP
+    >>> timeline.step_interval_s, timeline.bubble_fraction, timeline.peak_bytes  # doctest: +SKIP
+    (0.7848, 0.472, 27300000000)
     """
 
     kind: str

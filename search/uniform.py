@@ -67,8 +67,9 @@ def uniform_plan(
         micro_batch: samples of a micro-batch per data-parallel rank; by default the full batch.
         schedule: pipeline schedule.
         virtual: chunks of the model per pipeline rank (chunk i on rank i % pp); V-shaped schedules always have two.
-        recompute: "none", "selective" (the attention core), "full" (all of a block but its input), or names of
-            operators or modules whose outputs are recomputed in the backward; with "none", those of `graph.recompute`.
+        recompute: "none"; "memory_bound" (norms and activation functions), "selective" (the attention core),
+            "selective_op" (as torchtitan) or "full" (all of a block but its input) for transformers; or names of
+            operators or modules whose outputs are recomputed in the backward. With "none", those of `graph.recompute`.
         recompute_layers: number of first blocks of every chunk that recompute; for transformers with a mode only.
         zero: optimizer-parallel level; None: that of `optimizer`.
         sequence_parallel: split the sequence over tp where tp splits nothing else; transformers only.

@@ -171,6 +171,17 @@ def outcome(plan: Plan | Program, machine: Machine, what_if: WhatIf = _NOTHING, 
 
     Raises:
         TwofoldError: as `simulate` and `goodput`.
+
+    >>> from plans.layout import Layout
+    >>> from plans.model.mlp import mlp_graph
+    >>> from plans.plan import Stage
+    >>> from simulator.study.goodput import Checkpoints, Failures
+    >>> graph = mlp_graph([64, 32, 8], batch_size=16)
+    >>> names = tuple(operator.name for operator in graph.operators)
+    >>> plan = Plan(graph=graph, stages=(Stage(mesh=Layout((2,), ("dp",)), operators=names),))
+    >>> what_if = WhatIf(checkpoints=Checkpoints(every_steps=100, write_Bps=1e9), failures=Failures(device_mtbf_s=1e7))
+    >>> 0.9 < outcome(plan, Machine.load("h200-x8"), what_if=what_if).goodput.fraction < 1
+    True
     """
     program, machine = _lowered(plan, machine)
     return outcome_of(simulate(program, machine, num_steps=num_steps, what_if=what_if), program, what_if)

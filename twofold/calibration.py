@@ -117,6 +117,8 @@ def calibrate(
     Raises:
         TwofoldError: fewer than 2 ranks on a CPU, a missing or unknown device, no measuring time, files that cannot be
             written (all before anything is measured); `RankFailed` when a rank fails.
+
+    >>> calibrate(8, device="cpu", out="machine.json", quick=True)  # doctest: +SKIP
     """
     from executor.device import num_accelerators, pick_device
 

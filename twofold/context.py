@@ -30,7 +30,11 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2*
 
 
 class ParallelMode(StrEnum):
-    """Whether the search or `shard` decides how operators are split."""
+    """Whether the search or `shard` decides how operators are split.
+
+    >>> ParallelMode.SEMI_AUTO_PARALLEL == "semi_auto_parallel"
+    True
+    """
 
     AUTO_PARALLEL = "auto_parallel"
     SEMI_AUTO_PARALLEL = "semi_auto_parallel"
@@ -76,6 +80,8 @@ def set_memory(max_size: str | int) -> None:
 
     Raises:
         TwofoldError: not a size.
+
+    >>> set_memory("25GB")  # doctest: +SKIP
     """
     _current.settings = replace(_current.settings, memory_limit_bytes=parse_bytes(max_size, "set_memory(max_size=)"))
 
@@ -120,6 +126,8 @@ def set_auto_parallel_context(
 
     Raises:
         TwofoldError: an unknown mode, schedule or key.
+
+    >>> set_auto_parallel_context(parallel_mode="auto_parallel", pipeline_stages=2)  # doctest: +SKIP
     """
     changes: dict[str, object] = {}
     if parallel_mode is not None:

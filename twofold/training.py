@@ -60,6 +60,8 @@ class LossMonitor:
 
     Raises:
         TwofoldError: per_print_times below 1.
+
+    >>> monitor = LossMonitor(per_print_times=100)  # for Model.train(..., callbacks=[monitor])
     """
 
     def __init__(self, per_print_times: int = 1) -> None:
@@ -88,6 +90,9 @@ class Model:
 
     Raises:
         TwofoldError: a network without a parallel wrapper, an unsupported optimizer.
+
+    >>> network = AutoParallel(WithLossCell(net, loss_fn), parallel_mode="recursive_programming")  # doctest: +SKIP
+    >>> Model(network, torch.optim.SGD(net.parameters(), 1e-2)).train(10, dataset)  # doctest: +SKIP
     """
 
     def __init__(

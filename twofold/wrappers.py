@@ -35,6 +35,10 @@ class Pipeline:
 
     Raises:
         TwofoldError: a micro_size below 1; names of stages are checked when training starts.
+
+    >>> from torch import nn
+    >>> Pipeline(nn.Linear(4, 1), micro_size=4).micro_size
+    4
     """
 
     def __init__(self, network: Any, micro_size: int, stage_config: Mapping[str, int] | None = None) -> None:
@@ -64,6 +68,10 @@ class MicroBatchInterleaved:
 
     Raises:
         TwofoldError: an interleave_num below 1.
+
+    >>> from torch import nn
+    >>> MicroBatchInterleaved(nn.Linear(4, 1), interleave_num=2).interleave_num
+    2
     """
 
     def __init__(self, network: Any, interleave_num: int = 2) -> None:
@@ -77,6 +85,10 @@ class PipelineCell(Pipeline):
     Args:
         network: as for `Pipeline`.
         micro_size: as for `Pipeline`.
+
+    >>> from torch import nn
+    >>> PipelineCell(nn.Linear(4, 1), micro_size=4).micro_size
+    4
     """
 
     def __init__(self, network: Any, micro_size: int) -> None:

@@ -133,6 +133,10 @@ def run(
 
     Raises:
         TwofoldError: bad input; `executor.launch.launch.RankFailed` when a rank fails.
+
+    >>> result = run(plan, steps=20)  # doctest: +SKIP
+    >>> result.losses[-1], result.step_s, result.collectives_match  # doctest: +SKIP
+    (2.31, 0.0471, True)
     """
     from executor.launch.job import Emulate, Job, Task, save_job
     from executor.launch.launch import Follow, launch

@@ -61,6 +61,9 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         log_dir: folder for the output of the ranks.
         device: "auto", "cpu", "cuda" or "npu".
         timeout_s: time limit of one launch.
+
+    >>> TrainingJob(plan="plan.json", steps=100, out="runs/gpt").seed
+    1
     """
 
     plan: str

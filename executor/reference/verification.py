@@ -235,6 +235,10 @@ def verify(
 
     Raises:
         TwofoldError: as `run`, and when no model is given.
+
+    >>> verification = verify(plan, model="my_model.py:build", steps=20)  # doctest: +SKIP
+    >>> verification.loss_max_rel_diff  # doctest: +SKIP
+    1.2e-07
     """
     _check_model(model)
     if plan.step_check is not None:

@@ -66,6 +66,8 @@ def set_seed(seed: int) -> None:
 
     Raises:
         TwofoldError: not an int of at least 0.
+
+    >>> set_seed(1)  # doctest: +SKIP
     """
     global _seed
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:

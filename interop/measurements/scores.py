@@ -88,6 +88,8 @@ def validate(
 
     Raises:
         TwofoldError: a table that cannot be read or has no row that can be predicted; an unknown stack or machine.
+
+    >>> validation = validate("measurements.csv", stack="megatron")  # doctest: +SKIP
     """
     if stack is not None:
         stack_named(stack)

@@ -38,6 +38,13 @@ def lower(plan: Plan) -> Program:
     Raises:
         TwofoldError: a layout that does not divide a shape, a parameter that two groups of ranks read, a schedule that
             does not fit the stages.
+
+    >>> from plans.model.mlp import mlp_graph
+    >>> from plans.plan import Stage
+    >>> graph = mlp_graph([64, 32, 8], batch_size=16)
+    >>> names = tuple(operator.name for operator in graph.operators)
+    >>> lower(Plan(graph=graph, stages=(Stage(mesh=Layout((2,), ("dp",)), operators=names),), num_micro_batches=4))
+    <Program mlp: 2 ranks in 1 group, at most 64 instructions per rank>
     """
     return lower_by(plan, stored_ways(plan))
 

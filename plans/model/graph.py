@@ -103,6 +103,11 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     Raises:
         TwofoldError: a tensor that is read before it is written, written twice or unknown, or a loss that is not a
             scalar.
+
+    >>> from plans.model.mlp import mlp_graph
+    >>> graph = mlp_graph([64, 32, 8], batch_size=16)
+    >>> graph.batch_size, [operator.name for operator in graph.operators][:2], graph.with_batch(4).tensors["x"].shape
+    (16, ['layer1.linear', 'layer1.relu'], (4, 64))
     """
 
     name: str

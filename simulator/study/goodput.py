@@ -46,6 +46,9 @@ class Checkpoints:
 
     Raises:
         TwofoldError: figures that are not above 0.
+
+    >>> Checkpoints(every_steps=100, write_Bps=1e9).blocking
+    True
     """
 
     every_steps: int
@@ -77,6 +80,9 @@ class Failures:
 
     Raises:
         TwofoldError: a mean time that is not above 0, a restart below 0.
+
+    >>> str(Failures(device_mtbf_s=5000 * 3600, restart_s=300))
+    'a device fails every 5000 h, restart 300 s'
     """
 
     device_mtbf_s: float

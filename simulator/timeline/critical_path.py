@@ -47,17 +47,20 @@ class Straggler:
     waited_ps: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CriticalPath:
     """The path of the last step, in order of time.
 
     Args:
-        spans: its pieces, one after the other without holes.
+        spans: consecutive parts of the path, without gaps.
         stragglers: waits in collectives at which the path changed to the last member.
     """
 
     spans: tuple[PathSpan, ...]
     stragglers: tuple[Straggler, ...]
+
+    def __repr__(self) -> str:
+        return f"<{self.text()}>"
 
     @property
     def step_ps(self) -> int:
@@ -104,6 +107,18 @@ def critical_path(timeline: Timeline, program: Program, *, host_async: bool | No
         timeline: of `program`, predicted or measured.
         program: the program, with the order of instructions and the partners of communication.
         host_async: whether compute runs behind the host; None: determined from the spans.
+
+    >>> from costmodels import Machine
+    >>> from plans.layout import Layout
+    >>> from plans.lower import lower
+    >>> from plans.model.mlp import mlp_graph
+    >>> from plans.plan import Plan, Stage
+    >>> from simulator.predict import simulate
+    >>> graph = mlp_graph([64, 32, 8], batch_size=16)
+    >>> names = tuple(operator.name for operator in graph.operators)
+    >>> program = lower(Plan(graph=graph, stages=(Stage(mesh=Layout((2,), ("dp",)), operators=names),)))
+    >>> list(critical_path(simulate(program, Machine.load("h200-x8")), program).by_kind_ps)
+    ['host', 'compute']
     """
     if not len(timeline.rank):
         return CriticalPath(spans=(), stragglers=())
