@@ -1,7 +1,8 @@
 """Predict plans at their own clocks after they were compared at one clock.
 
 Where a machine's power is known, every step has a separate clock (`costmodels.price.power`). A search compares all
-plans, and bounds them, at one clock; the plans that it returns are predicted at theirs.
+plans, and bounds them, at one clock. The plans near the best are then predicted at their own clocks, where another one
+may be the fastest: a step that waits more draws less power, and its clock is higher.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ from search.result import PlanT, SearchResult
 
 __all__ = ["with_own_clocks"]
 
+_ROUNDING = 1e-9
+"""Share of a step by which equal times differ that were scaled."""
 
-def with_own_clocks(
-    found: SearchResult[PlanT], plans: Sequence[PlanT], before_s: float, after_s: float
-) -> SearchResult[PlanT]:
+
+def with_own_clocks(found: SearchResult[PlanT], plans: Sequence[PlanT], shares: Sequence[float]) -> SearchResult[PlanT]:
     """The result with `plans` instead of its plans.
+
+    Its bounds hold if no other step gains more from its own clock than the one of `plans` that gains most
+    (`SearchResult.clock_share`). If that is the fastest one at either clock, it is proven under this assumption.
 
     Args:
         found: at one clock.
-        plans: the same at their own clocks, the fastest first.
-        before_s: the best of `found` as it was predicted there.
-        after_s: the same plan at its own clock: bounds are scaled in the same way.
+        plans: predicted at their own clocks, the fastest first.
+        shares: the step of each of these, in any order, over its step at the one clock.
     """
-    share = after_s / before_s if before_s else 1.0
+    share = min(shares)
     lower_s, relaxed_s = found.lower_bound_s * share, found.relaxed_bound_s * share
-    return replace(found, plans=plans, lower_bound_s=lower_s, relaxed_bound_s=min(relaxed_s, lower_s))
+    own = replace(found, plans=plans, lower_bound_s=lower_s, relaxed_bound_s=min(relaxed_s, lower_s), clock_share=share)
+    return replace(own, num_proven=min(found.num_proven, int(own.gap < _ROUNDING)))

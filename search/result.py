@@ -123,6 +123,8 @@ class SearchResult(Shown, Generic[PlanT]):
             over operators.
         margin: largest relative excess of estimates over forecasts that the proof assumes.
         contention_margin: the same of steps without contention over forecasts; 0 where the proof does not need it.
+        clock_share: the least ratio of a step at its own clock to the same step at the clock at which all plans were
+            compared, as the bounds assume (`search.own_clock`); None where clocks do not differ.
         num_evaluated: plans simulated, or configurations forecast.
         num_combinations: combinations of strategies that the exact search covers.
         num_nodes: nodes that branch and bound opened.
@@ -143,6 +145,7 @@ class SearchResult(Shown, Generic[PlanT]):
     strategies_gap: float | None = 0.0
     margin: float = 0.0
     contention_margin: float = 0.0
+    clock_share: float | None = None
     num_evaluated: int = 0
     num_combinations: int = 0
     num_nodes: int = 0
@@ -206,9 +209,7 @@ class SearchResult(Shown, Generic[PlanT]):
         sentences = [] if self.complete else ["Stopped early: this is the best plan so far."]
         is_beyond = isinstance(self.best, Candidate) and self.best.degrees.takes_turns
         space = "the search space" + (" (which has no slices or pairs)" if is_beyond else "")
-        if_margin = f", if no estimate exceeds its forecast by more than {Share(self.margin)}" if self.margin else ""
-        if self.contention_margin:
-            if_margin += f" and contention shortens no step by more than {Share(self.contention_margin)}"
+        if_margin = f", if {' and '.join(self._assumed())}" if self._assumed() else ""
         if self.num_proven > 1:
             sentences.append(
                 f"Proven: the first {self.num_proven} plans have the shortest forecasts of {space}{if_margin}."
@@ -224,6 +225,15 @@ class SearchResult(Shown, Generic[PlanT]):
         sentences.append(f"{'Its step' if relaxed else f'Method {self.method}: its step'} is {' and '.join(bounds)}.")
         counts = f"{self.num_evaluated} plans evaluated" + (f", {self.num_nodes} nodes" if self.num_nodes else "")
         return f"{' '.join(sentences)} {counts}, {Seconds(self.search_s)}."
+
+    def _assumed(self) -> list[str]:
+        """What the bounds assume."""
+        assumed = [f"no estimate exceeds its forecast by more than {Share(self.margin)}"] if self.margin else []
+        if self.contention_margin:
+            assumed.append(f"contention shortens no step by more than {Share(self.contention_margin)}")
+        if self.clock_share is not None:
+            assumed.append("no step gains more from its own clock than the best of those that were tried")
+        return [f"{', '.join(assumed[:-1])},", assumed[-1]] if len(assumed) > 2 else assumed
 
     def table(self) -> str:
         """One line per plan: rank, predicted step, peak memory, configuration."""
@@ -270,6 +280,7 @@ class SearchResult(Shown, Generic[PlanT]):
             "strategies_gap": self.strategies_gap,
             "margin": self.margin,
             "contention_margin": self.contention_margin,
+            "clock_share": self.clock_share,
             "evaluated": self.num_evaluated,
             "nodes": self.num_nodes,
             "search_s": self.search_s,

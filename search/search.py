@@ -170,8 +170,8 @@ def search(
     if usual is machine:
         return _with_settings(found, settings)
     own = [predicted(plan, machine, plan_search.limit_bytes) for plan in found.plans]
-    before_s, after_s = (step_s(plan) for plan in (found.best, own[0]))
-    return _with_settings(with_own_clocks(found, sorted(own, key=step_s), before_s, after_s), settings)
+    shares = [step_s(after) / step_s(before) for before, after in zip(found.plans, own, strict=True)]
+    return _with_settings(with_own_clocks(found, sorted(own, key=step_s), shares), settings)
 
 
 def _with_settings(found: SearchResult[Plan], settings: Mapping[str, Any]) -> SearchResult[Plan]:

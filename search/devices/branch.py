@@ -427,6 +427,20 @@ class Branching:
         if better and self.on_better is not None:
             self.on_better(known)
 
+    def near(self, share: float) -> list[tuple[Degrees, float]]:
+        """What was lowered and takes, without contention, at most that share longer than the best, with its seconds.
+
+        Of configurations that differ only in their layers or in how many blocks recompute, only the fastest.
+        """
+        lowered = [(node[0], alone_s) for alone_s, _, _, node in self._steps]
+        known = [(each.degrees, each.forecast.step_s) for each in self.candidates]
+        chosen: dict[tuple[Any, ...], tuple[Degrees, float]] = {}
+        for degrees, step_s in sorted([*known, *lowered], key=lambda each: each[1]):
+            if step_s <= self._best_s * (1.0 + share):
+                alike = replace(degrees, layers=None, recompute_layers=None)
+                chosen.setdefault(identity(alike), (degrees, step_s))
+        return list(chosen.values())
+
     def narrowed(self, pins: Pins) -> Branching:
         """A search of a part of the space that reuses known results."""
         other = Branching(problem=self.problem.changed(pins=pins), deadline_s=self.deadline_s)

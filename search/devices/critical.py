@@ -80,7 +80,7 @@ def _of_program(problem: Problem, degrees: Degrees) -> tuple[dict[str, float], f
 
         return step.changed_pace_ps(longer, 1.0 + share * (kind == _TRANSFERS)) / _PS_PER_S
 
-    bodies = [rank.bodies for rank in step.ranks]
+    bodies = step.bodies
     seen = {_kind_of(name, op) for own in bodies for (_, name), ops in own.actions.items() for op in ops}
     kinds = sorted((seen | {_UPDATE, _TRANSFERS}) - {""})
     return (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from costmodels.price.clock import at_usual_clock
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from search.candidate import Candidate
 from search.devices.baselines import physical_bound_s, usual_candidates
@@ -20,6 +21,9 @@ from simulator.engine.garbage import without_collection
 from simulator.forecast import forecast
 
 __all__ = ["solve"]
+
+_CLOCKS = 0.04
+"""By how much the steps of good configurations are assumed to differ in what they gain from their own clocks."""
 
 
 @without_collection()
@@ -86,7 +90,7 @@ def solve(
         num_nodes=branching.num_opened, rejected=(*branching.rejected, *tried.rejected),
         alternatives=neighbours(branching, plans[0]) if explain else (),
     )  # fmt: skip
-    return _at_own_clocks(found, asked, problem)
+    return _at_own_clocks(found, asked, [] if problem.pins.takes_turns else branching.near(_CLOCKS))
 
 
 def _at_own_clock(found: Candidate, asked: Problem, problem: Problem) -> Candidate:
@@ -96,14 +100,31 @@ def _at_own_clock(found: Candidate, asked: Problem, problem: Problem) -> Candida
     return replace(found, forecast=forecast(asked.config, found.degrees, asked.machine, stack=asked.stack))
 
 
-def _at_own_clocks(found: SearchResult[Candidate], asked: Problem, problem: Problem) -> SearchResult[Candidate]:
-    """The result at the clock of `problem`, with every plan at its own clock."""
-    own = [_at_own_clock(plan, asked, problem) for plan in found.plans]
-    if own[0] is found.plans[0]:
+def _at_own_clocks(
+    found: SearchResult[Candidate], asked: Problem, near: Sequence[tuple[Degrees, float]]
+) -> SearchResult[Candidate]:
+    """The result at the clock of all plans, with every plan at its own clock.
+
+    Args:
+        found: with the problem that was solved.
+        asked: the same problem, whose machine has no clock.
+        near: further configurations that may be the fastest at their own clocks.
+    """
+    solved = found.problem
+    if solved.machine is asked.machine:
         return found
-    before_s, after_s = found.plans[0].forecast.step_s, own[0].forecast.step_s
+    before = [(plan.degrees, plan.forecast.step_s) for plan in found.plans]
+    own = [_at_own_clock(plan, asked, solved) for plan in found.plans]
+    for degrees, step_s in near:
+        if degrees in (plan.degrees for plan in found.plans):
+            continue
+        plan = Candidate(degrees=degrees, forecast=forecast(asked.config, degrees, asked.machine, stack=asked.stack))
+        if plan.forecast.peak_bytes <= asked.limit_bytes:
+            before.append((degrees, step_s))
+            own.append(plan)
+    shares = [plan.forecast.step_s / step_s for plan, (_, step_s) in zip(own, before, strict=True)]
     own.sort(key=lambda each: each.key)
-    return with_own_clocks(replace(found, problem=asked), tuple(own), before_s, after_s)
+    return with_own_clocks(replace(found, problem=asked), tuple(own), shares)
 
 
 def _ranked(problem: Problem, branching: Branching, tried: Tried) -> tuple[tuple[Candidate, ...], int]:

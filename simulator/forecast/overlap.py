@@ -37,18 +37,19 @@ def pair_rates(machine: Machine) -> PairRates | None:
     return rates
 
 
-def slowed(ops: Sequence[Op], rates: PairRates | None) -> tuple[Op, ...]:
+def slowed(ops: Sequence[Op], rates: PairRates | None, arrival_ps: int = 0) -> tuple[Op, ...]:
     """The operations with the work that they take next to each other.
 
     Args:
         ops: of a body, or of bodies that follow each other.
         rates: of pairs; None: overlap costs nothing.
+        arrival_ps: picoseconds from their begin to the arrival of the tensor for which an ARRIVE waits.
 
     >>> body = [Op(ISSUE, 0, 400, "all_reduce", "dp", "t"), Op(COMPUTE, 0, 1000, "matrix"), Op(WAIT, 0, token="t")]
     >>> [op.work_ps for op in slowed(body, lambda *pair: (0.7, 0.5))]
     [800, 1240, 0]
     """
-    return _slowed(ops, rates, is_late=_host_sets_the_pace(ops))
+    return _slowed(ops, rates, is_late=_host_sets_the_pace(ops), arrival_ps=arrival_ps)
 
 
 def host_lead_ps(ops: Sequence[Op], rates: PairRates) -> tuple[int, int]:
@@ -66,10 +67,10 @@ def host_lead_ps(ops: Sequence[Op], rates: PairRates) -> tuple[int, int]:
     return lead_ps, abs(early - late)
 
 
-def _slowed(ops: Sequence[Op], rates: PairRates | None, *, is_late: bool) -> tuple[Op, ...]:
+def _slowed(ops: Sequence[Op], rates: PairRates | None, *, is_late: bool, arrival_ps: int = 0) -> tuple[Op, ...]:
     if rates is None or not any(op.kind == ISSUE for op in ops):
         return tuple(ops)
-    walk = _Walk(rates, is_late=is_late)
+    walk = _Walk(rates, is_late=is_late, arrival_ps=arrival_ps)
     walk.run(ops)
     found = list(ops)
     for number, work_ps in walk.taken.items():
@@ -111,10 +112,11 @@ _NEVER = float("inf")
 class _Walk:
     """One rank's stream, host and channels."""
 
-    def __init__(self, rates: PairRates, *, is_late: bool) -> None:
+    def __init__(self, rates: PairRates, *, is_late: bool, arrival_ps: int = 0) -> None:
         self.taken: dict[int, int] = {}
         self._rates = rates
         self._is_late = is_late
+        self._arrival_ps = arrival_ps
         self._clock = 0.0
         self._queues: dict[str, list[_Flow]] = {}
         self._flows: dict[str, _Flow] = {}
@@ -152,7 +154,7 @@ class _Walk:
                         self._idle_for(flow_)
                     stream = max(stream, flow_.end)
             elif kind == ARRIVE:
-                stream = max(stream, host)
+                stream = max(stream, host, self._arrival_ps)
         self._drain()
         return stream
 

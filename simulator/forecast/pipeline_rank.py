@@ -9,7 +9,7 @@ from functools import cached_property
 
 from plans.schedules import Schedule
 from plans.timeline import PS_PER_S
-from simulator.forecast.body import COMPUTE, ISSUE, Op
+from simulator.forecast.body import COMPUTE, ISSUE, Op, opened
 from simulator.forecast.case import Forecast
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
@@ -71,8 +71,9 @@ class PipelineRank:
         self.lowered = lowered
         self.walk = RankWalk()
         self.forecasts: dict[tuple[object, ...], Forecast] = {}
-        self._figures: dict[tuple[int, str], _Figures] = {}
-        self._sums: dict[tuple[tuple[tuple[int, str], int], ...], _Figures] = {}
+        self._bodies: dict[int, RankBodies] = {}
+        self._figures: dict[tuple[int, int, str], _Figures] = {}
+        self._sums: dict[tuple[object, ...], _Figures] = {}
         self._peaks: dict[tuple[Schedule, tuple[int, ...], bool], tuple[int, dict[str, int]]] = {}
         self._memory = RankMemory(lowered, key.costs.pieces, key.costs.sizes.arrival_bytes)
 
@@ -82,9 +83,20 @@ class PipelineRank:
         return bodies_of_rank(self._costs, self.lowered)
 
     @cached_property
-    def bodies(self) -> RankBodies:
-        """The bodies with compute and communication slowed by each other."""
-        return self.undisturbed.slowed(pair_rates(self._costs.machine))
+    def _opened_ps(self) -> int:
+        """The end of the last gather that opens a step, from its start."""
+        return max(opened(self.undisturbed.begin).ends_ps.values(), default=0)
+
+    def bodies(self, arrival_ps: int) -> RankBodies:
+        """The bodies with compute and communication slowed by each other.
+
+        Args:
+            arrival_ps: of its first tensor, from the start of a step.
+        """
+        key = min(arrival_ps, self._opened_ps)  # later arrivals make no difference
+        if key not in self._bodies:
+            self._bodies[key] = self.undisturbed.slowed(pair_rates(self._costs.machine), key)
+        return self._bodies[key]
 
     def peak(self, schedule: Schedule, stages: tuple[int, ...], posts_ahead: bool) -> tuple[int, dict[str, int]]:
         """The peak of its memory in bytes, and the bytes of each role then."""
@@ -104,29 +116,29 @@ class PipelineRank:
         every = ((own.begin, 1), (own.end, 1), *((own.action(*key), count) for key, count in counts.items()))
         return sum(count * sum(op.kind in (COMPUTE, ISSUE) for op in ops) for ops, count in every)
 
-    def figures(self, counts: Mapping[tuple[int, str], int]) -> _Figures:
-        """The parts of a step; `counts` as in `counts_of_variants`."""
-        key = tuple(counts.items())
+    def figures(self, counts: Mapping[tuple[int, str], int], bodies: RankBodies) -> _Figures:
+        """The parts of a step of some of its `bodies`; `counts` as in `counts_of_variants`."""
+        key = id(bodies), *counts.items()
         if key not in self._sums:
-            self._sums[key] = self._sum(counts)
+            self._sums[key] = self._sum(counts, bodies)
         return self._sums[key]
 
-    def _sum(self, counts: Mapping[tuple[int, str], int]) -> _Figures:
+    def _sum(self, counts: Mapping[tuple[int, str], int], bodies: RankBodies) -> _Figures:
         compute = host = 0.0
         kernels: dict[str, float] = {}
         for key, count in (*counts.items(), ((-1, "begin"), 1), ((-1, "end"), 1)):
-            own = self._of(key)
+            own = self._of(key, bodies)
             compute += count * own.compute_s
             host += count * own.host_s
             for name, seconds in own.kernels_s.items():
                 kernels[name] = kernels.get(name, 0.0) + count * seconds
         return _Figures(compute_s=compute, kernels_s=kernels, host_s=host)
 
-    def _of(self, key: tuple[int, str]) -> _Figures:
+    def _of(self, action: tuple[int, str], bodies: RankBodies) -> _Figures:
+        key = id(bodies), *action
         if key not in self._figures:
-            own = self.bodies
-            ops = {"begin": own.begin, "end": own.end}.get(key[1]) or own.action(*key)
-            self._figures[key] = _figures(ops, is_update=key[1] == "end")
+            ops = {"begin": bodies.begin, "end": bodies.end}.get(action[1]) or bodies.action(*action)
+            self._figures[key] = _figures(ops, is_update=action[1] == "end")
         return self._figures[key]
 
 

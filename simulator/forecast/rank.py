@@ -77,11 +77,15 @@ class RankBodies:
             self._issued[key] = kinds, sum(op.work_ps for op in own if op.token not in waited)
         return self._issued[key]
 
-    def slowed(self, rates: PairRates | None) -> RankBodies:
+    def slowed(self, rates: PairRates | None, arrival_ps: int = 0) -> RankBodies:
         """The same with the work that operations take next to each other.
 
-        The first forward runs next to the gathers that opened the step, the updates next to the reductions that the
-        last backward has left.
+        The first forward runs next to the gathers that opened the step and are not over when it begins, the updates
+        next to the reductions that the last backward has left.
+
+        Args:
+            rates: of pairs; None: overlap costs nothing.
+            arrival_ps: from the start of the step to the arrival of the first tensor.
         """
         if rates is None:
             return self
@@ -90,7 +94,7 @@ class RankBodies:
         together = {(0, "F.first"), *closing}
         actions = {key: slowed(ops, rates) if key not in together else ops for key, ops in self.actions.items()}
         if first is not None:
-            begin, actions[0, "F.first"] = _slowed_together(begin, first, rates)
+            begin, actions[0, "F.first"] = _slowed_together(begin, first, rates, arrival_ps)
         else:
             begin = slowed(begin, rates)
         for key in closing:
@@ -126,9 +130,9 @@ class RankBodies:
         return RankMaps(self)
 
 
-def _slowed_together(first: Ops, then: Ops, rates: PairRates) -> tuple[Ops, Ops]:
+def _slowed_together(first: Ops, then: Ops, rates: PairRates, arrival_ps: int = 0) -> tuple[Ops, Ops]:
     """Two bodies that follow each other, slowed as one."""
-    both = slowed((*first, *then), rates)
+    both = slowed((*first, *then), rates, arrival_ps)
     return both[: len(first)], both[len(first) :]
 
 
@@ -240,6 +244,20 @@ class RankMaps:
         """The end of an action on the stream, by what it waits for."""
         rows = self._rows.get((number, name)) or self._rows.get((number, name[0])) or {}
         return rows.get("stream", {})
+
+    def first_sent_ps(self, number: int, arrival_ps: int) -> int:
+        """When the first forward of a chunk sends its output, from the start of the step, at the earliest.
+
+        Args:
+            number: of the chunk on the rank.
+            arrival_ps: of its input.
+        """
+        own = self._opened
+        begun = {"start": 0, "stream": own.stream_ps, "host": own.host_ps, "arrival": arrival_ps}
+        begun |= {f"channel:{channel}": own.ends_ps[token] for channel, token in self._last_opened.items()}
+        rows = self._rows.get((number, "F.first")) or self._rows.get((number, "F")) or {}
+        sent = rows.get("sent") or rows.get("stream") or {}
+        return max((begun.get(clock, 0) + constant for clock, constant in sent.items()), default=arrival_ps)
 
     def action(self, number: int, name: str, clock_of: Mapping[str, str]) -> MaxPlus:
         """The map of an action; the same as its kind's where the variant has no body of its own."""

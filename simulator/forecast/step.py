@@ -101,9 +101,27 @@ class StepForecast:
         )  # fmt: skip
 
     @cached_property
+    def bodies(self) -> list[RankBodies]:
+        """The bodies of each pipeline rank, with compute and communication slowed by each other.
+
+        The first forward of a rank begins when its input arrives. Gathers that opened the step are over then, or slow
+        the rest of it.
+        """
+        found: dict[int, RankBodies] = {}
+        arrival_ps = 0
+        for stage, rank in enumerate(self.schedule.placement):
+            if rank not in found:
+                found[rank] = self.ranks[rank].bodies(arrival_ps)
+            if len(found) == len(self.ranks):
+                break
+            number = self.stages_of[rank].index(stage)
+            arrival_ps = found[rank].maps.first_sent_ps(number, arrival_ps) + self._transfers[stage, "F"].alone_ps
+        return [found[rank] for rank in range(len(self.ranks))]
+
+    @cached_property
     def pipeline_costs(self) -> PipelineCosts:
         """The input of the column evaluator."""
-        return self._pipeline_costs([rank.bodies for rank in self.ranks], self._slowed_transfers)
+        return self._pipeline_costs(self.bodies, self._slowed_transfers)
 
     def _pipeline_costs(
         self, bodies: Sequence[RankBodies], transfers: Mapping[tuple[int, str], Transfers]
@@ -244,12 +262,12 @@ class StepForecast:
         """The pace if operations took other times (`RankBodies.changed`), and transfers between stages longer."""
         if self._contention is not None:
             return _last_interval(self._contention.steps(self._num_paced, change, transfers))
-        bodies = {id(rank): rank.bodies.changed(change) for rank in self.ranks}
+        changed = {id(own): own.changed(change) for own in self.bodies}
         longer = {
             key: replace(slowed_transfer, work_ps=round(slowed_transfer.work_ps * transfers))
             for key, slowed_transfer in self._slowed_transfers.items()
         }
-        costs = self._pipeline_costs([bodies[id(rank)] for rank in self.ranks], longer)
+        costs = self._pipeline_costs([changed[id(own)] for own in self.bodies], longer)
         return self._changed_pace_ps(costs)
 
     def slowed_by_ps(self, factors: Mapping[int, float]) -> int:
@@ -271,8 +289,8 @@ class StepForecast:
 
         costs = self._pipeline_costs(
             [
-                slower(rank.undisturbed, factors[number]) if number in factors else rank.bodies
-                for number, rank in enumerate(self.ranks)
+                slower(rank.undisturbed, factors[number]) if number in factors else own
+                for number, (rank, own) in enumerate(zip(self.ranks, self.bodies, strict=True))
             ],
             self._slowed_transfers,
         )
@@ -307,7 +325,8 @@ class StepForecast:
         pace_ps = self.pace_ps()
         step_s = pace_ps / PS_PER_S
         figures = [
-            rank.figures(counts) for rank, counts in zip(self.ranks, counts_of_variants(self.schedule), strict=True)
+            rank.figures(counts, own)
+            for rank, counts, own in zip(self.ranks, counts_of_variants(self.schedule), self.bodies, strict=True)
         ]  # fmt: skip
         peaks = self.peaks
         peak_bytes, memory = max(peaks, key=lambda peak: peak[0])
@@ -373,17 +392,17 @@ class StepForecast:
         send_wait_ps = np.asarray(costs.wait_dispatch_ps).tolist()
         releases = releases_of_rows(schedule).tolist()
         found, row = [], 0
-        for number, (rank, stages) in enumerate(zip(self.ranks, self.stages_of, strict=True)):
+        for number, (rank, own, stages) in enumerate(zip(self.ranks, self.bodies, self.stages_of, strict=True)):
             place = {stage: at for at, stage in enumerate(stages)}
             turns = []
             for action in schedule.order[number]:
-                ops = rank.bodies.action(place[action.stage], names[row])
+                ops = own.action(place[action.stage], names[row])
                 post_ps = posts["F" if names[row][0] == "F" else "B"][action.stage]
                 turns.append(Turn(ops, arrived[row], post_ps, releases[row]))
                 row += 1
             found.append(
                 rank.walk.step(
-                    rank.bodies.begin, turns, rank.bodies.end, start_ps=int(start_ps[number]), launch_ps=launch_ps,
+                    own.begin, turns, own.end, start_ps=int(start_ps[number]), launch_ps=launch_ps,
                     posts_ahead=ahead, send_wait_ps=send_wait_ps[number],
                 )
             )  # fmt: skip
