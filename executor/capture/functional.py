@@ -208,7 +208,7 @@ def _copies_itself(node: fx.Node) -> bool:
 def _read_what_is_now(graph: fx.Graph, node: fx.Node, memories: dict[fx.Node, _Memory]) -> None:
     """Let a call read the values at the time when it runs."""
     own = memories.get(node)
-    base = own.views.get(node) if own is not None else None  # a view is made again where it is read
+    base = own.views.get(node) if own is not None else None  # a view is recomputed where it is read
     changed = [each for each in node.all_input_nodes if each is not base and each in memories and memories[each].writes]
     with graph.inserting_before(node):
         values = {operand: memories[operand].read(graph, operand) for operand in changed}
