@@ -135,7 +135,7 @@ def _shared(draft: Draft) -> list[Point]:
 
 
 def _fit_sharing(points: Sequence[Point], draft: Draft) -> SectionFit:
-    """Fits nothing; the residuals show whether n busy ranks on c cores really run at c/n of their speed."""
+    """Fits no parameter. Its residuals show whether n busy ranks on c cores really run at c/n of their speed."""
     alone, cores = _alone_s(draft), draft.limits["cores"]
     predicted_s = np.array([alone[_subject(point)] * crowding(point, cores) for point in points])
     measured_s = np.array([point.seconds for point in points])

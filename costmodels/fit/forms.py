@@ -255,7 +255,7 @@ def crowding(point: Point, cores: int) -> float:
 
 
 def overlapped_s(compute_s: Floats, comm_s: Floats, compute_rate: float, comm_rate: float) -> Floats:
-    """Seconds until both are through (see `fit_overlap`)."""
+    """Seconds until compute and communication have both ended (see `fit_overlap`)."""
     first = comm_s / comm_rate
     ends_first = compute_s - compute_rate * first >= 0
     second = compute_s / compute_rate
@@ -314,5 +314,5 @@ def solve(
 
 
 def _or_zero(seconds: float) -> float:
-    """A fixed time of less than a nanosecond is a bound that the fit ran into: none."""
+    """A fixed time of less than a nanosecond is a bound that the fit reached, and counts as 0."""
     return float(seconds) if seconds > 1e-9 else 0.0

@@ -142,7 +142,7 @@ def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> 
 
 
 def _names(points: Sequence[Point]) -> list[str]:
-    """Under which name the cost of each point is kept: its call, and with its dtype if most points have another."""
+    """The name under which the cost of each point is stored: its call, with its dtype if most points have another."""
     dtypes: dict[str, Counter[str]] = defaultdict(Counter)
     for point in points:
         dtypes[memory_call(point)][point.dtype] += 1
@@ -291,7 +291,9 @@ def is_backward(point: Point) -> bool:
 
 
 def folds(points: Sequence[Point]) -> list[tuple[list[int], list[int]]]:
-    """Numbers of the points to fit and of those left out, so that each is left out once, with all measurings of it."""
+    """Indices of the points to fit and of those left out, such that each point is left out once, with all of its
+    measurements.
+    """
     same: dict[object, list[int]] = {}
     for number, point in enumerate(points):
         same.setdefault(point.key, []).append(number)
@@ -307,7 +309,7 @@ def folds(points: Sequence[Point]) -> list[tuple[list[int], list[int]]]:
 
 
 def choose(errors: Mapping[str, float]) -> str:
-    """The plainest form, unless a richer one, further back, predicts points left out clearly better."""
+    """The simplest form, unless a richer one predicts left-out points clearly better."""
     names = list(errors)
     chosen = names[0]
     for name in names[1:]:

@@ -90,7 +90,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The subject of a measurement, without its figures.
+        """The identity of a measurement, without its results.
 
         >>> a, b = Point(kind="memory", call="relu", seconds=1.0), Point(kind="memory", call="relu", seconds=2.0)
         >>> a.key == b.key
@@ -117,7 +117,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def flops_per_byte(self) -> float:
-        """The subject for a matrix product or attention, by its operands and its result."""
+        """FLOPs per byte of a matrix product or attention, counting its operands and its result once."""
         if self.kind == "matrix":
             m, n, k = self.shape
             items = self.batch * (m * k + n * k + m * n)
@@ -174,13 +174,13 @@ class PointLog:
         return iter(self.points)
 
     def begin(self, environment: Mapping[str, str]) -> None:
-        """Write where the points that follow are taken, unless the file has it already."""
+        """Write the environment of the following points, unless the file has it already."""
         if dict(environment) != self.environment:
             self._append(msgspec.json.encode(_Header(environment=dict(environment))))
             self.environments.append(dict(environment))
 
     def add(self, point: Point) -> None:
-        """Append a point, and have it on disk when this returns."""
+        """Append a point; it is on disk when this returns."""
         self._append(msgspec.json.encode(point))
         self.points.append(point)
         self._keys.add(point.key)
@@ -235,7 +235,7 @@ def _joined(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _check_times(point: Point, where: str) -> None:
-    """Refuse impossible times. Allocations take none: their measurements are in their figures."""
+    """Refuse impossible times. Allocations have no time: their measurements are in their figures."""
     least_s = min(point.seconds, point.cpu_s, point.low_s, point.high_s)
     if point.kind != "allocation" and not (0 < point.seconds < math.inf and least_s >= 0):
         figure = f"{point.seconds:g} s" if not 0 < point.seconds < math.inf else f"a time of {least_s:g} s"

@@ -117,12 +117,12 @@ class Draft:
     def provenance_of(
         self, what: str = "", status: Literal["measured", "interpolated", "assumed", "cited"] = "measured"
     ) -> Provenance:
-        """`what` was done with the points of this draft, as the provenance of an entry."""
+        """The provenance of an entry that was derived from the points of this draft in the way `what`."""
         source = f"{self.source}: {what}" if what else self.source
         return Provenance(status=status, source=source, date=self.date)
 
     def with_fit(self, name: str, fit: SectionFit) -> Draft:
-        """The draft with what section `name` has fitted."""
+        """The draft with the results of section `name`."""
         return dataclasses.replace(
             self,
             values={**self.values, **fit.values},

@@ -62,7 +62,7 @@ class Link(Section, frozen=True, kw_only=True):
         )  # fmt: skip
 
     def reach_Bps(self, num_peers: int) -> float:
-        """Bandwidth of one rank that talks to `num_peers` at once."""
+        """The bandwidth of one rank that communicates with `num_peers` at once."""
         return self.bandwidth_Bps if self.peer_Bps is None else min(self.bandwidth_Bps, num_peers * self.peer_Bps)
 
     def port_Bps(self, num_peers: int, otherwise: float) -> float:
@@ -79,7 +79,7 @@ class Link(Section, frozen=True, kw_only=True):
         return self.uplink_Bps * (self.reached_fraction or 1.0) / (2 if self.half_duplex else 1)
 
     def way_out(self, rank: int, first: Link) -> tuple[int, int]:
-        """Which way out of this tier the bytes of a rank take: (domain, rail)."""
+        """The uplink of this tier that the bytes of a rank use: (domain, rail)."""
         return rank // self.ranks, rank % first.ranks if self.rails else 0
 
     def ways_used(self, inside: int) -> int:
@@ -91,7 +91,7 @@ class Link(Section, frozen=True, kw_only=True):
         return size_bytes if self.reduces else tree_bytes
 
     def is_entered_from_below(self, tier: int) -> bool:
-        """Whether ranks enter this tier, the number `tier`, by the ports of the one below."""
+        """Whether ranks enter this tier, number `tier`, through the ports of the tier below."""
         return (self.ports or ("below" if tier > 1 else "own")) == "below"
 
     def __post_init__(self) -> None:

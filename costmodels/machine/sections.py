@@ -69,7 +69,7 @@ class Replay(Section, frozen=True, kw_only=True):
 
 
 class Protocol(Section, frozen=True, kw_only=True):
-    """One way in which a library carries a collective; it takes the one that is fastest for the message.
+    """A protocol of a communication library; for each message the library chooses the fastest.
 
     Args:
         name: such as "LL", "LL128" or "Simple" (NCCL).

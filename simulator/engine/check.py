@@ -122,7 +122,7 @@ def _refused(group: GroupProgram, block: Block, instruction: Instruction, what: 
 
 
 def _why(group: GroupProgram, key: _Key, block: Block, instruction: Instruction) -> str:
-    """The place where the value is written instead."""
+    """Where the value is written instead, for the message."""
     steps = list(group.walk())
     here = next(at for at, (own, each) in enumerate(steps) if own is block and each is instruction)
     writers = [at for at, (own, each) in enumerate(steps) if _writes(group, own, each, key)]
@@ -143,7 +143,7 @@ def _why(group: GroupProgram, key: _Key, block: Block, instruction: Instruction)
 
 
 def _circle(group: GroupProgram, steps: Sequence[tuple[Block, Instruction]], here: int, writer: int) -> list[str]:
-    """The shortest chain by which the later writer depends on what `here` writes; empty if there is none."""
+    """The shortest chain through which the later writer depends on what `here` writes; empty if there is none."""
     makers: dict[_Key, int] = {}
     for at, (block, instruction) in enumerate(steps):
         for name in instruction.outputs:

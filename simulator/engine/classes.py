@@ -67,7 +67,7 @@ class Pattern:
 
     @property
     def key(self) -> object:
-        """What decides how its meetings are divided: patterns with equal keys are divided alike."""
+        """The key by which meetings are divided: patterns with equal keys are divided in the same way."""
         same_work = not len(self.work_ps) or bool((self.work_ps == self.work_ps[0]).all())
         shares = self.loads.amount // max(1, np.gcd.reduce(self.loads.amount, initial=0))
         columns = (self.members, self.loads.meeting, self.loads.link, shares)
@@ -183,7 +183,7 @@ class _Graph:
 
 
 class _Sums:
-    """Adds up values by a fixed number of each."""
+    """Sums of values over a fixed number of items each."""
 
     def __init__(self, number: _Ints, size: int) -> None:
         self._order = None if (np.diff(number) >= 0).all() else np.argsort(number, kind="stable")

@@ -59,7 +59,7 @@ def refuse_deadlock(orders: Sequence[Order], matching: Matching) -> None:
 
 
 def _culprit(stuck: Mapping[int, Communication], order_of: Mapping[int, Order]) -> str:
-    """The message for the user, given what every stuck rank waits for when nothing happens any more."""
+    """The error message, from what every stuck rank waits for at the end."""
     waits = {rank: _missing(waited) for rank, waited in stuck.items()}
     for rank, waited in stuck.items():
         for other in waits[rank]:
@@ -71,14 +71,14 @@ def _culprit(stuck: Mapping[int, Communication], order_of: Mapping[int, Order]) 
 
 
 def _blocking(waited: Communication) -> Communication:
-    """The communication that really waits: an earlier one on the same channel may hold it up."""
+    """The communication that blocks: an earlier one on the same channel may be the cause."""
     while waited.leader is not None and waited.arrived < 0:
         waited = waited.leader
     return waited
 
 
 def _missing(waited: Communication) -> list[int]:
-    """The ranks that have not come, in rank order."""
+    """The ranks that have not arrived, in rank order."""
     missing: dict[int, None] = {}
     for meeting in _blocking(waited).meetings:
         if meeting.missing:
@@ -88,7 +88,7 @@ def _missing(waited: Communication) -> list[int]:
 
 
 def _circle(start: int, waits: Mapping[int, Sequence[int]]) -> list[int]:
-    """The shortest way from a rank along its waits to a rank on that way again, from where it closes."""
+    """The shortest cycle of waits that is reached from a rank."""
     before: dict[int, int] = {}
     front = [start]
     seen = {start}

@@ -138,11 +138,11 @@ class Shared:
         self._wires = wires
 
     def run(self) -> None:
-        """Let time pass until nothing happens any more."""
+        """Advance the clock until no events are left."""
         self._env.run()
 
     def later(self, time_ps: int, then: Callable[[], None]) -> None:
-        """Call `then` at a time from now on, by an event of its own."""
+        """Call `then` after a delay, through a separate event."""
         self._env.timeout(max(0, time_ps - int(self._env.now))).callbacks.append(lambda _: then())
 
     def begin(self, meeting: Rendezvous, ended: Callable[[Rendezvous, int], None]) -> int | None:
@@ -233,7 +233,7 @@ class Exchange:
             issued.leader, tail.follower = tail, issued
 
     def _arrive(self, arrived: Communication, at: int) -> None:
-        """One arrives at all its meetings; what this ends lets others arrive, without recursion."""
+        """A rank arrives at its meetings. Meetings that end now let further ranks arrive, without recursion."""
         arriving = [(arrived, at)]
         while arriving:
             arrived, at = arriving.pop()
@@ -253,7 +253,7 @@ class Exchange:
                     self._end(meeting, meeting.start + cpu + meeting.work_ps, arriving)
 
     def _join(self, arrived: Communication, at: int) -> list[Rendezvous]:
-        """Enter all meetings of a communication; returns those that are complete now."""
+        """Join all meetings of a communication; returns those that are complete."""
         complete = []
         peers = arrived.peers
         for key, members in zip(peers.keys, peers.members, strict=True):
@@ -309,7 +309,7 @@ class Exchange:
 
 
 def _cpu_share(part: Communication, meeting: Rendezvous) -> int:
-    """A rank's processor time is spent once, spread over its pairs of a transfer."""
+    """The processor time of a rank for one pair of a transfer: it is spent once and spread over its pairs."""
     if part.cpu_ps == 0:
         return 0
     partners = [members for members in part.peers.members if not part.peers.is_transfer or members[0] != members[1]]

@@ -94,7 +94,7 @@ class Activity:
         self._env.timeout(delay).callbacks.append(partial(self._end, self._version))
 
     def ends_at(self, rate: Fraction) -> int:
-        """Go on at this rate (above 0) from now; returns when it will end if the rate stays: call `end` then."""
+        """Proceed at this rate (above 0) from now on. Returns the end if the rate does not change; call `end` then."""
         if not _equal(rate, self._rate):
             self._settle()
             self._rate = rate
@@ -185,7 +185,7 @@ class Cores:
         self._version = 0
 
     def add(self, work_ps: int, done: Callable[[], object], marks: Sequence[int] = ()) -> Share:
-        """Start an activity now; `done` is called at its end, and the times of `marks` of its work are kept.
+        """Start an activity now. `done` is called at its end, and the times at which it reaches `marks` are recorded.
 
         Args:
             work_ps: how long it lasts on a separate core.
@@ -223,7 +223,7 @@ class Cores:
             self._busy[share] = share.ends
 
     def _wake_at_end(self) -> None:
-        """Wake up when the first of them is done: one event for all of them."""
+        """Wake up when the first activity is done, with one event for all of them."""
         self._version += 1
         reading, _now, per_ps = self._changes[-1]
         delay = max(0, -((reading - min(self._busy.values())) // per_ps))
@@ -248,7 +248,7 @@ class Cores:
 
 
 class _Load:
-    """An activity with where it runs: `limit` is its rate where links have room."""
+    """An activity and its device; `limit` is its rate if links have room."""
 
     __slots__ = ("activity", "claims", "devices", "is_compute", "kind", "limit", "share", "work_ps")
 
@@ -308,8 +308,9 @@ class Fabric:
         return not self._on_device.get(device)
 
     def run_ahead(self, device: int, end_ps: int) -> Now:
-        """Compute that nothing slows is under way on a quiet device; the event happens at its end, or earlier, when a
-        communication is about to begin there: then what is under way has to be started as `compute`."""
+        """Compute that nothing slows runs on a quiet device. The event happens at its end, or earlier if a
+        communication is about to begin there; the rest must then be started with `compute`.
+        """
         stopped = self._ahead[device] = Now(self._env)
 
         def reached(_event: simpy.Event) -> None:
@@ -324,7 +325,7 @@ class Fabric:
         self, device: int, kind: Any, work_ps: int, done: Callable[[], object], *, left_ps: int | None = None,
         share: Fraction = _ONE,
     ) -> None:  # fmt: skip
-        """Start compute of a kind on a device now, or the part of it that is left; `share` of the device is its own."""
+        """Start a kind of compute, or its rest, on a device now; it occupies the share `share` of the device."""
         self._add(_Load(kind, work_ps, is_compute=True, devices=(device,), claims=(), share=share), done, left_ps)
 
     def communicate(
@@ -405,7 +406,7 @@ class Fabric:
             self._share(touched)
 
     def _share(self, touched: dict[_Load, None]) -> None:
-        """The rates of loads, and of all that share full links with them directly or by way of others."""
+        """The rates of loads, and of all loads that share full links with them directly or indirectly."""
         todo, seen = list(touched), set[_Link]()
         for load in todo:
             for name, _ in load.claims:

@@ -107,8 +107,9 @@ class Folded:
         return _FoldedWires(whole, self)
 
     def named(self, timeline: Timeline) -> Timeline:
-        """The timeline of `program` under the ranks' own numbers; `Timeline.represents` has the number of ranks that
-        each represents."""
+        """The timeline of `program` with the original numbers of the ranks; `Timeline.represents` has the number of
+        ranks that each represents.
+        """
         ranks = np.array(self.ranks, dtype=timeline.rank.dtype)
         return replace(
             timeline,
@@ -232,7 +233,7 @@ def _load(program: Program, patterns: Mapping[Hashable, Pattern], cost_of: CostO
 
 
 def _send_to_equals(program: Program, number_of: Mapping[int, int], ranks: Collection[int]) -> bool:
-    """Whether some of `ranks` send something to other ranks of their class, or get it from them."""
+    """Whether some of `ranks` send something to other ranks of their class, or receive something from them."""
     return any(
         other != rank and number_of[other] == number_of[rank]
         for group in program.groups
@@ -244,8 +245,9 @@ def _send_to_equals(program: Program, number_of: Mapping[int, int], ranks: Colle
 
 
 def _is_regular(group: GroupProgram) -> bool:
-    """Whether the transfers of a channel and direction all join the same pairs: then the k-th of one kind of rank is
-    the k-th of each of these ranks."""
+    """Whether all transfers of a channel and direction join the same pairs of ranks. If so, the k-th transfer of a
+    class is the k-th of each of its ranks.
+    """
     of_channel: dict[tuple[str, Kind], TransferPieces] = {}
     for line in _communication(group):
         if line.kind is not Kind.COLLECTIVE:

@@ -35,7 +35,7 @@ def without_collection() -> Iterator[None]:
 
 
 def no_collection_at_exit() -> None:
-    """Also skip garbage collection at the end of the process, over everything that a search has left in memory.
+    """Skip garbage collection at the end of the process too, over everything that a search has left in memory.
 
     For commands that end the process. Calling it twice is harmless.
     """

@@ -95,7 +95,7 @@ class LinkChange:
 
 
 def graph_with(machine: Machine, changes: Sequence[LinkChange]) -> Machine:
-    """A machine whose links are a graph, with changed wires: those of a name that end at one of the changed ranks.
+    """A machine whose links are a graph, with changed wires: those with this name that end at one of the changed ranks.
 
     Raises:
         TwofoldError: a name that no wire has, devices that no route joins any more.

@@ -23,7 +23,7 @@ __all__ = ["Matching", "Pair", "Peers", "match"]
 
 
 class Peers:
-    """Whom one rank's communication instruction meets; equal in every step.
+    """The partners of one communication instruction of a rank; the same in every step.
 
     Attributes:
         stream: number of the (rank, channel, direction) whose order it keeps.
@@ -68,7 +68,7 @@ class Pair(NamedTuple):
 
 
 class _Numbers:
-    """Numbers things in order of their first appearance."""
+    """Numbers keys in order of their first appearance."""
 
     def __init__(self) -> None:
         self.table: dict[object, int] = {}
@@ -112,7 +112,7 @@ def _pairs(transfers: Sequence[Peers]) -> list[Pair]:
 
 
 class _Matcher:
-    """Numbers streams and meetings and keeps what was found."""
+    """Numbers streams and meetings, and stores the matches."""
 
     def __init__(self, num_ranks: int) -> None:
         self.positions: dict[int, npt.NDArray[np.int64]] = {}
@@ -170,7 +170,9 @@ class _Matcher:
 
 
 def _check_collectives(orders: Sequence[Order], peers: Mapping[int, Mapping[int, Peers]]) -> None:
-    """Every member issues a collective, once. Inside a group that is so; a mesh may reach beyond its group."""
+    """Check that every member issues a collective exactly once. Inside a group this always holds, but a mesh may extend
+    beyond its group.
+    """
     issued: dict[int, dict[int, str]] = {}
     collectives: list[tuple[int, int, Peers, Order]] = []
     for order in orders:

@@ -199,7 +199,7 @@ class Network:
         )  # fmt: skip
 
     def _machine_of(self, members: tuple[int, ...]) -> Machine:
-        """The machine with the links that `members` find."""
+        """The machine with the links that `members` use after the changes."""
         changed = self._route(members)[1] if self._changes else None
         return self.machine if changed is None else changed
 
@@ -215,7 +215,7 @@ class Network:
         return tiers_of(self.machine, change)
 
     def _concerns(self, change: LinkChange, tier: int, members: Sequence[int]) -> bool:
-        """Whether `members` use the changed links of `tier`: some two of them meet there and in no faster one."""
+        """Whether `members` use the changed links of `tier`: some two of them meet there and in no faster tier."""
         size, below = self.machine.links[tier].ranks, self.machine.links[tier - 1].ranks if tier else 1
         touched = [rank for rank in members if not change.ranks or rank in change.ranks]
         if change.pair:
@@ -226,7 +226,7 @@ class Network:
         )
 
     def _route(self, members: tuple[int, ...]) -> tuple[int, Machine | None]:
-        """The slowest tier that `members` take, and the machine to price them on, None where nothing is changed.
+        """The slowest tier that `members` use, and the machine to price them on; None if nothing is changed.
 
         Raises:
             TwofoldError: a failed tier with none beyond.
@@ -258,7 +258,7 @@ class Network:
         return self._routes[members]
 
     def _changed(self, figures: Mapping[int, tuple[int, float, float]]) -> Machine:
-        """The machine with other figures for some tiers: tier -> (tier whose links are taken, factors)."""
+        """The machine with other figures for some tiers: tier -> (tier whose links are used, factors)."""
         key = tuple((tier, *rest) for tier, rest in figures.items())
         if key not in self._machines:
             links = list(self.machine.links)

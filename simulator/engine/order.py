@@ -29,7 +29,7 @@ _Triple = tuple[str, str, str]
 
 
 class Names(Sequence[_Triple]):
-    """The (id, call, part) triples of spans, numbered in order of their first appearance, spelled out when looked at.
+    """The (id, call, part) triples of spans, numbered in order of their first appearance and written out on access.
 
     An id is held as what is before its first slash, mostly the label of a block, and the rest.
 
@@ -55,16 +55,16 @@ class Names(Sequence[_Triple]):
         return len(self._heads)
 
     def heads(self, texts: Sequence[str]) -> _Ints:
-        """The numbers of what is before the first slashes of ids."""
+        """The indices of the parts of ids before their first slash."""
         known = self._heads
         return np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
 
     def tail(self, rest: str, call: str, part: str) -> int:
-        """The number of what follows it, with call and part."""
+        """The index of the rest of an id, with call and part."""
         return self._tails.setdefault((rest, call, part), len(self._tails))
 
     def numbers(self, heads: _Ints, tails: _Ints, *, are_new: bool = False) -> _Ints:
-        """The numbers of many triples; `are_new`: none was requested before, and no two are equal."""
+        """The indices of many triples. `are_new`: none of them was requested before, and no two are equal."""
         codes = (heads << 32) | tails
         if are_new:
             self._add(codes)
@@ -132,7 +132,7 @@ class _Lines:
         self._numbers: dict[Hashable, int] = {}
 
     def bodies(self, blocks: Sequence[Block]) -> tuple[list[int], list[str]]:
-        """The number of every block's body, and what is before the first slash of its label."""
+        """The index of every block's body, and the part of its label before the first slash."""
         heads = [block.label for block in blocks]
         prefixes: Sequence[str] = ()
         keys: list[Hashable] = [id(block.body) for block in blocks]
@@ -159,8 +159,9 @@ class _Lines:
         self.are_distinct &= len(tails) == self.size[number]
 
     def columns(self) -> _Ints:
-        """Kind, tail of the name, token (-1: none), whether it is of one micro-batch, whether that is the block's, and
-        else which."""
+        """Columns: kind, rest of the name, token (-1: none), whether it belongs to one micro-batch, whether that is the
+        block's, and otherwise which.
+        """
         return np.array(self._rows, dtype=np.int64).reshape(-1, 6).T
 
     def _row(self, instruction: Instruction, block: Block, prefix: str) -> tuple[int, int, int, bool, bool, int]:
@@ -282,7 +283,7 @@ class Order:
         return f"{self._first_block[line].label}/{self.line_instructions[line].name}"
 
     def _slots(self, kind: _Ints, token: _Ints, micro_batch: _Ints, tokens: list[str]) -> _Ints:
-        """The slot of every position, -1 without a token; also finds communication that is never waited for."""
+        """The slot of every position, -1 without a token. Also finds communication that is never waited for."""
         named = np.flatnonzero(token >= 0)
         slot = np.full(len(kind), -1, dtype=np.int64)
         self.unwaited: set[int] = set()

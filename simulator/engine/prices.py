@@ -101,7 +101,9 @@ class PriceTable:
         return cls(order, columns)
 
     def slowed(self, factor: npt.NDArray[np.float64]) -> PriceTable:
-        """The same prices, with the rank's own work multiplied by a factor per position and rounded; links stay."""
+        """The same prices with the rank's own work multiplied by a factor per position and rounded; links are
+        unchanged.
+        """
         computes = np.array([line.kind is Kind.COMPUTE for line in self.order.line_instructions], dtype=bool)
         factors = (factor, np.where(computes[self.order.line], factor, 1.0), factor)
         columns = np.rint(np.array([self.dispatch_ps, self.work_ps, self.cpu_ps], dtype=np.float64) * factors)
@@ -155,7 +157,7 @@ class PriceTable:
 
     @cached_property
     def _highest_lead(self) -> _Ints:
-        """The largest `_lead` of a position's run up to it, by doubling the distance that has been looked back."""
+        """The largest `_lead` within the run up to each position, computed by doubling the distance."""
         highest = self._lead.copy()
         lengths = self._stop - self._first
         into_run = np.zeros(len(highest), dtype=np.int64)

@@ -54,7 +54,7 @@ class TimedRanks:
     finished: set[int]
 
     def on_cores(self, rank: int, peers_at: Mapping[int, Peers], cores: Cores) -> Process:
-        """The host computes, on cores that others use too."""
+        """The process of a rank whose host computes on cores that it shares."""
         env = self.env
         span = self.recorder.span
         for step in range(self.num_steps):
@@ -99,7 +99,7 @@ class TimedRanks:
         self.finished.add(rank)
 
     def on_fabric(self, rank: int, peers_at: Mapping[int, Peers], fabric: Fabric) -> Process:
-        """Compute runs behind the host, on a device whose communication slows it."""
+        """The process of a rank whose device computes asynchronously and is slowed by its communication."""
         host, stream = 0, 0
         span = self.recorder.span
         for step in range(self.num_steps):
@@ -148,7 +148,7 @@ class TimedRanks:
         return issued
 
     def communication(self, rank: int, step: int, position: int, peers: Peers, table: PriceTable) -> Communication:
-        """A rank's part in a communication, to be posted."""
+        """A rank's part of a communication, to be posted."""
         return Communication(
             rank, step, position, table.order.instructions[position], peers, table.work_ps[position],
             table.cpu_ps[position],
@@ -162,7 +162,7 @@ class TimedRanks:
         return waiter
 
     def _block(self, issued: Communication, step: int, position: int) -> Process:
-        """Wait in virtual time, and keep the span if it took any."""
+        """Wait in virtual time, and record the span if the wait was not zero."""
         start = int(self.env.now)
         if issued.end < 0:
             yield self.over(issued)
@@ -186,7 +186,7 @@ class _Device:
     free: list[int]
 
     def run(self, number: int, host: int, stream: int) -> Generator[simpy.Event, object, tuple[int, int]]:
-        """A run: all that comes before the next communication on the device at once, what is next to one step by step.
+        """Execute a run: until the next communication on the device in one step, then instruction by instruction.
 
         Returns:
             when host and stream are free.

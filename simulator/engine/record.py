@@ -49,7 +49,9 @@ class StepPrices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Runs of one step of a rank: their numbers (None: all), and when host and stream were free before each."""
+    """Runs of one step of a rank: their indices (None: all), and the times at which host and stream were free before
+    each.
+    """
 
     prices: StepPrices
     rank: int
@@ -81,33 +83,35 @@ class Recorder:
         self._rows += (rank, stream, step, name, start_ps, end_ps)
 
     def wait(self, rank: int, step: int, position: int, start_ps: int, end_ps: int) -> None:
-        """Keep a span in which the host of a rank is blocked by an instruction."""
+        """Record a span in which the host of a rank is blocked by an instruction."""
         self._waits.append((rank, step, position, start_ps, end_ps))
 
     def communication(self, over: Communication) -> None:
-        """Keep the span of a communication that is over."""
+        """Record the span of a communication that has ended."""
         name = self._order_of[over.rank].name[over.position]
         self._rows += (over.rank, COMM, over.step, name, over.start, over.end)
 
     def all_runs(self, prices: StepPrices, rank: int, step: int) -> list[int]:
-        """A list to add to: for every run of a step, in order, when host and stream were free before it."""
+        """A list to append to: for every run of a step, in order, the times at which host and stream were free before
+        it.
+        """
         runs = _Runs(prices, rank, step, None, [])
         self._runs.append(runs)
         return runs.free
 
     def some_runs(self, prices: StepPrices, rank: int, step: int) -> tuple[list[int], list[int]]:
-        """Two lists to add to: numbers of runs, and for each when host and stream were free before it."""
+        """Two lists to append to: run indices, and the times at which host and stream were free before each run."""
         runs = _Runs(prices, rank, step, [], [])
         self._runs.append(runs)
         assert runs.numbers is not None
         return runs.numbers, runs.free
 
     def channel(self, positions_of: Mapping[int, _Ints], starts_ps: Sequence[int], ends_ps: Sequence[int]) -> None:
-        """Keep all transfers of a channel: on both ranks their positions of a step, again and again, at equal times."""
+        """Record all transfers of a channel: the positions of a step on both ranks, repeated, at equal times."""
         self._channels.append((positions_of, starts_ps, ends_ps))
 
     def timeline(self, names: Names, *, num_ranks: int, num_steps: int, host_async: bool) -> Timeline:
-        """The recorded spans in columns, in an order that does not depend on how they came about.
+        """The recorded spans in columns, in an order that does not depend on the order of recording.
 
         A step begins with its first compute or communication.
         """
@@ -140,7 +144,7 @@ class Recorder:
         )
 
     def _add_waits(self, names: Names) -> None:
-        """Waits are named in program order, so that the numbers of names do not depend on who waited first."""
+        """Waits are named in program order, so that the indices of names do not depend on which rank waited first."""
         for rank, step, position, start, end in sorted(self._waits, key=lambda each: (each[2], each[0], each[1])):
             order = self._order_of[rank]
             name = names.number(order.ids[position], "wait", order.instructions[position].part)

@@ -221,7 +221,7 @@ def _run(program: Program, cost_of: CostOf, settings: _Settings) -> Timeline:
 
 
 def _on_cores(program: Program, matching: Matching, prices: _Prices, recorder: Recorder, settings: _Settings) -> bool:
-    """Run ranks that share the cores of their nodes; returns whether some are stuck."""
+    """Run ranks that share the cores of their nodes; returns whether some ranks are stuck."""
     assert settings.cores_per_node is not None
     env = Clock()
     of_node: dict[int, Cores] = {}
@@ -240,7 +240,7 @@ def _on_cores(program: Program, matching: Matching, prices: _Prices, recorder: R
 def _on_devices(
     orders: Sequence[Order], matching: Matching, prices: _Prices, recorder: Recorder, settings: _Settings
 ) -> bool:
-    """Run ranks where what runs next to each other on a device slows each other; returns whether some are stuck."""
+    """Run ranks whose concurrent work on a device slows each other; returns whether some ranks are stuck."""
     env = Clock()
     fabric = Fabric(env, _checked(_undisturbed if settings.overlap is None else settings.overlap))
     shared = Shared(env, fabric=fabric, all_on_fabric=True, wires=settings.wires)

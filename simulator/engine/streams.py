@@ -78,7 +78,7 @@ class _Step:
         return end
 
     def _issue(self) -> tuple[list[list[tuple[int, int, int]]], int]:
-        """The lines of every stream, (kind, position, slot), and when the host is done."""
+        """The lines of every stream as (kind, position, slot), and the time at which the host is done."""
         lines: list[list[tuple[int, int, int]]] = [[] for _ in range(self.streams.count)]
         order, host, channels = self.table.order, self.start, dict[int, list[int]]()
         for kind, position, slot in _lines(order):
@@ -98,7 +98,7 @@ class _Step:
         return lines, host
 
     def _stream(self, lines: list[tuple[int, int, int]]) -> Process:
-        """Work off the instructions of one stream."""
+        """Execute the instructions of one stream."""
         at = self.start
         for kind, position, slot in lines:
             for awaited in self.streams.waits.get(position, ()):
@@ -138,13 +138,13 @@ class _Step:
         return end
 
     def _over(self, issued: Communication) -> Generator[simpy.Event, object, int]:
-        """Wait for the end of a communication; returns it."""
+        """Wait for a communication; returns its end."""
         if issued.end < 0:
             yield self.ranks.over(issued)
         return issued.end
 
     def _post(self, position: int, posted: int) -> Communication:
-        """Issue a communication; it is posted behind all that the program issues before it on its channel."""
+        """Issue a communication. It is posted after everything that the program issues before it on its channel."""
         channel = self.peers_at[position].stream
         issued = self.ranks.communication(self.rank, self.step, position, self.peers_at[position], self.table)
         self.early[position] = issued, posted

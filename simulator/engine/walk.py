@@ -28,7 +28,7 @@ _Process = Generator["Transfer | Communication", None, None]
 
 
 class Transfer:
-    """A SEND with its RECV on a `Channel`; the first of them to be issued makes it.
+    """A SEND and its RECV on a `Channel`; created by the first of them.
 
     Attributes:
         end: -1 until it is known.
@@ -47,7 +47,7 @@ class Transfer:
 
 
 class Channel:
-    """The transfers from one rank to another where neither has other partners: the k-th SEND meets the k-th RECV.
+    """The transfers from one rank to another if neither has other partners: the k-th SEND matches the k-th RECV.
 
     Args:
         ready: where a waiter goes when the end that it waits for is known.
@@ -67,7 +67,7 @@ class Channel:
         self._last_end = 0
 
     def post(self, is_send: bool, posted: int, work_ps: int, cpu_ps: int) -> Transfer:
-        """One side of the next transfer is issued."""
+        """One side issues the next transfer."""
         early = self._early
         if not early or self._early_is_send is is_send:
             self._early_is_send = is_send
@@ -129,7 +129,7 @@ class Walk:
         self._matching = matching
 
     def run(self) -> None:
-        """Run all ranks as far as they come."""
+        """Run all ranks as far as they can advance."""
         exchange = Exchange(self._recorder.communication, self._wake, self._shared)
         self._ready.extend((rank, self._rank(rank, peers, exchange)) for rank, peers in self._matching.peers.items())
         self._advance()

@@ -23,7 +23,7 @@ __all__ = ["Body", "ClockMap", "body_of", "measure"]
 
 
 class ClockMap(NamedTuple):
-    """A sequence of instructions as a map of clocks (see the module), and what its stream path consists of.
+    """A sequence of instructions as a map of clocks (see the module), and the composition of its path on the stream.
 
     Args:
         work_ps: the stream's time where it is never short of work.
@@ -52,7 +52,7 @@ class ClockMap(NamedTuple):
     prefetch_ps: float = 0.0
 
     def then(self, other: ClockMap) -> ClockMap:
-        """This sequence and `other` after it.
+        """The map of this sequence followed by `other`.
 
         >>> first = ClockMap(work_ps=5, cold_start_ps=6, dispatch_ps=2)
         >>> second = ClockMap(work_ps=1, cold_start_ps=9, dispatch_ps=8)
@@ -81,7 +81,7 @@ class ClockMap(NamedTuple):
         )
 
     def times(self, count: int) -> ClockMap:
-        """The sequence `count` times in a row.
+        """The map of `count` repetitions of the sequence.
 
         The late host: it is last late in some repetition j, and the others behind j are stream's work, those before it
         dispatch: h + (j - 1) dispatch + lead + (count - j) work, largest for the first or the last j.
@@ -132,12 +132,12 @@ def measure(lines: Sequence[Line], rates: PairRates | None = None, *, steady: bo
 
 @lru_cache(maxsize=16_384)
 def body_of(lines: tuple[Line, ...], rates: PairRates | None = None) -> Body:
-    """The same `Body` for equal lines: layouts that differ elsewhere share the results."""
+    """The body for these lines. Layouts with equal lines share one `Body` and its results."""
     return Body(lines, rates)
 
 
 class Body:
-    """A sequence that is measured alone and beside several others; equal repetitions are walked once.
+    """A sequence that is measured alone and next to several others. Equal repetitions are walked once.
 
     Args:
         lines: in program order.
@@ -154,14 +154,14 @@ class Body:
 
     @cached_property
     def _ahead(self) -> _Walk:
-        """After the sequence alone, the host far ahead."""
+        """The state after the sequence alone, with the host far ahead."""
         walk = _Walk(self._rates)
         walk.run(self._working)
         return walk
 
     @cached_property
     def _late(self) -> _Walk:
-        """After the sequence alone, the host starting with it."""
+        """The state after the sequence alone, with the host starting at the same time."""
         walk = _Walk(self._rates)
         walk.run(self._lines, late=True)
         return walk
@@ -223,7 +223,7 @@ class Body:
 
 
 def _unwaited(lines: Sequence[Line]) -> float:
-    """The work of the busiest channel on collectives that no line waits for."""
+    """The work of the busiest channel in collectives that no line waits for."""
     waited = {line.token for line in lines if line.kind == WAIT}
     channels: dict[str, float] = {}
     for line in lines:
@@ -233,12 +233,12 @@ def _unwaited(lines: Sequence[Line]) -> float:
 
 
 def _dyadic(time_ps: float) -> float:
-    """To the nearest 64th of a picosecond: sums of such times are exact up to two minutes, in whatever order."""
+    """Round to the nearest 64th of a picosecond: sums of such times are exact up to two minutes, in any order."""
     return round(64 * time_ps) / 64
 
 
 def _alone(lines: Sequence[Line]) -> ClockMap:
-    """The map of a sequence with nothing next to its compute."""
+    """The map of a sequence without concurrent communication."""
     dispatch, work, lead = 0, 0, 0
     for line in lines:
         dispatch += line.dispatch_ps
@@ -253,7 +253,7 @@ _LEAST_PS = 0.5
 
 
 class _Flow:
-    """A collective under way; `alone` is its work without its siblings, `most` as in `simulator.forecast.overlap`."""
+    """A collective in progress; `alone` is its work without its siblings, `most` as in `simulator.forecast.overlap`."""
 
     __slots__ = ("alone", "call", "end", "left", "most", "start", "token", "work")
 
@@ -321,7 +321,7 @@ class _Walk:
         self._host = host
 
     def again(self) -> _Walk:
-        """Another walk that resumes from here on its own."""
+        """A copy of the walk that continues from here independently."""
         walk = _Walk(self._rates)
         walk.stream, walk.compute, walk.exposed = self.stream, self.compute, dict(self.exposed)
         walk._channels = {
@@ -332,7 +332,7 @@ class _Walk:
         return walk
 
     def left(self) -> _Left:
-        """The communication in progress, relative to the time of the stream: if it is equal, walks continue equally."""
+        """The communication in progress, relative to the time of the stream. If it is equal, walks continue equally."""
         if not self._num_flows:
             return ()
         return self._clock - self.stream, tuple(
@@ -341,7 +341,7 @@ class _Walk:
         )  # fmt: skip
 
     def last_end(self) -> float:
-        """The end of the last collective if nothing computes from now on."""
+        """The end of the last collective if no compute follows."""
         ends = list(self._tail.values())
         for queue in self._channels.values():
             end = self._clock
@@ -369,7 +369,7 @@ class _Walk:
             queue[0].start = max(queue[0].start, at)
 
     def _idle_until(self, time: float) -> None:
-        """Follow the channels up to a time with nothing computing."""
+        """Advance the channels to a time without compute."""
         clock = self._clock
         if self._num_flows:
             for channel, queue in self._channels.items():

@@ -59,7 +59,7 @@ bodies."""
 
 
 class Steps(NamedTuple):
-    """A body made short, to be walked several times.
+    """A body in a compact form, for walking it several times.
 
     Args:
         backwards: its steps, the last one first: (kind, dispatch_ps, work_ps, lead_ps, token, token of the collective
@@ -143,7 +143,9 @@ def row(steps: Steps, *, after: str = "", ends: Mapping[str, int] | None = None)
 
 
 def rests(steps: Steps) -> dict[str, int]:
-    """Token of a collective of another body -> how long before the end of these operations it must be over."""
+    """For the token of each collective of another body, the time before the end of these operations by which it must
+    have ended.
+    """
     return {
         clock.removeprefix("token:"): constant
         for clock, constant in row(steps, after="stream").items()

@@ -116,7 +116,7 @@ class LayoutCosts:
         return self._actions[chunk]
 
     def num_collectives(self, chunk: Chunk) -> int:
-        """Collectives of a chunk in one micro-batch, without those of the optimizer."""
+        """The number of collectives of a chunk in one micro-batch, without those of the optimizer."""
         if chunk not in self._num_collectives:
             parts = ("F", "I", "W") if self.costs.split_backward else ("F", "B")
             own = [(*self.costs.owner_of(piece), count) for piece, count in chunk.pieces]
@@ -127,7 +127,7 @@ class LayoutCosts:
         return self._num_collectives[chunk]
 
     def update(self, chunks: tuple[Chunk, ...]) -> ClockMap:
-        """The optimizer's work of a rank with these chunks."""
+        """The optimizer's work on a rank with these chunks."""
         if chunks not in self._updates:
             parts = [self._update(chunk).times(len(list(equal))) for chunk, equal in groupby(chunks)]
             self._updates[chunks] = functools.reduce(ClockMap.then, parts, ClockMap())
@@ -139,7 +139,7 @@ class LayoutCosts:
         return self._update_of[chunk]
 
     def activations(self, chunk: Chunk) -> Activations:
-        """The bytes that its micro-batches keep, and those that its actions need for themselves."""
+        """The bytes that a chunk keeps per micro-batch, and those that its actions need temporarily."""
         if chunk not in self._activations:
             found = chunk_activations([(self.costs.footprint(piece), count) for piece, count in chunk.pieces])
             forward, whole, inputs, weights = map(int, found.during)
@@ -147,7 +147,9 @@ class LayoutCosts:
         return self._activations[chunk]
 
     def late_gradient_bytes(self, chunk: Chunk) -> int:
-        """The gradients of a chunk that come with the first action that makes them, as in twofold's programs."""
+        """The bytes of a chunk's gradients that are allocated by the first action that computes them, as in twofold's
+        programs.
+        """
         return int(self._static(chunk)["gradient"]) if self.costs.stack.runs_programs else 0
 
     def held(self, chunks: tuple[Chunk, ...]) -> Mapping[str, int]:
@@ -198,7 +200,7 @@ class LayoutCosts:
         return found
 
     def _end_wait_s(self, chunks: tuple[Chunk, ...], found: Mapping[str, float], num_micro_batches: int) -> float:
-        """Seconds in which a rank waits for reductions behind its last backward, that of its first chunk."""
+        """Seconds for which a rank waits for reductions after its last backward, that of its first chunk."""
         actions = self.actions(chunks[0])
         last = actions["W.last"] if "W.last" in actions else actions["B.last"]
         if not last.tail_ps:
@@ -208,7 +210,7 @@ class LayoutCosts:
 
     @cached_property
     def overlap_penalty_share(self) -> float:
-        """Seconds that a block's kernels lose next to one second of a transfer between stages."""
+        """Seconds that the kernels of a block lose during one second of a transfer between stages."""
         seconds = device_classes(self.costs, (Chunk(num_blocks=1, has_embedding=False, has_head=False),))
         return overlap_penalty_share(self.costs.machine, seconds)
 
@@ -247,7 +249,7 @@ def _transfers(
 
 
 def transfer_overlap_penalty_ps(transfer_ps: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.float64]:
-    """Per stage by how much an action is slowed by what its rank sends and receives meanwhile, both at once.
+    """Per stage the time by which an action is slowed by the tensors that its rank sends and receives meanwhile.
 
     Args:
         transfer_ps: between each stage and the next one; 0 within a rank and behind the last.
@@ -278,7 +280,7 @@ class RankKinds(NamedTuple):
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk], schedule: Schedule) -> RankKinds:
-        """Chunks per stage, placed as in a schedule."""
+        """The kinds of ranks for the chunks of each stage, placed as in a schedule."""
         found: list[list[Chunk]] = [[] for _ in range(schedule.num_ranks)]
         for chunk, rank in zip(chunks, schedule.placement, strict=True):
             found[rank].append(chunk)
@@ -309,7 +311,7 @@ class PipelineForecast:
         return self.degrees.pipeline
 
     def updates(self) -> list[ClockMap]:
-        """Per pipeline rank what follows its last action."""
+        """Per pipeline rank the work after its last action."""
         return [self.layout.update(self.ranks.kinds[kind]) for kind in self.ranks.of_rank]
 
     def transfers(self) -> tuple[Mapping[tuple[int, int], float], int]:
@@ -346,7 +348,7 @@ class PipelineForecast:
 
     @property
     def runtime(self) -> Runtime:
-        """The stack's sends and starts, without what transfers slow."""
+        """The sends and starts of the stack, without the time that transfers cost compute."""
         stack, degrees = self.layout.costs.stack, self.degrees
         return Runtime(
             blocking=stack.waits_for_sends(degrees), synchronises=stack.synchronises(degrees),
@@ -356,14 +358,15 @@ class PipelineForecast:
 
     @property
     def opens_with_gathers(self) -> bool:
-        """As of `Runtime`: so do twofold's programs, where weights are gathered once a step."""
+        """As in `Runtime`. It holds for twofold's programs if weights are gathered once per step."""
         stack = self.layout.costs.stack
         return stack.runs_programs and not stack.gathers_each_forward(self.degrees)
 
     @property
     def overlap_penalty_share(self) -> float:
-        """As of the layout; 0 where twofold's own forecast slows no compute beside transfers, as the step is too long
-        to be walked."""
+        """As of the layout; 0 if twofold's own forecast does not slow compute during transfers because the step is too
+        long to be walked.
+        """
         costs = self.layout.costs
         if costs.stack.runs_programs:
             own = sum(self.layout.num_collectives(chunk) for chunk in self.chunks)
@@ -416,7 +419,7 @@ class PipelineForecast:
 
     @cached_property
     def longest_transfer_ps(self) -> float:
-        """Bytes of one tensor between two stages."""
+        """The longest time on the link for one tensor between two stages."""
         return max(self.transfers()[0].values(), default=0.0)
 
     def activations(self) -> list[int]:

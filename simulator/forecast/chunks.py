@@ -53,7 +53,7 @@ _NO_TOKEN = -2
 
 
 class _Depends(tuple[Any, ...]):
-    """The key of a clock map: piece, part, host time or gradients that are alone, lines of the optimizer.
+    """The key of a clock map: piece, part, host time or exposed gradients, lines of the optimizer.
 
     Its hash is taken once, as it goes over many lines.
     """
@@ -68,7 +68,7 @@ class _Depends(tuple[Any, ...]):
 
 @lru_cache(maxsize=8192)
 def _gradients(part: PartTemplate) -> Mapping[str, int]:
-    """The parameters whose gradients a body makes -> when it begins to."""
+    """The parameters whose gradients a body computes, with the time at which each starts."""
     found: dict[str, int] = {}
     for number, cell in enumerate(part.cells):
         if cell.gradient:
@@ -78,7 +78,7 @@ def _gradients(part: PartTemplate) -> Mapping[str, int]:
 
 @dataclass(kw_only=True)
 class Chunks:
-    """The costs of a transformer's chunks in one layout on one machine, as a stack runs it.
+    """The costs of a transformer's chunks in one layout on one machine, under one software stack.
 
     Layouts that differ in data-parallel degree, pipeline, optimizer and `split_backward` only may have one `known`:
     shared results are then computed once. `tier_override` has the tiers of groups whose location differs from the
@@ -154,7 +154,7 @@ class Chunks:
     # ------------------------------------------------------------------- pieces
 
     def owner_of(self, piece: str) -> tuple[Chunks, str]:
-        """The costs that a piece belongs to, and its name there: what keeps everything has costs of its own."""
+        """The costs to which a piece belongs, and its name there: pieces that keep everything have separate costs."""
         if not piece.startswith(KEPT):
             return self, piece
         assert self.kept is not None
@@ -162,7 +162,7 @@ class Chunks:
 
     @cached_property
     def pieces(self) -> dict[str, tuple[PieceTemplate, list[int]]]:
-        """Piece -> its template and the values of its monomials, pieces that keep everything included."""
+        """For each piece its template and the values of its monomials, including pieces that keep everything."""
         found = {name: (piece, self.numbers) for name, piece in self.template.pieces.items()}
         if self.kept is not None:
             found |= {KEPT + name: own for name, own in self.kept.pieces.items()}
@@ -206,7 +206,7 @@ class Chunks:
         return self.sizes.logits * self.sizes.item_bytes
 
     def parameters(self, piece: str) -> Sequence[ParameterTemplate]:
-        """A piece's parameters; the head has no table of its own where it is the embedding's on the same ranks."""
+        """The parameters of a piece. The head has no table of its own if it uses the embedding's on the same ranks."""
         own = self.template.pieces[plain(piece)].parameters
         if piece == "head" and self._shares_table:
             return [parameter for parameter in own if not parameter.name.startswith("output.")]
@@ -324,7 +324,9 @@ class Chunks:
     # ------------------------------------------------------------------- actions
 
     def clock_map(self, piece: str, part: str, *, gathers: bool = False, reduces: bool = False) -> ClockMap:
-        """One of many equal pieces in a row, steady; next to it the gather of the next and the reduction of its own."""
+        """The map of one of many equal pieces in the steady state, with the gather of the next piece and its own
+        reduction during its compute.
+        """
         return self._clock_map(self._beside(piece, part, gathers, reduces))
 
     def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> _Depends:
@@ -416,7 +418,7 @@ class Chunks:
         return found
 
     def action(self, chunk: Chunk, part: str, *, gathers: bool = False, reduces: bool = False) -> ClockMap:
-        """A chunk's whole action: its pieces in the order of the part."""
+        """The map of a chunk's complete action: its pieces in the order of the part."""
         pieces = chunk.pieces if part == "F" else chunk.pieces[::-1]
         own = tuple((self._beside(piece, part, gathers, reduces), count) for piece, count in pieces)
         if own not in self.known:
@@ -432,7 +434,7 @@ class Chunks:
         return found
 
     def _first(self, beside: _Depends) -> ClockMap:
-        """The first piece of an action, which begins when the first of its own weights are there.
+        """The map of the first piece of an action, which starts when the first of its own weights have been gathered.
 
         Programs issue their gathers before they wait for the tensor that arrives. It is taken to be no faster than
         another piece, so that a chunk that waits takes as long as its pieces in a row.
@@ -455,7 +457,7 @@ class Chunks:
         return found
 
     def _gathered(self, gather: tuple[Line, ...]) -> ClockMap:
-        """Weights that nothing was computed beside."""
+        """The map of a gather during which nothing is computed."""
         key = ("gathered", gather)
         if key not in self.known:
             self.known[key] = measure([*gather, Line(WAIT, 0, 0, token=_GATHER)], self.rates)
@@ -493,7 +495,7 @@ class Chunks:
         return found
 
     def _updates_together(self, piece: str) -> bool:
-        """Whether one update takes all parameters of a piece; in twofold's programs see `plans.lower.optimizer`."""
+        """Whether one kernel updates all parameters of a piece; for twofold's programs see `plans.lower.optimizer`."""
         optimizer, dtype = self.degrees.optimizer, self.config.dtype
         is_cast = optimizer.accumulates_in(dtype) != optimizer.updates_in(dtype)
         is_block = piece not in ("embedding", "head")

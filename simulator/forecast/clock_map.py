@@ -70,7 +70,7 @@ class MaxPlus:
         return tuple(self.rows)
 
     def row(self, clock: str) -> Row:
-        """A clock afterwards; itself where nothing moves it."""
+        """A clock after the sequence; unchanged if the sequence does not move it."""
         return self.rows.get(clock, {clock: 0})
 
     def coefficient(self, after: str, before: str) -> Times:
@@ -91,11 +91,11 @@ class MaxPlus:
         return self._with(host=host, stream=_later(_join(self.row("stream"), host), work_ps))
 
     def mark(self, clock: str) -> MaxPlus:
-        """Clock `clock` becomes the time at which communication issued now would be posted."""
+        """Set clock `clock` to the time at which communication issued now would be posted."""
         return self._with(**{clock: self._now()})
 
     def issue(self, token: str, dispatch_ps: Times, work_ps: Times, channel: str = "channel") -> MaxPlus:
-        """Issue communication among ranks that all do the same; `token` and `channel` become its end.
+        """Issue communication among ranks that all do the same; `token` and `channel` are set to its end.
 
         It begins after the compute issued before it and after what went over its channel before.
         """
@@ -104,7 +104,7 @@ class MaxPlus:
         return issued._with(**{token: end, channel: end})
 
     def wait(self, token: str, dispatch_ps: Times = 0) -> MaxPlus:
-        """Wait for a token, which is dropped: the stream waits, or the host where it computes itself."""
+        """Wait for a token and drop it: the stream waits, or the host if it computes itself."""
         if token not in self.rows:
             raise TwofoldError(f"a wait for {token!r}, which nothing before it issues; known are {list(self.rows)}")
         return self.host(dispatch_ps).wait_for(token).drop(token)
@@ -121,7 +121,7 @@ class MaxPlus:
     # ------------------------------------------------------------------- composition
 
     def then(self, following: MaxPlus) -> MaxPlus:
-        """First this, then the following one."""
+        """The map of this sequence followed by another one."""
         rows = dict(self.rows)
         for clock, row in following.rows.items():
             joined: dict[str, Times] = {}

@@ -148,7 +148,7 @@ class Contention:
 
     @property
     def most_ps(self) -> float:
-        """About the most that the maps of clocks leave out in a step.
+        """An estimate of the largest time per step that clock maps leave out.
 
         On a link that streams share, none of them is delayed by longer than all others take on it, but for the
         busiest; compute is slowed while transfers, or collectives that outlast bodies, run, and more than a body knows
@@ -201,7 +201,7 @@ class Contention:
 
     @property
     def _carried_ps(self) -> int:
-        """The collectives of the busiest rank that its bodies leave under way."""
+        """The collectives of the busiest rank that are still in progress at the end of its bodies."""
         return max(
             sum(count * bodies.issued(*key)[1] for key, count in counts.items()) + bodies.issued(-1, "begin")[1]
             for counts, bodies in zip(counts_of_variants(self._schedule), self._bodies, strict=True)
@@ -217,7 +217,7 @@ class Contention:
 
     @cached_property
     def _links(self) -> Sequence[Hashable]:
-        """The links that can be short of room, one of those on which the same kinds need the same."""
+        """The links that may be overloaded; of links with equal loads, one."""
         most: dict[Hashable, dict[Hashable, float]] = {}
         needed: dict[Hashable, list[tuple[int, float]]] = {}
         for number, kind in enumerate(self._claiming.values()):

@@ -67,7 +67,7 @@ class Change:
         return {role: count * size for role, size in self.net.items()}
 
     def times(self, count: int) -> Change:
-        """`count` times in a row: the most in the first or in the last of them."""
+        """`count` repetitions; the peak is in the first or the last of them."""
         if count <= 1:
             return self if count else Change()
         before, net = self.repeated(count - 1), self.repeated(count)
@@ -95,14 +95,14 @@ class _Counter:
         self._rest_of_peak: Roles = {}
 
     def add(self, role: str, size: int) -> None:
-        """Bytes are taken, or returned where `size` is negative."""
+        """Allocate bytes, or release them if `size` is negative."""
         self._parts.append((role, size))
         self._total += size
         if self._total > self._peak:
             self._peak, self._before_peak, self._rest_of_peak = self._total, len(self._parts), {}
 
     def follow(self, change: Change) -> None:
-        """A whole change comes after those before it."""
+        """Append the change of another part."""
         highest = self._total + change.peak_bytes
         if highest > self._peak:
             self._peak, self._before_peak, self._rest_of_peak = highest, len(self._parts), change.at_peak
@@ -139,7 +139,7 @@ class _Alive:
         self.after: dict[BodyKey | str, tuple[Change, _Alive]] = {}
 
     def copy(self) -> _Alive:
-        """The same values, with nothing known of what follows."""
+        """A copy with the same values and no knowledge of what follows."""
         return _Alive(set(self.names), dict(self.sharers))
 
 
@@ -323,7 +323,7 @@ class RankMemory:
         return self._all(blocks)
 
     def _all(self, blocks: Iterable[tuple[int, _Counter]]) -> Change:
-        """One after the other; a run of blocks that stand for more of them as often as they do."""
+        """The changes of all blocks in order; blocks that represent several are repeated."""
         found, held, repeat = Change(), Change(), None
         for block, counter in blocks:
             own = self._repeat(block)

@@ -118,7 +118,7 @@ _MOST_KNOWN = 4096
 
 
 def _lines(machine: Machine, degrees: Degrees) -> _Lines:
-    """The same object for all layouts in which the optimizer does the same."""
+    """The lines for a piece, shared by all layouts in which the optimizer does the same."""
     sizes = degrees.tp, degrees.cp, degrees.dp, degrees.ep
     key = (machine, sizes, degrees.num_ranks, degrees.strides, _key_of(degrees.optimizer))
     found = _KNOWN.get(key)

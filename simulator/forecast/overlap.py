@@ -38,7 +38,7 @@ def pair_rates(machine: Machine) -> PairRates | None:
 
 
 def slowed(ops: Sequence[Op], rates: PairRates | None, arrival_ps: int = 0) -> tuple[Op, ...]:
-    """The operations with the work that they take next to each other.
+    """The operations with the work that they need under mutual slowdown.
 
     Args:
         ops: of a body, or of bodies that follow each other.
@@ -159,14 +159,14 @@ class _Walk:
         return stream
 
     def _drain(self) -> None:
-        """All that is under way ends, with nothing next to it."""
+        """Let everything in progress end, without concurrent compute."""
         while self._num_flows:
             for queue in self._queues.values():
                 if queue:
                     self._idle_for(queue[-1])
 
     def _idle_for(self, flow: _Flow) -> None:
-        """Nothing computes until a collective is over."""
+        """Advance without compute until a collective has ended."""
         for queue in self._queues.values():
             if flow in queue:
                 while flow.end < 0:
@@ -176,7 +176,7 @@ class _Walk:
                 return
 
     def _follow(self, until: float) -> None:
-        """Follow the channels up to a time, while nothing computes."""
+        """Advance the channels to a time, without compute."""
         time = self._clock
         while self._num_flows:
             step, later = until - time, _NEVER
@@ -211,7 +211,7 @@ class _Walk:
             self._clock = time
 
     def _compute(self, time: float, op: Op) -> float:
-        """Follow the channels while an operation takes its work, from a time on; returns when that is done."""
+        """Advance the channels while an operation executes from a given time; returns its end."""
         name, work_ps, rates = op.name, op.work_ps, self._rates
         left = float(work_ps)
         while self._num_flows:

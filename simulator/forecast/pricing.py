@@ -68,7 +68,7 @@ def priced_cells(
 
 
 def hosted(lines: list[Line], given_s: float | None) -> list[Line]:
-    """The lines with the host time that the stack is known to take for a full block, in equal proportion."""
+    """The lines with the known host time of the stack for a full block, distributed in equal proportion."""
     summed = sum(line.dispatch_ps for line in lines)
     if given_s is None or not summed:
         return lines

@@ -232,7 +232,7 @@ class RankMaps:
         return {clock: self._from_start(coefficients) for clock, coefficients in rows.items()}
 
     def _from_start(self, coefficients: Row) -> Row:
-        """Tokens of the opening block are known from the start of the step."""
+        """Tokens of the opening block, known from the start of the step."""
         found: dict[str, int] = {}
         for clock, constant in coefficients.items():
             if clock.startswith("token:"):
@@ -241,12 +241,12 @@ class RankMaps:
         return found
 
     def stream(self, number: int, name: str) -> Row:
-        """The end of an action on the stream, by what it waits for."""
+        """The end of an action on the stream, by what the action waits for."""
         rows = self._rows.get((number, name)) or self._rows.get((number, name[0])) or {}
         return rows.get("stream", {})
 
     def first_sent_ps(self, number: int, arrival_ps: int) -> int:
-        """When the first forward of a chunk sends its output, from the start of the step, at the earliest.
+        """The earliest time, from the start of the step, at which the first forward of a chunk sends its output.
 
         Args:
             number: of the chunk on the rank.
@@ -282,8 +282,9 @@ class RankMaps:
         return MaxPlus(rows=rows)
 
     def end(self, clock_of: Mapping[str, str]) -> MaxPlus:
-        """From the end of the last action; collectives of the last backwards that it waits for are in their "final",
-        what it issues goes behind all that is on its channel."""
+        """The map from the end of the last action. Collectives of the last backwards that it waits for are in their
+        "final"; its own go after everything on their channel.
+        """
         rows = {
             clock: {
                 before: constant

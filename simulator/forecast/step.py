@@ -228,12 +228,12 @@ class StepForecast:
 
     @property
     def is_walked(self) -> bool:
-        """Whether concurrent communication costs so much that the step is walked by the clock."""
+        """Whether concurrent communication costs so much that the step is simulated in time order."""
         return self._contention is not None
 
     @property
     def alone_s(self) -> float:
-        """Seconds of a step if communication of different kinds did not slow each other; known without a walk."""
+        """The step in seconds if communication of different kinds did not slow each other; computed without a walk."""
         return self._interval_ps(self._first_step, self._second_step) / PS_PER_S
 
     def _changed_pace_ps(self, costs: PipelineCosts) -> int:
@@ -310,7 +310,7 @@ class StepForecast:
         )  # fmt: skip
 
     def forecast(self) -> Forecast:
-        """The whole prediction; its step is the pace of training (`pace_ps`).
+        """The complete prediction; its step is the pace of training (`pace_ps`).
 
         The first rank keeps it for every configuration with the same ranks, transfers and schedule.
         """

@@ -40,7 +40,7 @@ def simulated(program: Program, machine: Machine, *, num_steps: int = _PACED) ->
 
 
 def simulated_forecast(config: TransformerConfig, degrees: Degrees, machine: Machine) -> Forecast:
-    """The whole prediction; its step is the pace of training.
+    """The complete prediction; its step is the pace of training.
 
     Raises:
         TwofoldError: as `program_of`.

@@ -169,7 +169,7 @@ def _tally_wait(tally: PartsTally, rank: _Rank, flow: _Flow, stream: float) -> N
 
 
 class _Walk:
-    """The clock, and all that is under way."""
+    """The clock, and all communication in progress."""
 
     def __init__(self, rates: PairRates | None) -> None:
         self.ranks: list[_Rank] = []
@@ -419,8 +419,9 @@ class _Walk:
     def _update(
         self, ranks: Iterable[_Rank], begun: dict[_Flow, None] | None = None, *, is_freed: bool = False
     ) -> None:
-        """Find the rates again of what is under way on some ranks, of a flow that has begun, and of what shares links
-        with them; `is_freed` says that a flow which did is over."""
+        """Recompute the rates of what is in progress on some ranks, of a flow that has begun, and of flows that share
+        links with them; `is_freed`: the flow has ended.
+        """
         changed, rates, now = begun or {}, self._rates, self._now
         for rank in ranks:
             op, slowest = rank.op, 1.0

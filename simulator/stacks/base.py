@@ -118,7 +118,7 @@ class Stack:
     narrows: bool = False
 
     def multiplies_in(self, products: str) -> bool:
-        """Whether the linears of its blocks can multiply in a precision of `RECIPES`."""
+        """Whether the linear layers of its blocks can multiply in a precision of `RECIPES`."""
         known = () if self.runs_programs else RECIPES[self.recipes]
         return products in known and (self.narrows or products == "tf32")
 
@@ -136,7 +136,7 @@ class Stack:
         return degrees.optimizer.parallel_level >= 3
 
     def as_run(self, degrees: Degrees) -> Degrees:
-        """The degrees as the stack runs them, where it does something else than they state.
+        """The degrees as the stack applies them, if it differs from what they state.
 
         Raises:
             TwofoldError: a recompute mode that the software does not have.
@@ -250,8 +250,9 @@ class Stack:
     def update_lines(
         self, sizes: Sequence[int], dtype: str, optimizer: Optimizer, num_shards: int, machine: Machine
     ) -> list[Line]:
-        """One update of parameters of `sizes` local elements, of which a rank keeps one shard each, and the copy of
-        their master weights."""
+        """The update of parameters of `sizes` local elements, of which a rank keeps one shard each, and the copy of
+        their master weights.
+        """
         elements, own = sum(-(-size // num_shards) for size in sizes), optimizer.updates_in(dtype)
         if not elements:
             return []

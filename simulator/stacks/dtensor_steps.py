@@ -76,7 +76,7 @@ _PIECES = "pieces"
 
 
 def _dtype_of(steps: Sequence[Step]) -> str:
-    """In what a body computes: the loss is always computed in float."""
+    """The dtype of a step: that of the body, except for losses, which are always computed in float32."""
     return next((step.dtype for step in steps if isinstance(step, Kernel) and not is_loss(step)), "bfloat16")
 
 
@@ -86,7 +86,7 @@ def is_loss(step: Step) -> bool:
 
 
 def loss_as_logits(steps: Sequence[Step]) -> Sequence[Step]:
-    """The kernels of the loss read and write logits in what the body computes in."""
+    """The kernels of the loss if it reads and writes logits in the dtype of the body."""
     dtype = _dtype_of(steps)
     return [
         replace(step, dtype=dtype, touched_bytes=step.touched_bytes // itemsize(step.dtype) * itemsize(dtype))

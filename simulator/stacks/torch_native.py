@@ -229,7 +229,7 @@ class TorchNative(Stack):
 
     @staticmethod
     def _kind(degrees: Degrees) -> str:
-        """Which of the measured parallel parts runs a block."""
+        """The measured parallel module that runs a block."""
         if degrees.tp > 1:
             return "dtensor"
         if degrees.dp * degrees.cp > 1:
@@ -388,7 +388,7 @@ class TorchNative(Stack):
         return sum(size * (2 if piece == "block" else 1) for piece, size in pieces.items())
 
     def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
-        """Autograd keeps what it saved until the node's backward has run.
+        """Autograd keeps saved tensors until the node's backward has run.
 
         The loss: logits in float, their log-softmax (kept), its gradient and the logits' gradient, all in float or all
         in half precision, and the half-precision logits where the caller holds them. On split logits it is written out

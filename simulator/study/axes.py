@@ -76,7 +76,7 @@ AXES: Mapping[str, Axis] = _axes()
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse settings that no point has.
+    """Refuse settings that do not exist or do not fit together.
 
     Raises:
         TwofoldError: an unknown name, with suggestions; a value of another type.

@@ -30,7 +30,7 @@ __all__ = ["Configured"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configured:
-    """A transformer in degrees on a machine.
+    """A transformer with given degrees on a machine.
 
     Args:
         config: of the transformer.

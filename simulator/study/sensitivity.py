@@ -34,7 +34,7 @@ class Effect:
 
     @property
     def swing_s(self) -> float:
-        """From the best to the worst of the three."""
+        """The difference between the largest and the smallest of the three times."""
         values = (self.base_s, self.low_s, self.high_s)
         return max(values) - min(values)
 
@@ -75,7 +75,7 @@ def sensitivity(
 
 
 def _turns(base: WhatIf, machine: Machine) -> list[tuple[str, Callable[[float], WhatIf]]]:
-    """Name of a knob -> the what-if with it turned to a multiple."""
+    """For each knob, the what-if with it multiplied by a factor."""
     found: list[tuple[str, Callable[[float], WhatIf]]] = [
         (said, lambda factor, name=name: replace(base, **{name: getattr(base, name) * factor}))  # type: ignore[misc]
         for name, said in KNOBS.items()

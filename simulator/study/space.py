@@ -116,7 +116,7 @@ class Space:
 
 
 def _check(table: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse an axis, or axes that go together, that cannot be.
+    """Refuse impossible axes, or linked axes that do not fit together.
 
     Raises:
         TwofoldError: as `Space`.

@@ -31,7 +31,7 @@ def code_version() -> str:
 
 
 def key_of(settings: Mapping[str, Any], *, is_searched: bool) -> str:
-    """The name of a point: its settings in any order, what is in the files that they name, and the code.
+    """The key of a point: a hash of its settings, of the content of the files that they name, and of the code.
 
     >>> key_of({"tp": 2, "pp": 4}, is_searched=False) == key_of({"pp": 4, "tp": 2}, is_searched=False)
     True
@@ -88,7 +88,7 @@ class Store:
         return self._found[key]
 
     def add(self, key: str, settings: Mapping[str, Any], figures: dict[str, Any]) -> None:
-        """Keep the figures of a point, on disk before this returns."""
+        """Store the figures of a point; they are on disk when this returns."""
         self._found[key] = figures
         if self.path is None:
             return

@@ -85,7 +85,7 @@ Keyed = tuple[str, Mapping[str, Any]]
 def _computed(
     wanted: list[Keyed], evaluate: Evaluate, workers: Workers, is_searched: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Key and figures of each, as they are done."""
+    """Keys and figures in the order in which they are computed."""
     import joblib
 
     size = 1 if is_searched else _AT_ONCE
@@ -107,7 +107,7 @@ def _evaluated(part: list[Keyed], evaluate: Evaluate) -> list[tuple[str, dict[st
 
 @contextmanager
 def _at_work(workers: Workers) -> Iterator[None]:
-    """joblib's backend, and a cluster of Dask where one is asked for."""
+    """joblib's backend, and a Dask cluster if one is requested."""
     import joblib
 
     if workers.backend == "loky":

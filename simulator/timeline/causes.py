@@ -24,7 +24,7 @@ _HOST, _COMPUTE, _COMM = range(3)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Event:
-    """A finished activity of one rank; of equal ends communication counts as the later.
+    """A finished activity of one rank. Of activities that end at the same time, communication counts as the later.
 
     Args:
         end_ps: when.
@@ -43,7 +43,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A rank came to a meeting at `time_ps`, right after `cause` (None at the start of everything)."""
+    """A rank arrived at a meeting at `time_ps`, right after `cause` (None at the start of everything)."""
 
     time_ps: int
     rank: int
@@ -51,7 +51,7 @@ class Arrival:
 
 
 class Causes:
-    """The causes on one timeline of one program.
+    """The causes of events on a timeline of a program.
 
     Args:
         program: whose instruction ids the spans carry.
@@ -139,7 +139,7 @@ class Causes:
     # ------------------------------------------------------------------------------------- causes
 
     def cause(self, event: Event) -> tuple[int, Event | None, list[Arrival]]:
-        """The start of the event's work, its last cause, and for a communication who arrived and when."""
+        """The start of the event's work, its last cause, and for communication the arrivals of its members."""
         rank, step, position = event.rank, event.step, event.position
         if event.stream == _COMM:
             arrivals = self.meeting(rank, step, position)
@@ -150,7 +150,7 @@ class Causes:
         return event.start_ps, self._latest(self._ready(rank, step, position), event.start_ps), []
 
     def meeting(self, rank: int, step: int, position: int) -> list[Arrival]:
-        """Who came when to the meeting that ends a communication: of a transfer's pairs the one complete last."""
+        """The arrivals at the meeting that ends a communication; for a transfer, at the pair that was complete last."""
         order = self._order_of[rank]
         instruction = order.instructions[position]
         meetings: list[list[tuple[int, int]]] = []
@@ -257,7 +257,7 @@ class Causes:
         return [*found, *(event for at in order.unwaited for event in self.spans(rank, step, at, _COMM))]
 
     def _held(self, rank: int, step: int, position: int) -> list[Event]:
-        """The communication before it on its channel, maybe of the step before."""
+        """The previous communication on its channel, possibly of the previous step."""
         before, last = self._channels(rank)
         if position in before:
             return self.spans(rank, step, before[position], _COMM)

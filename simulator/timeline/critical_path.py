@@ -39,7 +39,7 @@ class PathSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """Rank `rank` waited in the collective `id` for `last`, the last to come."""
+    """Rank `rank` waited in the collective `id` for `last`, its last member to arrive."""
 
     rank: int
     last: int

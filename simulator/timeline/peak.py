@@ -34,7 +34,7 @@ class LiveValue:
 
     @property
     def action(self) -> str:
-        """The action that made it, such as "0F3", "begin" or "end"; "" for what is kept between steps."""
+        """The action that wrote it, such as "0F3", "begin" or "end"; "" for values kept between steps."""
         return self.made_by.partition("/")[0]
 
 

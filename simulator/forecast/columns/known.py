@@ -109,7 +109,7 @@ class Known:
         return [(ACTION, "stream"), *channels, (FINAL, "final"), (TRANSFER, "sent")]
 
     def _fixed_terms(self, clock: str, rows: Ints) -> Ints:
-        """(rows, batch) what a clock waits for that neither a host nor an event of this step makes."""
+        """(rows, batch) the part of a clock's wait that depends neither on a host nor on an event of this step."""
         columns, classes, rank = self.columns, self.classes[rows], self._structure.rank[rows]
         num_classes = len(columns.dispatch)
         if columns.starting.any():
@@ -170,7 +170,7 @@ class Closing:
         }
 
     def ends(self, stream: Ints, host: Ints, channels: Sequence[Ints], start: Ints, waits: Ints) -> Ints:
-        """(ranks, batch) the end of the step but for what is sent and for what the last backwards leave.
+        """(ranks, batch) the end of the step without sends and without the communication of the last backwards.
 
         Args:
             stream, host, channels, start: times after the last action.

@@ -142,7 +142,7 @@ class _State:
         self._filled += 1
 
     def jump(self) -> None:
-        """Leave out the periods that follow by straight lines."""
+        """Skip periods whose events grow linearly."""
         cycles = self._cyclicities()
         for cyclicity in np.unique(cycles[cycles > 0]).tolist():
             self._jump(cyclicity, np.flatnonzero((cycles == cyclicity) & (self.left >= cyclicity)))
@@ -165,7 +165,7 @@ class _State:
         return found
 
     def _jump(self, cyclicity: int, chosen: npt.NDArray[np.int64]) -> None:
-        """Leave out multiples of `cyclicity` periods."""
+        """Skip multiples of `cyclicity` periods."""
         if not len(chosen):
             return
         size, span, look_back = self._size, cyclicity * self._size, self._look_back
@@ -206,6 +206,6 @@ class _State:
         self.left[chosen] -= count * cyclicity
 
     def _shift_older(self, kept: int, chosen: npt.NDArray[np.int64], count: Ints) -> None:
-        """Older blocks no longer belong to the ones before a jump: they must not be compared with."""
+        """Mark older blocks as not comparable with those after a jump."""
         older = self._blocks[: (self._filled - kept) * self._size]
         older[:, chosen] = np.where(count > 0, np.iinfo(np.int64).min // 4, older[:, chosen])

@@ -66,7 +66,7 @@ class PipelineTimes:
 
     @property
     def idle_ps(self) -> Ints:
-        """(*batch, num_ranks) what of the step a rank's actions do not take: the bubble."""
+        """(*batch, num_ranks) the part of the step in which a rank runs no action: the bubble."""
         return np.asarray(self.step_ps[..., None] - self.busy_ps)
 
 
@@ -154,7 +154,7 @@ def _checked(schedule: Schedule) -> Schedule:
 
 
 class _Task:
-    """A batch, sorted by the structure that evaluates each configuration; filled bit by bit."""
+    """A batch, sorted by the structure that evaluates each configuration, and filled in step by step."""
 
     def __init__(
         self,
