@@ -20,7 +20,7 @@ __all__ = ["Form", "check_fit"]
 
 
 class Form(Enum):
-    """Which operands an operator reads and which output it makes.
+    """The operands that an operator reads and the output that it computes.
 
     A class of `executor.ops` states the form of its `forward` in its class attribute `form`.
     """
@@ -81,7 +81,7 @@ class _Operand:
 
 
 def check_fit(module: nn.Module, given: GivenStrategy) -> None:
-    """Refuse a strategy that cannot fit any input of `module`; unknown modules are checked when a plan is made.
+    """Refuse a strategy that no input of `module` can fit. Unknown modules are checked when a plan is made.
 
     Raises:
         TwofoldError: too many entries, another number of dims, parts that do not divide a parameter, an output of
@@ -121,7 +121,7 @@ def _parts(entry: Entry) -> _Parts:
 
 
 def _ways(made: list[_Parts]) -> str:
-    """The output splits that the operator can make, in words."""
+    """The splits of the output that the operator supports, as text."""
     if len(made) == 1:
         return f"it can be {made[0]}"
     return f"it can be {made[0]} (reduced) or {made[1]} (reduce-scattered)"

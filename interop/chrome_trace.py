@@ -166,7 +166,7 @@ def read_trace(path: str | os.PathLike[str]) -> list[Timeline]:
 
 
 def _limit(timeline: Timeline, max_spans: int) -> tuple[Timeline, str]:
-    """The last steps that fit, at least one, and of that one the ranks that fit; and what was left out, in words."""
+    """The last steps that fit, at least one, and of that one the ranks that fit; and a text about what was left out."""
     if len(timeline.rank) <= max_spans:
         return timeline, ""
     last = timeline.num_steps - 1
@@ -302,7 +302,7 @@ def _rank_events(
 
 
 def _collectives(program: Program | None) -> dict[tuple[int, str], dict[str, Any]]:
-    """(rank, id) of every collective -> what torch's profiler writes of one: its name, sizes and group."""
+    """For (rank, id) of every collective, the arguments that torch's profiler writes: its name, sizes and group."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for group in program.groups if program is not None else ():
         for block, instruction in group.walk():

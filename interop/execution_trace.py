@@ -156,7 +156,7 @@ def _timed(start_us: float, length_us: float) -> dict[str, Any]:
 
 
 def _untimed(number: int) -> dict[str, Any]:
-    """The n-th of what has no time: order is all that is known."""
+    """The n-th event without a time: only the order is known."""
     return {"start_ps": number, "end_ps": number, "untimed": True}
 
 

@@ -202,7 +202,9 @@ def _kind_of(rank: int, trace: RankTrace, facts: Mapping[str, Any]) -> tuple[str
 
 
 def _ranks(trace: RankTrace, facts: Mapping[str, Any]) -> tuple[int, ...]:
-    """The group: by its name, as a list, as a start with a stride, or what all groups of the trace are."""
+    """The ranks of a group, from its name, from a list, from a start with a stride, or from the only group of the
+    trace.
+    """
     named = trace.groups.get(str(facts.get("Process Group Name")))
     if named and all(map(is_rank, named)):
         return named

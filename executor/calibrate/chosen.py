@@ -39,7 +39,7 @@ TOGETHER = 300
 
 
 def chosen_kernels(device: Device, jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
-    """One record a job: what was issued, and its kernels with name, seconds, grid, block and shared bytes.
+    """One record per job: the call, and its kernels with name, seconds, grid, block and shared bytes.
 
     Jobs that do not fit into memory or fail are left out.
     """

@@ -233,7 +233,7 @@ def measured_issue(session: Session, job: Job, budget_s: float) -> list[Point]:
 
 
 def cpu_job(make: Callable[[], Call], *others: Point, **described: Any) -> Job:
-    """The job of a point with these fields, whose call (and tensors) are made when it is its turn."""
+    """The job of a point with these fields. Its call and tensors are created when it runs."""
     return Job(point=Point(**described, seconds=0.0), others=others, make=lambda pool: [make()], tier=0)
 
 

@@ -121,7 +121,8 @@ def _row_job(name: str, shape: tuple[int, int], dtype: str, tier: int, held_out:
 
 
 def _rotary_calls() -> dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]]:
-    """Rotary positions as models of libraries write them: what is made of a table once, and the call on x and that.
+    """Rotary positions as in models of libraries: the computation of a table, done once, and the call on x and the
+    table.
 
     x is [tokens, heads, features] and the table [tokens, 1, features], which all heads share: of cosines and sines
     (Hugging Face's apply_rotary_pos_emb), or of complex numbers (torchtitan's apply_rotary_emb).

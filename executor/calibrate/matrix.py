@@ -91,7 +91,7 @@ _LEAST, _MOST = 16, 32_768
 
 
 def matrix_jobs(num_processors: int, *, float8: bool = False, seed: int = 20_26) -> list[Job]:
-    """All products; held-out ones first chosen by `seed`, so that they do not depend on what else is in the grid.
+    """All products. The held-out ones are chosen by `seed` first, so that they do not depend on the rest of the grid.
 
     Args:
         num_processors: multiprocessors of the device, where the scans look for steps.

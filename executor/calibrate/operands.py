@@ -72,7 +72,7 @@ class OperandPool:
     _next: dict[torch.dtype, int] = field(default_factory=dict)
 
     def tensor(self, *shape: int, dtype: str = "bfloat16") -> Tensor:
-        """A contiguous tensor of normal random numbers; it may overlap those made before."""
+        """A contiguous tensor of normal random numbers; it may overlap earlier ones."""
         kind, count = DTYPES[dtype], math.prod(shape)
         block = self._blocks.get(kind)
         if block is None or block.numel() < count:
@@ -92,7 +92,7 @@ class OperandPool:
         return torch.randint(below, shape, device=self.device.torch_device)
 
     def sets(self, size_bytes: int) -> range:
-        """Number of sets of operands that make a call read from memory, not from the cache."""
+        """The number of operand sets with which a call reads from memory instead of the cache."""
         sets = math.ceil(ROTATED * self.device.cache_bytes / max(1, size_bytes))
         return range(max(1, min(MAX_ROTATIONS, sets)))
 

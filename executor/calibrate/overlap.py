@@ -149,7 +149,7 @@ class _Pair:
         self.messages = max(1, min(MAX_CALLS, round(aim_s / comm_s)))
 
     def run(self, variant: str) -> list[float]:
-        """Seconds from the common start to the end of compute and of communication; 0 for what does not run."""
+        """Seconds from the common start to the end of compute and of communication; 0 for a part that does not run."""
         if not self.device.is_async:
             return self._run_on_host(variant)
         self.timer.keep_busy(0.004)

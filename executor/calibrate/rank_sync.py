@@ -32,7 +32,7 @@ ANSWER_S = 2.0
 
 @dataclass(slots=True)
 class RankSync:
-    """Keeps the ranks of a calibration in step. Every rank makes one, at the same point.
+    """Synchronises the ranks of a calibration. Every rank creates one, at the same point.
 
     Args:
         device: device of this rank.
@@ -71,8 +71,9 @@ class RankSync:
                 self.groups[size] = made[self.rank // size]
 
     def close(self) -> None:
-        """Let go of the groups, so that they end with `destroy_process_group`, not with the process (torch 2.13 may die
-        of it)."""
+        """Release the groups, so that they end with `destroy_process_group` and not with the process (which can crash
+        in torch 2.13).
+        """
         self.groups.clear()
         self.pair = self._control = self._store = None
 
@@ -113,7 +114,7 @@ class RankSync:
         return datetime.timedelta(seconds=self.timeout_s if seconds is None else seconds)
 
     def _exchange(self, call: Callable[[], object]) -> None:
-        """Make a call that all ranks make, if there are others."""
+        """Run a call on all ranks, if there are others."""
         if self.size == 1:
             return
         try:
@@ -127,7 +128,7 @@ class RankSync:
 
     @contextlib.contextmanager
     def watch(self, what: str, ranks: Sequence[int] | None = None, timeout_s: float | None = None) -> Iterator[None]:
-        """Around a measurement that all ranks make together: if it hangs, name the missing ranks and exit.
+        """A context for a measurement of all ranks: if it hangs, name the missing ranks and exit.
 
         Args:
             what: in words.
@@ -159,7 +160,7 @@ class RankSync:
             done.set()
 
     def _who_is_missing(self, number: int, what: str, members: Sequence[int], limit_s: float) -> str:
-        """In words: who still is in it, who is through, who never came."""
+        """The ranks that are still in the measurement, that have finished it, and that never arrived, as text."""
         inside, through, missing = [], [], []
         for rank in members:
             at = self._read(f"at/{rank}")

@@ -189,7 +189,7 @@ def _described(point: Point) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSection(_Row):
-    """Points that come one after the other from a generator, which measures them.
+    """Points that a generator measures and yields one by one.
 
     Args:
         stream: the generator.

@@ -85,7 +85,7 @@ class SessionOptions:
 
 
 class Section(Protocol):
-    """One row of the table: its points, how one is measured, and what is fitted to them.
+    """One section: its points, how a point is measured, and what is fitted to them.
 
     The kinds of sections are in `executor.calibrate.sections`.
     """

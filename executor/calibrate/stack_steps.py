@@ -28,7 +28,7 @@ MICRO_BATCHES = 2
 
 
 def stack_step_points(timer: Timer, sync: RankSync) -> Iterator[Point]:
-    """One step of a decoder under each stack; every rank of the job goes through."""
+    """One step of a decoder under each stack; every rank of the job must take part."""
     sizes = REAL if timer.device.is_async else Sizes()
     batch, sequence = (4, 2048) if timer.device.is_async else (2, 8)
     for stack, options in (

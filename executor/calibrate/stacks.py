@@ -48,7 +48,7 @@ class _Chain(nn.Module):
 
 
 def stack_points(timer: Timer) -> Iterator[Point]:
-    """Take all of them; every rank of the default group must go through."""
+    """Measure all points; every rank of the default group must take part."""
     for take in (tensor_parallel_points, _tensor_parallel_modules, sharded_points, _replicated, _pipeline):
         yield from take(timer)
 

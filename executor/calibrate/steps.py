@@ -49,7 +49,7 @@ SENSED_S = 0.5
 
 
 class CheapParameters(Mapping[str, npt.NDArray[Any]]):
-    """Random parameters as windows into one row of random numbers: distinct rows, made in no time."""
+    """Random parameters as windows into one row of random numbers: distinct values at almost no cost."""
 
     def __init__(self, graph: Graph, seed: int = 0) -> None:
         self._tensors = {tensor.name: tensor for tensor in (*graph.parameters, *graph.constants)}

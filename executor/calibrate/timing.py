@@ -252,7 +252,7 @@ class Timer:
         }
 
     def spin_marks(self) -> list[Mark]:
-        """Issue what `clock_of` reads the device's clock from once it has run; nothing where that cannot be done."""
+        """Issue the kernel from which `clock_of` reads the device's clock; nothing on devices without it."""
         self.device.spin(SPIN_CYCLES[1])  # the host gets ahead, so that no launch is waited for between the marks
         marks = [self.mark()]
         for cycles in SPIN_CYCLES:

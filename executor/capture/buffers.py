@@ -51,7 +51,7 @@ def known_numbers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _known_value(module: nn.Module, name: str) -> Tensor | None:
-    """The value of a buffer, where it holds one or `no_init_parameters` recorded how it is made."""
+    """The value of a buffer, if it has one or `no_init_parameters` recorded its initialisation."""
     if module.get_buffer(name).numel() > MOST_ELEMENTS:
         return None
     try:

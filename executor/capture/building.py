@@ -23,7 +23,7 @@ __all__ = ["Building"]
 
 
 class Building(Places):
-    """The operators and tensors that were made so far.
+    """The operators and tensors that were created so far.
 
     Args:
         module: that was exported, for the names of its parts.
@@ -91,7 +91,9 @@ class Building(Places):
         return output
 
     def _place(self, operator: Operator) -> int:
-        """The dim of an operator's output that is the batch, by the names of its dims; 0 where they do not say."""
+        """The position of the batch among the dims of an operator's output, by their names; 0 if the names do not
+        determine it.
+        """
         before, after = (
             tuple(self.tensors[name].shape for name in names) for names in (operator.inputs, operator.outputs)
         )
@@ -121,7 +123,7 @@ class Building(Places):
         return value
 
     def of_batch(self, node: fx.Node, mean: Mean) -> str:
-        """The value of a mean (a sum) in which nothing is trained: what all samples of a micro-batch share.
+        """The value of a mean (or sum) without trained inputs, which all samples of a micro-batch share.
 
         Raises:
             TwofoldError: something in it is trained.
@@ -133,7 +135,7 @@ class Building(Places):
         return self.share(self.make(node, kind, (terms,), shape=mean.shape, dtype=self.tensors[terms].dtype))
 
     def share(self, made: str) -> str:
-        """Note that a tensor made from samples is one value of all samples of a micro-batch."""
+        """Mark a tensor that was computed from samples as one value shared by all samples of a micro-batch."""
         del self.batched[made]
         self.shared.add(made)
         return made

@@ -104,7 +104,7 @@ class _Splitter:
                 self._write(node, read)
 
     def replace(self) -> None:
-        """Let the calls that take parts or means be what was written for them."""
+        """Replace calls that take parts or means by the calls that were written for them."""
         for node, own in self.instead.items():
             node.replace_all_uses_with(own)
         for node in reversed(list(self.graph.nodes)):

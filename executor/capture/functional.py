@@ -105,7 +105,7 @@ def copied(graph: fx.Graph, like: fx.Node, traced: fx.Graph, read: Sequence[fx.N
 
 @dataclass(slots=True, eq=False)
 class _Memory:
-    """Values that share memory, by the names of the calls that made the memory and its views.
+    """Values that share memory, by the names of the calls that created the memory and its views.
 
     Args:
         root: the call that made it.

@@ -269,7 +269,7 @@ def _follows(call: Call, draws: Sequence[Draw], which: int, at: int, index: int,
 def _in_halves(
     call: Call, inputs: Sequence[Tensor], made: tuple[Tensor, ...], which: int, links: Sequence[tuple[int, Ends]]
 ) -> bool:
-    """Whether halves of the inputs make halves of the output: along the last link alone, and along all at once."""
+    """Whether halves of the inputs give halves of the output: along the last link alone, and along all at once."""
     for chosen in ([links[-1]], links):
         for second in (False, True):
             parts, expected = list(inputs), made[which]
@@ -290,7 +290,9 @@ def _in_halves(
 def _gradients_in_halves(
     backward: str, inputs: Sequence[Tensor], made: tuple[Tensor, ...], which: int, links: Sequence[tuple[int, Ends]]
 ) -> bool:
-    """Whether gradients made from halves are the whole ones: along the last link alone, and along all at once."""
+    """Whether gradients computed from halves equal the full gradients: along the last link alone, and along all at
+    once.
+    """
     g = torch.randn(made[which].shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     run = program(backward)
     try:

@@ -75,7 +75,7 @@ def _loss_of_aten(build: Translation, node: fx.Node, *_: Any, **__: Any) -> Valu
     "hinge_embedding_loss.default", "multi_margin_loss.default", "multilabel_margin_loss.default",
 )  # fmt: skip
 def _loss_of_samples(build: Translation, node: fx.Node, *_: Any, **__: Any) -> Value:
-    """torch's own call without its mean or sum, for elements or whole samples."""
+    """torch's call without its mean or sum, for elements or for complete samples."""
     assert isinstance(node.target, torch._ops.OpOverload)
     names = [argument.name for argument in node.target._schema.arguments]
     place = names.index("reduction")

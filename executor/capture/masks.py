@@ -91,7 +91,7 @@ def _for_one(size: Any, double: Any, batch_size: int) -> Any:
 
 
 def calls_of(node: fx.Node) -> tuple[list[fx.Node], dict[fx.Node, Any]]:
-    """The calls that make a value of `shape_only`, in order, and each one's arguments for a batch of one sample."""
+    """The calls that compute a value of `shape_only`, in order, with their arguments for a batch of one sample."""
     needed, waiting = {node}, [node]
     while waiting:
         new = [input_node for input_node in waiting.pop().all_input_nodes if input_node not in needed]

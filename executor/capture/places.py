@@ -26,7 +26,9 @@ class Places:
             self._aliases.setdefault(id(submodule), []).append(path)
 
     def path(self, node: fx.Node) -> str:
-        """The path of the user's module that makes the call; of a module with several names the one called by."""
+        """The path of the user's module that makes the call; of a module with several names, the one by which it was
+        called.
+        """
         parent = ""
         for path, _ in (node.meta.get("nn_module_stack") or {}).values():
             path = re.sub(r"@\d+", "", path)

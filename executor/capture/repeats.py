@@ -164,7 +164,7 @@ class _Recording:
 
 
 class _Recorder(EagerMode):
-    """Write down every call: the operator, its settings, and where the tensors that it reads were made."""
+    """Records every call: the operator, its settings, and the origins of the tensors that it reads."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

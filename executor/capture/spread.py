@@ -39,7 +39,7 @@ def _corrected(
 def _spread(
     build: Translation, node: fx.Node, x: Value, dims: Sequence[int] | None, correction: Number, *, keepdim: bool
 ) -> Value:
-    """sum (x - mean)^2 / (n - correction) where the samples are among what it is taken over, or its root."""
+    """sum (x - mean)^2 / (n - correction), or its root, if the samples are among the reduced dims."""
     data = build.plain(node, x)
     shape, dtype = build.tensors[data].shape, build.tensors[data].dtype
     over = tuple(sorted(dim % len(shape) for dim in dims or range(len(shape))))

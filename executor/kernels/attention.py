@@ -84,7 +84,7 @@ def _corner(first: int | None, q: Tensor, keys: int) -> int | None:
 
 
 def _heads_first(attrs: Attrs, x: Tensor) -> Tensor:
-    """[b, heads, length, size], as a view: torch's kernels take it so, and flash makes its output so."""
+    """q, k or v as a view [b, heads, length, size], the layout of torch's kernels. Flash attention also returns it."""
     x = x.reshape(-1, *x.shape[-3:]) if x.dim() != 4 else x
     return x.transpose(1, 2) if attrs.get("layout") == "bshd" else x
 

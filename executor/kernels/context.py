@@ -47,7 +47,7 @@ class StepCounter:
     _index: dict[Hashable, tuple[_Table, int]] = field(default_factory=dict)
 
     def begin(self, learning_rate: float | None = None) -> None:
-        """Count a step on, and bring its numbers to the device: one copy for all numbers of a dtype."""
+        """Count one step, and copy its numbers to the device, with one copy per dtype."""
         self.step += 1
         self.learning_rate = learning_rate
         for (dtype, _), table in self._tables.items():

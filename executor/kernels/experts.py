@@ -25,7 +25,9 @@ def choices(attrs: Attrs, logits: Tensor) -> Tensor:
 
 
 def places(attrs: Attrs, chosen: Tensor, num_experts: int) -> Tensor:
-    """The row of [experts, b x capacity] that each choice goes to: [b, s, k]; one more than the last for none."""
+    """The row of [experts, b x capacity] to which each choice goes: [b, s, k]; one beyond the last row if it is
+    dropped.
+    """
     (batch, seq, top_k), capacity = chosen.shape, attrs["capacity"]
     # choices in the order in which they take places: all first ones, then all second ones
     flat = chosen.transpose(1, 2).reshape(batch, top_k * seq)
@@ -60,7 +62,7 @@ def _spread(rows: Tensor, source: Tensor, count: int, factor: Tensor | None = No
 
 
 def _collected(rows: Tensor, routed: Tensor, number: int) -> Tensor:
-    """[b, s, h]: what is in the row of each token's choice `number`; zeros where it had no place."""
+    """[b, s, h]: the row of choice `number` of each token; zeros if the choice was dropped."""
     at = rows[..., number]
     flat, last = routed.reshape(-1, routed.shape[-1]), routed.shape[0] * routed.shape[1]
     found = flat.index_select(0, at.reshape(-1).clamp(max=last - 1)).view(*at.shape, -1)

@@ -134,7 +134,7 @@ _REFUSED: set[object] = set()
 
 
 def compiled(run: FusedRun, inputs: Sequence[Tensor]) -> Function:
-    """A run as Inductor makes it, for operands like `inputs`; one for all runs of a form.
+    """The compiled function of a run for operands like `inputs`, shared by all runs of the same form.
 
     Raises:
         Exception: what torch's compiler raises.
@@ -157,7 +157,7 @@ def compiled(run: FusedRun, inputs: Sequence[Tensor]) -> Function:
 
 @contextlib.contextmanager
 def _deterministic() -> Iterator[None]:
-    """Sums are cut alike by every compilation: ranks that compute the same have to get the same bits."""
+    """Make every compilation split sums in the same way, because ranks that compute the same must get the same bits."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     try:

@@ -78,7 +78,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, first: int | None, scale: float | No
 def attend_backward(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, *, first: int | None, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v from that of the output, by the kernel that made `out` and `sums`."""
+    """The gradients of q, k and v from the gradient of the output, by the kernel that computed `out` and `sums`."""
     kernel, causal = _kernel(q, k, v, first), first is not None
     if kernel is _Kernel.CPU:
         causal, mask = _cpu_mask(q, k, first)

@@ -106,7 +106,7 @@ def _scale(q: Tensor, scale: float | None) -> float:
 
 
 def _mask(q: Tensor, k: Tensor, first: int | None) -> dict[str, Any]:
-    """The mask, true where a weight is left out, and how the kernel is to read it (`sparse_mode`)."""
+    """The mask, true for weights that are left out, and the `sparse_mode` of the kernel."""
     if first is None:
         return {}
     rows, keys = q.shape[2], k.shape[2]

@@ -36,7 +36,7 @@ _aten = torch.ops.aten
 
 
 def sgd(context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor, *_: Tensor) -> Tensor:
-    """One update as torch.optim.SGD without momentum makes it."""
+    """One update, as by torch.optim.SGD without momentum."""
     return _moved(weight, _decayed(attrs, weight, gradient), _rate(context, attrs, weight))
 
 
@@ -61,7 +61,7 @@ def adamw(
     context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor,
     corrections: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """One update as torch.optim.AdamW makes it (Loshchilov and Hutter 2019); its corrections may be known already."""
+    """One update, as by torch.optim.AdamW (Loshchilov and Hutter 2019); its bias corrections may be given."""
     beta1, beta2, eps = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs.get("eps", 1e-8)
     decay, lr, number = attrs.get("weight_decay", 1e-2), attrs.get("lr", DEFAULT_LR), context.counter.number
     device = weight.device

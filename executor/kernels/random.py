@@ -193,7 +193,7 @@ def dropout(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def _runs(region: Sequence[tuple[int, int]], shape: Sequence[int]) -> list[tuple[int, int]]:
-    """The dims of a part as (elements, distance in the whole from one to the next), with as few as there can be.
+    """The dims of a part as (elements, distance between elements in the full tensor), with dims joined where possible.
 
     >>> _runs([(2, 4), (0, 3), (0, 5)], [4, 3, 5]), _runs([(0, 4), (5, 10)], [4, 10])
     ([(30, 1)], [(4, 10), (5, 1)])

@@ -67,7 +67,7 @@ def computed_value(calls: str, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _calls(calls: str) -> tuple[Callable[..., Any], ...]:
-    """Each call as a function of (device, what the calls before it made...); read once, not in every step."""
+    """Each call as a function of (device, results of earlier calls...); parsed once, not in every step."""
     return calls_of_json(json_of(calls.encode(), "calls"))
 
 

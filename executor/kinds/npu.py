@@ -56,5 +56,5 @@ class Npu(DeviceKind):
         return {"torch_npu": str(importlib.import_module("torch_npu").__version__)}
 
     def num_processors(self, index: int) -> int:
-        """Cube cores, which make matrix products."""
+        """The number of Cube cores, which compute matrix products."""
         return int(getattr(self.module.get_device_properties(index), "cube_core_num", 0) or 1)

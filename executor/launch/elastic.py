@@ -42,7 +42,7 @@ def check_elastic(asked: ElasticSettings, nodes: Nodes) -> None:
 
 
 def devices_left(asked: ElasticSettings, plan: Plan, nodes: Nodes) -> dict[int, int]:
-    """The devices that are left by number of nodes, for each number below that of all nodes.
+    """The number of remaining devices for each smaller number of nodes.
 
     Args:
         asked: settings of the job.

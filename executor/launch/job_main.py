@@ -179,7 +179,7 @@ def _check_shared(out: Path) -> None:
 
 
 def _parameters(task: Task, graph: Graph, device: Device) -> Mapping[str, Any]:
-    """Initial weights: of a file, for what it has; else of the model; else drawn."""
+    """Initial weights: from a file where it has them, otherwise from the model, otherwise drawn."""
     parameters: Mapping[str, Any] = random_parameters(graph, task.seed) if not task.model else {}
     if task.model:
         module = load_model(task.model, task.seed)[0]

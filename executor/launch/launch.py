@@ -260,7 +260,7 @@ class _Torchrun:
         return RunFailed(f"torchrun, which runs the ranks, ended with {how}; its log: {self.log}\n{last}".rstrip())
 
     def end(self) -> None:
-        """End every process: guards kill their ranks, torchrun sees that and leaves; what remains is killed."""
+        """End every process: guards kill their ranks, torchrun notices and exits, and the rest is killed."""
         reported: set[int] = set()
         try:
             deadline_s = time.monotonic() + GRACE_S
@@ -292,7 +292,7 @@ class _Torchrun:
                 yield rank, pids
 
     def _kill_groups(self) -> bool:
-        """Kill the guards, their ranks and what those started; return whether any of them still runs."""
+        """Kill the guards, their ranks and processes started by these; return whether any of them still runs."""
         groups = {pid for _, pids in self._pids() for pid in (pids["guard"], pids["rank"])}
         for group in tuple(groups):
             try:

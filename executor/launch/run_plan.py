@@ -177,7 +177,7 @@ def run(
 
 
 def _checked_data(plan: Plan, data: str | Iterable[Any], steps: int, seed: int, folder: Path) -> str:
-    """The word of the data, whose first batch was found to be for the plan."""
+    """The name of the data, after checking that its first batch fits the plan."""
     from executor.train.sources import Source, save_batches
 
     if not isinstance(data, str):
@@ -187,7 +187,7 @@ def _checked_data(plan: Plan, data: str | Iterable[Any], steps: int, seed: int, 
 
 
 def dilation(plan: Plan, machine: Machine, shortest_s: float = 0.05) -> float:
-    """The factor on a machine's times that makes the plan's shortest instruction last `shortest_s`."""
+    """The factor on a machine's times with which the plan's shortest instruction lasts `shortest_s`."""
     shortest_ps = min(
         cost.dispatch_ps + cost.work_ps
         for group in lower(plan).groups

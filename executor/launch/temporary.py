@@ -23,7 +23,7 @@ _YOUNG_S = 60.0
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[str]:
-    """A folder that is removed at the end; what killed launchers of this user left behind is removed before.
+    """A folder that is removed at the end. Folders left by killed launchers of this user are removed first.
 
     >>> with temporary_folder() as folder:
     ...     os.path.basename(folder).startswith("twofold-")

@@ -169,7 +169,7 @@ def _facts(job: TrainingJob, plan: Plan, checkpoints: TaskCheckpoints | None) ->
 
 
 def _with_settings(job: TrainingJob, plan: Plan) -> Plan:
-    """A plan with the settings that the job states in place of its own, and the parameter names of its weight files."""
+    """A plan with the settings of the job instead of its own, and the parameter names of its weight files."""
     if job.undecayed is not None:
         undecayed = undecayed_parts(plan.graph, job.undecayed)
         optimizer = msgspec.structs.replace(plan.optimizer, undecayed=undecayed)

@@ -101,7 +101,7 @@ class PlannedRandom:
         return kept_elements(region, shape, p, seed_of(len(self._found)), self._step, self._micro_batch, device)
 
     def drawn(self, kind: str, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """The tensor that the next random operator makes."""
+        """The tensor that the next random operator draws."""
         shape = tuple(like.shape)
         self._found.append((kind, shape))
         region, seed = [(0, size) for size in shape], seed_of(len(self._found))

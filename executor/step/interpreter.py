@@ -125,7 +125,7 @@ class Interpreter:
         return tensor
 
     def kept(self, placement: ParameterPlacement) -> Tensor:
-        """The tensor that a rank keeps of a parameter between steps: its shard, master weight or whole local weight."""
+        """The tensor that a rank keeps of a parameter between steps: its shard, master weight or full local weight."""
         return self.value(placement.kept)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Interpreter:
         return loss
 
     def abandon(self, kept: Sequence[Tensor]) -> None:
-        """Drop a step that was recorded in part; `kept` is what lived on before it."""
+        """Discard a partly recorded step; `kept` are the tensors that existed before it."""
         self.end()
         self._env[: self._num_kept] = kept
         for transfer in self._self_transfers.values():

@@ -25,7 +25,7 @@ __all__ = ["Replay", "finish_before", "issued_by_host", "stretches"]
 
 
 class Replay:
-    """The pieces of a step, with the addresses that they were made for.
+    """The recorded pieces of a step, with the addresses for which they were recorded.
 
     Args:
         pieces: in their order, what launches each.
@@ -48,7 +48,7 @@ class Replay:
         self._addresses = [tensor.data_ptr() for tensor in kept]
 
     def fits(self, interpreter: Interpreter) -> bool:
-        """Whether everything is where it was when the recordings were made."""
+        """Whether all tensors still have the addresses that they had when the recordings were made."""
         same = all(map(is_, self._kept, interpreter.kept_tensors))
         return same and all(tensor.data_ptr() == at for tensor, at in zip(self._kept, self._addresses, strict=True))
 

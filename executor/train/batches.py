@@ -255,7 +255,7 @@ WHOLE = Share()
 
 
 def rows_of_rank(plan: Plan, rank: int, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The rows of whole batches that `rank` reads."""
+    """The rows of the full batch that `rank` reads."""
     share = Share.of_rank(plan, rank)
     for batch in batches:
         yield {name: share.of(array) for name, array in batch.items()}

@@ -20,7 +20,7 @@ __all__ = ["copy_weights"]
 
 @torch.inference_mode()
 def copy_weights(program: Program, source: Interpreter, target: Interpreter) -> None:
-    """Copy what training has changed, whichever way each program cuts it; every rank of both must call it.
+    """Copy everything that training changes, however each program splits it. Every rank of both programs must call it.
 
     One region of a tensor after the other is sent to all ranks by those that keep its parts, so no rank ever holds
     more than a region next to its own.

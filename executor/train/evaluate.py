@@ -142,7 +142,7 @@ def evaluate(
 
 
 class Evaluator:
-    """The forward of a plan on this rank, ready to run; all ranks of the plan make one and call the same methods.
+    """The forward of a plan on this rank, ready to run. All ranks of the plan create one and call the same methods.
 
     Args:
         plan: as for training.
@@ -168,7 +168,7 @@ class Evaluator:
         copy_weights(program, training, self._forward)
 
     def run(self, feed: Iterable[Batch], *, outputs: bool = False) -> Evaluation:
-        """The loss of every batch, and what rank 0 collects.
+        """Compute the loss of every batch, and the values that rank 0 collects.
 
         Raises:
             TwofoldError: no batch.
@@ -205,7 +205,7 @@ class Evaluator:
 
 
 def _index_of_model(plan: Plan) -> int:
-    """Which input of the loss comes from the model."""
+    """The index of the input of the loss that comes from the model."""
     graph = plan.slice_graph
     trained = graph.needs_gradient()
     return next(at for at, name in enumerate(loss_operator(graph).inputs) if name in trained)

@@ -145,7 +145,7 @@ def initializer(
 
 
 def initial_parameter(module: nn.Module, name: str, seed: int | None = None) -> torch.Tensor:
-    """The whole initial value of one parameter or buffer, on the CPU; the module stays unchanged.
+    """The full initial value of one parameter or buffer, on the CPU. The module is not changed.
 
     Args:
         module: that has it.

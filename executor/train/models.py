@@ -94,7 +94,7 @@ def check_model(spec: str, graph: Graph) -> None:
 
 
 class InitialParameters(Mapping[str, npt.NDArray[Any]]):
-    """The whole initial parameters and buffers of a module; each is created on access."""
+    """The full initial parameters and buffers of a module; each is created on access."""
 
     def __init__(self, module: nn.Module, seed: int) -> None:
         """Take the module, whose parameters may be on meta, and the seed that decides their values."""

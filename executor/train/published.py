@@ -29,7 +29,7 @@ Shape = tuple[tuple[int, ...], str]
 
 
 class _WithLoss(nn.Module):
-    """The loss that a model of transformers makes of its labels."""
+    """The loss that a model of transformers computes from its labels."""
 
     def __init__(self, net: nn.Module, name: str) -> None:
         super().__init__()

@@ -132,7 +132,7 @@ def _trained(
     interpreter: Interpreter, compiled: CompiledStep | None, plan: Plan | None, batches: Iterator[Batch],
     steps: tuple[int, int], options: RunOptions, then: tuple[ReplicaCheck | None, Saver | None],
 ) -> Training:  # fmt: skip
-    """Do steps, given as the number of the first one and their count, and what `then` does after each."""
+    """Run steps, given by the number of the first and their count; `then` is called after each."""
     check, saver = then
 
     def after(done: int, batch: Batch, loss: Tensor | None) -> None:

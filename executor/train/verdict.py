@@ -60,7 +60,7 @@ class Verdict:
         return self.is_skipped and self.check.spike is not None and self.check.spike.then == "skip"
 
     def __str__(self) -> str:
-        """Why the step was skipped, and what follows."""
+        """The reason why the step was skipped, and the consequence."""
         if self.reason is Reason.SPIKE:
             return f"the norm of its gradients is {self.norm:.6g}, the mean of the updates before {self.usual:.6g}"
         scale = ""

@@ -32,7 +32,7 @@ class Beyond:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A row: what was measured, and the configuration it was measured on.
+    """A row of a table: the measured values, and the configuration that was measured.
 
     Args:
         config, degrees: the model and its layout.

@@ -95,7 +95,7 @@ class Cells:
         return found
 
     def measured(self) -> tuple[str, float, tuple[str, ...]]:
-        """The metric, the value in its unit, and what had to be assumed of it.
+        """The metric, the value in its unit, and the assumptions that were made.
 
         Raises:
             Skip: a row of which a cell could not be read; an unknown metric, or no value of it.

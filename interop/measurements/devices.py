@@ -56,7 +56,7 @@ _USUAL = {"a100": "80", "v100": "32", "h100": "80", "h200": "141", "b200": "180"
 
 
 def device_named(text: str) -> tuple[str, tuple[str, ...]]:
-    """The catalogue's name of a device, and what had to be assumed.
+    """The name of a device in the catalogue, and the assumptions that were made.
 
     Raises:
         UnknownDevice: it is not in the catalogue; says why.

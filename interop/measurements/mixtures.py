@@ -79,8 +79,9 @@ class Mixtures(Cells):
         )  # fmt: skip
 
     def places(self, experts: int) -> float:
-        """Places at an expert over an even share: the capacity factor, or, where no token is dropped, what the fullest
-        rank gets, on which the others wait."""
+        """Slots per expert relative to an even share: the capacity factor or, if no token is dropped, the load of the
+        fullest rank, for which the others wait.
+        """
         words = self.words("notes", "capacity")
         stated = re.search(r"(?:capacity[- _]?factor|\bcf)[ :=]*(\d+(?:\.\d+)?)", words)
         if stated := stated or re.match(r"(\d+(?:\.\d+)?)(?= |$)", self.text("capacity")):

@@ -59,7 +59,7 @@ class Relaxation:
 
 
 def neighbours(branching: Branching, best: Candidate) -> tuple[Alternative, ...]:
-    """One degree of the best changed at a time, the least loss first; then what cannot be."""
+    """Alternatives to the best, with one degree changed: the smallest loss first, then the impossible ones."""
     results = [_neighbour(branching, best, change, pins) for change, pins in _changes(branching.problem, best)]
     return tuple(sorted(results, key=lambda each: (each.extra_s is None, each.extra_s or 0.0, each.change)))
 

@@ -17,7 +17,7 @@ __all__ = ["ScheduleSpaces"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduleGroup:
-    """Schedules that differ in nothing that is decided before them, with what bounds all their spreads at once."""
+    """Schedules that differ in nothing that is decided before them, with a common bound for all their layer splits."""
 
     shapes: tuple[ScheduleChoice, ...]
     linear: Linear

@@ -69,7 +69,7 @@ class _Whole:
         return None
 
     def raised(self, seconds: Floats) -> Floats | None:
-        """Take over higher seconds; what the first variable pays more for itself."""
+        """Replace seconds by larger ones; returns the additional cost of the first variable."""
         told, self.seconds = self.edge.costs(_finite(seconds)), seconds
         self.tables[0].costs += told - self.told
         self.told = told
@@ -79,7 +79,7 @@ class _Whole:
         """No cost is shared."""
 
     def restricted(self, edge: TensorEdge, rows: list[Ints]) -> _Whole:
-        """The same where some kinds are left."""
+        """The same tensor with some kinds removed."""
         new = _Whole.__new__(_Whole)
         left = np.ix_(*(rows[at] for at in self.edge.axes))
         shape = [edge.sizes[at] for at in edge.axes]
@@ -138,7 +138,7 @@ class _Pairs:
         return self._own
 
     def raised(self, seconds: Floats) -> Floats | None:
-        """Take over higher seconds; what the first variable pays more for itself."""
+        """Replace seconds by larger ones; returns the additional cost of the first variable."""
         before, own_before = self._prices(self.seconds)
         after, own = self._prices(seconds)
         for number, (old, new) in enumerate(zip(before, after, strict=True)):
@@ -171,7 +171,7 @@ class _Pairs:
                 table.costs += change[:, groups.place]
 
     def restricted(self, edge: TensorEdge, rows: list[Ints]) -> _Whole | _Pairs:
-        """The same where some kinds are left; as one table if that is small now."""
+        """The same tensor with some kinds removed; as one table if that is small now."""
         first = rows[0]
         parts = [[part[first] for part in every] for every in self.parts]
         costs = [
@@ -213,8 +213,9 @@ class _Pairs:
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Equal numbers among some: an order that brings them together, where each begins, which they are, and of each of
-    the given numbers which of those it is."""
+    """Groups of equal numbers: an order that sorts them, the start of each group, their values, and the group of each
+    given number.
+    """
 
     order: Ints
     starts: Ints

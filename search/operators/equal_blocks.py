@@ -49,7 +49,7 @@ def alike_plans(plan: Plan, pinned: Collection[str] = ()) -> Iterator[Plan]:
 
 
 def _kinds(graph: Graph, stage: Stage) -> list[list[list[Operator]]]:
-    """The blocks of a stage, those with equal operators together; kinds of which there is one are left out."""
+    """The blocks of a stage, grouped by equal operators, without groups of one block."""
     blocks: dict[str, list[Operator]] = {}
     for name in stage.operators:
         operator = graph.by_name[name]

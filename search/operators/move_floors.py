@@ -57,7 +57,7 @@ class Floors(Protocol):
 def least_seconds(
     floors: Floors, mesh: Layout, layouts: Sequence[TensorLayout], shape: tuple[int, ...], item_bytes: int
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """[layouts, layouts]: seconds that no way from one to the other goes below, and whether there is a way."""
+    """[layouts, layouts]: lower bounds in seconds, and whether there is any sequence of steps."""
     lacking, adds, possible = _lacking(mesh, layouts, shape)
     needed, place = np.unique(lacking, return_inverse=True)
     least, adding = _least_steps(floors, mesh, tuple((needed * item_bytes).tolist()), item_bytes)
@@ -161,7 +161,7 @@ def _part(
 def _least_steps(
     floors: Floors, mesh: Layout, needed_bytes: tuple[int, ...], item_bytes: int
 ) -> tuple[tuple[float, ...], float]:
-    """The least seconds of one step that brings a number of bytes to a rank, without and with a reduction."""
+    """The least seconds of one step that brings this number of bytes to a rank, without and with a reduction."""
     if floors.domains(mesh.rank_list) is not None:
         mesh = primes(mesh)[0]  # a step may be taken over a part of an axis that is within a node
     axes = [axis for axis in mesh.alias_name if mesh.size((axis,)) > 1]

@@ -62,7 +62,7 @@ class Moves:
                 space.layouts.append(layout)
 
     def numbers(self, shape: tuple[int, ...], dtype: str, layouts: Sequence[TensorLayout]) -> Ints:
-        """The rows and columns of `table` that stand for some layouts."""
+        """The rows and columns of `table` for some layouts."""
         space = self._spaces[shape, dtype]
         return np.array([space.number[layout] for layout in layouts], dtype=np.int64)
 
@@ -120,12 +120,14 @@ class Moves:
         return found
 
     def _has_names_to_spare(self, source: TensorLayout, target: TensorLayout, dtype: str) -> bool:
-        """Whether axes of one size may change their names: all links are alike, and so are the meshes."""
+        """Whether axes of equal size are interchangeable: all links and all meshes are equal."""
         mesh = source.mesh
         return self.floors is not None and mesh == target.mesh and self.floors(dtype).domains(mesh.rank_list) is None
 
     def _key(self, source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> object:
-        """Pairs that differ only in the names of axes of one size cost the same, where all links are alike."""
+        """The key of a pair. Pairs that differ only in the names of axes of equal size cost the same if all links are
+        equal.
+        """
         if not self._has_names_to_spare(source, target, dtype):
             return source, target, shape, dtype
         mesh = source.mesh

@@ -86,7 +86,7 @@ class _Spreading:
     def _suggest(
         self, operator: Operator, index: int, layout: TensorLayout, made: bool
     ) -> list[tuple[Operator, Strategy]]:
-        """The operator split so that it makes (or reads) tensor `index` in `layout`, if that is possible and new."""
+        """The operator split so that it writes (or reads) tensor `index` in `layout`, if that is possible and new."""
         mine = self.found.setdefault(operator.name, [])
         if operator.name not in self.names or operator.name in self.pinned or len(mine) >= MAX_SUGGESTIONS:
             return []

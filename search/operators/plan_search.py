@@ -366,7 +366,7 @@ class PlanSearch:
     # ------------------------------------------------------------------- memory
 
     def _leaner(self, asked: Sequence[PipelineShape], limit_bytes: int, smallest: int) -> tuple[list[Plan], int]:
-        """The fastest answers do not fit: ask the others for their memory, then go down from the leanest of all."""
+        """If the fastest solutions do not fit: check the memory of the others, then go down from the leanest of all."""
         self.say("the fastest plans do not fit into the memory limit; looking for plans that need less memory")
         for shape in asked:
             search = self._search_of(shape)

@@ -190,7 +190,7 @@ class StepSeconds(LocalPrice):
         return None if len(self.machine.links) == 1 or len(set(found)) == 1 else found
 
     def floor_s(self, received_bytes: float) -> float:
-        """No step that brings that number of bytes to a rank takes less; 0 for none.
+        """A lower bound on the seconds of any step that brings this number of bytes to a rank; 0 for none.
 
         A collective that adds on its way (in a switch) brings half of what a ring does.
         """

@@ -49,7 +49,7 @@ class Ranking:
         self.left = NUM_SHAPES
 
     def next(self, is_over: Callable[[], bool]) -> tuple[Option, float] | None:
-        """The most promising option left, priced, and its estimate; None where there is none, or time is over.
+        """The most promising remaining option, priced, and its estimate; None if there is none or time is up.
 
         Every group that may hold something faster than what was found gets its turn first.
         """

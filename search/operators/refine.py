@@ -57,7 +57,7 @@ class Priced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """The best answer and its cheapest neighbours, and below what no answer costs.
+    """The best solution and its cheapest neighbours, and a lower bound on the cost of any solution.
 
     Args:
         found: the cheapest first; none if all exceed the limit.
@@ -162,8 +162,9 @@ class _Narrowed:
         return self.dual.problem.entangled(sizes)[1] <= LEFT_CELLS
 
     def left(self) -> Problem | None:
-        """A problem small enough for elimination, with all values that a better answer may need; None if there is
-        none."""
+        """A problem small enough for elimination, with all values that a better solution may need; None if there is
+        none.
+        """
         return self.dual.near((self.best.cost_s * (1 + share) for share in _NEAR), self._fits)
 
 

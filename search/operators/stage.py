@@ -188,7 +188,7 @@ class StageSearch:
         return [self._coarser(names, kept[0]), *kept[1:]]
 
     def _look(self, names: Sequence[str], mesh: Layout, is_over: Callable[[], bool]) -> Answers:
-        """A first look at a mesh; where time is up, only what its operators take at least by themselves."""
+        """A first bound for a mesh; if time is up, only the least cost of its operators."""
         if is_over():
             least = self.floors(mesh.rank_list)
             return Answers(found=[], bound_s=sum(least[name].own_s for name in names))
@@ -263,7 +263,9 @@ class StageSearch:
         return StageAnswer(cost_s=cost_s, mesh=costs.mesh, strategies=costs.picked(values))
 
     def _coarser(self, names: Sequence[str], answer: StageAnswer) -> StageAnswer:
-        """The same placement on a mesh of fewer axes, where that costs no more: axes that go together are one."""
+        """The same placement on a mesh with fewer axes, if that costs no more: axes that are always used together
+        become one.
+        """
         mesh = answer.mesh
         if any(name in self.pinned for name in names):
             return answer  # what is pinned names the axes of this mesh

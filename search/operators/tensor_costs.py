@@ -72,7 +72,7 @@ class TensorCosts:
         return known[1]
 
     def _price_all(self, edge: TensorEdge) -> None:
-        """Take the prices of all moves that any strategies make."""
+        """Price all moves between any of the strategies."""
         tensor = self.micro.tensors[edge.tensor]
         pairs = {pair for _, read, _ in edge.slots for pair in product(edge.source.tolist(), read.tolist())}
         if edge.wanted:
@@ -82,7 +82,7 @@ class TensorCosts:
     # ------------------------------------------------------------------ tensors
 
     def edges(self) -> list[TensorEdge]:
-        """The tensors whose layouts make a difference, announced to `moves`."""
+        """The tensors whose layouts affect the cost, registered with `moves`."""
         if self._edges is None:
             self._edges = []
             producers, consumers = self.micro.producers(), self.micro.consumers()

@@ -139,5 +139,5 @@ def _again(plan: Plan, blocks: Sequence[Sequence[str]]) -> Plan:
 
 
 def _changed(plan: Plan, **fields: object) -> Plan:
-    """The plan with other fields, without what was found out about the old one."""
+    """The plan with other fields, without results that were computed for the old one."""
     return msgspec.structs.replace(plan, redistributions=(), prediction=None, **fields)
