@@ -251,7 +251,7 @@ def read_megatron(text: str, path: str) -> dict[str, Any]:
         strategy = (flags.get("data-parallel-sharding-strategy") or ["no_shard"])[0]
         if strategy not in strategies:
             raise TwofoldError(
-                f"{path}: --data-parallel-sharding-strategy {strategy!r} is none of {', '.join(strategies)}"
+                f"{path}: --data-parallel-sharding-strategy must be one of {', '.join(strategies)}, not {strategy!r}"
             )
         values["zero"] = strategies[strategy]
     layers = _whole(flags["num-layers"], "num-layers", path) if "num-layers" in flags else None
@@ -312,7 +312,7 @@ def _recompute(flags: dict[str, list[str]], values: dict[str, Any], layers: int 
     """Method "uniform" with 1 keeps the input of every block, "block" with n recomputes the first n of every chunk."""
     granularity = (flags.get("recompute-granularity") or ["none"])[0]
     if granularity not in ("none", "selective", "full"):
-        raise TwofoldError(f"{path}: --recompute-granularity {granularity!r} is none of selective, full")
+        raise TwofoldError(f"{path}: --recompute-granularity must be selective or full, not {granularity!r}")
     if granularity != "full":
         return {"recompute": granularity}
     method = (flags.get("recompute-method") or ["uniform"])[0]

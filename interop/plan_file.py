@@ -75,7 +75,7 @@ def read_degrees(path: str | os.PathLike[str], machine: Machine) -> tuple[Transf
     notes = [f"assumed: {each}" for each in statement.assumed]
     notes += [f"ignored: {', '.join(statement.unread)}"] if statement.unread else []
     if statement.stack not in (None, "twofold"):
-        notes.append(f"{os.fspath(path)} is for {statement.stack}; here it is predicted as twofold runs it")
+        notes.append(f"{os.fspath(path)} is for {statement.stack}; here it is predicted for twofold")
     return config, replace(degrees, fused=machine.fuses), tuple(notes)
 
 

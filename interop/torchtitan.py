@@ -273,7 +273,7 @@ def _level(spread: dict[str, Any], values: dict[str, Any], path: str) -> int:
         return 0
     reshards = str(spread.get("fsdp_reshard_after_forward", "default"))
     if reshards not in ("default", "always", "never"):
-        raise TwofoldError(f"{path}: fsdp_reshard_after_forward {reshards!r} is none of default, always, never")
+        raise TwofoldError(f"{path}: fsdp_reshard_after_forward must be default, always or never, not {reshards!r}")
     return 2 if reshards == "never" or (reshards == "default" and values["pp"] > 1) else 3
 
 
@@ -362,7 +362,8 @@ def _pipeline(spread: dict[str, Any], path: str) -> dict[str, Any]:
     name = str(spread.get("pipeline_parallel_schedule", "1F1B"))
     if name.lower() not in names:
         raise TwofoldError(
-            f"{path}: pipeline_parallel_schedule {name!r} is none of {', '.join(TORCHTITAN_SCHEDULES.values())}"
+            f"{path}: pipeline_parallel_schedule must be one of {', '.join(TORCHTITAN_SCHEDULES.values())}, "
+            f"not {name!r}"
         )
     schedule = names[name.lower()]
     size = _whole(spread, "pipeline_parallel_microbatch_size", 1, path)
@@ -418,8 +419,9 @@ def _recompute(settings: dict[str, Any], path: str) -> str:
     option = str(settings.get("selective_ac_option", "2"))  # torchtitan's own defaults: every second layer
     if mode not in modes or (mode == "selective" and option != "op"):
         raise TwofoldError(
-            f"{path}: activation_checkpoint mode {mode!r}, selective_ac_option {option!r} is none of none, full, "
-            "selective by op; set [activation_checkpoint]"
+            f"{path}: activation_checkpoint must be mode none, full, or selective with selective_ac_option "
+            "op, not mode "
+            f"{mode!r} with selective_ac_option {option!r}; set [activation_checkpoint]"
         )
     return modes[mode]
 

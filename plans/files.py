@@ -91,7 +91,7 @@ def _is_ours(path: Path) -> bool:
     if path.suffix == ".ipynb":
         return False
     is_text = b"\0" not in begin and not begin.lstrip().startswith((b"<", b"{", b"["))
-    if is_text and begin.strip():  # we write no prose and no code: what speaks of twofold there is somebody's own
+    if is_text and begin.strip():  # twofold writes no prose and no code: a text that mentions twofold is the user's own
         return _TABLE.match(begin) is not None
     return _OURS.search(begin) is not None
 

@@ -227,7 +227,7 @@ class SearchResult(Shown, Generic[PlanT]):
         return f"{' '.join(sentences)} {counts}, {Seconds(self.search_s)}."
 
     def _assumed(self) -> list[str]:
-        """What the bounds assume."""
+        """The assumptions of the bounds."""
         assumed = [f"no estimate exceeds its forecast by more than {Share(self.margin)}"] if self.margin else []
         if self.contention_margin:
             assumed.append(f"contention shortens no step by more than {Share(self.contention_margin)}")

@@ -88,7 +88,7 @@ def test_names_of_models():
     ("change", "reason"),
     [({"model": "T5-11B"}, "decoder-only"), ({"model": "my-moe"}, "experts"), ({"task": "lora"}, "lora"),
      ({"notes": "CPU offload"}, "offload"), ({"gpu_type": "V100-32GB"}, "no bf16"), ({"value": "0.004"}, "percentage"),
-     ({"recompute": "every 2nd token"}, "recompute"), ({"zero_level": "some"}, "none of 0 to 3"),
+     ({"recompute": "every 2nd token"}, "recompute"), ({"zero_level": "some"}, "must be 0 to 3"),
      ({"dp": "", "gpu_count": ""}, "dp is not stated"),
      ({"schedule": "interleaved"}, "vpp is not stated"), ({"sequence_parallel": "perhaps"}, "not y or n"),
      ({"precision": "mxfp8"}, "mxfp8"), ({"notes": "linear layers in int8"}, "int8"), ({"task": "RLHF PPO"}, "rlhf"),

@@ -64,6 +64,13 @@ TURNS = {
     r"\bhas nobody to\b|\bto talk to\b": "needs at least 2",
     r"\bsays? (?:it|this) twice\b|\bsay the same twice\b": "set the same quantity",
     r"\bmake room, and\b": "free disk space, and",
+    r"\bis none of\b": "must be one of",
+    r"\bspeaks? of\b": "mentions, uses",
+    r"\bfellows?\b": "the corresponding ...",
+    r"(?<!there )\bis no (?:folder|kernel|tensor|log|shell script)\b": "is not a ...",
+    r"\b(?:one|device|stage) at least\b": "at least one",
+    r"\bstands? twice\b": "is given twice",
+    r"\bas (?:twofold|torch|torchtitan) runs it\b": "run by ...",
     r"^[^#\n]*\"\"\"What (?:a|an|the) ": "a noun that says what it is",
 }
 

@@ -5,7 +5,7 @@ sends and receives in n-1 steps S/n bytes for an all-gather or a reduce-scatter,
 (Thakur, Rabenseifner and Gropp 2005, section 4); an all-to-all sends S/n to each other member at once; a broadcast and
 a reduce pass S along a chain. What other algorithms send is in `costmodels.price.flows`.
 
-gloo as torch runs it: an all-reduce cuts its tensor into 2n segments, but none shorter than an element, and lets every
+gloo under torch: an all-reduce cuts its tensor into 2n segments, but none shorter than an element, and lets every
 segment go round the ring twice (gloo allreduce.cc); an all-gather cuts each part in two (allgather_ring.cc); a
 reduce-scatter is an all-reduce of which each member keeps its part (torch ProcessGroupGloo.cpp).
 """

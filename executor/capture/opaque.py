@@ -212,7 +212,7 @@ def _written(build: Translation, node: fx.Node, args: tuple[Any, ...], kwargs: d
 
 
 def as_json(argument: Any, written: Callable[[Any], Any]) -> Any:
-    """An argument that is no tensor, in the form that `executor.kernels.programs` reads.
+    """An argument that is not a tensor, in the form that `executor.kernels.programs` reads.
 
     Args:
         argument: of a call.

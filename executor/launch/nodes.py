@@ -1,7 +1,7 @@
 """Connects the launchers of a job on several nodes, so that all start the same job and end with the same error.
 
 Node 0 listens on the port after that of torchrun's store, the other nodes connect to it. Messages are lines of JSON. A
-node sends one at least every second, so that a node that is lost without closing its connection is noticed as well.
+node sends at least one every second, so that a node that is lost without closing its connection is noticed as well.
 """
 
 from __future__ import annotations

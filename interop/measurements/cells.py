@@ -104,7 +104,7 @@ class Cells:
             raise Skip(self.row[BAD_REASON], self.row[BAD_COLUMN])
         metric = {name.lower(): name for name in METRICS}.get(self.text("metric").lower(), "")
         if not metric:
-            raise Skip(f"metric {self.text('metric')!r} is none of {', '.join(METRICS)}", "metric")
+            raise Skip(f"metric must be one of {', '.join(METRICS)}, not {self.text('metric')!r}", "metric")
         text = (self.row.get("value") or "").strip()
         value = number(text)
         if value is None:

@@ -106,7 +106,8 @@ def level_of(cells: Cells) -> int | None:
         return 0 if re.search("torch|deepspeed|foundry|composer", cells.words("source")) else None
     if level is None and not re.fullmatch(r"zero([- ]dp)?", text):  # its stage is left open
         raise Skip(
-            f"zero_level is {cells.text('zero_level')!r}, none of 0 to 3, DDP, ZeRO-1 to ZeRO-3, FSDP, SHARD_GRAD_OP",
+            "zero_level must be 0 to 3, DDP, ZeRO-1 to ZeRO-3, FSDP or SHARD_GRAD_OP, not "
+            f"{cells.text('zero_level')!r}",
             "zero_level",
         )
     return level

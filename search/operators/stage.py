@@ -152,7 +152,7 @@ class StageSearch:
     ) -> list[StageAnswer]:
         """The cheapest strategies of a stage and their neighbours, over all meshes.
 
-        `is_over`: whether time is up; then meshes count that have been looked at, one at least.
+        `is_over`: whether time is up; then only the meshes evaluated so far count, at least one.
         """
         key = tuple(names), tuple(ranks), count
         if key not in self._answers:

@@ -10,7 +10,7 @@ __all__ = ["balanced_cuts"]
 
 
 def balanced_cuts(costs: Sequence[float], num_stages: int) -> list[tuple[int, int]]:
-    """Half-open ranges of operators per stage that minimise the largest sum of `costs`; every stage gets one at least.
+    """Half-open ranges of operators per stage that minimise the largest sum of `costs`; every stage gets at least one.
 
     A dynamic programme over (operators placed, stages used); ties put operators into earlier stages.
 

@@ -35,7 +35,7 @@ class Space:
 
     Raises:
         TwofoldError: an unknown axis, an axis without values or with values of another type, one value twice, axes that
-            go together and have unequal numbers of values, an axis that stands twice, too many points.
+            go together and have unequal numbers of values, an axis that is given twice, too many points.
 
     >>> space = Space(base={"tp": 8}, axes={"pp": (1, 2), "zero": (0, 1)})
     >>> space.count, list(space)[1]

@@ -171,7 +171,7 @@ def _growing(schedule: Schedule, longer: Schedule, step: int) -> Ints:
 
 def _cuts(structure: Structure, step: int, growing: Ints) -> tuple[tuple[Cut, ...], Ints] | None:
     """A cut for every phase and the transfers between phases, or None where the schedule is too short to have them."""
-    fellow, by_like = _fellows(structure, step)
+    predecessor, by_like = _predecessors(structure, step)
     spans = []
     for number in growing.tolist():
         own = by_like[number]
@@ -193,7 +193,7 @@ def _cuts(structure: Structure, step: int, growing: Ints) -> tuple[tuple[Cut, ..
     cuts: list[Cut] = []
     for number, (level, period, _) in enumerate(phases):
         # what the next phase receives first may be posted already when this one ends
-        repeating = np.where(phase_of_event == number, fellow, -1)
+        repeating = np.where(phase_of_event == number, predecessor, -1)
         tried = (
             _cut(structure, repeating, far, phase_of_event == number, level - back * period, period)
             for back in range(4)
@@ -213,7 +213,7 @@ def _cuts(structure: Structure, step: int, growing: Ints) -> tuple[tuple[Cut, ..
     return tuple(cuts), far[far >= int(cuts[0].blocks[-1].min())]
 
 
-def _fellows(structure: Structure, step: int) -> tuple[Ints, Ints]:
+def _predecessors(structure: Structure, step: int) -> tuple[Ints, Ints]:
     """For each event, the corresponding event one period earlier, or -1; (class, occurrence) -> event, or -1."""
     table = structure.schedule.table
     row = np.maximum(np.where(structure.kind == TRANSFER, structure.receiver, structure.row), 0)
@@ -222,11 +222,11 @@ def _fellows(structure: Structure, step: int) -> tuple[Ints, Ints]:
     kinds = int(structure.kind.max()) + 1
     by_like = np.full((4 * kinds * structure.schedule.num_stages, int(occurrence.max()) + 1), -1)
     by_like[key[1:], occurrence[1:]] = np.arange(1, structure.num_events)
-    fellow = np.full(structure.num_events, -1)
+    predecessor = np.full(structure.num_events, -1)
     has = np.flatnonzero(occurrence >= step)
     has = has[has > 0]
-    fellow[has] = by_like[key[has], occurrence[has] - step]
-    return fellow, by_like
+    predecessor[has] = by_like[key[has], occurrence[has] - step]
+    return predecessor, by_like
 
 
 def _between_phases(structure: Structure, phase: Ints) -> Ints:
@@ -280,7 +280,7 @@ def _phases(spans: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int, 
 
 
 def _cut(
-    structure: Structure, fellow: Ints, far: Ints, inside: npt.NDArray[np.bool_], level: int, period: int
+    structure: Structure, predecessor: Ints, far: Ints, inside: npt.NDArray[np.bool_], level: int, period: int
 ) -> Cut | None:
     """The cut before `level`, or None where something before it does not repeat; `inside`: the events of its phase."""
     levels = structure.level
@@ -290,7 +290,7 @@ def _cut(
     event = int(np.searchsorted(levels, level))
     begin = int(np.searchsorted(levels, level - period))
     own = np.arange(begin, event)
-    if not len(own) or begin == 0 or not _repeats(structure, inputs, fellow, own, period):
+    if not len(own) or begin == 0 or not _repeats(structure, inputs, predecessor, own, period):
         return None
     slots, at = np.nonzero(inputs[:, begin:])
     sources = inputs[slots, begin + at]
@@ -300,7 +300,7 @@ def _cut(
     num_periods = -(-int(reach[crosses].max(initial=period)) // period)
     blocks = [own]
     for _ in range(num_periods - 1):
-        blocks.append(fellow[blocks[-1]])
+        blocks.append(predecessor[blocks[-1]])
         if np.any(blocks[-1] < 0) or np.any(levels[blocks[-2]] - levels[blocks[-1]] != period):
             return None
     blocks.reverse()
@@ -308,7 +308,7 @@ def _cut(
     if event - first != num_periods * len(own):
         return None  # something else happens next to the periods
     place = np.full(structure.num_events + 1, -1)
-    place[fellow[blocks[0]]] = np.arange(len(own))
+    place[predecessor[blocks[0]]] = np.arange(len(own))
     place[-1] = -1
     for number, block in enumerate(blocks):
         place[block] = (number + 1) * len(own) + np.arange(len(own))  # one period on
@@ -323,11 +323,11 @@ def _cut(
     )
 
 
-def _repeats(structure: Structure, inputs: Ints, fellow: Ints, events: Ints, period: int) -> bool:
+def _repeats(structure: Structure, inputs: Ints, predecessor: Ints, events: Ints, period: int) -> bool:
     """Whether events wait for the same events as those a period earlier, one period later, and for no event of the
     ends.
     """
-    before = fellow[events]
+    before = predecessor[events]
     if np.any(before < 0) or np.any(structure.level[events] - structure.level[before] != period):
         return False
     if np.any(structure.variant[structure.row[events]] >= _FIRST) or np.any(structure.kind[events] == FINAL):
@@ -339,7 +339,7 @@ def _repeats(structure: Structure, inputs: Ints, fellow: Ints, events: Ints, per
     if np.any(structure.releases[rows] != structure.releases[earlier]):
         return False
     own, theirs = inputs[:, events], inputs[:, before]
-    return bool(np.all(np.where(own > 0, fellow[own], 0) == theirs))
+    return bool(np.all(np.where(own > 0, predecessor[own], 0) == theirs))
 
 
 def _following(structure: Structure) -> Ints:
