@@ -168,8 +168,11 @@ def left_out_products() -> Iterator[Left]:
     published = [(float(row["share"]), (int(row["m"]), int(row["n"]), int(row["k"]))) for row in csv.DictReader(lines)]
     tables = {
         "a100-pcie-80gb": [(share * 312e12, shape) for share, shape in published],
-        "b200": [(product.flops_per_s, product.shape) for product in load_device("b200").typical_products],
-    }
+        **{
+            name: [(product.flops_per_s, product.shape) for product in load_device(name).typical_products]
+            for name in ("b200", "h20")
+        },
+    }  # fmt: skip
     for name, products in tables.items():
         compute = as_if_unmeasured(load_device(name), load_device("h200")).compute
         for flops_per_s, (m, n, k) in products:
