@@ -1,10 +1,10 @@
-"""What people write, unmodified: captured, planned and simulated, or the sentence it fails with.
+"""Models as people write them: captured, planned and simulated, or the sentence that they fail with.
 
     python -m benchmarks.capture_field [NAME ...] [--devices 2 8 64] [--save]
 
-Every model of `benchmarks.field.models` and `benchmarks.field.ordinary` is captured as it is, then planned for 2, 8 and
-64 devices of H200 machines and its best plan simulated. Seconds are processor time of one process. A model whose
-library is not installed is counted as missing, not left out.
+Every model of `benchmarks.field.models` and `benchmarks.field.ordinary` is captured unmodified and planned for 2, 8 and
+64 devices of H200 machines. Its best plan is simulated, beside data parallelism on as many. Seconds are processor time
+of one process. A model whose library is not installed is counted as missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from executor.capture.capture import capture
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.operators import kinds
-from search import search
+from search import search, uniform_plan
 from simulator import simulate
 
 RESULTS = Path(__file__).with_name("results") / "capture_field.json"
@@ -79,16 +79,23 @@ def captured(name: str) -> tuple[Graph | None, dict[str, Any]]:
     return graph, said
 
 
-def planned(graph: Graph, count: int) -> dict[str, Any]:
-    """The best plan on that many devices, simulated, beside data parallelism on as many."""
+def planned(graph: Graph, count: int, time_limit_s: float = TIME_LIMIT_S) -> dict[str, Any]:
+    """The best plan on that many devices, simulated, and how many times as fast it is as data parallelism on them."""
     machine = Machine.load(f"h200-x{count}")
 
     def work() -> dict[str, Any]:
-        found = search(graph, machine, num_devices=count, time_limit_s=TIME_LIMIT_S, top_k=1)
-        return {"step_ms": round(simulate(found.best, machine).step_s * 1e3, 3), "complete": found.complete}
+        best = search(graph, machine, num_devices=count, time_limit_s=time_limit_s, top_k=1)
+        return {"step_ms": round(simulate(best.best, machine).step_s * 1e3, 3), "complete": best.complete}
 
     made, said = outcome(work)
+    if made is not None:
+        made |= outcome(lambda: {"gain": round(spread_ms(graph, machine, count) / made["step_ms"], 2)})[0] or {}
     return said | (made or {})
+
+
+def spread_ms(graph: Graph, machine: Machine, count: int) -> float:
+    """A simulated step with data parallelism on all devices, in ms."""
+    return simulate(uniform_plan(graph, machine, dp=count), machine).step_s * 1e3
 
 
 def row(name: str, devices: Sequence[int]) -> dict[str, Any]:
@@ -112,7 +119,7 @@ def text(rows: dict[str, dict[str, Any]], devices: Sequence[int]) -> str:
         for count in devices:
             each = found.get(str(count), {})
             no = each.get("refused") or each.get("failed")
-            cells.append(no or (f"{each['step_ms']} ms, {each['seconds']} s" if each else ""))
+            cells.append(no or (f"{each['step_ms']} ms, {each.get('gain')}, {each['seconds']} s" if each else ""))
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
     return "\n".join(lines)
 

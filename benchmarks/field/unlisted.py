@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.capture_field import outcome
+from benchmarks.capture_field import planned as planned_on
 from benchmarks.field.blocks import BLOCKS
 from benchmarks.field.derived import DERIVED
 from benchmarks.field.families import FAMILIES
@@ -29,11 +30,8 @@ from benchmarks.field.objectives import OBJECTIVES
 from benchmarks.field.pictures import PICTURES
 from benchmarks.field_on_ranks import LIMIT, chosen, drawn, planned, prepare, trained
 from benchmarks.kept import measured_with, write_results
-from costmodels import Machine
 from executor.capture.capture import capture
 from plans.model.graph import Graph
-from search import search, uniform_plan
-from simulator import simulate
 
 __all__ = ["UNLISTED"]
 
@@ -65,14 +63,6 @@ def captured(name: str, found: dict[str, Any]) -> tuple[Graph | None, torch.nn.M
     return graph, module, examples
 
 
-def gain(graph: Graph, count: int) -> dict[str, Any]:
-    """How many times as fast the best plan on that many devices is predicted to be as data parallelism on them."""
-    machine = Machine.load(f"h200-x{count}")
-    best = search(graph, machine, num_devices=count, time_limit_s=TIME_LIMIT_S, top_k=1).best
-    spread = uniform_plan(graph, machine, dp=count)
-    return {"gain": round(simulate(spread, machine).step_s / simulate(best, machine).step_s, 2)}
-
-
 def row(name: str, only: str) -> dict[str, Any]:
     """All that is found out about a model."""
     found: dict[str, Any] = {}
@@ -80,8 +70,7 @@ def row(name: str, only: str) -> dict[str, Any]:
     if graph is None or module is None or only == "capture":
         return found
     for count in (2, 8):
-        made, timed = outcome(lambda count=count: gain(graph, count))  # type: ignore[misc]
-        found[f"on_{count}"] = timed | (made or {})
+        found[f"on_{count}"] = planned_on(graph, count, TIME_LIMIT_S)
     if only == "search":
         return found
     batch = drawn(examples)

@@ -9,6 +9,7 @@ for every layout.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -111,7 +112,7 @@ class PlannedRandom:
         found = {seed_of(number): each for number, each in enumerate(self._found, start=1)}
         for seed, (name, what, shape) in self._expected.items():
             mine = found.get(seed)
-            if mine is None or mine[0] != what or not _is_alike(mine[1], shape):
+            if mine is None or not _is_same(mine[0], what) or not _is_alike(mine[1], shape):
                 other = "nothing" if mine is None else _described(*mine)
                 raise TwofoldError(
                     f"operator {name!r} draws {_described(what, shape)} where the module draws {other}: the random "
@@ -121,6 +122,12 @@ class PlannedRandom:
 
 def _described(what: float | str, shape: tuple[int, ...]) -> str:
     return f"{what} numbers {shape}" if isinstance(what, str) else f"a dropout of {what:g} of {shape}"
+
+
+def _is_same(mine: float | str, what: float | str) -> bool:
+    """Whether two kinds of random numbers or rates of dropout are equal; 1 - (1 - p) is p but for rounding."""
+    named = isinstance(mine, str) or isinstance(what, str)
+    return mine == what if named else math.isclose(mine, what, rel_tol=1e-12)
 
 
 def _is_alike(mine: tuple[int, ...], shape: tuple[int, ...]) -> bool:
