@@ -76,9 +76,12 @@ _FUNCTIONS: Mapping[str, _Function] = {
     "abs": _Function(torch.abs, lambda g, x: g * torch.sgn(x)),
     "log": _Function(torch.log, torch.div),
     "log1p": _Function(torch.log1p, lambda g, x: g / (1 + x)),
+    "log2": _Function(torch.log2, lambda g, x: g / (x * math.log(2))),
+    "log10": _Function(torch.log10, lambda g, x: g / (x * math.log(10))),
     "log_sigmoid": _Function(F.logsigmoid, lambda g, x: torch.sigmoid(-x).mul_(g)),
     "sin": _Function(torch.sin, lambda g, x: torch.cos(x).mul_(g)),
     "cos": _Function(torch.cos, lambda g, x: torch.sin(x).mul_(g).neg_()),
+    "atan": _Function(torch.atan, lambda g, x: g / (1 + x * x)),
     "erf": _Function(torch.erf, _erf_grad),
     "leaky_relu": _Function(
         F.leaky_relu, lambda g, x, slope: _aten.leaky_relu_backward(g, x, slope, False), {"negative_slope": 0.01}

@@ -13,8 +13,8 @@ __all__ = ["UNARY"]
 
 _BY_OUTPUT = ("relu", "tanh", "sigmoid", "exp", "expm1", "sqrt", "rsqrt")
 _BY_INPUT = (
-    "gelu", "silu", "abs", "log", "log1p", "log_sigmoid", "sin", "cos", "erf", "leaky_relu", "elu", "softplus", "mish",
-    "hardswish", "hardsigmoid", "hardtanh", "relu6", "clamp",
+    "gelu", "silu", "abs", "log", "log1p", "log2", "log10", "log_sigmoid", "sin", "cos", "atan", "erf", "leaky_relu",
+    "elu", "softplus", "mish", "hardswish", "hardsigmoid", "hardtanh", "relu6", "clamp",
 )  # fmt: skip
 
 UNARY = (*_BY_OUTPUT, *_BY_INPUT, "neg")
