@@ -101,3 +101,13 @@ def test_json_is_printed_where_no_row_can_be_predicted(tmp_path, capsys):
     assert found["rows"] == [] and "TPU v5" in found["skipped"][0]["reason"]
     assert main(["validate", str(table)]) == 2
     assert "no row of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [None, "", "a,b\n1,2\n", "source,model,metric,value\n"])
+def test_json_is_printed_where_there_is_no_table(tmp_path, capsys, text):
+    path = tmp_path / "table.csv"
+    if text is not None:
+        path.write_text(text)
+    assert main(["validate", str(path), "--json"]) != 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == [] and "table" in found["error"]

@@ -45,11 +45,19 @@ class Validate:
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Predict all rows and print the scores by source."""
-        from interop.measurements.scores import validate
+        from interop.measurements.scores import Validation, validate
         from reports.validation import scores_table, validation_page
 
-        with say.doing("predicting the rows"):
-            result = validate(self.table, stack=self.stack, machine=self.machine, host=self.host, on_progress=say.say)
+        try:
+            with say.doing("predicting the rows"):
+                result = validate(
+                    self.table, stack=self.stack, machine=self.machine, host=self.host, on_progress=say.say
+                )  # fmt: skip
+        except TwofoldError as error:
+            if not self.output.json:
+                raise
+            say.say(f"error: {error}")
+            return {**Validation(sources=(), rows=(), skipped=()).to_json(), "error": str(error)}, False
         if self.report is not None:
             saved = validation_page(Path(self.table).name, result.to_json()).write(self.report)
             say.say(f"saved {saved}")
