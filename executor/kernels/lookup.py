@@ -46,8 +46,10 @@ def embedding_grad(context: OpContext, attrs: Attrs, g: Tensor, ids: Tensor) -> 
     if padding is not None:
         g = g.masked_fill((ids == padding).unsqueeze(-1), 0)
     if num_parts(context, attrs, "v") > 1:
-        ids, mine = local_ids(context, attrs, "v", ids, context.shape[0], "an id of an embedding")
+        local, mine = local_ids(context, attrs, "v", ids, context.shape[0], "an id of an embedding")
         g = g.masked_fill(~mine.unsqueeze(-1), 0)
+        # ids of other ranks add zeros to many rows: atomic additions to a single one wait for each other
+        ids = torch.where(mine, local, ids.remainder(context.shape[0]))
     return whole.index_add_(0, ids.reshape(-1), g.reshape(-1, g.shape[-1]))
 
 
