@@ -2,6 +2,7 @@
 
     python -m benchmarks.meetings --gpus 2 --out FILE
     python -m benchmarks.meetings --gpus 4 --out FILE
+    python -m benchmarks.meetings --share        of kept results: how much of a large reduction depends on the clock
 
 Every rank computes for about a given time, then all of them reduce, `SEGMENTS` times. Events inside the recording say
 on every rank when it had computed and when it had reduced, so that the parts of a meeting can be told apart:
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -46,6 +48,7 @@ COMPUTES = {"product": (4e-4, 1.5e-3), "add": (4e-4,), "spin": (1e-4, 4e-4, 1.5e
 """Kind of compute -> about how many seconds lie between two meetings."""
 SIZES = (2**26, 2**23, 2**14)
 """Bytes of the all-reduce."""
+KEPT = Path(__file__).with_name("results") / "meetings_h200.json"
 _Rows = list[list[float]]
 
 
@@ -53,13 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all rows; the exit code of the ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("meetings.json"))
+    parser.add_argument("--share", action="store_true", help="print the share of time that depends on the clock")
     parser.add_argument("--computes", nargs="*", choices=COMPUTES, default=list(COMPUTES))
     parser.add_argument("--budget-s", type=float, default=60.0, help="begin no row after this many seconds")
     parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)  # of the ranks
     options = parser.parse_args(arguments)
     if options.until:
         _rank(options)
+        return 0
+    if options.share:
+        shares = [share for each in json.loads(KEPT.read_text()).values() for share in clock_shares(each["rows"])]
+        print(f"{statistics.median(shares):.2f} of {', '.join(f'{share:.2f}' for share in sorted(shares))}")
         return 0
     write_results(options.out, measured_with() | {"ranks": options.gpus, "rows": []})
     job = [
@@ -134,6 +142,25 @@ def _measured(
         "extra_s": row["whole_s"] - float(at_its_clock) - alone_s,
     }  # fmt: skip
     return row
+
+
+def clock_shares(rows: Sequence[dict[str, Any]]) -> list[float]:
+    """Of each row with the largest reductions between products: the share of their time that depends on the clock.
+
+    The reduction of the rank that comes last is compared with one between additions, which do not lower the clock.
+    """
+    large = [row for row in rows if row["size_bytes"] == max(SIZES)]
+    free = {name: [row for row in large if row["compute"] == name] for name in ("add", "product")}
+    return [
+        (min(row["together"]["reduction_s"]) / min(quick["together"]["reduction_s"]) - 1)
+        / (_mean(quick["together"]["clock_MHz"]) / _mean(row["together"]["clock_MHz"]) - 1)
+        for quick in free["add"]
+        for row in free["product"]
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
 
 
 def _compute(kind: str, aim_s: float, device: Device, timer: Timer, sync: RankSync) -> Callable[[], object]:

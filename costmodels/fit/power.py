@@ -31,6 +31,10 @@ LEAST_MIXTURES = 8
 LARGE_BYTES = 2**26
 """Messages from that size on, one after the other, keep the links busy."""
 
+MESSAGE_SHARE = 0.35
+"""`Power.message_share`, from all-reduces of 64 MiB between products of power-limited H200: the median share of their
+time that depends on the clock is 0.41 (`python -m benchmarks.meetings --share`), 0.08 of the time is their start."""
+
 PRODUCTS = ("matrix", "small")
 FREE = 0.985
 """Share of the highest clock from which on a chip counts as below its limit."""
@@ -153,7 +157,7 @@ def fit_power(points: Sequence[Point], others: Sequence[Point], compute: Compute
         update_W=round(q["update"], 1), peak_W=round(max(peak_W, limit_W), 1), exponent=round(q["exponent"], 3),
         memory_exponent=round(q["memory_exponent"], 3),
         memory_share=round((_share(fitted, "memory") + _share(fitted, "norm")) / 2, 4),
-        update_share=round(_share(fitted, "update"), 4), chip_spread=CHIP_SPREAD,
+        update_share=round(_share(fitted, "update"), 4), message_share=MESSAGE_SHARE, chip_spread=CHIP_SPREAD,
         message_W=_message_W(others, q["idle"]),
     )  # fmt: skip
     compute = msgspec.structs.replace(compute, power=power)

@@ -47,6 +47,8 @@ class Power(Section, frozen=True, kw_only=True):
         memory_share: share of the time of memory-bound kernels that depends on the clock, at the highest one: alone
             they draw so little that they were measured there.
         update_share: likewise of updates.
+        message_share: likewise of the bytes of communication inside a node. Its start and its steps depend on the clock
+            entirely.
         chip_spread: standard deviation of the logarithm of the clock among equal chips at their limit.
     """
 
@@ -62,6 +64,7 @@ class Power(Section, frozen=True, kw_only=True):
     memory_exponent: float = 1.0
     memory_share: float = 0.0
     update_share: float = 0.0
+    message_share: float = 0.0
     message_W: float = 0.0
     chip_spread: float = 0.0
 
@@ -69,6 +72,7 @@ class Power(Section, frozen=True, kw_only=True):
         Section.__post_init__(self)
         check_share("memory_share", self.memory_share)
         check_share("update_share", self.update_share)
+        check_share("message_share", self.message_share)
         if not self.idle_W < self.limit_W <= self.peak_W:
             raise TwofoldError(
                 f"power: idle_W {self.idle_W:g} < limit_W {self.limit_W:g} <= peak_W {self.peak_W:g} does not hold"
