@@ -26,7 +26,7 @@ def _as_written(**settings: Any) -> Stack:
 
 PEER_STACKS = {
     "torch": _as_written(),
-    "compiled": _as_written(name="torch-compile", compiled=True, compiled_loss=True, narrows=True),
+    "compiled": _as_written(name="torch-compile", compiled=True, one_kernel_loss=True, narrows=True),
 }
 """Side of the peer -> the software stack that forecasts it."""
 
