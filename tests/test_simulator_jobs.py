@@ -61,7 +61,10 @@ def test_changes_name_devices_of_the_machine():
         (lambda: [Job(program=one_transfer(), ranks=(0,))], "as many distinct devices"),
         (lambda: [Job(program=one_transfer(), ranks=(3, 3))], "as many distinct devices"),
         (lambda: [Job(program=one_transfer(), ranks=(0, 16))], "job 0 has device 16"),
-        (lambda: [Job(program=one_transfer(), ranks=r) for r in ((0, 4), (4, 5))], "device 4 is of job 0 and of job 1"),
+        (
+            lambda: [Job(program=one_transfer(), ranks=r) for r in ((0, 4), (4, 5))],
+            "device 4 belongs to job 0 and to job 1",
+        ),
     ],
 )
 def test_bad_jobs_are_refused(jobs, message):

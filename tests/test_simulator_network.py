@@ -230,7 +230,7 @@ def test_a_failed_wire_of_a_graph_sends_bytes_the_other_way_round():
     slow = LinkChange.parse("torus:3:bandwidth=0.5")
     found = ends(ranks, machine, what_if=WhatIf(links=(slow,)))
     assert [found[f"meet/n{number}.recv"] // MS for number in (1, 2)] == [10, 20]
-    for text, said in (("rope:failed", "are named torus"), ("torus:0:failed", "no route leads from device 0")):
+    for text, said in (("rope:failed", "its wires are torus"), ("torus:0:failed", "no route leads from device 0")):
         with pytest.raises(TwofoldError, match=said):
             ends(ranks, machine, what_if=WhatIf(links=(LinkChange.parse(text),)))
 
@@ -302,7 +302,7 @@ def test_bad_changes_are_refused(text, message):
         LinkChange.parse(text)
 
 
-@pytest.mark.parametrize(("text", "message"), [("rope:failed", "has the tiers node"), ("wire:9:failed", "rank 9")])
+@pytest.mark.parametrize(("text", "message"), [("rope:failed", "its tiers are node"), ("wire:9:failed", "rank 9")])
 def test_changes_of_what_is_not_there_are_refused(text, message):
     ranks = Ranks(8)
     ranks.transfer([(0, 4)], 10**8)

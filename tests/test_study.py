@@ -275,7 +275,7 @@ def test_a_grid_of_a_billion_points_suggests_a_sample():
     ("settings", "message"),
     [
         ({"model": "llama-9"}, "llama-9"),
-        ({"bandwidth.rope": 2.0}, "has the tiers NVLink (0), InfiniBand NDR (1)"),
+        ({"bandwidth.rope": 2.0}, "its tiers are NVLink (0), InfiniBand NDR (1)"),
         ({"devices": 8}, "the degrees use 16 devices, not 8"),
         ({"slow": "1/0=2"}, "cannot read slow 1/0=2"),
         ({"slow": "99=2"}, "slowdown of rank 99"),

@@ -200,7 +200,7 @@ def test_the_tables_show_the_numbers(program):
         (["--link", "0:3-0:bandwidth=0.5"], "cannot read the link change '0:3-0:bandwidth=0.5'"),
         (["--report", "/"], "/"),
         (["--slow", "0-999999999=2"], "cannot read --slow"),
-        (["--link", "rope:failed"], "has the tiers node"),
+        (["--link", "rope:failed"], "its tiers are node"),
         (["--checkpoint-GBps", "1"], "needs --checkpoint-every"),
         (["--restart-s", "1"], "needs --device-mtbf-hours"),
         (["--device-mtbf-hours", "1"], "failures without checkpoints lose all work"),
@@ -424,7 +424,7 @@ def test_a_job_beside_slows_what_shares_the_uplink_with_it(shared_links, capsys)
     [
         (["--beside", "other.json"], "write --beside other.json=4-7"),
         (["--beside", "{plan}=x"], "cannot read --beside"),
-        (["--beside", "{plan}=0-7"], "device 0 is of job 0 and of job 1"),
+        (["--beside", "{plan}=0-7"], "device 0 belongs to job 0 and to job 1"),
         (["--beside", "{plan}=8-9"], "needs as many distinct devices"),
         (["--on", "0-6"], "needs as many distinct devices"),
         (["--on", "12-19"], "job 0 has device 16"),

@@ -124,7 +124,8 @@ def _unread(name: str, options: Options, arguments: Sequence[str], words: str) -
     value = re.search(r"(?:base 10: |to float: |arguments: \['|from \[')'?([^']*)'", words)
     shown = value[1] if value else "..."
     if "," in shown and option and any(part is Ellipsis for part in types_in(option.type)):
-        return f"{found[1]} {shown}: write the values with spaces between them, {found[1]} {shown.replace(',', ' ')}"
+        apart = " ".join(re.split("[, ]+", shown))
+        return f"{found[1]} {shown}: write the values with spaces between them, {found[1]} {apart}"
     return f"{found[1]} {shown}: must be {kind}; `twofold {name} --help` lists the options"
 
 
@@ -155,11 +156,11 @@ def _said(name: str, option: Option) -> str:
     """An option with an example value, if there is one."""
     example = example_of(name, "" if option.is_word else option.name)
     if option.name == "file":
-        return "a file to write, such as model.safetensors"
+        return "a file to write (such as model.safetensors)"
     if option.is_word:
         named = option.name if option.name.endswith("s") else f"a {option.name}"
-        return f"{named}{f', such as {example}' if example else ''}"
-    return f"{option.name}{f', such as {option.name} {example}' if example else ''}"
+        return f"{named}{f' (such as {example})' if example else ''}"
+    return f"{option.name} {example}" if example else option.name
 
 
 def _has_word(arguments: Sequence[str], options: Options) -> bool:

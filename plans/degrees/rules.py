@@ -176,13 +176,11 @@ def _layers(layers: tuple[int, ...] | None, pp: int, schedule: str = "", virtual
         return (
             None
             if len(layers) % pp == 0
-            else f"layers {layers} are {len(layers)} counts, which is not a multiple of pp {pp}"
+            else f"layers {layers} has {len(layers)} numbers, which is not a multiple of pp {pp}"
         )
     each = chunks_per_rank(schedule) or virtual
     if len(layers) != pp * each:
-        return (
-            f"layers {layers} are {len(layers)} counts; pp {pp} with {each} chunk(s) per rank makes {pp * each} chunks"
-        )
+        return f"layers {layers} has {len(layers)} numbers, but pp {pp} with {each} per rank makes {pp * each} chunks"
     return None
 
 

@@ -105,7 +105,7 @@ def graph_with(machine: Machine, changes: Sequence[LinkChange]) -> Machine:
     for change in changes:
         if change.tier is not None and change.tier not in names:
             raise TwofoldError(
-                f"'{change}' changes links {change.tier!r}; the wires of machine {machine.name!r} are named "
+                f"cannot apply '{change}': machine {machine.name!r} has no wires {change.tier!r}; its wires are "
                 f"{', '.join(sorted(names))}"
             )
     wires = []
@@ -164,7 +164,7 @@ def tiers_of(machine: Machine, change: LinkChange) -> tuple[int, ...]:
     if not found:
         known = ", ".join(f"{link.name} ({number})" for number, link in enumerate(machine.links))
         raise TwofoldError(
-            f"'{change}' changes link tier {change.tier!r}; machine {machine.name!r} has the tiers {known}"
+            f"cannot apply '{change}': machine {machine.name!r} has no tier {change.tier!r}; its tiers are {known}"
         )
     return found
 

@@ -88,7 +88,9 @@ def simulate_jobs(
                     f"{machine.num_devices - 1}"
                 )
             if owner.setdefault(rank, number) != number:
-                raise TwofoldError(f"device {rank} is of job {owner[rank]} and of job {number}; give each its own")
+                raise TwofoldError(
+                    f"device {rank} belongs to job {owner[rank]} and to job {number}; give each job devices of its own"
+                )
     groups = [group for job in jobs for group in _moved(job)]
     idle = sorted(set(range(max(owner) + 1)) - set(owner))
     groups += [GroupProgram(mesh=Layout((1,), ("idle",), (rank,)), values={}, blocks=()) for rank in idle]

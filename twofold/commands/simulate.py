@@ -96,10 +96,10 @@ class Simulate:
                 raise TwofoldError(f"{flag(unused[0])} is not for --recost, which forecasts degrees")
             self._check_files()
             return _recost(self, Machine.load(self.target.machine), say), True
-        asked = [name for name in given(self.recosting) if name != "stack"]
+        asked = list(given(self.recosting))
         self._check_files()
         if asked:
-            raise TwofoldError(f"{flag(asked[0])} needs --recost; a plan file fixes its model and batch")
+            raise TwofoldError(f"{flag(asked[0])} needs --recost; a plan file fixes its model, batch and software")
         machine = Machine.load(self.target.machine)
         plan = open_plan(self.plan, machine, self.files.schedule, say)
         execution = self.execution or plan.execution
