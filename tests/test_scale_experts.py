@@ -48,19 +48,21 @@ def test_template_says_what_lowering_of_these_sizes_says(tp, ep, sequence_parall
 
 
 @pytest.mark.parametrize(
-    ("degrees", "zero", "num_dense"),
+    ("degrees", "zero", "num_dense", "position"),
     [
-        ({"dp": 4, "ep": 2, "micro_batch": 2}, 0, 0),
-        ({"dp": 2, "ep": 2, "tp": 2, "micro_batch": 2}, 0, 1),
-        ({"dp": 2, "ep": 2, "tp": 2, "sequence_parallel": True, "micro_batch": 1}, 0, 0),
-        ({"dp": 4, "ep": 2, "pp": 2, "micro_batch": 1}, 1, 0),
-        ({"dp": 2, "ep": 2, "pp": 2, "micro_batch": 2}, 0, 3),
+        ({"dp": 4, "ep": 2, "micro_batch": 2}, 0, 0, "rope"),
+        ({"dp": 2, "ep": 2, "tp": 2, "micro_batch": 2}, 0, 1, "rope"),
+        ({"dp": 2, "ep": 2, "tp": 2, "sequence_parallel": True, "micro_batch": 1}, 0, 0, "rope"),
+        ({"dp": 4, "ep": 2, "pp": 2, "micro_batch": 1}, 1, 0, "rope"),
+        ({"dp": 2, "ep": 2, "pp": 2, "micro_batch": 2}, 0, 3, "rope"),
+        ({"dp": 4, "ep": 2, "micro_batch": 2}, 0, 0, "learned"),
+        ({"dp": 8, "ep": 4, "micro_batch": 1}, 0, 0, "learned"),
     ],
 )
-def test_forecast_is_close_to_the_engine_on_the_whole_program(degrees, zero, num_dense):
+def test_forecast_is_close_to_the_engine_on_the_whole_program(degrees, zero, num_dense, position):
     config = TransformerConfig(
         num_layers=4, hidden=2048, num_heads=16, num_kv_heads=4, ffn=5632, vocab=32_000, seq=2048, dtype="bfloat16",
-        experts=Experts(num_experts=8, top_k=2, ffn=5632, num_shared=1, num_dense_layers=num_dense),
+        experts=Experts(num_experts=8, top_k=2, ffn=5632, num_shared=1, num_dense_layers=num_dense), position=position,
     )  # fmt: skip
     machine = msgspec.structs.replace(Machine.load("h200-x8"), overlap=())
     optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, bucket_bytes=0, parallel_level=zero)

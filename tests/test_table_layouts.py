@@ -132,6 +132,30 @@ FORMS = {
         "| 162.2B | 12288 | 88 | 96 | 64 | 8 | 8 | 1 | 1 | 128 | 30 |\n",
         [{"gpu_type": "A100 80GB", "micro_batch": "1", "global_batch": "128"}],
     ),
+    # a data frame's index, underscores for "per"
+    "frame.txt": (
+        "                model  n_gpus        gpu  tp  pp  seq  gbs  mbs precision  step_time_s  tok_s_gpu\n"
+        "0    llama-2-7b-mcore       8  A100-80GB   1   1 4096  128    1      bf16         13.5       4855\n"
+        "1   llama-2-13b-mcore      16  A100-80GB   2   1 4096  128    1      bf16         13.4       2446\n",
+        [{"model": "llama-2-7b-mcore", "gpu_count": "8"}, {"metric": "tokens_per_s_per_gpu", "value": "4855"},
+         {"tp": "2", "metric": "iteration_time_s"}, {"value": "2446"}],
+    ),
+    # units in a line below the header, "per device" in it
+    "units.csv": (
+        "System;Model;#GPUs;Seq;Per-device batch;Global batch;Iteration time;Throughput;Memory per GPU (GB)\n"
+        ";;;tokens;samples;samples;ms;tokens/s/GPU;\n"
+        "Megatron-LM (H100 SXM5);Llama-3-8B;8;8192;1;128;14 500;9 040;62,5\n",
+        [{"seq": "8192", "micro_batch": "1", "value": "14.5"}, {"value": "9040"}, {"value": "62.5"}],
+    ),
+    # devices below figures that span columns
+    "spanned.tex": (
+        r"\begin{table}\caption{A800-SXM4-80GB, sequence length 4096, global batch size 1024}\begin{tabular}{llrrr}"
+        r"\multirow{2}{*}{Model} & \multirow{2}{*}{Method} & \multicolumn{2}{c}{TGS} & MFU (\%) \\ "
+        r"& & 64 GPUs & 128 GPUs & 64 GPUs \\ Llama-2-13B & Megatron-LM (TP2 PP2) & 2,350 & 2,290 & 64 \\"
+        r"\end{tabular}\end{table}",
+        [{"gpu_count": "64", "tp": "2", "value": "2350"}, {"gpu_count": "128", "value": "2290"},
+         {"gpu_count": "64", "metric": "mfu_percent"}],
+    ),
     # degrees of 0 and in the model's name, a model with spaces in its name
     "zeros.md": (
         "System: DGX-GB200, Megatron-Bridge 26.02\n\n"

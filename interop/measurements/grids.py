@@ -93,7 +93,7 @@ def _grid(cells: Iterable[list[str]], knows: Callable[[str], bool], titles: Sequ
 def _header_lines(rows: Sequence[Sequence[str]], place: int, knows: Callable[[str], bool]) -> tuple[int, int]:
     """First and last + 1 of the lines of a header: merged cells stand above, units and parts of merged cells below."""
     start, stop = place, place + 1
-    while stop < len(rows) and _continues(rows[stop], knows):
+    while stop < len(rows) and _continues(rows[stop], rows[stop - 1], knows):
         stop += 1
     while start and len(rows[start - 1]) > 1 and any(
         cell and cell == other for cell, other in itertools.pairwise(rows[start - 1])
@@ -102,15 +102,25 @@ def _header_lines(rows: Sequence[Sequence[str]], place: int, knows: Callable[[st
     return (start, stop) if rows else (0, 0)
 
 
-def _continues(row: Sequence[str], knows: Callable[[str], bool]) -> bool:
-    """Whether a line below a header belongs to it: it has a known header and no figures, or units only."""
+def _continues(row: Sequence[str], above: Sequence[str], knows: Callable[[str], bool]) -> bool:
+    """Whether a line below a header belongs to it: it has a known header and no figures, or units or devices only."""
     cells = [cell.strip() for cell in row if cell.strip()]
+    devices = [cell for cell in cells if _DEVICES.fullmatch(cell)]
+    if devices and all(cell in devices or cell in above for cell in cells):
+        return True
     if not cells or any(re.match(r"[~\d]", cell) for cell in cells):
         return False
     return all(_UNIT.fullmatch(cell) for cell in cells) or (len(cells) > 1 and any(map(knows, cells)))
 
 
-_UNIT = re.compile(r"\(.*\)|\[.*\]")
+_UNIT = re.compile(
+    r"\(.*\)|\[.*\]|m?s|min|tokens|samples|seqs?|sequences|%|[GM]i?B|(?:[kM]?tok(?:en)?s?|samples)/s(?:ec)?(?:/\w+)?"
+    r"|[TP]FLOP/?s?(?:/s)?(?:/\w+)?", re.I,
+)  # fmt: skip
+"""Cells below headers that are units of theirs."""
+
+_DEVICES = re.compile(r"\d+ ?(?:x )?(?:gpus?|npus?|devices|nodes)", re.I)
+"""Cells below the headers of figures that state how many devices they are of."""
 
 
 def _header(stack: Sequence[str], knows: Callable[[str], bool]) -> tuple[str, str]:
@@ -120,7 +130,7 @@ def _header(stack: Sequence[str], knows: Callable[[str], bool]) -> tuple[str, st
         return "", ""
     *above, last = parts
     if above and _UNIT.fullmatch(last):
-        last = f"{above.pop()} {last}"
+        last = f"{above.pop()} {last if last[0] in '([' else f'({last})'}"
     group = " ".join(above)
     if group and figure_named(group) is not None and figure_named(last) is None:
         return group, last  # "eager" and "compile" below a rate
@@ -168,6 +178,11 @@ def _columns(rows: list[list[str]], knows: Callable[[str], bool]) -> list[list[s
     """Rows of as many cells as most have: where known headers or numbers stand one space apart they are several."""
     wide = [_apart(row, knows) for row in rows]
     most = max(map(len, wide), default=0)
+    for place, row in enumerate(wide):
+        behind = [own[0] for own in wide[place + 1 :] if len(own) == most]
+        if len(row) == most - 1 and behind and behind == [str(number) for number in range(len(behind))]:
+            rows[place], wide[place] = ["", *rows[place]], ["", *row]  # a data frame's index has no header
+            break
     split = ([word for cell in row for word in cell.split()] for row in rows)
     return [
         row if len(row) == most else other if len(other) == most else words if len(words) == most else row

@@ -57,8 +57,9 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "micro_batch": ("mbs", "microbatchsize", "ubs", "microbs", "microbatch", "devicebatchsize", "localbatchsize",
                     "perdevicebatchsize", "perdevicetrainbatchsize", "localbs", "batchsizepergpu", "batchpergpu",
                     "microbatchsizepergpu", "trainmicrobatchsizepergpu", "devicetrainmicrobatchsize", "batchgpu",
-                    "pergpubatchsize", "pergpubatch", "batchdevice", "batchperdevice", "batchsizeperdevice",
-                    "minibatchpergpu", "微批", "localbatch", "microbatchsizeperdevice", "bsgpu", "bspergpu", "pergpubs",
+                    "pergpubatchsize", "pergpubatch", "batchdevice", "batchperdevice", "perdevicebatch",
+                    "batchsizeperdevice", "minibatchpergpu", "微批", "localbatch", "microbatchsizeperdevice", "bsgpu",
+                    "bspergpu", "pergpubs",
                     "bsperdevice", "bsdevice", "perdevicebs", "batchsizegpu", "mbspergpu", "mbsgpu", "lbs"),
     "tp": ("tensorparallel", "tensormodelparallelsize", "tensorparallelism", "tpsize", "t", "tensorparallelsize",
            "tpdegree", "tensor", "mp", "modelparallel", "modelparallelsize", "tensormodelparallel",
@@ -244,7 +245,7 @@ _TRAINING = re.compile(
 _MEMORY = re.compile(
     r"(?:peak|max(?:imum)?)?(?:gpu|device|cuda|hbm|active|allocated|reserved|used)*"
     r"(?:mem(?:ory)?|vram|alloc(?:ated)?|reserved)"
-    r"(?:usage|used|alloc(?:ated)?|reserved|footprint)?(?P<unit>gib|gb|mib|mb)(?:/gpu|/device)?"
+    r"(?:usage|used|alloc(?:ated)?|reserved|footprint)?(?:/gpu|/device|/npu)?(?P<unit>gib|gb|mib|mb)(?:/gpu|/device|/npu)?"
 )
 _SHARE = re.compile(
     r"(?:bf16|fp16)?(?:[mh]fu|(?:model|hardware)?flops?utili[sz]ation)(?:percent|%)?(?:bf16|fp16|fp8)?"
@@ -309,6 +310,8 @@ def _plain_words(words: str) -> str:
     low = re.sub(r"milli-?s\b", "ms", re.sub(r" *(?:\u00b1|\+/-).*$", "", low))
     low = re.sub(r"^((?:step|iter)(?:ation)?) *[(\[] *(m?s) *[)\]]$", r"\1 time (\2)", low)
     low = re.sub(r"(tera|peta|giga)-?(?=flop)", lambda found: found.group()[0], low)
+    low = re.sub(r"\b(tok\w*?|samples?|seqs?|sequences?)_s(?=_|$)", r"\1/s", low)  # "tok_s_gpu"
+    low = re.sub(r"(?<=[a-z0-9])_(gpu|npu|device)$", r"/\1", low)
     low = re.sub(r"[ _.-]*\bper\b[ _.-]*|[ _]per[ _]", "/", low)
     low = re.sub(rf"^({_DEVICE})[ _-]*(.+)$", r"\2\1", low)  # "per-GPU TFLOPs"
     return re.sub(r"^(.+)[(\[] *(total|aggregate|all (?:gpus|devices)) *[)\]]$", r"total \1", low)

@@ -116,7 +116,7 @@ def rank_groups(spread: Spread, num_kv_heads: int) -> dict[str, tuple[Axis, ...]
 
     "tp", "cp": along these axes. "dp": all ranks with the same weights, which are those of dp and cp; "replicas": along
     the mesh's axis dp alone. With experts that are shared out, "ep": the ranks that share them, neighbours along dp,
-    and "copies": the ranks with the same experts.
+    "copies": the ranks with the same experts, and "dp+ep": both, along which positions that are learned are reduced.
     "tp_kv", "tp_q": see `tensor_axes`; "tp_kv+tp_q": both together.
 
     >>> from plans.degrees import Degrees
@@ -131,6 +131,7 @@ def rank_groups(spread: Spread, num_kv_heads: int) -> dict[str, tuple[Axis, ...]
     groups["replicas"] = (Axis(spread.dp // spread.ep, dp.stride * spread.ep),)
     if spread.ep > 1:
         groups["ep"] = (Axis(spread.ep, dp.stride),)
+        groups["dp+ep"] = (dp,)
         groups["copies"] = groups["replicas"]
     inner = tp.stride
     for name, size in reversed(tensor_axes(spread.tp, num_kv_heads)):
