@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-VOCAB, LENGTH, WIDTH, HEADS, LAYERS, BATCH = 64, 16, 32, 4, 4, 8
+VOCAB, LENGTH, WIDTH, HEADS, LAYERS, BATCH = 64, 16, 32, 4, 2, 8
 
 
 # -- nanoGPT (karpathy/nanoGPT, model.py) ------------------------------------------------------------------------------
@@ -391,10 +391,10 @@ class Phi3Layer(nn.Module):
 
 
 class Phi3Model(nn.Module):
-    def __init__(self, kv_heads=2, share=1.0, like_granite=False):
+    def __init__(self, kv_heads=2, share=1.0, like_granite=False, num_layers=LAYERS):
         super().__init__()
         self.words, self.embedding_multiplier = nn.Embedding(VOCAB, WIDTH), 12.0 if like_granite else 1.0
-        self.layers = nn.ModuleList(Phi3Layer(kv_heads, like_granite) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Phi3Layer(kv_heads, like_granite) for _ in range(num_layers))
         self.norm, self.rotary_emb = RMSNorm(WIDTH), RotaryEmbedding(int(WIDTH // HEADS * share))
 
     def forward(self, input_ids):
@@ -691,7 +691,7 @@ MODULES = {
     "GPT-NeoX, one after the other": lambda: LanguageModel(NeoXModel(share=1.0, parallel=False)),
     "Phi-4-mini": lambda: LanguageModel(Phi3Model(kv_heads=4, share=0.75), tied=True),
     "Granite": lambda: LanguageModel(Phi3Model(like_granite=True), logits_scaling=8.0),
-    "Phi-3, padded labels": lambda: LanguageModel(Phi3Model(), shifts="padded"),
+    "Phi-3, padded labels": lambda: LanguageModel(Phi3Model(num_layers=4), shifts="padded"),
     "GPT-NeoX, cut labels": lambda: LanguageModel(NeoXModel(), shifts="cut"),
     "OPT, more rows": lambda: LanguageModel(OPTModel(rows=2 * LENGTH), tied=True),
     "OPT, dropout": lambda: LanguageModel(OPTModel(dropout=0.1), tied=True),

@@ -98,7 +98,9 @@ CONFIGS = {
         qk_norm="head",
         scales=Scales(embedding=12.0, residual=0.22, logits=1 / 8),
     ),
-    "Phi-3, padded labels": replace(PHI, num_kv_heads=2, rope=Rope(angles="frequencies"), ignore_index=-100),
+    "Phi-3, padded labels": replace(
+        PHI, num_layers=4, num_kv_heads=2, rope=Rope(angles="frequencies"), ignore_index=-100
+    ),
     "GPT-NeoX, cut labels": replace(
         NEOX, parallel_residual=True, rope=Rope(angles="frequencies", fraction=0.25), ignore_index=-100
     ),
@@ -215,7 +217,7 @@ def test_a_mask_in_a_buffer_is_known_where_its_value_is():
     other.transformer.h[1].attn.bias.fill_(1.0)
     assert not any(each.kind == "attention" for each in capture(unknown, batch()).operators)
     attentions = [each for each in capture(other, batch()).operators if each.kind == "attention"]
-    assert [each.attrs["causal"] for each in attentions] == [True, False, True, True]
+    assert [each.attrs["causal"] for each in attentions] == [True, False]
 
 
 # -- parts of weights --------------------------------------------------------------------------------------------------
@@ -290,7 +292,7 @@ def test_checkpointed_blocks_are_recomputed_whether_degrees_are_searched_or_not(
     found = recognise(capture(every, batch()))
     plan = search(capture(every, batch()), machine, degrees={}).best
     assert found.recompute == "full" and set(plan.recompute) == set(found.graph.recompute)
-    some = capture(LanguageModel(DoubledLlama(checkpointed=2)), batch())
+    some = capture(LanguageModel(DoubledLlama(checkpointed=1)), batch())
     assert recognise(some).recompute is None and found_in("doubled tables, more rows").recompute == "none"
     with pytest.raises(TwofoldError, match="other operators again than whole blocks or attention cores"):
         search(some, machine, degrees={})
