@@ -8,6 +8,7 @@ from captured_buffers import BUFFERS
 from captured_data import BATCH, LENGTH, WIDTH, WORDS, images, linear, parameter, sequences, tokens, vectors
 from captured_losses import LOSSES
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.field.ordinary import ORDINARY
 
@@ -178,6 +179,17 @@ def chosen_in_samples(m, x):
     y[y > 1] = 1 / 2
     some = y[sample.unsqueeze(1), torch.stack([which, -which], 1)].mean((1, 2)) + y[sample, :, :, which].mean(1)[:, [0]]
     return y.flatten(2) + m.out(F.pad(some, (0, WIDTH - some.shape[1]))).unsqueeze(1)
+
+
+def flexible(m, x):
+    """Flex attention within documents with a learned bias of the distance, and causal within a window."""
+    q, k, v = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (m.fc(x), m.out(x), x))
+    document = (x[..., 0] > 0).long().cumsum(1)
+    within = create_block_mask(lambda b, h, i, j: document[b, i] == document[b, j], len(x), None, LENGTH, LENGTH)
+    near = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 3), None, None, LENGTH, LENGTH)
+    y = flex_attention(q, k, v, lambda score, b, h, i, j: score + m.bias[h, i - j + LENGTH], within)
+    y = y + flex_attention(q, k[:, :1], v[:, :1], block_mask=near, enable_gqa=True)
+    return y.transpose(1, 2).flatten(2)
 
 
 class ImageClasses(nn.Module):
@@ -399,6 +411,9 @@ MODULES = {
             + torch.stack(Turned.apply(m.fc(x), m.out(x), m.angle)).prod(0), fc=linear(), w=parameter(2 * WIDTH, WIDTH),
             out=linear(), angle=torch.rand(WIDTH),
         ), sequences
+    ),
+    "flex attention": (
+        lambda: Net(flexible, fc=linear(), out=linear(), bias=parameter(2, 2 * LENGTH)), sequences
     ),
     "chosen in every sample": (lambda: Net(chosen_in_samples, fc=linear(), out=linear()), sequences),
     "weights of eight bits": (

@@ -54,6 +54,7 @@ from executor.capture.rules import RULES
 from executor.capture.straight import drop_empty, inline_nested, keep_batch_first, take_stacked
 from executor.capture.translation import Translation
 from executor.capture.written_attention import join_attention
+from executor.flex import flex_attention_by_formula
 from executor.loss_of import loss_of
 from executor.recompute import noting_checkpoints
 from plans.errors import TwofoldError
@@ -317,6 +318,7 @@ def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
         _data_without_gradient(),
         _silent(),
         batch_first_attention(),
+        flex_attention_by_formula(),
         in_other_forms(module),
         functions_as_calls(),
         noting_checkpoints(),

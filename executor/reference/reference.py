@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from executor.autocast import autocast_as_casts
+from executor.flex import flex_attention_by_formula
 from executor.kernels.context import torch_dtype
 from executor.loss_of import loss_of
 from executor.reference.random import PlannedRandom
@@ -94,7 +95,11 @@ def train_reference(
             raise TwofoldError(f"{num_steps} steps need {num_steps} batches, got {len(losses)}")
         total = 0.0
         for number, micro_batch in enumerate(_micro_batches(batch, num_micro_batches)):
-            with random.forward(step=len(losses) + 1, micro_batch=number), autocast_as_casts(only_absent=True):
+            with (
+                random.forward(step=len(losses) + 1, micro_batch=number),
+                autocast_as_casts(only_absent=True),
+                flex_attention_by_formula(),
+            ):
                 loss = loss_of(model(*micro_batch), type(model).__name__)
             (loss / num_micro_batches).backward()
             updates.accumulate()
