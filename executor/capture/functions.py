@@ -93,7 +93,7 @@ def _function(build: Translation, node: fx.Node, inputs: Sequence[Value], number
     if samples_meet(call):
         raise build.refused(node, f"the samples of a batch meet in {given.name}; compute each sample by itself")
     results = node.meta["val"]
-    wanted = {user.args[1] for user in node.users if user.users}
+    wanted: set[Any] = {user.args[1] for user in node.users if user.users}
     backward = {}
     if any(build.is_trained(each) for each in read):
         backward = _backward(build, node, traced, [which for which in wanted if results[which].is_floating_point()])

@@ -126,8 +126,9 @@ def _described(what: float | str, shape: tuple[int, ...]) -> str:
 
 def _is_same(mine: float | str, what: float | str) -> bool:
     """Whether two kinds of random numbers or rates of dropout are equal; 1 - (1 - p) is p but for rounding."""
-    named = isinstance(mine, str) or isinstance(what, str)
-    return mine == what if named else math.isclose(mine, what, rel_tol=1e-12)
+    if isinstance(mine, str) or isinstance(what, str):
+        return mine == what
+    return math.isclose(mine, what, rel_tol=1e-12)
 
 
 def _is_alike(mine: tuple[int, ...], shape: tuple[int, ...]) -> bool:
