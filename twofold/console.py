@@ -40,7 +40,7 @@ class Console:
         self.command = command
         self._out: TextIO = sys.stderr if json else sys.stdout
         self._num_steps = self._step = 0
-        self._start_s = self._said_s = time.perf_counter()
+        self._start_s = self._printed_s = time.perf_counter()
 
     def count_steps(self, num_steps: int) -> None:
         """Set the number of numbered steps."""
@@ -49,17 +49,17 @@ class Console:
     def step(self, title: str) -> None:
         """Start the next numbered step."""
         self._step += 1
-        self.say(f"[{self._step}/{self._num_steps}] {title}")
+        self.print(f"[{self._step}/{self._num_steps}] {title}")
 
-    def say(self, text: str, indent: int = 0) -> None:
+    def print(self, text: str, indent: int = 0) -> None:
         """Print lines immediately."""
-        self._said_s = time.perf_counter()
+        self._printed_s = time.perf_counter()
         for line in text.splitlines() or [""]:
             print(" " * indent + visible(line), file=self._out, flush=True)
 
     def note(self, text: str) -> None:
         """Print indented lines below a step."""
-        self.say(text, indent=6)
+        self.print(text, indent=6)
 
     @contextmanager
     def doing(self, what: str | Callable[[], str]) -> Iterator[None]:
@@ -69,14 +69,14 @@ class Console:
             what: a text such as "simulating 64 ranks", or a function that returns one.
         """
         ended = threading.Event()
-        begin_s = self._said_s = time.perf_counter()
+        begin_s = self._printed_s = time.perf_counter()
 
         def watch() -> None:
             wait_s = _SILENT_S
             while not ended.wait(min(0.5, wait_s)):
                 now_s = time.perf_counter()
-                if now_s - self._said_s >= wait_s:
-                    self._said_s, wait_s = now_s, min(30.0, 2 * wait_s)
+                if now_s - self._printed_s >= wait_s:
+                    self._printed_s, wait_s = now_s, min(30.0, 2 * wait_s)
                     text = what if isinstance(what, str) else what()
                     print(f"... {text}, {now_s - begin_s:.0f} s", file=sys.stderr, flush=True)
 

@@ -105,12 +105,12 @@ class DemoResult:
         }
 
 
-def demo(options: DemoOptions, say: Console) -> DemoResult:
+def demo(options: DemoOptions, console: Console) -> DemoResult:
     """Plan, simulate, run on 8 processes, verify and report one of the cases.
 
     Args:
         options: options of `twofold demo`.
-        say: receives the progress.
+        console: prints the progress.
 
     Raises:
         TwofoldError: an unknown case, unreadable data, a busy port; `RankFailed` when a rank fails.
@@ -124,33 +124,33 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
     check_port(options.port)
     digits = load_digits(options.data)
     chosen, busy = CASES[case], _busy()
-    say.count_steps(8)
-    say.say(f"{case}: {chosen.title}")
+    console.count_steps(8)
+    console.print(f"{case}: {chosen.title}")
     if busy:
-        say.note(busy)
-    say.step("data")
-    say.note(f"{len(digits.images):,} digits of 28x28 from {digits.source}")
-    graph, stages, steps = _network(chosen, digits, options, say)
-    say.step("calibrate this machine" if options.machine is None else f"machine {options.machine}")
-    target, calibrated = _machine(options.machine, folder, say)
-    plans = _search(chosen, graph, stages, target, say)
+        console.note(busy)
+    console.step("data")
+    console.note(f"{len(digits.images):,} digits of 28x28 from {digits.source}")
+    graph, stages, steps = _network(chosen, digits, options, console)
+    console.step("calibrate this machine" if options.machine is None else f"machine {options.machine}")
+    target, calibrated = _machine(options.machine, folder, console)
+    plans = _search(chosen, graph, stages, target, console)
     plan = plans.best
     files = {"machine": folder / "machine.json", "plan": save_plan(plan, folder / "plan.json")}
     if options.machine is not None:
         files["machine"] = Path(options.machine)
-    say.step("simulate")
+    console.step("simulate")
     predicted = simulate(plan, target)
-    _say_prediction(say, predicted)
-    say.step(f"run {steps} steps on {NUM_RANKS} processes with torchrun, logs in {options.log_dir}/1/rank.N/stdout")
-    with say.doing("running"):
+    _say_prediction(console, predicted)
+    console.step(f"run {steps} steps on {NUM_RANKS} processes with torchrun, logs in {options.log_dir}/1/rank.N/stdout")
+    with console.doing("running"):
         result = run(
             plan, steps=steps, data=options.data or "digits", model=chosen.model, seed=options.seed,
             out=folder / "run", log_dir=options.log_dir, print_every=max(1, min(50, steps // 3)),
             nodes=Nodes(port=options.port), timeout_s=options.timeout,
-            on_line=lambda rank, line: _say_loss(say, line),
+            on_line=lambda rank, line: _say_loss(console, line),
         )  # fmt: skip
-    verification = _verify(chosen, result, options, predicted, say)
-    say.step("report")
+    verification = _verify(chosen, result, options, predicted, console)
+    console.step("report")
     notes = [chosen.title, f"Data: {digits.source}.", plans.explain().splitlines()[0]]
     notes += (
         []
@@ -160,27 +160,27 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
     notes += [busy] if busy else []
     tables = [_search_table(plans)] + ([] if calibrated is None else [_calibration_table(calibrated)])
     files |= _report(options, steps, predicted, verification, target, notes, tables)
-    say.note("\n".join(f"{name:<8} {path}" for name, path in files.items()))
+    console.note("\n".join(f"{name:<8} {path}" for name, path in files.items()))
     outcome = DemoResult(
         plans=plans, machine=target, predicted=predicted, verification=verification, files=files,
-        elapsed_s=say.elapsed_s,
+        elapsed_s=console.elapsed_s,
     )  # fmt: skip
-    _say_summary(say, outcome)
+    _say_summary(console, outcome)
     return outcome
 
 
 def _network(
-    case: Case, digits: Digits, options: DemoOptions, say: Console
+    case: Case, digits: Digits, options: DemoOptions, console: Console
 ) -> tuple[Graph, tuple[tuple[str, ...], ...], int]:
     """The case's graph, its stages and the number of steps."""
     from executor.train.data import ArrayDataset
 
-    say.step("network")
-    with say.doing("capturing the network"):
+    console.step("network")
+    with console.doing("capturing the network"):
         graph, stages = captured(case)
     per_epoch = len(ArrayDataset.of(digits).batch(graph.batch_size))
     count = sum(tensor.num_elements for tensor in graph.parameters)
-    say.note(
+    console.note(
         f"{graph.name}: {len(graph.operators)} operators, {count:,} parameters, none initialised yet; "
         f"batches of {graph.batch_size}, {per_epoch} a pass, the last incomplete one dropped"
     )
@@ -192,31 +192,31 @@ def _search(
     graph: Graph,
     stages: tuple[tuple[str, ...], ...],
     machine: Machine,
-    say: Console,
+    console: Console,
 ) -> SearchResult[Plan]:
     from reports import plan_text
 
-    say.step(f"search over {NUM_RANKS} devices")
-    with say.doing("searching"):
+    console.step(f"search over {NUM_RANKS} devices")
+    with console.doing("searching"):
         plans = search(
             graph, machine, num_devices=NUM_RANKS, num_stages=case.num_stages, stages=stages,
             num_micro_batches=case.num_micro_batches, interleave=case.interleave, schedule=case.schedule,
-            pinned=_given(case, graph), optimizer=case.optimizer, full_batch=True, on_progress=say.note,
+            pinned=_given(case, graph), optimizer=case.optimizer, full_batch=True, on_progress=console.note,
         )  # fmt: skip
-    say.note(plan_text(plans.best))
-    say.note(wrapped(plans.explain().splitlines()[0], 94))
+    console.note(plan_text(plans.best))
+    console.note(wrapped(plans.explain().splitlines()[0], 94))
     return plans
 
 
-def _verify(case: Case, result: RunResult, options: DemoOptions, predicted: Timeline, say: Console) -> Verification:
+def _verify(case: Case, result: RunResult, options: DemoOptions, predicted: Timeline, console: Console) -> Verification:
     from reports import verification_table
 
-    say.step("verify against single-process training on the same data")
-    with say.doing("training in one process"):
+    console.step("verify against single-process training on the same data")
+    with console.doing("training in one process"):
         verification = check_run(
             result, model=case.model, data=options.data or "digits", seed=options.seed, predicted=predicted
         )
-    say.note(verification_table(verification.checks()).text())
+    console.note(verification_table(verification.checks()).text())
     return verification
 
 
@@ -241,38 +241,38 @@ def _given(case: Case, graph: Graph) -> dict[str, Strategy]:
     return given_strategies(part, load_model(case.model)[0], NUM_RANKS // case.num_stages)
 
 
-def _machine(given: str | None, folder: Path, say: Console) -> tuple[Machine, CalibrationResult | None]:
+def _machine(given: str | None, folder: Path, console: Console) -> tuple[Machine, CalibrationResult | None]:
     if given is not None:
         target = Machine.load(given)
-        say.note(f"{target.name}: {target.num_devices} devices, not calibrated now")
+        console.note(f"{target.name}: {target.num_devices} devices, not calibrated now")
         return target, None
     out = folder / "machine.json"
     out.with_suffix(".points.jsonl").unlink(missing_ok=True)  # of an earlier demo; this one measures again
-    with say.doing("calibrating"):
-        calibrated = calibrate(NUM_RANKS, out=out, quick=True, on_progress=say.note)
+    with console.doing("calibrating"):
+        calibrated = calibrate(NUM_RANKS, out=out, quick=True, on_progress=console.note)
     assert calibrated is not None  # one process measures and returns; only the ranks of a launcher return nothing
     for probe in calibrated.probes:
-        say.note(
+        console.note(
             f"{probe.name}: predicted {Seconds(probe.predicted_s)} from micro-benchmarks, "
             f"measured {Seconds(probe.measured_s)}"
         )
     interval = calibrated.machine.interval
-    say.note(
+    console.note(
         f"overall factor {calibrated.machine.host_scale:.2f}; 90 % interval of a step time "
         f"{100 * (interval.low - 1):+.0f} % to {100 * (interval.high - 1):+.0f} %"
     )
     return calibrated.machine, calibrated
 
 
-def _say_prediction(say: Console, predicted: Timeline) -> None:
+def _say_prediction(console: Console, predicted: Timeline) -> None:
     from plans.figures import figures_of, figures_text
 
-    say.note(f"predicted: {figures_text(figures_of(predicted), low_s=predicted.low_s, high_s=predicted.high_s)}")
+    console.note(f"predicted: {figures_text(figures_of(predicted), low_s=predicted.low_s, high_s=predicted.high_s)}")
 
 
-def _say_loss(say: Console, line: str) -> None:
+def _say_loss(console: Console, line: str) -> None:
     if not line.startswith("task done"):
-        say.note(line)
+        console.note(line)
 
 
 def _command(options: DemoOptions, steps: int) -> str:
@@ -371,15 +371,15 @@ def _busy() -> str:
     )
 
 
-def _say_summary(say: Console, outcome: DemoResult) -> None:
+def _say_summary(console: Console, outcome: DemoResult) -> None:
     verification = outcome.verification
-    say.say("")
+    console.print("")
     inside = all(check.passed for check in verification.timing_checks())
     timing = "step time inside its interval" if inside else "step time OUTSIDE its interval"
     exact = "loss, weights, communication and memory are correct" if verification.passed else "A CHECK FAILED"
-    say.say(f"{exact}; {timing}; {outcome.elapsed_s:.0f} s in all")
-    say.note(f"loss against one process    {verification.loss_max_rel_diff:.1e} relative")
-    say.note(f"weights against one process {verification.weights_max_rel_diff:.1e} relative")
+    console.print(f"{exact}; {timing}; {outcome.elapsed_s:.0f} s in all")
+    console.note(f"loss against one process    {verification.loss_max_rel_diff:.1e} relative")
+    console.note(f"weights against one process {verification.weights_max_rel_diff:.1e} relative")
     measured, predicted = verification.run.step_s, outcome.predicted.step_interval_s
-    say.note(f"step time                   predicted {Seconds(predicted)}, measured {Seconds(measured)}")
-    say.note(f"open {outcome.files['report']} in a browser, {outcome.files['trace']} in https://ui.perfetto.dev")
+    console.note(f"step time                   predicted {Seconds(predicted)}, measured {Seconds(measured)}")
+    console.note(f"open {outcome.files['report']} in a browser, {outcome.files['trace']} in https://ui.perfetto.dev")

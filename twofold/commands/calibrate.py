@@ -56,35 +56,35 @@ class Calibrate:
     place: NodeOptions = field(default_factory=NodeOptions)
     output: FileOutput = field(default_factory=FileOutput)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Measure, fit and save."""
         if self.host:
             if self.place.nodes > 1:
                 raise TwofoldError("--host measures one host; start it on each without --nodes")
-            return self._host(say), True
+            return self._host(console), True
         from plans.units import Seconds
         from twofold.calibration import calibrate, write_report
 
-        with say.doing("measuring"):
+        with console.doing("measuring"):
             result = calibrate(
                 self.devices, device=self.device, name=self.name, out=self.out, points=self.points, base=self.base,
                 minutes=self.minutes, quick=self.quick, timeout_s=self.timeout, nodes=self.place.stated,
-                on_progress=say.say,
+                on_progress=console.print,
             )  # fmt: skip
         if self.place.node:
-            say.say("the measurements have ended; node 0 writes the machine file")
+            console.print("the measurements have ended; node 0 writes the machine file")
             return {"node": self.place.node}, True
         if result is None:  # rank 0 speaks for all
             return {}, True
         for line in result.residuals:
-            say.say(line)
+            console.print(line)
         for probe in result.probes:
-            say.say(f"{probe.name}: predicted {Seconds(probe.predicted_s)}, measured {Seconds(probe.measured_s)}")
+            console.print(f"{probe.name}: predicted {Seconds(probe.predicted_s)}, measured {Seconds(probe.measured_s)}")
         if self.report is not None:
-            say.say(f"saved {write_report(result, self.report)}")
+            console.print(f"saved {write_report(result, self.report)}")
         interval = result.machine.interval
         spread = f"{interval.low - 1:+.0%} to {interval.high - 1:+.0%}"
-        say.say(f"saved {Path(self.out)}; 90 % interval of a step time {spread}")
+        console.print(f"saved {Path(self.out)}; 90 % interval of a step time {spread}")
         return {
             "file": self.out,
             "host_scale": result.machine.host_scale,
@@ -95,7 +95,7 @@ class Calibrate:
             "points": None if result.points is None else str(result.points),
         }, True
 
-    def _host(self, say: Console) -> dict[str, Any]:
+    def _host(self, console: Console) -> dict[str, Any]:
         """Measure this host and write its file."""
         from costmodels.price.torch_hosts import save_host
         from executor.calibrate.host import measure_host
@@ -103,10 +103,10 @@ class Calibrate:
 
         out = "host.json" if self.out == _OUT else self.out
         check_writable(out)
-        with say.doing("measuring this host"):
-            host = measure_host(self.name or Path(out).stem, device=self.device, say=say.say)
+        with console.doing("measuring this host"):
+            host = measure_host(self.name or Path(out).stem, device=self.device, say=console.print)
         for kind, (forward, backward) in host.blocks_s.items():
             how = " (scaled)" if kind in host.scaled else ""
-            say.say(f"{kind}: {forward * 1e6:.0f} us forward, {backward * 1e6:.0f} us backward{how}")
-        say.say(f"saved {save_host(host, out)}")
+            console.print(f"{kind}: {forward * 1e6:.0f} us forward, {backward * 1e6:.0f} us backward{how}")
+        console.print(f"saved {save_host(host, out)}")
         return {"file": out, "name": host.name, "source": host.source, "blocks_s": host.blocks_s, "spread": host.spread}

@@ -38,7 +38,7 @@ class Compare:
     report: HtmlFile | None = None
     output: Output = field(default_factory=Output)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Simulate every plan and show them in a table."""
         from costmodels import Machine
         from plans.figures import figures_of
@@ -47,26 +47,28 @@ class Compare:
         if not 2 <= len(self.plans) <= MOST_PLANS:
             raise TwofoldError(f"compare takes 2 to {MOST_PLANS} plan files, not {len(self.plans)}")
         machine = Machine.load(self.target.machine)
-        plans = [open_plan(path, machine, None, say) for path in self.plans]
-        predicted = [self._predicted(path, plan, machine, say) for path, plan in zip(self.plans, plans, strict=True)]
-        say.say(plans_table(predicted).text())
+        plans = [open_plan(path, machine, None, console) for path in self.plans]
+        predicted = [
+            self._predicted(path, plan, machine, console) for path, plan in zip(self.plans, plans, strict=True)
+        ]
+        console.print(plans_table(predicted).text())
         if len({(plan.graph.name, plan.graph.batch_size) for plan in plans}) > 1:
-            say.say("The plans train different models or batches: their steps are not the same work.")
+            console.print("The plans train different models or batches: their steps are not the same work.")
         if self.report is not None:
-            with say.doing("writing the report"):
-                report = comparison_page(predicted, machine=machine.name, command=say.command).write(self.report)
-            say.say(f"saved {report}")
+            with console.doing("writing the report"):
+                report = comparison_page(predicted, machine=machine.name, command=console.command).write(self.report)
+            console.print(f"saved {report}")
         return {"plans": [{"plan": path, **figures_of(compared.timeline)} for path, compared in
                           zip(self.plans, predicted, strict=True)]}, True  # fmt: skip
 
-    def _predicted(self, path: str, plan: Plan, machine: Machine, say: Console) -> Compared:
+    def _predicted(self, path: str, plan: Plan, machine: Machine, console: Console) -> Compared:
         from costmodels import executing
         from plans.lower import lower
         from reports.comparison import Compared
         from simulator import critical_path, simulate
 
         program, machine = lower(plan), executing(machine, plan.execution)
-        with say.doing(f"simulating {path}"):
+        with console.doing(f"simulating {path}"):
             timeline = simulate(program, machine, num_steps=self.steps)
             critical = critical_path(timeline, program, host_async=machine.host_async)
         alone = sum(Path(other).name == Path(path).name for other in self.plans) == 1

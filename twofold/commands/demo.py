@@ -20,9 +20,9 @@ class Demo:
     example: DemoOptions = field(default_factory=DemoOptions)
     output: Output = field(default_factory=Output)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Run the example; it passes if loss, weights, communication and memory are correct."""
         from twofold.demo import demo
 
-        result = demo(self.example, say)
+        result = demo(self.example, console)
         return result.to_json(), result.verification.passed

@@ -32,11 +32,11 @@ class Export:
     config: str | None = None
     output: FileOutput = field(default_factory=FileOutput)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Write the file."""
         from executor.train.weights_out import write_weights
 
-        with say.doing(f"writing {self.file}"):
+        with console.doing(f"writing {self.file}"):
             names = write_weights(self.checkpoint, self.file, config=self.config)
-        say.say(f"saved {self.file}: {len(names)} tensors")
+        console.print(f"saved {self.file}: {len(names)} tensors")
         return {"file": self.file, "tensors": list(names)}, True

@@ -19,7 +19,7 @@ def show_forecast(
     degrees: Degrees,
     machine: Machine,
     stack: Stack,
-    say: Console,
+    console: Console,
     report: str | None = None,
 ) -> dict[str, Any]:
     """Forecast, print, write the report, and return the JSON object."""
@@ -37,13 +37,13 @@ def show_forecast(
         config, machine, sequences=degrees.global_batch, num_devices=degrees.num_ranks, step_s=seen.step_s
     )  # fmt: skip
     devices = f"{degrees.num_ranks} device{'s' * (degrees.num_ranks != 1)}"
-    say.say(f"{config.name} on {devices} of {machine.name}, run by {stack.name}: {describe(degrees)}")
+    console.print(f"{config.name} on {devices} of {machine.name}, run by {stack.name}: {describe(degrees)}")
     figures_shown = figures_text(figures, low_s=seen.low_s, high_s=seen.high_s)
-    say.say(f"{figures_shown}, {tokens:,.0f} tokens/s per device, MFU {Share(reached)}")
+    console.print(f"{figures_shown}, {tokens:,.0f} tokens/s per device, MFU {Share(reached)}")
     parts = ", ".join(f"{role} {Bytes(size)}" for role, size in seen.memory.items() if size)
-    say.say(f"memory: {parts}; a device has room for {Bytes(machine.room_bytes)}")
+    console.print(f"memory: {parts}; a device has room for {Bytes(machine.room_bytes)}")
     if not fits:
-        say.say("It does not fit.")
+        console.print("It does not fit.")
     result = {
         **degrees_json(degrees),
         **figures,
@@ -66,8 +66,10 @@ def show_forecast(
             config=config, machine=machine, num_devices=degrees.num_ranks, global_batch=degrees.global_batch,
             stack=stack, optimizer=degrees.optimizer, fused=degrees.fused,
         )  # fmt: skip
-        with say.doing("writing the report"):
-            page = prediction_page(problem, Candidate(degrees=degrees, forecast=seen), data=result, command=say.command)
+        with console.doing("writing the report"):
+            page = prediction_page(
+                problem, Candidate(degrees=degrees, forecast=seen), data=result, command=console.command
+            )
             saved = page.write(report)
-        say.say(f"saved {saved}")
+        console.print(f"saved {saved}")
     return result

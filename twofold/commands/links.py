@@ -51,7 +51,7 @@ class Links:
     top: AtLeast1 = _SHOWN
     output: Output = field(default_factory=Output)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Read, price and compare."""
         from costmodels import Machine
         from interop.link_speeds import changes_seen, link_calls, spent, tiers_of_calls
@@ -61,25 +61,25 @@ class Links:
         machine = Machine.load(self.target.machine)
         changes = [LinkChange.parse(text) for text in self.link]
         machine_with(machine, changes)  # refuses what is not there, before files are read
-        with say.doing("reading the traces"):
+        with console.doing("reading the traces"):
             seen = read_links(self.traces)
         calls = link_calls(seen.calls, machine, changes)
         tiers = tiers_of_calls(calls, machine)
-        self._show(calls, machine, say)
+        self._show(calls, machine, console)
         for each in seen.assumed:
-            say.say(f"assumed: {each}")
+            console.print(f"assumed: {each}")
         for reason, count in seen.skipped.items():
-            say.say(f"left out {count}: {reason}")
+            console.print(f"left out {count}: {reason}")
         for tier in tiers:
-            _tell(tier, self.target.machine, say)
+            _tell(tier, self.target.machine, console)
         before, after = spent(seen.calls, calls)
         if tiers:
-            _tell_spent(before, after, changes, say)
+            _tell_spent(before, after, changes, console)
         simulated = None
         if self.plan is not None:
-            simulated = self._simulated(seen.calls, machine, changes_seen(tiers), changes, say)
+            simulated = self._simulated(seen.calls, machine, changes_seen(tiers), changes, console)
         elif changes and tiers:
-            say.say("The step gains a different amount, because other work moves too: --plan PLAN simulates it.")
+            console.print("The step gains a different amount, because other work moves too: --plan PLAN simulates it.")
         return {
             "simulated": simulated,
             "mean_rank": {"seen": asdict(before), "changed": asdict(after) if changes else None},
@@ -90,7 +90,7 @@ class Links:
 
     def _simulated(
         self, calls: Sequence[SeenCall], machine: Machine, seen: Sequence[LinkChange], changes: Sequence[LinkChange],
-        say: Console,
+        console: Console,
     ) -> dict[str, Any]:  # fmt: skip
         """Simulate the step of the plan on the links as measured, and with the requested change."""
         from costmodels import executing
@@ -100,7 +100,7 @@ class Links:
         from simulator import WhatIf, simulate
         from simulator.engine.link_change import machine_with
 
-        plan = open_plan(self.plan or "", machine, None, say)
+        plan = open_plan(self.plan or "", machine, None, console)
         most = max(rank for call in calls for rank in call.ranks)
         if most >= plan.num_ranks:
             raise TwofoldError(f"rank {most} communicates in the traces, but {self.plan} has {plan.num_ranks} ranks")
@@ -111,12 +111,12 @@ class Links:
             asked["changed"] = WhatIf(links=tuple(changes)), f"with {', '.join(map(str, changes))}"
         steps: dict[str, Any] = {"seen": None, "changed": None}
         for name, (what_if, words) in asked.items():
-            with say.doing(f"simulating {self.plan}"):
+            with console.doing(f"simulating {self.plan}"):
                 steps[name] = figures_of(simulate(program, machine, what_if=what_if))
-            say.say(f"Simulated {words}: {figures_text(steps[name])}")
+            console.print(f"Simulated {words}: {figures_text(steps[name])}")
         return steps
 
-    def _show(self, found: Sequence[LinkCall], machine: Machine, say: Console) -> None:
+    def _show(self, found: Sequence[LinkCall], machine: Machine, console: Console) -> None:
         from plans.units import Bytes, Count, Quantity, Seconds
         from reports.tables import Table
 
@@ -153,36 +153,40 @@ class Links:
             "ratio: took / predicted; bandwidth: the factor on these links that explains the difference.",
         )
         table = Table(title=f"Communication on the links of {machine.name}", columns=columns, rows=rows, notes=notes)
-        say.say(table.text())
+        console.print(table.text())
         if left:
-            say.say(f"And {left} more kinds of calls (--top shows more).")
+            console.print(f"And {left} more kinds of calls (--top shows more).")
 
 
-def _tell_spent(before: Spent, after: Spent, changes: Sequence[LinkChange], say: Console) -> None:
+def _tell_spent(before: Spent, after: Spent, changes: Sequence[LinkChange], console: Console) -> None:
     """The communication time of the mean rank, in words."""
     from plans.units import Seconds
 
     totals = [("The mean rank", before), *([(f"With {', '.join(map(str, changes))}", after)] if changes else [])]
     for name, total in totals:
         alone = f"{Seconds(total.exposed_s)} without other kernels"
-        say.say(f"{name}: {Seconds(total.communication_s)} in communication, {alone}")
+        console.print(f"{name}: {Seconds(total.communication_s)} in communication, {alone}")
 
 
-def _tell(tier: Tier, machine: str, say: Console) -> None:
+def _tell(tier: Tier, machine: str, console: Console) -> None:
     """The result for a tier of links, in words."""
     from plans.units import Seconds
 
-    say.say(f"{tier.name}: {tier.times:,} calls took {Seconds(tier.measured_s)}, predicted {Seconds(tier.predicted_s)}")
+    console.print(
+        f"{tier.name}: {tier.times:,} calls took {Seconds(tier.measured_s)}, predicted {Seconds(tier.predicted_s)}"
+    )
     if not tier.is_whole:
-        say.say("  Not all ranks have a trace, so these times may include waiting for other ranks.")
+        console.print("  Not all ranks have a trace, so these times may include waiting for other ranks.")
     if not tier.is_alone:
-        say.say("  Other kernels ran during all calls and slowed them down: the links may be faster than shown.")
+        console.print("  Other kernels ran during all calls and slowed them down: the links may be faster than shown.")
     if tier.bandwidth_factor is not None and tier.low is not None and tier.high is not None:
         factor = f"{tier.bandwidth_factor:.2f}"
-        say.say(f"  Large messages reach {factor} of the predicted bandwidth ({tier.low:.2f} to {tier.high:.2f}).")
+        console.print(
+            f"  Large messages reach {factor} of the predicted bandwidth ({tier.low:.2f} to {tier.high:.2f})."
+        )
         if abs(tier.bandwidth_factor - 1) > _EQUAL:
             asked = f"--machine {machine} --link {tier.number}:bandwidth={factor}"
-            say.say(f"  To apply this to a plan: twofold whatif plan.json {asked}")
+            console.print(f"  To apply this to a plan: twofold whatif plan.json {asked}")
     if tier.short_extra_s is not None and abs(tier.short_extra_s) >= _LEAST_S:
         more = "more" if tier.short_extra_s >= 0 else "less"
-        say.say(f"  Short messages took {Seconds(abs(tier.short_extra_s))} {more} than predicted.")
+        console.print(f"  Short messages took {Seconds(abs(tier.short_extra_s))} {more} than predicted.")

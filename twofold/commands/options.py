@@ -62,7 +62,7 @@ class Command(Protocol):
     def output(self) -> Output:
         """Its output options."""
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Run the command. Returns the JSON object, and whether all checks passed."""
 
 

@@ -146,7 +146,7 @@ class PlanCommand:
     result: ResultOptions = field(default_factory=ResultOptions)
     output: FileOutput = field(default_factory=FileOutput)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Search over degrees or operator by operator; print and save the result."""
         from costmodels import Machine
         from simulator.engine.garbage import no_collection_at_exit, without_collection
@@ -156,7 +156,7 @@ class PlanCommand:
             raise TwofoldError(f"unknown --method {self.method!r}; use one of {', '.join((*_METHODS, _BY_OPERATORS))}")
         model = given_model(self.model, self.seq, self.layers)
         if model.remark is not None:
-            say.say(model.remark)
+            console.print(model.remark)
         operators = given(self.operators)
         why = self._by_operators(machine, model, bool(operators))
         if why is None:
@@ -168,7 +168,7 @@ class PlanCommand:
                 )
             no_collection_at_exit()
             with without_collection():  # from the search to the end: what it made is held that long
-                return _plan_degrees(self, model, machine, say), True
+                return _plan_degrees(self, model, machine, console), True
         only = [DEGREES[name].flag for name in self.degrees.pins if name not in ("schedule", "zero")]
         only += ["for"] if self.software != "twofold" else []
         if only and operators:
@@ -182,8 +182,8 @@ class PlanCommand:
                 f"operator by operator{why and f': {why}'}"
             )
         if why:
-            say.say(f"searched operator by operator: {why}")
-        return _plan_operators(self, model, machine, say), True
+            console.print(f"searched operator by operator: {why}")
+        return _plan_operators(self, model, machine, console), True
 
     def _by_operators(self, machine: Machine, model: GivenModel, is_pinned: bool) -> str | None:
         """Why the model is searched operator by operator: "" if that is obvious, None if it is searched over
@@ -195,7 +195,7 @@ class PlanCommand:
         return "--stages, --widths and --micro-batches are for that" if is_pinned else model.unknown
 
 
-def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say: Console) -> dict[str, Any]:
+def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, console: Console) -> dict[str, Any]:
     """Search the degrees of a transformer; print, save and export the best. Returns the JSON object.
 
     Raises:
@@ -218,31 +218,31 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say
     problem, shown = _problem(options, model, machine), result.top_k or _SHOWN
     if model.graph is None:
         for remark in config_remarks(options.model, seq=options.seq):
-            say.say(remark)
+            console.print(remark)
     deadline_s = None if options.time_limit is None else time.monotonic() + options.time_limit
     count = _num_simulated(problem, options)
-    with say.doing("searching"):
-        found = _search(problem, options, say)
-        answer, simulated = _confirm(found, count, options, deadline_s, say)
+    with console.doing("searching"):
+        found = _search(problem, options, console)
+        answer, simulated = _confirm(found, count, options, deadline_s, console)
         if options.method == "search" and result.top_k is None:
             answer = preferred(answer, shown)
         wants_reasons = result.explain or result.report is not None
         reasons = explained(answer) if wants_reasons else None
     certificate = answer.summary()
     tables = search_tables(answer, shown, reasons)
-    say.say(verdict(answer))
+    console.print(verdict(answer))
     for table in tables if result.explain else tables[:1]:
-        say.say(f"\n{table.text()}")
-    say.say(f"\n{wrapped(certificate, 100)}")
-    files = _save(answer, options.execution or "graph", result.out, say)
+        console.print(f"\n{table.text()}")
+    console.print(f"\n{wrapped(certificate, 100)}")
+    files = _save(answer, options.execution or "graph", result.out, console)
     if result.report is not None and reasons is not None:
-        page = search_page(answer, top_k=shown, reasons=reasons, certificate=certificate, command=say.command)
-        say.say(f"saved {page.write(result.report)}")
+        page = search_page(answer, top_k=shown, reasons=reasons, certificate=certificate, command=console.command)
+        console.print(f"saved {page.write(result.report)}")
     launch = software.launch(problem.config, answer.best.degrees, problem.machine.links[0].ranks)
     if launch is not None:
         script = write_atomically(_beside(result.out, f".{software.name}{software.ending}"), launch.encode())
         files.append(str(script))
-        say.say(f"saved the launch script {script}; `twofold simulate {script} --recost` reads it back")
+        console.print(f"saved the launch script {script}; `twofold simulate {script} --recost` reads it back")
     more = {"files": files, "launch": launch, "simulated": simulated}
     return result_json(answer, shown) | more | (reasons.to_json() if reasons else {})
 
@@ -267,7 +267,7 @@ def _problem(options: PlanCommand, model: GivenModel, machine: Machine) -> Probl
     )  # fmt: skip
 
 
-def _search(problem: Problem, options: PlanCommand, say: Console) -> SearchResult[Candidate]:
+def _search(problem: Problem, options: PlanCommand, console: Console) -> SearchResult[Candidate]:
     from plans.units import Seconds
     from search.devices import baseline, describe, solve
 
@@ -279,7 +279,7 @@ def _search(problem: Problem, options: PlanCommand, say: Console) -> SearchResul
     return solve(
         problem, time_limit_s=limit_s, keep=result.top_k or 1,
         explain=result.explain or result.report is not None,
-        on_better=lambda each: say.note(f"{Seconds(each.forecast.step_s)}  {describe(each.degrees)}"),
+        on_better=lambda each: console.note(f"{Seconds(each.forecast.step_s)}  {describe(each.degrees)}"),
     )  # fmt: skip
 
 
@@ -291,7 +291,7 @@ def _num_simulated(problem: Problem, options: PlanCommand) -> int:
 
 
 def _confirm(
-    found: SearchResult[Candidate], count: int, options: PlanCommand, deadline_s: float | None, say: Console
+    found: SearchResult[Candidate], count: int, options: PlanCommand, deadline_s: float | None, console: Console
 ) -> tuple[SearchResult[Candidate], list[dict[str, Any]]]:
     """The result with its first `count` plans simulated and ordered by that, and their simulated steps."""
     if not count:
@@ -304,7 +304,7 @@ def _confirm(
     reasons = Counter(reason for _, reason in checked.left_out)
     for reason, left in reasons.items():
         way_out = "" if asked else f"; --simulate {count} simulates all"
-        say.say(f"{left} of the {len(found.plans[:count])} fastest plans not simulated: {reason}{way_out}")
+        console.print(f"{left} of the {len(found.plans[:count])} fastest plans not simulated: {reason}{way_out}")
     places = {identity(candidate.degrees): place for place, candidate in enumerate(found.plans)}
     simulated = [
         {
@@ -321,7 +321,7 @@ def _beside(out: str, ending: str) -> Path:
     return Path(f"{out.removesuffix('.json')}{ending}")
 
 
-def _save(answer: SearchResult[Candidate], execution: str, out: str, say: Console) -> list[str]:
+def _save(answer: SearchResult[Candidate], execution: str, out: str, console: Console) -> list[str]:
     """Save the plan and its degrees."""
     import msgspec
 
@@ -347,14 +347,14 @@ def _save(answer: SearchResult[Candidate], execution: str, out: str, say: Consol
     seen = best.forecast
     prediction = Prediction(machine=machine.name, low_s=seen.low_s, high_s=seen.high_s, **figures_of(seen))
     if plan is None:
-        say.say(f"The degrees are saved, but cannot be made into a plan: {unmade}")
+        console.print(f"The degrees are saved, but cannot be made into a plan: {unmade}")
     else:
         saved.insert(0, save_plan(msgspec.structs.replace(plan, prediction=prediction, execution=execution), out))
-    say.say(f"saved {', '.join(map(str, saved))}")
+    console.print(f"saved {', '.join(map(str, saved))}")
     return [str(path) for path in saved]
 
 
-def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, say: Console) -> dict[str, Any]:
+def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, console: Console) -> dict[str, Any]:
     """Search the strategies of operators; print and save the best. Returns the JSON object.
 
     Raises:
@@ -376,12 +376,12 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
     unless = None if widths == "any" else 1
     is_usual_limit = options.time_limit is None and len(graph.operators) > _FEW_OPERATORS
     limit_s = _USUAL_LIMIT_S if is_usual_limit else options.time_limit
-    with say.doing("searching"):
+    with console.doing("searching"):
         plans = search(
             graph, machine, num_devices=options.devices, method="operators", execution=execution,
             num_stages=unless if operators.stages is None else operators.stages,
             num_micro_batches=unless if operators.micro_batches is None else operators.micro_batches, widths=widths,
-            time_limit_s=limit_s, on_progress=say.note,
+            time_limit_s=limit_s, on_progress=console.note,
             schedule=schedule_text(pins["schedule"]) if "schedule" in pins else None,
             recompute=() if graph.recompute else None, any_level="zero" not in pins, interleave=unless,
             global_batch=options.global_batch, top_k=result.top_k or _SHOWN, fused=options.fused,
@@ -389,19 +389,19 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
             memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
         )  # fmt: skip
     path = save_plan(plans.best, result.out)
-    say.say(plans.table())
-    say.say("")
+    console.print(plans.table())
+    console.print("")
     table = plan_text(plans.best)
     if result.explain or table.count("\n") <= _MOST_ROWS:
-        say.say(table)
+        console.print(table)
     else:
-        say.say(f"{len(plans.best.graph.operators)} operators; --explain lists how they are split")
+        console.print(f"{len(plans.best.graph.operators)} operators; --explain lists how they are split")
     if result.explain:
-        say.say(plans.explain())
+        console.print(plans.explain())
     if is_usual_limit and not plans.complete:
-        say.say(f"stopped after {_USUAL_LIMIT_S:.0f} s; --time-limit sets how many seconds a search may take")
-    say.say(f"\n{wrapped(plans.summary(), 100)}")
-    say.say(f"saved {path}")
+        console.print(f"stopped after {_USUAL_LIMIT_S:.0f} s; --time-limit sets how many seconds a search may take")
+    console.print(f"\n{wrapped(plans.summary(), 100)}")
+    console.print(f"saved {path}")
     predictions = [_prediction(plan) for plan in plans.plans]
     return {"best": {"file": str(path), **predictions[0]}, "plans": predictions, **plans.to_json()}
 

@@ -40,14 +40,14 @@ def schedule_text(given: str) -> str:
     return text
 
 
-def open_plan(path: str, machine: Machine, schedule: str | None, say: Console) -> Plan:
+def open_plan(path: str, machine: Machine, schedule: str | None, console: Console) -> Plan:
     """Load a plan file, or make the plan of a file of degrees.
 
     Args:
         path: path of the file.
         machine: machine for which a plan is made.
         schedule: schedule to use instead of the plan's: a name, or a file (.csv, .txt).
-        say: called with a message about assumptions.
+        console: prints assumptions.
 
     Raises:
         TwofoldError: a file that cannot be read, degrees without a plan, a schedule for other stages or micro-batches.
@@ -57,7 +57,7 @@ def open_plan(path: str, machine: Machine, schedule: str | None, say: Console) -
 
     plan, notes = read_plan(path, machine)
     for note in notes:
-        say.say(note)
+        console.print(note)
     if schedule is None:
         return plan
     text = schedule_text(schedule)

@@ -53,7 +53,7 @@ class Predict:
     factors: MachineFactors = field(default_factory=MachineFactors)
     output: FileOutput = field(default_factory=FileOutput)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Forecast the configuration."""
         from plans.model.transformer import config_remarks
         from simulator.study.point import configured
@@ -61,9 +61,9 @@ class Predict:
 
         what, what_if = configured(self._settings())
         for remark in config_remarks(self.model, seq=self.seq):
-            say.say(remark)
+            console.print(remark)
         return show_forecast(
-            what.config, what.degrees, what_if.machine(what.machine), what.stack, say, self.report
+            what.config, what.degrees, what_if.machine(what.machine), what.stack, console, self.report
         ), True
 
     def _settings(self) -> dict[str, Any]:

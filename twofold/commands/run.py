@@ -41,11 +41,11 @@ class Run:
     place: NodeOptions = field(default_factory=NodeOptions)
     output: Output = field(default_factory=Output)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Run the plan or the script. A plan passes if it communicated as planned."""
-        return self._script(say) if self.target.endswith(".py") else self._plan(say)
+        return self._script(console) if self.target.endswith(".py") else self._plan(console)
 
-    def _script(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def _script(self, console: Console) -> tuple[dict[str, Any], bool]:
         from executor.launch.launch import Follow, launch
 
         if self.launch.execution is not None or self.launch.profile or not self.launch.fused:
@@ -53,17 +53,17 @@ class Run:
                 "--execution, --profile and --no-fused are for plans; in a script use Model(execution='eager')"
             )
         log_dir, devices = self.launch.log_dir, 8 if self.devices is None else self.devices
-        with say.doing(f"running {self.target}"):
+        with console.doing(f"running {self.target}"):
             ended = launch(
                 self.target, num_ranks=devices, args=self.script_args, log_dir=log_dir,
                 timeout_s=self.launch.timeout, nodes=self.place.stated,
                 env={"TWOFOLD_MACHINE": self.machine} if self.machine else {},
-                follow=Follow(lambda rank, line: say.say(line)),
+                follow=Follow(lambda rank, line: console.print(line)),
             )  # fmt: skip
-        say.say(f"{devices} ranks finished after {ended.elapsed_s:.1f} s, logs in {log_dir}/1/rank.N/stdout")
+        console.print(f"{devices} ranks finished after {ended.elapsed_s:.1f} s, logs in {log_dir}/1/rank.N/stdout")
         return {"elapsed_s": ended.elapsed_s, "devices": devices}, True
 
-    def _plan(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def _plan(self, console: Console) -> tuple[dict[str, Any], bool]:
         from executor.launch.run_plan import run
         from executor.train.sources import usual_data
         from plans.figures import figures_text
@@ -76,22 +76,22 @@ class Run:
                 raise TwofoldError(f"--{name} is for scripts; omit it for a plan")
         plan = load_plan(self.target)
         plan = msgspec.structs.replace(plan, fused=plan.fused and launch.fused)
-        with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks"):
+        with console.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks"):
             result = run(
                 plan, steps=launch.steps, data=launch.data or usual_data(plan.graph), model=self.model,
                 seed=launch.seed, out=launch.out,
                 log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate, timeout_s=launch.timeout,
                 nodes=self.place.stated, execution=launch.execution, profile_steps=launch.profile,
-                print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),
+                print_every=max(1, launch.steps // 10), on_line=lambda rank, line: console.print(line),
             )  # fmt: skip
         kind, device_bytes = result.timeline.kind, max(result.device_peak_bytes)
         figures = result.figures
-        say.say(f"{kind} (median step of {launch.steps}): {figures_text(figures)}, loss {result.losses[-1]:.6g}")
+        console.print(f"{kind} (median step of {launch.steps}): {figures_text(figures)}, loss {result.losses[-1]:.6g}")
         if device_bytes:
             reserved = Bytes(max(result.device_reserved_bytes))
-            say.say(f"the device's allocator: {Bytes(device_bytes)} per rank at most, {reserved} reserved")
+            console.print(f"the device's allocator: {Bytes(device_bytes)} per rank at most, {reserved} reserved")
         if remark := launch.ran(result.execution, result.fallback):
-            say.say(remark)
+            console.print(remark)
         return {
             "kind": kind,
             **figures,

@@ -30,7 +30,7 @@ class Serve:
     open: bool = True
     output: Output = field(default_factory=Output)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Serve until Ctrl-C."""
         import contextlib
         import webbrowser
@@ -39,7 +39,7 @@ class Serve:
 
         with server(Path(self.folder), self.port) as serving, contextlib.suppress(KeyboardInterrupt):
             address = f"http://127.0.0.1:{serving.server_address[1]}/"
-            say.say(f"reports in {self.folder}: {address} (Ctrl-C ends it)")
+            console.print(f"reports in {self.folder}: {address} (Ctrl-C ends it)")
             if self.open:
                 webbrowser.open(address)
             serving.serve_forever()

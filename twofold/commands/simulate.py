@@ -87,7 +87,7 @@ class Simulate:
     recosting: RecostOptions = field(default_factory=RecostOptions)
     output: FileOutput = field(default_factory=FileOutput)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Simulate, or forecast again with --recost."""
         from costmodels import Machine, executing
 
@@ -95,16 +95,16 @@ class Simulate:
             if unused := [name for name in given(self.files) if name != "report"]:
                 raise TwofoldError(f"{flag(unused[0])} is not for --recost, which forecasts degrees")
             self._check_files()
-            return _recost(self, Machine.load(self.target.machine), say), True
+            return _recost(self, Machine.load(self.target.machine), console), True
         asked = list(given(self.recosting))
         self._check_files()
         if asked:
             raise TwofoldError(f"{flag(asked[0])} needs --recost; a plan file fixes its model, batch and software")
         machine = Machine.load(self.target.machine)
-        plan = open_plan(self.plan, machine, self.files.schedule, say)
+        plan = open_plan(self.plan, machine, self.files.schedule, console)
         execution = self.execution or plan.execution
         plan = msgspec.structs.replace(plan, fused=plan.fused and self.fused, execution=execution)
-        return self._simulate(plan, executing(machine, execution), say), True
+        return self._simulate(plan, executing(machine, execution), console), True
 
     def _check_files(self) -> None:
         from plans.files import check_writable
@@ -112,12 +112,12 @@ class Simulate:
         if self.files.rank_traces is not None:
             check_writable(f"{self.files.rank_traces}/rank0_trace.json.gz")
 
-    def _simulate(self, plan: Plan, machine: Machine, say: Console) -> dict[str, Any]:
+    def _simulate(self, plan: Plan, machine: Machine, console: Console) -> dict[str, Any]:
         from plans.lower import lower
         from simulator import critical_path, simulate
 
         program = lower(plan)
-        with say.doing(f"simulating {program.num_ranks} ranks"):
+        with console.doing(f"simulating {program.num_ranks} ranks"):
             timeline = simulate(program, machine, num_steps=self.steps, fold_ranks=None if self.fold else False)
         limit = plan.memory_limit_bytes
         if limit is not None and timeline.peak_bytes > limit:
@@ -126,11 +126,11 @@ class Simulate:
                 f"make a plan that fits, or raise memory_limit_bytes in the file"
             )
         measured = None if self.files.measured is None else _measured(self.files.measured, program)
-        with say.doing("finding the critical path"):
+        with console.doing("finding the critical path"):
             path = critical_path(timeline, program, host_async=machine.host_async)
-        _show(timeline, path, measured, program, say)
-        with say.doing("writing files"):
-            self._write(plan, program, machine, timeline, measured, say)
+        _show(timeline, path, measured, program, console)
+        with console.doing("writing files"):
+            self._write(plan, program, machine, timeline, measured, console)
         result = _json(timeline, path, program)
         if measured is not None:
             result |= {"measured_step_s": measured.step_interval_s, "measured_kind": measured.kind}
@@ -138,42 +138,44 @@ class Simulate:
 
     def _write(
         self, plan: Plan, program: Program, machine: Machine, timeline: Timeline, measured: Timeline | None,
-        say: Console,
+        console: Console,
     ) -> None:  # fmt: skip
         from interop.chrome_trace import write_rank_traces, write_trace
         from reports import Report, step_page
 
         files = self.files
         if files.trace is not None:
-            say.say(f"saved {write_trace(files.trace, [timeline], program=program)}")
+            console.print(f"saved {write_trace(files.trace, [timeline], program=program)}")
         if files.rank_traces is not None:
             traces = write_rank_traces(files.rank_traces, timeline, backend=machine.library, program=program)
-            say.say(f"saved {len(traces)} in {files.rank_traces}")
+            console.print(f"saved {len(traces)} in {files.rank_traces}")
         if files.report is not None:
             page = step_page(Report(
                 title=f"{plan.graph.name} on {machine.name}", plan=plan, program=program,
                 predicted=timeline, measured=measured, memory_limit_bytes=plan.memory_limit_bytes or machine.room_bytes,
-                command=say.command,
+                command=console.command,
             ))  # fmt: skip
-            say.say(f"saved {page.write(files.report)}")
+            console.print(f"saved {page.write(files.report)}")
 
 
-def _show(timeline: Timeline, path: CriticalPath, measured: Timeline | None, program: Program, say: Console) -> None:
+def _show(
+    timeline: Timeline, path: CriticalPath, measured: Timeline | None, program: Program, console: Console
+) -> None:
     from plans.figures import figures_of, figures_text
     from plans.units import Seconds
     from reports import comparison_table, composition_table, memory_table, timeline_table
     from reports.time_tables import critical_path_table
 
-    say.say(f"predicted: {figures_text(figures_of(timeline), low_s=timeline.low_s, high_s=timeline.high_s)}")
+    console.print(f"predicted: {figures_text(figures_of(timeline), low_s=timeline.low_s, high_s=timeline.high_s)}")
     if timeline.step_s > timeline.step_interval_s:
         span = Seconds(timeline.step_s)
-        say.say(f"From its first to its last instruction a step takes {span}: consecutive steps overlap.")
+        console.print(f"From its first to its last instruction a step takes {span}: consecutive steps overlap.")
     tables = [composition_table(timeline, program), critical_path_table(path), memory_table(timeline, program)]
     if measured is not None:
         tables += [timeline_table([timeline, measured]), composition_table(measured, program)]
         tables.append(comparison_table(timeline, measured))
     for table in tables:
-        say.say(f"\n{table.text()}")
+        console.print(f"\n{table.text()}")
 
 
 def _json(timeline: Timeline, path: CriticalPath, program: Program) -> dict[str, Any]:
@@ -231,7 +233,7 @@ def _measured(path: str, program: Program) -> Timeline:
     return replace(run, program=program)
 
 
-def _recost(asked: Simulate, machine: Machine, say: Console) -> dict[str, Any]:
+def _recost(asked: Simulate, machine: Machine, console: Console) -> dict[str, Any]:
     """Forecast the degrees of a file, or of the file of degrees that belongs to a plan file.
 
     Raises:
@@ -251,11 +253,11 @@ def _recost(asked: Simulate, machine: Machine, say: Console) -> dict[str, Any]:
         statement, path, model=options.model, global_batch=options.global_batch, seq=options.seq
     )
     if options.model is not None and transformer_config(options.model).num_layers != config.num_layers:
-        say.say(f"{config.num_layers} layers as in {path}, instead of those of {options.model}")
+        console.print(f"{config.num_layers} layers as in {path}, instead of those of {options.model}")
     for each in statement.assumed:
-        say.say(f"assumed: {each}")
+        console.print(f"assumed: {each}")
     if statement.unread:
-        say.say(f"ignored: {', '.join(statement.unread)}")
+        console.print(f"ignored: {', '.join(statement.unread)}")
     stack = stack_named(options.stack or statement.stack or "twofold")
     degrees = replace(degrees, fused=asked.fused and machine.fuses)
-    return show_forecast(config, degrees, executed(machine, stack, asked.execution), stack, say, asked.files.report)
+    return show_forecast(config, degrees, executed(machine, stack, asked.execution), stack, console, asked.files.report)

@@ -60,14 +60,14 @@ class StudyCommand:
     workers: WorkerOptions = field(default_factory=WorkerOptions)
     output: FileOutput = field(default_factory=FileOutput)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Predict all points and show the best."""
         from plans.files import check_writable
         from simulator.study.sweep import Workers
         from twofold.studies import load_study, run_study
 
         if self.axes:
-            return self._list_axes(say), True
+            return self._list_axes(console), True
         if not self.study:
             raise TwofoldError("name a study file: twofold study STUDY.toml; `twofold study --axes` lists the settings")
         asked = load_study(self.study)
@@ -75,34 +75,34 @@ class StudyCommand:
         check_writable(results, replaces=False)
         workers = Workers(backend=self.workers.backend, jobs=self.workers.jobs, scheduler=self.workers.scheduler)
         progress = _Progress()
-        with say.doing(progress.text):
+        with console.doing(progress.text):
             result = run_study(asked, results=results, workers=workers, on_progress=progress.tell)
-        self._show(result, progress, results, say)
+        self._show(result, progress, results, console)
         best = result.best if any(row.get("fits") for row in result.figures) else None
         return {"points": result.rows, "computed": progress.count, "results": results, "best": best}, True
 
-    def _show(self, found: Study, progress: _Progress, results: str, say: Console) -> None:
+    def _show(self, found: Study, progress: _Progress, results: str, console: Console) -> None:
         from plans.files import write_atomically
 
-        say.say(found.table(self.top).text())
+        console.print(found.table(self.top).text())
         kept = len(found) - progress.count
-        say.say(f"{progress.count:,} points computed, {kept:,} read from an earlier run; all are in {results}")
+        console.print(f"{progress.count:,} points computed, {kept:,} read from an earlier run; all are in {results}")
         if self.csv is not None:
             from reports.notebook import frame_of
 
             write_atomically(self.csv, frame_of(found).to_csv(index=False).encode())
-            say.say(f"saved {self.csv}")
+            console.print(f"saved {self.csv}")
         if self.report is not None:
-            with say.doing("writing the report"):
-                saved = found.write_report(self.report, name=Path(self.study).stem, command=say.command)
-            say.say(f"saved {saved}")
+            with console.doing("writing the report"):
+                saved = found.write_report(self.report, name=Path(self.study).stem, command=console.command)
+            console.print(f"saved {saved}")
 
-    def _list_axes(self, say: Console) -> dict[str, Any]:
+    def _list_axes(self, console: Console) -> dict[str, Any]:
         from reports.tables import Table
         from simulator.study.axes import AXES
 
         rows = tuple((f"{axis.name}[.PART]" if axis.has_parts else axis.name, axis.meaning) for axis in AXES.values())
-        say.say(Table(title="Settings of a study", columns=("setting", "meaning"), rows=rows).text())
+        console.print(Table(title="Settings of a study", columns=("setting", "meaning"), rows=rows).text())
         return {"axes": {axis.name: axis.meaning for axis in AXES.values()}}
 
 

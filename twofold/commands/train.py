@@ -35,7 +35,7 @@ class Train:
     place: NodeOptions = field(default_factory=NodeOptions)
     output: Output = field(default_factory=Output)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Train; passes if all steps were done."""
         from executor.launch.train_job import load_training_job
         from twofold.elastic import train
@@ -45,11 +45,11 @@ class Train:
             job = msgspec.structs.replace(job, max_restarts=self.max_restarts)
         if self.timeout is not None:
             job = msgspec.structs.replace(job, timeout_s=self.timeout)
-        with say.doing(f"training {job.steps} steps"):
+        with console.doing(f"training {job.steps} steps"):
             figures = train(
-                job, resume=self.resume, on_line=lambda rank, line: say.say(line), nodes=self.place.stated
+                job, resume=self.resume, on_line=lambda rank, line: console.print(line), nodes=self.place.stated
             )  # fmt: skip
         last = figures[-1]["loss"]
         loss = "is not finite" if last is None else f"{last:.6g}"
-        say.say(f"{len(figures)} steps, loss {loss}; {job.out} has metrics.jsonl and weights.npz")
+        console.print(f"{len(figures)} steps, loss {loss}; {job.out} has metrics.jsonl and weights.npz")
         return {"out": job.out, "steps": len(figures), "losses": [figure["loss"] for figure in figures]}, True

@@ -43,24 +43,24 @@ class Validate:
     report: HtmlFile | None = None
     output: FileOutput = field(default_factory=FileOutput)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Predict all rows and print the scores by source."""
         from interop.measurements.scores import Validation, validate
         from reports.validation import scores_table, validation_page
 
         try:
-            with say.doing("predicting the rows"):
+            with console.doing("predicting the rows"):
                 result = validate(
-                    self.table, stack=self.stack, machine=self.machine, host=self.host, on_progress=say.say
+                    self.table, stack=self.stack, machine=self.machine, host=self.host, on_progress=console.print
                 )  # fmt: skip
         except TwofoldError as error:
             if not self.output.json:
                 raise
-            say.say(f"error: {error}")
+            console.print(f"error: {error}")
             return {**Validation(sources=(), rows=(), skipped=()).to_json(), "error": str(error)}, False
         if self.report is not None:
             saved = validation_page(Path(self.table).name, result.to_json()).write(self.report)
-            say.say(f"saved {saved}")
+            console.print(f"saved {saved}")
         skipped: dict[str, list[int]] = {}
         for each in result.skipped:
             where = f"{each['column']}: " if each["column"] and each["column"] not in each["reason"] else ""
@@ -71,12 +71,14 @@ class Validate:
             if self.output.json:
                 return result.to_json(), False
             raise TwofoldError(f"no row of {self.table!r} can be predicted: {reasons}")
-        say.say(scores_table(result.sources).text())
+        console.print(scores_table(result.sources).text())
         if large := [row["row"] for row in result.rows if not row["fits"]]:
             shown = ", ".join(map(str, large[:_MOST_SHOWN])) + (", ..." if len(large) > _MOST_SHOWN else "")
             rows_are = "row is" if len(large) == 1 else "rows are"
-            say.say(f"{len(large)} {rows_are} predicted to need more memory than the device has, yet ran: {shown}")
+            console.print(
+                f"{len(large)} {rows_are} predicted to need more memory than the device has, yet ran: {shown}"
+            )
         for reason, rows in skipped.items():
             shown = ", ".join(map(str, rows[:_MOST_SHOWN])) + (", ..." if len(rows) > _MOST_SHOWN else "")
-            say.say(f"skipped {'row' if len(rows) == 1 else f'{len(rows)} rows:'} {shown}: {reason}")
+            console.print(f"skipped {'row' if len(rows) == 1 else f'{len(rows)} rows:'} {shown}: {reason}")
         return result.to_json(), True

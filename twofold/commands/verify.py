@@ -32,7 +32,7 @@ class Verify:
     place: NodeOptions = field(default_factory=NodeOptions)
     output: Output = field(default_factory=Output)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Run and compare; passes if loss, weights, communication and memory are correct."""
         from costmodels import Machine
         from executor.launch.launch import check_port
@@ -52,29 +52,29 @@ class Verify:
         )
         predicted = None
         if source is not None:
-            with say.doing(f"simulating {plan.num_ranks} ranks"):
+            with console.doing(f"simulating {plan.num_ranks} ranks"):
                 execution = "eager" if launch.emulate else plan.execution
                 predicted = simulate(msgspec.structs.replace(plan, execution=execution), Machine.load(source))
-        with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks, then in one process"):
+        with console.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks, then in one process"):
             how: dict[str, Any] = {
                 "model": self.model, "steps": launch.steps, "data": launch.data or usual_data(plan.graph),
                 "seed": launch.seed, "out": launch.out, "log_dir": launch.log_dir, "emulate": launch.emulate,
                 "dilate": launch.dilate, "nodes": self.place.stated, "timeout_s": launch.timeout,
                 "profile_steps": launch.profile, "print_every": max(1, launch.steps // 10),
-                "on_line": lambda rank, line: say.say(line),
+                "on_line": lambda rank, line: console.print(line),
             }  # fmt: skip
             if self.place.node:
                 run(plan, **how)
-                say.say("the run has ended; node 0 compares it with one process")
+                console.print("the run has ended; node 0 compares it with one process")
                 return {"node": self.place.node}, True
             result = verify(plan, predicted=predicted, **how)
         measured = result.run.figures
         figures = {"measured": measured}
         if predicted is not None:
             figures["predicted"] = figures_of(predicted)
-            say.say(f"predicted: {figures_text(figures['predicted'])}")
-        say.say(f"{result.run.timeline.kind}: {figures_text(measured)}")
+            console.print(f"predicted: {figures_text(figures['predicted'])}")
+        console.print(f"{result.run.timeline.kind}: {figures_text(measured)}")
         if remark := launch.ran(result.run.execution, result.run.fallback):
-            say.say(remark)
-        say.say(verification_table(result.checks()).text())
+            console.print(remark)
+        console.print(verification_table(result.checks()).text())
         return result.to_json() | figures, result.passed

@@ -73,29 +73,29 @@ class WhatIfCommand:
     study: StudyOptions = field(default_factory=StudyOptions)
     output: FileOutput = field(default_factory=FileOutput)
 
-    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+    def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Predict the plan unchanged and with every change."""
         from costmodels import Machine
         from reports import what_if_table
 
         self._check()
         machine = Machine.load(self.target.machine)
-        subject = self._configured(machine, say) or self._simulated(machine, say)
+        subject = self._configured(machine, console) or self._simulated(machine, console)
         changes = changes_of(self.factors, self.ranks, self.failures, self.jobs.beside, subject.ranks)
-        with say.doing(subject.doing):
+        with console.doing(subject.doing):
             base = subject.outcome(Row.unchanged())
             rows = [(row.title, subject.outcome(row)) for row in changes.rows]
         shown: list[Any] = [what_if_table(base, rows)]
-        say.say(shown[0].text())
+        console.print(shown[0].text())
         result: dict[str, Any] = {
             "predicted_by": "forecast" if subject.scenarios is None else "simulation",
             "base": _json(base, base), "changed": [{"what_if": title, **_json(row, base)} for title, row in rows],
         }  # fmt: skip
         if self.study.sensitivity or self.study.picture is not None:
-            result["sensitivity"] = self._sensitivity(changes, subject, shown, say)
+            result["sensitivity"] = self._sensitivity(changes, subject, shown, console)
         if self.study.report is not None:
-            with say.doing("writing the report"):
-                self._report(subject, changes.first, shown, say)
+            with console.doing("writing the report"):
+                self._report(subject, changes.first, shown, console)
         return result, True
 
     def _check(self) -> None:
@@ -111,7 +111,7 @@ class WhatIfCommand:
         if study.by is not None and not 0 < study.by < 1:
             raise TwofoldError(f"--by must be above 0 and below 1, not {study.by:g}")
 
-    def _configured(self, machine: Machine, say: Console) -> _Subject | None:
+    def _configured(self, machine: Machine, console: Console) -> _Subject | None:
         """The degrees of a file, if forecasts can answer the question; None otherwise."""
         from costmodels import executing
         from interop.plan_file import read_degrees, states_degrees
@@ -132,27 +132,29 @@ class WhatIfCommand:
         if any(subject.engine_only(row.what_if) for row in changes.rows):
             return None
         for note in notes:
-            say.say(note)
-        say.say(f"forecasts of {degrees.num_ranks:,} ranks, as in `predict`; --simulate simulates every instruction")
+            console.print(note)
+        console.print(
+            f"forecasts of {degrees.num_ranks:,} ranks, as in `predict`; --simulate simulates every instruction"
+        )
         return _Subject(
             name=config.name, machine=subject.machine, ranks=ranks, outcome=lambda row: subject.outcome(row.what_if),
             doing=f"forecasting {degrees.num_ranks} ranks",
         )  # fmt: skip
 
-    def _simulated(self, machine: Machine, say: Console) -> _Subject:
+    def _simulated(self, machine: Machine, console: Console) -> _Subject:
         """Load the plan for simulation."""
         from costmodels import executing
         from plans.lower import lower
         from simulator.study.scenarios import Scenarios
         from simulator.study.stragglers import Ranks
 
-        plan = open_plan(self.plan, machine, self.schedule, say)
+        plan = open_plan(self.plan, machine, self.schedule, console)
         machine, on = executing(machine, plan.execution), self.jobs.on
-        with say.doing(f"lowering {plan.num_ranks} ranks"):
+        with console.doing(f"lowering {plan.num_ranks} ranks"):
             program = lower(plan)
         scenarios = Scenarios(
             program=program, machine=machine, devices=None if on is None else read_devices(on, f"--on {on}"),
-            others=[_job(text, machine, say) for text in self.jobs.beside], num_steps=self.steps,
+            others=[_job(text, machine, console) for text in self.jobs.beside], num_steps=self.steps,
         )  # fmt: skip
         return _Subject(
             name=plan.graph.name, machine=machine, plan=plan, scenarios=scenarios,
@@ -161,13 +163,15 @@ class WhatIfCommand:
             doing=f"simulating {plan.num_ranks} ranks",
         )  # fmt: skip
 
-    def _sensitivity(self, changes: Changes, subject: _Subject, shown: list[Any], say: Console) -> list[dict[str, Any]]:
+    def _sensitivity(
+        self, changes: Changes, subject: _Subject, shown: list[Any], console: Console
+    ) -> list[dict[str, Any]]:
         """Vary every quantity, show the effects, and append their picture and table to `shown`."""
         from reports import sensitivity_table, tornado_picture
         from simulator.study.sensitivity import sensitivity
 
         around = changes.around
-        with say.doing("varying every quantity"):
+        with console.doing("varying every quantity"):
             effects = sensitivity(
                 lambda what_if: subject.outcome(replace(around, what_if=what_if)), subject.machine, around.what_if,
                 by=self.study.by or _BY,
@@ -175,9 +179,9 @@ class WhatIfCommand:
         where = "" if around.what_if.is_none else f", with {around.what_if}"
         picture = tornado_picture(effects, title=f"What the step time of {subject.name} depends on{where}")
         shown += [picture, sensitivity_table(effects)]
-        say.say(shown[-1].text())
+        console.print(shown[-1].text())
         if self.study.picture is not None:
-            say.say(f"saved {picture.save(self.study.picture)}")
+            console.print(f"saved {picture.save(self.study.picture)}")
         return [
             {
                 "knob": effect.knob,
@@ -190,20 +194,20 @@ class WhatIfCommand:
             for effect in effects
         ]
 
-    def _report(self, subject: _Subject, row: Row, shown: list[Any], say: Console) -> None:
+    def _report(self, subject: _Subject, row: Row, shown: list[Any], console: Console) -> None:
         from reports import Report, step_page
 
         scenarios = subject.scenarios
         report = Report(
             title=f"What if: {subject.name} on {subject.machine.name}", plan=subject.plan, what_if=shown,
-            command=say.command, notes=["All times are forecasts; the pipeline of so large a plan is not drawn."],
+            command=console.command, notes=["All times are forecasts; the pipeline of so large a plan is not drawn."],
         )  # fmt: skip
         if scenarios is not None:
             report = replace(
                 report, program=scenarios.program, predicted=scenarios.timeline(row.what_if, alone=not row.beside),
                 notes=[f"The pictures and the tables below them show: {row.title}."],
             )  # fmt: skip
-        say.say(f"saved {step_page(report).write(self.study.report or '')}")
+        console.print(f"saved {step_page(report).write(self.study.report or '')}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +232,7 @@ class _Subject:
     scenarios: Scenarios | None = None
 
 
-def _job(text: str, machine: Machine, say: Console) -> Job:
+def _job(text: str, machine: Machine, console: Console) -> Job:
     """Parse another job: PLAN.json=DEVICES."""
     from plans.lower import lower
     from simulator import Job
@@ -236,7 +240,7 @@ def _job(text: str, machine: Machine, say: Console) -> Job:
     path, _, devices = text.rpartition("=")
     if not path:
         raise TwofoldError(f"cannot read --beside {text}; write --beside other.json=4-7")
-    return Job(program=lower(open_plan(path, machine, None, say)), ranks=read_devices(devices, f"--beside {text}"))
+    return Job(program=lower(open_plan(path, machine, None, console)), ranks=read_devices(devices, f"--beside {text}"))
 
 
 def _json(outcome: Outcome, base: Outcome) -> dict[str, Any]:
