@@ -156,6 +156,14 @@ FORMS = {
         [{"gpu_count": "64", "tp": "2", "value": "2350"}, {"gpu_count": "128", "value": "2290"},
          {"gpu_count": "64", "metric": "mfu_percent"}],
     ),
+    # software and precisions in the headers of figures
+    "software.csv": (
+        "Model,GPU,GPUs,Megatron-LM (tokens/s/GPU),FSDP2 tokens/s/GPU,fp8 (rowwise) FSDP2 tok/s/GPU,seq,gbs,mbs,"
+        "precision\n"
+        "Llama-2-7B,H100 SXM,32,9000,8800,11000,4096,256,2,bf16\n",
+        [{"source": "Megatron-LM (tokens/s/GPU)", "value": "9000"}, {"source": "FSDP2 tokens/s/GPU", "value": "8800"},
+         {"precision": "fp8 (rowwise)", "value": "11000"}],
+    ),
     # degrees of 0 and in the model's name, a model with spaces in its name
     "zeros.md": (
         "System: DGX-GB200, Megatron-Bridge 26.02\n\n"
@@ -383,6 +391,26 @@ ROW = {
 )  # fmt: skip
 def test_words_that_rule_a_reading_out(change, check):
     assert check(case_of(ROW | change, 1))
+
+
+def test_a_link_whose_owner_is_open_is_read_as_of_a_device_and_of_a_node(tmp_path):
+    """100 GbE may be one card of a node; 4x200 Gb/s, and 400 Gb/s, which nodes have of each device, are clear."""
+    head = "model,gpu,gpus,dp,seq,gbs,mbs,software,sharding,interconnect,tokens/s/GPU\n"
+    head += "llama-2-7b,A100 80GB,64,64,4096,128,2,"
+    for link, readings in (("100 GbE", 1), ("4x200 Gb/s HDR", 0), ("100 GbE per GPU", 0), ("400 Gb/s NDR", 0)):
+        (tmp_path / "table.csv").write_text(f"{head}FSDP2 torch 2.9,FSDP,{link},3000\n")
+        (row,) = validate(tmp_path / "table.csv").rows
+        slow = [each for each in row["readings"] if "interconnect" in each["cells"]]
+        assert len(slow) == readings and all(each["predicted"] < row["predicted"] / 2 for each in slow), link
+
+
+def test_tf32_is_a_switch_of_all_products(tmp_path):
+    """Also where attention is written out; an A100 multiplies eight times as fast as in float32 (data sheet)."""
+    head = "model,gpu,gpus,tp,pp,seq,gbs,mbs,software,precision,tflops/gpu\nGPT 1.3B,A100 40GB,8,1,1,1024,64,4,"
+    lines = [f"{head.splitlines()[1]}Megatron-LM 2022,{precision},50" for precision in ("TF32", "fp32 (no TF32)")]
+    (tmp_path / "table.csv").write_text("\n".join([head.splitlines()[0], *lines]) + "\n")
+    narrow, wide = validate(tmp_path / "table.csv").rows
+    assert 3 < narrow["predicted"] / wide["predicted"] < 8
 
 
 def test_more_than_a_super_node_is_priced_on_the_next_whole_number_of_them():

@@ -166,11 +166,20 @@ def _of_words(cells: Cells, case: Case) -> Iterator[Filling]:
             yield {"routing": "flex"}  # the dispatcher is not stated: one that sends a token to a node once
     if case.metric == "mfu_percent" and case.peak == "" and re.search(r"float8|mxfp8|nvfp4", case.stack):
         yield {"peak": "narrow"}
+    if any(_OF_EACH.search(told) for told in case.network.assumed) and not _WHOSE.search(cells.text("interconnect")):
+        yield {"interconnect": f"{cells.text('interconnect')} per node"}  # a card of a node, not of a device
     for kind, usual, other in _MEMORIES:
         if f"memory of the {kind} not stated: {usual} GB" in case.assumed:
             yield {"gpu_type": cells.text("gpu_type").lower().replace(kind.lower(), f"{kind} {other}GB")}
     if any(told.startswith("recompute ") and " taken as " in told for told in case.assumed):
         yield from ({"recompute": mode} for mode in _recompute(case))
+
+
+_OF_EACH = re.compile(r"read as (?:[1-9]\d?|1\d\d|200) Gb/s of each device")
+"""Links of up to 200 Gb/s, which a node may have one of."""
+
+_WHOSE = re.compile(r"\b(?:per|each|/) ?-?(?:gpu|node|device|npu|card|server)|\d ?[x\u00d7*]|node", re.I)
+"""Words that say whose a link is."""
 
 
 def _recompute(case: Case) -> tuple[str, ...]:

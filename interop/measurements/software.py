@@ -52,7 +52,7 @@ _SOFTWARE = (
     Software(words=r"nemo\b|megatron-?bridge", name="NeMo", stacks=("megatron",), reduces_low=True, keeps_low=True),
     Software(words="nanotron|picotron", name="Nanotron", stacks=("megatron", "torch")),
     Software(words=r"megatron|\bmcore\b", stacks=("megatron",)),
-    Software(words="deepspeed", name="DeepSpeed", stacks=("torch",), reduces_low=True),
+    Software(words="deepspeed|ulysses", name="DeepSpeed", stacks=("torch",), reduces_low=True),
     Software(words=r"foundry|mosaic|composer", name="LLM Foundry", stacks=("torch-composer",)),
     Software(words="lightning|accelerate|hugging ?face|axolotl|llama-?factory", name="Hugging Face's or Lightning",
              stacks=("torch",), reduces_low=True),

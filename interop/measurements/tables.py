@@ -239,10 +239,17 @@ def _figure_of(place: int, header: str, column: str) -> _Column | None:
     figure = figure_named(header)
     if figure is not None or (has_units_in_cells(header) and not column):
         return _Column(place=place, header=header, figure=figure, told=_told_by_header(header, figure))
-    bare = without_conditions(header)
+    bare = _without_software(without_conditions(header))
     if not column and bare != header and (figure := figure_named(bare)) is not None:
         return _Column(place=place, header=bare, figure=figure, told=_told_by_header(header, figure))
     return None
+
+
+def _without_software(header: str) -> str:
+    """A header without the software in front of its figure: "FSDP2 tokens/s/GPU"."""
+    words = header.split()
+    ends = (place for place in range(1, len(words)) if names_software(" ".join(words[:place])))
+    return next((rest for place in ends if figure_named(rest := " ".join(words[place:]))), header)
 
 
 def _told_by_header(header: str, figure: Figure | None) -> dict[str, str]:

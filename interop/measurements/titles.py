@@ -12,7 +12,7 @@ from interop.measurements.software import names_part, names_software
 
 __all__ = ["CONDITIONS", "told_by_titles", "without_conditions"]
 
-CONDITIONS = ("gpu_type", "precision", "recompute", "compile")
+CONDITIONS = ("gpu_type", "precision", "recompute", "compile", "source")
 """Columns that the header of a figure may state."""
 
 _DEVICE = re.compile(
@@ -25,7 +25,8 @@ _DEVICE = re.compile(
 )
 _COUNT = re.compile(r"\b(\d+) (?:gpus?|npus?|devices|accelerators|chips)\b(?! *(?:per|/|a|each)[- ]?node)", re.I)
 _PRECISION = re.compile(
-    r"(?<![a-z0-9])(bf16|fp16|mxfp8|nvfp4|(?:fp8|float8)(?:[-_ ](?:cs|ds|mx|sc|\w+[- ]?wise))?|tf32|fp32)(?![a-z0-9])",
+    r"(?<![a-z0-9])(bf16|fp16|mxfp8|nvfp4|(?:fp8|float8)(?:[-_ ]\(?(?:cs|ds|mx|sc|\w+[- ]?wise)\)?)?|tf32|fp32)"
+    r"(?![a-z0-9])",
     re.I,
 )
 _LINK = re.compile(r"(?:[^.;:()|]|(?<=\d)\.(?=\d))*\d ?-?[gt]b(?:it)?(?:/s|ps)[^.;:()|]*(?:\([^)]*\))?", re.I)

@@ -27,6 +27,8 @@ class Recipe:
         gathers_float8: whether tensor parallelism gathers what is cast already.
         item_bytes: of an element of an operand.
         times: how many times as long its products take as those of the machine's file.
+        everywhere: whether all products of a model are of it, as with a switch of the library, not those of the linears
+            of blocks only.
         spread: standard deviation of the logarithm of the products' times, beyond that of the products that were
             measured: 0 where they were, in every release, else assumed.
     """
@@ -41,12 +43,15 @@ class Recipe:
     gathers_float8: bool = False
     item_bytes: float = 1.0
     times: float = 1.0
+    everywhere: bool = False
     spread: float = 0.0
 
     def steps(self, steps: Sequence[Step]) -> list[Step]:
         """The kernels and messages of a block with its linears narrow. Embeddings, heads and losses are unchanged: so
         do torchao's filters and Transformer Engine."""
-        if not any(isinstance(step, Kernel) and step.call.startswith("attention") for step in steps):
+        if not self.everywhere and not any(
+            isinstance(step, Kernel) and step.call.startswith("attention") for step in steps
+        ):
             return list(steps)
         result: list[Step] = []
         cast: set[tuple[str, tuple[int, ...]]] = set()
@@ -55,6 +60,8 @@ class Recipe:
                 if self.gathers_float8 and step.call == "all_gather" and step.size_bytes:
                     step = replace(step, size_bytes=step.size_bytes // 2, item_bytes=1)
                 result.append(step)
+            elif self.everywhere and step.call.startswith("matmul."):
+                result.append(replace(step, dtype=self.forward))
             elif step.call in _PRODUCTS:
                 result += [*self._operands(step, cast), self._product(step)]
             else:
@@ -110,8 +117,8 @@ _DELAYED = Recipe(
     turned_passes=0.0,
 )  # fmt: skip
 _TF32 = Recipe(
-    words="float32 linears multiplied as TF32", forward="tf32", backward="tf32", input_passes=0.0, weight_passes=0.0,
-    gradient_passes=0.0, turned_passes=0.0, item_bytes=4.0,
+    words="float32 products as TF32", forward="tf32", backward="tf32", input_passes=0.0, weight_passes=0.0,
+    gradient_passes=0.0, turned_passes=0.0, item_bytes=4.0, everywhere=True,
 )  # fmt: skip
 _BLOCKS: Any = {"forward": "float8_precise", "backward": "float8_precise", "spread": 0.1}
 _MX: Any = {"forward": "float8", "backward": "float8", "item_bytes": 1 + 1 / 32, "spread": 0.1}
