@@ -164,6 +164,13 @@ FORMS = {
         [{"source": "Megatron-LM (tokens/s/GPU)", "value": "9000"}, {"source": "FSDP2 tokens/s/GPU", "value": "8800"},
          {"precision": "fp8 (rowwise)", "value": "11000"}],
     ),
+    # the precision in the cells of devices and models
+    "precision.csv": (
+        "Framework;Model;GPU;#-GPUs;GBS;MBS;Sequence Length;TP;PP;CP;VP;Tokens / sec / GPU\n"
+        "NeMo 25.02;GPT3-175B;DGX H100 (FP8);128;256;1;2048;4;8;1;6;700\n"
+        "NeMo 25.02;LLAMA3-8B BF16;DGX H100;8;128;1;8192;1;1;2;1;11000\n",
+        [{"precision": "fp8", "model": "GPT3-175B"}, {"precision": "bf16"}],
+    ),
     # degrees of 0 and in the model's name, a model with spaces in its name
     "zeros.md": (
         "System: DGX-GB200, Megatron-Bridge 26.02\n\n"
@@ -402,6 +409,15 @@ def test_a_link_whose_owner_is_open_is_read_as_of_a_device_and_of_a_node(tmp_pat
         (row,) = validate(tmp_path / "table.csv").rows
         slow = [each for each in row["readings"] if "interconnect" in each["cells"]]
         assert len(slow) == readings and all(each["predicted"] < row["predicted"] / 2 for each in slow), link
+
+
+def test_mixtures_of_other_software_have_the_interval_of_unmeasured_software(tmp_path):
+    """torchtitan's dense models were measured, its mixtures were not."""
+    head = "model,gpu,gpus,ep,seq,gbs,mbs,software,precision,recompute,compile,tokens/s/GPU\n"
+    rest = "4096,64,1,torchtitan 2025-10,bf16,none,y,9000\n"
+    (tmp_path / "table.csv").write_text(f"{head}Mixtral-8x7B,H200,64,8,{rest}llama-3-8b,H200,64,1,{rest}")
+    mixture, dense = validate(tmp_path / "table.csv").rows
+    assert mixture["low"] / mixture["predicted"] < 0.82 < 0.88 < dense["low"] / dense["predicted"]
 
 
 def test_tf32_is_a_switch_of_all_products(tmp_path):

@@ -320,7 +320,7 @@ def _run(
     """The forecast of a configuration; `network` is None if the machine is unchanged."""
     target = Machine.load(machine) if network is None else machine_of(machine, network)
     target, stack = on_host(target, stack_named(stack_name), host)
-    if borrows:
+    if borrows or (config.experts is not None and not stack.runs_programs):  # no mixture of other software was measured
         stack = dataclasses.replace(stack, is_measured=False)
     if beyond.reserved is not None:
         stack = dataclasses.replace(stack, reserved=beyond.reserved)

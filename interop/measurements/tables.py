@@ -311,8 +311,9 @@ def _row(
 def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
     """A row whose blank cells are filled from the words of notes, strategies and sources, and `free` cells of unknown
     columns."""
-    device = told_by_titles((found.get("gpu_type", ""),), ())
-    said = {"model": device["model"]} if "model" in device else {}
+    device, model = (told_by_titles((found.get(column, ""),), ()) for column in ("gpu_type", "model"))
+    said = {name: cell for name, cell in device.items() if name in ("model", "precision")}
+    said |= {name: cell for name, cell in model.items() if name == "precision"}
     words = [found.get(name, "") for name in ("notes", "layout", "source")]
     said |= told_by_titles(words, _READ_IN_NOTES) | told_by_titles(free, ())
     return found | {name: cell for name, cell in said.items() if not found.get(name)}
