@@ -47,8 +47,8 @@ def critical_path_s(problem: Problem, found: Candidate) -> dict[str, float]:
     >>> from costmodels import Machine
     >>> from plans.model.transformer import transformer_config
     >>> from search.devices import Pins, solve
-    >>> asked = Problem(config=transformer_config("llama-3-8b"), machine=Machine.load("h100-sxm-x8"), num_devices=8,
-    ...                 global_batch=8, pins=Pins(pp=8, schedule="1f1b"))
+    >>> asked = Problem(config=transformer_config("llama-3-8b", num_layers=4), machine=Machine.load("h100-sxm-x8"),
+    ...                 num_devices=2, global_batch=2, pins=Pins(pp=2, schedule="1f1b"))
     >>> list(critical_path_s(asked, solve(asked).best))[0]
     'backward compute'
     """
