@@ -78,7 +78,7 @@ class CalibrationReport:
 
 
 def calibration_page(report: CalibrationReport) -> Page:
-    """The page; sections about which nothing was measured are left out."""
+    """The page, without sections for which nothing was measured."""
     known = sorted(report.machine.provenance.items())
     sources = Table.of("Sources", (
         {"entry": name, "status": entry.status, "source": entry.source, "date": entry.date} for name, entry in known
@@ -137,7 +137,7 @@ def _cpu_sections(report: CalibrationReport) -> Iterator[Section]:
              "error": Change(probe.predicted_s / probe.measured_s - 1)}
             for probe in report.probes
         ),
-        notes=["Predicted from the micro-benchmarks, before the overall factor that these errors give."],
+        notes=["Predicted from the micro-benchmarks, without the overall factor that is derived from these errors."],
     )  # fmt: skip
     yield Section(id="probes", title="Probe programs", parts=[probes] if report.probes else [])
     yield Section(id="links", title="Collectives and transfers", parts=list(_cpu_messages(report.points)))
@@ -236,7 +236,7 @@ def _rates(fit: DeviceFit) -> Iterator[Chart]:
         name = f"k = {fixed[0]}, n = {fixed[1]}, over m"
         series.append(_series(name, near, lambda e: (e.point.shape[0], _tflops(e)), curve))
     scale = Scale(x="rows m", y="TFLOP/s", log_x=True, log_y=True)
-    note = "Teeth are waves: one more tile than the cores hold begins another wave."
+    note = "Each drop in the curve is a new wave: one tile more than the cores can hold."
     yield series_chart(series, scale, title=f"Rate of {dtype} products by the fitted form", caption=note)
 
 
@@ -255,7 +255,7 @@ def _bandwidths(fit: DeviceFit) -> Iterator[Chart]:
         Series(name="vendor's peak", curve=peak, dashed=True),
     ]
     scale = Scale(x="bytes read and written", y="GB/s", log_x=True, log_y=True)
-    note = "Bandwidth against size: small kernels are bound by their launch."
+    note = "Small kernels do not reach the bandwidth, because their launch takes longer than their traffic."
     yield series_chart(series, scale, title="Memory-bound kernels", caption=note)
 
 
@@ -274,11 +274,11 @@ def _messages(fit: DeviceFit) -> Iterator[Chart]:
             name = f"{ranks} ranks" if call != "transfer" else "one way"
             series.append(_series(name, these, partial(_sent, fit.device), curve))
         scale = Scale(x="message (bytes)", y="GB/s sent by a rank", log_x=True, log_y=True)
-        caption = "Curves are the fitted form with its protocols; bends are where one takes over. " + (
-            "The curve is of one pattern, points are of all (recorded launches, there and back, back to back) and lie "
-            "up to two times above or below it."
+        caption = "Curves are the fitted form. A bend is the size from which another protocol is faster. " + (
+            "The curve is for one pattern. Points are for all patterns (recorded launches, there and back, back to "
+            "back) and differ from it by up to a factor of two."
             if call == "transfer"
-            else "Small messages below were issued back to back and waited for their host."
+            else "Small messages below the curve were issued back to back and waited for the host."
         )
         if predictions:
             yield series_chart(series, scale, title=call, caption=caption)
@@ -303,7 +303,7 @@ def _cpu_messages(points: Sequence[Point]) -> Iterator[Chart]:
                 groups.setdefault(point.ranks, []).append((point.size_bytes, 1e6 * point.seconds, text))
         series = [Series(name=f"groups of {ranks}", points=groups[ranks]) for ranks in list(groups)[:_MOST_RANKS]]
         scale = Scale(x="size (bytes)", y="time (µs)", log_x=True, log_y=True)
-        yield series_chart(series, scale, title=call, caption=f"{call} while all {busiest} ranks are at work.")
+        yield series_chart(series, scale, title=call, caption=f"{call} while all {busiest} ranks are busy.")
 
 
 def _contention(device: Device) -> Iterator[Table]:

@@ -280,7 +280,7 @@ def seconds_bars(
 
 
 def _say_points(drawn: Any, texts: Sequence[str]) -> None:
-    """Give the points of a scatter texts that are shown when the pointer rests on them."""
+    """Add texts to the points of a scatter that are shown on hover."""
     drawn.set_gid("each:" + "\x1f".join(texts))
 
 

@@ -68,7 +68,7 @@ def plans_table(plans: Sequence[Compared]) -> Table:
 
 
 def _parts(plans: Sequence[Compared]) -> Chart:
-    """A bar for every plan: the parts of the last step of the mean rank."""
+    """A bar for every plan: the parts of its last step, averaged over ranks."""
     rows = {}
     for plan in plans:
         begin, end = plan.timeline.window_ps
@@ -77,7 +77,7 @@ def _parts(plans: Sequence[Compared]) -> Chart:
             "bubble": plan.timeline.bubble_fraction * (end - begin) / 1e12,
         }  # fmt: skip
         rows[plan.name] = {"compute": (end - begin) / 1e12 - sum(waited.values()), **waited}
-    return seconds_bars(rows, title="The last step of the mean rank")
+    return seconds_bars(rows, title="The last step, averaged over ranks")
 
 
 def _paths(plans: Sequence[Compared]) -> Table:

@@ -178,7 +178,7 @@ def _results(report: Report) -> list[Part]:
     table = timeline_table(report.timelines, run_step_s=None if run is None else report.run_step_s)
     if run is not None and report.run_step_s is not None:
         caption = f"The {run.kind} step is the median of all {len(report.step_times_s)} steps without those of the "
-        caption += f"warm-up; the other {run.kind} figures are of the last {run.num_steps}, which were recorded."
+        caption += f"warm-up. The other {run.kind} figures are for the last {run.num_steps} steps, which were recorded."
         table = replace(table, notes=(*table.notes, caption))
     return [table]
 
@@ -205,7 +205,7 @@ def _step_times(report: Report) -> list[Chart]:
     if predicted is not None:
         time = 1e3 * predicted.step_interval_s
         lines.append(Series(name="predicted", curve=[(1.0, time), (float(len(times_s)), time)], dashed=True))
-    note = f"Every {kind} step; the prediction is for a typical one."
+    note = f"All {kind} steps. The prediction is for a typical step."
     return [series_chart(lines, Scale(x="step", y="step time (ms)", band=band), title="Step time", caption=note)]
 
 

@@ -60,7 +60,7 @@ def prediction_page(problem: Problem, candidate: Candidate, *, data: Mapping[str
 
     reasons = reasons_for(problem, candidate)
     operators = operators_table(reasons.operators, candidate.degrees, {})
-    rows = {"mean rank": composition(candidate)}
+    rows = {"average over ranks": composition(candidate)}
     sections = forecast_sections(problem, candidate, reasons, rows, further=[operators])
     return Page(
         kind="prediction", sections=sections, command=command, data=data, title=subject(problem),

@@ -60,7 +60,7 @@ def test_captions_state_what_pictures_share(fit):
     assert told is not None if len(cells) < len(fit.device.overlap) else told is None
     if told:
         assert (int(told[1]), int(told[2])) == (len(cells), len(fit.device.overlap))
-    assert html.count("The curve is of one pattern") == int("transfer" in fit.device.collectives)
+    assert html.count("The curve is for one pattern") == int("transfer" in fit.device.collectives)
 
 
 @dataclass(frozen=True)

@@ -159,10 +159,10 @@ class Links:
 
 
 def _tell_spent(before: Spent, after: Spent, changes: Sequence[LinkChange], console: Console) -> None:
-    """The communication time of the mean rank, in words."""
+    """The communication time averaged over ranks, as text."""
     from plans.units import Seconds
 
-    totals = [("The mean rank", before), *([(f"With {', '.join(map(str, changes))}", after)] if changes else [])]
+    totals = [("Average over ranks", before), *([(f"With {', '.join(map(str, changes))}", after)] if changes else [])]
     for name, total in totals:
         alone = f"{Seconds(total.exposed_s)} without other kernels"
         console.print(f"{name}: {Seconds(total.communication_s)} in communication, {alone}")
