@@ -279,7 +279,7 @@ def test_requested_points_become_jobs_in_order(tmp_path):
     assert (first.point.shape, first.point.form, first.point.held_out, first.tier) == ((8, 16, 24), "tn", True, 0)
     assert (second.point.call, second.point.options, second.tier) == ("sdpa_backward", {"causal": 1}, 1)
     save_points(path, [Point(kind="memory", call="add", shape=(4,), seconds=0.0)], {})
-    with pytest.raises(TwofoldError, match=r"asks for memory add \(4,\)"):
+    with pytest.raises(TwofoldError, match=r"requests memory add \(4,\)"):
         requested_points(path)
 
 
