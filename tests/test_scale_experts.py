@@ -117,3 +117,16 @@ def test_megatron_computes_the_chosen_experts_only():
     dense = forecast(replace(mixture, seq=4096, experts=None), replace(degrees, ep=1), machine, stack=stack)
     assert dense.step_s < found.step_s < 3 * dense.step_s  # two of eight experts work for a token
     assert found.peak_bytes > dense.peak_bytes
+
+
+def test_dense_layers_of_a_mixture_are_priced_under_tensor_parallel_torch():
+    """Their host time is that of blocks; a mixture with one dense layer takes less than with none."""
+    machine, stack = Machine.load("h200-x8"), stack_named("torchtitan")
+    degrees = Degrees(dp=4, tp=2, global_batch=8)
+    some, none = (
+        forecast(
+            replace(CONFIG, experts=replace(CONFIG.experts, num_dense_layers=count)), degrees, machine, stack=stack
+        )
+        for count in (2, 0)
+    )
+    assert 0 < some.step_s < none.step_s

@@ -238,7 +238,7 @@ class TorchNative(Stack):
 
     def end_host_s(self, piece: str, degrees: Degrees, part: str) -> float | None:
         """Tensor-parallel embedding and head: a row-wise module, a column-wise one whose output is gathered."""
-        if self.compiled or degrees.tp == 1 or part not in ("F", "B"):
+        if self.compiled or degrees.tp == 1 or part not in ("F", "B") or piece not in DTENSOR_END_HOST_S:
             return None
         return DTENSOR_END_HOST_S[piece][part == "B"]
 
