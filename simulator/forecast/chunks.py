@@ -324,9 +324,7 @@ class Chunks:
     # ------------------------------------------------------------------- actions
 
     def clock_map(self, piece: str, part: str, *, gathers: bool = False, reduces: bool = False) -> ClockMap:
-        """The map of one of many equal pieces in the steady state, with the gather of the next piece and its own
-        reduction during its compute.
-        """
+        """The map of one of many equal pieces, during the gather of the next one and its own reduction."""
         return self._clock_map(self._beside(piece, part, gathers, reduces))
 
     def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> _Depends:
