@@ -28,8 +28,8 @@ CONFIG = TransformerConfig(
 
 
 def problem(devices: int = 4, batch: int = 8, bandwidth: float = 0.3, **pins: object) -> Problem:
-    """On replayed steps, with links that are slower than they are."""
-    machine = WhatIf(bandwidth=bandwidth).machine(executing(Machine.load("h200-x8"), "graph"))
+    """On replayed steps, with links that are slower than they are, of chips that have one clock in all steps."""
+    machine = WhatIf(bandwidth=bandwidth).machine(executing(Machine.load("h100-sxm-x8"), "graph"))
     return Problem(config=CONFIG, machine=machine, num_devices=devices, global_batch=batch, pins=Pins(**pins))
 
 
