@@ -163,6 +163,9 @@ def _graph_of_samples(module: nn.Module, examples: Mapping[str, torch.Tensor], s
         exports[0].graph,
         lambda: _exported(module, with_batch(examples, small), small, {}, counted).graph,
     )
+    hiding: dict[str, bool | None] = {}
+    for exported in exports:
+        state_masks(exported.graph, hiding)
     fix_sizes(exports[0].graph, exports[1].graph, small)
     grown = _grown(exports[0], exports[1], small)
     for exported in exports:
@@ -208,7 +211,6 @@ def _exported(
     keep_batch_first(exported)
     take_stacked(exported)
     join_attention(exported, masks)
-    state_masks(exported.graph)
     state_counts(exported, numbers)
     return exported
 

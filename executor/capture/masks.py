@@ -101,19 +101,24 @@ def calls_of(node: fx.Node) -> tuple[list[fx.Node], dict[fx.Node, Any]]:
     return calls, {call: call.meta.get(_ONE_SAMPLE, (call.args, call.kwargs)) for call in calls}
 
 
-def state_masks(graph: fx.Graph) -> None:
-    """Mark attentions whose mask follows from shapes as causal or unmasked, in place."""
+def state_masks(graph: fx.Graph, hiding: dict[str, bool | None]) -> None:
+    """Mark attentions whose mask follows from shapes as causal or unmasked, in place.
+
+    Args:
+        graph: of an export.
+        hiding: mask -> whether it hides what comes later, as `hides_later` returns it. What is missing is added, so
+            that the export for twice the batch, which has the same masks, computes none.
+    """
     known = shape_only(graph)
     attention = torch.ops.aten.scaled_dot_product_attention.default
-    known_masks: dict[fx.Node, bool | None] = {}
     for node in graph.find_nodes(op="call_function", target=attention):
         mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
         if mask not in known:
             continue
-        if mask not in known_masks:
+        if mask.name not in hiding:
             found = value_of(mask)
-            known_masks[mask] = None if found is None else hides_later(found)
-        if (later := known_masks[mask]) is None:
+            hiding[mask.name] = None if found is None else hides_later(found)
+        if (later := hiding[mask.name]) is None:
             continue
         if len(node.args) > 3:
             node.update_arg(3, None)
@@ -169,6 +174,8 @@ def hides_later(mask: torch.Tensor) -> bool | None:
     >>> hides_later(torch.ones(2, 1, 3, 3).tril().bool()), hides_later(torch.zeros(3, 3)), hides_later(torch.eye(3))
     (True, False, None)
     """
+    repeated = [stride == 0 for stride in mask.stride()[:-2]]
+    mask = mask[tuple(slice(0, 1) if each else slice(None) for each in repeated)]
     takes_part = mask if mask.dtype == torch.bool else mask == 0
     if mask.dtype != torch.bool and not (takes_part | (mask <= torch.finfo(mask.dtype).min)).all():
         return None
