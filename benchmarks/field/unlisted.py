@@ -2,11 +2,11 @@
 
     nice -n 19 python -m benchmarks.field.unlisted [NAME ...] [--only capture] [--save]
 
-Every model of `families` (transformers), `pictures` (torchvision, timm), `blocks`, `handwritten`, `objectives` and
-`derived` is captured as it is and searched for 2 and 8 devices of H200 machines. The plan for 2 devices then trains for
-eight steps on two ranks of this host, beside the module in one process; the largest relative difference of a loss is
-printed. Seconds are processor time. A model that is refused is listed with its sentence; a library that is not
-installed counts as missing.
+Every model of `families` (transformers), `pictures` (torchvision, timm), `blocks`, `handwritten`, `objectives`,
+`derived` and `invented` is captured as it is and searched for 2 and 8 devices of H200 machines. The plan for 2 devices
+then trains for eight steps on two ranks of this host, beside the module in one process; the largest relative difference
+of a loss is printed. Seconds are processor time. A model that is refused is listed with its sentence; a library that is
+not installed counts as missing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from benchmarks.field.blocks import BLOCKS
 from benchmarks.field.derived import DERIVED
 from benchmarks.field.families import FAMILIES
 from benchmarks.field.handwritten import HANDWRITTEN
+from benchmarks.field.invented import INVENTED
 from benchmarks.field.objectives import OBJECTIVES
 from benchmarks.field.pictures import PICTURES
 from benchmarks.field_on_ranks import LIMIT, chosen, drawn, planned, prepare, trained
@@ -38,7 +39,7 @@ __all__ = ["UNLISTED"]
 RESULTS = Path(__file__).parents[1] / "results" / "unlisted.json"
 TIME_LIMIT_S = 10.0
 
-UNLISTED = BLOCKS | OBJECTIVES | HANDWRITTEN | DERIVED | FAMILIES | PICTURES
+UNLISTED = BLOCKS | OBJECTIVES | HANDWRITTEN | DERIVED | INVENTED | FAMILIES | PICTURES
 """Name -> what makes the module and its inputs."""
 
 
