@@ -64,7 +64,7 @@ def measured(device: Device, layers: int, rows: int) -> dict[str, Any]:
         compiled.step(next(feed))
     replay = compiled._whole
     assert replay is not None, compiled.fallback
-    found = {
+    found: dict[str, Any] = {
         "layers": layers,
         "rows": rows,
         "batch_bytes": 2 * 4 * rows * WIDTH,

@@ -288,7 +288,7 @@ _FIFTH_ON_2 = (
     _case("3x5632", 2, dp=2, micro_batch=1),
 )
 
-_ONCE = {"zero": 2, "reduce_every": "step"}
+_ONCE: dict[str, Any] = {"zero": 2, "reduce_every": "step"}
 
 _SEVENTH_ON_1 = (
     _case("8x4608", 4, micro_batch=4),
