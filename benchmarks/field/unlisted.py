@@ -121,7 +121,7 @@ def main() -> None:
         "captured": sum("operators" in found for found in rows.values()),
         **{f"searched on {count}": sum("gain" in found.get(f"on_{count}", {}) for found in rows.values())
            for count in (2, 8)},
-        "equal": sum(found.get("equal", False) for found in rows.values()),
+        **({} if arguments.only else {"equal": sum(found.get("equal", False) for found in rows.values())}),
         "seconds": round(time.process_time() - begun),
     }  # fmt: skip
     print(total)
