@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from executor.capture.opaque import as_json
 from executor.kernels.programs import NUMBER_CALLS, program
 from plans.errors import TwofoldError
+from plans.reading import json_of
 
 __all__ = ["TENSOR", "Applied", "Traced", "as_list", "run_forward"]
 
@@ -199,7 +200,7 @@ def _drawn(likes: Sequence[Tensor]) -> list[Tensor]:
 
 def _needed(text: str, which: int, first: int) -> set[int]:
     """The values of a program that one of its results depends on; those before `first` are its inputs."""
-    written = json.loads(text)
+    written = json_of(text.encode(), "a program")
     waiting, needed = [written["results"][which]], set()
     while waiting:
         at = waiting.pop()
