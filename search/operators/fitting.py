@@ -29,7 +29,11 @@ def peaks(plan: Plan) -> tuple[int, ...]:
 
 
 def picks_that_may_fit(
-    plan_of: Callable[[Sequence[int]], Plan], counts: Sequence[int], limit_bytes: int, most: int = 32
+    plan_of: Callable[[Sequence[int]], Plan],
+    counts: Sequence[int],
+    limit_bytes: int,
+    is_over: Callable[[], bool],
+    most: int = 32,
 ) -> list[tuple[int, ...]]:
     """Combinations of the stages' answers (best first in each stage) whose every stage fits on its own.
 
@@ -37,12 +41,19 @@ def picks_that_may_fit(
         plan_of: the plan of one answer per stage.
         counts: answers per stage.
         limit_bytes: per rank.
+        is_over: whether time is up: answers that have not been looked at are left out.
         most: combinations to return; the sums of the answers' ranks grow.
     """
     fitting: list[list[int]] = []
     for stage, count in enumerate(counts):
-        picked = [[at if number == stage else 0 for number in range(len(counts))] for at in range(count)]
-        fitting.append([at for at, pick in enumerate(picked) if peaks(plan_of(pick))[stage] <= limit_bytes])
+        own: list[int] = []
+        for at in range(count):
+            if is_over() and at:
+                break
+            pick = [at if number == stage else 0 for number in range(len(counts))]
+            if peaks(plan_of(pick))[stage] <= limit_bytes:
+                own.append(at)
+        fitting.append(own)
     if not all(fitting):
         return []
     found = []

@@ -40,6 +40,8 @@ _WORTH_VARYING = 1.5
 """Largest factor over the fastest plan at which a plan is still varied: micro-batches, schedule, level."""
 
 _EVERY = 1 << 30
+_LEAN = 4
+"""Answers of a stage whose memory is looked at even where time is over."""
 
 
 @dataclass(slots=True)
@@ -371,7 +373,8 @@ class PlanSearch:
         for shape in asked:
             search = self._search_of(shape)
             per_stage = [
-                search.every(names, ranks) for names, ranks in zip(shape.names, ranks_of(shape.widths), strict=True)
+                search.every(names, ranks, self.is_over)
+                for names, ranks in zip(shape.names, ranks_of(shape.widths), strict=True)
             ]
 
             def plan_of(
@@ -379,15 +382,18 @@ class PlanSearch:
             ) -> Plan:
                 return self._plan(shape, [answers[at] for answers, at in zip(per_stage, pick, strict=True)])
 
-            for pick in picks_that_may_fit(plan_of, [len(answers) for answers in per_stage], limit_bytes):
+            for pick in picks_that_may_fit(plan_of, [len(answers) for answers in per_stage], limit_bytes, self.is_over):
                 smallest = min(smallest, _peak_bytes(self._simulated(plan_of(pick))))
             if fitting := self._fitting():
                 return fitting, smallest
             alone = []
             for stage, answers in enumerate(per_stage):
-                picks = [[at if other == stage else 0 for other in range(len(per_stage))] for at in range(len(answers))]
-                needed = [peaks(plan_of(pick))[stage] for pick in picks]
-                alone.append(needed.index(min(needed)))
+                needed: dict[int, int] = {}
+                for at in reversed(range(len(answers))):  # the leanest are among the slowest
+                    if self.is_over() and len(needed) >= _LEAN:
+                        break
+                    needed[at] = peaks(plan_of([at if other == stage else 0 for other in range(len(per_stage))]))[stage]
+                alone.append(min(needed, key=lambda at: (needed[at], at)))
             start = plan_of(alone)
             choices = {
                 operator.name: offered

@@ -187,7 +187,7 @@ def _eliminated(
         marginals = MinMarginals(problem.sizes, problem.tables())
         found, bounded = {values: total}, False
         for cost_s, variable, value in marginals.in_order():
-            if len(found) >= count or cost_s > above_s:
+            if len(found) >= count or cost_s > above_s or is_over():
                 break
             if any(known[variable] == value and cost_s >= known_s for known, known_s in found.items()):
                 continue  # a known answer is the best with this value

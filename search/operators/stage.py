@@ -224,8 +224,9 @@ class StageSearch:
         """The least additive cost of a stage over all meshes, or over those that there is time for."""
         return self.answers(names, ranks, 1, is_over)[0].cost_s
 
-    def every(self, names: Sequence[str], ranks: Sequence[int]) -> list[StageAnswer]:
-        """The cheapest answer with every remaining strategy of every operator on every mesh, and leaner answers.
+    def every(self, names: Sequence[str], ranks: Sequence[int], is_over: Callable[[], bool]) -> list[StageAnswer]:
+        """The cheapest answer with every remaining strategy of every operator on every mesh, and leaner answers; only
+        the leaner ones where time is over.
 
         Their costs are estimates where redistributions were not priced; they are for searching what fits into memory.
         """
@@ -235,7 +236,8 @@ class StageSearch:
             question = Question(problem=costs.problem(), price=_as_it_is, start=costs.batch_split())
             lean = [question.priced(values) for values in self._lean(costs)]
             found += [
-                self._answer(costs, each.cost_s, each.values) for each in {*cheapest(question, _EVERY).found, *lean}
+                self._answer(costs, each.cost_s, each.values)
+                for each in {*(() if is_over() else cheapest(question, _EVERY, is_over=is_over).found), *lean}
             ]
         return sorted(found, key=lambda answer: (answer.cost_s, str(answer.strategies)))
 
