@@ -1,8 +1,13 @@
-"""The search over degrees for the graph of a module: its plans are plans of that graph."""
+"""The search over degrees for the graph of a module: its plans are plans of that graph.
+
+A plan of degrees splits products that the module has combined, such as one product for queries, keys and values. Data
+parallelism needs no such split, so small modules are also tried as they are.
+"""
 
 from __future__ import annotations
 
 from dataclasses import fields
+from math import prod
 from typing import Any
 
 import msgspec
@@ -11,11 +16,13 @@ from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.model.transformer import recognise
 from plans.plan import Plan, Prediction
+from search.attach_prediction import predicted
 from search.candidate import Candidate
 from search.devices.confirm import plan_of
 from search.devices.problem import Problem
 from search.devices.solve import solve
 from search.result import SearchResult
+from search.uniform import uniform_plan
 
 __all__ = ["plans_of_graph"]
 
@@ -44,7 +51,34 @@ def plans_of_graph(
         except TwofoldError:  # a forecast of what has no plan
             continue
     values: dict[str, Any] = {field.name: getattr(answer, field.name) for field in fields(answer)}
+    step_s = answer.best.forecast.step_s
+    if (whole := _data_parallel(problem, graph, step_s)) is not None:
+        plans = [whole, *plans][:top_k]
+        values |= {"num_proven": 0, "lower_bound_s": min(answer.lower_bound_s, _step_s(whole))}
+        values["relaxed_bound_s"] = min(answer.relaxed_bound_s, values["lower_bound_s"])
     return SearchResult(**values | {"plans": tuple(plans)})
+
+
+def _data_parallel(problem: Problem, graph: Graph, step_s: float) -> Plan | None:
+    """The module as it is on every device, if that is possible, fits and takes less than a step."""
+    count, given = problem.num_devices, problem.pins.given
+    assert problem.optimizer is not None
+    elements = sum(prod(tensor.shape) for tensor in graph.parameters)
+    room = problem.limit_bytes // problem.optimizer.bytes_per_element(problem.config.dtype)
+    if set(given) - {"zero"} or graph.batch_size % count or elements > room:
+        return None
+    plan = uniform_plan(
+        graph, problem.machine, dp=count, zero=given.get("zero"), optimizer=problem.optimizer, fused=problem.fused
+    )
+    found = predicted(plan, problem.machine, problem.limit_bytes)
+    assert found.prediction is not None
+    fits = found.prediction.peak_bytes <= problem.limit_bytes
+    return found if fits and _step_s(found) < step_s else None
+
+
+def _step_s(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.step_s
 
 
 def _predicted(problem: Problem, candidate: Candidate) -> Plan:
