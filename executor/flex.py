@@ -60,10 +60,10 @@ def _block_mask(mask_mod: Callable[..., Tensor], *_: Any, **__: Any) -> Any:
 
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Callable[..., Tensor] | None = None, block_mask: Any = None,
-    scale: float | None = None, enable_gqa: bool = False, **settings: Any,
+    scale: float | None = None, enable_gqa: bool = False, **options: Any,
 ) -> Tensor:  # fmt: skip
     """Attention of queries [batch, heads, queries, size] whose scores and mask are functions of the positions."""
-    if settings.get("return_lse") or settings.get("return_aux") is not None:
+    if options.get("return_lse") or options.get("return_aux") is not None:
         raise TwofoldError("flex_attention with return_lse or return_aux is not supported; read its result alone")
     batch, heads, queries, size = query.shape
     places = tuple(
