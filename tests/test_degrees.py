@@ -55,7 +55,7 @@ MISTAKES: dict[str, tuple[TransformerConfig, dict[str, Any], str]] = {
     "order": (LLAMA, {"order": ("tp", "pp")}, "must list tp, cp, dp, pp once each"),
     "sum of layers": (LLAMA, {"pp": 2, "schedule": "1f1b", "layers": (2, 1)}, "add up to 3; llama-3-8b has 4 blocks"),
     "counts of layers": (
-        LLAMA, {"pp": 2, "schedule": "1f1b", "layers": (2, 1, 1)}, "pp 2 with 1 chunk(s) per rank makes 2 chunks",
+        LLAMA, {"pp": 2, "schedule": "1f1b", "layers": (2, 1, 1)}, "pp 2 with 1 chunk each makes 2 chunks",
     ),
     "an empty chunk": (
         LLAMA, {"pp": 4, "schedule": "1f1b", "layers": (4, 0, 0, 0)},

@@ -210,7 +210,8 @@ def _fit_power(points: Sequence[Point], draft: Draft) -> SectionFit:
     compute = fit_power(points, draft.fitted_points, draft.compute)
     if compute.power is None:
         return SectionFit(values={})
-    what = f"clocks and power of {len({point.options['mixture'] for point in points}) - 1} mixtures of kernels"
+    count = len({point.options["mixture"] for point in points}) - 1
+    what = f"clocks and power of {count} mixtures of kernels; message_share: benchmarks/results/meetings_h200.json"
     return SectionFit(
         values={"compute": compute},
         provenance=_compute_provenance(draft, ("power",), what),

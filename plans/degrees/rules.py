@@ -180,7 +180,8 @@ def _layers(layers: tuple[int, ...] | None, pp: int, schedule: str = "", virtual
         )
     each = chunks_per_rank(schedule) or virtual
     if len(layers) != pp * each:
-        return f"layers {layers} has {len(layers)} numbers, but pp {pp} with {each} per rank makes {pp * each} chunks"
+        chunks = f"{each} chunk{'s' * (each != 1)}"
+        return f"layers {layers} has {len(layers)} numbers, but pp {pp} with {chunks} each makes {pp * each} chunks"
     return None
 
 
