@@ -82,6 +82,8 @@ class Branching:
         deadline_s: `time.monotonic()` at which it ends with the best so far.
         on_better: called with every new best.
         midway: called with this, once, when half of the time that was given is gone.
+        proves: whether a bound on what is left is asked for. Without, estimates count as good as in the search that
+            this is a part of, which leaves out most of a short pipeline's configurations.
 
     Attributes:
         contention_margin: what the proof assumes to be the largest relative excess of a step without contention over
@@ -93,6 +95,7 @@ class Branching:
     deadline_s: float | None = None
     on_better: Callable[[Candidate], None] | None = None
     midway: Callable[[Branching], None] | None = None
+    proves: bool = True
     candidates: list[Candidate] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     relaxed_s: float = float("inf")
@@ -295,6 +298,8 @@ class Branching:
         """Estimates of other software are forecasts."""
         if not self.problem.stack.runs_programs:
             return 0.0
+        if not self.proves:
+            return _LATER_MARGIN
         return _SHORT_MARGIN if self._is_short else ESTIMATE_MARGIN
 
     @property
@@ -441,9 +446,9 @@ class Branching:
                 chosen.setdefault(identity(alike), (degrees, step_s))
         return list(chosen.values())
 
-    def narrowed(self, pins: Pins) -> Branching:
+    def narrowed(self, pins: Pins, *, proves: bool = True) -> Branching:
         """A search of a part of the space that reuses known results."""
-        other = Branching(problem=self.problem.changed(pins=pins), deadline_s=self.deadline_s)
+        other = Branching(problem=self.problem.changed(pins=pins), deadline_s=self.deadline_s, proves=proves)
         other._seen, other._estimates = self._seen, self._estimates
         other._num_before, other._margin_seen = self._num_before + self._num_lowered, self._margin_seen
         other._contention_seen = self._contention_seen

@@ -172,7 +172,7 @@ def _beside(now: int, values: tuple[int, ...]) -> list[int]:
 
 def _neighbour(branching: Branching, best: Candidate, change: str, pins: Pins) -> Alternative:
     try:
-        part = branching.narrowed(pins)
+        part = branching.narrowed(pins, proves=False)
         part.run()
     except TwofoldError as error:
         return Alternative(subject="degrees", change=change, reason=str(error), extra_s=None)
