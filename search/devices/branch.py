@@ -41,15 +41,17 @@ ESTIMATE_MARGIN = 0.05
 """Assumed largest relative excess of an estimate over its forecast, for the first `_FEW_FORECASTS`."""
 
 _SHORT_MARGIN = 0.2
-"""The same where no step can have more than `_SHORT` micro-batches: estimates are of one step, forecasts of steps in a
-row, which overlap where ranks do not end together."""
+"""The same for the first `_FEW_SHORT` where no step can have more than `_SHORT` micro-batches: estimates are of one
+step, forecasts of steps in a row, which overlap where ranks do not end together."""
 
 _SHORT = 8
 
 _FEW_FORECASTS = 32
 
+_FEW_SHORT = 128
+
 _LATER_MARGIN = 0.005
-"""The same for all others, unless a forecast of the search was further below its estimate."""
+"""The same for all others, unless a step that the search lowered was further below its estimate."""
 
 _CONTENTION_MARGIN = 0.001
 """Assumed largest relative excess of a step without contention over its forecast, unless the search saw a larger
@@ -305,8 +307,7 @@ class Branching:
     @property
     def margin(self) -> float:
         """The assumed largest relative excess of bounds and estimates over forecasts."""
-        stays = self._few or self._is_short
-        own = self._widest_margin if stays else min(self._widest_margin, _LATER_MARGIN)
+        own = self._widest_margin if self._few else min(self._widest_margin, _LATER_MARGIN)
         return max(own, _WIDER * self._margin_seen)
 
     @property
@@ -324,7 +325,7 @@ class Branching:
     @property
     def _few(self) -> bool:
         """Whether too few configurations have been forecast to know the margin."""
-        return self._num_before + self._num_lowered < _FEW_FORECASTS
+        return self._num_before + self._num_lowered < (_FEW_SHORT if self._is_short else _FEW_FORECASTS)
 
     def _estimated(self, degrees: Degrees) -> Forecast | None:
         """The quick estimate of a configuration, made once; None, and a reason, where there is none."""
@@ -407,6 +408,7 @@ class Branching:
                 return
             self._num_lowered += 1
             if self._fits(degrees, known.peak_above(self.problem.limit_bytes) or 0):
+                self._margin_seen = max(self._margin_seen, 1.0 - known.alone_s / found.step_s)
                 yield known.alone_s, Kind.STEP, (degrees, known)
         except TwofoldError as error:
             self.rejected.append(Rejected(what=str(degrees), reason=str(error), count=1))
