@@ -23,7 +23,7 @@ from search.devices.axis_orders import AxisOrders
 from search.devices.bounds import LayerSplits, ScheduleSpace
 from search.devices.costs import Costs
 from search.devices.estimates import Estimates
-from search.devices.nodes import Child, Kind, Nodes, after_leaf, leaf_values
+from search.devices.nodes import Child, Kind, Nodes, Scheduled, after_leaf, leaf_values
 from search.devices.peak_memory import PeakMemory
 from search.devices.problem import Pins, Problem
 from search.devices.schedule_space import ScheduleSpaces
@@ -60,8 +60,9 @@ one."""
 _WIDER = 1.1
 """A margin is this many times the largest excess that the search saw."""
 
-_DIVES = 4
-"""Meshes with the least bounds that are followed down to one configuration each before the search."""
+_DIVES, _LATE_DIVES = 4, 24
+"""Meshes with the least bounds that are followed down to one configuration each before the search, and at half of the
+time that was given."""
 
 _MOST_IN_DIVE = 24
 """Nodes that are opened for that on each of them."""
@@ -142,11 +143,13 @@ class Branching:
                 self._seed()
             self._rooted = self._roots(nodes)
             if most is None and self._rooted:
-                self._dive(nodes)
+                self._dive(nodes, _DIVES)
             while heap := self._next_heap():
                 if self.midway is not None and time.monotonic() > half_s:
                     half_s = float("inf")
                     self.midway(self)
+                    self._dive(nodes, _LATE_DIVES)
+                    continue
                 if self._is_late or self.num_opened == most:
                     self.interrupted = True
                     break
@@ -234,7 +237,7 @@ class Branching:
         usual = [
             (found.step_s, number, degrees)
             for number, degrees in enumerate(seeds(self.problem, self.costs, self.spaces, self.peak_memory))
-            if (found := self._estimated(degrees)) is not None
+            if (found := self.estimated(degrees)) is not None
         ]
         for estimated_s, _, degrees in sorted(usual):
             if estimated_s < self._best_s:
@@ -242,15 +245,18 @@ class Branching:
             if self._is_late and self.candidates:
                 return
 
-    def _dive(self, nodes: Nodes) -> None:
+    def _dive(self, nodes: Nodes, most: int) -> None:
         """Follow the best meshes down to one configuration each: a good one that is known early leaves out others."""
         chosen: dict[tuple[int, ...], _Entry] = {}
         for entry in sorted(self._heap):
-            mesh = entry[3][0]
+            first = entry[3][0]
+            mesh = first.mesh if isinstance(first, Scheduled) else first
             chosen.setdefault((mesh.dp, mesh.cp, mesh.tp, mesh.pp, mesh.ep), entry)
-            if len(chosen) == _DIVES:
+            if len(chosen) == most:
                 break
         for entry in chosen.values():
+            if self._is_late:
+                break
             self._dive_from(nodes, entry)
 
     def _dive_from(self, nodes: Nodes, entry: _Entry) -> None:
@@ -290,7 +296,7 @@ class Branching:
     def _of_leaf(self, bound: float, node: tuple[Any, ...]) -> Iterator[Child]:
         """Estimate a configuration; what may be good enough is forecast when it comes up."""
         degrees = self.problem.degrees(leaf_values(self.problem, node))
-        found = self._estimated(degrees)
+        found = self.estimated(degrees)
         if found is not None and self._may_fit(degrees, found):
             yield max(bound, found.step_s), Kind.FORECAST, (degrees,)
         yield from after_leaf(node)
@@ -327,7 +333,7 @@ class Branching:
         """Whether too few configurations have been forecast to know the margin."""
         return self._num_before + self._num_lowered < (_FEW_SHORT if self._is_short else _FEW_FORECASTS)
 
-    def _estimated(self, degrees: Degrees) -> Forecast | None:
+    def estimated(self, degrees: Degrees) -> Forecast | None:
         """The quick estimate of a configuration, made once; None, and a reason, where there is none."""
         key, problem = identity(degrees), self.problem
         if key not in self._estimates:
@@ -398,7 +404,7 @@ class Branching:
 
     def _of_estimate(self, degrees: Degrees) -> Iterator[Child]:
         """Lower what may be good enough; what fits is forecast when it comes up as what it takes without contention."""
-        found = self._estimated(degrees)
+        found = self.estimated(degrees)
         if found is None or found.step_s >= self._above_s(self.margin) or not self._may_fit(degrees, found):
             return
         try:

@@ -34,7 +34,7 @@ from search.devices.stage_config import StageConfig, in_any_place, in_order, wit
 from search.result import Rejected
 from simulator.forecast.chunk import Chunk
 
-__all__ = ["Child", "Kind", "Nodes", "after_leaf", "leaf_values"]
+__all__ = ["Child", "Kind", "Nodes", "Scheduled", "after_leaf", "leaf_values"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

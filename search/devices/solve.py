@@ -12,6 +12,7 @@ from plans.errors import TwofoldError
 from search.candidate import Candidate
 from search.devices.baselines import physical_bound_s, usual_candidates
 from search.devices.branch import Branching
+from search.devices.descent import descended
 from search.devices.explain import neighbours, relaxations
 from search.devices.problem import Problem
 from search.devices.turns import Tried, turns
@@ -40,7 +41,7 @@ def solve(
     Args:
         problem: what is asked.
         time_limit_s: after which the best so far is returned, with its gap. At half of it the baselines are forecast as
-            well.
+            well, and what a coordinate descent finds (`search.devices.descent`).
         keep: how many of the fastest are proven; more take longer.
         explain: forecast the neighbours of the best.
         on_better: called with every new best, its forecast at its own clock.
@@ -70,6 +71,10 @@ def solve(
     if not problem.pins.given:  # a search that ends early is no worse than what one would do without it
 
         def usual(branching: Branching) -> None:
+            assert deadline_s is not None
+            quarter_s = (deadline_s - time.monotonic()) / 2
+            for degrees in descended(problem, branching.estimated, time.monotonic() + quarter_s):
+                branching.consider(degrees)
             for degrees in usual_candidates(problem, deadline_s):
                 branching.consider(degrees)
 
