@@ -328,7 +328,10 @@ def _stored_redistributions(plan: Plan) -> list[str]:
 
 
 def _longer_than(gap: float) -> str:
-    return f"{Share(gap)} longer than" if gap < 10 else f"{gap + 1:.3g} times as long as"
+    if gap < 10:
+        return f"{Share(gap)} longer than"
+    times = f"{gap + 1:.3g}" if gap < 999 else f"{gap + 1:,.0f}"
+    return f"{times} times as long as"
 
 
 def _steps(steps: Sequence[Step]) -> str:

@@ -142,7 +142,7 @@ def search(
     if degrees is not None:
         found = plans_of_graph(graph, pins=Pins(**degrees), optimizer=optimizer, **asked)
         return _with_settings(found, settings)
-    why = "that is asked" if method == "operators" else why_by_operators(graph, machine, stated, full_batch=full_batch)
+    why = "as requested" if method == "operators" else why_by_operators(graph, machine, stated, full_batch=full_batch)
     if why is None:
         try:
             trained = optimizer or Optimizer()
