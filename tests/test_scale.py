@@ -213,7 +213,8 @@ def test_stacks_are_known_by_name():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [({"dp": 0}, "dp must be"), ({"global_batch": 3, "dp": 2}, "does not divide"), ({"recompute": "some"}, "one of"),
-     ({"schedule": "1f2b"}, "unknown schedule"), ({"layers": (1, 2)}, "has 2 numbers, but pp 1 with 1 per rank")],
+     ({"schedule": "1f2b"}, "unknown schedule"),
+     ({"layers": (1, 2)}, "2 numbers, but pp 1 with 1 chunk each makes 1 chunk")],
 )  # fmt: skip
 def test_bad_degrees_are_refused(wrong, message):
     with pytest.raises(TwofoldError, match=message):

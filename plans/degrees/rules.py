@@ -180,8 +180,8 @@ def _layers(layers: tuple[int, ...] | None, pp: int, schedule: str = "", virtual
         )
     each = chunks_per_rank(schedule) or virtual
     if len(layers) != pp * each:
-        chunks = f"{each} chunk{'s' * (each != 1)}"
-        return f"layers {layers} has {len(layers)} numbers, but pp {pp} with {chunks} each makes {pp * each} chunks"
+        own, every = (f"{count} chunk{'s' * (count != 1)}" for count in (each, pp * each))
+        return f"layers {layers} has {len(layers)} numbers, but pp {pp} with {own} each makes {every}"
     return None
 
 
