@@ -60,7 +60,7 @@ def test_no_bound_on_the_way_to_a_configuration_exceeds_its_estimate(name):
             continue  # nothing of this branch fits
         decided, ranked, _ = child[2]
         at = draw.randrange(len(ranked))
-        estimate = branching._estimated(problem.degrees(leaf_values(problem, (decided, ranked, at))))
+        estimate = branching.estimated(problem.degrees(leaf_values(problem, (decided, ranked, at))))
         if estimate is not None:
             assert max(*bounds, ranked[at][0]) <= estimate.step_s * (1 + 1e-9)
             _check_least_memory(branching, nodes, decided, ranked[at][1][0])
