@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from plans.schedules import Schedule
-from plans.timeline import PS_PER_S
-from simulator.forecast.body import COMPUTE, ISSUE, Op, opened
+from simulator.forecast.body import COMPUTE, ISSUE, opened
 from simulator.forecast.case import Forecast
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
@@ -46,15 +45,6 @@ class RankKey:
         return (*self.lowered, self.costs.degrees.micro_batch, self.costs.machine)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Figures:
-    """The parts of one rank's step time in seconds, without its host."""
-
-    compute_s: float
-    kernels_s: Mapping[str, float]
-    host_s: float
-
-
 class PipelineRank:
     """The bodies of one pipeline rank, and what follows from them.
 
@@ -72,8 +62,6 @@ class PipelineRank:
         self.walk = RankWalk()
         self.forecasts: dict[tuple[object, ...], Forecast] = {}
         self._bodies: dict[int, RankBodies] = {}
-        self._figures: dict[tuple[int, int, str], _Figures] = {}
-        self._sums: dict[tuple[object, ...], _Figures] = {}
         self._peaks: dict[tuple[Schedule, tuple[int, ...], bool], tuple[int, dict[str, int]]] = {}
         self._memory = RankMemory(lowered, key.costs.pieces, key.costs.sizes.arrival_bytes)
 
@@ -115,42 +103,6 @@ class PipelineRank:
         own = self.undisturbed
         every = ((own.begin, 1), (own.end, 1), *((own.action(*key), count) for key, count in counts.items()))
         return sum(count * sum(op.kind in (COMPUTE, ISSUE) for op in ops) for ops, count in every)
-
-    def figures(self, counts: Mapping[tuple[int, str], int], bodies: RankBodies) -> _Figures:
-        """The parts of a step of some of its `bodies`; `counts` as in `counts_of_variants`."""
-        key = id(bodies), *counts.items()
-        if key not in self._sums:
-            self._sums[key] = self._sum(counts, bodies)
-        return self._sums[key]
-
-    def _sum(self, counts: Mapping[tuple[int, str], int], bodies: RankBodies) -> _Figures:
-        compute = host = 0.0
-        kernels: dict[str, float] = {}
-        for key, count in (*counts.items(), ((-1, "begin"), 1), ((-1, "end"), 1)):
-            own = self._of(key, bodies)
-            compute += count * own.compute_s
-            host += count * own.host_s
-            for name, seconds in own.kernels_s.items():
-                kernels[name] = kernels.get(name, 0.0) + count * seconds
-        return _Figures(compute_s=compute, kernels_s=kernels, host_s=host)
-
-    def _of(self, action: tuple[int, str], bodies: RankBodies) -> _Figures:
-        key = id(bodies), *action
-        if key not in self._figures:
-            ops = {"begin": bodies.begin, "end": bodies.end}.get(action[1]) or bodies.action(*action)
-            self._figures[key] = _figures(ops, is_update=action[1] == "end")
-        return self._figures[key]
-
-
-def _figures(ops: Sequence[Op], *, is_update: bool) -> _Figures:
-    kernels: dict[str, float] = {}
-    for op in ops:
-        if op.kind == COMPUTE:
-            name = "update" if is_update else op.name
-            kernels[name] = kernels.get(name, 0.0) + op.work_ps / PS_PER_S
-    return _Figures(
-        compute_s=sum(kernels.values()), kernels_s=kernels, host_s=sum(op.dispatch_ps for op in ops) / PS_PER_S
-    )
 
 
 _RANKS: dict[tuple[object, ...], PipelineRank] = {}

@@ -16,6 +16,7 @@ import numpy as np
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS
+from plans.timeline import PS_PER_S
 from simulator.forecast.body import COMPUTE, ISSUE, SEND, WAIT, Op, Row, opened, rests, row, steps_of
 from simulator.forecast.clock_map import NEVER, MaxPlus
 from simulator.forecast.columns import PipelineCosts
@@ -45,6 +46,24 @@ class Transfers:
     wait_dispatch_ps: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkSeconds:
+    """The time of compute and of the host in a body or a step.
+
+    Args:
+        kernels_s: compute by its class; that of the body that closes a step is "update".
+        host_s: of the host.
+    """
+
+    kernels_s: Mapping[str, float]
+    host_s: float
+
+    @property
+    def compute_s(self) -> float:
+        """Compute of all classes."""
+        return sum(self.kernels_s.values())
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankBodies:
     """The bodies of the ranks of one pipeline rank; all of them do the same.
@@ -59,6 +78,8 @@ class RankBodies:
     actions: Mapping[tuple[int, str], Ops] = field(default_factory=dict)
     end: Ops = ()
     _issued: dict[tuple[int, str], tuple[Mapping[tuple[str, Payload], int], int]] = field(default_factory=dict)
+    _seconds: dict[tuple[int, str], WorkSeconds] = field(default_factory=dict)
+    _of_steps: dict[tuple[object, ...], WorkSeconds] = field(default_factory=dict)
 
     def action(self, number: int, variant: str) -> Ops:
         """The body of an action; if the variant has none, that of its kind."""
@@ -69,13 +90,42 @@ class RankBodies:
         picoseconds of those that the body does not wait for."""
         key = number, variant
         if key not in self._issued:
-            named = {"begin": self.begin, "end": self.end}
-            ops = named[variant] if variant in named else self.action(number, variant)
+            ops = self._body(number, variant)
             waited = {op.token for op in ops if op.kind == WAIT}
             own = [op for op in ops if op.kind == ISSUE]
             kinds = Counter((op.channel, op.payload) for op in own if op.payload is not None)
             self._issued[key] = kinds, sum(op.work_ps for op in own if op.token not in waited)
         return self._issued[key]
+
+    def _body(self, number: int, variant: str) -> Ops:
+        """The body of an action, or of "begin" and "end"."""
+        named = {"begin": self.begin, "end": self.end}
+        return named[variant] if variant in named else self.action(number, variant)
+
+    def seconds(self, counts: Mapping[tuple[int, str], int]) -> WorkSeconds:
+        """The work of a step; `counts` as of `counts_of_variants`."""
+        key = tuple(counts.items())
+        if key not in self._of_steps:
+            host_s, kernels_s = 0.0, dict[str, float]()
+            for action, count in (*key, ((-1, "begin"), 1), ((-1, "end"), 1)):
+                own = self._seconds_of(*action)
+                host_s += count * own.host_s
+                for name, seconds in own.kernels_s.items():
+                    kernels_s[name] = kernels_s.get(name, 0.0) + count * seconds
+            self._of_steps[key] = WorkSeconds(kernels_s=kernels_s, host_s=host_s)
+        return self._of_steps[key]
+
+    def _seconds_of(self, number: int, variant: str) -> WorkSeconds:
+        key = number, variant
+        if key not in self._seconds:
+            ops, kernels_s = self._body(number, variant), dict[str, float]()
+            for op in ops:
+                if op.kind == COMPUTE:
+                    name = "update" if variant == "end" else op.name
+                    kernels_s[name] = kernels_s.get(name, 0.0) + op.work_ps / PS_PER_S
+            host_s = sum(op.dispatch_ps for op in ops) / PS_PER_S
+            self._seconds[key] = WorkSeconds(kernels_s=kernels_s, host_s=host_s)
+        return self._seconds[key]
 
     def slowed(self, rates: PairRates | None, arrival_ps: int = 0) -> RankBodies:
         """The same with the work that operations take next to each other.

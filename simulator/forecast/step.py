@@ -324,16 +324,13 @@ class StepForecast:
     def _forecast(self) -> Forecast:
         pace_ps = self.pace_ps()
         step_s = pace_ps / PS_PER_S
-        figures = [
-            rank.figures(counts, own)
-            for rank, counts, own in zip(self.ranks, counts_of_variants(self.schedule), self.bodies, strict=True)
-        ]  # fmt: skip
+        work = [own.seconds(counts) for own, counts in zip(self.bodies, counts_of_variants(self.schedule), strict=True)]
         peaks = self.peaks
         peak_bytes, memory = max(peaks, key=lambda peak: peak[0])
         of_ranks = [tally.parts(pace_ps) for tally in self._tallies]
         exposed_s = [own.exposed_ps / PS_PER_S for own in of_ranks]
         busiest, busiest_exposed_s = max(
-            zip(figures, exposed_s, strict=True), key=lambda both: both[0].compute_s + both[1]
+            zip(work, exposed_s, strict=True), key=lambda both: both[0].compute_s + both[1]
         )
         exposed_comm_s, host_wait_s, bubble_s = (
             mean_ps(part, ((own, 1) for own in of_ranks)) / PS_PER_S
