@@ -5,10 +5,12 @@ docs/optimizer-parallel.md describes the levels.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from plans.errors import TwofoldError
-from plans.model.graph import itemsize, matches_any
+from plans.model.graph import Tensor, itemsize, matches_any
 
 __all__ = ["Optimizer"]
 
@@ -127,6 +129,10 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         held = [dtype, self.accumulates_in(dtype)] + self.num_states * [self.keeps_states_in(dtype)]
         held += [self.updates_in(dtype)] * self.has_master(dtype)
         return sum(itemsize(each) for each in held)
+
+    def bytes_of(self, parameters: Iterable[Tensor]) -> int:
+        """Bytes of the weights, gradients, master weights and states of parameters, not sharded."""
+        return sum(tensor.num_elements * self.bytes_per_element(tensor.dtype) for tensor in parameters)
 
     def has_master(self, dtype: str) -> bool:
         """Whether a weight of `dtype` has a master weight next to it."""

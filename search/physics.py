@@ -5,7 +5,7 @@ from __future__ import annotations
 from costmodels import Machine
 from costmodels.price.compute import rate
 from plans.model.flops import necessary_flops
-from plans.model.graph import Graph, itemsize
+from plans.model.graph import Graph
 from plans.optimizer import Optimizer
 
 __all__ = ["physics_s"]
@@ -37,8 +37,5 @@ def physics_s(graph: Graph, machine: Machine, num_devices: int, optimizer: Optim
     for dtype, flops in necessary_flops(graph).items():
         peaks = [rate(compute, name, dtype, machine.name) for name in ("matrix_flops_per_s", "vector_flops_per_s")]
         arithmetic_s += flops / (max(peaks) * faster)
-    moved_bytes = sum(
-        tensor.size_bytes // itemsize(tensor.dtype) * optimizer.bytes_per_element(tensor.dtype)
-        for tensor in graph.parameters
-    )
+    moved_bytes = optimizer.bytes_of(graph.parameters)
     return max(arithmetic_s, moved_bytes / compute.memory_Bps) / workers

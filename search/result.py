@@ -209,7 +209,8 @@ class SearchResult(Shown, Generic[PlanT]):
         sentences = [] if self.complete else ["Stopped early: this is the best plan so far."]
         is_beyond = isinstance(self.best, Candidate) and self.best.degrees.takes_turns
         space = "the search space" + (" (which has no slices or pairs)" if is_beyond else "")
-        if_margin = f", if {' and '.join(self._assumed())}" if self._assumed() else ""
+        assumed = self._assumed()
+        if_margin = f", if {' and '.join(assumed)}" if assumed else ""
         if self.num_proven > 1:
             sentences.append(
                 f"Proven: the first {self.num_proven} plans have the shortest forecasts of {space}{if_margin}."

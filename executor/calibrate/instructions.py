@@ -93,7 +93,7 @@ def instruction_points(timer: Timer, plans: Sequence[Path]) -> Iterator[Point]:
 
 
 def _num_parameters(plan: Any) -> int:
-    return sum(math.prod(tensor.shape) for tensor in plan.graph.parameters)
+    return sum(tensor.num_elements for tensor in plan.graph.parameters)
 
 
 def _run(timer: Timer, plan: Any, between: list[float]) -> Iterator[tuple[Instruction, float]]:

@@ -7,7 +7,6 @@ parallelism needs no such split, so small modules are also tried as they are.
 from __future__ import annotations
 
 from dataclasses import fields
-from math import prod
 from typing import Any
 
 import msgspec
@@ -63,9 +62,8 @@ def _data_parallel(problem: Problem, graph: Graph, step_s: float) -> Plan | None
     """The module as it is on every device, if that is possible, fits and takes less than a step."""
     count, given = problem.num_devices, problem.pins.given
     assert problem.optimizer is not None
-    elements = sum(prod(tensor.shape) for tensor in graph.parameters)
-    room = problem.limit_bytes // problem.optimizer.bytes_per_element(problem.config.dtype)
-    if set(given) - {"zero"} or graph.batch_size % count or elements > room:
+    kept_bytes = problem.optimizer.bytes_of(graph.parameters)
+    if set(given) - {"zero"} or graph.batch_size % count or kept_bytes > problem.limit_bytes:
         return None
     plan = uniform_plan(
         graph, problem.machine, dp=count, zero=given.get("zero"), optimizer=problem.optimizer, fused=problem.fused

@@ -65,7 +65,7 @@ def solve(
 
     def better(found: Candidate) -> None:
         if on_better is not None:
-            on_better(_at_own_clock(found, asked, problem))
+            on_better(found if problem.machine is asked.machine else _at_own_clock(asked, found.degrees))
 
     branching = Branching(problem=problem, keep=keep, on_better=better, deadline_s=deadline_s)
     if not problem.pins.given:  # a search that ends early is no worse than what one would do without it
@@ -95,14 +95,14 @@ def solve(
         num_nodes=branching.num_opened, rejected=(*branching.rejected, *tried.rejected),
         alternatives=neighbours(branching, plans[0]) if explain else (),
     )  # fmt: skip
+    if problem.machine is asked.machine:
+        return found
     return _at_own_clocks(found, asked, [] if problem.pins.takes_turns else branching.near(_CLOCKS))
 
 
-def _at_own_clock(found: Candidate, asked: Problem, problem: Problem) -> Candidate:
-    """The same where clocks do not differ."""
-    if problem.machine is asked.machine:
-        return found
-    return replace(found, forecast=forecast(asked.config, found.degrees, asked.machine, stack=asked.stack))
+def _at_own_clock(asked: Problem, degrees: Degrees) -> Candidate:
+    """A configuration with its forecast at the clock of its own step."""
+    return Candidate(degrees=degrees, forecast=forecast(asked.config, degrees, asked.machine, stack=asked.stack))
 
 
 def _at_own_clocks(
@@ -111,23 +111,17 @@ def _at_own_clocks(
     """The result at the clock of all plans, with every plan at its own clock.
 
     Args:
-        found: with the problem that was solved.
-        asked: the same problem, whose machine has no clock.
-        near: further configurations that may be the fastest at their own clocks.
+        found: at one clock.
+        asked: the problem, whose machine has no clock.
+        near: further configurations that may be the fastest at their own clocks, with their seconds at the one clock.
     """
-    solved = found.problem
-    if solved.machine is asked.machine:
-        return found
-    before = [(plan.degrees, plan.forecast.step_s) for plan in found.plans]
-    own = [_at_own_clock(plan, asked, solved) for plan in found.plans]
-    for degrees, step_s in near:
-        if degrees in (plan.degrees for plan in found.plans):
-            continue
-        plan = Candidate(degrees=degrees, forecast=forecast(asked.config, degrees, asked.machine, stack=asked.stack))
-        if plan.forecast.peak_bytes <= asked.limit_bytes:
-            before.append((degrees, step_s))
-            own.append(plan)
-    shares = [plan.forecast.step_s / step_s for plan, (_, step_s) in zip(own, before, strict=True)]
+    listed = {plan.degrees: plan.forecast.step_s for plan in found.plans}
+    before = listed | {degrees: step_s for degrees, step_s in near if degrees not in listed}
+    own = [
+        plan for plan in (_at_own_clock(asked, degrees) for degrees in before)
+        if plan.degrees in listed or plan.forecast.peak_bytes <= asked.limit_bytes
+    ]  # fmt: skip
+    shares = [plan.forecast.step_s / before[plan.degrees] for plan in own]
     own.sort(key=lambda each: each.key)
     return with_own_clocks(replace(found, problem=asked), tuple(own), shares)
 
