@@ -69,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shares = [share for each in json.loads(KEPT.read_text()).values() for share in clock_shares(each["rows"])]
         print(f"{statistics.median(shares):.2f} of {', '.join(f'{share:.2f}' for share in sorted(shares))}")
         return 0
+    if options.gpus < 2:
+        parser.error(f"--gpus must be at least 2, not {options.gpus}: ranks meet others")
     write_results(options.out, measured_with() | {"ranks": options.gpus, "rows": []})
     job = [
         "--gpus", str(options.gpus), "--out", str(options.out), "--until", str(time.time() + options.budget_s),

@@ -25,15 +25,11 @@ from torch import nn
 
 from benchmarks.kept import measured_with, write_results
 from benchmarks.peers.own import with_execution
+from benchmarks.replay_marks import warmed
 from benchmarks.small_modules import WIDTH, Stack
 from costmodels import Machine
-from executor.calibrate.steps import CheapParameters
 from executor.capture.capture import capture
 from executor.device import Device, pick_device
-from executor.step.compiled import CompiledStep
-from executor.step.interpreter import Interpreter
-from executor.train.batches import random_batches
-from plans.lower import lower
 from plans.optimizer import Optimizer
 from plans.plan import Plan
 from search import uniform_plan
@@ -55,13 +51,7 @@ def plan_of(layers: int, rows: int) -> Plan:
 
 def measured(device: Device, layers: int, rows: int) -> dict[str, Any]:
     """One row of the table."""
-    plan = plan_of(layers, rows)
-    interpreter = Interpreter(lower(plan), 0, device, None)
-    interpreter.set_parameters(CheapParameters(plan.graph))
-    feed = itertools.cycle(list(random_batches(plan.graph, 0, 2)))
-    compiled = CompiledStep(interpreter, None)
-    for _ in range(WARM):
-        compiled.step(next(feed))
+    interpreter, compiled, feed = warmed(device, plan_of(layers, rows), WARM)
     replay = compiled._whole
     assert replay is not None, compiled.fallback
     found: dict[str, Any] = {

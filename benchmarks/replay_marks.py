@@ -9,6 +9,7 @@ import argparse
 import itertools
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,27 @@ from executor.calibrate.steps import CheapParameters
 from executor.device import Device, pick_device
 from executor.step.compiled import CompiledStep
 from executor.step.interpreter import Interpreter
-from executor.train.batches import random_batches
+from executor.train.batches import Batch, random_batches
 from plans.lower import lower
-from plans.plan import load_plan
+from plans.plan import Plan, load_plan
 
 WARM_STEPS, REPEATS = 4, 15
 
 
-def measured(device: Device, path: Path) -> dict[str, Any]:
-    """Milliseconds of two replays of either recording in a row, in turn; the medians."""
-    plan = load_plan(path)
+def warmed(device: Device, plan: Plan, steps: int) -> tuple[Interpreter, CompiledStep, Iterator[Batch]]:
+    """A plan of one rank after some steps on random batches: its interpreter, its compiled step, further batches."""
     interpreter = Interpreter(lower(plan), 0, device, None)
     interpreter.set_parameters(CheapParameters(plan.graph))
     feed = itertools.cycle(list(random_batches(plan.graph, 0, 2)))
     compiled = CompiledStep(interpreter, None)
-    for _ in range(WARM_STEPS):
+    for _ in range(steps):
         compiled.step(next(feed))
+    return interpreter, compiled, feed
+
+
+def measured(device: Device, path: Path) -> dict[str, Any]:
+    """Milliseconds of two replays of either recording in a row, in turn; the medians."""
+    interpreter, compiled, feed = warmed(device, load_plan(path), WARM_STEPS)
     compiled.record(next(feed))
     replays = {"whole": compiled._whole, "marked": compiled._marked}
     taken: dict[str, list[float]] = {name: [] for name in replays}

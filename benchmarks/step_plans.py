@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.peers.configs import gpt
 from costmodels import Machine
 from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.optimizer import Optimizer
@@ -35,20 +36,14 @@ MODELS = {
         name="wide", num_layers=4, hidden=5120, num_heads=40, num_kv_heads=8, ffn=13824, vocab=50304, seq=2048,
         dtype="bfloat16",
     ),
-    "gpt": TransformerConfig(
-        name="gpt", num_layers=12, hidden=1024, num_heads=16, vocab=50304, seq=1024, dtype="bfloat16", gated=False,
-        norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
-    ),
+    "gpt": gpt("gpt", num_layers=12, hidden=1024, num_heads=16, vocab=50304, seq=1024),
 }  # fmt: skip
 NEW_MODELS = {
     "3b": TransformerConfig(
         name="3b", num_layers=8, hidden=3072, num_heads=24, num_kv_heads=8, ffn=8192, vocab=128256, seq=4096,
         dtype="bfloat16",
     ),
-    "wide-gpt": TransformerConfig(
-        name="wide-gpt", num_layers=8, hidden=2304, num_heads=18, vocab=32768, seq=2048, dtype="bfloat16", gated=False,
-        norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
-    ),
+    "wide-gpt": gpt("wide-gpt", num_layers=8, hidden=2304, num_heads=18, vocab=32768, seq=2048),
 }  # fmt: skip
 THIRD_MODELS = {
     "2b": TransformerConfig(
@@ -59,10 +54,7 @@ THIRD_MODELS = {
         name="long", num_layers=6, hidden=1536, num_heads=12, num_kv_heads=4, ffn=4096, vocab=32768, seq=8192,
         dtype="bfloat16",
     ),
-    "gpt-mid": TransformerConfig(
-        name="gpt-mid", num_layers=16, hidden=1280, num_heads=20, vocab=51200, seq=1024, dtype="bfloat16", gated=False,
-        norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
-    ),
+    "gpt-mid": gpt("gpt-mid", num_layers=16, hidden=1280, num_heads=20, vocab=51200, seq=1024),
     "deep": TransformerConfig(
         name="deep", num_layers=24, hidden=768, num_heads=12, ffn=2048, vocab=32000, seq=512, dtype="bfloat16"
     ),
@@ -75,10 +67,7 @@ FOURTH_MODELS = {
     "mid": TransformerConfig(
         name="mid", num_layers=14, hidden=1792, num_heads=14, ffn=4864, vocab=40960, seq=3072, dtype="bfloat16"
     ),
-    "gpt-wide": TransformerConfig(
-        name="gpt-wide", num_layers=6, hidden=3584, num_heads=28, vocab=50304, seq=1024, dtype="bfloat16", gated=False,
-        norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
-    ),
+    "gpt-wide": gpt("gpt-wide", num_layers=6, hidden=3584, num_heads=28, vocab=50304, seq=1024),
     "thin": TransformerConfig(
         name="thin", num_layers=20, hidden=896, num_heads=14, num_kv_heads=2, ffn=2432, vocab=32768, seq=1024,
         dtype="bfloat16",

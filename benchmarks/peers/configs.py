@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from plans.model.transformer import Experts, TransformerConfig
 
-__all__ = ["MODELS"]
+__all__ = ["MODELS", "gpt"]
+
+
+def gpt(name: str, **sizes: Any) -> TransformerConfig:
+    """A model like GPT-2: layer norms, learned positions, an MLP without gate, and biases."""
+    return TransformerConfig(
+        name=name, gated=False, norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True, **sizes
+    )
+
 
 MODELS: Mapping[str, TransformerConfig] = {
     config.name: config
@@ -14,10 +23,7 @@ MODELS: Mapping[str, TransformerConfig] = {
         TransformerConfig(name="8x4096", num_layers=8, hidden=4096, num_heads=32, ffn=11008, vocab=32000, seq=2048),
         TransformerConfig(name="24x1024", num_layers=24, hidden=1024, num_heads=16, ffn=2816, vocab=32000, seq=1024),
         TransformerConfig(name="4x8192", num_layers=4, hidden=8192, num_heads=64, ffn=28672, vocab=32000, seq=4096),
-        TransformerConfig(
-            name="gpt", num_layers=12, hidden=2048, num_heads=16, vocab=50304, seq=1024, gated=False, norm="layer",
-            position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
-        ),
+        gpt("gpt", num_layers=12, hidden=2048, num_heads=16, vocab=50304, seq=1024),
         TransformerConfig(
             name="moe", num_layers=6, hidden=2048, num_heads=16, ffn=5632, vocab=32000, seq=2048,
             experts=Experts(num_experts=8, top_k=2, ffn=5632),
@@ -28,10 +34,7 @@ MODELS: Mapping[str, TransformerConfig] = {
         TransformerConfig(name="3x6144", num_layers=3, hidden=6144, num_heads=48, ffn=16384, vocab=32768, seq=4096),
         TransformerConfig(name="32x768", num_layers=32, hidden=768, num_heads=12, ffn=2048, vocab=30522, seq=512),
         TransformerConfig(name="4x2560-long", num_layers=4, hidden=2560, num_heads=20, ffn=6912, vocab=32000, seq=8192),
-        TransformerConfig(
-            name="gpt-3072", num_layers=6, hidden=3072, num_heads=24, vocab=50304, seq=2048, gated=False, norm="layer",
-            position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
-        ),
+        gpt("gpt-3072", num_layers=6, hidden=3072, num_heads=24, vocab=50304, seq=2048),
         TransformerConfig(
             name="moe-16", num_layers=4, hidden=1536, num_heads=12, ffn=2816, vocab=32000, seq=2048,
             experts=Experts(num_experts=16, top_k=2, ffn=2816),
@@ -41,19 +44,13 @@ MODELS: Mapping[str, TransformerConfig] = {
         TransformerConfig(name="12x2048", num_layers=12, hidden=2048, num_heads=16, ffn=8192, vocab=128256, seq=1024),
         TransformerConfig(name="20x1280", num_layers=20, hidden=1280, num_heads=20, ffn=3456, vocab=50304, seq=2048),
         TransformerConfig(name="2x7168", num_layers=2, hidden=7168, num_heads=56, ffn=18432, vocab=32000, seq=4096),
-        TransformerConfig(
-            name="gpt-1792", num_layers=10, hidden=1792, num_heads=14, vocab=50304, seq=2048, gated=False, norm="layer",
-            position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
-        ),
+        gpt("gpt-1792", num_layers=10, hidden=1792, num_heads=14, vocab=50304, seq=2048),
         TransformerConfig(
             name="moe-4", num_layers=5, hidden=2560, num_heads=20, ffn=6912, vocab=32000, seq=1024,
             experts=Experts(num_experts=4, top_k=2, ffn=6912),
         ),
         # of the fourth set: small layers, a vocabulary whose rows are not aligned
-        TransformerConfig(
-            name="gpt2", num_layers=12, hidden=768, num_heads=12, vocab=50257, seq=1024, gated=False, norm="layer",
-            position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
-        ),
+        gpt("gpt2", num_layers=12, hidden=768, num_heads=12, vocab=50257, seq=1024),
         TransformerConfig(name="28x640", num_layers=28, hidden=640, num_heads=10, ffn=1728, vocab=50304, seq=512),
         TransformerConfig(name="18x896", num_layers=18, hidden=896, num_heads=14, ffn=2432, vocab=49152, seq=1024),
         TransformerConfig(name="7x3328", num_layers=7, hidden=3328, num_heads=26, ffn=8960, vocab=32000, seq=2048),
@@ -69,10 +66,7 @@ MODELS: Mapping[str, TransformerConfig] = {
             name="3x2304-long", num_layers=3, hidden=2304, num_heads=18, ffn=6144, vocab=32000, seq=16384
         ),
         TransformerConfig(name="22x512", num_layers=22, hidden=512, num_heads=8, ffn=1408, vocab=16384, seq=512),
-        TransformerConfig(
-            name="gpt-2560", num_layers=9, hidden=2560, num_heads=20, vocab=50432, seq=1024, gated=False, norm="layer",
-            position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
-        ),
+        gpt("gpt-2560", num_layers=9, hidden=2560, num_heads=20, vocab=50432, seq=1024),
         TransformerConfig(
             name="moe-12", num_layers=5, hidden=1536, num_heads=12, ffn=4096, vocab=32000, seq=2048,
             experts=Experts(num_experts=12, top_k=3, ffn=4096),
@@ -85,10 +79,7 @@ MODELS: Mapping[str, TransformerConfig] = {
             name="4x2048-long", num_layers=4, hidden=2048, num_heads=16, ffn=5504, vocab=32000, seq=12288
         ),
         TransformerConfig(name="20x768", num_layers=20, hidden=768, num_heads=12, ffn=2176, vocab=24576, seq=1024),
-        TransformerConfig(
-            name="gpt-3584", num_layers=8, hidden=3584, num_heads=28, vocab=50304, seq=1024, gated=False, norm="layer",
-            position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
-        ),
+        gpt("gpt-3584", num_layers=8, hidden=3584, num_heads=28, vocab=50304, seq=1024),
         TransformerConfig(
             name="moe-10", num_layers=4, hidden=2048, num_heads=16, ffn=3584, vocab=32000, seq=2048,
             experts=Experts(num_experts=10, top_k=2, ffn=3584),
@@ -97,10 +88,7 @@ MODELS: Mapping[str, TransformerConfig] = {
         TransformerConfig(
             name="tiny", num_layers=4, hidden=64, num_heads=4, ffn=96, vocab=128, seq=16, dtype="float32"
         ),
-        TransformerConfig(
-            name="tiny-gpt", num_layers=2, hidden=64, num_heads=4, vocab=128, seq=16, dtype="float32", gated=False,
-            norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
-        ),
+        gpt("tiny-gpt", num_layers=2, hidden=64, num_heads=4, vocab=128, seq=16, dtype="float32"),
         TransformerConfig(
             name="tiny-moe", num_layers=2, hidden=64, num_heads=4, ffn=96, vocab=128, seq=16, dtype="float32",
             experts=Experts(num_experts=4, top_k=2, ffn=48),
