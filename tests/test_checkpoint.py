@@ -147,7 +147,7 @@ def test_incomplete_checkpoints_and_those_of_other_models_are_refused(folder, tm
     name = "two stages, adamw"
     (checkpoint,) = written_checkpoints(folder / name / "cut")
     assert not list((folder / name / "cut").glob(".*"))  # nothing half-written is left
-    assert check_checkpoint(checkpoint, PLANS[name]) == CUT
+    assert check_checkpoint(checkpoint, PLANS[name]).step == CUT
     with pytest.raises(TwofoldError, match="another model or optimizer"):
         check_checkpoint(checkpoint, PLANS["two stages, momentum"])
     for path in sorted(checkpoint.iterdir()):
@@ -166,7 +166,7 @@ def test_a_run_killed_while_it_removes_a_checkpoint_leaves_whole_ones_only(tmp_p
     monkeypatch.setattr(shutil, "rmtree", lambda path, **_: [file.unlink() for file in [*Path(path).iterdir()][:1]])
     trained(plan, tmp_path, save=True)  # writes 2, 4 and 6, and keeps one
     monkeypatch.setattr(shutil, "rmtree", remove)
-    assert [check_checkpoint(path, plan) for path in written_checkpoints(tmp_path)] == [6]
+    assert [check_checkpoint(path, plan).step for path in written_checkpoints(tmp_path)] == [6]
     assert list(tmp_path.glob(".*"))
     trained(plan, tmp_path, save=True, steps=2)
     assert not list(tmp_path.glob(".*"))  # the next run takes away what is left

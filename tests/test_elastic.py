@@ -72,18 +72,6 @@ def test_a_job_survives_a_killed_rank_and_then_a_lost_node(tmp_path, port):
     np.testing.assert_allclose(json.loads(printed)["losses"], expected, rtol=2e-6)
 
 
-@pytest.mark.ranks
-def test_a_folder_that_nodes_do_not_share_is_refused(tmp_path, port):
-    save_plan(two_ranks(), tmp_path / "plan.json")
-    text = JOB.format(folder=tmp_path, steps=10, out="out")  # in the folder of each node
-    (tmp_path / "job.toml").write_text(text.partition("[elastic]")[0])
-    runs = started(tmp_path, port, ["train", str(tmp_path / "job.toml")])
-    for run in runs:
-        _, messages = run.communicate(timeout=200)
-        assert run.returncode == 2
-        assert re.search("out 'out' on node 1 is not the folder of node 0; name one that all nodes share", messages)
-
-
 @pytest.mark.parametrize(
     ("change", "nodes", "message"),
     [

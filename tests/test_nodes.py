@@ -17,7 +17,7 @@ from costmodels import Machine
 from costmodels.fit.points import load_points
 from executor.capture.capture import capture
 from executor.launch import nodes
-from executor.launch.nodes import NodeConnections, Nodes
+from executor.launch.nodes import NodeConnections, Nodes, refusing
 from executor.launch.rank_failures import RankFailed, RankRefused, RunFailed
 from plans.errors import TwofoldError
 from plans.layout import Layout
@@ -88,6 +88,45 @@ def test_a_node_that_does_not_join_is_named_everywhere(port):
     assert {str(each) for each in found.values()} == {"node 2 did not join within 1 s; start the job on every node"}
     (error,) = met(port, {1: SAME[1]}, lambda node, here: None, join_s=0.5).values()
     assert str(error) == f"node 0 did not answer at 127.0.0.1 port {port + 1} within 0.5 s"
+
+
+def test_an_error_of_one_node_before_they_meet_is_told_to_all(port):
+    found = {}
+
+    def one(node):
+        here = Nodes(num_nodes=2, node_rank=node, port=port, join_s=5.0)
+        try:
+            with refusing(here):
+                if node == wrong:
+                    raise TwofoldError("job.toml does not exist")
+            NodeConnections(here).close()
+        except TwofoldError as error:
+            found[node] = str(error)
+
+    for wrong in (0, 1):
+        threads = [threading.Thread(target=one, args=(node,)) for node in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == {wrong: "job.toml does not exist", 1 - wrong: f"on node {wrong}: job.toml does not exist"}
+
+
+def test_nodes_tell_each_other_their_offers(port):
+    found = {}
+
+    def one(node):
+        here = NodeConnections(Nodes(num_nodes=2, node_rank=node, port=port, offer={"node": node, "text": "x" * 2**20}))
+        found[node] = here.offers
+        here.agreed(None)
+        here.close()
+
+    threads = [threading.Thread(target=one, args=(node,)) for node in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1] and [each["node"] for each in found[0]] == [0, 1]
 
 
 def test_a_node_that_is_late_is_waited_for(port, monkeypatch):

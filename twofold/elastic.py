@@ -72,16 +72,15 @@ def plan_for_fewer(plan: Plan, machine: Machine, num_devices: int) -> Plan:
 
 
 def _with_searched_plans(job: TrainingJob, nodes: Nodes) -> TrainingJob:
-    """The job with plan files for all numbers of nodes; node 0 writes those that are not given."""
-    if job.elastic is None or not job.elastic.machine:
+    """The job with plan files for all numbers of nodes; node 0 searches and writes those that are not given."""
+    if job.elastic is None or not job.elastic.machine or nodes.node_rank > 0:
         return job
     check_elastic(job.elastic, nodes)
     plan, machine = load_plan(job.plan), Machine.load(job.elastic.machine)
     given = {load_plan(path).num_ranks for path in job.elastic.plans}
     missing = [devices for devices in devices_left(job.elastic, plan, nodes).values() if devices not in given]
     searched = {devices: Path(job.out) / "plans" / f"plan-{devices}.json" for devices in missing}
-    if nodes.node_rank == 0:
-        for devices, path in searched.items():
-            save_plan(plan_for_fewer(plan, machine, devices), path)
+    for devices, path in searched.items():
+        save_plan(plan_for_fewer(plan, machine, devices), path)
     elastic = msgspec.structs.replace(job.elastic, plans=(*job.elastic.plans, *map(str, searched.values())))
     return msgspec.structs.replace(job, elastic=elastic)

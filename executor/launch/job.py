@@ -26,7 +26,10 @@ class Emulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class TaskCheckpoints(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Checkpoints of a task: their folder, the steps between, how many stay, and which to resume, of `first` steps."""
+    """Checkpoints of a task: their folder, the steps between, how many stay, and which to resume, of `first` steps.
+
+    `resume` is None also where only other nodes have the checkpoint; `first` is above 0 then.
+    """
 
     folder: str
     every: int

@@ -17,6 +17,7 @@ from executor.step.groups import connect
 from executor.train.batches import Share
 from executor.train.data import Prefetcher
 from executor.train.evaluations import Evaluations
+from executor.train.folders import ranks_by_folder, share_figures, spread_figures
 from executor.train.metrics import EvaluationRow, Metrics, StepFacts
 from executor.train.models import InitialParameters, load_model, random_parameters
 from executor.train.module_weights import as_graph
@@ -28,7 +29,6 @@ from executor.train.same_start import check_same_batch, check_same_start
 from executor.train.sources import Source
 from executor.train.verdict import Verdict
 from executor.train.weights_files import read_weights
-from plans.errors import TwofoldError
 from plans.files import write_atomically
 from plans.lower import lower
 from plans.model.graph import Graph
@@ -83,8 +83,10 @@ def _run(task: Task, job: Job) -> None:
     program, graph = lower(plan), plan.graph
     source = Source(data=task.data, seed=task.seed)
     per_epoch = source.num_batches(graph) or task.steps
+    folders: tuple[tuple[int, ...], ...] = ()
     if task.metrics is not None or task.checkpoints is not None:
-        _check_shared(Path(task.out))
+        folders = ranks_by_folder(Path(task.out))
+        spread_figures(Path(task.out), folders)
     check_same_batch(next(source.batches(graph, 1)), pick_device(job.device))
     parameters = _parameters(task, graph, pick_device(job.device))
     emulation = None
@@ -95,7 +97,8 @@ def _run(task: Task, job: Job) -> None:
     asked = task.checkpoints
     first = 0 if asked is None else asked.first
     rate = None if task.learning_rate is None else partial(_rate, task.learning_rate, task.steps)
-    metrics = _metrics(task, plan, program, rank, pick_device(job.device))
+    writers = _metrics_ranks(program, folders)
+    metrics = _metrics(task, plan, rank in writers, pick_device(job.device))
 
     def on_check(step: int, verdict: Verdict) -> None:
         if metrics is not None:
@@ -122,7 +125,7 @@ def _run(task: Task, job: Job) -> None:
         after_step=None if evaluations is None else evaluations.after,
         checkpoints=None if asked is None else Checkpoints(
             folder=Path(asked.folder), every=asked.every, keep=asked.keep,
-            resume=None if asked.resume is None else Path(asked.resume),
+            resume=None if asked.resume is None else Path(asked.resume), first=asked.first, folders=folders,
         ),
     )  # fmt: skip
     share = Share.of_rank(plan, rank)
@@ -136,6 +139,10 @@ def _run(task: Task, job: Job) -> None:
         evaluations.close()
     if metrics is not None:
         metrics.close()
+    if len(folders) > 1:
+        share_figures(
+            Path(task.out), writers[0], any(rank == ranks[0] and not {*ranks} & {*writers} for ranks in folders)
+        )
 
 
 def _save(result: RankResult, out: Path) -> None:
@@ -153,31 +160,6 @@ def _save(result: RankResult, out: Path) -> None:
                 write_atomically(out / f"rank.{rank}.npz", content)
 
 
-def _check_shared(out: Path) -> None:
-    """Refuse a folder that is not the same on all nodes.
-
-    Raises:
-        TwofoldError: as above; every rank raises the same.
-    """
-    import torch.distributed as dist
-
-    if int(os.environ.get("GROUP_WORLD_SIZE", "1")) == 1:
-        return
-    mark = out / f".shared-{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ['MASTER_PORT']}"
-    if dist.get_rank() == 0:
-        write_atomically(mark, b"")
-    dist.barrier()
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (os.environ["GROUP_RANK"], mark.exists()))
-    if dist.get_rank() == 0:
-        mark.unlink()
-    if odd := [node for node, is_there in found if not is_there]:
-        raise TwofoldError(
-            f"out {str(out)!r} on node {odd[0]} is not the folder of node 0; name one that all nodes share, for "
-            "checkpoints and metrics"
-        )
-
-
 def _parameters(task: Task, graph: Graph, device: Device) -> Mapping[str, Any]:
     """Initial weights: from a file where it has them, otherwise from the model, otherwise drawn."""
     parameters: Mapping[str, Any] = random_parameters(graph, task.seed) if not task.model else {}
@@ -190,10 +172,16 @@ def _parameters(task: Task, graph: Graph, device: Device) -> Mapping[str, Any]:
     return ChainMap(as_graph(graph, read_weights(task.weights)), parameters)  # type: ignore[arg-type]
 
 
-def _metrics(task: Task, plan: Plan, program: Program, rank: int, device: Device) -> Metrics | None:
-    """The writer of step figures, on the lowest rank that has the loss."""
-    knowing = (member for group in program.groups if group.loss is not None for member in group.ranks)
-    if task.metrics is None or rank != min(knowing):
+def _metrics_ranks(program: Program, folders: tuple[tuple[int, ...], ...]) -> list[int]:
+    """The lowest rank of each folder that has the loss, of folders with one; these write the figures of steps."""
+    knowing = sorted(member for group in program.groups if group.loss is not None for member in group.ranks)
+    lowest = (next((rank for rank in knowing if not folders or rank in ranks), None) for ranks in folders or ((),))
+    return sorted(rank for rank in lowest if rank is not None)
+
+
+def _metrics(task: Task, plan: Plan, writes: bool, device: Device) -> Metrics | None:
+    """The writer of step figures, on ranks that write them."""
+    if task.metrics is None or not writes:
         return None
     first = 0 if task.checkpoints is None else task.checkpoints.first
     facts = StepFacts.of(plan, task.peak_flops_per_s)

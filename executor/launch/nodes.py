@@ -11,7 +11,7 @@ import json
 import selectors
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from executor.launch.rank_failures import RankFailed, RankRefused, RunFailed, Ru
 from plans.errors import TwofoldError
 from plans.reading import json_of
 
-__all__ = ["ONE_NODE", "NodeConnections", "Nodes"]
+__all__ = ["ONE_NODE", "NodeConnections", "Nodes", "refusing"]
 
 LOOPBACK = "127.0.0.1"
 BEAT_S = 1.0
@@ -27,7 +27,7 @@ LOST_S = 10.0
 VERDICT_S = 5.0  # after the first failure, for nodes that know the cause and are still ending their ranks
 RETRY_S = 0.1
 LATE_S = 2.0
-_MOST_BYTES = 1 << 20  # of a message
+_MOST_BYTES = 1 << 28  # of a message, which may hold a plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,8 @@ class Nodes:
             nodes only. Node 0 is always one of them.
         wait_s: see `least_nodes`.
         facts: what must be equal on all of them, by name, such as the digest of a plan.
+        offer: what this node tells the others at the start, in JSON's types.
+        refusal: why this node cannot start; the other nodes end with the same error.
     """
 
     num_nodes: int = 1
@@ -55,6 +57,8 @@ class Nodes:
     least_nodes: int | None = None
     wait_s: float = 30.0
     facts: Mapping[str, str] = field(default_factory=dict)
+    offer: Any = None
+    refusal: str = ""
 
 
 ONE_NODE = Nodes()
@@ -71,6 +75,8 @@ class _Peer:
     rest: bytes = b""
     is_closed: bool = False
     facts: dict[str, str] | None = None
+    offer: Any = None
+    refusal: str = ""
     has_ended: bool = False
     error: dict[str, Any] | None = None
     verdict: dict[str, Any] | None = None
@@ -103,6 +109,7 @@ class _Peer:
             message = json_of(line, "a message of another node")
             if "node" in message:
                 self.node, self.facts = int(message["node"]), dict(message["facts"])
+                self.offer, self.refusal = message["offer"], str(message["refusal"])
             if "ended" in message:
                 self.has_ended, self.error = True, message["ended"]
             self.verdict = message.get("verdict", self.verdict)
@@ -124,14 +131,16 @@ class NodeConnections:
 
     Attributes:
         joined: numbers of the nodes that joined, in order.
+        offers: what each of them told the others.
 
     Raises:
-        TwofoldError: a node that does not join, a node number used twice, different facts. Every node raises it.
+        TwofoldError: a node that does not join or cannot start, a node number used twice, different facts. Every node
+            raises it.
     """
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes, self._peers, self._beat_s = nodes, list[_Peer](), 0.0
-        self.joined = tuple(range(nodes.num_nodes))
+        self.joined, self.offers = tuple(range(nodes.num_nodes)), (nodes.offer,)
         if nodes.num_nodes == 1:
             return
         assert nodes.port is not None
@@ -212,8 +221,9 @@ class NodeConnections:
                             f"node {said} did not join within {self._nodes.join_s:g} s; start the job on every node"
                         )
                     self.joined = (0, *sorted(known))
+                    self.offers = (self._nodes.offer, *(known[node].offer for node in self.joined[1:]))
                     for peer in self._peers:
-                        peer.send({"verdict": {"text": refusal, "joined": self.joined}})
+                        peer.send({"verdict": {"text": refusal, "joined": self.joined, "offers": self.offers}})
                         peer.heard_s = time.monotonic()  # nodes send nothing while they wait
                     return refusal
                 if ready.select(RETRY_S):
@@ -223,6 +233,9 @@ class NodeConnections:
 
     def _differing(self, peers: list[_Peer]) -> str | None:
         numbers = [peer.node for peer in peers]
+        for node, text in ((0, self._nodes.refusal), *((peer.node, peer.refusal) for peer in peers)):
+            if text:
+                return f"on node {node}: {text}"
         for peer in peers:
             if not 0 < peer.node < self._nodes.num_nodes or numbers.count(peer.node) > 1:
                 return f"there are two launchers of node {peer.node}; give every machine a node number of its own"
@@ -246,14 +259,16 @@ class NodeConnections:
         connection.settimeout(None)
         peer = _Peer(0, connection, time.monotonic())
         self._peers.append(peer)
-        peer.send({"node": self._nodes.node_rank, "facts": dict(self._nodes.facts)})
+        here = self._nodes
+        peer.send({"node": here.node_rank, "facts": dict(here.facts), "offer": here.offer, "refusal": here.refusal})
         while peer.verdict is None:
             peer.read()
             if peer.verdict is None:
                 if peer.is_closed or time.monotonic() > deadline_s + LOST_S:
                     return f"node 0 at {place} ended before all nodes had joined"
                 time.sleep(RETRY_S)
-        text, self.joined = peer.verdict["text"], tuple(peer.verdict["joined"])
+        text, self.joined, self.offers = (peer.verdict[name] for name in ("text", "joined", "offers"))
+        self.joined, self.offers = tuple(self.joined), tuple(self.offers)
         peer.verdict, peer.heard_s = None, time.monotonic()
         if text is None and self._nodes.node_rank not in self.joined:
             return f"the job started on the nodes {self.joined} before node {self._nodes.node_rank} had joined"
@@ -293,6 +308,18 @@ class NodeConnections:
     def _lost(self, peer: _Peer) -> RunFailed:
         how = "closed its connection" if peer.is_closed else f"sent nothing for {LOST_S:g} s"
         return RunFailed(f"node {peer.node} was lost: its launcher {how}")
+
+
+@contextlib.contextmanager
+def refusing(nodes: Nodes) -> Iterator[None]:
+    """Tell the other nodes about an error of this node that comes up before they meet, so that none waits for it."""
+    try:
+        yield
+    except TwofoldError as error:
+        if nodes.num_nodes > 1 and nodes.port is not None:
+            with contextlib.suppress(TwofoldError):  # the refusal, or nobody to tell
+                NodeConnections(replace(nodes, join_s=min(nodes.join_s, LOST_S), refusal=str(error))).close()
+        raise
 
 
 def _place(where: tuple[str, int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +14,14 @@ import msgspec
 
 from executor.launch.elastic import ElasticSettings, check_elastic, smaller_plans
 from executor.launch.job import Job, Task, TaskCheckpoints, save_job
-from executor.launch.nodes import ONE_NODE, Nodes
+from executor.launch.nodes import ONE_NODE, Nodes, refusing
+from executor.launch.resumable import Held, held_here, newest_complete
+from executor.train.checkpoint_files import checkpoint_name, written_checkpoints
 from executor.train.rates import Rate
 from executor.train.settings import EvaluationSettings, Replicas
 from plans.errors import TwofoldError, number, whole_number
 from plans.model.graph import undecayed_parts
-from plans.plan import Plan, load_plan, plan_digest, save_plan
+from plans.plan import Plan, load_plan, plan_digest, plan_from_json, plan_to_json, save_plan
 from plans.reading import json_of, read_toml
 from plans.step_check import LossScale, Spike, StepCheck
 
@@ -112,9 +114,9 @@ def train(
         job: the job, which is checked before ranks are started.
         resume: resume from the newest checkpoint, which may be of another plan of the same model and optimizer.
         on_line: called with (rank, line) for every line that the last rank of this machine prints.
-        nodes: machines of the job; call it on each with the same arguments except `node_rank`. `out` is a folder that
-            all of them share. After a failure all nodes restart. A lost node must be started by hand, unless the job is
-            `elastic`: then those that are left continue.
+        nodes: machines of the job; call it on each with the same arguments except `node_rank`. `out` may be a folder
+            that all of them share, or one on each; then only node 0 gets `weights.npz`. After a failure all nodes
+            restart. A lost node must be started by hand, unless the job is `elastic`: then the others continue.
 
     Raises:
         TwofoldError: bad input; `executor.launch.rank_failures.RunFailed` when training failed and no restart is left.
@@ -122,35 +124,12 @@ def train(
     >>> job = TrainingJob(plan="plan.json", steps=100, out="runs/gpt", checkpoints=CheckpointSettings(every=20))
     >>> train(job, resume=True)[-1]["loss"]  # doctest: +SKIP
     """
-    from executor.launch.launch import Follow, launch, meet
     from executor.launch.rank_failures import RankRefused, RunFailed
 
-    saved, tell = load_plan(job.plan), on_line or _ignore
-    full = _with_settings(job, saved)
-    task, all_nodes = _checked(job, full), nodes.num_nodes
-    if job.elastic is not None:
-        check_elastic(job.elastic, nodes)
-        if nodes.node_rank == 0:  # the other nodes may not have the plans yet
-            smaller_plans(job.elastic, saved, nodes)
-        nodes = replace(nodes, least_nodes=job.elastic.least_nodes, wait_s=job.elastic.wait_s)
-    main = "job_main" if job.checkpoints is None else "checkpointed_main"
+    tell = on_line or _ignore
     for restarts_left in range(job.max_restarts, -1, -1):
-        checkpoints = _checkpoints(job, full, resume)
         try:
-            with contextlib.closing(meet(replace(nodes, facts=_facts(job, full, checkpoints)), full.num_ranks)) as met:
-                plan, name = full, "plan.json"
-                if job.elastic is not None and (count := len(met.joined)) < all_nodes:
-                    plan = _with_settings(job, smaller_plans(job.elastic, saved, nodes)[count])
-                    name = f"plan-{plan.num_ranks}.json"
-                file = save_plan(plan, Path(job.out) / name)
-                if plan is not full:
-                    tell(0, f"{count} of {all_nodes} nodes have joined; they train with {file}")
-                task = msgspec.structs.replace(task, plan=str(file), checkpoints=checkpoints)
-                path = save_job(Job(tasks=(task,), device=job.device), Path(job.out) / "job.json")
-                launch(
-                    f"executor.launch.{main}:main", num_ranks=plan.num_ranks, args=[str(path)], log_dir=job.log_dir,
-                    timeout_s=job.timeout_s, follow=Follow(tell), nodes=met,
-                )  # fmt: skip
+            _train_once(job, resume, tell, nodes)
             break
         except RankRefused:
             raise  # it would come again
@@ -162,10 +141,55 @@ def train(
     return [json_of(line, "metrics.jsonl") for line in (Path(job.out) / "metrics.jsonl").read_bytes().splitlines()]
 
 
-def _facts(job: TrainingJob, plan: Plan, checkpoints: TaskCheckpoints | None) -> dict[str, str]:
+def _train_once(job: TrainingJob, resume: bool, tell: Callable[[int, str], None], nodes: Nodes) -> None:
+    """Train until all steps are done or something fails."""
+    from executor.launch.launch import Follow, launch, meet
+
+    with refusing(nodes):
+        saved = load_plan(job.plan)
+        plan, elastic = _with_settings(job, saved), job.elastic
+        task, offer = _checked(job, plan), _Offer()
+        if elastic is not None:
+            check_elastic(elastic, nodes)
+            if nodes.node_rank == 0:  # the other nodes may not have the plans
+                smaller = smaller_plans(elastic, saved, nodes)
+                offer.plans = {count: plan_to_json(each).decode() for count, each in smaller.items()}
+        held = _held(job, plan, resume, newest_only=nodes.num_nodes == 1)
+        offer.held = list(held)
+    if elastic is not None:
+        nodes = replace(nodes, least_nodes=elastic.least_nodes, wait_s=elastic.wait_s)
+    told = replace(nodes, facts=_facts(job, plan), offer=msgspec.to_builtins(offer, str_keys=True))
+    with contextlib.closing(meet(told, plan.num_ranks)) as met:
+        offers = [msgspec.convert(each, _Offer, strict=False) for each in met.offers]
+        name, count = "plan.json", len(met.joined)
+        if count < nodes.num_nodes:
+            plan = _with_settings(job, plan_from_json(offers[0].plans[count].encode()))
+            name = f"plan-{plan.num_ranks}.json"
+        file = save_plan(plan, Path(job.out) / name)
+        if count < nodes.num_nodes:
+            tell(0, f"{count} of {nodes.num_nodes} nodes have joined; they train with {file}")
+        chosen = newest_complete(dict(zip(met.joined, [each.held for each in offers], strict=True)))
+        main, checkpoints = "job_main", None
+        if job.checkpoints is not None:
+            main, checkpoints = "checkpointed_main", _checkpoints(job, job.checkpoints, held, chosen)
+        task = msgspec.structs.replace(task, plan=str(file), checkpoints=checkpoints)
+        path = save_job(Job(tasks=(task,), device=job.device), Path(job.out) / "job.json")
+        launch(
+            f"executor.launch.{main}:main", num_ranks=plan.num_ranks, args=[str(path)], log_dir=job.log_dir,
+            timeout_s=job.timeout_s, follow=Follow(tell), nodes=met,
+        )  # fmt: skip
+
+
+class _Offer(msgspec.Struct):
+    """Facts that nodes tell each other: checkpoints of each, and plans of node 0 for smaller numbers of nodes."""
+
+    held: list[Held] = []
+    plans: dict[int, str] = {}
+
+
+def _facts(job: TrainingJob, plan: Plan) -> dict[str, str]:
     """What must be the same on all nodes."""
-    first = 0 if checkpoints is None else checkpoints.first
-    return {"plan": plan_digest(plan), "steps": str(job.steps), "seed": str(job.seed), "first step": str(first)}
+    return {"plan": plan_digest(plan), "steps": str(job.steps), "seed": str(job.seed)}
 
 
 def _with_settings(job: TrainingJob, plan: Plan) -> Plan:
@@ -244,25 +268,32 @@ def _evaluation(asked: EvaluationSettings, plan: Plan, seed: int) -> EvaluationS
     return msgspec.structs.replace(asked, batches=count)
 
 
-def _checkpoints(job: TrainingJob, plan: Plan, resume: bool) -> TaskCheckpoints | None:
-    """The folder for checkpoints, and the checkpoint to resume from, which is complete and for the plan's model."""
-    from executor.train.checkpoint_files import check_checkpoint, written_checkpoints
-
+def _held(job: TrainingJob, plan: Plan, resume: bool, *, newest_only: bool) -> dict[Held, Path]:
+    """The checkpoints of this node, from which the job may resume."""
     if job.checkpoints is None:
         if resume:
             raise TwofoldError("--resume needs checkpoints: set every = STEPS in [checkpoints] of the job")
-        return None
+        return {}
     folder = Path(job.out) / "checkpoints"
-    written = written_checkpoints(folder)
-    if written and not resume:
-        raise TwofoldError(f"{folder} has checkpoints of an earlier run; use --resume, or another out")
-    newest, first = None, 0
-    if written:
-        newest = written[-1]
-        first = check_checkpoint(newest, plan)
+    if not resume:
+        if written_checkpoints(folder):
+            raise TwofoldError(f"{folder} has checkpoints of an earlier run; use --resume, or another out")
+        return {}
+    return held_here(folder, plan, newest_only=newest_only)
+
+
+def _checkpoints(
+    job: TrainingJob, asked: CheckpointSettings, held: Mapping[Held, Path], chosen: Held | None
+) -> TaskCheckpoints:
+    """The folder for checkpoints, and the checkpoint to resume from; this node may have none of its files."""
+    resume, first = None, 0
+    if chosen is not None:
+        first = chosen.step
+        resume = next((path for own, path in held.items() if (own.step, own.run) == (first, chosen.run)), None)
         if first >= job.steps:
-            raise TwofoldError(f"{newest}: {first} steps are done, but the job has {job.steps}; increase steps")
+            where = checkpoint_name(first) if resume is None else resume
+            raise TwofoldError(f"{where}: {first} steps are done, but the job has {job.steps}; increase steps")
     return TaskCheckpoints(
-        folder=str(folder), every=job.checkpoints.every, keep=job.checkpoints.keep,
-        resume=None if newest is None else str(newest), first=first,
+        folder=str(Path(job.out) / "checkpoints"), every=asked.every, keep=asked.keep,
+        resume=None if resume is None else str(resume), first=first,
     )  # fmt: skip

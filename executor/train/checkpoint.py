@@ -7,6 +7,9 @@ and renamed again before it is removed, so that a folder of this name is whole. 
 full tensor: on the plan that wrote it every rank reads back the parts that it keeps; on another plan it reads the parts
 that its own ones overlap.
 
+Nodes that share no disk each write the parts that their own ranks keep, as a checkpoint of torch of its own. All of
+them are on disk before the first one is renamed, and all are renamed before an older one is removed.
+
 The state of a run has nothing else but the state of a step check (the loss scale, skipped steps, norms of gradients):
 dropout follows from seed and step, data from the step.
 """
@@ -18,7 +21,9 @@ import json
 import os
 import shutil
 import threading
+import uuid
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +36,14 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from executor.step.interpreter import Interpreter
 from executor.train.checkpoint_files import MANIFEST, checkpoint_name, written_checkpoints
-from executor.train.checkpoint_parts import SavedParts
-from executor.train.parts import STEP_CHECK, WEIGHT, holders, kept
+from executor.train.checkpoint_nodes import NodesStore
+from executor.train.checkpoint_parts import CheckpointFolder, SavedParts, Store
+from executor.train.options import Checkpoints
+from executor.train.parts import STEP_CHECK, WEIGHT, Place, holders, kept
 from plans.errors import TrainingStopped
 from plans.files import write_atomically
 from plans.plan import Plan, plan_to_json
 from plans.program import Program
-from plans.reading import read_json
 from plans.step_check import Held
 
 __all__ = ["Saver", "restore"]
@@ -50,26 +56,27 @@ class Saver:
         program: program of all ranks.
         plan: it comes from; saved next to the tensors.
         interpreter: of this rank.
-        folder: folder of the checkpoints.
-        every: steps from one checkpoint to the next.
-        keep: how many whole ones stay.
+        asked: folder and frequency of the checkpoints, and which ranks share the folder.
     """
 
-    def __init__(
-        self, program: Program, plan: Plan, interpreter: Interpreter, folder: Path, *, every: int, keep: int
-    ) -> None:
-        self._plan, self._interpreter, self._folder, self._every, self._keep = plan, interpreter, folder, every, keep
-        self._alone = program.num_ranks == 1
-        # a separate group, on CPUs: its messages go next to those of the steps
-        self._group = None if self._alone else dist.new_group(backend="gloo")
-        copies = holders(program)
-        writers = {place: ranks[number % len(ranks)] for number, (place, ranks) in enumerate(copies.items())}
+    def __init__(self, program: Program, plan: Plan, interpreter: Interpreter, asked: Checkpoints) -> None:
+        self._plan, self._interpreter, self._folder = plan, interpreter, asked.folder
+        self._every, self._keep, rank = asked.every, asked.keep, interpreter.rank
+        folders = asked.folders or (tuple(range(program.num_ranks)),)
+        self._here = next(ranks for ranks in folders if rank in ranks)
+        self._num_folders, self._is_first = len(folders), rank == self._here[0]
+        # separate groups, on CPUs: their messages go next to those of the steps
+        self._everyone = None if program.num_ranks == 1 else dist.new_group(backend="gloo")
+        self._group = self._everyone if len(folders) == 1 else _own_group(folders, rank)
+        copies = {place: _inside(ranks, self._here) for place, ranks in holders(program).items()}
+        writers = {place: ranks[number % len(ranks)] for number, (place, ranks) in enumerate(copies.items()) if ranks}
         self._mine = [
             (part, value)
             for _, part, value in kept(interpreter)
-            # rank 0 says in the manifest what the check of steps holds
-            if (copies[part.place][0] if part.role == STEP_CHECK else writers[part.place]) == interpreter.rank
+            # the first rank of a folder writes the manifest, with what the check of steps holds
+            if (copies[part.place][0] if part.role == STEP_CHECK else writers[part.place]) == rank
         ]
+        self._run, self._share = self._run_name(), _share(holders(program), folders, self._here)
         self._held = next((part.key for part, value in self._mine if value == _held(interpreter)), None)
         # pinned where there is a device, for copies at the full rate; one checkpoint after the other writes from it
         self._copies = {
@@ -120,9 +127,9 @@ class Saver:
             self._failed = error
 
     def _write(self, step: int, state: dict[str, Tensor]) -> None:
-        rank, name = self._interpreter.rank, checkpoint_name(step)
+        name = checkpoint_name(step)
         writing, written = self._folder / f".{name}.writing", self._folder / name
-        if rank == 0:
+        if self._is_first:
             for left in self._folder.glob(".step-*"):  # of a run that was killed
                 shutil.rmtree(left)
             writing.mkdir(parents=True)
@@ -132,50 +139,77 @@ class Saver:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one rank
             save(
                 state, storage_writer=writer, planner=DefaultSavePlanner(enable_plan_caching=True),
-                process_group=self._group, no_dist=self._alone,
+                process_group=self._group, no_dist=self._group is None,
             )  # fmt: skip
-        mine = {path.name: _size_and_hash(path) for path in sorted(writing.glob(f"__{rank}_*"))}
+        number = self._here.index(self._interpreter.rank)
+        mine = {path.name: _size_and_hash(path) for path in sorted(writing.glob(f"__{number}_*"))}
         everybody: list[dict[str, Any]] = [mine]
         if self._group is not None:
             everybody = [{} for _ in range(self._group.size())]
             dist.all_gather_object(everybody, mine, group=self._group)
-        if rank == 0:
-            write_atomically(writing / "plan.json", plan_to_json(self._plan))
-            files = {name: entry for each in everybody for name, entry in each.items()}
-            files |= {path: _size_and_hash(writing / path) for path in (".metadata", "plan.json")}
-            parameters = {tensor.name: list(tensor.shape) for tensor in self._plan.graph.parameters}
-            manifest = {
-                "twofold_checkpoint": 1, "step": step, "optimizer": self._plan.optimizer.kind, "parameters": parameters,
-                "files": files,
-            }  # fmt: skip
-            if self._held is not None and (skipped := int(state[self._held][Held.SKIPPED])):
-                manifest["skipped"] = skipped
-            write_atomically(writing / MANIFEST, json.dumps(manifest, indent=1).encode())
-            for path in writing.iterdir():
-                _sync(path)
-            _sync(writing)
+        if self._is_first:
+            self._write_manifest(
+                writing, step, state, {key: entry for each in everybody for key, entry in each.items()}
+            )
+        if self._num_folders > 1:
+            self._meet()
+        if self._is_first:
             if written.exists():
                 _remove(written)
             os.replace(writing, written)
             _sync(self._folder)
+        if self._num_folders > 1:
+            self._meet()
+        if self._interpreter.rank == 0:
             print(f"checkpoint {written}", flush=True)
+        if self._is_first:
             for old in written_checkpoints(self._folder)[: -self._keep]:
                 _remove(old)
         self._meet()
 
+    def _write_manifest(self, folder: Path, step: int, state: dict[str, Tensor], files: dict[str, Any]) -> None:
+        """Write the plan and the manifest, and bring the whole folder to the disk."""
+        write_atomically(folder / "plan.json", plan_to_json(self._plan))
+        files |= {name: _size_and_hash(folder / name) for name in (".metadata", "plan.json")}
+        parameters = {tensor.name: list(tensor.shape) for tensor in self._plan.graph.parameters}
+        manifest = {
+            "twofold_checkpoint": 1, "step": step, "run": self._run, "share": self._share,
+            "optimizer": self._plan.optimizer.kind, "parameters": parameters, "files": files,
+        }  # fmt: skip
+        if self._held is not None and (skipped := int(state[self._held][Held.SKIPPED])):
+            manifest["skipped"] = skipped
+        write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+        for path in folder.iterdir():
+            _sync(path)
+        _sync(folder)
+
+    def _run_name(self) -> str:
+        """A name that all ranks of this run have, and no other run."""
+        name = [uuid.uuid4().hex]
+        if self._everyone is not None:
+            dist.broadcast_object_list(name, group=self._everyone)
+        return name[0]
+
     def _meet(self) -> None:
-        if self._group is not None:
-            dist.barrier(group=self._group)
+        if self._everyone is not None:
+            dist.barrier(group=self._everyone)
 
 
-def restore(interpreter: Interpreter, checkpoint: Path) -> int:
+def restore(interpreter: Interpreter, asked: Checkpoints) -> int:
     """Read this rank's weights and states from a checkpoint, of this plan or another one; returns the steps done.
+
+    Every rank must call it: parts that the files of a rank's node do not have come from the other nodes.
 
     Raises:
         TwofoldError: a part that the checkpoint does not have.
     """
-    manifest = read_json(checkpoint / MANIFEST, "the checkpoint")
-    saved = SavedParts(checkpoint)
+    own = None if asked.resume is None else CheckpointFolder(asked.resume)
+    store: Store
+    if own is not None and len(asked.folders) <= 1:
+        store = own
+    else:
+        store = NodesStore(own, asked.folders)
+    saved = SavedParts(store)
     # a check that the run before did not have, or of another window, begins with this run
     mine = [each for each in kept(interpreter) if each[1].role != STEP_CHECK or each[1] in saved]
     found = saved.read(part for _, part, _ in mine)
@@ -185,9 +219,27 @@ def restore(interpreter: Interpreter, checkpoint: Path) -> int:
             home.copy_(read.view(home.shape))
             if part.role == WEIGHT and placement.master is not None:
                 interpreter.value(placement.weight).copy_(home)
-    step: int = manifest["step"]
-    interpreter.resume_at(step)
-    return step
+    interpreter.resume_at(store.step)
+    return store.step
+
+
+def _own_group(folders: Sequence[tuple[int, ...]], rank: int) -> dist.ProcessGroup | None:
+    """The group of the ranks that share this rank's folder; None where it is the only one. Every rank must call it."""
+    groups = [dist.new_group(list(ranks), backend="gloo") if len(ranks) > 1 else None for ranks in folders]
+    return next(group for group, ranks in zip(groups, folders, strict=True) if rank in ranks)
+
+
+def _inside(ranks: Sequence[int], here: Sequence[int]) -> tuple[int, ...]:
+    return tuple(rank for rank in ranks if rank in here)
+
+
+def _share(
+    copies: Mapping[Place, Sequence[int]], folders: Sequence[tuple[int, ...]], here: tuple[int, ...]
+) -> tuple[int, int]:
+    """Which of the distinct sets of parts a folder holds, and how many sets there are."""
+    held = {ranks: frozenset(place for place, of in copies.items() if set(of) & set(ranks)) for ranks in folders}
+    distinct = [*dict.fromkeys(held.values())]
+    return distinct.index(held[here]), len(distinct)
 
 
 def _held(interpreter: Interpreter) -> str | None:

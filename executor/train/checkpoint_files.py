@@ -13,18 +13,34 @@ from plans.errors import TwofoldError
 from plans.plan import Plan
 from plans.reading import read_json
 
-__all__ = ["MANIFEST", "check_checkpoint", "checkpoint_name", "written_checkpoints"]
+__all__ = ["MANIFEST", "Manifest", "check_checkpoint", "checkpoint_name", "read_manifest", "written_checkpoints"]
 
 MANIFEST = "manifest.json"
 
 
-class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The manifest of a checkpoint, a file in its folder.
+
+    Args:
+        twofold_checkpoint: version of the format.
+        step: steps done when it was written.
+        optimizer: kind of the optimizer.
+        parameters: shapes of the model's parameters.
+        files: size and hash of every file.
+        skipped: skipped steps.
+        run: name of the run that wrote it.
+        share: which of the distinct sets of tensors the folder holds, and how many sets there are: nodes without a
+            common disk each write those of their own ranks.
+    """
+
     twofold_checkpoint: int
     step: int
     optimizer: str
     parameters: Mapping[str, tuple[int, ...]]
     files: Mapping[str, tuple[int, str]]
-    skipped: int = 0  # steps
+    skipped: int = 0
+    run: str = ""
+    share: tuple[int, int] = (0, 1)
 
 
 def checkpoint_name(step: int) -> str:
@@ -41,14 +57,23 @@ def written_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name))
 
 
-def check_checkpoint(path: Path, plan: Plan) -> int:
-    """The steps that were done when a checkpoint was written, which is whole and for the plan's model.
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        TwofoldError: there is none, or it is damaged.
+    """
+    return read_json(path / MANIFEST, "the checkpoint", Manifest, advice="resume from another checkpoint")
+
+
+def check_checkpoint(path: Path, plan: Plan) -> Manifest:
+    """The manifest of a checkpoint, whose files are as they were written and for the plan's model.
 
     Raises:
         TwofoldError: no manifest, a file that is missing or was changed, another model or optimizer, steps that were
             skipped where the plan checks none.
     """
-    manifest = read_json(path / MANIFEST, "the checkpoint", _Manifest, advice="resume from another checkpoint")
+    manifest = read_manifest(path)
     wanted = {tensor.name: tensor.shape for tensor in plan.graph.parameters}
     if manifest.optimizer != plan.optimizer.kind or dict(manifest.parameters) != wanted:
         odd = sorted(set(wanted.items()) ^ set(manifest.parameters.items()))
@@ -64,7 +89,7 @@ def check_checkpoint(path: Path, plan: Plan) -> int:
             raise TwofoldError(
                 f"{path / name}: changed after it was written; delete this checkpoint and resume from another"
             )
-    return manifest.step
+    return manifest
 
 
 def _is_as_written(path: Path, size: int, digest: str) -> bool:

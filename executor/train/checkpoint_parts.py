@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,34 +14,73 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from executor.kernels.movement import flat_part
+from executor.train.checkpoint_files import read_manifest
 from executor.train.checkpoint_reader import CheckpointReader
 from executor.train.parts import Part, common_region, within
 from plans.errors import TwofoldError
 from plans.layout import Region
 
-__all__ = ["SavedParts"]
+__all__ = ["ELSEWHERE", "CheckpointFolder", "SavedParts", "Store"]
 
 
-class SavedParts:
-    """The parts of tensors that a checkpoint holds.
+ELSEWHERE = "other nodes may have them on their own disks: name a shared disk as out, and resume to write it there"
+"""Advice for a checkpoint without all parts."""
 
-    Args:
-        checkpoint: its folder.
+
+class Store(Protocol):
+    """Where the tensors of a checkpoint are.
+
+    Attributes:
+        step: steps done when it was written.
+    """
+
+    step: int
+
+    @property
+    def stored(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of every tensor by key (`executor.train.parts.Part.key`)."""
+
+    def load(self, keys: Collection[str]) -> dict[str, Tensor]:
+        """Read tensors."""
+
+
+class CheckpointFolder:
+    """The tensors of a checkpoint in a folder.
 
     Raises:
-        TwofoldError: its index is none.
+        TwofoldError: its index or its manifest cannot be read.
     """
 
     def __init__(self, checkpoint: Path) -> None:
         self._reader = CheckpointReader(checkpoint)
-        self._stored = self._reader.read_metadata().state_dict_metadata
+        self.step = read_manifest(checkpoint).step
+        self.stored = {
+            key: (tuple(each.size), each.properties.dtype)
+            for key, each in self._reader.read_metadata().state_dict_metadata.items()
+            if isinstance(each, TensorStorageMetadata)  # the reader refuses others
+        }
+
+    def load(self, keys: Collection[str]) -> dict[str, Tensor]:
+        """Read tensors."""
+        found = {key: torch.empty(shape, dtype=dtype) for key in keys for shape, dtype in (self.stored[key],)}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # whoever reads needs no group
+            load(found, storage_reader=self._reader, no_dist=True)
+        return found
+
+
+class SavedParts:
+    """The parts of tensors that a checkpoint holds."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._parts: dict[tuple[str, str], list[Part]] = {}
-        for key in self._stored:
+        for key in store.stored:
             part = Part.of_key(key)
             self._parts.setdefault((part.name, part.role), []).append(part)
 
     def __contains__(self, part: Part) -> bool:
-        return part.key in self._stored
+        return part.key in self._store.stored
 
     def whole(self, role: str) -> Iterator[Part]:
         """The full tensors of a role."""
@@ -57,17 +97,13 @@ class SavedParts:
         Raises:
             TwofoldError: one that the checkpoint does not have.
         """
-        asked, needed = list(parts), dict[str, Tensor]()
-        for part in asked:
-            same = part.key in self._stored
-            for key in [part.key] if same else [each.key for each in self._overlapping(part)]:
-                stored = self._stored[key]
-                assert isinstance(stored, TensorStorageMetadata)
-                needed[key] = torch.empty(stored.size, dtype=stored.properties.dtype)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # whoever reads needs no group
-            load(needed, storage_reader=self._reader, no_dist=True)
-        return [_assembled(part, needed, self._overlapping(part)) for part in asked]
+        asked = list(parts)
+        needed = {
+            key: None for part in asked
+            for key in ([part.key] if part in self else [each.key for each in self._overlapping(part)])
+        }  # fmt: skip
+        read = self._store.load(needed)
+        return [_assembled(part, read, self._overlapping(part)) for part in asked]
 
     def _overlapping(self, part: Part) -> list[Part]:
         saved = self._parts.get((part.name, part.role), ())
@@ -84,14 +120,18 @@ def _assembled(part: Part, read: Mapping[str, Tensor], saved: Sequence[Part]) ->
     for each in saved:
         pieces.setdefault((each.region, each.size), []).append(each)
     for (region, _), shards in pieces.items():
-        flat = torch.cat([read[shard.key].reshape(-1) for shard in sorted(shards, key=lambda each: each.number)])
+        shards.sort(key=lambda each: each.number)
+        flat = torch.cat([read[shard.key].reshape(-1) for shard in shards])
         sizes = [last - first for first, last in region]
-        whole = flat[: math.prod(sizes)].view(sizes)
+        count = math.prod(sizes)
+        if [shard.number for shard in shards] != [*range(len(shards))] or flat.numel() < count:
+            continue  # the others are on another node
+        whole = flat[:count].view(sizes)
         common = common_region(region, part.region)
         assert common is not None
         target = box[within(common, part.region)]
         target.copy_(whole[within(common, region)])
         filled += target.numel()
     if filled < box.numel():
-        raise TwofoldError(f"the checkpoint does not contain all parts of {part.name!r} ({part.role})")
+        raise TwofoldError(f"the checkpoint does not contain all parts of {part.name!r} ({part.role}); {ELSEWHERE}")
     return flat_part(box, part.size, part.number)

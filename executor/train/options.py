@@ -23,13 +23,17 @@ class Checkpoints:
         folder: where they go.
         every: steps from one to the next.
         keep: how many whole ones stay.
-        resume: the one to resume from; None begins again.
+        resume: the one to resume from, in this rank's folder; None: it is on other nodes, or training begins again.
+        first: steps that the checkpoint to resume from has done, for ranks without `resume`; 0: training begins again.
+        folders: the ranks that share each folder, for nodes without a common disk; empty: all ranks share one.
     """
 
     folder: Path
     every: int
     keep: int = 2
     resume: Path | None = None
+    first: int = 0
+    folders: tuple[tuple[int, ...], ...] = ()
 
 
 AfterStep = Callable[[int, Interpreter], None]

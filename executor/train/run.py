@@ -167,8 +167,8 @@ def _checkpoints(
         return None, 0
     from executor.train.checkpoint import Saver, restore  # what it imports of torch takes most of a second
 
-    first = 0 if asked.resume is None else restore(interpreter, asked.resume)
-    return Saver(program, plan, interpreter, asked.folder, every=asked.every, keep=asked.keep), first
+    first = restore(interpreter, asked) if asked.resume is not None or asked.first else 0
+    return Saver(program, plan, interpreter, asked), first
 
 
 def _interpreter(

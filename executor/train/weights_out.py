@@ -23,7 +23,7 @@ from torch import Tensor
 
 from executor.kernels.context import torch_dtype
 from executor.train.checkpoint_files import check_checkpoint
-from executor.train.checkpoint_parts import SavedParts
+from executor.train.checkpoint_parts import ELSEWHERE, CheckpointFolder, SavedParts
 from executor.train.library_names import library_parts
 from executor.train.parts import WEIGHT, Part
 from plans.errors import TwofoldError
@@ -82,7 +82,7 @@ def write_weights(
     graph = plan.graph
     if config is not None:
         graph = msgspec.structs.replace(graph, parts=library_parts(graph, config))
-    saved = SavedParts(source)
+    saved = SavedParts(CheckpointFolder(source))
     weights = _weights(graph, saved)
     try:
         if not target.suffix:
@@ -163,6 +163,8 @@ class _Weight:
 def _weights(graph: Graph, saved: SavedParts) -> list[_Weight]:
     found: dict[str, list[tuple[Part, WeightPart | None]]] = {}
     for whole in saved.whole(WEIGHT):
+        if tuple(last for _, last in whole.region) != graph.tensors[whole.name].shape:
+            raise TwofoldError(f"the checkpoint does not contain all parts of {whole.name!r} ({WEIGHT}); {ELSEWHERE}")
         found.setdefault(graph.of_module(graph.tensors[whole.name]), []).append((whole, graph.parts.get(whole.name)))
     weights = []
     for name, parts in found.items():

@@ -37,10 +37,12 @@ class Train:
 
     def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Train; passes if all steps were done."""
+        from executor.launch.nodes import refusing
         from executor.launch.train_job import load_training_job
         from twofold.elastic import train
 
-        job = load_training_job(self.job)
+        with refusing(self.place.stated):
+            job = load_training_job(self.job)
         if self.max_restarts is not None:
             job = msgspec.structs.replace(job, max_restarts=self.max_restarts)
         if self.timeout is not None:
@@ -51,5 +53,6 @@ class Train:
             )  # fmt: skip
         last = figures[-1]["loss"]
         loss = "is not finite" if last is None else f"{last:.6g}"
-        console.print(f"{len(figures)} steps, loss {loss}; {job.out} has metrics.jsonl and weights.npz")
+        files = "metrics.jsonl" if self.place.stated.node_rank else "metrics.jsonl and weights.npz"
+        console.print(f"{len(figures)} steps, loss {loss}; {job.out} has {files}")
         return {"out": job.out, "steps": len(figures), "losses": [figure["loss"] for figure in figures]}, True

@@ -1,0 +1,76 @@
+"""Chooses the checkpoint to resume from among those that the nodes of a job have on their disks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from executor.train.checkpoint_files import check_checkpoint, checkpoint_name, written_checkpoints
+from plans.errors import TwofoldError
+from plans.plan import Plan
+
+__all__ = ["Held", "held_here", "newest_complete"]
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint in the folder of a node; its fields are those of `executor.train.checkpoint_files.Manifest`."""
+
+    step: int
+    run: str
+    share: tuple[int, int]
+
+
+def held_here(folder: Path, plan: Plan, *, newest_only: bool) -> dict[Held, Path]:
+    """The checkpoints of a folder, the newest first; their files are as they were written.
+
+    Args:
+        folder: of checkpoints.
+        plan: plan of the job.
+        newest_only: whether to look at the newest one only, for jobs on one node.
+
+    Raises:
+        TwofoldError: a damaged checkpoint, or one of another model or optimizer.
+    """
+    held = {}
+    for path in reversed(written_checkpoints(folder)):
+        found = check_checkpoint(path, plan)
+        held[Held(step=found.step, run=found.run, share=found.share)] = path
+        if newest_only:
+            break
+    return held
+
+
+def newest_complete(held: Mapping[int, Sequence[Held]]) -> Held | None:
+    """The newest checkpoint of which the nodes have all shares together; None if they have no checkpoint at all.
+
+    Args:
+        held: checkpoints by node.
+
+    Returns:
+        The checkpoint with any of its shares.
+
+    Raises:
+        TwofoldError: no checkpoint is complete.
+
+    >>> first, second = (Held(step=20, run="a", share=(number, 2)) for number in (0, 1))
+    >>> newest_complete({0: [first], 1: [second]}).step
+    20
+    """
+    every = sorted({each for some in held.values() for each in some}, key=lambda each: (each.step, each.run))
+    if not every:
+        return None
+    shares: dict[tuple[int, str], set[int]] = {}
+    for each in every:
+        shares.setdefault((each.step, each.run), set()).add(each.share[0])
+    for each in reversed(every):
+        if len(shares[each.step, each.run]) == each.share[1]:
+            return each
+    newest = every[-1]
+    missing = sorted({*range(newest.share[1])} - shares[newest.step, newest.run])
+    raise TwofoldError(
+        f"no checkpoint is complete on nodes {', '.join(map(str, sorted(held)))}: {checkpoint_name(newest.step)} lacks "
+        f"share {missing[0] + 1} of {newest.share[1]}; start the node that wrote it, or copy its folder to a node that "
+        "has none"
+    )
