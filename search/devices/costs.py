@@ -29,9 +29,9 @@ from search.devices.stage_config import (
     without_recompute,
 )
 from simulator.forecast.action import ClockMap
+from simulator.forecast.channels import PairRates
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
-from simulator.forecast.overlap import PairRates
 
 __all__ = ["WAYS", "Costs", "Table", "num_dense", "one_piece", "piece_counts", "pieces_of"]
 

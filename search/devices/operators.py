@@ -18,9 +18,9 @@ from plans.lower.symbolic import Cell
 from plans.program import Kind
 from search.devices.problem import Problem
 from simulator.forecast.action import measure
+from simulator.forecast.channels import PairRates
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.estimate import rates_of
-from simulator.forecast.overlap import PairRates
 from simulator.forecast.pricing import cell_work, priced_cells
 from simulator.lines import COLLECTIVE, COMPUTE, Line
 

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from simulator.forecast.overlap import PairRates
+from simulator.forecast.channels import Channels, Flow, PairRates
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 
 __all__ = ["Body", "ClockMap", "body_of", "measure"]
@@ -187,37 +187,35 @@ class Body:
             walk.run(lines)
             late.run([*before, *self._lines, *after], late=True)
         else:
-            walk, late = self._ahead.again(), self._late.again()
+            walk, late = self._ahead.copy(), self._late.copy()
             walk.run(after)
             late.run(after, late=True)
-        late_end = late.last_end()
-        begin = busy = 0.0
+        begin = busy = earlier_tail = drift = 0.0
         exposed: dict[str, float] = {}
-        trailing, earlier, lag = max(0.0, walk.last_end() - walk.stream), 0.0, 0.0
-        left: _Left = ()
+        tail = walk.tail_ps
+        state: tuple[object, ...] = ()
         for _ in range(1, _SETTLED if steady else 1):
-            remains = walk.left()
-            if remains == left:
+            if walk.state() == state:
                 break
-            left = remains
-            begin, exposed, busy, earlier = walk.stream, dict(walk.exposed), walk.compute, trailing
+            state, begin, exposed, busy = walk.state(), walk.stream_ps, dict(walk.exposed_ps), walk.compute_ps
+            earlier_tail = tail
             walk.run(lines)
-            trailing = max(0.0, walk.last_end() - walk.stream)
+            tail = walk.tail_ps
         else:
-            lag = max(0.0, trailing - earlier) if steady and walk.left() != left else 0.0
+            drift = max(0.0, tail - earlier_tail) if steady and walk.state() != state else 0.0
         return ClockMap(
-            work_ps=_dyadic(walk.stream - begin),
-            cold_start_ps=_dyadic(late.stream),
+            work_ps=_dyadic(walk.stream_ps - begin),
+            cold_start_ps=_dyadic(late.stream_ps),
             dispatch_ps=self._dispatch + sum(line.dispatch_ps for line in (*before, *after)),
-            compute_ps=walk.compute - busy,
+            compute_ps=walk.compute_ps - busy,
             exposed_ps={
                 call: time - exposed.get(call, 0.0)
-                for call, time in walk.exposed.items()
+                for call, time in walk.exposed_ps.items()
                 if time > exposed.get(call, 0.0)
             },
-            tail_ps=_dyadic(trailing),
-            tail_if_host_bound_ps=_dyadic(max(0.0, late_end - late.stream)),
-            drift_per_repeat_ps=_dyadic(lag),
+            tail_ps=_dyadic(tail),
+            tail_if_host_bound_ps=_dyadic(late.tail_ps),
+            drift_per_repeat_ps=_dyadic(drift),
             channel_busy_ps=_unwaited(lines),
         )
 
@@ -247,193 +245,68 @@ def _alone(lines: Sequence[Line]) -> ClockMap:
     return ClockMap(work_ps=float(work), cold_start_ps=float(lead), dispatch_ps=float(dispatch), compute_ps=float(work))
 
 
-_NEVER = float("inf")
-_LEAST_PS = 0.5
-"""Less work than this is done: clocks of hours are exact to a thousandth of it."""
-
-
-class _Flow:
-    """A collective in progress; `alone` is its work without its siblings, `most` as in `simulator.forecast.overlap`."""
-
-    __slots__ = ("alone", "call", "end", "left", "most", "start", "token", "work")
-
-    def __init__(self, call: str, token: int, start: float, work: float, alone: float) -> None:
-        self.call = call
-        self.token = token
-        self.start = start  # earliest; it may have to wait for the one before it on its channel
-        self.work = self.left = work
-        self.alone = alone
-        self.most = work / alone if alone else 1.0
-        self.end = -1.0
-
-    def again(self) -> _Flow:
-        """A copy that continues independently."""
-        flow = _Flow(self.call, self.token, self.start, self.work, self.alone)
-        flow.left = self.left
-        return flow
-
-
-_Left = tuple[object, ...]
-
-
 class _Walk:
-    """One rank's stream and its channels."""
+    """One rank's host, stream and channels.
+
+    Attributes:
+        stream_ps: when the stream is free.
+        compute_ps: the part of it in which compute ran.
+        exposed_ps: call of a collective -> the part of it in which the stream waited for it.
+        channels: what is in progress.
+    """
 
     def __init__(self, rates: PairRates | None) -> None:
-        self.stream = 0.0
-        self.compute = 0.0
-        self.exposed: dict[str, float] = {}
-        self._rates = rates
-        self._channels: dict[str, list[_Flow]] = {}
-        self._clock = 0.0  # up to where the channels have been followed
-        self._tail: dict[str, float] = {}
-        self._num_flows = 0  # under way
-        self._host = 0.0
+        self.stream_ps = 0.0
+        self.compute_ps = 0.0
+        self.exposed_ps: dict[str, float] = {}
+        self.channels = Channels(rates)
+        self._host_ps = 0.0
 
     def run(self, lines: Sequence[Line], *, late: bool = False) -> None:
         """Walk the lines; `late`: the host starts at 0 with the stream idle, else it is far ahead."""
-        host = self._host
-        tokens: dict[int, _Flow] = {}
-        for kind, dispatch, work, name, channel, token, _, _, alone in lines:
+        channels, host, stream = self.channels, self._host_ps, self.stream_ps
+        flows: dict[int, Flow] = {}
+        for kind, dispatch_ps, work_ps, name, channel, token, _, _, alone_ps in lines:
             if late:
-                host += dispatch
-            ready = max(self.stream, host)
+                host += dispatch_ps
+            ready = stream if stream >= host else host
             if kind == COMPUTE:
-                if not self._num_flows:
-                    self.stream = self._clock = ready + work
-                    self.compute += work
-                elif work:
-                    self.stream = self._compute(ready, float(work), name)
-                    self.compute += self.stream - ready
+                if not channels.num_flows:
+                    stream = channels.clock_ps = ready + work_ps
+                    self.compute_ps += work_ps
+                elif work_ps:
+                    stream = channels.compute(ready, float(work_ps), name)
+                    self.compute_ps += stream - ready
                 else:
-                    self.stream = ready
+                    stream = ready
             elif kind == COLLECTIVE:
-                queue = self._channels.setdefault(channel, [])
-                tokens[token] = flow = _Flow(name, token, ready, float(work), float(alone or work))
-                queue.append(flow)
-                self._num_flows += 1
-                if token < 0:
-                    self._wait(flow, ready)
-            elif (waited := tokens.get(token)) is not None:
-                self._wait(waited, ready)
+                flow = channels.issue(channel, name, ready, float(work_ps), float(alone_ps))
+                flows[token] = flow
+                stream = self._wait(flow, ready) if token < 0 else stream
             else:
-                self.stream = ready
-        self._host = host
+                stream = self._wait(flows[token], ready) if token in flows else ready
+        self._host_ps, self.stream_ps = host, stream
 
-    def again(self) -> _Walk:
+    @property
+    def tail_ps(self) -> float:
+        """How long after the end of the stream the last collective ends if no compute follows."""
+        return max(0.0, self.channels.last_end_ps() - self.stream_ps)
+
+    def state(self) -> tuple[object, ...]:
+        """The communication in progress, relative to the time of the stream. If it is equal, walks continue equally."""
+        return self.channels.state(self.stream_ps)
+
+    def copy(self) -> _Walk:
         """A copy of the walk that continues from here independently."""
-        walk = _Walk(self._rates)
-        walk.stream, walk.compute, walk.exposed = self.stream, self.compute, dict(self.exposed)
-        walk._channels = {
-            channel: [flow.again() for flow in queue] for channel, queue in self._channels.items() if queue
-        }
-        walk._clock, walk._tail, walk._num_flows = self._clock, dict(self._tail), self._num_flows
-        walk._host = self._host
+        walk = _Walk(None)
+        walk.stream_ps, walk.compute_ps, walk.exposed_ps = self.stream_ps, self.compute_ps, dict(self.exposed_ps)
+        walk.channels, walk._host_ps = self.channels.copy(), self._host_ps
         return walk
 
-    def left(self) -> _Left:
-        """The communication in progress, relative to the time of the stream. If it is equal, walks continue equally."""
-        if not self._num_flows:
-            return ()
-        return self._clock - self.stream, tuple(
-            (channel, flow.call, flow.start - self.stream, flow.work, flow.alone, flow.left)
-            for channel, queue in self._channels.items() for flow in queue
-        )  # fmt: skip
-
-    def last_end(self) -> float:
-        """The end of the last collective if no compute follows."""
-        ends = list(self._tail.values())
-        for queue in self._channels.values():
-            end = self._clock
-            for flow in queue:
-                end = max(end, flow.start) + flow.left
-            ends.append(end)
-        return max(ends, default=0.0)
-
-    def _wait(self, flow: _Flow, ready: float) -> None:
-        self._idle_until(ready)
-        end = flow.end
-        if end < 0:
-            end = self._idle_for(flow)
-        if end > ready:
-            self.exposed[flow.call] = self.exposed.get(flow.call, 0.0) + end - ready
-        self.stream = max(ready, end)
-
-    def _finish(self, channel: str, flow: _Flow, at: float) -> None:
-        flow.end = at
-        self._num_flows -= 1
-        queue = self._channels[channel]
-        queue.pop(0)
-        self._tail[channel] = at
-        if queue:
-            queue[0].start = max(queue[0].start, at)
-
-    def _idle_until(self, time: float) -> None:
-        """Advance the channels to a time without compute."""
-        clock = self._clock
-        if self._num_flows:
-            for channel, queue in self._channels.items():
-                while queue:
-                    flow = queue[0]
-                    begin = flow.start if flow.start > clock else clock
-                    if begin + flow.left > time:
-                        if time > begin:
-                            flow.left -= time - begin
-                        break
-                    self._finish(channel, flow, begin + flow.left)
-        if time > clock:
-            self._clock = time
-
-    def _idle_for(self, flow: _Flow) -> float:
-        for channel, queue in self._channels.items():
-            if flow in queue:
-                clock, end = self._clock, -1.0
-                for each in list(queue):
-                    end = max(each.start, clock) + each.left
-                    clock = end
-                    self._finish(channel, each, end)
-                    if each is flow:
-                        break
-                return end
-        raise AssertionError("the collective is on no channel")
-
-    def _compute(self, start: float, work: float, kind: str) -> float:
-        self._idle_until(start)
-        time, left = start, work
-        rates = self._rates
-        while self._num_flows:
-            running: list[tuple[str, _Flow, float]] = []
-            speed, first, later = 1.0, _NEVER, _NEVER
-            for channel, queue in self._channels.items():
-                if not queue:
-                    continue
-                flow = queue[0]
-                if flow.start > time:
-                    if flow.start < later:
-                        later = flow.start
-                    continue
-                mine, theirs = rates(kind, work, flow.call, flow.alone) if rates is not None else (1.0, 1.0)
-                theirs = min(1.0, theirs * flow.most)
-                running.append((channel, flow, theirs))
-                if mine < speed:
-                    speed = mine
-                if flow.left / theirs < first:
-                    first = flow.left / theirs
-            until = time + left / speed
-            if time + first < until:
-                until = time + first
-            if later < until:
-                until = later
-            passed = until - time
-            for channel, flow, rate in running:
-                flow.left -= passed * rate
-                if flow.left < _LEAST_PS:
-                    self._finish(channel, flow, until)
-            left -= passed * speed
-            time = until
-            if left < _LEAST_PS:
-                break
-        else:
-            time += left
-        self._clock = time
-        return time
+    def _wait(self, flow: Flow, ready_ps: float) -> float:
+        """Wait for a collective; returns when the stream continues."""
+        self.channels.advance(ready_ps)
+        end_ps = self.channels.wait(flow)
+        if end_ps > ready_ps:
+            self.exposed_ps[flow.call] = self.exposed_ps.get(flow.call, 0.0) + end_ps - ready_ps
+        return max(ready_ps, end_ps)

@@ -18,9 +18,9 @@ from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, sizes_of
 from plans.timeline import PS_PER_S
 from simulator.forecast.case import Forecast, LayoutCosts, PipelineForecast, RankKinds, is_split
+from simulator.forecast.channels import PairRates, pair_rates
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
-from simulator.forecast.overlap import PairRates, pair_rates
 from simulator.stacks import Stack
 
 __all__ = ["Forecast", "check_machine", "chunk_costs", "chunks_of", "estimate", "known_layouts", "rates_of"]

@@ -18,10 +18,11 @@ from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS
 from plans.timeline import PS_PER_S
 from simulator.forecast.body import COMPUTE, ISSUE, SEND, WAIT, Op, Row, opened, rests, row, steps_of
+from simulator.forecast.channels import PairRates
 from simulator.forecast.clock_map import NEVER, MaxPlus
 from simulator.forecast.columns import PipelineCosts
 from simulator.forecast.columns.structure import CHANNELS
-from simulator.forecast.overlap import PairRates, slowed
+from simulator.forecast.overlap import slowed
 from simulator.lines import Payload
 
 __all__ = ["RankBodies", "Transfers", "pipeline_costs"]

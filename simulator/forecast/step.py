@@ -26,12 +26,12 @@ from plans.timeline import PS_PER_S
 from simulator.engine.garbage import without_collection
 from simulator.forecast.body import COMPUTE, ISSUE, Op
 from simulator.forecast.case import Forecast
+from simulator.forecast.channels import pair_rates
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.classes import class_seconds
 from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_times, pipeline_times
 from simulator.forecast.contention import Contention
-from simulator.forecast.overlap import pair_rates
 from simulator.forecast.parts import Turn
 from simulator.forecast.pipeline_rank import PipelineRank, RankKey, pipeline_rank
 from simulator.forecast.rank import RankBodies, Transfers, pipeline_costs

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from costmodels.price.sharing import max_min_rates
 from plans.step_parts import PartsTally
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
-from simulator.forecast.overlap import PairRates
+from simulator.forecast.channels import PairRates
 from simulator.forecast.run import Run, call_of
 
 __all__ = ["MOST_MESSAGES", "POST", "Actions", "Line", "Transmission", "Way", "walked"]
