@@ -255,6 +255,10 @@ class Device:
         """Keep the current stream busy for `cycles` cycles of its clock; False where that cannot be done."""
         return self.own.spin(cycles)
 
+    def head_start(self) -> None:
+        """Delay the current stream by the time that a kernel on another stream takes to begin."""
+        self.own.spin(self.own.head_start_cycles)
+
     def memory_bytes(self) -> tuple[int, int]:
         """Bytes of free memory and of all memory: of the device, or of this host on a CPU."""
         return self.own.memory_bytes(self.index)

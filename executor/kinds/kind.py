@@ -22,12 +22,15 @@ class DeviceKind:
         graph: the class of torch's device module that records launches, with the methods of `torch.cuda.CUDAGraph`; ""
             for none.
         can_assert: whether a kernel of the device can end the run (`torch._assert_async`).
+        head_start_cycles: cycles by which compute is delayed so that communication on another stream begins first; 0
+            for none.
     """
 
     name: ClassVar[str]
     backend: ClassVar[str]
     graph: ClassVar[str] = ""
     can_assert: ClassVar[bool] = True
+    head_start_cycles: ClassVar[int] = 0
 
     def load(self, *, required: bool) -> None:
         """Import the module that registers the device with torch.

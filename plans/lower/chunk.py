@@ -9,7 +9,7 @@ the reduction. The outputs of recomputed operators are recomputed just before th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -298,18 +298,28 @@ class _Backward:
             weights = {index for index in trained if chunk._is_parameter(operator.inputs[index])}
             # a call makes gradients of both where the backward is one
             parts = (set(trained) - weights, weights) if self.split else (set(trained),)
+            begun = len(main.instructions)
             for group in itertools.chain(*(spec.gradient_groups(part) for part in parts)):
                 if weights.issuperset(group):
                     later.append((operator, spec, group))
                 else:
                     self._gradients(main, operator, spec, group, "B")
-            if not self.split:
+            reduces = any(each.kind is Kind.COLLECTIVE for each in main.instructions[begun:])
+            if not self.split and (reduces or not self._waits_for_sum(operator for operator, *_ in later)):
                 self._weight_gradients(late, later)
         self._weight_gradients(late, later)  # last, so that they find what the input gradients have recomputed
         self.reduction.finish(late)
         main.flush()
         late.flush()
         return main.instructions, late.instructions if self.split else []
+
+    def _waits_for_sum(self, operators: Iterable[Operator]) -> bool:
+        """Whether the gradient of an input is still incomplete and will be reduced over ranks."""
+        return any(
+            self.waiting.get(name) and any(layout.partial for layout, _ in self.contributions.get(name, ()))
+            for operator in operators
+            for name in operator.inputs
+        )
 
     def _weight_gradients(self, emitter: Emitter, later: list[tuple[Operator, OperatorSpec, tuple[int, ...]]]) -> None:
         while later:
