@@ -278,7 +278,7 @@ def _is_view(instruction: Instruction, group: GroupProgram) -> bool:
     return instruction.call in MAYBE_VIEWS and bool(outputs) and all(value.shares is not None for value in outputs)
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=8192)  # forecasts and searches keep their prices themselves
 def price_compute(
     machine: Machine, call: str, shapes: Shapes, dtype: str, touched_bytes: int, flops: int = 0, own: bool = False
 ) -> Cost:

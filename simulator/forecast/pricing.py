@@ -41,7 +41,8 @@ Groups = Mapping[str, Group]
 Shape = tuple[int, ...]
 
 _MOST_BODIES, _MOST_KNOWN = 2**14, 2**15
-"""A search on thousands of devices needs up to 13,000 bodies and 20,000 lines."""
+"""Entries of each dictionary of a machine and stack. A search on thousands of devices needs up to 13,000 bodies and
+20,000 lines."""
 
 
 def priced_lines(
@@ -177,11 +178,12 @@ class _Prices:
         if lines is None:
             if len(self._lines) > _MOST_KNOWN:
                 self._lines.clear()
-            lines = self._lines[key] = [self.line(step, groups) for step in self.steps(found, numbers)]
+            steps = _steps(cell, numbers, self._stack)  # used once: only arranged steps are looked up again
+            lines = self._lines[key] = [_line(step, groups, self._machine, self._stack) for step in steps]
         return lines
 
     def steps(self, found: _LookUp, numbers: Sequence[int]) -> Sequence[Step]:
-        """The instructions that the stack runs for a cell."""
+        """The instructions that the stack runs for a cell, before it arranges them."""
         key = (found.form, found.sizes(numbers))
         steps = self._steps.get(key)
         if steps is None:
@@ -191,7 +193,7 @@ class _Prices:
         return steps
 
     def line(self, step: Step, groups: Groups) -> Line:
-        """A step, priced."""
+        """An arranged step, priced."""
         key = (step, _members(step.axes, groups)) if isinstance(step, Message) and step.axes else step
         line = self._line_of.get(key)
         if line is None:
