@@ -84,6 +84,19 @@ MODELS: Mapping[str, TransformerConfig] = {
             name="moe-10", num_layers=4, hidden=2048, num_heads=16, ffn=3584, vocab=32000, seq=2048,
             experts=Experts(num_experts=10, top_k=2, ffn=3584),
         ),
+        # of the eighth set: others again
+        TransformerConfig(name="9x3840", num_layers=9, hidden=3840, num_heads=30, ffn=10240, vocab=32000, seq=2048),
+        TransformerConfig(name="5x5376", num_layers=5, hidden=5376, num_heads=42, ffn=14336, vocab=49152, seq=4096),
+        TransformerConfig(name="12x2688", num_layers=12, hidden=2688, num_heads=28, ffn=7168, vocab=40960, seq=2048),
+        TransformerConfig(name="18x1408", num_layers=18, hidden=1408, num_heads=22, ffn=3840, vocab=32000, seq=2048),
+        TransformerConfig(
+            name="3x3072-long", num_layers=3, hidden=3072, num_heads=24, ffn=8192, vocab=32000, seq=10240
+        ),
+        gpt("gpt-2304", num_layers=10, hidden=2304, num_heads=24, vocab=50304, seq=1536),
+        TransformerConfig(
+            name="moe-14", num_layers=4, hidden=1792, num_heads=28, ffn=3072, vocab=32000, seq=2048,
+            experts=Experts(num_experts=14, top_k=2, ffn=3072),
+        ),
         # for CPU ranks, in single precision, so that losses show every difference
         TransformerConfig(
             name="tiny", num_layers=4, hidden=64, num_heads=4, ffn=96, vocab=128, seq=16, dtype="float32"

@@ -377,6 +377,52 @@ _SEVENTH_ON_4 = (
     _case("8x4608", 8, tp=2, dp=2, micro_batch=4, zero=2, recompute="memory_bound"),
 )
 
+_EIGHTH_ON_1 = (
+    _case("9x3840", 4, micro_batch=4),
+    _case("5x5376", 2, micro_batch=2),
+    _case("12x2688", 6, micro_batch=6),
+    _case("18x1408", 12, micro_batch=12),
+    _case("gpt-2304", 12, micro_batch=12),
+    _case("3x3072-long", 1, micro_batch=1),
+    _case("9x3840", 4, micro_batch=4, products="float8-rowwise"),
+    _case("9x3840", 4, micro_batch=2, recompute="full"),
+    _case("18x1408", 8, micro_batch=2),
+    _case("moe-14", 8, micro_batch=8),
+    _case("12x2688", 4, micro_batch=1),
+    _case("5x5376", 2, micro_batch=2, products="float8"),
+)
+_EIGHTH_ON_2 = (
+    _case("9x3840", 8, dp=2, micro_batch=4),
+    _case("9x3840", 8, tp=2, micro_batch=8, sequence_parallel=True),
+    _case("12x2688", 12, dp=2, micro_batch=6, zero=3),
+    _case("5x5376", 4, dp=2, micro_batch=2, zero=2),
+    _case("18x1408", 24, dp=2, micro_batch=12),
+    _case("12x2688", 16, pp=2, micro_batch=2),
+    _case("gpt-2304", 24, dp=2, micro_batch=12, zero=2),
+    _case("5x5376", 4, tp=2, micro_batch=4),
+    _case("9x3840", 8, pp=2, micro_batch=1, schedule="zb_h1"),
+    _case("3x3072-long", 2, dp=2, micro_batch=1),
+    _case("12x2688", 16, pp=2, micro_batch=2, schedule="interleaved_1f1b", virtual=2),
+    _case("18x1408", 16, tp=2, micro_batch=16),
+    _case("9x3840", 8, dp=2, micro_batch=2, **_ONCE),
+    _case("moe-14", 16, dp=2, micro_batch=8),
+    _case("18x1408", 16, dp=2, micro_batch=2, zero=3),
+)
+_EIGHTH_ON_4 = (
+    _case("9x3840", 16, dp=4, micro_batch=4),
+    _case("9x3840", 16, dp=2, tp=2, micro_batch=8, zero=2),
+    _case("12x2688", 32, pp=2, dp=2, micro_batch=4, **_ONCE),
+    _case("12x2688", 24, tp=4, micro_batch=12),
+    _case("5x5376", 8, dp=4, micro_batch=2, zero=3),
+    _case("12x2688", 32, pp=4, micro_batch=4),
+    _case("18x1408", 48, dp=4, micro_batch=12, zero=2),
+    _case("5x5376", 8, dp=2, tp=2, micro_batch=4, zero=3, sequence_parallel=True),
+    _case("gpt-2304", 48, dp=4, micro_batch=12),
+    _case("18x1408", 48, pp=2, dp=2, micro_batch=6, **_ONCE),
+    _case("gpt-2304", 24, tp=4, micro_batch=24),
+    _case("12x2688", 32, pp=4, micro_batch=4, schedule="zb_h1"),
+)
+
 SETS: Mapping[str, Mapping[int, tuple[Case, ...]]] = {
     "first": CASES,
     "second": SECOND_CASES,
@@ -384,10 +430,11 @@ SETS: Mapping[str, Mapping[int, tuple[Case, ...]]] = {
     "fourth": {1: _FOURTH_ON_1, 2: _FOURTH_ON_2},
     "fifth": {1: _FIFTH_ON_1, 2: _FIFTH_ON_2},
     "seventh": {1: _SEVENTH_ON_1, 2: _SEVENTH_ON_2, 4: _SEVENTH_ON_4},
+    "eighth": {1: _EIGHTH_ON_1, 2: _EIGHTH_ON_2, 4: _EIGHTH_ON_4},
 }
 """Name -> the cases of a set. The third was chosen after the second had corrected prices of kernels, and predicted
-before any of it ran. The fourth has small layers in half of its plans. It, the fifth and the seventh were predicted
-first too; the sixth is in `benchmarks.step_plans`."""
+before any of it ran. The fourth has small layers in half of its plans. It, the fifth, the seventh and the eighth were
+predicted first too; the sixth is in `benchmarks.step_plans`."""
 
 SMOKE_CASES: Mapping[int, tuple[Case, ...]] = {
     1: (
