@@ -273,9 +273,67 @@ def test_a_name_of_several_devices_is_priced_as_each(tmp_path):
     assert any("gpu_type not stated: Ascend 910B" in told for told in left_open["assumed"])
 
 
-def test_degrees_that_are_not_stated_are_priced_in_every_split_that_fits(tmp_path):
+def test_degrees_that_are_not_stated_are_the_least_that_fit(tmp_path):
+    """Nobody splits a model that fits one device over four."""
     (row,) = _table(tmp_path, [BASE | {"tp": "", "pp": "", "dp": ""}]).rows
-    assert len(row["readings"]) >= 4 and any("tp not stated" in told for told in row["assumed"])
+    splits = [tuple(reading["cells"].get(name) for name in ("tp", "pp")) for reading in row["readings"]]
+    assert "tp not stated: 1, the middle of 2 readings" in row["assumed"]
+    assert ("2", "1") in splits and ("4", "1") not in splits
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        # devices before and behind their number, in nodes and in words
+        ("Model,GPU,Batch,Seq,Strategy,step time (s)\nLlama-3-8B,H200 x 8,2/GPU,8192,FSDP,2.3\n",
+         [{"gpu_count": "8", "micro_batch": "2"}]),
+        ("Model,GPU,Batch,Seq,Strategy,step time (s)\nMistral-7B,A100 (80GB) x16,64 (4/GPU),4096,HSDP 2x8,3.2\n",
+         [{"gpu_count": "16", "global_batch": "64", "micro_batch": "4", "shards": "8"}]),
+        ("Model,Hardware,Parallelism,Batch,Results\n"
+         "Llama 2 7B / seq 4096,2 nodes x 8 A100-80GB,TP1-PP1-DP16,GBS 256 / MBS 2,3900 tokens/s/GPU\n",
+         [{"gpu_count": "16", "dp": "16", "global_batch": "256", "micro_batch": "2", "value": "3900"}]),
+        # one cell for a whole run
+        ("| Setup | Throughput |\n|---|---|\n| Llama-2-7B, 8x A100-80GB, FSDP, seq 4096 | 3,200 tok/s/GPU |\n",
+         [{"model": "Llama-2-7B", "gpu_type": "A100-80GB", "gpu_count": "8", "seq": "4096"}]),
+        # the precision beside a figure, and two figures in a cell
+        ("System: DGX-B200, NeMo 25.07\n| Model | GPUs | MBS | TP | Tokens / sec / GPU |\n|---|---|---|---|---|\n"
+         "| LLAMA3-70B | 64 | 1 | 2 (FP8-CS) / 1 (FP8-MX) | 3500 (FP8-CS) / 3600 (FP8-MX) |\n"
+         "| LLAMA3-8B | 8 | 1 | 1 | 30000 (BF16) |\n",
+         [{"tp": "2", "precision": "fp8-cs", "value": "3500"}, {"tp": "1", "precision": "fp8-mx", "value": "3600"},
+          {"precision": "bf16", "value": "30000"}]),
+        # memory in percent of the device, and without a unit
+        ("model,gpu,ngpus,dtype,mbs,zero,mem_used_pct,peak mem\nllama-7b,A100-SXM-80GB,8,bf16,2,2,50%,61000\n",
+         [{"metric": "peak_memory_GiB", "value": "39.575"}, {"value": "59.5703125"}]),
+        # batches of replicas, steps of accumulation and lengths in other words; models in the columns
+        ("|  | 7B | 70B |\n|---|---|---|\n| GPUs | 8 | 64 |\n| GPU | H800 | H800 |\n"
+         "| Plugin | Gemini | 3D (tp 4, pp 4) |\n| Batch size per DP | 4 | 16 |\n| TFLOPS/GPU | 410 | 320 |\n",
+         [{"model": "7B", "global_batch": "32"}, {"model": "70B"}]),
+        ("Model,GPU,#GPU,bsz/gpu,update freq,tokens per sample,wps\nOPT-1.3B,A100-40GB,8,8,2,2048,82000\n",
+         [{"micro_batch": "8", "global_batch": "128", "seq": "2048"}]),
+        ("model,hardware,B,T,total_batch_size (tokens),ms/step\ngpt2-124M,8X A100 80GB SXM,64,1024,524288,300\n",
+         [{"micro_batch": "64", "seq": "1024", "global_batch": "512"}]),
+        # model cards of Ascend: a column of another metric, "p" for a device, nodes x devices, BLOOM's 7.1B
+        ("| config | SeqLength | metric | phase | performance |\n|---|---|---|---|---|\n"
+         "| llama2_7b | 4096 | - | pretrain | 2560 tokens/s/p |\n", [{"gpu_type": "NPU", "value": "2560"}]),
+        ("MindSpeed on 910B3\n| Model | Params | Nodes | Throughput tokens/s/NPU |\n|---|---|---|---|\n"
+         "| bloom | 7B1 | 2x8 | 2034 |\n", [{"model": "bloom 7B1", "gpu_count": "16"}]),
+    ],
+)  # fmt: skip
+def test_runs_in_other_words(tmp_path, text, wanted):
+    path = tmp_path / ("table.md" if "|" in text else "table.csv")
+    path.write_text(text)
+    assert_read(path, wanted)
+    scores = validate(path)
+    assert not scores.skipped and len(scores.rows) == len(wanted)
+
+
+def test_a_table_without_models_beside_one_with_them_is_reported(tmp_path):
+    (tmp_path / "table.md").write_text(
+        "On 8 H100\n\n| Techniques | TPS/GPU |\n|---|---|\n| FSDP | 5,700 |\n\nLlama 3.1 8B\n\n"
+        "| Techniques | TPS/GPU |\n|---|---|\n| FSDP, 8 GPUs of H100 | 5,700 |\n"
+    )
+    scores = validate(tmp_path / "table.md")
+    assert len(scores.rows) == 1 and "no column model" in scores.skipped[0]["reason"]
 
 
 def test_equal_configurations_are_priced_once(tmp_path, monkeypatch):

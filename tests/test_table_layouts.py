@@ -369,7 +369,8 @@ ROW = {
         ({"zero_level": "1 (BF16Optimizer)"}, lambda case: case.degrees.optimizer.parallel_level == 1),
         ({"source": "Megatron-LM (SC'21)", "gpu_type": "A100"}, lambda case: case.stack == "megatron-2022"),
         ({"source": "Megatron-LM, MLSys 2024", "gpu_type": "A100"}, lambda case: not case.other_stacks),
-        ({"source": "DeepSpeed ZeRO-3, 2021", "gpu_type": "A100", "pp": "1"},  # no fused attention before 2023
+        # no fused attention before 2023
+            ({"source": "DeepSpeed ZeRO-3, 2021", "gpu_type": "A100", "pp": "1", "tp": "1"},
          lambda case: (case.stack, case.other_stacks) == ("megatron-deepspeed-2022", ("torch-2024",))),
         ({"source": "nanoGPT", "pp": "1", "tp": "1", "zero_level": "DDP", "model": "GPT-2 124M"},
          lambda case: case.stack.endswith("-compile")),

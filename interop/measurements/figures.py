@@ -6,9 +6,11 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
+from costmodels.machine.catalogue import load_device
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, PARTS, READ_AS
 from interop.measurements.composed import USUAL_NODE
-from interop.measurements.headers import Figure, figure_named
+from interop.measurements.devices import UnknownDevice, device_named
+from interop.measurements.headers import Figure, figure_named, is_memory
 from interop.measurements.numbers import number
 
 __all__ = ["measured", "with_unit"]
@@ -57,6 +59,12 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
     if middle := _middle(cell):
         row = {**row, READ_AS: f"{header} {cell!r}: the middle of it"}
         cell = middle
+    if figure is None and is_memory(header) and "%" in cell:
+        figure = figure_named(f"{header} (%)")
+    elif figure is None and is_memory(header) and (plain := number(cell)):
+        unit = "MiB" if plain > _MOST_GIB else "GiB"
+        figure = figure_named(f"memory ({unit})")
+        row = {**row, READ_AS: f"{header} {cell!r}: unit not stated, {unit}"}
     cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-|\(\d[\d.]* ?%\)).*$", "", cell)  # its spread, or its share
     if figure is not None and _LOGGED.search(header) and "torchtitan" in row.get("source", "").lower():
         figure = dataclasses.replace(figure, of_all=False)  # of a device, as torchtitan's logs have it
@@ -64,7 +72,13 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
     value = number(text)
     if figure is None or value is None:  # the row says that it is not a number
         return {**row, "metric": header if figure is None else figure.metric, "value": cell}
-    if figure.tokens is not None:
+    if figure.of_memory and not (capacity := _memory_GiB(row.get("gpu_type", ""))):
+        bad = {BAD_COLUMN: "gpu_type", BAD_VALUE: row.get("gpu_type", ""), BAD_REASON: f"{header} of which device?"}
+        return {**bad, **row, "metric": figure.metric, "value": cell}
+    if figure.of_memory:
+        row = {**row, READ_AS: f"{header}: of {capacity:.4g} GiB"}
+        value *= capacity / 100
+    elif figure.tokens is not None:
         tokens = figure.tokens or number(row.get("tokens", "").lower().removesuffix("tokens"))
         if not tokens:
             reason = f"{header} of how many tokens is not stated"
@@ -82,6 +96,18 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
     if figure.hardware:
         made["notes"] = f"{made.get('notes', '')}; hardware FLOPs".strip("; ")
     return _of_one_device(made, header, value, figure)
+
+
+_MOST_GIB = 1024
+"""No device has more memory in GiB; larger numbers are MiB."""
+
+
+def _memory_GiB(device: str) -> float:
+    """The memory of a device; 0 where it is not in the catalogue."""
+    try:
+        return load_device(device_named(device)[0]).memory_bytes / 2**30
+    except UnknownDevice:
+        return 0.0
 
 
 def _number_and_unit(header: str, cell: str, figure: Figure | None) -> tuple[str, Figure | None]:

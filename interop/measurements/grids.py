@@ -78,6 +78,7 @@ def _grid(cells: Iterable[list[str]], knows: Callable[[str], bool], titles: Sequ
     known = [sum(knows(header) for header in row) for row in first]
     place = known.index(max(known)) if known else 0
     if len(first) < _MOST_ABOVE and known[place:] and known[place] < sum(knows(row[0]) for row in first if row):
+        first = [row for row in first if any(re.search(r"[^\s:|=+-]", cell) for cell in row)]
         first = [list(column) for column in itertools.zip_longest(*first, fillvalue="")]
         place = 0
     start, stop = _header_lines(first, place, knows)

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 __all__ = [
     "COLUMNS", "COMPOSED", "METRICS", "Figure", "column_named", "degree_order", "devices_told", "figure_named",
-    "has_units_in_cells", "rank_of",
+    "has_units_in_cells", "is_memory", "rank_of",
 ]  # fmt: skip
 
 METRICS = (
@@ -27,7 +27,7 @@ COLUMNS = (
 
 COMPOSED = (
     "tokens", "nodes", "per_node", "accumulation", "layout", "unit", "year", "offload", "float8", "dp_replicate",
-    "dp_shard",
+    "dp_shard", "replica_batch",
 )  # fmt: skip
 """Columns whose cells determine those of others (`interop.measurements.composed`)."""
 
@@ -49,7 +49,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "vocab": ("vocabsize", "vocabulary", "v", "vocabularysize"),
     "seq": ("seqlen", "sequencelength", "seqlength", "sequence", "contextlength", "context", "maxseqlen", "s",
             "sl", "seqs", "blocksize", "ctx", "ctxlen", "序列长度", "序列", "maxseq", "maxseqlength", "maxlen",
-            "maxlength", "maximumsequencelength", "trainseqlen", "seqlentokens"),
+            "maxlength", "maximumsequencelength", "trainseqlen", "seqlentokens", "cutofflen", "cutofflength",
+            "tokenspersample", "tokenspersequence", "samplelength", "序列长"),
     "global_batch": ("gbs", "globalbatchsize", "totalbatchsize", "globalbs", "batchsize", "batchtokens",
                      "globalbatchtokens", "batchsizetokens", "tokensperbatch", "batch", "bs", "b",
                      "globalbatchsizetokens", "全局批", "globalbatchsizesamples", "globalbatchsizesequences", "bsz",
@@ -60,7 +61,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
                     "pergpubatchsize", "pergpubatch", "batchdevice", "batchperdevice", "perdevicebatch",
                     "batchsizeperdevice", "minibatchpergpu", "微批", "localbatch", "microbatchsizeperdevice", "bsgpu",
                     "bspergpu", "pergpubs",
-                    "bsperdevice", "bsdevice", "perdevicebs", "batchsizegpu", "mbspergpu", "mbsgpu", "lbs"),
+                    "bsperdevice", "bsdevice", "bszgpu", "bszpergpu", "batchsizedevice", "seqspergpu", "seqsgpu",
+                    "perdevicebs", "batchsizegpu", "mbspergpu", "mbsgpu", "lbs"),
     "tp": ("tensorparallel", "tensormodelparallelsize", "tensorparallelism", "tpsize", "t", "tensorparallelsize",
            "tpdegree", "tensor", "mp", "modelparallel", "modelparallelsize", "tensormodelparallel",
            "模型并行", "张量并行"),
@@ -91,7 +93,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "zero_level": ("zero", "zerostage", "sharding", "shardingstrategy", "optimizersharding", "fsdp", "zerolevel",
                    "distributedoptimizer", "fsdpsharding", "shardingstage", "stage", "usedistributedoptimizer",
                    "distopt", "distributedopt", "zerooptimization", "fsdpstrategy", "dpstrategy",
-                   "dataparallelsharding"),
+                   "dataparallelsharding", "deepspeedstage", "deepspeedzero", "deepspeedzerostage", "dszero",
+                   "dsstage"),
     "gpu_type": ("gpu", "device", "accelerator", "hardware", "gputype", "chip", "npu", "devicetype", "gpumodel",
                  "acceleratortype", "instance", "instancetype", "hw", "platform", "machine", "processor",
                  "hardwaretype", "硬件", "acceleratorname", "gputypes"),
@@ -111,10 +114,13 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "nodes": ("numnodes", "nnodes", "numberofnodes", "hosts", "servers"),
     "per_node": ("gpuspernode", "gpusnode", "devicespernode", "nprocpernode", "npuspernode", "ngpuspernode"),
     "accumulation": ("gradaccum", "gradientaccumulation", "gradientaccumulationsteps", "gas", "ga",
-                     "gradaccumsteps", "accumulationsteps", "accum", "gradacc", "gradaccsteps", "gasteps",
+                     "gradaccumsteps", "accumulationsteps", "accum", "updatefreq", "accumsteps",
+                     "gradacc", "gradaccsteps", "gasteps",
                      "nummicrobatches", "microbatchnum", "microbatches", "m"),
     "layout": ("parallelism", "parallelconfig", "parallelstrategy", "strategy", "parallelization", "mesh",
                "parallellayout", "parallelisms", "parallel", "parallelcfg", "parallelsettings", "parallelsetting"),
+    "replica_batch": ("batchsizeperdp", "batchperdp", "batchsizeperreplica", "batchperreplica", "batchsizeperdprank",
+                      "perreplicabatch", "perreplicabatchsize", "replicabatchsize"),
     "dp_replicate": ("replicate", "dataparallelreplicate", "dataparallelreplicatedegree", "replicatedegree",
                      "hsdpreplicate", "replicagroups", "dpreplicatedegree", "numreplicagroups"),
     "dp_shard": ("shard", "dataparallelshard", "dataparallelsharddegree", "sharddegree", "hsdpshard", "shardgroup",
@@ -151,7 +157,7 @@ def column_named(header: str) -> str:
         low = text.strip().lower()
         if low in COLUMNS:
             return low
-        plain = re.sub(r"[\W_]+", "", low.replace("# of", "num").replace("number of", "num"))
+        plain = re.sub(r"[\W_]+", "", re.sub(r"(?:#|number|no\.|nr\.) of", "num", low))
         for column in (*COLUMNS, *COMPOSED):
             if plain == column.replace("_", "") or plain in _NAMES.get(column, ()):
                 return column
@@ -205,6 +211,7 @@ class Figure:
         hardware: whether operations of recomputation count.
         of_node: whether the rate is of the devices of one node.
         tokens: of a time of training, how many tokens it is the time of; 0: as many as the row's column `tokens` says.
+        of_memory: whether it is a percentage of the device's memory.
     """
 
     metric: str
@@ -214,12 +221,13 @@ class Figure:
     hardware: bool = False
     of_node: bool = False
     tokens: float | None = None
+    of_memory: bool = False
 
 
 _DEVICE = r"/(?:gpus?|devices?|chips?|npus?|cards?|accelerators?|dies?|ranks?|procs?|processors?|p)"
 _RATES = (
     (rf"(?:tokens?|toks?|tks|t|words)/s(?P<each>{_DEVICE})?|tps(?P<each2>{_DEVICE})?", "tokens_per_s_per_gpu"),
-    (rf"(?P<each>(?:tokens?|toks?){_DEVICE}/s|tgs|wps(?:{_DEVICE})?)", "tokens_per_s_per_gpu"),
+    (rf"(?P<each>(?:tokens?|toks?){_DEVICE}/s|tgs|tpgs|wps(?:{_DEVICE})?)", "tokens_per_s_per_gpu"),
     (rf"(?:samples?|sequences?|seqs?|examples?)/s(?P<each>{_DEVICE})?", "samples_per_s_per_gpu"),
     (rf"(?P<each>(?:samples?|sequences?|seqs?|examples?){_DEVICE}/s)", "samples_per_s_per_gpu"),
 )
@@ -244,8 +252,9 @@ _TRAINING = re.compile(
 """A time of training, or the hours of devices for some tokens."""
 _MEMORY = re.compile(
     r"(?:peak|max(?:imum)?)?(?:gpu|device|cuda|hbm|active|allocated|reserved|used)*"
-    r"(?:mem(?:ory)?|vram|alloc(?:ated)?|reserved)"
-    r"(?:usage|used|alloc(?:ated)?|reserved|footprint)?(?:/gpu|/device|/npu)?(?P<unit>gib|gb|mib|mb)(?:/gpu|/device|/npu)?"
+    r"(?:mem(?:ory)?|vram|alloc(?:ated)?|reserved|(?<=hbm))"
+    r"(?:usage|used|peak|max)?(?:alloc(?:ated)?|reserved|footprint)?(?:/gpu|/device|/npu)?"
+    r"(?P<unit>gib|gb|mib|mb|%|percent|pct)(?:/gpu|/device|/npu)?"
 )
 _SHARE = re.compile(
     r"(?:bf16|fp16)?(?:[mh]fu|(?:model|hardware)?flops?utili[sz]ation)(?:percent|%)?(?:bf16|fp16|fp8)?"
@@ -293,6 +302,8 @@ def figure_named(words: str) -> Figure | None:
         unit = next((group for group in found.groups() if group), "s")
         return Figure(metric="iteration_time_s", factor=_SECONDS[unit])
     if found := _MEMORY.fullmatch(plain):
+        if found["unit"] not in _BYTES:
+            return Figure(metric="peak_memory_GiB", of_memory=True)
         metric, factor = _BYTES[found["unit"]]
         return Figure(metric=metric, factor=factor)
     for kilo, factor in (("", 1.0), ("k", 1e3), ("m", 1e6)):
@@ -306,13 +317,15 @@ def figure_named(words: str) -> Figure | None:
 
 def _plain_words(words: str) -> str:
     """A header in lower case, with one spelling of units and of "per"."""
-    low = re.sub(r"seconds?|secs?\b|sec(?![a-z])", "s", words.lower().replace("\u5361", "card"))
+    low = re.sub(r"\u5355\u5361(.*?)([(\uff08].*?)?([)\uff09])?$", r"\1\2/card\3", words.lower())  # "of one card"
+    low = low.replace("\u663e\u5b58", "memory").replace("\u541e\u5410", "throughput").replace("\u5361", "card")
+    low = re.sub(r"seconds?|secs?\b|sec(?![a-z])", "s", low)
     low = re.sub(r"milli-?s\b", "ms", re.sub(r" *(?:\u00b1|\+/-).*$", "", low))
     low = re.sub(r"^((?:step|iter)(?:ation)?) *[(\[] *(m?s) *[)\]]$", r"\1 time (\2)", low)
     low = re.sub(r"(tera|peta|giga)-?(?=flop)", lambda found: found.group()[0], low)
+    low = re.sub(r"[ _.-]*\bper\b[ _.-]*|[ _]per[ _]", "/", low)
     low = re.sub(r"\b(tok\w*?|samples?|seqs?|sequences?)_s(?=_|$)", r"\1/s", low)  # "tok_s_gpu"
     low = re.sub(r"(?<=[a-z0-9])_(gpu|npu|device)$", r"/\1", low)
-    low = re.sub(r"[ _.-]*\bper\b[ _.-]*|[ _]per[ _]", "/", low)
     low = re.sub(rf"^({_DEVICE})[ _-]*(.+)$", r"\2\1", low)  # "per-GPU TFLOPs"
     return re.sub(r"^(.+)[(\[] *(total|aggregate|all (?:gpus|devices)) *[)\]]$", r"total \1", low)
 
@@ -322,6 +335,10 @@ def _qualified(low: str) -> tuple[Figure | None] | None:
     if found := re.search(r"[ /(\[]+nodes?\b[)\]]?", low):
         figure = figure_named(f"{low[: found.start()]}/device{low[found.end() :]}")
         return (None if figure is None or not figure.metric.endswith("_gpu") else replace(figure, of_node=True),)
+    if found := re.search(r" *(?:for|of|on) (\d+(?:\.\d+)?) ?([mbt])(?:illion)? tok\w*", low):
+        figure = figure_named(low[: found.start()] + low[found.end() :])
+        count = float(found[1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[found[2]]
+        return (None if figure is None or figure.tokens is None else replace(figure, tokens=count),)
     if found := re.search(r"(?<=/)(min(?:ute)?|h(?:ou)?r?|day)s?\b", low):
         figure = figure_named(f"{low[: found.start()]}s{low[found.end() :]}")
         return (None if figure is None else replace(figure, factor=figure.factor / _TIMES[found[1]]),)
@@ -341,4 +358,14 @@ def has_units_in_cells(header: str) -> bool:
     """Whether the cells of a header contain their unit."""
     plain = re.sub(r"[^a-z]+", "", header.lower())
     return plain in ("throughput", "performance", "perf", "speed", "trainingthroughput", "trainingspeed", "result",
-                     "memory", "mem", "peakmemory", "peakmem", "maxmemory", "maxmem")  # fmt: skip
+                     "results") or is_memory(header)  # fmt: skip
+
+
+def is_memory(header: str) -> bool:
+    """Whether a header is of memory and states no unit.
+
+    >>> is_memory("Peak VRAM"), is_memory("Peak memory (GiB)"), is_memory("Memory bound")
+    (True, False, False)
+    """
+    plain = re.sub(r"[^a-z/]+", "", _plain_words(header))
+    return _MEMORY.fullmatch(f"{plain}gib") is not None and plain not in ("allocated", "reserved", "alloc")

@@ -115,7 +115,7 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
 
 _NOT_DECODERS = (
     r"bert|\bt5|\bul2|\bvit\b|vit[-_]|\bdit\b|diffusion|unet|whisper|clip|mamba|jamba|rwkv|resnet|flux"
-    r"|nemotron[-_ ]?h\b|zamba|samba"
+    r"|nemotron[-_ ]?h(?![a-z])|zamba|samba"
 )
 
 _MIXTURES = (
@@ -260,10 +260,11 @@ def family_of(
 def named_parameters(name: str) -> float | None:
     """The number of parameters that a name states, None where it states none.
 
-    >>> named_parameters("GPT-3 6.7B"), named_parameters("gpt2-125m"), named_parameters("gpt2")
-    (6700000000.0, 125000000.0, None)
+    >>> named_parameters("GPT-3 6.7B"), named_parameters("gpt2-125m"), named_parameters("bloom-7b1")
+    (6700000000.0, 125000000.0, 7100000000.0)
     """
-    found = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])", name.lower())
+    low = re.sub(r"(?<![\d.])(\d+)b(\d)(?!\d)", r"\1.\2b", name.lower())  # BLOOM's "7b1"
+    found = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])", low)
     if not found:
         return None
     number, unit = found[-1]

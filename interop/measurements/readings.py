@@ -10,11 +10,11 @@ from interop.measurements.case import Case
 from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
 from interop.measurements.devices import devices_meant
 from interop.measurements.mixtures import A2A, UNEVEN
-from interop.measurements.models import UNNAMED_SEQ, usual_seq
+from interop.measurements.models import UNNAMED_SEQ, catalogued, usual_seq
 from interop.measurements.software import software_of
 from interop.measurements.spellings import schedule_named
 
-__all__ = ["Filling", "needed_fillings", "other_fillings"]
+__all__ = ["Filling", "least_split", "needed_fillings", "other_fillings"]
 
 Filling = Mapping[str, str]
 """Readings of a blank cell, by column."""
@@ -22,7 +22,10 @@ Filling = Mapping[str, str]
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _VIRTUAL = (2, 3, 4, 6, 8)
 _SPLITS = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 4), (8, 8), (8, 16))
-"""Tensor and pipeline degrees of rows that state none; of those that fit the device the middle one is taken."""
+"""Tensor and pipeline degrees of rows that state none, of which `least_split` chooses."""
+
+_SPLITS_OF_MIXTURES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (2, 8), (2, 16))
+"""The same of mixtures, whose experts are spread instead."""
 
 _MOST_READINGS = 4
 
@@ -33,19 +36,52 @@ _MEMORIES = (("A100", 80, 40), ("V100", 32, 16))
 def needed_fillings(row: Mapping[str, str]) -> list[Filling]:
     """The fillings of cells without which a row cannot be priced; one empty filling where none is missing.
 
-    The micro-batch where it is blank and the batch is not one sample a replica; the batch; the chunks of a stage where
-    the schedule is interleaved and they are blank; which device, where a name is that of several; tensor and pipeline
-    degrees where the row does not state how the model is distributed.
+    The number of devices of a rate that is of each of them; which device, where a name is that of several; tensor and
+    pipeline degrees where the row does not state how the model is distributed; the chunks of a stage where the schedule
+    is interleaved and they are blank; the batch; the micro-batch where it is blank and the batch is not one sample a
+    replica.
 
     >>> needed_fillings({"global_batch": "8", "dp": "2", "gpu_count": "2"})
     [{'micro_batch': '1'}, {'micro_batch': '2'}, {'micro_batch': '4'}]
     """
-    cells = Cells(row)
     found: list[Filling] = [{}]
-    for fillings in (_batches(cells), _chunks(cells), _splits(cells), _devices(cells)):
-        if fillings:
-            found = [{**each, **more} for each in found for more in fillings]
+    for fillings_of in (_counts, _devices, _splits, _experts, _chunks, _batches):
+        most = max(1, _MOST_FILLINGS // len(found))
+        found = [
+            {**each, **more} for each in found for more in _thinned(fillings_of(Cells({**row, **each})), most) or ({},)
+        ]  # fmt: skip
     return found
+
+
+_MOST_FILLINGS = 64
+"""Of a row that leaves nearly everything open."""
+
+
+def _thinned(fillings: Sequence[Filling], most: int) -> Sequence[Filling]:
+    """At most so many of them, evenly chosen."""
+    return fillings[:: max(1, -(-len(fillings) // most))]
+
+
+def least_split(fillings: Sequence[Filling]) -> list[Filling]:
+    """Of fillings that fit the device, those that split the model the least, and those that split it twice as far.
+
+    Nobody splits a model further than its memory needs, for the messages cost time.
+
+    >>> least_split([{"tp": "1", "pp": "1"}, {"tp": "2", "pp": "1"}, {"tp": "8", "pp": "1"}])
+    [{'tp': '1', 'pp': '1'}, {'tp': '2', 'pp': '1'}]
+    """
+    names = ("tp", "pp", "ep", "gpu_count")
+    ways = [math.prod(int(filling.get(name, "1")) for name in names) for filling in fillings]
+    return [filling for filling, own in zip(fillings, ways, strict=True) if own <= 2 * min(ways)]
+
+
+def _counts(cells: Cells) -> Sequence[Filling]:
+    """Devices of a row that states none and whose figure is of each device: one node, or as many as the model needs."""
+    stated = any(cells.text(name) for name in ("gpu_count", "dp", "nodes"))
+    if stated or cells.text("metric") == "iteration_time_s":
+        return []
+    least = max(_NODE, math.prod(_count(cells, name) or 1 for name in ("tp", "pp", "cp")))
+    return [{"gpu_count": str(least * times)} for times in (1, 4, 32)]
 
 
 def _chunks(cells: Cells) -> Sequence[Filling]:
@@ -73,11 +109,24 @@ def _splits(cells: Cells) -> Sequence[Filling]:
     if any(cells.text(name) for name in ("tp", "pp", "dp", "cp", "zero_level")) or not _splits_by_hand(cells.row):
         return []
     gpus = _count(cells, "gpu_count")
-    splits = (*_SPLITS, (1, gpus)) if cells.text("schedule") else _SPLITS
+    usual = _SPLITS_OF_MIXTURES if _is_mixture(cells) else _SPLITS
+    splits = (*usual, (1, gpus)) if cells.text("schedule") else usual
     least = 2 if cells.text("schedule") else 1  # which only a pipeline has
     return [
         {"tp": str(tp), "pp": str(pp)} for tp, pp in splits if gpus > 1 and pp >= least and gpus % (tp * pp) == 0
     ]  # fmt: skip
+
+
+def _experts(cells: Cells) -> Sequence[Filling]:
+    """Ranks that share the experts of a mixture too large for one device, where they are not stated."""
+    if cells.text("ep") or not _is_mixture(cells):
+        return []
+    return [{"ep": str(ranks)} for ranks in (1, _NODE, 4 * _NODE, 8 * _NODE)]
+
+
+def _is_mixture(cells: Cells) -> bool:
+    known = catalogued(cells.text("model"))
+    return known is not None and known.experts is not None
 
 
 def _splits_by_hand(row: Mapping[str, str]) -> bool:
@@ -98,6 +147,8 @@ def _batches(cells: Cells) -> Sequence[Filling]:
     if cells.text("micro_batch") and not micro:
         return []
     if not cells.text("global_batch"):
+        if micro and ways and (several := _count(cells, "accumulation")):
+            return [{"global_batch": str(micro * ways * several)}]
         return _global_batches(micro, ways, stages)
     if micro and stages > 1 and _cuts_batches(cells):
         return [{"micro_batch": str(max(1, micro // stages))}]
@@ -119,19 +170,23 @@ def _global_batches(micro: int, ways: int, stages: int) -> Sequence[Filling]:
     return [{"global_batch": str(size * number * ways), "micro_batch": str(size)} for size, number in pairs]
 
 
-def other_fillings(row: Mapping[str, str], case: Case, *, stack_is_given: bool) -> Iterator[Filling]:
+def other_fillings(
+    row: Mapping[str, str], case: Case, *, stack_is_given: bool, is_split: bool = False
+) -> Iterator[Filling]:  # fmt: skip
     """Other fillings of the cells that `case` assumes, one at a time.
 
     Args:
         row: as it was read.
         case: made of it.
         stack_is_given: whether the caller says which software ran it.
+        is_split: whether the tensor and pipeline degrees of `row` are assumed.
     """
     cells = Cells(row)
     if ZERO_BUBBLE in cells.words("source"):  # its script states what its tables leave blank
         return
     yield from _of_blank_cells(cells, case)
-    yield from ({"stack": stack} for stack in case.other_stacks)
+    for stack in case.other_stacks:  # torch's parts split a model where the row says so
+        yield {"stack": stack, "tp": "1", "pp": "1"} if is_split and stack.startswith("torch") else {"stack": stack}
     yield from _of_words(cells, case)
     torch = case.stack.startswith("torch") and not case.stack.startswith("torch-composer")
     if not stack_is_given and torch and not cells.text("compile") and not case.stack.endswith("-compile"):

@@ -27,7 +27,7 @@ from interop.measurements.devices import Network
 from interop.measurements.headers import METRICS
 from interop.measurements.machines import assumed_of, load_machine, machine_of
 from interop.measurements.numbers import number as number_of
-from interop.measurements.readings import Filling, needed_fillings, other_fillings
+from interop.measurements.readings import Filling, least_split, needed_fillings, other_fillings
 from interop.measurements.rows import case_of
 from interop.measurements.tables import rows_of
 from plans.degrees import Degrees
@@ -252,15 +252,18 @@ def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dic
     found = _priced(row, number, given, needed_fillings(row))
     if isinstance(found, Exception):
         raise found
+    if any(name in each[0] for each in found for name in ("tp", "ep", "gpu_count")):
+        chosen = least_split([each[0] for each in found])
+        found = [each for each in found if each[0] in chosen] if found[0][2]["fits"] else found[-1:]
     found.sort(key=lambda each: each[2]["predicted"] * (1 if each[1].metric in _LESS_IS_BETTER else -1))
     filled, case, result = found[(len(found) - 1) // 2]
     others = [each for each in found if each[0] != filled]
     base = {**row, **filled}
-    more = _others(base, case, number, given)
+    more = _others(base, case, number, given, is_split="tp" in filled)
     if not result["runs"] and more and more[0][2]["fits"]:  # it ran, so it was not this one
         fitting, case, result = more[0]
         base |= fitting
-        more = _others(base, case, number, given)
+        more = _others(base, case, number, given, is_split="tp" in filled)
         cells_text = ", ".join(f"{name} {cell}" for name, cell in fitting.items())
         result["assumed"].append(f"{cells_text}: the first reading that fits the device")
     others += [each for each in more if each[2]["fits"] or not result["runs"]]
@@ -275,9 +278,11 @@ def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dic
     return case, result
 
 
-def _others(base: Mapping[str, str], case: Case, number: int, given: _Given) -> list[_Reading]:
-    """Other readings of a row, given its most plausible one."""
-    fillings = list(other_fillings(base, case, stack_is_given=given.stack is not None))
+def _others(
+    base: Mapping[str, str], case: Case, number: int, given: _Given, *, is_split: bool
+) -> list[_Reading]:  # fmt: skip
+    """Other readings of a row, given its most plausible one, whose tensor and pipeline degrees may be assumed."""
+    fillings = list(other_fillings(base, case, stack_is_given=given.stack is not None, is_split=is_split))
     found = _priced(base, number, given, fillings)
     return [] if isinstance(found, Exception) else found
 

@@ -51,7 +51,7 @@ _SOFTWARE = (
     Software(words="mindformers|mindspore", name="MindSpore's", stacks=("mindspore", "megatron")),
     Software(words=r"nemo\b|megatron-?bridge", name="NeMo", stacks=("megatron",), reduces_low=True, keeps_low=True),
     Software(words="nanotron|picotron", name="Nanotron", stacks=("megatron", "torch")),
-    Software(words=r"megatron|\bmcore\b", stacks=("megatron",)),
+    Software(words=r"megatron|\bmcore\b|1909\.08053|2104\.04473|2205\.05198", stacks=("megatron",)),
     Software(words="deepspeed|ulysses", name="DeepSpeed", stacks=("torch",), reduces_low=True),
     Software(words=r"foundry|mosaic|composer", name="LLM Foundry", stacks=("torch-composer",)),
     Software(words="lightning|accelerate|hugging ?face|axolotl|llama-?factory", name="Hugging Face's or Lightning",
@@ -64,7 +64,8 @@ _SOFTWARE = (
     Software(words=r"colossal-?ai|paddle\w*|oneflow|internevo|bmtrain|hetu", name="software not known here",
              stacks=("megatron", "torch"), is_known=False),
 )  # fmt: skip
-"""In the order in which they are looked for. GPT-NeoX runs Megatron's layers in DeepSpeed's engine (its README);
+"""In the order in which they are looked for; papers of a software by their numbers at arXiv. GPT-NeoX runs Megatron's
+layers in DeepSpeed's engine (its README);
 NeMo and Megatron-Bridge run Megatron-core; MindSpeed patches Megatron-LM for Ascend (its README). DeepSpeed reduces
 gradients in the dtype of the model (runtime/engine.py, communication_data_type), Hugging Face's FSDP plugin and the
 published recipes of FSDP1 have one dtype for parameters and reductions. The recipes with which NeMo and Megatron-Bridge
@@ -124,6 +125,8 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     """
     source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes", "gpu_type")
     compiled = _is_compiled(cells, words)
+    if _splits_model(cells) and re.search("deepspeed", source) and not re.search("ulysses", source):
+        source = f"{source} megatron-deepspeed"  # ZeRO alone splits no layer
     found = _named(source) or _named(words) or _named(cells.words("model")) or _named(_of_precision(cells))
     named = found is not None
     if found is None:
@@ -164,9 +167,10 @@ def _unnamed(cells: Cells, words: str) -> Software:
     own = "own run" in words
     if re.search(r"\bzero[- _]?(?:stage[- _]?)?[123]\b", cells.words("zero_level")) and not own:  # DeepSpeed's name
         return _named("megatron-deepspeed" if _splits_model(cells) else "deepspeed") or _SOFTWARE[0]
-    names_torch = re.search(r"\bddp\b|fsdp|hsdp", cells.words("zero_level")) and not _splits_model(cells)
+    level = "" if cells.text("zero_level") == NO_FSDP else cells.words("zero_level")
+    names_torch = re.search(r"\bddp\b|fsdp|hsdp", level) and not _splits_model(cells)
     if not (own or names_torch or cells.switch("compile") is not None or level_of(cells) in (2, 3)):
-        return Software(words="", stacks=("megatron",))
+        return Software(words="", stacks=("megatron",) if _splits_model(cells) else ("megatron", "torch"))
     splits = all(cells.text(name) not in ("", "1") for name in ("tp", "pp"))
     return Software(words="", stacks=("megatron", "torch") if splits and not own else ("torch",))
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from interop.measurements.batches import BadCell
 from interop.measurements.cells import (
     BAD_COLUMN,
     BAD_REASON,
@@ -18,7 +19,7 @@ from interop.measurements.cells import (
     FROM_TITLE,
     ROW,
 )
-from interop.measurements.composed import BadCell, ordered_degrees, plain_row
+from interop.measurements.composed import ordered_degrees, plain_row
 from interop.measurements.devices import UnknownDevice, device_named, devices_meant
 from interop.measurements.figures import measured, with_unit
 from interop.measurements.grids import Grid, grids_of
@@ -72,7 +73,7 @@ def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:
     """
     name = os.fspath(path)
     text = read_text(path, "the table")
-    lacking: TwofoldError | None = None
+    lacking: list[TwofoldError] = []
     num_rows = 0
     try:
         for grid in grids_of(text, lambda header: bool(column_named(header) or figure_named(header))):
@@ -81,11 +82,15 @@ def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:
                     num_rows = int(row[ROW])
                     yield row
             except TwofoldError as error:
-                lacking = lacking or error
+                lacking.append(error)
     except csv.Error as error:
         raise TwofoldError(f"cannot read the table {name!r}: {error}") from None
-    if lacking is not None and not num_rows:
-        raise lacking
+    if lacking and not num_rows:
+        raise lacking[0]
+    for error in lacking:
+        if "no column model (" in str(error):  # it has figures
+            num_rows += 1
+            yield {ROW: str(num_rows), BAD_COLUMN: "model", BAD_VALUE: "", BAD_REASON: str(error)}
 
 
 def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
@@ -117,18 +122,30 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
 
 
 def _columns(headers: Sequence[str]) -> list[str]:
-    """The column of every header; "b" next to "B" is a micro-batch, as in Narayanan et al. 2021, arXiv 2104.04473."""
+    """The column of every header; "b" next to "B" is a micro-batch, as in Narayanan et al. 2021, arXiv 2104.04473.
+
+    >>> _columns(["B", "T", "tok/s"]), _columns(["B", "b", "t", "p"])
+    (['micro_batch', 'seq', ''], ['global_batch', 'micro_batch', 'tp', 'pp'])
+    """
     columns = [column_named(header) for header in headers]
     plain = [re.sub(r"[^A-Za-z]", "", header) for header in headers]
     if "b" in plain and "B" in plain:
         columns[plain.index("b")] = "micro_batch"
+    if {"B", "T"} <= set(plain) and not {"seq", "pp"} & set(columns):  # llm.c's and nanoGPT's: micro-batch and sequence
+        columns[plain.index("B")], columns[plain.index("T")] = "micro_batch", "seq"
+    if "metric" in columns and "value" not in columns:  # of another task, as "accuracy"
+        columns[columns.index("metric")] = ""
     return columns
 
 
 def _place_of_models(cells: Sequence[str], columns: Sequence[str]) -> int | None:
-    """The first column without a meaning of its own whose first cell names a model, as "config"; None: no column."""
+    """The first column without a meaning of its own whose first cell names a model or its size, as "config"; None: no
+    column."""
     pairs = enumerate(zip(cells, columns, strict=False))
-    return next((place for place, (cell, own) in pairs if own in ("", "notes") and catalogued(cell)), None)
+    return next(
+        (place for place, (cell, own) in pairs
+         if own in ("", "notes") and (catalogued(cell) or _SIZE.fullmatch(cell.lower()))), None,
+    )  # fmt: skip
 
 
 def _of_figures(made: Mapping[str, str], row: Sequence[str], figures: Sequence[_Column]) -> Iterator[dict[str, str]]:
@@ -140,12 +157,33 @@ def _of_figures(made: Mapping[str, str], row: Sequence[str], figures: Sequence[_
     for figure in figures:
         if row[figure.place].lower() not in _NOTHING:
             meaning = figure.figure or figure_named(made.get("unit", ""))
-            own = measured({**made, **figure.told}, figure.header, row[figure.place], meaning)
+            cell, told = _conditioned(row[figure.place], figure.told)
+            if told.get("gpu_type") == _NPU and made.get("gpu_type"):  # which the row names better
+                told.pop("gpu_type")
+            own = measured({**made, **told}, figure.header, cell, meaning)
             own.pop("unit", None)
             yield own | {FIGURE: repr((figure.place, cells))}
 
 
+def _conditioned(cell: str, told: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """A figure without the condition that its cell states, and what it states with its header.
+
+    >>> _conditioned("30000 (FP8)", {}), _conditioned("2560 tokens/s/p", {})
+    (('30000', {'precision': 'fp8'}), ('2560 tokens/s/p', {'gpu_type': 'NPU'}))
+    """
+    if _OF_NPUS.search(cell):
+        return cell, {"gpu_type": _NPU, **told}
+    found = re.fullmatch(r"([^()]*\d[^()]*?) *\(([^()]*[A-Za-z][^()]*)\)", cell)
+    own = told_by_titles((found[2],), ()) if found else {}
+    own = {name: words for name, words in own.items() if name in CONDITIONS}
+    return (found[1] if found and own else cell), {**told, **own}
+
+
 _PAIR = re.compile(r"([^()]*[^()\s]) *\(([^()]+)\)|([^/]*\S) / (\S[^/]*)")
+
+
+_LABELLED = re.compile(r"([^()/]*\d[^()/]*?) *\(([^()]+)\) *[/,;] *([^()/]*\d[^()/]*?) *\(([^()]+)\)")
+"""Two values, each with its condition."""
 
 
 def _variants(row: Sequence[str], places: Collection[int]) -> Iterator[Sequence[str]]:
@@ -161,7 +199,14 @@ def _variants(row: Sequence[str], places: Collection[int]) -> Iterator[Sequence[
         place in pairs and all(number(part) is not None and "%" not in part for part in pairs[place])
         for place in stated
     )  # fmt: skip
-    if several and any(place not in places and _differs(row[place], pairs[place]) for place in pairs):
+    labels = {found[2]: found[4] for cell in row if (found := _LABELLED.fullmatch(cell))}
+    if len(labels) == 1 and None not in map(precision_named, (*labels, *labels.values())):
+        for which in (1, 3):  # "2 (FP8-CS) / 1 (FP8-MX)"
+            yield [
+                f"{found[which]} ({found[which + 1]})" if place in places and found else found[which] if found else cell
+                for place, cell in enumerate(row) for found in [_LABELLED.fullmatch(cell)]
+            ]  # fmt: skip
+    elif several and any(place not in places and _differs(row[place], pairs[place]) for place in pairs):
         for which in (0, 1):
             yield [pairs[place][which] if place in pairs else cell for place, cell in enumerate(row)]
     else:
@@ -228,6 +273,13 @@ _OTHERS = re.compile(r"\u53c2\u8003|\bref(?:erence)?\b|\bbaseline\b", re.I)
 """Headers of figures of other devices or software, to compare with."""
 
 
+_NPU = "NPU"
+"""An Ascend device whose name is not stated."""
+
+_OF_NPUS = re.compile(r"tok\w*/s(?:ec)?/p\b|tok\w*/p/s", re.I)
+"""Rates a device as the cards of MindFormers and MindSpeed write them; Ascend devices are meant."""
+
+
 _TITLE_END = re.compile(r"\b(?:of|for|on|with|in|by|vs|versus)\b|[:;,]|\((?!m?s\))")
 """Where the name of a figure at the beginning of a title ends."""
 
@@ -258,8 +310,10 @@ def _told_by_header(header: str, figure: Figure | None) -> dict[str, str]:
     The precision beside a share of the peak is that of the peak.
     """
     told = {name: cell for name, cell in told_by_titles((header,), ()).items() if name in CONDITIONS}
-    if re.match(r"npu\b(?! *(?:memory|mem|hbm))", header, re.I):
-        told.setdefault("gpu_type", "NPU")
+    if re.match(r"npu\b(?! *(?:memory|mem|hbm))", header, re.I) or (
+        _OF_NPUS.search(header) and not _OTHERS.search(header)
+    ):
+        told.setdefault("gpu_type", _NPU)
     if figure is not None and figure.metric == "mfu_percent":
         told.pop("precision", None)
     return told
@@ -313,7 +367,10 @@ def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
     columns."""
     device, model = (told_by_titles((found.get(column, ""),), ()) for column in ("gpu_type", "model"))
     said = {name: cell for name, cell in device.items() if name in ("model", "precision")}
-    said |= {name: cell for name, cell in model.items() if name == "precision"}
+    several = len(re.split(r"[,;|]| / ", found.get("model", ""))) > 2  # "Llama-2-7B, 8x A100, FSDP"
+    said |= {name: cell for name, cell in model.items() if name == "precision" or (several and name != "family")}
+    if several and "model" in model:
+        found = {**found, "model": model["model"]}
     words = [found.get(name, "") for name in ("notes", "layout", "source")]
     said |= told_by_titles(words, _READ_IN_NOTES) | told_by_titles(free, ())
     return found | {name: cell for name, cell in said.items() if not found.get(name)}
@@ -399,7 +456,7 @@ def _model(name: str, cell: str, header: str) -> str:
     return f"{name} {cell}" if _SIZE.fullmatch(cell.lower()) and not states else name
 
 
-_SIZE = re.compile(r"(?:\d+ ?x ?)?\d+(?:\.\d+)? ?[mbt]")
+_SIZE = re.compile(r"(?:\d+ ?x ?)?\d+(?:\.\d+)? ?[mbt](?:[- ]?a\d+(?:\.\d+)?b)?|\d+b\d")
 """A number of parameters, or of experts and of an expert's."""
 
 

@@ -16,13 +16,18 @@ CONDITIONS = ("gpu_type", "precision", "recompute", "compile", "source")
 """Columns that the header of a figure may state."""
 
 _DEVICE = re.compile(
-    r"(?:\b(\d+) ?(?:x|\u00d7)? ?)?(?:nvidia |amd |instinct |(?:dgx|hgx)[- ])?(?:(?<![a-z0-9])|(?<=\dx))"
+    r"(?:\b(\d+|one|two|four|eight|sixteen) ?(?:x|\u00d7|\*)? ?)?"
+    r"(?:(?:nvidia|amd|instinct|ascend|[dh]gx)[- ])*(?:(?<![a-z0-9])|(?<=\dx))"
     r"(p[3-6][a-z]*(?:-b200)?\.\d+xlarge|a[23]-\w+gpu(?:-\dg)?|(?:g?[hb]\d00|a[18]00|h20|v100|mi\d{3}x?"
     r"|(?:ascend )?910(?:b\d?|c)|gb[23]00|b300)"
     r"(?:s\b)?(?:[-_ ](?:sxm\d?|pcie|nvl(?! ?\d\d)))*(?:[-_ ]?\(?\d{2,3} ?g(?:i?b)?\)?)?(?:[-_ ](?:sxm\d?|pcie))?)"
     r"(?![a-z0-9])",
     re.I,
 )
+_BEHIND = re.compile(r"\)? *[x\u00d7*] *(\d+)\b(?! ?g)", re.I)
+"""A number of devices behind their name: "H200 x 8"."""
+
+_SPELLED = {"one": "1", "two": "2", "four": "4", "eight": "8", "sixteen": "16"}
 _COUNT = re.compile(r"\b(\d+) (?:gpus?|npus?|devices|accelerators|chips)\b(?! *(?:per|/|a|each)[- ]?node)", re.I)
 _PRECISION = re.compile(
     r"(?<![a-z0-9])(bf16|fp16|mxfp8|nvfp4|(?:fp8|float8)(?:[-_ ]\(?(?:cs|ds|mx|sc|\w+[- ]?wise)\)?)?|tf32|fp32)"
@@ -35,7 +40,7 @@ _MODEL = re.compile(
     r"|(?:min|nano)?gpt-?[23]?[- ]?\d+(?:\.\d+)?[bm]|gpt-?2[- ](?:small|medium|large|xl)"
     r"|mixtral[- ]8x\d+b|gpt-?(?:neox|j|oss)[- ]?\d+b|mt-?nlg[- ]?\d+b"
     r"|(?:qwen|mpt|opt|bloom|falcon|mistral|deepseek|gemma|nemotron|yi|baichuan|internlm|pythia|olmo|phi|chatglm|glm"
-    r"|starcoder|stablelm|palm)[-\w.]* ?\d+(?:\.\d+)?b"
+    r"|starcoder|stablelm|palm)[-\w.]* ?\d+(?:\.\d+)?b\d?"
     r"|deepseek[- ]v[23])\b",
     re.I,
 )
@@ -78,9 +83,19 @@ def told_by_titles(titles: Sequence[str], columns: Collection[str]) -> dict[str,
         for column, cell in _told(title).items():
             if column == "source" and column in found and names_part(found[column]) and not names_part(cell):
                 found[column] = f"{cell}; {found[column]}"
+            elif column == "gpu_type" and column in found and _is_closer(cell, found[column]):
+                found[column] = cell
             elif column not in columns:
                 found.setdefault(column, cell)
     return found
+
+
+def _is_closer(device: str, other: str) -> bool:
+    """Whether a name tells the memory of the device that another one names without."""
+    short = re.sub(r"\W+", "", other.lower())
+    return re.search(r"\d ?g", other.lower()) is None and re.match(
+        rf"{short}\W+.*\d ?g", device.lower()
+    ) is not None  # fmt: skip
 
 
 def without_conditions(header: str) -> str:
@@ -153,8 +168,9 @@ def _devices(title: str) -> dict[str, str]:
         (match,) = devices.values()
         device = re.sub(r"(?<=\d)s\b", "", match.group(2))
         told["gpu_type"] = device if "(" in device else device.rstrip(")")
-        if match.group(1):
-            told["gpu_count"] = match.group(1)
+        behind = _BEHIND.match(title[match.end() :])
+        if count := match.group(1) or (behind and behind.group(1)):
+            told["gpu_count"] = _SPELLED.get(count.lower(), count)
     if len(counts := set(_COUNT.findall(title))) == 1:
         told.setdefault("gpu_count", counts.pop())
     if len(nodes := _NODES.findall(title)) == 1:

@@ -380,19 +380,24 @@ class PipelineForecast:
         step_s = (end_ps + costs.stack.step_s * PS_PER_S) / PS_PER_S
         count = self.degrees.num_micro_batches
         kinds, of_rank = self.ranks
-        share_of = [self.layout.seconds(chunks, count) for chunks in kinds]
+        stack, share_of = costs.stack, [self.layout.seconds(chunks, count) for chunks in kinds]
         total_of = [sum(share.values()) for share in share_of]
-        compute = sum(share_of[kind]["compute"] for kind in of_rank) / len(of_rank)
-        exposed = sum(total_of[kind] for kind in of_rank) / len(of_rank) - compute
-        peak, memory = self._memory(activations)
         busiest = kinds[total_of.index(max(total_of))]
         parts = self._parts(step_s, busiest)
-        slower = costs.stack.chip_spread * slowest_of(self.degrees.num_ranks)
+        if stack.longer:
+            host_s = parts.get("dispatch", 0.0)
+            stretch = 1 + stack.longer * (1 - host_s / step_s)
+            step_s *= stretch
+            parts = {name: seconds * (1 + stack.longer * (name != "dispatch")) for name, seconds in parts.items()}
+            share_of = [{call: stretch * seconds for call, seconds in share.items()} for share in share_of]
+        compute = sum(share_of[kind]["compute"] for kind in of_rank) / len(of_rank)
+        exposed = sum(sum(share_of[kind].values()) for kind in of_rank) / len(of_rank) - compute
+        peak, memory = self._memory(activations)
+        slower = stack.chip_spread * slowest_of(self.degrees.num_ranks)
         if slower:  # products and attention are bound by clocks, which differ from chip to chip
             added = {name: slower * parts.get(name, 0.0) for name in ("matrix", "attention")}
             step_s += sum(added.values())
             parts = {name: seconds + added.get(name, 0.0) for name, seconds in parts.items()}
-        stack = costs.stack
         slower = stack.slower_hosts
         low_s, high_s = step_interval(
             stack.known_to(costs.machine), step_s, parts, stack.unexplained,

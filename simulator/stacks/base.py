@@ -11,7 +11,7 @@ import msgspec
 from costmodels import Machine
 from costmodels.machine.sections import Interval
 from costmodels.price.instruction import price_compute
-from costmodels.widths import OTHER_SOFTWARE, SOFTWARE
+from costmodels.widths import OTHER_LONGER, OTHER_SOFTWARE, SOFTWARE
 from plans.degrees import MEMORY_BOUND, RECOMPUTE_MODES, Degrees
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
@@ -156,6 +156,12 @@ class Stack:
         return SOFTWARE if self.is_measured else OTHER_SOFTWARE
 
     @property
+    def longer(self) -> float:
+        """Share by which the device's work takes longer than the prices of its parts, in the median of measured steps;
+        of software that was not measured that of steps predicted as other software."""
+        return 0.0 if self.runs_programs or self.is_measured else OTHER_LONGER
+
+    @property
     def slower_hosts(self) -> float:
         """The logarithm of the median host's times over those of the host that is priced."""
         return 0.0
@@ -174,6 +180,9 @@ class Stack:
     def _common_assumptions(self, degrees: Degrees) -> tuple[str, ...]:
         own = f"software {self.name}:"
         notes = [f"{own} the slowest of equal chips sets the pace: they vary by {self.chip_spread:.1%}"]
+        if self.longer:
+            of = "like it" if self.is_measured else "predicted as other software"
+            notes.append(f"{own} {self.longer:.1%} longer than its parts, as measured steps {of} in the median")
         if self.recipe is not None:
             notes.append(f"{own} {self.recipe.words}")
         if degrees.pp > 1 and not self.waits_for_sends(degrees):

@@ -22,7 +22,7 @@ from costmodels.price.torch_hosts import (
     host_s,
     median_over,
 )
-from costmodels.widths import CHIP_SPREAD, TORCH_HOST
+from costmodels.widths import CHIP_SPREAD, OTHER_LONGER, TORCH_HOST, TORCH_LONGER
 from plans.degrees import Degrees
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
@@ -194,6 +194,11 @@ class TorchNative(Stack):
     def gathers_each_forward(self, degrees: Degrees) -> bool:
         """FSDP2 shards weights again after a backward (FSDPParamGroup.reshard_after_backward); but see `as_run`."""
         return degrees.optimizer.parallel_level >= 2 and degrees.pp == 1
+
+    @property
+    def longer(self) -> float:
+        """As in `Stack`, of torch's parts."""
+        return TORCH_LONGER if self.is_measured else OTHER_LONGER
 
     @property
     def slower_hosts(self) -> float:

@@ -1,0 +1,152 @@
+"""The batch of a row: in sequences or tokens, of the job, a replica or a device."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from interop.measurements.numbers import number
+
+__all__ = ["BadCell", "count_of", "fill", "product_of", "with_batch"]
+
+
+class BadCell(Exception):
+    """A cell that cannot be read.
+
+    Args:
+        column: of the row.
+        value: the cell.
+        reason: why.
+    """
+
+    def __init__(self, column: str, value: str, reason: str) -> None:
+        super().__init__(reason)
+        self.column, self.value = column, value
+
+
+def fill(row: dict[str, str], cells: Mapping[str, str]) -> None:
+    """Set the cells of a row that are blank."""
+    for column, cell in cells.items():
+        if not row.get(column):
+            row[column] = cell
+
+
+def count_of(column: str, text: str) -> int:
+    """The whole number of a cell.
+
+    Raises:
+        BadCell: it has none.
+    """
+    found = number(re.sub(r"[a-z ]+$", "", text.lower()))
+    if found is None or found != int(found) or found < 1:
+        raise BadCell(column, text, f"{column} is {text!r}, not a whole number from 1")
+    return int(found)
+
+
+def product_of(row: Mapping[str, str], names: Sequence[str]) -> int:
+    """The product of columns; a blank one counts as 1."""
+    return math.prod(count_of(name, row[name]) if row.get(name) else 1 for name in names)
+
+
+_BATCH = re.compile(r"(train[ _]?)?(batch|bsz?)([ _]?size)?")
+"""A header that leaves open whose batch it is."""
+
+
+def with_batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
+    """The batch in sequences: of tokens where its header or cell says so, of accumulated micro-batches where blank."""
+    _batch_of_lengths(row)
+    text, header = row.get("global_batch", ""), headers.get("global_batch", "").lower()
+    accumulation, of_replica = row.pop("accumulation", ""), row.pop("replica_batch", "")
+    if of_replica and not text and (ways := _replicas(row)):
+        row["global_batch"] = str(ways * count_of("replica_batch", of_replica))
+        return
+    is_open = not header or _BATCH.fullmatch(header) is not None
+    if text and accumulation and not row.get("micro_batch") and is_open:
+        row["micro_batch"] = row.pop("global_batch")  # beside a number of micro-batches it is the size of one
+        text = ""
+    ways = _replicas(row) if text and not row.get("micro_batch") and not accumulation else 0
+    if ways and is_open and (number(text) or ways) < ways:  # fewer than replicas: of each of them
+        row["micro_batch"] = row.pop("global_batch")
+        text = ""
+    if text and re.search(r"tok|\(t\)", header + text.lower()):
+        row["global_batch"] = str(_sequences(text, header, row.get("seq", "")))
+    elif not text and accumulation and row.get("micro_batch"):
+        ways = _replicas(row)
+        if ways:
+            row["global_batch"] = str(
+                count_of("accumulation", accumulation) * count_of("micro_batch", row["micro_batch"]) * ways
+            )
+        else:
+            row["accumulation"] = accumulation
+
+
+def _sequences(text: str, header: str, length: str) -> int:
+    """The sequences of a batch in tokens.
+
+    Raises:
+        BadCell: no number of tokens, or an unknown length of a sequence.
+    """
+    seq = number(length)
+    if seq is None and (kilo := re.fullmatch(r"(\d+) ?k", length.lower())):
+        seq = 1024.0 * int(kilo.group(1))
+    tokens = number(re.sub(r"[ -]*tok\w*$", "", text.lower()))
+    if tokens is None or not seq:
+        raise BadCell("global_batch", text, f"global_batch is {text!r} tokens, and seq is {length!r}")
+    unit = re.search(r"\b(m(?:illions?)?|k)\b", header) if "tok" in header else None
+    scale = 1.0 if unit is None else 1e3 if unit.group() == "k" else 1e6
+    return max(1, round(_binary(tokens * scale, _thousands(seq)) / _thousands(seq)))
+
+
+_EACH = r"(?:per|/|each) ?-?(?:gpu|device|npu|card|accelerator)"
+_NAMED = re.compile(r"\b(gbs|mbs)[ =:]*(\d+)", re.I)
+_LENGTHS = re.compile(r"(\d+) ?(?:seqs?|sequences|samples)? ?[x\u00d7*] ?(\d[\d,]*k?) ?(?:tokens|toks?)?(.*)", re.I)
+"""Sequences and their length: "8 seqs x 2048 tokens per GPU"."""
+
+
+def _batch_of_lengths(row: dict[str, str]) -> None:
+    """Split a batch that states the length of its sequences, or its micro-batch as "512/1" or "512 (1/GPU)"; one "per
+    GPU" is a micro-batch."""
+    text = row.get("global_batch", "")
+    if each := re.fullmatch(rf"(?:(\d+) ?\(|)(\d+) ?(?:seqs?|sequences|samples)? ?{_EACH}\)?", text, re.I):
+        fill(row, {"micro_batch": each.group(2)})
+        row["global_batch"] = each.group(1) or ""
+    elif named := dict(_NAMED.findall(text)):
+        row["global_batch"] = next((size for name, size in named.items() if name.lower() == "gbs"), "")
+        fill(row, {"micro_batch": next((size for name, size in named.items() if name.lower() == "mbs"), "")})
+    if both := re.fullmatch(r"(\d+) ?/ ?(\d+)", row.get("global_batch", "")):
+        row["global_batch"] = str(max(map(int, both.groups())))
+        fill(row, {"micro_batch": str(min(map(int, both.groups())))})
+    for column in ("global_batch", "micro_batch"):
+        found = _LENGTHS.fullmatch(row.get(column, "").strip())
+        if found is None or (number(found[2]) or 0) < _SHORTEST:
+            continue
+        fill(row, {"seq": found[2]})
+        row[column] = found[1]
+        if column == "global_batch" and re.search(_EACH, found[3], re.I):
+            row.pop(column)
+            fill(row, {"micro_batch": found[1]})
+
+
+_SHORTEST = 128
+"""Tokens of the shortest sequence of a batch that states it."""
+
+
+def _thousands(seq: float) -> float:
+    """A sequence of "4k" is one of 4096."""
+    return seq / 1000 * 1024 if seq % 1000 == 0 and seq / 1000 in (1, 2, 4, 8, 16, 32, 64, 128) else seq
+
+
+def _binary(tokens: float, seq: float) -> float:
+    """Tokens of a batch: "4M" of sequences of 4096 are 4 x 2^20, for a batch has whole sequences."""
+    for unit, binary in ((1e6, 2.0**20), (1e3, 1024.0)):
+        if tokens % seq and tokens % (unit / 2) == 0 and tokens / unit * binary % seq == 0:
+            return tokens / unit * binary
+    return tokens
+
+
+def _replicas(row: Mapping[str, str]) -> int:
+    if row.get("dp"):
+        return count_of("dp", row["dp"])
+    split = product_of(row, ("tp", "pp", "cp"))
+    return count_of("gpu_count", row["gpu_count"]) // split if row.get("gpu_count") else 0
