@@ -17,7 +17,9 @@ class Block(nn.Module):
         self.dropout, self.scale = nn.Dropout(dropout), scale
         self.register_buffer("shift", torch.ones(WIDTH))
 
-    def forward(self, x, *more):
+    def forward(self, x, *more, cache=None):
+        if cache is not None:
+            x = torch.cat([cache, x])
         for each in more:
             x = x + each
         made = self.dropout(self.down(torch.relu(self.up(self.norm(x + self.shift)))))
@@ -46,6 +48,8 @@ class Stacked(nn.Module):
                     x = layer(x if index != 3 else torch.relu(x))
                 case "start":
                     x = layer(x, start)
+                case "cache":  # as blocks of transformers do, each with an empty cache of its own
+                    x = layer(x, cache=torch.tensor([]))
                 case _:
                     x = layer(x)
             seen.append(x)
@@ -64,6 +68,7 @@ CASES = {
     "plain": (True, lambda: Stacked("plain", equal())),
     "sequential": (True, lambda: Stacked("sequential", equal())),
     "the start read by every block": (True, lambda: Stacked("start", equal())),
+    "an empty cache in every block": (True, lambda: Stacked("cache", equal())),
     "a scale of its own": (False, lambda: Stacked("plain", [Block(scale=1.0 + each) for each in range(DEPTH)])),
     "one without dropout": (False, lambda: Stacked("plain", [*equal()[:3], Block(dropout=0.0), Block()])),
     "divided by the depth": (False, lambda: Stacked("depth", equal())),

@@ -223,6 +223,8 @@ class _Recorder(EagerMode):
         if not isinstance(value, torch.Tensor):
             return repr(value)
         place = self._made.get(id(value))
+        if not value.numel() and (place is None or place[0] != "named"):  # empty tensors are all alike: a block's cache
+            return ("empty", tuple(value.shape), value.dtype)
         if place is None:  # an input of forward, or a tensor made before it
             place = self._made[id(value)] = ("given", self._num_given, tuple(value.shape), value.dtype)
             self._num_given += 1
