@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ import torch.distributed as dist
 
 from benchmarks.jobs import on_ranks
 from benchmarks.kept import measured_with, write_results
+from benchmarks.profiled import kernels_of
 from executor.calibrate.rank_sync import RankSync
 from executor.device import Device, pick_device
 from executor.step.groups import connect
@@ -190,26 +190,18 @@ def _repeated(
     return recording.replay, recording.release
 
 
-def _kernels(device: Device, sync: RankSync, run: Callable[[], None]) -> list[tuple[str, int, float, float, Any]]:
-    """Kernels in the middle of a replay: name, stream, start and length in microseconds, grid."""
+def _kernels(device: Device, sync: RankSync, run: Callable[[], None]) -> list[tuple[str, float, float, Any]]:
+    """Kernels in the middle of a replay: name, start and length in microseconds, grid."""
     repeat, release = _repeated(device, run, records=True)
     for _ in range(3):
         repeat()
     sync.barrier()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        repeat()
-        device.synchronize()
+    kernels = kernels_of(device, repeat)
     release()
-    with tempfile.TemporaryDirectory() as folder:
-        profile.export_chrome_trace(f"{folder}/trace.json")
-        events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
-    found = sorted(
-        (each["ts"], each["name"], each["args"].get("stream"), each["dur"], each["args"].get("grid"))
-        for each in events
-        if each.get("cat") == "kernel"
-    )
-    middle = found[len(found) // 2 :][:10]
-    return [(name[:60], stream, start - middle[0][0], took, grid) for start, name, stream, took, grid in middle]
+    middle = kernels[len(kernels) // 2 :][:10]
+    return [
+        (each.name[:60], (each.start_s - middle[0].start_s) * 1e6, each.seconds * 1e6, each.grid) for each in middle
+    ]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The interpreter on one rank: training equals plain torch, memory is the program's, errors name what is wrong."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -7,14 +9,18 @@ from small_training import batches, one_rank, parameters, trained
 
 from executor.device import Device, pick_device
 from executor.step.count import Communication, compare
+from executor.step.head_start import behind_weight_gradients
 from executor.step.interpreter import Interpreter
 from executor.step.memory import memory_peak
 from executor.train.options import RunOptions
 from executor.train.result import RankResult, spans_of
 from executor.train.run import run_rank
+from plans.degrees import Degrees
+from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
+from plans.model.transformer import TransformerConfig, transformer
 from plans.optimizer import Optimizer
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
 from simulator.timeline.memory import peak_of_order
@@ -221,3 +227,25 @@ def test_compare_lists_missing_and_extra_communication():
         "rank 0: all_reduce of 8 bytes on ranks [0, 1] planned 2 times, executed 1 times",
         "rank 0: send of 4 bytes on ranks [0, 1] planned 0 times, executed 3 times",
     ]
+
+
+@pytest.mark.parametrize(("degrees", "per_layer"), [({"tp": 2}, 2), ({"dp": 2}, 0)])
+def test_reductions_of_input_gradients_begin_before_all_weight_gradients_of_their_readers(degrees, per_layer):
+    layers = 3
+    config = TransformerConfig(
+        name="small", num_layers=layers, hidden=16, num_heads=2, ffn=32, vocab=32, seq=8, dtype="float32"
+    )
+    degrees = Degrees(global_batch=2, micro_batch=1, **degrees)
+    plan = plan_of(degrees, transformer(config, batch_size=2))
+    block = next(each for each in lower(plan).groups[0].blocks if each.label.startswith("0B"))
+    instructions = block.body.instructions
+    ahead = sorted(behind_weight_gradients(instructions))
+    assert len(ahead) == per_layer * layers + (per_layer > 0)  # the head too
+    hidden = [
+        [
+            each.operator.rsplit(".", 1)[-1]
+            for each in itertools.takewhile(lambda each: each.part == "W", instructions[at + 1 :])
+        ]
+        for at in ahead[1:]
+    ]
+    assert [set(names) for names in hidden] == [{"w1", "w3"}, {"wq", "wk", "wv"}] * (len(ahead) // 2)

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import ProfilerActivity, supported_activities
 
+from benchmarks.profiled import kernels_of
 from executor.calibrate.rank_sync import RankSync
 from executor.device import Device, now_ns
 
@@ -41,6 +43,8 @@ class Measured:
         reserved_bytes: what torch's allocator held behind the last step, of the fullest rank.
         left_bytes: what the fullest rank held before this side was built.
         losses: of the first steps, which do not count for the time; the first is that of the initial weights.
+        computing_s: seconds of a step in which kernels other than communication run, of the busiest device; None where
+            torch's profiler does not see the device. The rest of a step waits for communication or for the host.
     """
 
     step_s: float
@@ -52,6 +56,7 @@ class Measured:
     reserved_bytes: int
     left_bytes: int
     losses: tuple[float, ...]
+    computing_s: float | None = None
 
     @property
     def json(self) -> dict[str, Any]:
@@ -79,12 +84,14 @@ def measured_steps(device: Device, sync: RankSync, step: Callable[[], Tensor | N
     settled = in_a_row[len(in_a_row) // 2 :] if device.is_async else in_a_row
     low, middle, high = np.percentile(settled, [25, 50, 75])
     steady = device.max_memory_allocated()
+    computing_s = _computing_s(device, sync, step)
     peak, steady, reserved, left = map(
         int, sync.maximum([max(first_peak, steady), steady, device.memory_reserved(), left_bytes])
     )
     return Measured(
         step_s=float(middle), spread=float((high - low) / middle), steps=len(settled), single_s=single_s,
         peak_bytes=peak, steady_peak_bytes=steady, reserved_bytes=reserved, left_bytes=left, losses=tuple(losses),
+        computing_s=computing_s,
     )  # fmt: skip
 
 
@@ -108,6 +115,20 @@ def _in_a_row_s(device: Device, sync: RankSync, step: Callable[[], Tensor | None
     own = [device.between_ns(start, end) / 1e9 for start, end in itertools.pairwise(marks)]
     every = sync.gather(own)  # on rank 0
     return list(sync.from_rank_0(max(every, key=sum) if every else None))
+
+
+def _computing_s(device: Device, sync: RankSync, step: Callable[[], Tensor | None]) -> float | None:
+    """See `Measured`; every rank profiles one more step."""
+    if not device.is_async or ProfilerActivity.CUDA not in supported_activities():
+        return None
+    _meet(device, sync)
+    busy_s, until_s = 0.0, 0.0
+    for kernel in kernels_of(device, step):
+        if not kernel.communicates:
+            end_s = kernel.start_s + kernel.seconds
+            busy_s += max(0.0, end_s - max(kernel.start_s, until_s))
+            until_s = max(until_s, end_s)
+    return sync.maximum([busy_s])[0]
 
 
 def _meet(device: Device, sync: RankSync) -> None:

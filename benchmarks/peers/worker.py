@@ -164,8 +164,10 @@ class _Walk:
         if self.sync.rank:
             return
         self.found.keep(case.name, side, figures)
+        computing = figures.get("computing_s")
         said = figures.get("error") or (
-            f"{figures['step_s'] * 1e3:9.2f} ms, spread {figures['spread']:.1%}, peak "
+            f"{figures['step_s'] * 1e3:9.2f} ms, spread {figures['spread']:.1%}, "
+            f"{'' if computing is None else f'''computing {computing / figures['step_s']:.0%}, '''}peak "
             f"{figures['peak_bytes'] / 2**30:.2f} GiB, first loss {figures['losses'][0]:.6f} ({figures['taken_s']} s)"
         )
         print(f"{case.name:44s} {side:9s} {said}", flush=True)

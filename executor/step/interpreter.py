@@ -11,7 +11,6 @@ the program adds up (`memory_peak`) is the memory that values take. Buffers insi
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,6 +26,7 @@ from executor.step.code import Code, RecordedStep
 from executor.step.comm import Launch, SelfTransfer, SelfTransfers, Work, collective_launch, transfer_launch
 from executor.step.compute import operands_of, prepared
 from executor.step.groups import Groups, Team
+from executor.step.head_start import behind_weight_gradients, with_head_start
 from executor.step.initial_values import initial_values
 from executor.step.memory import memory_peak
 from executor.step.streams import Streams
@@ -91,10 +91,10 @@ class Interpreter:
         self._declared: dict[int, Value] = {}
         codes = []
         for block in self.group.blocks:
-            for instruction, following in itertools.pairwise([*block.body.instructions, None]):
-                assert instruction is not None
+            ahead = behind_weight_gradients(block.body.instructions)
+            for number, instruction in enumerate(block.body.instructions):
                 code_id = f"{block.label}/{instruction.name}"
-                codes.append(self._compile(code_id, instruction, block.micro_batch, following))
+                codes.append(self._compile(code_id, instruction, block.micro_batch, starts_first=number in ahead))
         self.codes: tuple[Code, ...] = tuple(codes)
         order = stream_order(self.group) if device.has_streams else None
         self._streams = None if order is None else Streams(order, device)
@@ -370,7 +370,7 @@ class Interpreter:
         key = (name, micro_batch if value.scope is Scope.MICRO else None)
         return self._slots.setdefault(key, len(self._slots))
 
-    def _compile(self, code_id: str, instruction: Instruction, micro_batch: int, following: Instruction | None) -> Code:
+    def _compile(self, code_id: str, instruction: Instruction, micro_batch: int, *, starts_first: bool) -> Code:
         micro_batch = instruction.attrs.get("micro_batch", micro_batch) if instruction.waits else micro_batch
         inputs = () if instruction.kind is Kind.WAIT else instruction.inputs  # a WAIT reads nothing but its token
         reads, writes, frees = (
@@ -404,10 +404,9 @@ class Interpreter:
             else:
                 token = self._slot(instruction.token, micro_batch)
                 self._brings[token] = writes
-                is_waited_for = following is not None and following.waits == instruction.token
                 run = self._launching(launch, reads, token)
-                if instruction.kind is Kind.COLLECTIVE and not is_waited_for:
-                    run = self._with_head_start(run, token)
+                if starts_first:
+                    run = with_head_start(run, self._env, token, self.device)
         self._env.extend([None] * (len(self._slots) - len(self._env)))
         return Code(
             id=code_id,
@@ -477,21 +476,6 @@ class Interpreter:
             env[token] = launch(*[env[read] for read in reads])
 
         return run
-
-    def _with_head_start(self, run: Callable[[], None], token: int) -> Callable[[], None]:
-        """Let communication begin before the compute that is issued next: a product takes all multiprocessors until it
-        ends, and what is ready a moment later waits for them.
-        """
-        env, device = self._env, self.device
-        if not device.own.head_start_cycles:
-            return run
-
-        def run_first() -> None:
-            run()
-            if not env[token].is_finished:
-                device.head_start()
-
-        return run_first
 
     def _wait(self, token: int, writes: tuple[int, ...]) -> Callable[[], None]:
         """The first WAIT for a token stores the outputs; later ones find it done."""
