@@ -10,6 +10,7 @@ FOLDER ?= build/npu
 VENV := .venv
 STAMP := $(VENV)/.installed-by-make
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input
+unexport PYTHONDONTWRITEBYTECODE # the many processes of tests read compiled modules instead of compiling them again
 PACKAGES := plans costmodels simulator search interop executor reports twofold
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 

@@ -37,6 +37,7 @@ def run_on_ranks(work: Callable[[int, Path], None], num_ranks: int, folder: Path
 
 def _rank(rank: int, num_ranks: int, work: Callable[[int, Path], None], folder: Path, port: int, joined: bool) -> None:
     gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     warnings.simplefilter("error")
     faulthandler.dump_traceback_later(TIMEOUT_S, exit=True)
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}

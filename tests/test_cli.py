@@ -177,8 +177,7 @@ _INSTALLED = "import sys; from twofold.cli import main; sys.exit(main())"
 """What the installed script `twofold` does."""
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
-@pytest.mark.parametrize("start", [["-m", "twofold"], ["-c", _INSTALLED]])
+@pytest.mark.parametrize(("start", "options"), [(["-m", "twofold"], []), (["-c", _INSTALLED], ["--json"])])
 def test_an_output_that_nobody_reads_ends_quietly(plan_file: Path, start: list[str], options: list[str]) -> None:
     command = [sys.executable, *start, "simulate", str(plan_file), "--machine", "h200-x8", *options]
     read, write = os.pipe()

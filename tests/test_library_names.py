@@ -175,7 +175,8 @@ def test_transformers_reads_what_was_trained_from_what_it_wrote(family, tmp_path
     module.save_pretrained(tmp_path / "start")
     optimizer = Optimizer(settings={"lr": 0.1}, parallel_level=2, threshold_bytes=0)
     of = transformer(tmp_path / "start" / "config.json", batch_size=4)
-    save_plan(plan_of(Degrees(global_batch=4, tp=2, dp=2, optimizer=optimizer), of), tmp_path / "plan.json")
+    dp = 2 if family in ("Llama", "GPTNeoX", "Phi3") else 1  # those that differ in how they store their weights
+    save_plan(plan_of(Degrees(global_batch=4, tp=2, dp=dp, optimizer=optimizer), of), tmp_path / "plan.json")
     np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(1, 64, 16 * 40 + 1).astype(np.uint16))
     (tmp_path / "job.toml").write_text(
         f'plan = "{tmp_path}/plan.json"\nsteps = {STEPS}\nout = "{tmp_path}/out"\ndata = "{tmp_path}/tokens.npy"\n'
