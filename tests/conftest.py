@@ -22,7 +22,7 @@ from tests import warm
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["LOCAL_WORLD_SIZE"] = str(os.cpu_count())
 
-# By default Python looks for cyclic garbage after every 700 new objects; with these values it takes a tenth of the time.
+# Python looks for cyclic garbage after every 700 new objects; less often it takes a tenth of the time.
 gc.set_threshold(50_000, 20, 50)
 
 # No deadline and no random start: no test may depend on how fast or how often it is run.

@@ -94,8 +94,8 @@ def _run(task: Task, job: Job) -> None:
         emulation = _emulation(task, program.num_ranks)
     rank = dist.get_rank() if dist.is_initialized() else 0
 
-    asked = task.checkpoints
-    first = 0 if asked is None else asked.first
+    checkpoints = _checkpoints(task, folders)
+    first = 0 if checkpoints is None else checkpoints.first
     rate = None if task.learning_rate is None else partial(_rate, task.learning_rate, task.steps)
     writers = _metrics_ranks(program, folders)
     metrics = _metrics(task, plan, rank in writers, pick_device(job.device))
@@ -122,11 +122,7 @@ def _run(task: Task, job: Job) -> None:
         emulation=emulation, record_steps=min(task.record_steps, task.steps - first), count=task.count, on_step=on_step,
         on_check=on_check, timeout_s=job.timeout_s, profile_steps=min(task.profile_steps, task.steps),
         profile_path=Path(task.out) / f"profile.rank.{rank}.json", learning_rate=rate, replicas=task.replicas,
-        after_step=None if evaluations is None else evaluations.after,
-        checkpoints=None if asked is None else Checkpoints(
-            folder=Path(asked.folder), every=asked.every, keep=asked.keep,
-            resume=None if asked.resume is None else Path(asked.resume), first=asked.first, folders=folders,
-        ),
+        after_step=None if evaluations is None else evaluations.after, checkpoints=checkpoints,
     )  # fmt: skip
     share = Share.of_rank(plan, rank)
     with Prefetcher(source.batches(graph, task.steps, first=first, share=share)) as feed:
@@ -143,6 +139,16 @@ def _run(task: Task, job: Job) -> None:
         share_figures(
             Path(task.out), writers[0], any(rank == ranks[0] and not {*ranks} & {*writers} for ranks in folders)
         )
+
+
+def _checkpoints(task: Task, folders: tuple[tuple[int, ...], ...]) -> Checkpoints | None:
+    asked = task.checkpoints
+    if asked is None:
+        return None
+    return Checkpoints(
+        folder=Path(asked.folder), every=asked.every, keep=asked.keep,
+        resume=None if asked.resume is None else Path(asked.resume), first=asked.first, folders=folders,
+    )  # fmt: skip
 
 
 def _save(result: RankResult, out: Path) -> None:

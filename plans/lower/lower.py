@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
+from plans.lower.backward import lower_backward
 from plans.lower.boundaries import find_boundaries, parameter_layouts
 from plans.lower.chunk import ChunkLowering
 from plans.lower.chunk_plan import StageBoundary
@@ -261,7 +262,7 @@ class _Lowering:
         variants = sorted({(kind != "B", is_last) for kind, is_last in wanted or {("B", False)}})
         spread: list[list[list[Instruction]]] = []
         for split, is_last in variants:
-            parts = chunk.backward(back, optimizer.reduction(stage, is_last=is_last), split=split)
+            parts = lower_backward(chunk, back, optimizer.reduction(stage, is_last=is_last), split=split)
             own = [*parts] if split else [parts[0]]
             spread.append(slices.spread([incoming, forward, returning, *own]))
         if self.plan.fused:

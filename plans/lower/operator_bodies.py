@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from plans.layout import Layout
+from plans.lower.backward import lower_backward
 from plans.lower.boundaries import parameter_layouts
 from plans.lower.chunk import LOSSES, ChunkLowering
 from plans.lower.emit import Emitter, ValueTable, Ways, least_bytes
@@ -129,7 +130,7 @@ def lower_operator(
     begin = [*gathers, *(line for arrival in dict.fromkeys(arrivals.values()) for line in arrival.instructions)]
 
     def backward(is_last: bool) -> tuple[Instruction, ...]:
-        body, _ = chunk.backward(_keep, parameters.reduction(0, is_last=is_last))
+        body, _ = lower_backward(chunk, _keep, parameters.reduction(0, is_last=is_last))
         return tuple(parameters.with_gathers(0, body))
 
     makes_loss = operator.outputs[0] == micro.loss and operator.kind in LOSSES

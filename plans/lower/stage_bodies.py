@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from plans.lower.backward import lower_backward
 from plans.lower.boundaries import find_boundaries, parameter_layouts
 from plans.lower.chunk import ChunkLowering
 from plans.lower.chunk_plan import StageBoundary
@@ -96,8 +97,8 @@ def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[StageBoun
     if loss_operator(micro).name in plan.stages[number].operators:
         forward += accumulate_loss(plan, micro, table, number)
     returning = [_arrival(chunk, border, True) for border in chunk.leaving if border.trained]
-    whole, _ = chunk.backward(back, optimizer.reduction(number, is_last=False))
-    inputs, weights = chunk.backward(back, optimizer.reduction(number, is_last=False), split=True)
+    whole, _ = lower_backward(chunk, back, optimizer.reduction(number, is_last=False))
+    inputs, weights = lower_backward(chunk, back, optimizer.reduction(number, is_last=False), split=True)
     variants = [[arriving, forward, returning, *each] for each in ([whole], [inputs, weights])]
     if plan.fused:
         variants = fuse_runs(variants, table, block_names(chunk.operators()), 3)

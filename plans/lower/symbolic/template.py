@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from plans.layout import TensorLayout
-from plans.lower.chunk import ADDING
+from plans.lower.backward import ADDING
 from plans.lower.stage_bodies import StageBodies
 from plans.lower.symbolic.symbols import Monomials
 from plans.operators.attention import heads_first
