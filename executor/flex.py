@@ -11,46 +11,26 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from executor.instead import called_instead
 from plans.errors import TwofoldError
 
 __all__ = ["flex_attention_by_formula"]
 
 
-def _call_attention(*args: Any, **kwargs: Any) -> Any:
-    return twofold_attention(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
-
-
-def _call_block_mask(*args: Any, **kwargs: Any) -> Any:
-    return twofold_block_mask(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
-
-
 @contextlib.contextmanager
 def flex_attention_by_formula() -> Iterator[None]:
-    """Within this context `flex_attention` and `create_block_mask` compute what they mean, by whatever name a module
-    imported them."""
+    """Within this context `flex_attention` and `create_block_mask` run as the formula that they state."""
     flex: Any = sys.modules.get("torch.nn.attention.flex_attention")
-    if flex is None:  # nothing calls it; to import it takes a while
+    if flex is None:  # nothing calls it; importing it takes a while
         yield
         return
-    instead = {flex.flex_attention: _call_attention, flex.create_block_mask: _call_block_mask}
-    before = {function: function.__code__ for function in instead}
-    with (
-        mock.patch.object(flex, "twofold_attention", _attention, create=True),
-        mock.patch.object(flex, "twofold_block_mask", _block_mask, create=True),
-    ):
-        try:
-            for function, other in instead.items():
-                function.__code__ = other.__code__
-            yield
-        finally:
-            for function, code in before.items():
-                function.__code__ = code
+    with called_instead({flex.flex_attention: _attention, flex.create_block_mask: _block_mask}):
+        yield
 
 
 def _block_mask(mask_mod: Callable[..., Tensor], *_: Any, **__: Any) -> Any:
@@ -76,6 +56,9 @@ def _attention(
     if enable_gqa:
         key, value = (each.repeat_interleave(heads // key.shape[1], 1) for each in (key, value))
     scores = score_mod(query @ key.mT * (size**-0.5 if scale is None else scale), *places)
-    if seen is not None:
-        scores = scores.masked_fill(~seen, -torch.inf)
-    return scores.softmax(-1) @ value
+    if seen is None:
+        return scores.softmax(-1) @ value
+    # a query that sees no key: torch's result is 0, the softmax of nothing but -inf would be NaN
+    some = seen.any(-1, keepdim=True)
+    weights = scores.masked_fill(~seen & some, -torch.inf).softmax(-1)
+    return weights.masked_fill(~some, 0) @ value

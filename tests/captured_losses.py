@@ -54,6 +54,23 @@ def regularised(m, made, x, label):
     )
 
 
+def of_whole_batches(m, made, x, label):
+    """Functions of means over the batch: RMSE, flooding, a Dice of all samples, and the spread of mean shares."""
+    shares, wanted = made.softmax(-1), (label > 0).to(x.dtype)
+    dice = 1 - (2 * (made.sigmoid() * wanted).sum() + 1) / (made.sigmoid().sum() + wanted.sum() + 1)
+    mean = shares.mean(0)
+    flooded = (F.l1_loss(made, label) - 2.0).abs() + 2.0
+    return (
+        torch.sqrt(F.mse_loss(made, label) + 1e-6)
+        + flooded
+        + dice
+        + (mean * mean.log()).sum()
+        + F.mse_loss(m.inside(x), label).exp().clamp(max=1e3).reciprocal()
+        + made.mean() * (made - label).pow(2).mean() / (1 + made.square().mean()) ** 2
+        + F.relu(shares.square().mean()).rsqrt()
+    )
+
+
 def penalised(m, made, x, label):
     """A discriminator whose gradient by its input has length 1 (Gulrajani et al., 2017), and a curvature."""
     between = (0.3 * x + 0.7 * label).requires_grad_(True)
@@ -85,6 +102,7 @@ def flattened_sums(rows, mask):
 LOSSES = {
     "derivatives in the forward": (lambda: Losses(penalised), vectors),
     "several batches at once": (lambda: Losses(two_views), vectors),
+    "functions of means": (lambda: Losses(of_whole_batches), vectors),
     "variational autoencoder": (lambda: Losses(variational), vectors),
     "discriminator": (lambda: Losses(adversarial), vectors),
     "distillation": (lambda: Losses(distilled), classes),

@@ -84,6 +84,33 @@ def recurrent(m, x):
     return m.out(torch.stack(states, 1))
 
 
+def packed(m, x):
+    """Sequences of several lengths, in both directions and layers, with all that a recurrent layer returns."""
+    lengths = x[:, 0, 0].mul(7).long().abs() % LENGTH + 1
+    rows = nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+    rows, (state, cell) = m.net(rows)
+    made, again = nn.utils.rnn.pad_packed_sequence(rows, True, padding_value=0.5, total_length=LENGTH)
+    return m.fc(made) * again.view(-1, 1, 1) + m.out(state.sum(0)).unsqueeze(1) + m.inside(cell.sum(0)).unsqueeze(1)
+
+
+def modulated(m, x):
+    """Convolutions with a kernel for each sample, whose samples are channels of one picture (StyleGAN 2)."""
+    batch, style = x.shape[0], m.style(x)
+    kernels = m.kernel.unsqueeze(0) * style.view(batch, 1, 2, 1, 1)
+    kernels = (kernels * torch.rsqrt(kernels.square().sum((2, 3, 4), keepdim=True) + 1e-8)).view(-1, 2, 3, 3)
+    picture = m.start.expand(batch, -1, -1, -1).reshape(1, 2 * batch, 4, 4)
+    made = F.conv2d(picture, kernels, padding=1, groups=batch)
+    turned = (m.kernel.transpose(0, 1) * style.view(batch, 2, 1, 1, 1)).reshape(2 * batch, 3, 3, 3)
+    up = F.conv_transpose2d(picture, turned, stride=2, groups=batch)
+    return m.fc(torch.cat([made.view(batch, -1), up.view(batch, -1)], 1))
+
+
+def bags(m, ids):
+    """Bags with padding, one of them with nothing else."""
+    some = ids[:, :3] * ids.new_tensor([[0, 0, 1]])
+    return m.fc(m.mean(ids) + m.sum(ids) + m.most(some)).unsqueeze(1).expand(-1, LENGTH, -1)
+
+
 def masked_attention(m, ids):
     x = m.drop(m.words(ids))
     weights = torch.where(m.mask, x @ x.transpose(1, 2) / WIDTH**0.5, float("-inf")).softmax(-1)
@@ -189,6 +216,9 @@ def flexible(m, x):
     near = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 3), None, None, LENGTH, LENGTH)
     y = flex_attention(q, k, v, lambda score, b, h, i, j: score + m.bias[h, i - j + LENGTH], within)
     y = y + flex_attention(q, k[:, :1], v[:, :1], block_mask=near, enable_gqa=True)
+    before = create_block_mask(lambda b, h, i, j: i > j, None, None, LENGTH, LENGTH)  # the first token sees none
+    y = y + flex_attention(q, k, v, block_mask=before)
+    y = y + flex_attention(q, k, v, lambda score, b, h, i, j: 2 * score, before)
     return y.transpose(1, 2).flatten(2)
 
 
@@ -314,6 +344,16 @@ MODULES = {
         ), tokens
     ),
     "recurrent": (lambda: Net(recurrent, inside=linear(), again=linear(), out=linear()), sequences),
+    "packed sequences": (
+        lambda: Net(
+            packed, net=nn.LSTM(WIDTH, WIDTH, 2, batch_first=True, bidirectional=True, proj_size=3), fc=linear(6),
+            out=linear(3), inside=linear(),
+        ), sequences
+    ),
+    "kernels of samples": (
+        lambda: Net(modulated, style=linear(out=2), kernel=parameter(3, 2, 3, 3), start=parameter(1, 2, 4, 4),
+                    fc=linear(3 * 16 + 3 * 81)), vectors
+    ),
     "where with a mask, dropout": (
         lambda: Net(
             masked_attention, words=nn.Embedding(WORDS, WIDTH), drop=nn.Dropout(0.3), head=linear(out=WORDS),
@@ -431,6 +471,14 @@ MODULES |= {
 }
 
 ONE_RANK = {
+    "bags with padding": (
+        lambda: Net(
+            bags, mean=nn.EmbeddingBag(WORDS, WIDTH, padding_idx=1),
+            sum=nn.EmbeddingBag(WORDS, WIDTH, mode="sum", padding_idx=2),
+            most=nn.EmbeddingBag(WORDS, WIDTH, mode="max", padding_idx=0), fc=linear(out=WORDS),
+        ), tokens
+    ),
+} | {
     name: (ORDINARY[name], partial(rows_of, name))
     for name in (
         "U-Net, own", "wide and deep", "DLRM", "seq2seq", "graph convolution", "diffusion", "GAN, generator",
@@ -446,6 +494,7 @@ ON_RANKS = (
     "lists as an index, biases of heads", "class weights, smoothed, ignored", "transformer layer, norm first",
     "recurrent", "complex rotations", "mean over what counts", "CTC", "derivatives in the forward",
     "running statistics, own", "counter", "codebook of moving averages", "chosen in every sample",
+    "packed sequences", "kernels of samples", "functions of means",
 )  # fmt: skip
 """Modules that have, between them, every kind of operator that is in `MODULES`."""
 

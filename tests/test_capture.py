@@ -432,8 +432,17 @@ REFUSED = {
     ),
     "tensor of its own": (mean_to(lambda m, x: m.fc(x) * OWN), r"must be a parameter, a buffer"),
     "tensor made in the forward": (mean_to(lambda m, x: m.fc(x) * torch.tensor([2.0] * 66)[:6]), r"self\.register_"),
-    "product of means": (
-        lambda m, x, label: m.fc(x).mean() * functional.mse_loss(m.fc(x), label), "each times a number"
+    "sine of a mean": (lambda m, x, label: functional.mse_loss(m.fc(x), label).sin(), "each times a number"),
+    "samples chosen by the data": (
+        mean_to(lambda m, x: m.fc(x)[(x[:, 0] > 0).long()]), "it combines samples of a batch"
+    ),
+    "rows of a packed sequence": (
+        mean_to(lambda m, x: nn.utils.rnn.pack_padded_sequence(x, [1], True).data), "unpack it with pad_packed_sequence"
+    ),
+    "unpacked to the longest": (
+        mean_to(lambda m, x: nn.utils.rnn.pad_packed_sequence(
+            nn.utils.rnn.pack_padded_sequence(m.fc(x).unsqueeze(1), x[:, 0].long(), True)
+        )[0]), "give it total_length=1"
     ),
     "sum and mean": (lambda m, x, label: m.fc(x).sum() + m.fc(x).mean(), "adds a sum over the samples"),
     "sum": (lambda m, x, label: functional.mse_loss(m.fc(x), label, reduction="sum"), "must be a mean"),

@@ -164,6 +164,25 @@ def test_initialise_fills_in_place_what_an_optimizer_holds_already():
     assert net.norm.running_var.eq(1).all() and net.norm.num_batches_tracked == 0
 
 
+def test_a_copy_computes_with_layers_of_its_own_also_in_functions_that_read_them():
+    """minGPT keeps its MLP as a lambda that reads the layers around it."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleDict({"fc": nn.Linear(2, 2)})
+            layers = self.layers
+            self.mlp = lambda x: layers.fc(x)
+
+        def forward(self, x):
+            return self.mlp(x)
+
+    block = Block()
+    copied = initialised_copy(block)
+    copied(torch.ones(1, 2)).sum().backward()
+    assert copied.layers.fc.weight.grad is not None and block.layers.fc.weight.grad is None
+
+
 def test_a_shard_is_its_part_of_the_whole(lazy, values):
     mesh = Layout((2, 2, 2), ("dp", "sp", "mp"))
     layout = mesh("mp", ("sp", "dp"))

@@ -189,6 +189,17 @@ def _samples_meet(call: Call, known: tuple[int | None, ...]) -> bool:
     if not draws:
         return False
     drawn, other = draws
+    bases = [drawn]
+    if any(not tensor.is_floating_point() for tensor in drawn):
+        # all samples read what is at place 0: that is the first sample if whole numbers are places among samples
+        bases.append([tensor if tensor.is_floating_point() else torch.zeros_like(tensor) for tensor in drawn])
+    return any(_meet(call, known, base, other, places[0]) for base in bases)
+
+
+def _meet(
+    call: Call, known: tuple[int | None, ...], drawn: Sequence[Tensor], other: Sequence[Tensor], place: int
+) -> bool:  # fmt: skip
+    """Whether results of other samples change if the first or last sample of `drawn` becomes that of `other`."""
     before = _results(call, drawn)
     samples = next(read.shape[read.batch] for read in call.inputs if read.batch is not None)
     for changed, start in ((0, 1), (-1, 0)):
@@ -204,7 +215,7 @@ def _samples_meet(call: Call, known: tuple[int | None, ...]) -> bool:
             if not one.dim():
                 continue
             at = known[which] if which < len(known) else None
-            at = at if at is not None else places[0] if one.dim() > places[0] else 0
+            at = at if at is not None else place if one.dim() > place else 0
             own = max(1, one.shape[at] // samples)
             if not _equal(*(tensor.narrow(at, start * own, one.shape[at] - own) for tensor in (one, two))):
                 return True

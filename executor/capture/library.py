@@ -1,8 +1,8 @@
 """Replacements for layers whose implementation a plan cannot express, used during capture.
 
-torch's recurrent layers stack the states of all layers, its embedding bags flatten the batch, and the experts of
-transformers sort the tokens of all samples. The replacements compute the same layer by layer, sample by sample, and
-token by token. Numbers that a forward turns into tensors are filled in.
+torch's embedding bags flatten the batch, and the experts of transformers sort the tokens of all samples. The
+replacements compute the same sample by sample and token by token (`executor.capture.recurrent` has recurrent layers).
+Numbers that a forward turns into tensors are filled in.
 """
 
 from __future__ import annotations
@@ -10,26 +10,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from executor.capture.table import rule
-from executor.capture.translation import Translation
-from executor.capture.values import Unreadable, Value
+from executor.capture.own_kernels import kernels_of_samples_as_products
+from executor.capture.recurrent import recurrent_layers_one_by_one
 from plans.errors import TwofoldError
 
 __all__ = ["in_other_forms"]
 
-_LIBRARY = torch.library.Library("twofold", "DEF")
-_LIBRARY.define(
-    "recurrent(Tensor x, Tensor[] weights, Tensor[] states, str mode, bool bias, bool reverse) -> (Tensor, Tensor)"
-)
-
+_LIBRARY = torch.library.Library("twofold", "FRAGMENT")
 _LIBRARY.define(
     "ctc_loss(Tensor chances, Tensor labels, Tensor times, Tensor lengths, int blank, int reduction, bool infinite) "
     "-> Tensor"
@@ -37,14 +32,6 @@ _LIBRARY.define(
 
 _EXPERTS = "_experts_implementation_internal"
 """Attribute of transformers' configurations that selects the implementation of experts."""
-
-
-@torch.library.impl(_LIBRARY, "recurrent", "CompositeExplicitAutograd")
-def _shapes_of_recurrent(
-    x: Tensor, weights: Sequence[Tensor], states: Sequence[Tensor], mode: str, bias: bool, reverse: bool
-) -> tuple[Tensor, Tensor]:
-    hidden = weights[1].shape[1]
-    return x.new_empty(x.shape[0], x.shape[1], hidden), x.new_empty(x.shape[0], hidden)
 
 
 @contextlib.contextmanager
@@ -56,14 +43,15 @@ def in_other_forms(module: nn.Module) -> Iterator[None]:
         if getattr(getattr(submodule, "config", None), _EXPERTS, None) is not None
     }
     with contextlib.ExitStack() as stack:
-        for kind in (nn.LSTM, nn.GRU, nn.RNN):
-            stack.enter_context(mock.patch.object(kind, "forward", _recurrent))
+        stack.enter_context(recurrent_layers_one_by_one())
+        stack.enter_context(kernels_of_samples_as_products())
         stack.enter_context(mock.patch.object(nn.EmbeddingBag, "forward", _bag))
         with torch.device("meta"):
             torch.empty(0)  # torch then looks up, once, which functions a device is given to: torch's own torch.tensor
         stack.enter_context(mock.patch.object(torch, "ctc_loss", _ctc_loss))
         stack.enter_context(mock.patch.object(F, "gaussian_nll_loss", _gaussian_nll_loss))
         stack.enter_context(mock.patch.object(torch, "tensor", _filled))
+        stack.enter_context(mock.patch.object(Tensor, "new_tensor", _new_tensor))
         stack.enter_context(mock.patch.object(Tensor, "__getitem__", _part))
         stack.enter_context(mock.patch.object(Tensor, "__setitem__", _write_part))
         stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_args", False))
@@ -87,6 +75,10 @@ def _filled(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, 
     if is_row and len({type(each) for each in data}) == 1 and isinstance(data[0], bool | int | float | list | tuple):
         return torch.stack([_filled(each, dtype=dtype, device=device) for each in data])
     return _TENSOR(data, dtype=dtype, device=device)
+
+
+def _new_tensor(self: Tensor, data: Any, *, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+    return _filled(data, dtype=dtype or self.dtype, device=self.device if device is None else device)
 
 
 _PART = Tensor.__getitem__
@@ -123,40 +115,6 @@ def _chosen(numbers: list[int], alone: bool) -> Any:
     if alone and not others and step > 0 and (numbers[0] >= 0) == (last >= 0):
         return slice(numbers[0], None if last == -1 else last + 1, step)
     return _filled(numbers)
-
-
-def _recurrent(self: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Tensor, Any]:
-    """Every layer and direction separately; the first dim of everything is the batch."""
-    kind = type(self).__name__
-    if not isinstance(input, Tensor):
-        raise TwofoldError(f"nn.{kind} is given a packed sequence, whose shape depends on values; give it a padded one")
-    if input.dim() != 3:
-        raise TwofoldError(f"nn.{kind} needs an input of three dims, one of them the batch, to be planned")
-    if not self.batch_first:
-        input = input.transpose(0, 1)
-    if self.proj_size:
-        raise TwofoldError(f"nn.{kind} with proj_size is not supported; give it hidden_size and add an nn.Linear")
-    given = [] if hx is None else list(hx) if isinstance(hx, tuple) else [hx]
-    directions = 2 if self.bidirectional else 1
-    made: list[list[Tensor]] = [[], []]
-    for layer in range(self.num_layers):
-        outputs = []
-        for reverse in range(directions):
-            at = layer * directions + reverse
-            states = [each[at] for each in given]
-            output, cell = torch.ops.twofold.recurrent(
-                input, list(self.all_weights[at]), states, self.mode, self.bias, bool(reverse)
-            )
-            outputs.append(output)
-            made[0].append(output[:, 0 if reverse else -1])
-            made[1].append(cell)
-        input = torch.cat(outputs, -1) if directions > 1 else outputs[0]
-        if self.dropout and self.training and layer < self.num_layers - 1:
-            # torch keeps time in dim 0 there, and a position decides what is dropped
-            input = F.dropout(input.transpose(0, 1), self.dropout).transpose(0, 1)
-    last = torch.stack(made[0])
-    input = input if self.batch_first else input.transpose(0, 1)
-    return input, (last, torch.stack(made[1])) if self.mode == "LSTM" else last
 
 
 @torch.library.impl(_LIBRARY, "ctc_loss", "CompositeExplicitAutograd")
@@ -198,32 +156,19 @@ def _gaussian_nll_loss(
 def _bag(
     self: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
 ) -> Tensor:
-    """Rows of every sample, and their sum, mean or maximum."""
-    if offsets is not None or input.dim() != 2 or self.padding_idx is not None or self.max_norm is not None:
+    """Rows of every sample, and their sum, mean or maximum; those of `padding_idx` do not count."""
+    if offsets is not None or input.dim() != 2 or self.max_norm is not None:
         raise TwofoldError(
-            "nn.EmbeddingBag is supported for ids [batch, bag] only, without offsets, padding_idx and max_norm: bags "
-            "of "
-            "several lengths can be padded, with per_sample_weights of 0"
+            "nn.EmbeddingBag is supported for ids [batch, bag] only, without offsets and max_norm: pad bags of several "
+            "lengths to one length with the id padding_idx"
         )
     rows = F.embedding(input, self.weight)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
-    return rows.amax(1) if self.mode == "max" else rows.mean(1) if self.mode == "mean" else rows.sum(1)
-
-
-@rule("twofold.recurrent.default")
-def _recurrent_operators(
-    build: Translation, node: fx.Node, x: Value, weights: Sequence[Value], states: Sequence[Value], mode: str,
-    bias: bool, reverse: bool,
-) -> Value:  # fmt: skip
-    """One operator for each result that is read: all states, and the last of the cells."""
-    read = {user.args[1] for user in node.users if user.users}
-    attrs: dict[str, Any] = {"mode": mode, "bias": bias} | ({"reverse": True} if reverse else {})
-    results: list[Value] = []
-    for index, more in enumerate(({}, {"cell": True})):
-        if index not in read or (more and mode != "LSTM"):
-            results.append(Unreadable(reason=f"a state of {mode} that it does not have"))
-            continue
-        shape, dtype = build.shape_dtype_of(node, node.meta["val"][index])
-        results.append(build.make(node, "recurrent", (x, *weights, *states), shape=shape, dtype=dtype, **attrs, **more))
-    return tuple(results)
+    if self.padding_idx is None:
+        return rows.amax(1) if self.mode == "max" else rows.mean(1) if self.mode == "mean" else rows.sum(1)
+    counts = (input != self.padding_idx).unsqueeze(-1)
+    if self.mode == "max":  # 0 where all ids are padding
+        return rows.masked_fill(~counts, -torch.inf).amax(1).masked_fill(~counts.any(1), 0)
+    total = rows.masked_fill(~counts, 0).sum(1)
+    return total / counts.sum(1).clamp(min=1) if self.mode == "mean" else total

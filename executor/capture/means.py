@@ -16,7 +16,7 @@ from executor.capture.table import Number, mean_rule
 from executor.capture.translation import Translation
 from executor.capture.values import Mean, Transposed, Value
 
-__all__ = ["mean_over", "per_sample", "reshaped_mean"]
+__all__ = ["combined", "combined_means", "count_of_samples", "mean_over", "per_sample", "reshaped_mean"]
 
 
 def mean_over(
@@ -83,6 +83,19 @@ def reshaped_mean(build: Translation, node: fx.Node, x: Mean, shape: tuple[int, 
         return _in_shape(build, node, _per_batch(build, node, x.terms()), shape)
 
     return Mean(node=node, terms=terms, shape=shape, is_sum=x.is_sum)
+
+
+def count_of_samples(build: Translation, node: fx.Node) -> str:
+    """The number of samples of a micro-batch, which all of them share."""
+    dtype = build.shape_dtype(node)[1]
+    ones = Mean(node=node, terms=lambda: build.like_batch(node, (build.batch_size,), dtype, 1), is_sum=True)
+    return build.of_batch(node, ones)
+
+
+def _share(build: Translation, node: fx.Node, whole: Value | Number) -> str:
+    """A number over the number of samples."""
+    shape = build.tensors[whole].shape if isinstance(whole, str) else ()
+    return combined(build, node, "div", whole, count_of_samples(build, node), shape)
 
 
 def _in_shape(build: Translation, node: fx.Node, terms: str, shape: tuple[int, ...]) -> str:
@@ -157,7 +170,7 @@ def _detached(build: Translation, node: fx.Node, x: Mean) -> Value:
 
 @mean_rule("neg.default")
 def _negative(build: Translation, node: fx.Node, x: Mean) -> Value:
-    return _with(build, node, "mul", x, -1)
+    return combined_means(build, node, "mul", x, -1)
 
 
 @mean_rule("add.Tensor", "sub.Tensor", "rsub.Scalar", "rsub.Tensor", "add.Scalar", "sub.Scalar")
@@ -165,46 +178,14 @@ def _sum(build: Translation, node: fx.Node, x: Value | Number, y: Value | Number
     called = str(node.target).split(".")[1].rstrip("_")
     kind = "add" if called == "add" else "sub"
     if alpha != 1:
-        y = _with(build, node, "mul", y, alpha) if isinstance(y, Mean) else _times(build, node, y, alpha)
-    return _with(build, node, kind, *((y, x) if called == "rsub" else (x, y)))
+        y = combined_means(build, node, "mul", y, alpha) if isinstance(y, Mean) else _times(build, node, y, alpha)
+    return combined_means(build, node, kind, *((y, x) if called == "rsub" else (x, y)))
 
 
 def _times(build: Translation, node: fx.Node, y: Value | Number, by: Number) -> Value | Number:
     if isinstance(y, bool | int | float):
         return y * by
     return build.make_as(node, "mul", build.plain(node, y), number=by)
-
-
-@mean_rule("mul.Tensor", "mul.Scalar")
-def _product(build: Translation, node: fx.Node, x: Value | Number, y: Value | Number) -> Value:
-    if isinstance(x, Mean) and isinstance(y, Mean):  # one of them is a number that all samples share
-        is_trained = build.is_trained(y.terms())
-        x, y = (build.of_batch(node, x), y) if is_trained else (x, build.of_batch(node, y))
-    return _with(build, node, "mul", x, y)
-
-
-@mean_rule("div.Tensor", "div.Scalar")
-def _quotient(build: Translation, node: fx.Node, x: Value | Number, y: Value | Number) -> Value:
-    if isinstance(y, Mean):
-        if isinstance(x, Mean) and x.is_sum and y.is_sum:  # a mean over what counts, such as tokens that are no padding
-            x, y = replace(x, is_sum=False), replace(y, is_sum=False)
-        dtype, terms = build.shape_dtype(node)[1], y.terms
-        y = build.of_batch(node, replace(y, node=node, terms=lambda: build.cast(node, terms(), dtype)))
-    if not isinstance(x, Mean):
-        return _combined(build, node, "div", x, y, build.shape_dtype(node)[0])
-    if x.is_sum and y in build.shared:
-        x = replace(x, is_sum=False)
-        y = _combined(build, node, "div", y, build.of_batch(node, _ones(build, node)), build.tensors[y].shape)
-    if x.is_sum and isinstance(y, int | float) and y % build.batch_size == 0:
-        x, y = replace(x, is_sum=False), y // build.batch_size
-        return x if y == 1 else _with(build, node, "div", x, y)
-    return _with(build, node, "div", x, y)
-
-
-def _ones(build: Translation, node: fx.Node) -> Mean:
-    """The sum of 1 over the samples."""
-    dtype = build.shape_dtype(node)[1]
-    return Mean(node=node, terms=lambda: build.like_batch(node, (build.batch_size,), dtype, 1), is_sum=True)
 
 
 def _per_batch(build: Translation, node: fx.Node, terms: str, *, is_sum: bool = False) -> str:
@@ -216,7 +197,7 @@ def _per_batch(build: Translation, node: fx.Node, terms: str, *, is_sum: bool = 
     return per_sample(build, node, apart, (1,), is_sum=is_sum)
 
 
-def _combined(
+def combined(
     build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Value | Number, shape: tuple[int, ...]
 ) -> str:
     """x kind y of tensors, or of a tensor and a number."""
@@ -230,15 +211,18 @@ def _combined(
     return build.make(node, kind, read, shape=shape, dtype=dtype, **attrs)
 
 
-def _with(build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Value | Number) -> Value:
+def combined_means(build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Value | Number) -> Value:
     """x kind y of the terms; the other one is a mean, a number, or a scalar that is the same for all samples."""
     means = [mean for mean in (x, y) if isinstance(mean, Mean)]
     others = [each for each in (x, y) if isinstance(each, str | Transposed)]
     shifts = kind in ("add", "sub") and len(means) == 1
     if shifts and means[0].is_sum and not build.is_trained(means[0].terms()):
-        return _combined(build, node, kind, x, y, build.shape_dtype(node)[0])
-    if len({mean.is_sum for mean in means}) > 1 or (shifts and means[0].is_sum):
-        raise build.refused(node, "it adds a sum over the samples of a batch to what is not summed over them")
+        return combined(build, node, kind, x, y, build.shape_dtype(node)[0])
+    if len({mean.is_sum for mean in means}) > 1:
+        raise build.refused(node, "it adds a sum over the samples of a batch to a mean over them")
+    if shifts and means[0].is_sum:  # every sample adds its share of the other one
+        x, y = (each if isinstance(each, Mean) else _share(build, node, each) for each in (x, y))
+        others = [each for each in (x, y) if isinstance(each, str)]
     if any(other in build.batched for other in others):
         raise build.samples_meet(node)
     shape = build.shape_dtype(node)[0]
@@ -250,6 +234,6 @@ def _with(build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Va
 
     def terms() -> str:
         left, right = (ranked(mean) if isinstance(mean, Mean) else mean for mean in (x, y))
-        return _combined(build, node, kind, left, right, (build.batch_size, *shape))
+        return combined(build, node, kind, left, right, (build.batch_size, *shape))
 
     return Mean(node=node, terms=terms, shape=shape, is_sum=means[0].is_sum)

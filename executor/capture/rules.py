@@ -16,10 +16,11 @@ import executor.capture.assigned
 import executor.capture.elementwise
 import executor.capture.functions
 import executor.capture.layers
-import executor.capture.library
 import executor.capture.losses
 import executor.capture.means
+import executor.capture.nonlinear
 import executor.capture.random
+import executor.capture.recurrent
 import executor.capture.shapes
 import executor.capture.spread  # noqa: F401  (each enters its rules)
 from executor.capture.table import RULES, rule

@@ -20,7 +20,9 @@ import copy
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 from torch import nn
@@ -226,7 +228,38 @@ def initialised_copy(module: ModuleT, seed: int | None = None) -> ModuleT:
         value = initial_parameter(module, name, seed)
         is_parameter = isinstance(tensor, nn.Parameter)
         held[id(tensor)] = nn.Parameter(value, requires_grad=tensor.requires_grad) if is_parameter else value
-    return copy.deepcopy(module, held)
+    with mock.patch.dict(copy._deepcopy_dispatch, {FunctionType: _copied_function}):  # type: ignore[attr-defined]
+        return copy.deepcopy(module, held)
+
+
+def _copied_function(function: FunctionType, copied: dict[int, Any]) -> FunctionType:
+    """A function that a module keeps, with copies of the modules and tensors that it reads from around it.
+
+    `copy.deepcopy` returns the function itself, which goes on computing with the original's layers.
+    """
+    contents = [_content(cell) for cell in function.__closure__ or ()]
+    of_module = [isinstance(each, _WITH_MODULES) or id(each) in copied for each in contents]
+    if not any(of_module):
+        return function
+    cells = tuple(CellType() for _ in contents)
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    made.__kwdefaults__, made.__dict__ = function.__kwdefaults__, dict(function.__dict__)
+    copied[id(function)] = made  # first, for a function that calls itself
+    for cell, content, is_copied in zip(cells, contents, of_module, strict=True):
+        if content is not _EMPTY:
+            cell.cell_contents = copy.deepcopy(content, copied) if is_copied else content
+    return made
+
+
+_WITH_MODULES = (nn.Module, FunctionType, MethodType)
+_EMPTY = object()
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that was never set
+        return _EMPTY
 
 
 def _first_name(module: nn.Module, name: str) -> str:
