@@ -28,7 +28,7 @@ RESULTS = Path(__file__).parent / "results"
 
 FILES = {
     "peers_h200_second.json": "h200", "peers_h200_third.json": "h200", "peers_h200_fifth.json": "h200",
-    "peers_h100_fifth_in_a_row.json": "h100-sxm", "peers_h200_seventh.json": "h200",
+    "peers_h100_fifth_in_a_row.json": "h100-sxm", "peers_h200_seventh.json": "h200", "peers_h200_eighth.json": "h200",
 }  # fmt: skip
 """File of measured steps -> the device that ran them."""
 
