@@ -237,9 +237,10 @@ def test_reductions_of_input_gradients_begin_before_all_weight_gradients_of_thei
     )
     degrees = Degrees(global_batch=2, micro_batch=1, **degrees)
     plan = plan_of(degrees, transformer(config, batch_size=2))
-    block = next(each for each in lower(plan).groups[0].blocks if each.label.startswith("0B"))
-    instructions = block.body.instructions
-    ahead = sorted(behind_weight_gradients(instructions))
+    group = lower(plan).groups[0]
+    instructions = next(block.body.instructions for block in group.blocks if block.label.startswith("0B"))
+    assert not behind_weight_gradients(instructions, group.values, 132)  # so small that they leave room
+    ahead = sorted(behind_weight_gradients(instructions, group.values, 8))
     assert len(ahead) == per_layer * layers + (per_layer > 0)  # the head too
     hidden = [
         [

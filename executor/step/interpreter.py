@@ -91,8 +91,11 @@ class Interpreter:
         self._declared: dict[int, Value] = {}
         codes = []
         for block in self.group.blocks:
-            ahead = behind_weight_gradients(block.body.instructions)
-            for number, instruction in enumerate(block.body.instructions):
+            instructions = block.body.instructions
+            ahead: frozenset[int] = frozenset()
+            if device.own.head_start_cycles:
+                ahead = behind_weight_gradients(instructions, self.group.values, device.num_processors)
+            for number, instruction in enumerate(instructions):
                 code_id = f"{block.label}/{instruction.name}"
                 codes.append(self._compile(code_id, instruction, block.micro_batch, starts_first=number in ahead))
         self.codes: tuple[Code, ...] = tuple(codes)
