@@ -327,6 +327,22 @@ def test_runs_in_other_words(tmp_path, text, wanted):
     assert not scores.skipped and len(scores.rows) == len(wanted)
 
 
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        # the number of parameters that the model cards state; heads of the small ones are tied to the embedding
+        ("Llama-3.2-1B", 1.24), ("Llama-3.2-3B", 3.21), ("Qwen2.5-0.5B", 0.494), ("Qwen2.5-1.5B", 1.54),
+        ("Qwen2.5-3B", 3.09), ("Qwen3-0.6B", 0.596), ("Qwen3-4B", 4.02), ("SmolLM2-135M", 0.1345), ("SmolLM3-3B", 3.08),
+        ("OLMo-1B", 1.18), ("Qwen2.5-7B", 7.62), ("DeepSeek-MoE-16B", 16.4), ("gemma-7b", 8.54), ("bloom-7b1", 7.07),
+    ],
+)  # fmt: skip
+def test_named_models_have_as_many_parameters_as_their_cards_state(name, billions):
+    assert catalogued(name).num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    row = {"model": name, "gpu_type": "H100", "gpu_count": "8", "global_batch": "8", "metric": "mfu_percent",
+           "value": "40", "source": "FSDP2", "ep": ""}  # fmt: skip
+    assert case_of(row, 1).config.num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
+
+
 def test_a_table_without_models_beside_one_with_them_is_reported(tmp_path):
     (tmp_path / "table.md").write_text(
         "On 8 H100\n\n| Techniques | TPS/GPU |\n|---|---|\n| FSDP | 5,700 |\n\nLlama 3.1 8B\n\n"

@@ -213,6 +213,7 @@ def _published(name: str) -> TransformerConfig | None:
         ffn=sizes.ffn or 4 * sizes.hidden, has_experts=sizes.experts is not None,
     )  # fmt: skip
     settings = dict(family.settings) | ({"head_dim": sizes.head_dim} if sizes.head_dim else {})
+    settings |= {"tied": True} if sizes.tied else {}
     return TransformerConfig(
         name=name, num_layers=sizes.layers, hidden=sizes.hidden, num_heads=sizes.heads,
         num_kv_heads=sizes.kv_heads or sizes.heads, ffn=sizes.ffn or 4 * sizes.hidden,

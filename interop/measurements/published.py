@@ -19,6 +19,7 @@ class Sizes(NamedTuple):
             is usual in the family.
         head_dim: 0: `hidden` over `heads`.
         experts, latent: of a mixture, and of latent attention.
+        tied: whether its head is the embedding (tie_word_embeddings), in a family whose large models have their own.
     """
 
     layers: int
@@ -30,10 +31,15 @@ class Sizes(NamedTuple):
     head_dim: int = 0
     experts: Experts | None = None
     latent: Latent | None = None
+    tied: bool = False
 
 
 def _mixture(num: int, top_k: int, ffn: int, shared: int = 0, dense: int = 0) -> Experts:
     return Experts(num_experts=num, top_k=top_k, ffn=ffn, num_shared=shared, num_dense_layers=dense)
+
+
+def _tied(*sizes: int) -> Sizes:
+    return Sizes(*sizes)._replace(tied=True)
 
 
 _DEEPSEEK = {"kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}
@@ -48,7 +54,7 @@ _NEMO_GPT3 = {5e9: Sizes(24, 4096, 32), 20e9: Sizes(44, 6144, 48), 40e9: Sizes(4
 """NeMo-Framework-Launcher, launcher_scripts/conf/training/gpt3."""
 
 _QWEN_2 = {
-    0.5e9: Sizes(24, 896, 14, 2, 4864), 1.5e9: Sizes(28, 1536, 12, 2, 8960), 3e9: Sizes(36, 2048, 16, 2, 11008),
+    0.5e9: _tied(24, 896, 14, 2, 4864), 1.5e9: _tied(28, 1536, 12, 2, 8960), 3e9: _tied(36, 2048, 16, 2, 11008),
     7e9: Sizes(28, 3584, 28, 4, 18944), 14e9: Sizes(48, 5120, 40, 8, 13824), 32e9: Sizes(64, 5120, 40, 8, 27648),
     72e9: Sizes(80, 8192, 64, 8, 29568), 57e9: Sizes(28, 3584, 28, 4, 18944, experts=_mixture(64, 8, 2560, 8)),
 }  # fmt: skip
@@ -76,7 +82,7 @@ _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
         7e9: Sizes(32, 4096, 32, 32, 11008), 13e9: Sizes(40, 5120, 40, 40, 13824), 34e9: Sizes(48, 8192, 64, 8, 22016),
     }),
     (r"tiny[-_ ]?llama", {1.1e9: Sizes(22, 2048, 32, 4, 5632)}),
-    (r"llama[-_ ]?3(?![\db])", {1e9: Sizes(16, 2048, 32, 8, 8192), 3e9: Sizes(28, 3072, 24, 8, 8192)}),
+    (r"llama[-_ ]?3(?![\db])", {1e9: _tied(16, 2048, 32, 8, 8192), 3e9: _tied(28, 3072, 24, 8, 8192)}),
     (r"llama[-_ ]?4.*(scout|17b ?x ?16e)", {0: Sizes(48, 5120, 40, 8, 8192, 202_048, 128, _mixture(16, 1, 8192, 1))}),
     (r"llama[-_ ]?4.*(maverick|17b ?x ?128e)", {  # every other layer is dense: as many of them, first
         0: Sizes(48, 5120, 40, 8, 16384, 202_048, 128, _mixture(128, 1, 8192, 1, 24)),
@@ -90,14 +96,14 @@ _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
     (r"mistral[-_ ]?small", {24e9: Sizes(40, 5120, 32, 8, 32768, 131_072, 128)}),
     (r"mistral[-_ ]?large", {123e9: Sizes(88, 12288, 96, 8, 28672)}),
     (r"qwen[-_ ]?3", {
-        0.6e9: Sizes(28, 1024, 16, 8, 3072, 0, 128), 1.7e9: Sizes(28, 2048, 16, 8, 6144),
-        4e9: Sizes(36, 2560, 32, 8, 9728, 0, 128), 8e9: Sizes(36, 4096, 32, 8, 12288),
+        0.6e9: _tied(28, 1024, 16, 8, 3072, 0, 128), 1.7e9: _tied(28, 2048, 16, 8, 6144),
+        4e9: _tied(36, 2560, 32, 8, 9728, 0, 128), 8e9: Sizes(36, 4096, 32, 8, 12288),
         14e9: Sizes(40, 5120, 40, 8, 17408), 32e9: Sizes(64, 5120, 64, 8, 25600, 0, 128),
     }),
     (r"qwen[-_ ]?2", _QWEN_2),
     (r"qwen[-_ ]?1\.5[-_ ]?moe", {0: Sizes(24, 2048, 16, 16, 5632, 151_936, 0, _mixture(60, 4, 1408, 4))}),
     (r"qwen", {
-        0.5e9: Sizes(24, 1024, 16, 16, 2816), 1.8e9: Sizes(24, 2048, 16, 16, 5504), 4e9: Sizes(40, 2560, 20, 20, 6912),
+        0.5e9: _tied(24, 1024, 16, 16, 2816), 1.8e9: Sizes(24, 2048, 16, 16, 5504), 4e9: Sizes(40, 2560, 20, 20, 6912),
         7e9: Sizes(32, 4096, 32, 32, 11008), 14e9: Sizes(40, 5120, 40, 40, 13696),
         32e9: Sizes(64, 5120, 40, 8, 27392), 72e9: Sizes(80, 8192, 64, 64, 24576),
     }),
@@ -162,7 +168,7 @@ _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
     }),
     (r"star[-_ ]?coder", {15.5e9: Sizes(40, 6144, 48, 1, 24576)}),
     (r"olmoe", {0: Sizes(16, 2048, 16, 16, 1024, 50_304, 0, _mixture(64, 8, 1024))}),
-    (r"olmo", {1e9: Sizes(16, 2048, 16, 16, 8192), 7e9: Sizes(32, 4096, 32, 32, 11008)}),
+    (r"olmo", {1e9: _tied(16, 2048, 16, 16, 8192), 7e9: Sizes(32, 4096, 32, 32, 11008)}),
     (r"dbrx", {0: Sizes(40, 6144, 48, 8, 10752, 100_352, 0, _mixture(16, 4, 10752))}),
     (r"phi[-_ ]?3\.5[-_ ]?moe", {0: Sizes(32, 4096, 32, 8, 6400, 32_064, 0, _mixture(16, 2, 6400))}),
     (r"phi[-_ ]?3.*mini", {0: Sizes(32, 3072, 32, 32, 8192, 32_064)}),
@@ -171,13 +177,13 @@ _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
     (r"phi[-_ ]?4.*mini", {0: Sizes(32, 3072, 24, 8, 8192, 200_064)}),
     (r"phi[-_ ]?4", {0: Sizes(40, 5120, 40, 10, 17920, 100_352)}),
     (r"smollm", {
-        135e6: Sizes(30, 576, 9, 3, 1536), 360e6: Sizes(32, 960, 15, 5, 2560), 1.7e9: Sizes(24, 2048, 32, 32, 8192),
-        3e9: Sizes(36, 2048, 16, 4, 11008, 128_256),
+        135e6: _tied(30, 576, 9, 3, 1536), 360e6: _tied(32, 960, 15, 5, 2560), 1.7e9: _tied(24, 2048, 32, 32, 8192),
+        3e9: _tied(36, 2048, 16, 4, 11008, 128_256),
     }),
-    (r"minicpm", {2.4e9: Sizes(40, 2304, 36, 36, 5760, 122_753), 2e9: Sizes(40, 2304, 36, 36, 5760, 122_753)}),
+    (r"minicpm", {2.4e9: _tied(40, 2304, 36, 36, 5760, 122_753), 2e9: _tied(40, 2304, 36, 36, 5760, 122_753)}),
     (r"skywork", {13e9: Sizes(52, 4608, 36, 36, 12288, 65_519)}),
     (r"aquila", {7e9: Sizes(32, 4096, 32, 32, 11008, 100_008), 34e9: Sizes(60, 6144, 48, 8, 24576, 100_008)}),
-    (r"granite[-_ ]?[34]", {2e9: Sizes(40, 2048, 32, 8, 8192, 49_155), 8e9: Sizes(40, 4096, 32, 8, 12800, 49_155)}),
+    (r"granite[-_ ]?[34]", {2e9: _tied(40, 2048, 32, 8, 8192, 49_155), 8e9: _tied(40, 4096, 32, 8, 12800, 49_155)}),
     (r"command[-_ ]?r ?(plus|\+)", {0: Sizes(64, 12288, 96, 8, 33792)}),
     (r"command[-_ ]?r", {35e9: Sizes(40, 8192, 64, 64, 22528)}),
     (r"turing[-_ ]?nlg", {17e9: Sizes(78, 4256, 28)}),

@@ -176,6 +176,8 @@ class _Reading(Mixtures):
         self.assumed.append(reason)
         dropout = 0.1 if family.dropout and stack in ("megatron-2022", "zero-bubble") else 0.0
         settings = self.block_settings(family)
+        if same is not None and same.tied:
+            settings["tied"] = True
         if same is not None and same.head_dim not in (None, same.hidden / same.num_heads):
             settings["head_dim"] = same.head_dim
         if dropout:
