@@ -394,7 +394,7 @@ class Fabric:
                 load.run_at(load.limit)
                 continue
             touched[load] = None
-            if load.limit is before:
+            if _equal(load.limit, before):
                 continue
             for name, share in load.claims:
                 link = self._links[name]
@@ -435,12 +435,13 @@ class Fabric:
         for device in load.devices:
             for other in self._on_device[device]:
                 if load.is_compute is other.is_compute:
-                    shares += other.share if load.is_compute and other is not load else 0
+                    if load.is_compute and other is not load:
+                        shares += other.share
                     continue
                 if load.is_compute:
                     pair = self._rates(load.kind, load.work_ps, other.kind, other.work_ps)[0]
                 else:
                     pair = self._rates(other.kind, other.work_ps, load.kind, load.work_ps)[1]
-                if _less(pair, rate):
+                if pair is not rate and _less(pair, rate):
                     rate = pair
-        return rate / shares if shares > 1 else rate
+        return rate / shares if _less(_ONE, shares) else rate
