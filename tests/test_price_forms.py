@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.calibration import files_of, held_out_table, of_new_linears, points_of
 from costmodels import Machine, price, price_interval, step_interval
+from costmodels.fit import matrix
 from costmodels.fit.device import DeviceFit, fit_device
 from costmodels.fit.kernels import fit_attention, fit_memory, folds, predicted_s
 from costmodels.fit.links import communication_s, fit_links, fit_overlaps, overlap_s
@@ -578,3 +579,19 @@ def test_a_step_that_its_host_bounds_is_as_uncertain_as_the_host():
     assert bound.high_s / bound.step_interval_s > math.exp(1.6 * machine.spreads["dispatch"])
     certain = msgspec.structs.replace(machine, spreads={**machine.spreads, "dispatch": 0.0})
     assert dispatch_seconds(ProgramPrices(program, certain), issued_s) == 0.0
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_fit_times_all_points_as_products_are_priced_one_by_one(batch):
+    compute = Compute(
+        matrix_flops_per_s={"bfloat16": 2e14}, vector_flops_per_s={"float32": 1e13}, memory_Bps=1e12, kernel_s=2e-6,
+        half_rows=40.0, half_depth=100.0, matrix_efficiency=0.8, memory_efficiency=0.9,
+    )  # fmt: skip
+    shapes = [(m, n, k) for m in (16, 300) for n in (64, 2000) for k in (32, 5000)]
+    points = [
+        Point(kind="matrix", call="matmul", shape=shape, dtype="bfloat16", batch=batch, seconds=1.0) for shape in shapes
+    ]
+    found = matrix._Products(points, compute, tiled=False, kernel_s=None).seconds(compute)
+    touched = [2 * batch * (m * k + n * k + m * n) for m, n, k in shapes]
+    expected = [matrix_s(compute, shape, 2e14, of, batch) for shape, of in zip(shapes, touched, strict=True)]
+    assert found == pytest.approx(expected, rel=1e-9)

@@ -86,3 +86,5 @@ def test_what_is_no_finest_mesh_is_a_coarser_form_of_one(count: int) -> None:
         if mesh not in kept:
             cuts = set(np.cumprod(mesh.device_matrix).tolist())
             assert any(cuts <= set(np.cumprod(other.device_matrix).tolist()) for other in kept)
+    for one, other in itertools.permutations(kept, 2):  # the converse
+        assert not set(np.cumprod(one.device_matrix).tolist()) < set(np.cumprod(other.device_matrix).tolist())

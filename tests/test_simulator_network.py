@@ -173,6 +173,17 @@ def test_a_slow_port_slows_the_whole_collective():
     assert after["meet/n2.collective"] == before["meet/n2.collective"]
 
 
+@pytest.mark.parametrize(("tier", "members", "slower"), [
+    ("wire", [0, 4], 2), ("wire", [0, 1, 2, 3], 1), ("node", [0, 4], 1), ("node", [0, 1, 2, 3], 2),
+])  # fmt: skip
+def test_a_slow_port_of_one_tier_slows_what_crosses_that_tier_alone(tier, members, slower):
+    ranks = Ranks(8)
+    ranks.collective("all_gather", members, 10**8)
+    change = LinkChange(tier=tier, ranks=(0,), bandwidth=0.5)
+    before, after = (ends(ranks, small_machine(), what_if=WhatIf(links=each)) for each in ((), (change,)))
+    assert after["meet/n1.collective"] == slower * before["meet/n1.collective"]
+
+
 def test_latency_of_a_tier_counts_per_step_of_a_ring():
     ranks = Ranks(8)
     ranks.collective("all_gather", [0, 1, 2], 3 * 10**6)

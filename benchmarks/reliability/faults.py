@@ -69,8 +69,8 @@ _WEIGHT = """
     import torch
     from executor.step.interpreter import Interpreter
     own = [each for each in gc.get_objects() if type(each) is Interpreter][-1]
-    with torch.inference_mode():
-        own.value(own.group.parameters[0].weight).view(torch.int32).view(-1)[3] ^= 1
+    with torch.inference_mode():  # not the last bit, which the update of a step may round away
+        own.value(own.group.parameters[0].weight).view(torch.int32).view(-1)[3] ^= 1 << 8
 """
 _DISK = "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))"
 _MORE = f"""print_every = 1
