@@ -21,7 +21,7 @@ _ROUNDING = 1e-9
 def with_own_clocks(found: SearchResult[PlanT], plans: Sequence[PlanT], shares: Sequence[float]) -> SearchResult[PlanT]:
     """The result with `plans` instead of its plans.
 
-    Its bounds hold if no other step gains more from its own clock than the one of `plans` that gains most
+    Its bounds hold if no other plan speeds up more at its own clock than the one of `plans` that speeds up most
     (`SearchResult.clock_share`). If that is the fastest one at either clock, it is proven under this assumption.
 
     Args:

@@ -8,8 +8,9 @@ from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.plan import Strategy, slices_refused
+from plans.schedules import chunks_per_rank, schedule_names
 
-__all__ = ["check_asked", "check_devices", "check_graph", "check_stages"]
+__all__ = ["check_asked", "check_devices", "check_graph", "check_schedule", "check_stages"]
 
 
 def check_asked(*, method: str, top_k: int, time_limit_s: float | None, memory_limit_bytes: int | None) -> None:
@@ -131,3 +132,18 @@ def _check_batch(graph: Graph, num_micro_batches: int, interleave: int) -> None:
 def _check_interleave(interleave: int) -> None:
     if isinstance(interleave, bool) or not isinstance(interleave, int) or interleave < 1:
         raise TwofoldError(f"interleave must be a number of slices, an int of at least 1, not {interleave!r}")
+
+
+def check_schedule(name: str | None) -> None:
+    """Check the schedule that was given to a search operator by operator.
+
+    Raises:
+        TwofoldError: a schedule that puts several chunks on a rank.
+    """
+    chunks = None if name is None else chunks_per_rank(name)
+    if chunks is not None and chunks > 1:
+        others = ", ".join(other for other in schedule_names() if chunks_per_rank(other) == 1)
+        raise TwofoldError(
+            f"schedule {name!r} puts {chunks} chunks on every rank, which a search operator by operator cannot start "
+            f"from. Leave the schedule out, and all of them are tried; or give one of {others}."
+        )

@@ -231,9 +231,11 @@ class SearchResult(Shown, Generic[PlanT]):
         """The assumptions of the bounds."""
         assumed = [f"no estimate exceeds its forecast by more than {Share(self.margin)}"] if self.margin else []
         if self.contention_margin:
-            assumed.append(f"contention shortens no step by more than {Share(self.contention_margin)}")
+            assumed.append(
+                f"no plan is more than {Share(self.contention_margin)} faster with network contention than without"
+            )
         if self.clock_share is not None:
-            assumed.append("no step gains more from its own clock than the best of those that were tried")
+            assumed.append("no other plan speeds up more at its own clock than the plans that were tried")
         return [f"{', '.join(assumed[:-1])},", assumed[-1]] if len(assumed) > 2 else assumed
 
     def table(self) -> str:

@@ -37,7 +37,7 @@ from search.devices.of_graph import plans_of_graph
 from search.operators.plan_search import PlanSearch
 from search.operators.ways import Ways
 from search.own_clock import with_own_clocks
-from search.request import check_asked, check_devices, check_graph, check_stages
+from search.request import check_asked, check_devices, check_graph, check_schedule, check_stages
 from search.result import SearchResult
 from search.way import pins_of, stated_by_operator, why_by_operators
 from simulator.engine.garbage import without_collection
@@ -153,6 +153,7 @@ def search(
             say(f"{graph.name} is a transformer: searched over degrees")
             return _with_settings(found, settings)
     say(f"{graph.name} is searched operator by operator: {why}")
+    check_schedule(schedule)
     slices = 1 if interleave is None else interleave
     check_graph(graph, num_micro_batches=num_micro_batches, interleave=slices, pinned=pinned or {})
     usual = at_usual_clock(machine)

@@ -267,6 +267,7 @@ def test_memory_limit_is_hard_and_names_what_would_fit(machine: Machine) -> None
         ({"interleave": "2"}, "interleave must be .* not '2'"),
         ({"num_devices": 9}, "9 devices requested"),
         ({"schedule": "1f2b"}, "1f2b"),
+        ({"schedule": "zb_v", "num_stages": 2}, r"'zb_v' puts 2 chunks on every rank.*give one of 1f1b, gpipe, zb_h1"),
         ({"num_stages": 2, "stages": [["layer1.linear"]]}, "operators are given for 1 stages"),
     ],
 )
