@@ -122,7 +122,7 @@ class _Segment:
         return dist.all_reduce(self.of_x, group=self.groups[group], async_op=True)
 
     def beside(self, group: str = "", *, start: int = 0) -> Callable[[], None]:
-        """The all-reduce first, the second product beside it, `start` cycles later."""
+        """The all-reduce first, the second product during it, `start` cycles later."""
 
         def run() -> None:
             self.first()

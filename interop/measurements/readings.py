@@ -58,7 +58,7 @@ _MOST_FILLINGS = 64
 
 
 def _thinned(fillings: Sequence[Filling], most: int) -> Sequence[Filling]:
-    """At most so many of them, evenly chosen."""
+    """At most `most` of them, evenly chosen."""
     return fillings[:: max(1, -(-len(fillings) // most))]
 
 
