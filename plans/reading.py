@@ -164,6 +164,10 @@ def check_json(content: bytes, source: str, decoded: Any) -> None:
     Raises:
         TwofoldError: such a key or number.
     """
+    if b"\\u" not in content and not _LARGE.search(content):
+        # Both texts have the same strings, so that as many colons are as many keys.
+        if content.count(b":") == msgspec.json.encode(decoded).count(b":"):
+            return
     bare = _STRING.sub(b'""', content)
     for digits in _LARGE.findall(bare):
         if len(digits) > 19 or int(digits) >= _MOST_NUMBER:
