@@ -6,7 +6,7 @@ begins, and lets the collective wait (`benchmarks.hidden_reductions`). So that p
 has begun.
 
 That pays where the collective is waited for soon: where only weight gradients lie between it and its WAIT, as with
-reductions of tensor parallelism. Gradients in buckets and gathered weights have more compute beside them than they
+reductions of tensor parallelism. Gradients in buckets and gathered weights have more compute next to them than they
 need. And it pays where a weight gradient fills the device: a smaller one leaves multiprocessors to the collective.
 """
 

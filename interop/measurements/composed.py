@@ -64,6 +64,23 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         made["precision"] = "float8" if switch_named(narrow) else f"float8 {narrow}"
     if switch_named(made.pop("offload", "")):
         made["notes"] = f"{made.get('notes', '')}; offload".strip("; ")
+    _counts_of_devices(made)
+    made = _sequence_degree(made)
+    made = with_hybrid(made, product_of(made, ("tp", "pp", "cp")))
+    if not made.get("gpu_count") and made.get("dp"):
+        made["gpu_count"] = str(product_of(made, ("tp", "pp", "dp", "cp")))
+    if year := made.pop("year", ""):
+        made["provenance"] = f"{made.get('provenance', '')} {year}".strip()
+    with_batch(made, headers)
+    return made
+
+
+def _counts_of_devices(made: dict[str, str]) -> None:
+    """Read the number of devices from the cells of devices and nodes.
+
+    Raises:
+        BadCell: nodes or devices per node that are no number.
+    """
     if own := re.search(r"\b(\d+) nodes?\b", made.get("gpu_type", ""), re.I):
         fill(made, {"nodes": own.group(1)})
     if both := re.match(r"\d+ nodes?,? *(?:[x\u00d7*]|of|with) *(\d+)", made.get("gpu_type", ""), re.I):
@@ -88,14 +105,6 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     if nodes and not made.get("gpu_count"):
         per = count_of("per_node", each) if each else USUAL_NODE
         made["gpu_count"] = str(count_of("nodes", nodes) * per)
-    made = _sequence_degree(made)
-    made = with_hybrid(made, product_of(made, ("tp", "pp", "cp")))
-    if not made.get("gpu_count") and made.get("dp"):
-        made["gpu_count"] = str(product_of(made, ("tp", "pp", "dp", "cp")))
-    if year := made.pop("year", ""):
-        made["provenance"] = f"{made.get('provenance', '')} {year}".strip()
-    with_batch(made, headers)
-    return made
 
 
 def _sequence_degree(row: dict[str, str]) -> dict[str, str]:

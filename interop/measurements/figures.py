@@ -59,12 +59,8 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
     if middle := _middle(cell):
         row = {**row, READ_AS: f"{header} {cell!r}: the middle of it"}
         cell = middle
-    if figure is None and is_memory(header) and "%" in cell:
-        figure = figure_named(f"{header} (%)")
-    elif figure is None and is_memory(header) and (plain := number(cell)):
-        unit = "MiB" if plain > _MOST_GIB else "GiB"
-        figure = figure_named(f"memory ({unit})")
-        row = {**row, READ_AS: f"{header} {cell!r}: unit not stated, {unit}"}
+    if figure is None and is_memory(header):
+        row, figure = _memory_figure(row, header, cell)
     cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-|\(\d[\d.]* ?%\)).*$", "", cell)  # its spread, or its share
     if figure is not None and _LOGGED.search(header) and "torchtitan" in row.get("source", "").lower():
         figure = dataclasses.replace(figure, of_all=False)  # of a device, as torchtitan's logs have it
@@ -96,6 +92,16 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
     if figure.hardware:
         made["notes"] = f"{made.get('notes', '')}; hardware FLOPs".strip("; ")
     return _of_one_device(made, header, value, figure)
+
+
+def _memory_figure(row: Mapping[str, str], header: str, cell: str) -> tuple[Mapping[str, str], Figure | None]:
+    """The row and the figure of a cell of memory whose header states no unit."""
+    if "%" in cell:
+        return row, figure_named(f"{header} (%)")
+    if not (plain := number(cell)):
+        return row, None
+    unit = "MiB" if plain > _MOST_GIB else "GiB"
+    return {**row, READ_AS: f"{header} {cell!r}: unit not stated, {unit}"}, figure_named(f"memory ({unit})")
 
 
 _MOST_GIB = 1024

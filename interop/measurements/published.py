@@ -38,8 +38,10 @@ def _mixture(num: int, top_k: int, ffn: int, shared: int = 0, dense: int = 0) ->
     return Experts(num_experts=num, top_k=top_k, ffn=ffn, num_shared=shared, num_dense_layers=dense)
 
 
-def _tied(*sizes: int) -> Sizes:
-    return Sizes(*sizes)._replace(tied=True)
+def _tied(
+    layers: int, hidden: int, heads: int, kv_heads: int = 0, ffn: int = 0, vocab: int = 0, head_dim: int = 0
+) -> Sizes:
+    return Sizes(layers, hidden, heads, kv_heads, ffn, vocab, head_dim, tied=True)
 
 
 _DEEPSEEK = {"kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}

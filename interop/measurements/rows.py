@@ -73,6 +73,14 @@ def case_of(row: Mapping[str, str], number: int, stack: str | None = None) -> Ca
 
 
 @lru_cache(maxsize=4096)
+def _published_settings(model: TransformerConfig) -> dict[str, Any]:
+    """Settings in which a published model differs from its family: an output that shares the embedding, wider heads."""
+    settings: dict[str, Any] = {"tied": True} if model.tied else {}
+    if model.head_dim not in (None, model.hidden / model.num_heads):
+        settings["head_dim"] = model.head_dim
+    return settings
+
+
 def _num_parameters(config: TransformerConfig) -> int:
     return config.num_parameters
 
@@ -175,11 +183,7 @@ class _Reading(Mixtures):
         vocab = self.vocab(known.vocab if known else family.vocab, stack)
         self.assumed.append(reason)
         dropout = 0.1 if family.dropout and stack in ("megatron-2022", "zero-bubble") else 0.0
-        settings = self.block_settings(family)
-        if same is not None and same.tied:
-            settings["tied"] = True
-        if same is not None and same.head_dim not in (None, same.hidden / same.num_heads):
-            settings["head_dim"] = same.head_dim
+        settings = self.block_settings(family) | ({} if same is None else _published_settings(same))
         if dropout:
             self.assumed.append("dropout and attention dropout of 0.1, Megatron-LM's defaults")
         config = TransformerConfig(

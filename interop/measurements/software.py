@@ -142,13 +142,18 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     if cells.count("cp", 1) > 1 and stacks[0].startswith("torch") and not dated[0].startswith("torchtitan-2024"):
         dated.append("torchtitan-2024-compile")  # whose samples are split unevenly
     result = tuple(dict.fromkeys(product for name in dated for product in _with_products(cells, name, device)))
-    if found.name:
-        cells.assumed.append(f"{found.name} taken as {result[0]}")
-    if not named:
-        cells.assumed.append(f"software not named: {result[0]}")
-    if result[0].startswith("torch-2024"):
-        cells.assumed.append("torch's parts of 2024: its source is published, of 2025 or before by its words")
+    _note_software(cells, found.name, result[0], is_named=named)
     return result
+
+
+def _note_software(cells: Cells, name: str, stack: str, *, is_named: bool) -> None:
+    """Note the stack by which the software of a row is predicted, where the row does not name it itself."""
+    if name:
+        cells.assumed.append(f"{name} taken as {stack}")
+    if not is_named:
+        cells.assumed.append(f"software not named: {stack}")
+    if stack.startswith("torch-2024"):
+        cells.assumed.append("torch's parts of 2024: its source is published, of 2025 or before by its words")
 
 
 def _is_compiled(cells: Cells, words: str) -> bool:

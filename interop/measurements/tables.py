@@ -73,7 +73,7 @@ def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:
     """
     name = os.fspath(path)
     text = read_text(path, "the table")
-    lacking: list[TwofoldError] = []
+    incomplete: list[TwofoldError] = []
     num_rows = 0
     try:
         for grid in grids_of(text, lambda header: bool(column_named(header) or figure_named(header))):
@@ -82,15 +82,15 @@ def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:
                     num_rows = int(row[ROW])
                     yield row
             except TwofoldError as error:
-                lacking.append(error)
+                incomplete.append(error)
     except csv.Error as error:
         raise TwofoldError(f"cannot read the table {name!r}: {error}") from None
-    if lacking and not num_rows:
-        raise lacking[0]
-    for error in lacking:
-        if "no column model (" in str(error):  # it has figures
+    if incomplete and not num_rows:
+        raise incomplete[0]
+    for reason in map(str, incomplete):
+        if "no column model (" in reason:  # it has figures
             num_rows += 1
-            yield {ROW: str(num_rows), BAD_COLUMN: "model", BAD_VALUE: "", BAD_REASON: str(error)}
+            yield {ROW: str(num_rows), BAD_COLUMN: "model", BAD_VALUE: "", BAD_REASON: reason}
 
 
 def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
@@ -194,11 +194,6 @@ def _variants(row: Sequence[str], places: Collection[int]) -> Iterator[Sequence[
     """
     pairs = {place: [part for part in found.groups() if part is not None]
              for place, cell in enumerate(row) if (found := _PAIR.fullmatch(cell))}  # fmt: skip
-    stated = [place for place in places if row[place].lower() not in _NOTHING]
-    several = stated and all(
-        place in pairs and all(number(part) is not None and "%" not in part for part in pairs[place])
-        for place in stated
-    )  # fmt: skip
     labels = {found[2]: found[4] for cell in row if (found := _LABELLED.fullmatch(cell))}
     if len(labels) == 1 and None not in map(precision_named, (*labels, *labels.values())):
         for which in (1, 3):  # "2 (FP8-CS) / 1 (FP8-MX)"
@@ -206,11 +201,22 @@ def _variants(row: Sequence[str], places: Collection[int]) -> Iterator[Sequence[
                 f"{found[which]} ({found[which + 1]})" if place in places and found else found[which] if found else cell
                 for place, cell in enumerate(row) for found in [_LABELLED.fullmatch(cell)]
             ]  # fmt: skip
-    elif several and any(place not in places and _differs(row[place], pairs[place]) for place in pairs):
+    elif _are_pairs(row, places, pairs) and any(
+        place not in places and _differs(row[place], pairs[place]) for place in pairs
+    ):
         for which in (0, 1):
             yield [pairs[place][which] if place in pairs else cell for place, cell in enumerate(row)]
     else:
         yield row
+
+
+def _are_pairs(row: Sequence[str], places: Collection[int], pairs: Mapping[int, Sequence[str]]) -> bool:
+    """Whether every figure of a row is a pair of numbers."""
+    stated = [place for place in places if row[place].lower() not in _NOTHING]
+    return bool(stated) and all(
+        place in pairs and all(number(part) is not None and "%" not in part for part in pairs[place])
+        for place in stated
+    )  # fmt: skip
 
 
 def _differs(cell: str, pair: Sequence[str]) -> bool:
