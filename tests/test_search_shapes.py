@@ -15,7 +15,7 @@ from plans.model.mlp import mlp_graph
 from plans.model.transformer import transformer, transformer_config
 from plans.optimizer import Optimizer
 from plans.plan import Strategy, plan_from_json, plan_to_json
-from search import search
+from search import search, uniform_plan
 from search.operators.plan_search import PlanSearch
 from search.operators.shape_costs import ShapeCosts
 from search.physics import physics_s
@@ -96,6 +96,15 @@ def test_the_time_limit_gives_the_best_so_far(machine: Machine, num_stages: int 
     graph = mlp_graph([784, 512, 512, 10], 32)
     found = search(graph, machine, num_stages=num_stages, num_micro_batches=None, time_limit_s=1e-6)
     assert not found.complete and found.plans and "the best plan so far" in found.summary()
+
+
+def test_without_time_a_plan_is_no_slower_than_data_parallelism(machine: Machine) -> None:
+    """Of one shape too. Activations are so many that splitting weights, which an additive cost may prefer, is slow."""
+    graph = mlp_graph([64, 64, 64, 64, 10], 4096)
+    spread_s = simulate(uniform_plan(graph, machine, dp=machine.num_devices), machine).step_interval_s
+    found = search(graph, machine, time_limit_s=1e-6)
+    assert simulate(found.best, machine).step_interval_s <= spread_s
+    assert spread_s in {simulate(plan, machine).step_interval_s for plan in found.plans}
 
 
 def test_no_shape_is_priced_any_more_when_time_is_over(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,19 +238,22 @@ class PlanSearch:
         return option[0] == 1 and option[2] == (self.num_devices,)
 
     def _neighbours(self, shape: PipelineShape) -> None:
-        """Simulate the best answers of all stages of a shape, and their nearest neighbours."""
+        """Simulate data parallelism in a shape, the best answers of all its stages, and their nearest neighbours.
+
+        Data parallelism is first and the best answers follow even if time is up, so that the fastest of these is found.
+        """
+        if not self.pinned:
+            self._simulated(self._spread(shape))
         answers = self._answers(shape, NUM_NEIGHBOURS)
         for number, (stage, found) in enumerate(zip(shape.names, answers, strict=True)):
             self.say(
                 f"stage {number}: {len(stage)} operators on {shape.widths[number]} devices, additive cost "
                 f"{Seconds(found[0].cost_s)}"
             )
-        for pick in _picks([len(found) for found in answers]):
-            if self._tried and self.is_over():
+        for number, pick in enumerate(_picks([len(found) for found in answers])):
+            if number and self.is_over():
                 break
             self._simulated(self._plan(shape, [found[at] for found, at in zip(answers, pick, strict=True)]))
-        if not self.is_over() and not self.pinned:
-            self._simulated(self._spread(shape))
         fitting = self._fitting()
         for plan in alike_plans(min(fitting, key=_rank), self.pinned) if fitting else ():
             if self.is_over():
