@@ -436,6 +436,10 @@ REFUSED = {
     "samples chosen by the data": (
         mean_to(lambda m, x: m.fc(x)[(x[:, 0] > 0).long()]), "it combines samples of a batch"
     ),
+    "halves of a batch": (
+        lambda m, x, label: functional.mse_loss(m.fc(x)[::2], m.fc(x)[1::2]) + functional.mse_loss(m.fc(x), label),
+        "without elements, .* separate inputs",
+    ),
     "rows of a packed sequence": (
         mean_to(lambda m, x: nn.utils.rnn.pack_padded_sequence(x, [1], True).data), "unpack it with pad_packed_sequence"
     ),

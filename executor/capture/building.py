@@ -62,6 +62,11 @@ class Building(Places):
         if shape is None or dtype is None:
             own_shape, own_dtype = self.shape_dtype(node)
             shape, dtype = own_shape if shape is None else shape, dtype or own_dtype
+        if 0 in shape:
+            raise self.refused(
+                node, f"it makes a tensor without elements, {shape}, of a small batch; give the parts of a batch that "
+                f"are compared as separate inputs"
+            )  # fmt: skip
         path = self.path(node)
         name = self._unique(f"{path}.{kind}" if path else kind)
         output = f"{name}.out"
