@@ -187,6 +187,22 @@ FORMS = {
         r"\end{tabular}\end{table}",
         [{"precision": "fp8 block-wise", "schedule": "dualpipe", "value": str(2.1e6 / 2048)}],
     ),
+    "caption.html": (
+        "<h3>Runs of March</h3><table><caption>Megatron-LM on Ascend <b>910B3</b>, BF16</caption><tr><th>model<th>n_gpu"
+        "<th>TP<th>mbs<th>GBS<th>seq<th>tokens/s/NPU</tr><tr><td>LLaMA2-7B<td>8<td>1<td>1<td>64<td>4096<td>3300</table>",
+        [{"gpu_type": "910B3", "precision": "bf16", "gpu_count": "8"}],
+    ),
+    # numbers of devices beside sizes, recomputation as a setting
+    "counts.md": (
+        "Megatron-LM, A100-80GB, seq 2048, batch 512\n\n| Params | TP | PP | mbs | TFLOP/s/GPU |\n|--|--|--|--|--|\n"
+        "| 18.4B (128 GPUs) | 8 | 2 | 4 | 143 |\n",
+        [{"gpu_count": "128", "global_batch": "512"}],
+    ),
+    "settings.csv": (
+        'config,gbs,seq,tok/s\n"Llama-3.1-8B, 8xH100, FSDP2, bf16, AC=full",64,8192,56000\n'
+        '"Llama-3.1-8B, 8xH100, FSDP2, bf16, recompute: none",64,8192,65000\n',
+        [{"recompute": "full", "gpu_count": "8"}, {"recompute": "none"}],
+    ),
     # a caption below columns of spaces
     "below.txt": (
         "model   gpus  tp  mbs  gas  seq   s/step\nours 7B  8     2   2    16   4096  11.2\n\n"

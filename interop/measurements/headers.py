@@ -98,7 +98,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "gpu_type": ("gpu", "device", "accelerator", "hardware", "gputype", "chip", "npu", "devicetype", "gpumodel",
                  "acceleratortype", "instance", "instancetype", "hw", "platform", "machine", "processor",
                  "hardwaretype", "硬件", "acceleratorname", "gputypes"),
-    "gpu_count": ("gpus", "numgpus", "ngpus", "devices", "numdevices", "worldsize", "nodesxgpus", "numnpus",
+    "gpu_count": ("gpus", "numgpus", "ngpus", "ngpu", "devices", "numdevices", "worldsize", "nodesxgpus", "numnpus",
                   "npus", "accelerators", "numaccelerators", "gpucount", "numberofgpus", "chips", "cards",
                   "totalgpus", "devicenum", "ranksize", "numchips", "cluster", "clustersize", "ndevices", "ndev",
                   "scale", "scalegpus", "卡数", "集群", "qty", "quantity", "count", "n"),

@@ -97,6 +97,7 @@ class _Tables(HTMLParser):
         self._said: list[str] = []
         self._rows: list[list[str]] | None = None
         self._cell: list[str] | None = None
+        self._caption: list[str] | None = None
         self._span = (1, 1)
         self._below: dict[int, tuple[int, str]] = {}
 
@@ -105,6 +106,8 @@ class _Tables(HTMLParser):
             self._rows, self._below = [], {}
             self.tables.append((self._said[::-1], self._rows))
             self._said = []
+        elif tag == "caption":
+            self._caption = []
         elif tag == "tr" and self._rows is not None:
             self._end_cell()
             self._fill_spanned(to_end=True)
@@ -117,6 +120,9 @@ class _Tables(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag in ("td", "th"):
             self._end_cell()
+        elif tag == "caption" and self._caption is not None and self.tables:
+            self.tables[-1][0].insert(0, " ".join("".join(self._caption).split()))
+            self._caption = None
         elif tag == "table":
             self._end_cell()
             self._fill_spanned(to_end=True)
@@ -125,6 +131,8 @@ class _Tables(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._cell is not None:
             self._cell.append(data)
+        elif self._caption is not None:
+            self._caption.append(data)
         elif self._rows is None and data.strip():
             self._said.append(data.strip())
 

@@ -374,7 +374,8 @@ def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
     device, model = (told_by_titles((found.get(column, ""),), ()) for column in ("gpu_type", "model"))
     said = {name: cell for name, cell in device.items() if name in ("model", "precision")}
     several = len(re.split(r"[,;|]| / ", found.get("model", ""))) > 2  # "Llama-2-7B, 8x A100, FSDP"
-    said |= {name: cell for name, cell in model.items() if name == "precision" or (several and name != "family")}
+    beside = ("precision", "gpu_type", "gpu_count")  # "18.4B (128 GPUs)"
+    said |= {name: cell for name, cell in model.items() if name in beside or (several and name != "family")}
     if several and "model" in model:
         found = {**found, "model": model["model"]}
     words = [found.get(name, "") for name in ("notes", "layout", "source")]

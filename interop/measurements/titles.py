@@ -56,7 +56,9 @@ _SEQ = re.compile(
 )
 _RECOMPUTE = re.compile(
     r"\b((?:no|full|selective(?: op)?|without|with) (?:activation |gradient )?(?:recompute|recomputation|recomputing"
-    r"|checkpointing|ckpt|ac)|(?:activation|gradient) checkpointing|sac|(?<=\+ )ac)(?![a-z])",
+    r"|checkpointing|ckpt|ac)|(?:activation|gradient) checkpointing|sac|(?<=\+ )ac)(?![a-z])"
+    r"|\b(?:ac|(?:activation |gradient )?(?:recompute|recomputation|checkpointing|ckpt)) ?[=:] ?"
+    r"(full|selective(?: op)?|none|no|off|on)\b",
     re.I,
 )
 _NODES = re.compile(r"\b(\d+) (?:nodes?|servers?|hosts?) *(?:[x\u00d7*]|of|with) *(\d+)\b", re.I)
