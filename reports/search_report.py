@@ -189,12 +189,16 @@ def _alternatives(result: SearchResult[Candidate], reasons: Reasons | None) -> l
     tables = [_neighbours(result)] if result.alternatives else []
     if reasons is not None:
         remarks = {
-            layout_words(other.candidate.degrees): f"{other.change}: the step is {Seconds(other.extra_s)} longer"
+            layout_words(other.candidate.degrees): f"{other.change}: the step is {_longer(other.extra_s)}"
             for other in result.alternatives[::-1]
             if other.candidate is not None and other.extra_s is not None
         }
         tables.append(operators_table(reasons.operators, result.best.degrees, dict(reversed(remarks.items()))))
     return tables
+
+
+def _longer(extra_s: float) -> str:
+    return f"{Seconds(abs(extra_s))} {'longer' if extra_s >= 0 else 'shorter'}"
 
 
 def _neighbours(result: SearchResult[Candidate]) -> Table:
@@ -203,9 +207,9 @@ def _neighbours(result: SearchResult[Candidate]) -> Table:
 
     slower = [(other.extra_s, other) for other in result.alternatives if other.extra_s is not None]
     impossible = [other for other in result.alternatives if other.extra_s is None]
-    fastest = min(result.plans, key=lambda plan: plan.forecast.step_s)
+    step_s = result.best.forecast.step_s
     records: list[dict[str, Cell]] = [
-        {"change": other.change, "longer": Seconds(extra_s), "share": Change(extra_s / fastest.forecast.step_s),
+        {"change": other.change, "longer": Seconds(extra_s), "share": Change(extra_s / step_s),
          "why": other.reason}
         for extra_s, other in slower[:_NEIGHBOURS]
     ]  # fmt: skip
@@ -216,13 +220,11 @@ def _neighbours(result: SearchResult[Candidate]) -> Table:
         records.append({"change": "; ".join(names), "longer": None, "share": None, "why": reason})
     left = max(0, len(slower) - _NEIGHBOURS) + max(0, len(impossible) - _NEIGHBOURS)
     notes = [f"And {left} more."] if left else []
-    if num_faster := sum(extra_s < -EQUAL * fastest.forecast.step_s for extra_s, _ in slower):
+    if num_faster := sum(extra_s < -EQUAL * step_s for extra_s, _ in slower):
         notes.append(
             f"{num_faster} of these changes would be faster: the quick estimate of them is further off than the "
             "certificate assumes. Fix them by options and search again."
         )
-    if fastest is not result.best:
-        notes.append(f"Changes of plan {result.plans.index(fastest) + 1}, which has the shortest forecast.")
     return Table.of("Alternatives: one degree changed, layers redistributed", records, notes=notes)
 
 

@@ -16,7 +16,7 @@ from plans.shown import Shown
 from plans.units import Bytes, Seconds, Share
 from search.candidate import Candidate, describe
 
-__all__ = ["Alternative", "LazyAlternatives", "NothingFits", "Rejected", "SearchResult", "pareto_front"]
+__all__ = ["Alternative", "AlternativesTo", "NothingFits", "Rejected", "SearchResult", "pareto_front"]
 
 PlanT = TypeVar("PlanT", Plan, Candidate)
 T = TypeVar("T")
@@ -83,23 +83,20 @@ class Rejected:
     excess_bytes: int | None = None
 
 
-class LazyAlternatives(Sequence[Alternative]):
-    """Alternatives that are worked out when they are first read."""
+class AlternativesTo(Generic[PlanT]):
+    """Alternatives to a plan, worked out when they are first read.
 
-    def __init__(self, work_out: Callable[[], Sequence[Alternative]]) -> None:
-        self._work_out = work_out
-        self._all: Sequence[Alternative] | None = None
+    A search makes it; the plan is the first one after all have been ordered.
+    """
 
-    def _read(self) -> Sequence[Alternative]:
-        if self._all is None:
-            self._all = self._work_out()
-        return self._all
+    def __init__(self, work_out: Callable[[PlanT], Sequence[Alternative]]) -> None:
+        self._work_out: Callable[[PlanT], Sequence[Alternative]] = work_out
+        self._known: tuple[PlanT, Sequence[Alternative]] | None = None
 
-    def __len__(self) -> int:
-        return len(self._read())
-
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
-        return self._read()[index]
+    def __call__(self, plan: PlanT) -> Sequence[Alternative]:
+        if self._known is None or self._known[0] is not plan:
+            self._known = plan, self._work_out(plan)
+        return self._known[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -128,7 +125,7 @@ class SearchResult(Shown, Generic[PlanT]):
         num_evaluated: plans simulated, or configurations forecast.
         num_combinations: combinations of strategies that the exact search covers.
         num_nodes: nodes that branch and bound opened.
-        alternatives: changes of the best plan, and their costs.
+        alternatives_to: makes the `alternatives` to a plan; None if they were not asked for.
         rejected: what was not taken, and why.
         method: "search", or the name of a baseline.
         problem: the `search.devices.Problem` that was solved; None for a search over operators.
@@ -149,7 +146,7 @@ class SearchResult(Shown, Generic[PlanT]):
     num_evaluated: int = 0
     num_combinations: int = 0
     num_nodes: int = 0
-    alternatives: Sequence[Alternative] = ()
+    alternatives_to: Callable[[PlanT], Sequence[Alternative]] | None = None
     rejected: Sequence[Rejected] = ()
     method: str = "search"
     problem: Any = None
@@ -180,6 +177,11 @@ class SearchResult(Shown, Generic[PlanT]):
     def best(self) -> PlanT:
         """The first plan: the fastest, or the simplest of those that are equally fast."""
         return self.plans[0]
+
+    @property
+    def alternatives(self) -> Sequence[Alternative]:
+        """Changes of the best plan, and their costs."""
+        return () if self.alternatives_to is None else self.alternatives_to(self.best)
 
     @property
     def gap(self) -> float:

@@ -20,6 +20,7 @@ from search.devices.critical import critical_path_s
 from search.devices.explain import composition
 from search.devices.operators import OperatorCost, operator_costs
 from search.devices.reasons import explained
+from simulator.forecast import forecast
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.estimate import rates_of
 
@@ -193,9 +194,32 @@ def test_a_faster_neighbour_is_stated() -> None:
     faster = replace(found.alternatives[0], extra_s=-0.1 * found.best.forecast.step_s)
     notes = {
         title: [note for table in tables(known, 3) for note in table.notes if "would be faster" in note]
-        for title, known in (("as found", found), ("changed", replace(found, alternatives=(faster,))))
+        for title, known in (("as found", found), ("changed", replace(found, alternatives_to=lambda _: (faster,))))
     }
     assert notes["as found"] == [] and notes["changed"][0].startswith("1 of these changes would be faster")
+
+
+def test_alternatives_are_those_of_the_plan_that_is_listed_first() -> None:
+    """Every step has its own clock here, so that a forecast from scratch is an independent check."""
+    llama, machine = transformer_config("llama-3-8b", num_layers=2), Machine.load("h200-x8")
+    pins = Pins(cp=1, pp=1, recompute="none", schedule="1f1b")
+    asked = Problem(config=llama, machine=machine, num_devices=8, global_batch=16, pins=pins)
+    found = solve(asked, keep=2, explain=True)
+    for shown in (found, found.reordered(found.plans[::-1])):
+        best = shown.best.degrees
+        best_s = forecast(llama, best, machine).step_s
+        levels = {
+            each.change: each for each in shown.alternatives
+            if each.change.startswith("optimizer level") and each.candidate is not None
+        }  # fmt: skip
+        level = best.optimizer.parallel_level
+        assert set(levels) <= {f"optimizer level {level} -> {other}" for other in range(4)} and levels
+        for each in levels.values():
+            assert each.candidate is not None
+            other = each.candidate.degrees
+            assert (other.tp, other.dp, other.micro_batch) == (best.tp, best.dp, best.micro_batch)
+            assert each.extra_s == pytest.approx(forecast(llama, other, machine).step_s - best_s, abs=1e-12)
+    assert found.best.degrees != shown.best.degrees
 
 
 def test_steps_that_contention_shortens_are_forecast() -> None:

@@ -1,4 +1,4 @@
-"""Alternatives to the best configuration, and the changes under which something fits."""
+"""Alternatives to a configuration, and the changes under which something fits."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ from search.devices.space import (
 )
 from search.devices.stage_config import StageConfig
 from search.result import Alternative
+from simulator.engine.garbage import without_collection
+from simulator.forecast import forecast
 
-__all__ = ["Relaxation", "least_memory", "neighbours", "relaxations"]
+__all__ = ["Relaxation", "at_own_clock", "least_memory", "neighbours", "relaxations"]
 
 _LEAN = ("1f1b", "v_half", "v_min")
 """Schedules that keep the fewest activations."""
@@ -58,9 +60,21 @@ class Relaxation:
 # ------------------------------------------------------------------- neighbours
 
 
-def neighbours(branching: Branching, best: Candidate) -> tuple[Alternative, ...]:
-    """Alternatives to the best, with one degree changed: the smallest loss first, then the impossible ones."""
-    results = [_neighbour(branching, best, change, pins) for change, pins in _changes(branching.problem, best)]
+def at_own_clock(asked: Problem, degrees: Degrees) -> Candidate:
+    """A configuration with its forecast at the clock of its own step."""
+    return Candidate(degrees=degrees, forecast=forecast(asked.config, degrees, asked.machine, stack=asked.stack))
+
+
+@without_collection()
+def neighbours(branching: Branching, asked: Problem, best: Candidate) -> tuple[Alternative, ...]:
+    """Alternatives to a configuration, with one degree changed: the smallest loss first, then the impossible ones.
+
+    Args:
+        branching: the search, at one clock, that found the configuration.
+        asked: the same problem with the machine as it was given, where every step has its own clock.
+        best: the configuration, with its forecast on that machine.
+    """
+    results = [_neighbour(branching, asked, best, change, pins) for change, pins in _changes(branching.problem, best)]
     return tuple(sorted(results, key=lambda each: (each.extra_s is None, each.extra_s or 0.0, each.change)))
 
 
@@ -170,7 +184,7 @@ def _beside(now: int, values: tuple[int, ...]) -> list[int]:
     return smaller[-1:] + larger[:1]
 
 
-def _neighbour(branching: Branching, best: Candidate, change: str, pins: Pins) -> Alternative:
+def _neighbour(branching: Branching, asked: Problem, best: Candidate, change: str, pins: Pins) -> Alternative:
     try:
         part = branching.narrowed(pins, proves=False)
         part.run()
@@ -178,6 +192,8 @@ def _neighbour(branching: Branching, best: Candidate, change: str, pins: Pins) -
         return Alternative(subject="degrees", change=change, reason=str(error), extra_s=None)
     if part.candidates:
         found = part.candidates[0]
+        if asked.machine is not branching.problem.machine:
+            found = at_own_clock(asked, found.degrees)
         extra = found.forecast.step_s - best.forecast.step_s
         some = found.degrees.recompute_layers
         if some is not None and some != best.degrees.recompute_layers and "blocks" not in change:

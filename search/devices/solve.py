@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from costmodels.price.clock import at_usual_clock
 from plans.degrees import Degrees
@@ -13,13 +14,12 @@ from search.candidate import Candidate
 from search.devices.baselines import physical_bound_s, usual_candidates
 from search.devices.branch import Branching
 from search.devices.descent import descended
-from search.devices.explain import neighbours, relaxations
+from search.devices.explain import at_own_clock, neighbours, relaxations
 from search.devices.problem import Problem
 from search.devices.turns import Tried, turns
 from search.own_clock import with_own_clocks
-from search.result import NothingFits, SearchResult
+from search.result import AlternativesTo, NothingFits, SearchResult
 from simulator.engine.garbage import without_collection
-from simulator.forecast import forecast
 
 __all__ = ["solve"]
 
@@ -43,7 +43,7 @@ def solve(
         time_limit_s: after which the best so far is returned, with its gap. At half of it the baselines are forecast as
             well, and what a coordinate descent finds (`search.devices.descent`).
         keep: how many of the fastest are proven; more take longer.
-        explain: forecast the neighbours of the best.
+        explain: forecast the neighbours of the best plan when they are first read.
         on_better: called with every new best, its forecast at its own clock.
 
     Raises:
@@ -65,7 +65,7 @@ def solve(
 
     def better(found: Candidate) -> None:
         if on_better is not None:
-            on_better(found if problem.machine is asked.machine else _at_own_clock(asked, found.degrees))
+            on_better(found if problem.machine is asked.machine else at_own_clock(asked, found.degrees))
 
     branching = Branching(problem=problem, keep=keep, on_better=better, deadline_s=deadline_s)
     if not problem.pins.given:  # a search that ends early is no worse than what one would do without it
@@ -93,16 +93,11 @@ def solve(
         search_s=time.monotonic() - began,
         num_evaluated=branching.num_forecasts + len(tried.candidates),
         num_nodes=branching.num_opened, rejected=(*branching.rejected, *tried.rejected),
-        alternatives=neighbours(branching, plans[0]) if explain else (),
+        alternatives_to=AlternativesTo(partial(neighbours, branching, asked)) if explain else None,
     )  # fmt: skip
     if problem.machine is asked.machine:
         return found
     return _at_own_clocks(found, asked, [] if problem.pins.takes_turns else branching.near(_CLOCKS))
-
-
-def _at_own_clock(asked: Problem, degrees: Degrees) -> Candidate:
-    """A configuration with its forecast at the clock of its own step."""
-    return Candidate(degrees=degrees, forecast=forecast(asked.config, degrees, asked.machine, stack=asked.stack))
 
 
 def _at_own_clocks(
@@ -118,7 +113,7 @@ def _at_own_clocks(
     listed = {plan.degrees: plan.forecast.step_s for plan in found.plans}
     before = listed | {degrees: step_s for degrees, step_s in near if degrees not in listed}
     own = [
-        plan for plan in (_at_own_clock(asked, degrees) for degrees in before)
+        plan for plan in (at_own_clock(asked, degrees) for degrees in before)
         if plan.degrees in listed or plan.forecast.peak_bytes <= asked.limit_bytes
     ]  # fmt: skip
     shares = [plan.forecast.step_s / before[plan.degrees] for plan in own]

@@ -26,7 +26,7 @@ from search.operators.shapes import Option, PipelineShape, ShapeSpace, ranks_of
 from search.operators.stage import StageAnswer, StageSearch
 from search.operators.ways import LEVELS, Ways, at_level
 from search.physics import physics_s
-from search.result import Alternative, LazyAlternatives, Rejected, SearchResult
+from search.result import Alternative, AlternativesTo, Rejected, SearchResult
 
 __all__ = ["PlanSearch", "describe_strategy"]
 
@@ -147,7 +147,7 @@ class PlanSearch:
             num_evaluated=len(self._tried),
             strategies_gap=self._strategies_gap(best, asked[0]),
             num_combinations=sum(stage.num_combinations for stage in self._stages.values()),
-            alternatives=LazyAlternatives(lambda: self._alternatives(best)),
+            alternatives_to=AlternativesTo(self._alternatives),
             rejected=self.rejected,
         )
 
