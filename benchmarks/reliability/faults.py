@@ -228,10 +228,20 @@ def _prepared(folder: Path, fault: Fault, rank: int, step: int) -> Path:
 
 def _on_two_nodes(job: Path) -> list[subprocess.Popen[bytes]]:
     """The job on two nodes of this host."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    words = ["--nodes", "2", "--port", str(port), "--node"]
+    words = ["--nodes", "2", "--port", str(_free_ports()), "--node"]
     return [started(job, more=[*words, "0"]), started(job, more=[*words, "1"], said="said by the other node")]
+
+
+def _free_ports() -> int:
+    """A free port whose successor is free too: one for torchrun and one for the nodes."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port: int = first.getsockname()[1]
+            try:
+                socket.create_server(("127.0.0.1", port + 1)).close()
+            except (OSError, OverflowError):
+                continue
+            return port
 
 
 def _signalled(job: Path, runs: Sequence[subprocess.Popen[bytes]], fault: Fault, rank: int, step: int) -> None:
