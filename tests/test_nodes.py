@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -273,6 +274,33 @@ def test_two_nodes_verify_a_plan_against_one_process(tmp_path, port):
     assert first["passed"] is True and second == {"node": 1}
     weights = [np.load(tmp_path / node / "out" / "rank.1.npz") for node in "01"]
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0].files)
+
+
+def perceptron():
+    """The module of `two_ranks`, and a batch for it."""
+    import torch
+
+    return torch.nn.Sequential(OrderedDict(layer1=torch.nn.Linear(6, 4))), (torch.randn(8, 6), torch.randn(8, 4))
+
+
+@pytest.mark.parametrize(("wrong", "command", "also", "reason"), [
+    (1, ["run", "plan.json"], ["--model", "absent.py:build"], "absent.py"),
+    (1, ["run", "train.py", "--devices", "2"], [], "train.py"),
+    (0, ["verify", "plan.json", "--model", f"{__file__}:perceptron", "--machine", "absent"],
+     ["--machine", "h200-x8"], "absent"),
+    (1, ["calibrate", "--devices", "2", "--device", "cpu"], ["--base", "h200"], "base is for accelerators"),
+], ids=lambda value: value[0] if isinstance(value, list) and value else None)  # fmt: skip
+def test_an_error_of_one_node_ends_the_command_on_both(tmp_path, port, wrong, command, also, reason):
+    """The other node would wait for it for five minutes."""
+    for node in "01":
+        (tmp_path / node).mkdir()
+        save_plan(two_ranks(), tmp_path / node / "plan.json")
+    (tmp_path / "0" / "train.py").touch()
+    runs = started(tmp_path, port, command, also=also)
+    errors = [run.communicate(timeout=60)[1] for run in runs]
+    assert [run.returncode for run in runs] == [2, 2], errors
+    own = errors[wrong].removeprefix("error: ")
+    assert reason in own and errors[1 - wrong].endswith(f"error: on node {wrong}: {own}")
 
 
 def calibrated_briefly(*words):

@@ -17,7 +17,7 @@ import msgspec
 
 from costmodels import Machine
 from costmodels.machine.catalogue import Device, device_names, load_device
-from executor.launch.nodes import ONE_NODE, Nodes
+from executor.launch.nodes import ONE_NODE, Nodes, refusing
 from executor.launch.temporary import temporary_folder
 from plans.errors import TwofoldError
 from plans.plan import save_plan
@@ -116,9 +116,10 @@ def calibrate_accelerators(
         TwofoldError: no device, or one that is not in the catalogue (before anything is measured), too few points to
             fit; `executor.launch.launch.RankFailed` when a rank fails. Measured points are kept.
     """
-    if request.num_ranks < 1:
-        raise TwofoldError(f"cannot measure {request.num_ranks} devices; give at least 1")
-    origin = base_device(device.name, device.memory_bytes()[1], base)
+    with refusing(request.nodes):
+        if request.num_ranks < 1:
+            raise TwofoldError(f"cannot measure {request.num_ranks} devices; give at least 1")
+        origin = base_device(device.name, device.memory_bytes()[1], base)
     with temporary_folder() as temporary:
         folder = Path(temporary)
         points = folder / "points.jsonl" if request.nodes.node_rank else points

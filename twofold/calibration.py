@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from costmodels import Machine, price
-from executor.launch.nodes import ONE_NODE, Nodes
+from executor.launch.nodes import ONE_NODE, Nodes, refusing
 from executor.launch.run_plan import RunResult, read_result
 from executor.launch.temporary import temporary_folder
 from plans.errors import TwofoldError
@@ -122,21 +122,22 @@ def calibrate(
     """
     from executor.device import num_accelerators, pick_device
 
-    if minutes is not None and not 0 < minutes < math.inf:
-        raise TwofoldError(f"--minutes must be positive, not {minutes:g}; omit it for the usual time")
-    if nodes.node_rank:
-        out = points = None
-    for file in (out, points):
-        if file is not None:
-            check_writable(file, replaces=file is out)
-    own = pick_device(device)
-    if base is not None and not own.is_async:
-        raise TwofoldError("base is for accelerators; the peaks of a CPU are measured")
-    beside = Path(out).with_suffix(".points.jsonl") if out is not None else None
-    if own.is_async and beside is None:
-        beside = Path("calibration.points.jsonl")
-    kept = Path(points) if points is not None else beside
-    usual_ranks = num_accelerators() if own.is_async else CPU_RANKS
+    with refusing(nodes):
+        if minutes is not None and not 0 < minutes < math.inf:
+            raise TwofoldError(f"--minutes must be positive, not {minutes:g}; omit it for the usual time")
+        if nodes.node_rank:
+            out = points = None
+        for file in (out, points):
+            if file is not None:
+                check_writable(file, replaces=file is out)
+        own = pick_device(device)
+        if base is not None and not own.is_async:
+            raise TwofoldError("base is for accelerators; the peaks of a CPU are measured")
+        beside = Path(out).with_suffix(".points.jsonl") if out is not None else None
+        if own.is_async and beside is None:
+            beside = Path("calibration.points.jsonl")
+        kept = Path(points) if points is not None else beside
+        usual_ranks = num_accelerators() if own.is_async else CPU_RANKS
     request = CalibrationRequest(
         num_ranks=usual_ranks * nodes.num_nodes if num_ranks is None else num_ranks, points=kept, name=name, out=out,
         minutes=minutes, quick=quick, log_dir=log_dir, timeout_s=timeout_s, nodes=nodes, say=on_progress or ignore,
@@ -148,7 +149,8 @@ def calibrate(
             return calibrate_cpu(request)
         assert kept is not None
         if not nodes.node_rank:
-            _check_points(kept, {"device": own.kind})
+            with refusing(nodes):
+                _check_points(kept, {"device": own.kind})
         result = calibrate_accelerators(request, kept, own, base=base)
     if result is None:
         return None
@@ -170,18 +172,19 @@ def calibrate_cpu(request: CalibrationRequest) -> CalibrationResult | None:
         TwofoldError: fewer than 2 ranks, points of another machine; `RankFailed` when a rank
             fails, `RunTimedOut` when time is up. Measured points are kept.
     """
-    if request.num_ranks < 2:
-        raise TwofoldError(f"calibration needs at least 2 ranks, not {request.num_ranks}")
     from executor.calibrate.cpu import environment
 
     points = request.points
-    plans = probe_plans(request.num_ranks, Machine.load("h200-x8"))
     with temporary_folder() as temporary:
         is_joined = "RANK" in os.environ
         here = os.environ.get("GROUP_RANK", "0")
         folder = Path(f"{points}.node{here}") if is_joined and points is not None else Path(temporary)
         log = folder / "points.jsonl" if points is None else points.absolute()
-        _check_points(log, environment() | {"device": "cpu"})
+        with refusing(request.nodes):
+            if request.num_ranks < 2:
+                raise TwofoldError(f"calibration needs at least 2 ranks, not {request.num_ranks}")
+            plans = probe_plans(request.num_ranks, Machine.load("h200-x8"))
+            _check_points(log, environment() | {"device": "cpu"})
         probes = [folder / f"probe{number}" for number in range(len(plans))]
         _measure_and_probe(request, log, dict(zip(probes, plans, strict=True)), folder)
         if request.nodes.node_rank or (is_joined and os.environ["LOCAL_RANK"] != "0"):
@@ -204,13 +207,14 @@ def _measure_and_probe(request: CalibrationRequest, log: Path, probes: Mapping[P
     from executor.launch.job import Job, Task, save_job
 
     steps = PROBE_STEPS if request.quick else MORE_PROBE_STEPS
-    tasks = [
-        Task(plan=str(save_plan(plan, probe / "plan.json")), out=str(probe), steps=steps, count=False)
-        for probe, plan in probes.items()
-    ]
     measure_s = QUICK_S if request.quick else 60.0 * (MINUTES if request.minutes is None else request.minutes)
-    job = Job(tasks=tuple(tasks), measure=str(log), measure_s=measure_s, thorough=not request.quick, device="cpu")
-    path = save_job(job, folder / "job.json")
+    with refusing(request.nodes):
+        tasks = [
+            Task(plan=str(save_plan(plan, probe / "plan.json")), out=str(probe), steps=steps, count=False)
+            for probe, plan in probes.items()
+        ]
+        job = Job(tasks=tuple(tasks), measure=str(log), measure_s=measure_s, thorough=not request.quick, device="cpu")
+        path = save_job(job, folder / "job.json")
     if "RANK" in os.environ:
         from executor.launch.job_main import main
 

@@ -10,7 +10,7 @@ import msgspec
 
 from costmodels import Machine
 from executor.launch.elastic import check_elastic, devices_left
-from executor.launch.nodes import ONE_NODE, Nodes
+from executor.launch.nodes import ONE_NODE, Nodes, refusing
 from plans.plan import Plan, load_plan, save_plan
 from search import search
 
@@ -45,7 +45,9 @@ def train(
     """
     from executor.launch import train_job
 
-    return train_job.train(_with_searched_plans(job, nodes), resume=resume, on_line=on_line, nodes=nodes)
+    with refusing(nodes):
+        job = _with_searched_plans(job, nodes)
+    return train_job.train(job, resume=resume, on_line=on_line, nodes=nodes)
 
 
 def plan_for_fewer(plan: Plan, machine: Machine, num_devices: int) -> Plan:

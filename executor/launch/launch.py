@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, Protocol
 
-from executor.launch.nodes import LOOPBACK, ONE_NODE, NodeConnections, Nodes
+from executor.launch.nodes import LOOPBACK, ONE_NODE, NodeConnections, Nodes, refusing
 from executor.launch.rank_failures import NUM_LOG_LINES, RunFailed, Weight, first_failure, timed_out
 from executor.launch.rank_logs import JobFolder, LineReader, fresh_folders, tail
 from executor.launch.stalls import StallWatch
@@ -118,9 +118,10 @@ def launch(
     'log_output/1/rank.7/stdout'
     """
     start_s = time.monotonic()
-    kind, name = _target(target)
-    if timeout_s is not None and not timeout_s > 0:
-        raise TwofoldError(f"timeout_s must be above 0, or None for no limit, not {timeout_s:g}")
+    with refusing(nodes) if isinstance(nodes, Nodes) else contextlib.nullcontext():
+        kind, name = _target(target)
+        if timeout_s is not None and not timeout_s > 0:
+            raise TwofoldError(f"timeout_s must be above 0, or None for no limit, not {timeout_s:g}")
     job, error = JobFolder(log_dir=Path(log_dir)), None
     with contextlib.closing(meet(nodes, num_ranks) if isinstance(nodes, Nodes) else nodes) as others:
         here = others.nodes
@@ -342,7 +343,8 @@ def meet(nodes: Nodes, num_ranks: int) -> NodeConnections:
     Raises:
         TwofoldError: ranks that the nodes do not share evenly, a node that does not join, or that starts another job.
     """
-    _local_ranks(num_ranks, nodes)
+    with refusing(nodes):
+        _local_ranks(num_ranks, nodes)
     if nodes.num_nodes > 1 and nodes.port is None:
         raise TwofoldError(
             f"num_nodes is {nodes.num_nodes}: state the port that node 0 ({nodes.master_addr}) listens on"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from costmodels import Machine, price
-from executor.launch.nodes import ONE_NODE, Nodes
+from executor.launch.nodes import ONE_NODE, Nodes, refusing
 from executor.launch.temporary import temporary_folder
 from plans.errors import TwofoldError, whole_number
 from plans.figures import figures_of
@@ -142,32 +142,34 @@ def run(
     from executor.launch.launch import Follow, launch
     from executor.train.models import check_model
 
-    whole_number("steps", steps)
-    whole_number("record_steps", record_steps)
-    whole_number("profile_steps", profile_steps, least=0)
-    whole_number("seed", seed, least=0)
-    if dilate is not None and emulate is None:
-        raise TwofoldError("dilate stretches emulated times: add emulate (--emulate MACHINE), or omit dilate")
-    if dilate is not None and not 0 < dilate < math.inf:
-        raise TwofoldError(f"dilate must be a finite number above 0, not {dilate:g}")
-    if profile_steps and out is None:
-        raise TwofoldError("a profile needs a folder for its traces: give out (--out FOLDER)")
-    if execution is not None:
-        plan = msgspec.structs.replace(plan, execution=execution)
-    if model:
-        check_model(model, plan.graph)
-    emulation = None
-    if emulate is not None:
-        dilate = dilation(plan, Machine.load(emulate)) if dilate is None else dilate
-        emulation = Emulate(machine=emulate, dilate=dilate)
+    with refusing(nodes):
+        whole_number("steps", steps)
+        whole_number("record_steps", record_steps)
+        whole_number("profile_steps", profile_steps, least=0)
+        whole_number("seed", seed, least=0)
+        if dilate is not None and emulate is None:
+            raise TwofoldError("dilate stretches emulated times: add emulate (--emulate MACHINE), or omit dilate")
+        if dilate is not None and not 0 < dilate < math.inf:
+            raise TwofoldError(f"dilate must be a finite number above 0, not {dilate:g}")
+        if profile_steps and out is None:
+            raise TwofoldError("a profile needs a folder for its traces: give out (--out FOLDER)")
+        if execution is not None:
+            plan = msgspec.structs.replace(plan, execution=execution)
+        if model:
+            check_model(model, plan.graph)
+        emulation = None
+        if emulate is not None:
+            dilate = dilation(plan, Machine.load(emulate)) if dilate is None else dilate
+            emulation = Emulate(machine=emulate, dilate=dilate)
     with temporary_folder() as temporary:
         folder = Path(temporary if out is None else out)
-        task = Task(
-            plan=str(save_plan(plan, folder / "plan.json")), out=str(folder), steps=steps, model=model,
-            data=_checked_data(plan, data, steps, seed, folder), seed=seed, record_steps=record_steps,
-            print_every=print_every, emulate=emulation, profile_steps=profile_steps,
-        )  # fmt: skip
-        job = save_job(Job(tasks=(task,), device=device), folder / "job.json")
+        with refusing(nodes):
+            task = Task(
+                plan=str(save_plan(plan, folder / "plan.json")), out=str(folder), steps=steps, model=model,
+                data=_checked_data(plan, data, steps, seed, folder), seed=seed, record_steps=record_steps,
+                print_every=print_every, emulate=emulation, profile_steps=profile_steps,
+            )  # fmt: skip
+            job = save_job(Job(tasks=(task,), device=device), folder / "job.json")
         facts = {"plan": plan_digest(plan), "steps": str(steps), "seed": str(seed)}
         ended = launch(
             "executor.launch.job_main:main", num_ranks=plan.num_ranks, args=[str(job)], log_dir=log_dir,

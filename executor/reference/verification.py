@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from executor.launch.nodes import ONE_NODE, refusing
 from executor.launch.run_plan import RunResult, run
 from executor.reference.check import Check
 from plans.errors import TwofoldError
@@ -240,12 +241,13 @@ def verify(
     >>> verification.loss_max_rel_diff  # doctest: +SKIP
     1.2e-07
     """
-    _check_model(model)
-    if plan.step_check is not None:
-        raise TwofoldError(
-            "verify does not support skipped steps, and this plan has loss_scale or spike; "
-            "verify a plan without step_check"
-        )
+    with refusing(options.get("nodes", ONE_NODE)):
+        _check_model(model)
+        if plan.step_check is not None:
+            raise TwofoldError(
+                "verify does not support skipped steps, and this plan has loss_scale or spike; "
+                "verify a plan without step_check"
+            )
     if not isinstance(data, str):  # read once, for the ranks and for the one process
         data = list(itertools.islice(data, steps))
     result = run(plan, steps=steps, data=data, model=model, seed=seed, **options)

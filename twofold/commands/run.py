@@ -47,11 +47,13 @@ class Run:
 
     def _script(self, console: Console) -> tuple[dict[str, Any], bool]:
         from executor.launch.launch import Follow, launch
+        from executor.launch.nodes import refusing
 
-        if self.launch.execution is not None or self.launch.profile or not self.launch.fused:
-            raise TwofoldError(
-                "--execution, --profile and --no-fused are for plans; in a script use Model(execution='eager')"
-            )
+        with refusing(self.place.stated):
+            if self.launch.execution is not None or self.launch.profile or not self.launch.fused:
+                raise TwofoldError(
+                    "--execution, --profile and --no-fused are for plans; in a script use Model(execution='eager')"
+                )
         log_dir, devices = self.launch.log_dir, 8 if self.devices is None else self.devices
         with console.doing(f"running {self.target}"):
             ended = launch(
@@ -64,6 +66,7 @@ class Run:
         return {"elapsed_s": ended.elapsed_s, "devices": devices}, True
 
     def _plan(self, console: Console) -> tuple[dict[str, Any], bool]:
+        from executor.launch.nodes import refusing
         from executor.launch.run_plan import run
         from executor.train.sources import usual_data
         from plans.figures import figures_text
@@ -71,10 +74,11 @@ class Run:
         from plans.units import Bytes
 
         launch = self.launch
-        for name, value in (("devices", self.devices), ("machine", self.machine)):
-            if value is not None:
-                raise TwofoldError(f"--{name} is for scripts; omit it for a plan")
-        plan = load_plan(self.target)
+        with refusing(self.place.stated):
+            for name, value in (("devices", self.devices), ("machine", self.machine)):
+                if value is not None:
+                    raise TwofoldError(f"--{name} is for scripts; omit it for a plan")
+            plan = load_plan(self.target)
         plan = msgspec.structs.replace(plan, fused=plan.fused and launch.fused)
         with console.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks"):
             result = run(

@@ -36,6 +36,7 @@ class Verify:
         """Run and compare; passes if loss, weights, communication and memory are correct."""
         from costmodels import Machine
         from executor.launch.launch import check_port
+        from executor.launch.nodes import refusing
         from executor.launch.run_plan import run
         from executor.reference.verification import verify
         from executor.train.sources import usual_data
@@ -45,16 +46,17 @@ class Verify:
         from simulator import simulate
 
         launch = self.launch
-        check_port(self.place.port)
-        plan, source = load_plan(self.plan), self.machine or launch.emulate
-        plan = msgspec.structs.replace(
-            plan, execution=launch.execution or plan.execution, fused=plan.fused and launch.fused
-        )
-        predicted = None
-        if source is not None:
-            with console.doing(f"simulating {plan.num_ranks} ranks"):
-                execution = "eager" if launch.emulate else plan.execution
-                predicted = simulate(msgspec.structs.replace(plan, execution=execution), Machine.load(source))
+        with refusing(self.place.stated):
+            check_port(self.place.port)
+            plan, source = load_plan(self.plan), self.machine or launch.emulate
+            plan = msgspec.structs.replace(
+                plan, execution=launch.execution or plan.execution, fused=plan.fused and launch.fused
+            )
+            predicted = None
+            if source is not None:
+                with console.doing(f"simulating {plan.num_ranks} ranks"):
+                    execution = "eager" if launch.emulate else plan.execution
+                    predicted = simulate(msgspec.structs.replace(plan, execution=execution), Machine.load(source))
         with console.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks, then in one process"):
             how: dict[str, Any] = {
                 "model": self.model, "steps": launch.steps, "data": launch.data or usual_data(plan.graph),
