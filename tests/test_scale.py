@@ -254,6 +254,20 @@ def test_megatron_keeps_what_its_paper_says(tp, sequence_parallel, recompute):
     assert costs.footprint("block").kept == pytest.approx(expected, rel=0.005)
 
 
+@pytest.mark.parametrize("stack", ["megatron", "zero-bubble"])
+def test_a_split_backward_keeps_inputs_and_gradients_of_its_products(stack):
+    """32 s b h (Qi et al. 2024, arXiv 2401.10241, table 1)."""
+    config = TransformerConfig(
+        num_layers=4, hidden=1024, num_heads=16, ffn=4096, vocab=512, seq=512, gated=False, norm="layer", qkv_bias=True,
+        out_bias=True, mlp_bias=True, position="learned", dtype="float16",
+    )  # fmt: skip
+    costs = Chunks(
+        config=config, degrees=Degrees(micro_batch=2, global_batch=2), machine=Machine.load("a100-80gb-x8"),
+        stack=stack_named(stack), rates=None, split_backward=True,
+    )  # fmt: skip
+    assert costs.footprint("block").kept_for_weights == pytest.approx(32 * 512 * 2 * 1024, rel=0.001)
+
+
 def _messages(stack, *, sequence_parallel=False):
     degrees = Degrees(tp=4, micro_batch=2, global_batch=2, sequence_parallel=sequence_parallel)
     costs = Chunks(

@@ -339,3 +339,14 @@ def test_the_memory_of_a_loss_that_the_caller_computes():
     degrees = Degrees(micro_batch=3, cp=2, global_batch=3)
     assert stack_named("torch").unknown_bytes(config, degrees) == (8 * elements, 4 * elements)
     assert replace(stack_named("torch"), float_loss=False).unknown_bytes(config, degrees) == (0, 0)
+
+
+@pytest.mark.parametrize("is_one", [False, True])
+def test_whole_logits_take_one_kernel_of_the_loss_and_all_others_keep_their_time(is_one):
+    def kernel(call):
+        return Kernel(call=call, shapes=((2, 64, 256),) * 2, dtype="bfloat16", touched_bytes=1, times=3.0)
+
+    stack = replace(stack_named("torchtitan"), one_kernel_loss=is_one)
+    found = stack.arranged([kernel("silu.forward"), kernel("cross_entropy.forward"), kernel("silu.grad0")], 4)
+    times = {each.call: each.times for each in found if isinstance(each, Kernel) and each.call != "add.forward"}
+    assert times == {"silu.forward": 3.0, "cross_entropy.forward": 1.0 if is_one else 3.0, "silu.grad0": 3.0}

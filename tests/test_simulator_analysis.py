@@ -1,13 +1,18 @@
 """Where a step's time goes."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from handmade import Script, program_of, written_price
+from random_plans import random_plan
 from test_simulator_longest_path import random_scripts
 
+from plans.lower import lower
+from plans.program import Kind, Scope
 from plans.timeline import Span, Timeline
 from simulator import composition, run_program
+from simulator.timeline.messages import messages_of_step
 
 
 def span(stream: str, start: int, end: int, id_: str, call: str) -> Span:
@@ -113,3 +118,13 @@ def test_the_program_says_what_the_stream_waits_for():
     assert timeline.exposed_comm_s == pytest.approx(8.5e-12)
     without = composition(replace(timeline, program=None))[1]  # then all that is under way counts
     assert (dict(without.exposed_ps), without.bubble_ps) == ({"all_reduce": 97}, 30)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_messages_of_a_step_are_its_collectives_outside_micro_batches_as_often_as_it_runs_them(seed):
+    for group in lower(random_plan(seed)).groups:
+        expected = Counter(
+            each.name for _, each in group.walk()
+            if each.kind is Kind.COLLECTIVE and {group.values[name].scope for name in each.outputs} - {Scope.MICRO}
+        )  # fmt: skip
+        assert {each.instruction.name: each.count for each in messages_of_step(group)} == expected

@@ -2,18 +2,21 @@
 
 import itertools
 import math
+import random
 
 import msgspec
 import pytest
 from small_machine import GB, small_machine
 
 from costmodels import mesh_group, price_collective
+from costmodels.machine.machine import Link
 from costmodels.machine.topologies import torus
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
 from plans.redistribution import Piece, TransferPieces
 from simulator import LinkChange, WhatIf, simulate
+from simulator.engine.network import Network
 
 MS = 10**9
 
@@ -182,6 +185,29 @@ def test_a_slow_port_of_one_tier_slows_what_crosses_that_tier_alone(tier, member
     change = LinkChange(tier=tier, ranks=(0,), bandwidth=0.5)
     before, after = (ends(ranks, small_machine(), what_if=WhatIf(links=each)) for each in ((), (change,)))
     assert after["meet/n1.collective"] == slower * before["meet/n1.collective"]
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_change_concerns_those_of_whom_two_meet_in_its_tier(pair):
+    """Two ranks meet in the smallest tier that has both."""
+    links = tuple(Link(name=f"of {size}", ranks=size, latency_s=0.0, bandwidth_Bps=GB) for size in (2, 4, 16))
+    network = Network(small_machine(links=links, devices_per_node=2), Ranks(16).program())
+    draw, outcomes = random.Random(5), set()
+    for _ in range(400):
+        members, tier = tuple(draw.sample(range(16), draw.randint(2, 5))), draw.randrange(3)
+        ranks = tuple(draw.sample(members if draw.random() < 0.5 else range(16), 2 if pair else draw.randint(0, 2)))
+        meet = {
+            (a, b): next(at for at, link in enumerate(links) if a // link.ranks == b // link.ranks)
+            for a, b in itertools.permutations(members, 2)
+        }
+        if pair:
+            expected = meet.get(ranks) == tier
+        else:
+            expected = any(at == tier and (not ranks or a in ranks) for (a, _), at in meet.items())
+        change = LinkChange(ranks=ranks, pair=pair, bandwidth=0.5)
+        assert network._concerns(change, tier, members) == expected, (change, tier, members)
+        outcomes.add((tier, expected))
+    assert len(outcomes) == 6
 
 
 def test_latency_of_a_tier_counts_per_step_of_a_ring():
