@@ -385,6 +385,26 @@ def test_dropout_is_the_same_for_any_number_of_micro_batches():
     assert losses[0] == pytest.approx(expected, rel=1e-6)
 
 
+SQUARES = {
+    "exponential": (lambda x: torch.empty_like(x).exponential_(4.0), 2 / 4**2),
+    "normal around": (lambda x: torch.normal(torch.full_like(x, 2.0), 3.0), 2**2 + 3**2),
+    "normal in place": (lambda x: torch.empty_like(x).normal_(-1.0, 2.0), 1**2 + 2**2),
+    "uniform": (lambda x: torch.empty_like(x).uniform_(-1.0, 3.0), (3**3 + 1**3) / (3 * 4)),
+    "whole numbers": (lambda x: torch.randint_like(x, 2, 7), (4 + 9 + 16 + 25 + 36) / 5),
+    "standard normal": (torch.randn_like, 1.0),
+}
+"""Calls that draw numbers, and the mean of their squares."""
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_numbers_drawn_in_a_module_have_the_squares_of_their_distribution(name):
+    function, expected = SQUARES[name]
+    module = WithLossCell(nn.Sequential(nn.Linear(64, 64), Called(lambda x: 0 * x + function(x))), nn.MSELoss())
+    batch = (torch.randn(256, 64), torch.zeros(256, 64))
+    losses, _ = trained(capture(module, batch), module, [batch] * 2)
+    assert losses == pytest.approx([expected] * 2, rel=0.1) and losses[0] != losses[1]
+
+
 def test_a_llama_block_under_tensor_parallel_has_two_all_reduces_forward_and_two_backward():
     graph, mesh = capture(LanguageModel(LlamaBlock(norm=nn.RMSNorm)), tokens()), Layout((2,), ("tp",))
     columns, rows = ("q", "k", "v", "gate", "up"), ("o", "down")
