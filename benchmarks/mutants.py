@@ -42,7 +42,7 @@ _ROOMS = (  # those that can be tested without a device or another host: not ker
     "costmodels", "plans", "search", "simulator", "executor/capture", "executor/reference", "executor/step",
     "executor/train",
 )  # fmt: skip
-_OTHERS = ("reports", "docs", "readme", "vocabulary", "floors", "fuzz", "library", "peers", "verification", "demo")
+_OTHERS = ("reports", "docs", "readme", "vocabulary", "floors", "fuzz", "peers", "verification", "demo")
 """Files of tests that are not run: their subject is not the core, or they take long."""
 _OPERATORS = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
