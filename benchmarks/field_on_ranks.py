@@ -36,7 +36,7 @@ from benchmarks.kept import measured_with, write_results
 from costmodels import Machine, executing
 from executor.capture.capture import capture
 from executor.reference.reference import compare_losses, train_reference
-from executor.train.initial import as_real
+from executor.train.initial import as_array
 from executor.train.module_weights import as_graph
 from executor.train.result import write_npz
 from executor.train.run import run_rank
@@ -107,7 +107,7 @@ def trained(plan: Plan, module: torch.nn.Module, batch: tuple[torch.Tensor, ...]
     """Train on ranks and in one process; the largest relative difference of the loss."""
     plan = msgspec.structs.replace(plan, output_broadcast=True)
     held = dict([*module.named_parameters(), *module.named_buffers()])
-    named = as_graph(plan.graph, {name: as_real(each.detach()).numpy() for name, each in held.items()})
+    named = as_graph(plan.graph, {name: as_array(each.detach()) for name, each in held.items()})
     values = {each.name: named[each.name][...] for each in (*plan.graph.parameters, *plan.graph.constants)}
     inputs = [tensor.name for tensor in plan.graph.tensors.values() if tensor.kind == "input"]
     with tempfile.TemporaryDirectory(prefix="twofold-") as folder:

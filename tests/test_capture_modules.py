@@ -15,7 +15,7 @@ from executor.capture.capture import capture
 from executor.device import Device
 from executor.reference.reference import compare_losses, compare_weights, train_reference
 from executor.step.interpreter import Interpreter
-from executor.train.initial import as_real
+from executor.train.initial import as_array
 from executor.train.module_weights import as_graph, as_module
 from executor.train.result import RankResult
 from executor.train.run import gather_parameters, run_rank
@@ -57,9 +57,7 @@ def plan_of(graph, mesh=None, level=0, draw=None, num_micro_batches=1):
 
 
 def values(graph, module):
-    held = {
-        name: as_real(each.detach()).numpy() for name, each in [*module.named_parameters(), *module.named_buffers()]
-    }
+    held = {name: as_array(each.detach()) for name, each in [*module.named_parameters(), *module.named_buffers()]}
     named = as_graph(graph, held)
     return {tensor.name: named[tensor.name][...] for tensor in (*graph.parameters, *graph.constants)}
 

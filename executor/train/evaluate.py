@@ -24,6 +24,7 @@ from executor.step.groups import Groups
 from executor.step.interpreter import Batch, Interpreter
 from executor.train.batches import as_read
 from executor.train.copied import copy_weights
+from executor.train.initial import as_array
 from executor.train.module_weights import as_graph
 from plans.errors import TwofoldError
 from plans.layout import TensorLayout
@@ -283,5 +284,4 @@ class _Read:
             whole[(slice(None), *(slice(*ends) for ends in region))] = mine.cpu()
         if whole is None:
             return None
-        made = whole.flatten(0, 1)
-        return (made.float() if made.dtype is torch.bfloat16 else made).numpy()
+        return as_array(whole.flatten(0, 1))

@@ -24,6 +24,7 @@ from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 from unittest import mock
 
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
@@ -33,7 +34,7 @@ from plans.errors import TwofoldError
 from plans.layout import TensorLayout
 
 __all__ = [
-    "as_real",
+    "as_array",
     "get_seed",
     "initial_parameter",
     "initial_shard",
@@ -171,13 +172,15 @@ def initial_parameter(module: nn.Module, name: str, seed: int | None = None) -> 
     return _made(owner, leaf, name, _seed if seed is None else seed)
 
 
-def as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """A complex tensor as a graph has it: its real and imaginary parts as a last dim of 2; a real one as it is.
+def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The values of a tensor: complex numbers as [.., 2], bfloat16, which numpy lacks, as float32.
 
-    >>> as_real(torch.tensor([1 + 2j]))
-    tensor([[1., 2.]])
+    >>> as_array(torch.tensor([1 + 2j])).tolist(), as_array(torch.ones(2, dtype=torch.bfloat16)).tolist()
+    ([[1.0, 2.0]], [1.0, 1.0])
     """
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
 def initial_shard(module: nn.Module, name: str, seed: int | None, layout: TensorLayout, rank: int) -> torch.Tensor:

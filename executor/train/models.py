@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from executor.train.initial import as_real, initial_parameter, no_init_parameters
+from executor.train.initial import as_array, initial_parameter, no_init_parameters
 from executor.train.named import load_named
 from executor.train.published import published_model
 from plans.errors import TwofoldError
@@ -104,7 +104,7 @@ class InitialParameters(Mapping[str, npt.NDArray[Any]]):
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         if name not in self._names:
             raise KeyError(name)
-        return as_real(initial_parameter(self._module, name, self._seed).detach()).numpy()
+        return as_array(initial_parameter(self._module, name, self._seed).detach())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

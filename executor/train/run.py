@@ -27,6 +27,7 @@ from executor.step.interpreter import Batch, Interpreter
 from executor.train.batches import as_read
 from executor.train.clocks import ahead_ns
 from executor.train.heartbeat import beating
+from executor.train.initial import as_array
 from executor.train.loop import Training, train
 from executor.train.module_weights import as_graph, as_module
 from executor.train.options import AS_PLANNED, Checkpoints, RunOptions
@@ -240,7 +241,7 @@ def _gather_one(
     for region, parts in shards.items():
         box = whole[tuple(slice(*ends) for ends in region)]
         box.copy_(torch.cat([part.reshape(-1) for part in parts])[: box.numel()].view(box.shape))
-    return (whole.float() if whole.dtype is torch.bfloat16 else whole).numpy()
+    return as_array(whole)
 
 
 def _shared_losses(program: Program, rank: int, device: Device, losses: npt.NDArray[np.float64]) -> Any:

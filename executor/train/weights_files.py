@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from executor.train.initial import as_array
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.reading import read_arrays
@@ -34,7 +35,7 @@ class _Slices:
         self.shape = tuple(self._slice.get_shape())
 
     def __getitem__(self, index: Any) -> Any:
-        return _plain(self._slice[index] if self.shape else self._slice[...])
+        return as_array(self._slice[index] if self.shape else self._slice[...])
 
 
 class _Mapped:
@@ -44,7 +45,7 @@ class _Mapped:
         self._tensor, self.shape = tensor, tuple(tensor.shape)
 
     def __getitem__(self, index: Any) -> Any:
-        return _plain(self._tensor[index])
+        return as_array(self._tensor[index])
 
 
 class WeightsFile(Mapping[str, Any]):
@@ -144,8 +145,3 @@ def _in_safetensors(path: str, files: list[Path]) -> dict[str, Path | Tensor]:
             raise TwofoldError(f"weights {path!r}: {again[0]!r} is in {found[again[0]]} and {file}; remove one of them")
         found |= dict.fromkeys(names, file)
     return found
-
-
-def _plain(read: Tensor) -> Any:
-    """An array; bfloat16 as float32, which holds the same numbers."""
-    return (read.float() if read.dtype is torch.bfloat16 else read).numpy()
