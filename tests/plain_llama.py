@@ -65,7 +65,7 @@ class PlainLlama(nn.Module):
         self.norm, self.head = Norm(config.hidden), nn.Linear(config.hidden, config.vocab, bias=False)
         rates = config.rope.base ** (-torch.arange(0, config.head_size, 2) / config.head_size)
         angles = torch.outer(torch.arange(config.seq), rates)
-        self.angles = config.rope.angles
+        self.angles, self.float_loss = config.rope.angles, config.float_loss
         if self.angles == "frequencies":
             self.register_buffer("frequencies", rates)
         else:
@@ -86,7 +86,8 @@ class PlainLlama(nn.Module):
         cos, sin = self.turns(x)
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), labels.flatten())
+        logits = self.head(self.norm(x))
+        return F.cross_entropy((logits.float() if self.float_loss else logits).flatten(0, 1), labels.flatten())
 
 
 SMALL = TransformerConfig(

@@ -9,8 +9,12 @@ import torch.nn.functional as F
 
 from executor.kernels import RULES, OpContext, StepCounter, rule_of
 from executor.kernels.losses import LOSS_RULES
+from plans.degrees import Degrees
+from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.layout import Layout
+from plans.lower import lower
+from plans.model.transformer import TransformerConfig, transformer
 from plans.operators import declare
 from plans.redistribution import Step, StepKind
 
@@ -191,6 +195,18 @@ def test_accumulate_copies_first_and_adds_in_place_then():
     again = RULES["accumulate"](site((3,)), {"scale": 0.5}, second, total)
     assert again is total and not shares_memory(total, first)
     close(total, (first + second) / 2)
+
+
+def test_losses_in_half_precision_are_averaged_in_single():
+    """Added up in bfloat16, 512 losses of 5 would have a mean of 2."""
+    sizes = {"num_layers": 1, "hidden": 16, "num_heads": 2, "vocab": 32, "seq": 8}
+    graph = transformer(TransformerConfig(**sizes, dtype="bfloat16", float_loss=False), batch_size=512)
+    program = lower(plan_of(Degrees(global_batch=512, micro_batch=1), graph))
+    dtype, total = program.groups[0].values["step_loss"].dtype, None
+    for _ in range(512):
+        loss = torch.tensor(5.0, dtype=torch.bfloat16)
+        total = RULES["accumulate"](site(dtype=dtype), {"scale": 1 / 512}, loss, total)
+    assert total.item() == pytest.approx(5, rel=1e-6)
 
 
 @pytest.mark.parametrize("num_elements", [8, 7, 5, 3])

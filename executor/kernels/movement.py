@@ -45,7 +45,7 @@ def accumulate(context: OpContext, attrs: Attrs, new: Tensor, old: Tensor | None
     """Add attrs "scale" (default 1) times `new` to `old` in place; the first of a step makes a copy."""
     scale = attrs.get("scale", 1.0)
     if old is None:
-        return new.to(context.torch_dtype, copy=True) if scale == 1.0 else (new * scale).to(context.torch_dtype)
+        return new.to(context.torch_dtype, copy=True) if scale == 1.0 else new.to(context.torch_dtype) * scale
     return old.add_(new, alpha=scale)
 
 

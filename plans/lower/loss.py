@@ -10,7 +10,7 @@ from plans.lower.emit import Emitter, ValueTable, channel_of, value_name
 from plans.model.graph import Graph, Operator
 from plans.program import Instruction, Kind, Scope, Value
 
-__all__ = ["accumulate_loss", "loss_operator", "sum_loss"]
+__all__ = ["accumulate_loss", "loss_operator", "step_loss_dtype", "sum_loss"]
 
 
 def loss_operator(micro: Graph) -> Operator:
@@ -27,14 +27,20 @@ def loss_operator(micro: Graph) -> Operator:
     return operator
 
 
+def step_loss_dtype(graph: Graph) -> str:
+    """The dtype in which the losses of micro-batches are added up: at least float32."""
+    dtype = graph.tensors[graph.loss].dtype
+    return "float32" if dtype in ("bfloat16", "float16") else dtype
+
+
 def accumulate_loss(plan: ChunkPlan, micro: Graph, table: ValueTable, stage: int) -> list[Instruction]:
     """The instruction that adds a micro-batch's loss to the step's, on the stage that computes it."""
     operator = loss_operator(micro)
     stage_mesh = plan.stages[stage].mesh
     mesh = plan.strategy(operator).mesh or stage_mesh
     layout = micro.spec(operator).output_layout(0, mesh, plan.strategy(operator).dims)
-    value, dtype = value_name(micro.loss, layout, stage_mesh), micro.tensors[micro.loss].dtype
-    total = table.add(Value(name="step_loss", shape=(), dtype=dtype, scope=Scope.STEP, role="buffer"))
+    value = value_name(micro.loss, layout, stage_mesh)
+    total = table.add(Value(name="step_loss", shape=(), dtype=step_loss_dtype(micro), scope=Scope.STEP, role="buffer"))
     emitter = Emitter(mesh=mesh, table=table)
     scale = {"scale": 1.0 / plan.num_slices}
     emitter.compute("step_loss.accumulate", "accumulate", "F", (value,), (total,), attrs=scale)

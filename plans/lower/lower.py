@@ -17,7 +17,7 @@ from plans.lower.fuse import block_names, fuse_runs
 from plans.lower.gathering import Arrival, with_arrivals
 from plans.lower.in_place import sum_in_place
 from plans.lower.liveness import with_frees
-from plans.lower.loss import accumulate_loss, loss_operator, sum_loss
+from plans.lower.loss import accumulate_loss, loss_operator, step_loss_dtype, sum_loss
 from plans.lower.optimizer import OptimizerLowering
 from plans.lower.pairs import Pairing, units_of
 from plans.lower.redistribution_policy import stored_ways
@@ -306,7 +306,7 @@ class _Lowering:
             return "step_loss"
         if not self.plan.output_broadcast:
             return None
-        dtype = self.micro.tensors[self.micro.loss].dtype
+        dtype = step_loss_dtype(self.micro)
         return table.add(Value(name="step_loss", shape=(), dtype=dtype, scope=Scope.STEP, role="buffer"))
 
     # -------------------------------------------------------------------- order

@@ -18,6 +18,7 @@ from plans.degrees.groups import mesh_axes
 from plans.layout import Layout, TensorLayout
 from plans.lower.boundaries import parameter_layouts
 from plans.lower.completed import completed_parameters
+from plans.lower.loss import step_loss_dtype
 from plans.model.graph import Graph, Operator, Tensor
 from plans.model.transformer import TransformerConfig, block_strategies, parts_of
 from plans.model.transformer.builder import build_graph
@@ -55,7 +56,7 @@ class ModelOutline:
         homes: parameter -> the layout of its weight.
         reduced: parameter -> the layout of its gradient before it is reduced.
         loss_axes: the axes along which ranks hold parts of the loss.
-        loss_dtype: of the loss.
+        loss_dtype: of the loss of a step.
     """
 
     mesh: Layout
@@ -113,7 +114,7 @@ def _outline(
     layout = graph.spec(loss).output_layout(0, mesh, plan.strategy(loss).dims)
     return ModelOutline(
         mesh=own, homes=_on(own, homes), reduced=_on(own, reduced), loss_axes=layout.partial,
-        loss_dtype=graph.tensors[graph.loss].dtype,
+        loss_dtype=step_loss_dtype(graph),
         pieces={
             name: _piece(graph, operators)
             for name, operators in zip(names, (parts.embedding, *parts.blocks, parts.head), strict=True)

@@ -177,7 +177,7 @@ class _RankLowering:
         for at, cell in self._marked(use, part):
             skeleton.add(at, self._line(use, part, at))
             if cell.writes:
-                self.table.add(Value(name=cell.writes, shape=(), dtype=cell.dtype, scope=Scope.STEP, role="buffer"))
+                self._add_step_loss()
 
     def _marked(self, use: PieceUse, part: str) -> list[tuple[int, Cell]]:
         """The cells of a part that a line stands for, with their numbers.
@@ -297,10 +297,13 @@ class _RankLowering:
 
     def _share_loss(self, emitter: Emitter) -> None:
         """Sum the loss over the ranks that hold parts of it."""
+        self._add_step_loss()
+        sum_loss(emitter, self.outline.mesh, self.outline.loss_axes)
+
+    def _add_step_loss(self) -> None:
         self.table.add(
             Value(name="step_loss", shape=(), dtype=self.outline.loss_dtype, scope=Scope.STEP, role="buffer")
         )
-        sum_loss(emitter, self.outline.mesh, self.outline.loss_axes)
 
     def _items(
         self, chunk: Sequence[PieceUse], part: str, skeleton: Skeleton, body: Sequence[Instruction]

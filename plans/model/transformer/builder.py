@@ -62,7 +62,7 @@ class _Builder:
             logits = self._scaled("output.cap_in", logits, 1 / cap)
             logits = self._add("output.cap", "tanh", shape, (logits,), "output")
             logits = self._scaled("output.cap_out", logits, cap)
-        if config.dtype not in ("float32", "float64"):
+        if config.float_loss and config.dtype not in ("float32", "float64"):
             # as Megatron-LM and Meta's Llama do: a sum over the vocabulary needs more than half precision
             logits = self._add("output.cast", "cast", (self.batch, self.seq, config.vocab), (logits,), dtype="float32")
         wide = self.tensors[logits].dtype

@@ -188,7 +188,9 @@ class TransformerConfig:
         embedding_dropout: dropout probability after the embedding; `dropout` if None.
         attention_dropout: dropout probability of attention weights.
         ignore_index: label that is ignored; None: all labels count.
-        dtype: dtype of parameters and activations; the loss is computed in float32.
+        dtype: dtype of parameters and activations.
+        float_loss: whether logits in half precision are cast to float32 before the loss; otherwise the loss is in
+            half precision too.
         experts: mixture of experts; None for a dense model.
         latent: multi-head latent attention, where head_dim is that of queries and keys; None: plain attention.
         source: publication of the figures.
@@ -238,6 +240,7 @@ class TransformerConfig:
     attention_dropout: float = 0.0
     ignore_index: int | None = None
     dtype: str = "bfloat16"
+    float_loss: bool = True
     experts: Experts | None = None
     latent: Latent | None = None
     source: str = ""

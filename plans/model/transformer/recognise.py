@@ -270,6 +270,7 @@ class _Features:
             qkv_bias=query is not None and len(query.inputs) > 2, out_bias=out is not None and len(out.inputs) > 2,
             head_bias=len(head.inputs) > 2, head_transform=self._is_transformed(head),
             tied=head.inputs[1] == table.inputs[1], dtype=weight.dtype,
+            float_loss=tensors[loss.inputs[0]].dtype in ("float32", "float64"),
             attention_dropout=float(core.attrs.get("p", 0.0)),  # type: ignore[arg-type]
             ignore_index=loss.attrs.get("ignore_index"),  # type: ignore[arg-type]
             scales=replace(
