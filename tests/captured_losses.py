@@ -96,7 +96,7 @@ def flattened_sums(rows, mask):
     """Sums over rows [batch x 2, width], divided by the number of rows, of elements and of what counts."""
     divergence = F.kl_div(rows.log_softmax(-1), rows.detach().softmax(-1) * 0.5, reduction="batchmean")
     counted = (rows.pow(2).sum(-1) * mask.flatten()).sum() / mask.sum().clamp(min=1)
-    return divergence + counted + rows.sum() / rows.numel() + rows.abs().sum() / len(mask)
+    return divergence + counted + rows.sum() / rows.numel() + rows.abs().sum() * (1 / len(mask))
 
 
 LOSSES = {
