@@ -165,12 +165,12 @@ class _Walk:
             return
         self.found.keep(case.name, side, figures)
         computing = figures.get("computing_s")
-        said = figures.get("error") or (
-            f"{figures['step_s'] * 1e3:9.2f} ms, spread {figures['spread']:.1%}, "
-            f"{'' if computing is None else f'''computing {computing / figures['step_s']:.0%}, '''}peak "
+        share = "" if computing is None else f"computing {computing / figures['step_s']:.0%}, "
+        outcome = figures.get("error") or (
+            f"{figures['step_s'] * 1e3:9.2f} ms, spread {figures['spread']:.1%}, {share}peak "
             f"{figures['peak_bytes'] / 2**30:.2f} GiB, first loss {figures['losses'][0]:.6f} ({figures['taken_s']} s)"
         )
-        print(f"{case.name:44s} {side:9s} {said}", flush=True)
+        print(f"{case.name:44s} {side:9s} {outcome}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

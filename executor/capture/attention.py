@@ -1,8 +1,8 @@
-"""torch's own attention layer, captured with the batch in front.
+"""torch's own attention layer, captured with the batch as the first dim.
 
 `nn.MultiheadAttention` (and the transformer layers of torch, which are made of it) moves the batch behind the sequence,
-merges it with the heads and cuts the projected tensor into query, key and value along dim 0. While a module is exported
-the layer runs the same formula with the batch in front and heads as a dim of their own, as one attention operator.
+merges it with the heads and splits the projected tensor into query, key and value along dim 0. While a module is
+exported, the layer computes the same formula as one attention operator, with the batch first and a dim for the heads.
 """
 
 from __future__ import annotations

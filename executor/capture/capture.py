@@ -276,7 +276,7 @@ def _where(error: BaseException, module: nn.Module) -> str:
 
 
 _KEPT = "fake tensor in the exported program constant's list"
-"""What torch.export says of a tensor that was kept in the forward that it ran before."""
+"""Part of the message of torch.export about a tensor that an earlier forward stored on the module."""
 
 
 def _reason(error: Exception) -> str:

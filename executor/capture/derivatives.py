@@ -77,7 +77,7 @@ def write_derivatives(exported: ExportedProgram) -> None:
 
 
 def _written(graph: fx.Graph, node: fx.Node) -> list[fx.Node]:
-    """The derivatives that a call stands for, written before it."""
+    """Insert the derivatives that a call represents before the call."""
     outputs, inputs, seeds, create = node.args
     assert isinstance(outputs, list) and isinstance(inputs, list) and isinstance(seeds, list)
     between = _between(graph, inputs, outputs)

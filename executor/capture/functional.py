@@ -84,13 +84,13 @@ def on_meta(nodes: Sequence[fx.Node]) -> list[torch.Tensor]:
 
 
 def copied(graph: fx.Graph, like: fx.Node, traced: fx.Graph, read: Sequence[fx.Node]) -> list[fx.Node]:
-    """The calls of a traced graph at the place of another one's insertions; its results.
+    """Copy the calls of a traced graph into another graph, at its insertion point; returns the results.
 
     Args:
-        graph: that the calls are written into.
-        like: the call that they stand for.
-        traced: by `make_fx`.
-        read: the values of its placeholders.
+        graph: the graph to insert the calls into.
+        like: the call that they replace.
+        traced: the graph from `make_fx`.
+        read: the values of the placeholders of `traced`.
     """
     placed = dict(zip(traced.find_nodes(op="placeholder"), read, strict=True))
     for node in traced.nodes:

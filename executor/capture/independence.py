@@ -153,8 +153,8 @@ def _can_be_tried(call: Call) -> bool:
 
 
 def _draws(call: Call) -> Iterator[list[Tensor]]:
-    """Inputs of random numbers: floating-point ones in double precision, whole ones 0 or 1; none for a call that is too
-    large to try."""
+    """Random inputs for a call: floating point in double precision, integers 0 or 1. A call that is too large to try
+    yields nothing."""
     if _is_too_large(call):
         return
     for seed in (0, 1):

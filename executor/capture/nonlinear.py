@@ -6,8 +6,8 @@ mean m with terms t is captured as its expansion to first order around the value
     f(m) = mean(f'(m) t + f(m) - f'(m) m),
 
 where f(m), f'(m) and m are numbers without a gradient that all samples share. Its value and its gradient are those of
-f: the gradient of the right side is f'(m) mean(dt). The means are those of a micro-batch on all data-parallel ranks,
-as are the statistics of a batch norm, so several micro-batches give another loss than one. A warning says so.
+f: the gradient of the right side is f'(m) mean(dt). Means are taken over a micro-batch on all data-parallel ranks, like
+the statistics of a batch norm, so the loss depends on the number of micro-batches. A warning reports this.
 """
 
 from __future__ import annotations

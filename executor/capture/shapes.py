@@ -57,7 +57,7 @@ def _expand(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) -> 
 
 
 def _expanded(build: Translation, node: fx.Node, x: str, new: tuple[int, ...], place: int | None) -> str:
-    """x repeated to a shape, of which a dim is the batch unless that is None."""
+    """x expanded to the shape `new`, whose dim `place` is the batch (None: no dim is)."""
     tensor = build.tensors[x]
     if tensor.shape == new:
         return x

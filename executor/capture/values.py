@@ -43,16 +43,17 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A mean (or a sum) over the samples of a batch, of which only a loss may be made.
+    """A mean (or a sum) over the samples of a batch, which may only be used to compute a loss.
 
-    A weighted sum of such means is the mean of the same sum of every sample's terms, so those are what is computed.
+    A weighted sum of such means equals the mean over the samples of the weighted sum of their terms. The graph computes
+    these terms.
 
     Args:
-        node: the call that makes it.
-        terms: adds the operators that make [batch, *shape], of which it is the mean; returns the tensor's name.
+        node: the call that computes the mean.
+        terms: adds the operators that compute the terms, [batch, *shape]; returns the tensor's name.
         shape: one number for each sample, or several, such as the share of every expert.
-        own: adds the operator of a kind of its own that makes it in one; None where there is no such kind.
-        is_sum: whether it is the sum over the samples instead.
+        own: adds one operator that computes the mean directly; None if there is no such operator.
+        is_sum: whether this is the sum over the samples instead of the mean.
     """
 
     node: fx.Node

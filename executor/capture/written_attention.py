@@ -27,7 +27,7 @@ _HIDDEN = -1e4
 """A score of at most this is hidden: its share of the softmax is zero in single precision."""
 
 _ASSERTED = aten._assert_tensor_metadata.default
-"""A call beside casts, whose result is not read."""
+"""A check that accompanies casts; its result is not read."""
 
 
 def join_attention(exported: ExportedProgram, masks: Mapping[str, Tensor]) -> None:

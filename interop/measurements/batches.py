@@ -54,7 +54,7 @@ _BATCH = re.compile(r"(train[ _]?)?(batch|bsz?)([ _]?size)?")
 
 
 def with_batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
-    """The batch in sequences: of tokens where its header or cell says so, of accumulated micro-batches where blank."""
+    """Write the batch in sequences: converted if given in tokens, computed from accumulation if blank."""
     _batch_of_lengths(row)
     text, header = row.get("global_batch", ""), headers.get("global_batch", "").lower()
     accumulation, of_replica = row.pop("accumulation", ""), row.pop("replica_batch", "")
@@ -63,7 +63,7 @@ def with_batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
         return
     is_open = not header or _BATCH.fullmatch(header) is not None
     if text and accumulation and not row.get("micro_batch") and is_open:
-        row["micro_batch"] = row.pop("global_batch")  # beside a number of micro-batches it is the size of one
+        row["micro_batch"] = row.pop("global_batch")  # next to a number of micro-batches, a batch is the size of one
         text = ""
     ways = _replicas(row) if text and not row.get("micro_batch") and not accumulation else 0
     if ways and is_open and (number(text) or ways) < ways:  # fewer than replicas: of each of them

@@ -18,7 +18,8 @@ class Beyond:
     """Facts of a run that `Degrees` and the name of its software do not state.
 
     Args:
-        most_nodes: that a token's experts are on, each of which it is sent to once; 0: a copy is sent to each expert.
+        most_nodes: largest number of nodes that hold a token's experts; the token is sent once to each of them. 0: it
+            is sent to each expert.
         shards: data-parallel ranks that share the weights in hybrid sharding; 0: all of them.
         expert_ranks: ranks that share the experts; under context parallelism more than `Degrees.ep` can be.
         reserved: whether its memory is what the allocator reserved, not what was allocated; None: as its software logs.

@@ -48,8 +48,8 @@ ROW, FIGURE, FROM_TITLE = "row of the table", "figures of the row", "columns fro
 title."""
 
 READ_AS, PARTS = "read as", "devices of the rate"
-"""Keys of a row: how its figure was read where that is not plain, and by how many devices a rate was divided; "" where
-its header says that it is of all of them."""
+"""Keys of a row: how an ambiguous figure was read, and the number of devices that a rate was divided by ("" if its
+header states that the rate is of all devices)."""
 
 
 class Skip(Exception):
@@ -98,7 +98,7 @@ class Cells:
         """The metric, the value in its unit, and the assumptions that were made.
 
         Raises:
-            Skip: a row of which a cell could not be read; an unknown metric, or no value of it.
+            Skip: a cell of the row could not be read, the metric is unknown, or it has no value.
         """
         if BAD_REASON in self.row:
             raise Skip(self.row[BAD_REASON], self.row[BAD_COLUMN])
@@ -155,10 +155,10 @@ class Cells:
         """
         text = self.text("precision")
         found = precision_named(text) if text else Precision()
-        told = self._narrow_in_notes()
-        if told and (found is None or not found.products):
-            text, found = told, precision_named(told)
-            self.assumed.append(f"precision of the notes: {told}")
+        noted = self._narrow_in_notes()
+        if noted and (found is None or not found.products):
+            text, found = noted, precision_named(noted)
+            self.assumed.append(f"precision of the notes: {noted}")
         if found is None:
             raise Skip(
                 f"precision {text.lower()!r} is not modelled; modelled are bf16, fp16, fp32, TF32, FP8, MXFP8, NVFP4",

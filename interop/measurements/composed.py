@@ -20,7 +20,7 @@ _WORDS = {
 """Column -> words of it in a layout."""
 
 USUAL_NODE = 8
-"""Devices of a node where nothing says how many."""
+"""Devices of a node if the number is not stated."""
 
 _DEVICES = re.compile(
     r"(\d+)(?: ?[x\u00d7*] ?(\d+)(?= *[x\u00d7* ]))?(?: ?[x\u00d7*] ?| +)(?:nvidia )?(?=([dh]gx[ -])?[a-z]|910)", re.I
@@ -134,7 +134,7 @@ def _fsdp(row: dict[str, str]) -> None:
 
 
 def _next_to_dp(row: dict[str, str], ways: float) -> dict[str, str]:
-    """The data-parallel degree of a row with a degree of FSDP; beside another one it is that of a group (HSDP)."""
+    """The data-parallel degree of a row with a degree of FSDP; if both are stated, FSDP is the group size of HSDP."""
     if not ways:
         return {}
     copies, devices = number(row.get("dp", "")), number(row.get("gpu_count", ""))

@@ -59,7 +59,7 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
     """The name of a device in the catalogue, and the assumptions that were made.
 
     Raises:
-        UnknownDevice: it is not in the catalogue; says why.
+        UnknownDevice: it is not in the catalogue. The message has the reason.
 
     >>> device_named("NVIDIA A100-SXM4-40G")[0], device_named("8xH100 80GB HBM3")[0], device_named("p4de.24xlarge")[0]
     ('a100-40gb', 'h100-sxm', 'a100-80gb')

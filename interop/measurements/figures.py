@@ -130,8 +130,8 @@ def _number_and_unit(header: str, cell: str, figure: Figure | None) -> tuple[str
 def _of_one_device(made: dict[str, str], header: str, value: float, figure: Figure) -> dict[str, str]:
     """A row whose rate is of one device."""
     if figure.of_node:
-        told = re.search(r"(\d+) GPUs per node", made.get("notes", ""))
-        return made | {"value": f"{value / int(told.group(1) if told else USUAL_NODE):.12g}"}
+        node = re.search(r"(\d+) GPUs per node", made.get("notes", ""))
+        return made | {"value": f"{value / int(node.group(1) if node else USUAL_NODE):.12g}"}
     if not figure.of_all:
         return made
     devices = number(made.get("gpu_count", ""))

@@ -21,7 +21,7 @@ def load_machine(name: str) -> Machine:
 
 @lru_cache(maxsize=256)
 def _unit(device: str, devices: int) -> int:
-    """Devices of which a larger machine has a multiple: those of a node, beyond a super-node those of it."""
+    """The unit that larger machines are multiples of: a node, or a super-node for machines larger than one."""
     found = load_device(device)
     return found.pod.ranks if found.pod is not None and devices > found.pod.ranks else found.per_node
 
@@ -83,7 +83,7 @@ def assumed_of(machine: Machine, network: Network) -> list[str]:
         where = "" if network.per_device_Bps else (
             f"; the catalogue's {8 * machine.links[-1].bandwidth_Bps / 1e9:.4g} Gb/s of each device"
         )  # fmt: skip
-        result = [f"{told}{where}" for told in network.assumed]
+        result = [f"{remark}{where}" for remark in network.assumed]
         if machine.devices_per_node != network.devices_per_node and machine.links[0].ranks == 64:
             result.append("64 of 72 devices of an NVLink domain")
     for entry in ("compute.sustained_clock", "links.network.reached_fraction"):

@@ -104,11 +104,10 @@ class Mixtures(Cells):
         return factor
 
     def most_nodes(self, config: TransformerConfig) -> int:
-        """Largest number of nodes of a token's experts, with one copy per node; 0: one copy per expert.
+        """Largest number of nodes of a token's experts if it is sent once per node; 0 if it is sent once per expert.
 
-        Of a dispatcher that sends a token to a node once (DeepEP; Megatron-core's flex, which the recipes of
-        Megatron-Bridge and NeMo choose: moe_flex_dispatcher_backend), and of routing limited to some nodes, which is
-        made for such a one.
+        Dispatchers that send a token once per node are DeepEP and Megatron-core's flex, which the recipes of
+        Megatron-Bridge and NeMo choose (moe_flex_dispatcher_backend). Routing limited to some nodes implies one.
         """
         words = self.words("notes", "provenance", "source", "capacity", "routing")
         limited = re.search(r"(?:node|device|group)[- ]limited(?: routing)?(?:[^\d;]{0,12}(\d+))?", words)

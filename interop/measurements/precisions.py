@@ -35,8 +35,8 @@ _DTYPES = (
     (r"(?<!b)(fp|float|f) ?16|\bhalf\b", "float16"),
     (r"(fp|float|f) ?32|\bsingle\b|^ ?32( true| bit)?$", "float32"),
 )  # fmt: skip
-"""Words -> the dtype of activations, the first that is found: what stands beside a 16-bit one is of master weights or
-accumulation."""
+"""Words -> the dtype of activations. The first match counts: a 32-bit type next to a 16-bit one is that of master
+weights or accumulation."""
 
 _SOME_HALF = r"^16\b|\b16 ?bit|\bmixed\b|\bamp\b|\bo[12]\b|autocast"
 _RULED_OUT = (

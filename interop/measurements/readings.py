@@ -22,10 +22,10 @@ Filling = Mapping[str, str]
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _VIRTUAL = (2, 3, 4, 6, 8)
 _SPLITS = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 4), (8, 8), (8, 16))
-"""Tensor and pipeline degrees of rows that state none, of which `least_split` chooses."""
+"""Tensor and pipeline degrees that are tried for rows that state none; `least_split` chooses from them."""
 
 _SPLITS_OF_MIXTURES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (2, 8), (2, 16))
-"""The same of mixtures, whose experts are spread instead."""
+"""The same for mixtures of experts, which spread their experts instead of splitting tensors."""
 
 _MOST_READINGS = 4
 
@@ -34,12 +34,11 @@ _MEMORIES = (("A100", 80, 40), ("V100", 32, 16))
 
 
 def needed_fillings(row: Mapping[str, str]) -> list[Filling]:
-    """The fillings of cells without which a row cannot be priced; one empty filling where none is missing.
+    """Values to try for the blank cells that a prediction needs; one empty filling if none is missing.
 
-    The number of devices of a rate that is of each of them; which device, where a name is that of several; tensor and
-    pipeline degrees where the row does not state how the model is distributed; the chunks of a stage where the schedule
-    is interleaved and they are blank; the batch; the micro-batch where it is blank and the batch is not one sample a
-    replica.
+    These cells are filled: the number of devices, for a rate per device; the device, if several share the name; tensor
+    and pipeline degrees, if the row does not state how the model is distributed; the chunks per stage of an interleaved
+    schedule; the batch; and the micro-batch, unless the batch is one sample per replica.
 
     >>> needed_fillings({"global_batch": "8", "dp": "2", "gpu_count": "2"})
     [{'micro_batch': '1'}, {'micro_batch': '2'}, {'micro_batch': '4'}]
@@ -54,7 +53,7 @@ def needed_fillings(row: Mapping[str, str]) -> list[Filling]:
 
 
 _MOST_FILLINGS = 64
-"""Of a row that leaves nearly everything open."""
+"""Largest number of fillings of a row."""
 
 
 def _thinned(fillings: Sequence[Filling], most: int) -> Sequence[Filling]:
@@ -63,9 +62,9 @@ def _thinned(fillings: Sequence[Filling], most: int) -> Sequence[Filling]:
 
 
 def least_split(fillings: Sequence[Filling]) -> list[Filling]:
-    """Of fillings that fit the device, those that split the model the least, and those that split it twice as far.
+    """Of the fillings that fit the device, those that split the model least, and those that split it twice as far.
 
-    Nobody splits a model further than its memory needs, for the messages cost time.
+    Models are usually not split further than memory requires, because communication costs time.
 
     >>> least_split([{"tp": "1", "pp": "1"}, {"tp": "2", "pp": "1"}, {"tp": "8", "pp": "1"}])
     [{'tp': '1', 'pp': '1'}, {'tp': '2', 'pp': '1'}]
@@ -213,7 +212,7 @@ def _of_blank_cells(cells: Cells, case: Case) -> Iterator[Filling]:
 def _of_words(cells: Cells, case: Case) -> Iterator[Filling]:
     """What words leave open: the balance of experts, whose peak a share is of, the memory of a device, and
     recomputation of parts of a block."""
-    if any(told.startswith("no token dropped") for told in case.assumed):
+    if any(remark.startswith("no token dropped") for remark in case.assumed):
         yield from ({"imbalance": str(uneven)} for uneven in (0, 2 * UNEVEN))
     if case.config.experts is not None and not case.beyond.most_nodes and re.match("megatron(?!.*2022)", case.stack):
         spread = case.beyond.expert_ranks * case.degrees.tp > _NODE
@@ -221,12 +220,14 @@ def _of_words(cells: Cells, case: Case) -> Iterator[Filling]:
             yield {"routing": "flex"}  # the dispatcher is not stated: one that sends a token to a node once
     if case.metric == "mfu_percent" and case.peak == "" and re.search(r"float8|mxfp8|nvfp4", case.stack):
         yield {"peak": "narrow"}
-    if any(_OF_EACH.search(told) for told in case.network.assumed) and not _WHOSE.search(cells.text("interconnect")):
+    if any(_OF_EACH.search(remark) for remark in case.network.assumed) and not _WHOSE.search(
+        cells.text("interconnect")
+    ):
         yield {"interconnect": f"{cells.text('interconnect')} per node"}  # a card of a node, not of a device
     for kind, usual, other in _MEMORIES:
         if f"memory of the {kind} not stated: {usual} GB" in case.assumed:
             yield {"gpu_type": cells.text("gpu_type").lower().replace(kind.lower(), f"{kind} {other}GB")}
-    if any(told.startswith("recompute ") and " taken as " in told for told in case.assumed):
+    if any(remark.startswith("recompute ") and " taken as " in remark for remark in case.assumed):
         yield from ({"recompute": mode} for mode in _recompute(case))
 
 

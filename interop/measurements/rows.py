@@ -67,7 +67,7 @@ def case_of(row: Mapping[str, str], number: int, stack: str | None = None) -> Ca
         stack: the software that ran it; found from the row when None.
 
     Raises:
-        Skip: the row cannot be predicted; says why.
+        Skip: the row cannot be predicted. The message has the reason.
     """
     return _Reading(row, number, stack).case()
 

@@ -164,8 +164,8 @@ class _Reader:
         share = value / result["predicted"] * result["mfu"]
         narrower = any("tf32" in reading["cells"].get("stack", "") for reading in result["readings"])
         if not (narrower and share > 1):
-            factor, other, told = _of_each(row, share)
-            value, assumed, result = factor * value, (*assumed, *told), _with_reading(result, factor, other)
+            factor, other, remarks = _of_each(row, share)
+            value, assumed, result = factor * value, (*assumed, *remarks), _with_reading(result, factor, other)
         return group, {**result, "row": number, "value": value, "assumed": [*assumed, *result["assumed"]]}
 
 
@@ -198,18 +198,18 @@ def _of_each(row: Mapping[str, str], share: float) -> tuple[float, float | None,
                 (f"the rate is of each device: of all {devices:g} it would be {share:.2%} of their peak",),
             )
         if _LEAST_SHARE <= share < least <= share * devices <= most:
-            told = (
+            remark = (
                 f"the rate is of each device or of all {devices:g}: {share * devices:.0%} or {share:.1%} of their peak"
             )
-            return devices, 1.0, (told,)
+            return devices, 1.0, (remark,)
     elif PARTS not in row and share > 1 >= share / devices >= _LEAST_SHARE and row.get("metric") in _RATES:
-        told = f"the rate is of all {devices:g} devices: of each it would be {share:.0%} of its peak"
-        return 1 / devices, None, (told,)
+        remark = f"the rate is of all {devices:g} devices: of each it would be {share:.0%} of its peak"
+        return 1 / devices, None, (remark,)
     return 1.0, None, ()
 
 
 def _with_reading(result: dict[str, Any], factor: float, other: float | None) -> dict[str, Any]:
-    """A prediction whose interval holds the reading of its rate by `other`, beside that by `factor`."""
+    """A prediction whose interval covers two readings of the rate: with `factor` and with `other`."""
     if other is None:
         return result
     ratio = factor / other

@@ -224,7 +224,7 @@ def names_software(words: str) -> bool:
 
 
 def names_part(words: str) -> bool:
-    """Whether words name only software of which other software is made, as FSDP of torchtitan.
+    """Whether words name only software that other software is built from, such as FSDP, which torchtitan uses.
 
     >>> names_part("Llama 3 8B with FSDP2"), names_part("torchtitan with FSDP2")
     (True, False)
@@ -238,7 +238,7 @@ def _named(words: str) -> Software | None:
 
 
 def _exchanges(words: str, stacks: list[str]) -> list[str]:
-    """With the messages of experts during compute where a row says so, as another reading where the software can."""
+    """The stacks, with overlapped expert communication first if the row states it, last if it is possible."""
     exchange = r"(expert|moe|ep\b|all-?to-?all|a2a)"
     if re.search(rf"overlap[-_ \w]*{exchange}|{exchange}[-_ \w]*overlap|dualpipe", words):
         return ["megatron-overlap", *stacks]

@@ -37,7 +37,7 @@ from interop.measurements.numbers import number
 from interop.measurements.precisions import precision_named
 from interop.measurements.software import names_software
 from interop.measurements.spellings import level_named, switch_named
-from interop.measurements.titles import CONDITIONS, told_by_titles, without_conditions
+from interop.measurements.titles import CONDITIONS, stated_in_titles, without_conditions
 from plans.errors import TwofoldError
 from plans.reading import read_text
 
@@ -100,12 +100,12 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
     figures = _figures(grid, columns) if "metric" not in columns else []
     for figure in figures:
         columns[figure.place] = ""
-    told = told_by_titles(grid.titles, columns) if grid.titles else {}
+    stated = stated_in_titles(grid.titles, columns) if grid.titles else {}
     first = next(grid.rows, [])
-    if not {"model", "hidden"} & {*columns, *told} and (place := _place_of_models(first, columns)) is not None:
+    if not {"model", "hidden"} & {*columns, *stated} and (place := _place_of_models(first, columns)) is not None:
         columns[place] = "model"
     free = [cell for cell, column in zip(first, columns, strict=False) if column in ("", *_WORDY)]
-    known = [*columns, *told, *(name for figure in figures for name in figure.told), *told_by_titles(free, ())]
+    known = [*columns, *stated, *(name for figure in figures for name in figure.stated), *stated_in_titles(free, ())]
     _check(known, headers, figures, table)
     order = sorted((place for place, column in enumerate(columns) if column), key=lambda place: rank_of(headers[place]))
     named = {column: headers[place] for place in reversed(order) for column in [columns[place]]}
@@ -113,7 +113,7 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
     places = {figure.place for figure in figures}
     for place, row in enumerate(itertools.chain([first] if first else [], grid.rows), start=before + 1):
         for each in _variants(row, places):
-            made = _row(each, columns, order, headers, named, told)
+            made = _row(each, columns, order, headers, named, stated)
             made[ROW] = str(place)
             if figures:
                 yield from _of_figures(made, each, figures)
@@ -157,26 +157,26 @@ def _of_figures(made: Mapping[str, str], row: Sequence[str], figures: Sequence[_
     for figure in figures:
         if row[figure.place].lower() not in _NOTHING:
             meaning = figure.figure or figure_named(made.get("unit", ""))
-            cell, told = _conditioned(row[figure.place], figure.told)
-            if told.get("gpu_type") == _NPU and made.get("gpu_type"):  # which the row names better
-                told.pop("gpu_type")
-            own = measured({**made, **told}, figure.header, cell, meaning)
+            cell, stated = _conditioned(row[figure.place], figure.stated)
+            if stated.get("gpu_type") == _NPU and made.get("gpu_type"):  # which the row names better
+                stated.pop("gpu_type")
+            own = measured({**made, **stated}, figure.header, cell, meaning)
             own.pop("unit", None)
             yield own | {FIGURE: repr((figure.place, cells))}
 
 
-def _conditioned(cell: str, told: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def _conditioned(cell: str, stated: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """A figure without the condition that its cell states, and what it states with its header.
 
     >>> _conditioned("30000 (FP8)", {}), _conditioned("2560 tokens/s/p", {})
     (('30000', {'precision': 'fp8'}), ('2560 tokens/s/p', {'gpu_type': 'NPU'}))
     """
     if _OF_NPUS.search(cell):
-        return cell, {"gpu_type": _NPU, **told}
+        return cell, {"gpu_type": _NPU, **stated}
     found = re.fullmatch(r"([^()]*\d[^()]*?) *\(([^()]*[A-Za-z][^()]*)\)", cell)
-    own = told_by_titles((found[2],), ()) if found else {}
+    own = stated_in_titles((found[2],), ()) if found else {}
     own = {name: words for name, words in own.items() if name in CONDITIONS}
-    return (found[1] if found and own else cell), {**told, **own}
+    return (found[1] if found and own else cell), {**stated, **own}
 
 
 _PAIR = re.compile(r"([^()]*[^()\s]) *\(([^()]+)\)|([^/]*\S) / (\S[^/]*)")
@@ -212,10 +212,10 @@ def _variants(row: Sequence[str], places: Collection[int]) -> Iterator[Sequence[
 
 def _are_pairs(row: Sequence[str], places: Collection[int], pairs: Mapping[int, Sequence[str]]) -> bool:
     """Whether every figure of a row is a pair of numbers."""
-    stated = [place for place in places if row[place].lower() not in _NOTHING]
-    return bool(stated) and all(
+    filled = [place for place in places if row[place].lower() not in _NOTHING]
+    return bool(filled) and all(
         place in pairs and all(number(part) is not None and "%" not in part for part in pairs[place])
-        for place in stated
+        for place in filled
     )  # fmt: skip
 
 
@@ -242,7 +242,7 @@ class _Column:
     place: int
     header: str
     figure: Figure | None
-    told: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stated: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def _figures(grid: Grid, columns: Sequence[str]) -> list[_Column]:
@@ -253,24 +253,28 @@ def _figures(grid: Grid, columns: Sequence[str]) -> list[_Column]:
         column = _figure_of(place, header, columns[place])
         if column is None or (column.figure is not None and column.figure.tokens == 0 and "tokens" not in columns):
             continue
-        told = {**told_by_titles((above,), ()), **column.told} if above else column.told
-        found.append(dataclasses.replace(column, told=told))
+        stated = {**stated_in_titles((above,), ()), **column.stated} if above else column.stated
+        found.append(dataclasses.replace(column, stated=stated))
     if found:
         return _on_one_device(found)
     starts = (_TITLE_END.split(title.strip("* "))[0] for title in grid.titles)
     header, figure = next(((words, own) for words in starts if (own := figure_named(words))), ("", None))
-    conditions = ((place, told_by_titles((name,), ())) for place, name in enumerate(grid.headers) if not columns[place])
-    return [_Column(place=place, header=header, figure=figure, told=told) for place, told in conditions if told]
+    conditions = (
+        (place, stated_in_titles((name,), ())) for place, name in enumerate(grid.headers) if not columns[place]
+    )
+    return [_Column(place=place, header=header, figure=figure, stated=stated) for place, stated in conditions if stated]
 
 
 def _on_one_device(figures: Sequence[_Column]) -> list[_Column]:
     """Figures of the device that the header of one of them states, where no header states another one."""
-    devices = {each.told["gpu_type"].lower(): each.told["gpu_type"] for each in figures if "gpu_type" in each.told}
+    devices = {
+        each.stated["gpu_type"].lower(): each.stated["gpu_type"] for each in figures if "gpu_type" in each.stated
+    }
     if len(devices) != 1:
         return list(figures)
     device = {"gpu_type": next(iter(devices.values()))}
     return [
-        each if _OTHERS.search(each.header) else dataclasses.replace(each, told={**device, **each.told})
+        each if _OTHERS.search(each.header) else dataclasses.replace(each, stated={**device, **each.stated})
         for each in figures
     ]
 
@@ -293,13 +297,13 @@ _TITLE_END = re.compile(r"\b(?:of|for|on|with|in|by|vs|versus)\b|[:;,]|\((?!m?s\
 def _figure_of(place: int, header: str, column: str) -> _Column | None:
     bare, devices = devices_told(header)
     if devices and (figure := figure_named(bare)) is not None:
-        return _Column(place=place, header=bare, figure=figure, told={"gpu_count": devices})
+        return _Column(place=place, header=bare, figure=figure, stated={"gpu_count": devices})
     figure = figure_named(header)
     if figure is not None or (has_units_in_cells(header) and not column):
-        return _Column(place=place, header=header, figure=figure, told=_told_by_header(header, figure))
+        return _Column(place=place, header=header, figure=figure, stated=_stated_in_header(header, figure))
     bare = _without_software(without_conditions(header))
     if not column and bare != header and (figure := figure_named(bare)) is not None:
-        return _Column(place=place, header=bare, figure=figure, told=_told_by_header(header, figure))
+        return _Column(place=place, header=bare, figure=figure, stated=_stated_in_header(header, figure))
     return None
 
 
@@ -310,19 +314,19 @@ def _without_software(header: str) -> str:
     return next((rest for place in ends if figure_named(rest := " ".join(words[place:]))), header)
 
 
-def _told_by_header(header: str, figure: Figure | None) -> dict[str, str]:
+def _stated_in_header(header: str, figure: Figure | None) -> dict[str, str]:
     """The device, precision and switches that a figure's header states: "TFLOPS (FP8)", "H100 tokens/s/GPU".
 
-    The precision beside a share of the peak is that of the peak.
+    A precision next to a share of the peak is that of the peak.
     """
-    told = {name: cell for name, cell in told_by_titles((header,), ()).items() if name in CONDITIONS}
+    stated = {name: cell for name, cell in stated_in_titles((header,), ()).items() if name in CONDITIONS}
     if re.match(r"npu\b(?! *(?:memory|mem|hbm))", header, re.I) or (
         _OF_NPUS.search(header) and not _OTHERS.search(header)
     ):
-        told.setdefault("gpu_type", _NPU)
+        stated.setdefault("gpu_type", _NPU)
     if figure is not None and figure.metric == "mfu_percent":
-        told.pop("precision", None)
-    return told
+        stated.pop("precision", None)
+    return stated
 
 
 def _check(columns: Sequence[str], headers: Sequence[str], figures: Sequence[object], table: str) -> None:
@@ -338,7 +342,7 @@ def _check(columns: Sequence[str], headers: Sequence[str], figures: Sequence[obj
 
 def _row(
     cells: Sequence[str], columns: Sequence[str], order: Sequence[int], headers: Sequence[str],
-    named: Mapping[str, str], told: Mapping[str, str],
+    named: Mapping[str, str], stated: Mapping[str, str],
 ) -> dict[str, str]:  # fmt: skip
     """The cells of a row by their columns; where two headers mean one column, the more definite one's."""
     found: dict[str, str] = {}
@@ -357,8 +361,8 @@ def _row(
         except BadCell as error:
             bad = bad or error
     found = _with_words(found, free)
-    if used := [column for column in told if not found.get(column)]:
-        found |= {column: told[column] for column in used} | {FROM_TITLE: ", ".join(used)}
+    if used := [column for column in stated if not found.get(column)]:
+        found |= {column: stated[column] for column in used} | {FROM_TITLE: ", ".join(used)}
     try:
         found = plain_row(found, named)
     except BadCell as error:
@@ -371,7 +375,7 @@ def _row(
 def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
     """A row whose blank cells are filled from the words of notes, strategies and sources, and `free` cells of unknown
     columns."""
-    device, model = (told_by_titles((found.get(column, ""),), ()) for column in ("gpu_type", "model"))
+    device, model = (stated_in_titles((found.get(column, ""),), ()) for column in ("gpu_type", "model"))
     said = {name: cell for name, cell in device.items() if name in ("model", "precision")}
     several = len(re.split(r"[,;|]| / ", found.get("model", ""))) > 2  # "Llama-2-7B, 8x A100, FSDP"
     beside = ("precision", "gpu_type", "gpu_count")  # "18.4B (128 GPUs)"
@@ -379,7 +383,7 @@ def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
     if several and "model" in model:
         found = {**found, "model": model["model"]}
     words = [found.get(name, "") for name in ("notes", "layout", "source")]
-    said |= told_by_titles(words, _READ_IN_NOTES) | told_by_titles(free, ())
+    said |= stated_in_titles(words, _READ_IN_NOTES) | stated_in_titles(free, ())
     return found | {name: cell for name, cell in said.items() if not found.get(name)}
 
 

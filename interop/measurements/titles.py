@@ -10,7 +10,7 @@ from interop.measurements.composed import degrees_in
 from interop.measurements.devices import UnknownDevice, device_named
 from interop.measurements.software import names_part, names_software
 
-__all__ = ["CONDITIONS", "told_by_titles", "without_conditions"]
+__all__ = ["CONDITIONS", "stated_in_titles", "without_conditions"]
 
 CONDITIONS = ("gpu_type", "precision", "recompute", "compile", "source")
 """Columns that the header of a figure may state."""
@@ -70,13 +70,13 @@ _EAGER = re.compile(r"^eager$|\b(?:without|no|w/o) (?:torch[. ])?compile\b", re.
 _COMPILED = re.compile(r"torch[. ]compile\b|\+ ?compile\b|(?:^|[,;] ?)compiled?(?=$|[,;])", re.I)
 
 
-def told_by_titles(titles: Sequence[str], columns: Collection[str]) -> dict[str, str]:
+def stated_in_titles(titles: Sequence[str], columns: Collection[str]) -> dict[str, str]:
     """Cells for columns that a table lacks, from the nearest line that contains them.
 
     A line that names two devices, precisions or models tells none of them. Where the nearest software is a part of
     others ("with FSDP2"), the software of a line further away stands before it.
 
-    >>> found = told_by_titles(("A100 80GB with 1600 Gbps node-node interconnect (RoCE)",), ())
+    >>> found = stated_in_titles(("A100 80GB with 1600 Gbps node-node interconnect (RoCE)",), ())
     >>> found["gpu_type"], found["interconnect"]
     ('A100 80GB', 'A100 80GB with 1600 Gbps node-node interconnect (RoCE)')
     """
@@ -128,30 +128,30 @@ _SINGLE: Mapping[str, re.Pattern[str]] = {
         re.I,
     ),
 }
-"""Column -> its words, of which a title has one kind or tells nothing."""
+"""Column -> its words. A title that has several kinds of words of a column states nothing about the column."""
 
 _KEEPS_CASE = ("model", "family")
 
 
 @lru_cache(maxsize=4096)
 def _told(title: str) -> Mapping[str, str]:
-    told = _devices(title)
+    stated = _devices(title)
     for column, pattern in _SINGLE.items():
         cells = [next(filter(None, found.groups())) for found in pattern.finditer(title)]
         if len({cell.lower() for cell in cells}) == 1:
-            told[column] = cells[-1] if column in _KEEPS_CASE else cells[-1].lower()
+            stated[column] = cells[-1] if column in _KEEPS_CASE else cells[-1].lower()
     if len(links := _LINK.findall(title)) == 1:
-        told["interconnect"] = links[0].strip()
+        stated["interconnect"] = links[0].strip()
     if _ROUTING.search(title):
-        told["notes"] = title
+        stated["notes"] = title
     if _EAGER.search(title):
-        told["compile"] = "n"
+        stated["compile"] = "n"
     elif _COMPILED.search(title) and not re.search(r"\b(without|no|w/o) torch", title, re.I):
-        told["compile"] = "y"
-    told |= degrees_in(title)
+        stated["compile"] = "y"
+    stated |= degrees_in(title)
     if names_software(title):
-        told["source"] = title
-    return told
+        stated["source"] = title
+    return stated
 
 
 def _catalogued(device: str) -> str:
@@ -164,17 +164,17 @@ def _catalogued(device: str) -> str:
 
 def _devices(title: str) -> dict[str, str]:
     """The device of a title, and how many."""
-    told: dict[str, str] = {}
+    stated: dict[str, str] = {}
     devices = {_catalogued(match.group(2)): match for match in _DEVICE.finditer(title)}
     if len(devices) == 1:
         (match,) = devices.values()
         device = re.sub(r"(?<=\d)s\b", "", match.group(2))
-        told["gpu_type"] = device if "(" in device else device.rstrip(")")
+        stated["gpu_type"] = device if "(" in device else device.rstrip(")")
         behind = _BEHIND.match(title[match.end() :])
         if count := match.group(1) or (behind and behind.group(1)):
-            told["gpu_count"] = _SPELLED.get(count.lower(), count)
+            stated["gpu_count"] = _SPELLED.get(count.lower(), count)
     if len(counts := set(_COUNT.findall(title))) == 1:
-        told.setdefault("gpu_count", counts.pop())
+        stated.setdefault("gpu_count", counts.pop())
     if len(nodes := _NODES.findall(title)) == 1:
-        told["gpu_count"] = str(int(nodes[0][0]) * int(nodes[0][1]))
-    return told
+        stated["gpu_count"] = str(int(nodes[0][0]) * int(nodes[0][1]))
+    return stated

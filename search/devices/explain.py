@@ -296,25 +296,25 @@ def relaxations(problem: Problem) -> list[Relaxation]:
         if fits := _fitting(problem, pins=rest):
             given = problem.pins.given[pin]
             found.append(
-                Relaxation(what=pin, value=None, text=f"without {pin}={given} a configuration fits ({_told(fits)})")
+                Relaxation(what=pin, value=None, text=f"without {pin}={given} a configuration fits ({_in_words(fits)})")
             )
     for factor in (2, 4, 8, 16, 32, 64, 128):
         count = problem.num_devices * factor
         machine = _larger(problem.machine, count)
         if machine is not None and (fits := _fitting(problem, num_devices=count, machine=machine)):
             found.append(
-                Relaxation(what="devices", value=count, text=f"{count} devices would be enough ({_told(fits)})")
+                Relaxation(what="devices", value=count, text=f"{count} devices would be enough ({_in_words(fits)})")
             )
             break
     for batch in _batches(problem.global_batch):
         if fits := _fitting(problem, global_batch=batch):
-            text = f"a global batch of {batch} would fit ({_told(fits)})"
+            text = f"a global batch of {batch} would fit ({_in_words(fits)})"
             found.append(Relaxation(what="batch", value=batch, text=text))
             break
     return found
 
 
-def _told(found: Candidate) -> str:
+def _in_words(found: Candidate) -> str:
     return f"{_GB(found.forecast.peak_bytes)}: {describe(found.degrees)}"
 
 

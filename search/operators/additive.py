@@ -131,13 +131,13 @@ class StageCosts:
     # ------------------------------------------------------------------ problem
 
     def question(self) -> Question:
-        """All that is to be minimised, for `refine.cheapest`."""
+        """The minimisation problem, for `refine.cheapest`."""
         return Question(problem=self.problem(), price=self.tensors.price, start=self.batch_split())
 
     def problem(self) -> Problem:
         """The problem made of these tables.
 
-        Where `moves` has bounds, so have the tensors, until `tensors.price` has been asked for a choice.
+        Where `moves` has only lower bounds, so have the tensors, until `tensors.price` prices a choice.
         """
         if self._problem is None:
             self._problem = self.problem_with([0.0] * len(self.operators))

@@ -57,8 +57,8 @@ class _Whole:
 
     def __init__(self, edge: TensorEdge, seconds: Floats) -> None:
         self.edge, self.seconds = edge, seconds
-        self.told = edge.costs(_finite(seconds))
-        self.tables = [self._table(self.told.copy())]
+        self.costs = edge.costs(_finite(seconds))
+        self.tables = [self._table(self.costs.copy())]
 
     def _table(self, costs: Floats) -> _Table:
         axes = self.edge.axes
@@ -70,9 +70,9 @@ class _Whole:
 
     def raised(self, seconds: Floats) -> Floats | None:
         """Replace seconds by larger ones; returns the additional cost of the first variable."""
-        told, self.seconds = self.edge.costs(_finite(seconds)), seconds
-        self.tables[0].costs += told - self.told
-        self.told = told
+        costs, self.seconds = self.edge.costs(_finite(seconds)), seconds
+        self.tables[0].costs += costs - self.costs
+        self.costs = costs
         return None
 
     def share(self) -> None:
@@ -83,7 +83,7 @@ class _Whole:
         new = _Whole.__new__(_Whole)
         left = np.ix_(*(rows[at] for at in self.edge.axes))
         shape = [edge.sizes[at] for at in edge.axes]
-        new.edge, new.seconds, new.told = edge, self.seconds, self.told[left].reshape(shape)
+        new.edge, new.seconds, new.costs = edge, self.seconds, self.costs[left].reshape(shape)
         new.tables = [new._table(self.tables[0].costs[left].reshape(shape))]
         return new
 
@@ -350,10 +350,10 @@ class Dual:
                 side.table.costs += (given - least).reshape(side.shape)
         return tuple(values)
 
-    def _chosen(self, variable: int, told: Sequence[Floats], values: Sequence[int]) -> int:
+    def _chosen(self, variable: int, shares: Sequence[Floats], values: Sequence[int]) -> int:
         """The best value of a variable next to those that are chosen already."""
         score = self.own[variable].copy()
-        for side, least in zip(self._sides[variable], told, strict=True):
+        for side, least in zip(self._sides[variable], shares, strict=True):
             table = side.table
             known = [
                 table.kind_of[at][values[other]] if at != side.axis and values[other] >= 0 else slice(None)

@@ -1,7 +1,7 @@
 """Prices for the search: seconds of one instruction, and of one redistribution step.
 
-Both assume that every rank is busy. A step costs as much as the instructions that lowering writes for it, waits
-included.
+Both assume that every rank is busy. A redistribution step costs as much as the instructions that lowering emits for it,
+including waits.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ class StepSeconds(LocalPrice):
     def local_s(self, kind: StepKind, mesh: Layout, axes: frozenset[str], size_bytes: int, itemsize: int) -> float:
         """Seconds of a slice or a collective over `axes`.
 
-        `size_bytes`: of a slice the largest parts before and after together, of a collective the larger of the two.
+        `size_bytes` refers to the largest part of a rank: for a slice, the sum of the sizes before and after; for a
+        collective, the larger of the two.
         """
         if kind is StepKind.SLICE:
             return _slice_s(self, size_bytes)

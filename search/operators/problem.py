@@ -77,7 +77,7 @@ class Problem:
         return widest(sizes, [scope for scope in scopes if scope])
 
     def tables(self) -> list[Table]:
-        """All that is to be minimised, one table per variable and tensor."""
+        """The tables whose sum is minimised, one per variable and one per tensor."""
         tables = [Table((variable,), own) for variable, own in enumerate(self.own)]
         for edge in self.edges:
             seconds = self.seconds(edge)

@@ -30,8 +30,8 @@ _AGAIN = 0.05
 class Ranking:
     """Shapes by their estimated time, corrected by simulations of similar shapes.
 
-    Like are those of as many stages and micro-batches. What of a group was simulated says how far its estimates are
-    off; groups of which nothing was count as the most favourable known one, so that promising ones get their turn.
+    Shapes with the same number of stages and of micro-batches form a group. The simulations of a group show how far its
+    estimates are off. A group without simulations gets the most favourable known correction, so that it is tried too.
     """
 
     def __init__(self, costs: ShapeCosts, options: Sequence[Option]) -> None:
@@ -74,7 +74,7 @@ class Ranking:
         return None
 
     def take(self, option: Option) -> float:
-        """An option that is to be simulated in any case, priced; its estimate."""
+        """Price an option that is simulated in any case; returns its estimate."""
         at = self.options.index(option)
         self.costs.price(option)
         self.done[at] = True

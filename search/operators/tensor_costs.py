@@ -28,8 +28,9 @@ class TensorCosts:
 
     Args:
         micro: the graph of one micro-batch.
-        operators: of the stage, in graph order.
-        choices: per operator its strategies; the stage's own list, which may still change before tensors are asked for.
+        operators: the operators of the stage, in graph order.
+        choices: the strategies of each operator. This is the stage's own list, which may still change
+            until tensors are priced.
         mesh: the stage's mesh.
         num_micro_batches: how often tensors are passed in a step.
         full_batch: whether inputs are fed whole (any layout is a free slice) or in parts.
@@ -119,7 +120,7 @@ class TensorCosts:
         def numbers(layouts: Sequence[TensorLayout]) -> np.ndarray:
             return self.moves.numbers(tensor.shape, tensor.dtype, layouts)
 
-        first = [pairs[0][0] for pairs in kinds[0]]  # without a maker it arrives as its first reader wants it
+        first = [pairs[0][0] for pairs in kinds[0]]  # an input arrives in the layout of its first reader
         slots = []
         for number in range(maker is not None, len(kinds)):
             for slot in range(len(kinds[number][0])):
@@ -149,7 +150,7 @@ class TensorCosts:
     def _layouts_of(self, name: str, operator: Operator, strategy: Strategy, made: bool, wanted: bool) -> Layouts:
         """The output layout of a strategy, or the layouts in which a tensor is read and its gradient computed.
 
-        Where no gradient is needed, its layout makes no difference, and that of the tensor stands for it.
+        If no gradient is needed, its layout does not matter, and the layout of the tensor is returned for it.
         """
         spec, mesh = self.micro.spec(operator), strategy.mesh or self.mesh
         if made:

@@ -58,11 +58,11 @@ class Ways:
                 yield _changed(plan, interleave=3 - min(plan.interleave, 2))
 
     def leaner(self, plan: Plan, fits: Callable[[Plan], bool]) -> Iterator[Plan]:
-        """Plans that need less memory, for every level one: the first that fits, with as few blocks computed again as
-        that takes; of one that does not fit at all the leanest.
+        """Plans that need less memory, one per optimizer level: the first that fits, with as few recomputed blocks as
+        possible, or the one with the least memory if none fits.
 
         Args:
-            plan: that is too large.
+            plan: the plan that is too large.
             fits: whether a plan fits the memory.
         """
         current = plan.optimizer.parallel_level

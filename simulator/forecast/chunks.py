@@ -304,7 +304,7 @@ class Chunks:
 
     def reduce_busy_ps(self, piece: str, part: str) -> float:
         """The time for which the reduction of the gradients of a part of a piece occupies its channel."""
-        reduce = self._beside(piece, part, False, True)[4]
+        reduce = self._key_of(piece, part, False, True)[4]
         return busy_ps(reduce if self.lowered is None else [line for _, lines in reduce for line in lines])
 
     def reduce(self, piece: str) -> tuple[Line, ...]:
@@ -325,16 +325,16 @@ class Chunks:
 
     def clock_map(self, piece: str, part: str, *, gathers: bool = False, reduces: bool = False) -> ClockMap:
         """The map of one of many equal pieces, during the gather of the next one and its own reduction."""
-        return self._clock_map(self._beside(piece, part, gathers, reduces))
+        return self._clock_map(self._key_of(piece, part, gathers, reduces))
 
-    def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> _Depends:
+    def _key_of(self, piece: str, part: str, gathers: bool, reduces: bool) -> _Depends:
         """The key of a clock map."""
         key = (piece, part, gathers, reduces)
         if key in self._depends:
             return self._depends[key]
         owner, name = self.owner_of(piece)
         if owner is not self:
-            self._depends[key] = _Depends((piece, *owner._beside(name, part, gathers, reduces)[1:]))
+            self._depends[key] = _Depends((piece, *owner._key_of(name, part, gathers, reduces)[1:]))
         else:
             if piece == "block":
                 given: object = self.stack.block_host_s(self.degrees, part, reduces=reduces, config=self.config)
@@ -365,23 +365,23 @@ class Chunks:
             self._depends[key] = self.known.setdefault(("same", found), found)
         return self._depends[key]
 
-    def _clock_map(self, beside: _Depends) -> ClockMap:
-        if beside not in self.known:
-            piece, part, given, gather, reduce = beside
+    def _clock_map(self, depends: _Depends) -> ClockMap:
+        if depends not in self.known:
+            piece, part, given, gather, reduce = depends
             owner, name = self.owner_of(piece)
             if owner is not self:
-                self.known[beside] = owner._clock_map(_Depends((name, part, given, gather, reduce)))
-                return self.known[beside]
+                self.known[depends] = owner._clock_map(_Depends((name, part, given, gather, reduce)))
+                return self.known[depends]
             if self.lowered is not None:
-                self.known[beside] = self._as_lowered(piece, part, dict(given), gather, dict(reduce))
-                return self.known[beside]
+                self.known[depends] = self._as_lowered(piece, part, dict(given), gather, dict(reduce))
+                return self.known[depends]
             after = list(reduce)
             if gather:
                 wait = self.stack.dispatch_ps(price_wait(self.machine).dispatch_ps, "wait", "C")
                 copied = self._copied(self.weight_bytes(piece), 0)
                 after = [Line(WAIT, wait, 0, token=_GATHER), *copied, *reduce]
-            self.known[beside] = self._body(piece, part, given).clock_map(gather, after, steady=bool(after))
-        found: ClockMap = self.known[beside]
+            self.known[depends] = self._body(piece, part, given).clock_map(gather, after, steady=bool(after))
+        found: ClockMap = self.known[depends]
         return found
 
     def _as_lowered(
@@ -418,36 +418,36 @@ class Chunks:
     def action(self, chunk: Chunk, part: str, *, gathers: bool = False, reduces: bool = False) -> ClockMap:
         """The map of a chunk's complete action: its pieces in the order of the part."""
         pieces = chunk.pieces if part == "F" else chunk.pieces[::-1]
-        own = tuple((self._beside(piece, part, gathers, reduces), count) for piece, count in pieces)
+        own = tuple((self._key_of(piece, part, gathers, reduces), count) for piece, count in pieces)
         if own not in self.known:
-            parts = [self._clock_map(beside).times(count) for beside, count in own]
+            parts = [self._clock_map(depends).times(count) for depends, count in own]
             if gathers and pieces and self.lowered is not None:
-                beside, count = own[0]
-                if beside[3] and beside[3][0]:  # the last piece has nothing to gather next to it
-                    parts[0] = self._first(beside).then(self._clock_map(beside).times(count - 1))
+                depends, count = own[0]
+                if depends[3] and depends[3][0]:  # the last piece has nothing to gather next to it
+                    parts[0] = self._first(depends).then(self._clock_map(depends).times(count - 1))
             elif gathers and pieces and (gather := self.gather(pieces[0][0])):
                 parts.insert(0, self._gathered(gather))
             self.known[own] = functools.reduce(ClockMap.then, parts) if parts else ClockMap()
         found: ClockMap = self.known[own]
         return found
 
-    def _first(self, beside: _Depends) -> ClockMap:
+    def _first(self, depends: _Depends) -> ClockMap:
         """The map of the first piece of an action, which starts when the first of its own weights have been gathered.
 
         Programs issue their gathers before they wait for the tensor that arrives. It is taken to be no faster than
         another piece, so that a chunk that waits takes as long as its pieces in a row.
         """
-        key = ("first", beside)
+        key = ("first", depends)
         if key not in self.known:
-            piece, part, given, (issue, arrive), reduce = beside
+            piece, part, given, (issue, arrive), reduce = depends
             owner, name = self.owner_of(piece)
             if owner is not self:
-                self.known[key] = owner._first(_Depends((name, *beside[1:])))
+                self.known[key] = owner._first(_Depends((name, *depends[1:])))
                 return self.known[key]
             waits = [number for number, line in enumerate(arrive) if line.kind == WAIT]
             cut = waits[1] if len(waits) > 1 else len(arrive)
             gather = (*issue, *arrive[:cut]), arrive[cut:]
-            own, other = self._as_lowered(piece, part, dict(given), gather, dict(reduce)), self._clock_map(beside)
+            own, other = self._as_lowered(piece, part, dict(given), gather, dict(reduce)), self._clock_map(depends)
             there = measure([*issue, arrive[0]], self.rates)
             work = max(own.work_ps, other.work_ps)
             self.known[key] = own._replace(work_ps=work, prefetch_ps=min(there.work_ps, work - other.work_ps))

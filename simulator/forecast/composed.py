@@ -61,9 +61,9 @@ def hybrid_forecast(
     """Predict hybrid sharding (HSDP): weights sharded within groups of data-parallel ranks, replicated across them.
 
     A group runs its share of the batch as fully sharded data parallelism does. Its shards of the gradients are then
-    reduced over the groups, block by block beside the backward (torch/distributed/fsdp/_fully_shard, FSDPCommContext's
-    all_reduce_stream). Exposed are the reduction of the embedding, which comes last, and what the others take longer
-    than the backward.
+    reduced across the groups, block by block, during the backward (torch/distributed/fsdp/_fully_shard,
+    FSDPCommContext's all_reduce_stream). Two parts are exposed: the reduction of the embedding, which comes last, and
+    the time by which the other reductions outlast the backward.
 
     Args:
         config, machine, stack: as of `forecast`.

@@ -158,8 +158,9 @@ class Activations(NamedTuple):
 
 
 def chunk_activations(pieces: Sequence[tuple[Footprint, Any]]) -> Activations:
-    """The activations of chunks, piece by piece: a forward needs nothing yet for the pieces behind, a backward nothing
-    any more.
+    """The activations of chunks, added up piece by piece.
+
+    A forward holds nothing yet for later pieces, and a backward has already freed theirs.
 
     Args:
         pieces: in the order of the forward, each with how often a chunk has it: a number, or an array of any chunks.

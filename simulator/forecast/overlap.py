@@ -33,8 +33,9 @@ def slowed(ops: Sequence[Op], rates: PairRates | None, arrival_ps: int = 0) -> t
 def host_lead_ps(ops: Sequence[Op], rates: PairRates) -> tuple[int, int]:
     """By how much a body lets its host get ahead, and how much longer its compute takes if the host was ahead before.
 
-    `slowed` takes the host to set the pace where it has more to do than the device. A body before may have given it a
-    lead, by compute or by collectives that the stream waited for; then more of the communication runs beside compute.
+    `slowed` assumes that the host sets the pace if it has more work than the device. An earlier body may have given the
+    host a lead, through compute or through collectives that the stream waited for. Then more communication overlaps
+    with compute.
     """
     is_late = _host_sets_the_pace(ops)
     end_ps, _ = _simulate(ops, rates, is_late=is_late)

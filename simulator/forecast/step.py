@@ -145,8 +145,8 @@ class StepForecast:
 
     @cached_property
     def _slowed_transfers(self) -> dict[tuple[int, str], Transfers]:
-        """With the time that they take during kernels of their ends, on average; what is received when it is needed
-        moves beside few of them."""
+        """Transfers with their average time while kernels run on both ends. A tensor that is received only when it is
+        needed overlaps with few kernels."""
         rates, placement = pair_rates(self.machine), self.schedule.placement
         if rates is None or not self.degrees.posts_ahead:
             return self._transfers
