@@ -624,6 +624,34 @@ def test_flops_of_products(name, flops):
     assert spec_of(name).flops == flops
 
 
+UNUSED = {("embedding", "v"), ("grouped_linear", "v"), ("pick", "c")}
+"""Rows that are looked up, weights of which each row of the input meets one, and classes of which one is picked."""
+
+
+@pytest.mark.parametrize("name", [name for name, (kind, *_) in CASES.items() if kind != "opaque"])
+def test_twice_the_size_of_a_dim_that_can_be_split_is_twice_the_work(name):
+    kind, _, attrs, _ = CASES[name]
+    spec = spec_of(name)
+    for dim in sorted(spec.splittable):
+        sizes = spec.sizes | {dim: 2 * spec.sizes[dim]}
+        inputs, outputs = (
+            [tuple(math.prod(sizes[each] for each in factors(one)) for one in dims) for dims in tensors]
+            for tensors in (spec.inputs, spec.outputs)
+        )
+        if (attrs.get("causal") and dim == "s") or (kind == "conv2d" and dim == "g"):
+            continue  # queries see more keys, and the shapes do not tell groups from channels
+        wide = declare(kind, inputs, outputs, attrs, name)
+        assert wide.flops == (1 if (kind, dim) in UNUSED else 2) * spec.flops
+        for index, gradient in spec.gradients.items():
+            times = (1, 2) if (kind, dim) in UNUSED or dim not in _names(spec, index) else (2,)
+            assert wide.gradients[index].flops in [each * gradient.flops for each in times]
+
+
+def _names(spec, index):
+    """The dims of an input and of the output, over which its gradient goes."""
+    return {each for dims in (spec.inputs[index], *spec.outputs) for dim in dims for each in factors(dim)}
+
+
 @pytest.mark.parametrize(
     "name", [name for name, (kind, *_) in CASES.items() if compute_class(f"{kind}.forward") == "matrix"]
 )
