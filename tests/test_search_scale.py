@@ -16,7 +16,7 @@ import pytest
 from costmodels import Machine
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
-from plans.model.transformer import Experts, TransformerConfig
+from plans.model.transformer import Experts, TransformerConfig, transformer_config
 from search.candidate import identity
 from search.devices import Candidate, NothingFits, Pins, Problem, SearchResult, baseline, solve
 from search.devices.baselines import usual_candidates
@@ -382,6 +382,15 @@ def test_an_interrupt_gives_the_best_so_far_and_its_gap(after: int) -> None:
     assert len(seen) == after and not found.complete
     assert found.best is seen[-1] and found.best.forecast.step_s >= best
     assert found.physics_bound_s <= found.lower_bound_s <= best * (1 + 1e-9)
+
+
+def test_a_search_without_time_is_no_slower_than_data_parallelism() -> None:
+    asked = Problem(
+        config=transformer_config("llama-3-70b", num_layers=16), machine=Machine.load("h100-sxm-x64"), num_devices=64,
+        global_batch=512,
+    )  # fmt: skip
+    split = baseline(asked, "data-parallel").plans[0].forecast
+    assert solve(asked, time_limit_s=1e-9).plans[0].forecast.step_s <= split.step_s * (1 + 1e-9)
 
 
 def test_a_time_limit_ends_the_search() -> None:

@@ -17,7 +17,7 @@ from search.physics import physics_s
 from search.result import NothingFits, SearchResult
 from simulator.forecast import Forecast, estimate_grid, forecast
 
-__all__ = ["BASELINES", "baseline", "physical_bound_s", "usual_candidates"]
+__all__ = ["BASELINES", "baseline", "data_parallel", "physical_bound_s", "usual_candidates"]
 
 
 def baseline(problem: Problem, name: str) -> SearchResult[Candidate]:
@@ -109,7 +109,8 @@ def _promising(problem: Problem, estimated: list[tuple[Degrees, Forecast]]) -> l
     return found
 
 
-def _data_parallel(problem: Problem) -> list[Candidate]:
+def data_parallel(problem: Problem) -> list[Candidate]:
+    """What data parallelism does: every device has the complete model."""
     count = problem.num_devices
     try:
         part = Branching(problem=problem.changed(pins=Pins(dp=count, tp=1, pp=1, cp=1, ep=1)))
@@ -204,7 +205,7 @@ def _possible(problem: Problem, candidates: Iterable[dict[str, object]]) -> Iter
 
 
 BASELINES: dict[str, Callable[[Problem], list[Candidate]]] = {
-    "data-parallel": _data_parallel,
+    "data-parallel": data_parallel,
     "grid": _grid,
     "greedy": _greedy,
 }

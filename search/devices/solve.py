@@ -11,7 +11,7 @@ from costmodels.price.clock import at_usual_clock
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from search.candidate import Candidate
-from search.devices.baselines import physical_bound_s, usual_candidates
+from search.devices.baselines import data_parallel, physical_bound_s, usual_candidates
 from search.devices.branch import Branching
 from search.devices.descent import descended
 from search.devices.explain import at_own_clock, neighbours, relaxations
@@ -80,6 +80,9 @@ def solve(
 
         branching.midway = usual
     branching.run()
+    if branching.interrupted and time_limit_s is not None and not problem.pins.given:
+        for candidate in data_parallel(problem):  # takes about a second, also where the time limit was shorter
+            branching.consider(candidate.degrees)
     if not branching.candidates:
         raise _nothing(branching)
     tried = turns(problem, branching.candidates, deadline_s=deadline_s)
