@@ -34,13 +34,13 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _NOTHING = 1e-15
-"""Seconds that count as none."""
+"""Seconds below which a cost counts as zero."""
 
 _NO_WAY = 1e3
-"""Seconds in place of infinite ones, between layouts without a way: more than any answer, and still exact to add."""
+"""Replaces infinite seconds, between layouts without a conversion: more than any answer, but sums remain exact."""
 
 MOST_CELLS = 70_000
-"""Cells of a tensor's table up to which it is kept whole."""
+"""Largest table of a tensor, in cells, that is not divided into pairs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +113,7 @@ class _Pairs:
         ]  # fmt: skip
 
     def _counts(self, number: int) -> Floats:
-        """Per layout how many readers know it."""
+        """The number of readers that know each layout."""
         counts = np.zeros(len(self.seconds))
         for slot in self.readers:
             counts[np.unique(slot[number])] += 1
@@ -244,7 +244,7 @@ def _along(costs: Floats, axis: int, edge: TensorEdge) -> Floats:
 
 @dataclass(slots=True)
 class _Side:
-    """A table as one of its variables sees it."""
+    """A table from the point of view of one of its variables."""
 
     table: _Table
     axis: int
@@ -318,7 +318,7 @@ class Dual:
         return found
 
     def sweep(self) -> None:
-        """Go through the variables there and back; `met` are the choices on the way."""
+        """Pass over the variables forward and backward; `met` are the choices found on the way."""
         count = len(self.own)
         self.met = [self._through(range(count), 0), self._through(range(count - 1, -1, -1), 1)]
         for tensor in self._tensors:
@@ -351,7 +351,7 @@ class Dual:
         return tuple(values)
 
     def _chosen(self, variable: int, shares: Sequence[Floats], values: Sequence[int]) -> int:
-        """The best value of a variable next to those that are chosen already."""
+        """The best value of a variable given the values chosen so far."""
         score = self.own[variable].copy()
         for side, least in zip(self._sides[variable], shares, strict=True):
             table = side.table
@@ -371,7 +371,7 @@ class Dual:
     # ------------------------------------------------------------------ changes
 
     def rise(self) -> None:
-        """Take over prices that have risen: the bound stays one, and rises too."""
+        """Adopt prices that have risen. The bound remains valid and rises too."""
         for tensor in self._tensors:
             seconds = self.problem.seconds(tensor.edge)
             if seconds is not tensor.seconds:

@@ -30,7 +30,7 @@ _NO_COSTS = np.zeros(0)
 
 
 BLOCK_CELLS = 4_000_000
-"""Largest joined table for which equal blocks are eliminated before what parts them."""
+"""Largest joined table for which equal blocks are eliminated before the variables that separate them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ def _neighbours(sizes: Sequence[int], tables: Sequence[Table]) -> dict[int, set[
 
 
 def _order(sizes: Sequence[int], tables: Sequence[Table]) -> list[int]:
-    """Always the variable whose neighbours have the fewest values together; of equals the first.
+    """Always the variable whose neighbours have the fewest combinations of values; the first one on a tie.
 
     Variables that part the others (what is before from what is behind) come last, unless that makes tables too large:
     then equal blocks between them are eliminated in the same way, and only once (`Memory`).

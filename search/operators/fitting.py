@@ -71,7 +71,7 @@ def _with_sum(total: int, sizes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def leaner_plan(plan: Plan, choices: Mapping[str, Sequence[Strategy]], seconds: float = DESCENT_S) -> Plan:
-    """Go down from `plan` to one of less memory, one operator's strategy at a time, until no change helps.
+    """Reduce the memory of `plan` by changing one operator's strategy at a time, until no change helps.
 
     The largest peak decides, then the sum of all peaks. It is a descent: its result is the smallest found, which may
         not be the smallest possible.

@@ -31,10 +31,10 @@ Ints = npt.NDArray[np.int64]
 
 _MOVING = (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL, StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
 _MAX_GROUPED = 6
-"""Axes up to which collectives over several of them are looked at; over more ranks none takes less."""
+"""Largest number of axes of the collectives that are considered; collectives over more ranks never take less time."""
 
 _MAX_CELLS = 1 << 22
-"""Pairs times ranks up to which what a rank lacks is counted rank by rank."""
+"""Largest product of pairs and ranks for which missing elements are counted rank by rank."""
 
 
 class Floors(Protocol):

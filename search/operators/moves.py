@@ -41,7 +41,7 @@ class _Space:
 
 @dataclass(slots=True)
 class Moves:
-    """Seconds of redistributions; lower bounds first, prices where asked for.
+    """Seconds of redistributions: lower bounds at first, prices on request.
 
     Args:
         seconds: the price of one pair.
@@ -87,7 +87,7 @@ class Moves:
         return self._spaces[shape, dtype].version
 
     def price_all(self, shape: tuple[int, ...], dtype: str, pairs: Iterable[tuple[int, int]]) -> bool:
-        """Take the price of every pair of numbers; whether one of them was new."""
+        """Price every pair of numbers; returns whether one of them was new."""
         self.table(shape, dtype)
         space = self._spaces[shape, dtype]
         open_ = [pair for pair in pairs if not space.is_exact[pair]]
@@ -96,7 +96,7 @@ class Moves:
         return bool(open_)
 
     def price(self, source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> float:
-        """The price of a pair, which `table` has from now on."""
+        """Price a pair and store the price in `table`."""
         key = self._key(source, target, shape, dtype)
         if (found := self.known.get(key)) is None:
             found = self.known[key] = 0.0 if source == target else self.seconds(source, target, shape, dtype)
@@ -109,7 +109,7 @@ class Moves:
         return found
 
     def _cells(self, space: _Space, source: TensorLayout, target: TensorLayout, dtype: str) -> list[tuple[int, int]]:
-        """The cells of all pairs that cost what one costs."""
+        """The cells of all pairs with the same cost as a given pair."""
         if not self._has_names_to_spare(source, target, dtype):
             return [(space.number[source], space.number[target])]
         mesh, found = source.mesh, []
@@ -148,7 +148,7 @@ class Moves:
 
 @lru_cache(maxsize=1024)
 def _renamings(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The orders of the axes that leave the sizes as they are."""
+    """The permutations of the axes that keep the sizes."""
     return tuple(
         order
         for order in itertools.permutations(range(len(sizes)))

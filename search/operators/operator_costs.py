@@ -26,7 +26,7 @@ class InstructionCost(Protocol):
     """Seconds of one instruction on a machine."""
 
     def __call__(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> float:
-        """Seconds, as the search counts them. `values`: bytes that the instruction reads and writes, if known."""
+        """Seconds of an instruction in the search. `values`: bytes that the instruction reads and writes, if known."""
 
     def parts(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> tuple[float, float]:
         """Seconds on the host and on the device."""

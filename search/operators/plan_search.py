@@ -34,14 +34,14 @@ NUM_NEIGHBOURS = 6
 """Number of the cheapest answers of a stage that are simulated."""
 
 _MOST_LARGE = 4
-"""Number of plans over the memory limit that are made to fit, if that leaves them the fastest."""
+"""Number of plans over the memory limit that are changed to fit, if they remain the fastest."""
 
 _WORTH_VARYING = 1.5
 """Largest factor over the fastest plan at which a plan is still varied: micro-batches, schedule, level."""
 
 _EVERY = 1 << 30
 _LEAN = 4
-"""Answers of a stage whose memory is looked at even where time is over."""
+"""Number of answers of a stage whose memory is checked even after the time limit."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class PlanSearch:
         return not self.complete
 
     def _is_late(self) -> bool:
-        """Whether strategies have had their part of the time; the rest is for simulations."""
+        """Whether the search of strategies has used its share of the time; the rest is for simulations."""
         return self.deadline is not None and time.perf_counter() > (self.started + self.deadline) / 2
 
     def run(
@@ -268,7 +268,7 @@ class PlanSearch:
                 self._simulated(at_level(self._plan(shape, answers), level))
 
     def _fitted(self) -> None:
-        """Make the fastest plans fit that do not, where levels and recomputing are searched."""
+        """Change the fastest plans that do not fit so that they do, if levels and recomputation are searched."""
         limit_bytes = self.limit_bytes
         best_s = min((_rank(plan)[0] for plan in self._fitting()), default=float("inf"))
         if limit_bytes is None or not (self.ways.levels or self.ways.recompute):
@@ -282,7 +282,7 @@ class PlanSearch:
                 best_s = min(best_s, _rank(found)[0]) if self._fits(found) else best_s
 
     def _ways(self, weights: Callable[[], Sequence[float]]) -> None:
-        """Vary how the best plans of every number of stages are run, one thing at a time, until none is faster."""
+        """Vary one setting at a time of the best plans of every number of stages, until none is faster."""
         fitting = sorted(self._fitting(), key=_rank)
         by_stages = {len(plan.stages): plan for plan in reversed(fitting)}
         for start in sorted(by_stages.values(), key=_rank):

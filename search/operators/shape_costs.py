@@ -64,7 +64,7 @@ class ShapeCosts:
         ]  # fmt: skip
 
     def price(self, option: Option) -> bool:
-        """Make the costs of a shape's stages exact; whether one of them was not."""
+        """Make the costs of a shape's stages exact; returns whether one of them was not."""
         open_ = [entry for entry in self.entries(option) if entry not in self._exact]
         for entry in open_:
             count, ranks, start, end, width = self._stages[entry]

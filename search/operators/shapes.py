@@ -130,7 +130,7 @@ class ShapeSpace:
         return PipelineShape(names=names, widths=widths, num_micro_batches=count)
 
     def ends(self, option: Option, stage: int) -> tuple[int, int]:
-        """The first operator of a stage and the one behind its last; twice its number where stages are given."""
+        """The first operator of a stage and the one after its last; the stage's number twice if stages are given."""
         if self.stages is not None:
             return stage, stage
         ends = (0, *option[1], len(self.graph.operators))

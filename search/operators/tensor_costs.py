@@ -53,7 +53,7 @@ class TensorCosts:
         self._position = {operator.name: number for number, operator in enumerate(self.operators)}
 
     def price(self, values: Sequence[int]) -> bool:
-        """Make the seconds exact for one value of every variable; whether anything of it was a bound."""
+        """Make the seconds exact for one value of every variable; returns whether any of them was a bound."""
         rose = False
         for edge in self.edges():
             tensor = self.micro.tensors[edge.tensor]

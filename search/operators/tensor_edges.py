@@ -52,7 +52,7 @@ class TensorEdge:
         self.key = (self.form, slots, self.wanted, tuple(number.tobytes() for number in numbers))
 
     def restricted(self, keep: Sequence[np.ndarray]) -> TensorEdge:
-        """The same where every variable has some of its values left: `keep[variable]` are their numbers."""
+        """The same edge with fewer values; `keep[variable]` are the numbers of those that remain."""
         rows, kind_of = [], []
         for variable, kinds in zip(self.variables, self.kind_of, strict=True):
             left, which = np.unique(kinds[keep[variable]], return_inverse=True)

@@ -80,7 +80,7 @@ class Ways:
 
 
 def _scheduled(plan: Plan, weights: Callable[[], Sequence[float]]) -> Iterator[Plan]:
-    """With every other schedule, and as many chunks per rank as it takes."""
+    """The plan with every other schedule, and the number of chunks per rank that the schedule needs."""
     meshes = list(dict.fromkeys(stage.mesh for stage in plan.stages))
     alike = len({(mesh.device_matrix, mesh.alias_name) for mesh in meshes}) == 1
     bound = any(strategy.mesh is not None for strategy in plan.strategies.values())

@@ -63,7 +63,7 @@ class Change:
         return Change(net, self.peak_bytes, self.at_peak)
 
     def repeated(self, count: int) -> Roles:
-        """Role -> bytes that `count` of them leave behind."""
+        """Role -> bytes that remain allocated after `count` of them."""
         return {role: count * size for role, size in self.net.items()}
 
     def times(self, count: int) -> Change:
@@ -178,7 +178,7 @@ class RankMemory:
 
     @cached_property
     def kept(self) -> dict[str, int]:
-        """Role -> bytes that are always there."""
+        """Role -> bytes that are allocated during the entire step."""
         found: dict[str, int] = {}
         for value in self._values.values():
             if value.scope is Scope.KEPT and value.size_bytes:
@@ -230,7 +230,7 @@ class RankMemory:
         return self._highest(opened, changes, number, self._received(schedule, rows, posts_ahead), released, closed)
 
     def _received(self, schedule: Schedule, rows: slice, posts_ahead: bool) -> Ints:
-        """Per action the bytes whose receive is posted just before it: its own, or those of the action after it."""
+        """For each action, the bytes of the receive posted just before it: its own, or that of the next action."""
         table, last = schedule.table, schedule.num_stages - 1
         kind, stage = table.kind[rows], table.stage[rows]
         receives = ((kind == 0) & (stage > 0)) | (((kind == 1) | (kind == 2)) & (stage < last))

@@ -129,10 +129,10 @@ class RankBodies:
         return self._seconds[key]
 
     def slowed(self, rates: PairRates | None, arrival_ps: int = 0) -> RankBodies:
-        """The same with the work that operations take next to each other.
+        """The same rank with the work of operations under mutual slowdown.
 
-        The first forward runs next to the gathers that opened the step and are not over when it begins, the updates
-        next to the reductions that the last backward has left.
+        The first forward overlaps with the gathers of the opening block that have not finished, and the optimizer
+        updates overlap with the reductions that the last backward issued.
 
         Args:
             rates: of pairs; None: overlap costs nothing.

@@ -41,7 +41,7 @@ from simulator.forecast.walk import MOST_MESSAGES
 __all__ = ["StepForecast", "backward_kinds"]
 
 _MUCH = 0.015
-"""Share of a step: what communication under way at once may cost before the step is walked by the clock."""
+"""Largest share of a step lost to concurrent communication; above it, bodies are simulated in time order."""
 
 
 @lru_cache(maxsize=256)
