@@ -192,6 +192,12 @@ FORMS = {
         "<th>TP<th>mbs<th>GBS<th>seq<th>tokens/s/NPU</tr><tr><td>LLaMA2-7B<td>8<td>1<td>1<td>64<td>4096<td>3300</table>",
         [{"gpu_type": "910B3", "precision": "bf16", "gpu_count": "8"}],
     ),
+    # the H100 NVL and its memory; NVL72 is a rack of GB200
+    "nvl.md": (
+        "Llama-2-13B, 4x H100 NVL 94GB, PyTorch FSDP, seq 4096, bf16\n\n| micro batch | s/it |\n"
+        "|--|--|\n| 1 | 1.15 |\n",
+        [{"gpu_type": "H100 NVL 94GB", "gpu_count": "4"}],
+    ),
     # numbers of devices beside sizes, recomputation as a setting
     "counts.md": (
         "Megatron-LM, A100-80GB, seq 2048, batch 512\n\n| Params | TP | PP | mbs | TFLOP/s/GPU |\n|--|--|--|--|--|\n"
