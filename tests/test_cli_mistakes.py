@@ -91,6 +91,10 @@ PREDICT = "predict llama-3-8b --machine h200-x8"
         ("predict --model llama-3-8b --machine h200-x8", "write the model alone, as in `twofold predict llama-3-70b`"),
         ("plan --model gpt2 --machine h200-x8", "write the model alone, as in `twofold plan llama-3-8b`"),
         (f"{PREDICT} --tp eight", "--tp eight: must be a whole number"),
+        (
+            "plan llama-3-8b --machine h200-x8 --sequence-parallel no",
+            "--sequence-parallel no: must be False or True",
+        ),
         (f"{PREDICT} --seq 1.5", "--seq 1.5: must be a whole number"),
         (f"{PREDICT} --tp 3", "the next valid tp is 4"),
         (f"{PREDICT} --tp 16", "16"),

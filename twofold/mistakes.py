@@ -55,7 +55,7 @@ def mistake(name: str, command: type, arguments: Sequence[str], message: str) ->
     """
     options = {option.name: option for option in options_of(command)}
     words = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", message))
-    for describe in (_switch, _unknown, _valueless, _unread, _missing):
+    for describe in (_switch, _unknown, _valueless, _choice, _unread, _missing):
         if text := describe(name, options, arguments, words):
             return text
     return f"{_first_sentence(words)}; `twofold {name} --help` lists the options"
@@ -111,6 +111,15 @@ def _valueless(name: str, options: Options, arguments: Sequence[str], words: str
 def _needs_value(name: str, option: str) -> str:
     example = example_of(name, option)
     return f"{option} needs a value{f', such as {option} {example}' if example else ''}"
+
+
+def _choice(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
+    """Message about a value that is not one of a few."""
+    found = re.search(r"invalid choice '(.*?)' for argument '(--[\w-]+)'\. Expected one of \((.*?),?\)", words)
+    if found is None:
+        return ""
+    choices = [choice.strip("'") for choice in found[3].split(", ")]
+    return f"{found[2]} {found[1]}: must be {' or '.join(choice for choice in choices if choice != 'None')}"
 
 
 def _unread(name: str, options: Options, arguments: Sequence[str], words: str) -> str:
