@@ -153,7 +153,7 @@ def watch(folder: str, rank_pid: int, watching: int) -> None:
     import signal
     import time
 
-    told_to_end = False
+    told_to_end, agent_pid = False, os.getppid()
 
     def end_rank(signum: int, frame: FrameType | None) -> None:
         nonlocal told_to_end
@@ -184,6 +184,8 @@ def watch(folder: str, rank_pid: int, watching: int) -> None:
     if code != 0:
         os._exit(code if code > 0 else 128 - code)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun may let a guard wait for those of the other ranks
+    if os.getppid() != agent_pid:  # it died while SIGTERM was ignored, and nobody would end that wait
+        os._exit(1)
 
 
 def folders_of_this_machine(folder: str) -> list[str]:
