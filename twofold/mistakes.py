@@ -118,7 +118,7 @@ def _choice(name: str, options: Options, arguments: Sequence[str], words: str) -
     found = re.search(r"invalid choice '(.*?)' for argument '(--[\w-]+)'\. Expected one of \((.*?),?\)", words)
     if found is None:
         return ""
-    choices = [choice.strip("'") for choice in found[3].split(", ")]
+    choices = sorted(choice.strip("'") for choice in found[3].split(", "))
     return f"{found[2]} {found[1]}: must be {' or '.join(choice for choice in choices if choice != 'None')}"
 
 
