@@ -464,3 +464,8 @@ def test_a_pipeline_is_not_left_idle_by_a_missing_micro_batch(tmp_path):
     (row,) = validate(tmp_path / "table.csv").rows
     sizes = {reading["cells"]["micro_batch"] for reading in row["readings"] if "micro_batch" in reading["cells"]}
     assert not sizes & {"32", "64"} and row["mfu"] > 0.25
+
+
+def test_only_the_beginning_of_a_very_long_title_is_read():
+    found = stated_in_titles(("A100 80GB, ", "H100 SXM " + "a" * 100_000 + " bf16"), ())
+    assert found["gpu_type"] == "A100 80GB" and "precision" not in found

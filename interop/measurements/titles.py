@@ -133,9 +133,13 @@ _SINGLE: Mapping[str, re.Pattern[str]] = {
 
 _KEEPS_CASE = ("model", "family")
 
+_LONGEST = 1_000
+"""Characters of a title or cell that are searched for words; what is longer describes no run."""
+
 
 @lru_cache(maxsize=4096)
 def _told(title: str) -> Mapping[str, str]:
+    title = title[:_LONGEST]
     stated = _devices(title)
     for column, pattern in _SINGLE.items():
         cells = [next(filter(None, found.groups())) for found in pattern.finditer(title)]
