@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.in_a_row import in_a_row_s, settle
 from benchmarks.jobs import on_ranks
 from benchmarks.kept import measured_with, write_results
 from benchmarks.profiled import kernels_of
@@ -167,20 +168,10 @@ def _taken_s(device: Device, sync: RankSync, run: Callable[[], None], *, records
     """Seconds of a segment of the slowest rank, in a row."""
     repeat, release = _repeated(device, run, records=records)
     sync.barrier()
-    first = device.mark()
-    repeat()
-    last = device.mark()
-    device.synchronize()
-    once_s = sync.maximum([device.between_ns(first, last) / 1e9])[0]
-    for _ in range(max(2, round(WARM_S / once_s))):
-        repeat()
-    first = device.mark()
-    for _ in range(ROUNDS):
-        repeat()
-    last = device.mark()
-    device.synchronize()
+    settle(device, sync, repeat, WARM_S)
+    taken_s = in_a_row_s(device, repeat, ROUNDS)
     release()
-    return float(sync.maximum([device.between_ns(first, last) / 1e9 / ROUNDS / SEGMENTS])[0])
+    return float(sync.maximum([taken_s / ROUNDS / SEGMENTS])[0])
 
 
 def _repeated(

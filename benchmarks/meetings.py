@@ -31,6 +31,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from benchmarks.in_a_row import in_a_row_s, settle
 from benchmarks.jobs import on_ranks
 from benchmarks.kept import measured_with, write_results
 from executor.calibrate.communication import collective_call, recorded_together
@@ -199,7 +200,7 @@ def _series(device: Device, sync: RankSync, timer: Timer, calls: Sequence[Callab
     recording = device.capture(run)
     assert recording is not None, "this device cannot record launches"
     sync.barrier()
-    _replay_for(device, sync, recording.replay)
+    settle(device, sync, recording.replay, WARM_S)
     times: list[_Rows] = []
     clocks = []
     for _ in range(ROUNDS):
@@ -219,25 +220,10 @@ def _whole_s(device: Device, sync: RankSync, timer: Timer, calls: Sequence[Calla
     recording = device.capture(lambda: [call() for _ in range(SEGMENTS) for call in calls])
     assert recording is not None
     sync.barrier()
-    _replay_for(device, sync, recording.replay)
-    first = device.mark()
-    for _ in range(ROUNDS):
-        recording.replay()
-    last = device.mark()
-    device.synchronize()
+    settle(device, sync, recording.replay, WARM_S)
+    taken_s = in_a_row_s(device, recording.replay, ROUNDS)
     recording.release()
-    return sync.maximum([device.between_ns(first, last) / 1e9 / ROUNDS / SEGMENTS])[0]
-
-
-def _replay_for(device: Device, sync: RankSync, replay: Callable[[], None]) -> None:
-    """Until clocks have settled; as often on every rank."""
-    first = device.mark()
-    replay()
-    last = device.mark()
-    device.synchronize()
-    once_s = sync.maximum([device.between_ns(first, last) / 1e9])[0]
-    for _ in range(max(2, round(WARM_S / once_s))):
-        replay()
+    return sync.maximum([taken_s / ROUNDS / SEGMENTS])[0]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

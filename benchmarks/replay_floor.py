@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.in_a_row import in_a_row_s
 from benchmarks.kept import measured_with, write_results
 from benchmarks.peers.own import with_execution
 from benchmarks.replay_marks import warmed
@@ -78,12 +79,7 @@ def _device_s(device: Device, call: Callable[[], object], count: int) -> float:
     """Seconds of one call of many in a row; the second half of them."""
     for _ in range(count // 2):
         call()
-    first = device.mark()
-    for _ in range(count):
-        call()
-    last = device.mark()
-    device.synchronize()
-    return device.between_ns(first, last) / 1e9 / count
+    return in_a_row_s(device, call, count) / count
 
 
 def _host_s(device: Device, call: Callable[[], object]) -> float:

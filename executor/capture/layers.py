@@ -15,7 +15,7 @@ from executor.capture.translation import Translation
 from executor.capture.values import Chosen, Transposed, Value
 from plans.model.graph import itemsize
 
-__all__: list[str] = []
+__all__ = ["pair"]
 
 
 @rule("linear.default")
@@ -95,7 +95,8 @@ def _addmm(
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+def pair(value: int | Sequence[int]) -> tuple[int, int]:
+    """A setting of both dims of an image, given as one number or as one for each."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return (values[0], values[0]) if len(values) == 1 else (values[0], values[1])
 
@@ -157,12 +158,12 @@ def _convolved(
         padding = 0
     elif padding == "same":
         kernel = _shape(build, operands[1])[2:]
-        reach = [step * (size - 1) for step, size in zip(_pair(settings.dilation), kernel, strict=True)]
+        reach = [step * (size - 1) for step, size in zip(pair(settings.dilation), kernel, strict=True)]
         if any(each % 2 for each in reach):
             raise build.refused(node, "padding='same' of an even kernel pads one side only; pad before the convolution")
         padding = tuple(each // 2 for each in reach)
     attrs: dict[str, Any] = {
-        "stride": _pair(settings.stride), "padding": _pair(padding), "dilation": _pair(settings.dilation)
+        "stride": pair(settings.stride), "padding": pair(padding), "dilation": pair(settings.dilation)
     }  # fmt: skip
     if settings.groups > 1:
         attrs["groups"] = settings.groups
@@ -176,8 +177,8 @@ def _max_pool2d(
     ceil_mode: bool = False,
 ) -> Value:  # fmt: skip
     return build.make(
-        node, "max_pool2d", (x,), kernel=_pair(kernel), stride=_pair(stride or kernel), padding=_pair(padding),
-        dilation=_pair(dilation), ceil=ceil_mode,
+        node, "max_pool2d", (x,), kernel=pair(kernel), stride=pair(stride or kernel), padding=pair(padding),
+        dilation=pair(dilation), ceil=ceil_mode,
     )  # fmt: skip
 
 
@@ -197,8 +198,8 @@ def _avg_pool2d(build: Translation, node: fx.Node, x: Value, kernel: Any, *given
     if settings.divisor_override is not None:
         raise build.refused(node, "divisor_override is not supported; scale the result instead")
     return build.make(
-        node, "avg_pool2d", (x,), kernel=_pair(kernel), stride=_pair(settings.stride or kernel),
-        padding=_pair(settings.padding), ceil=settings.ceil_mode, count_padding=settings.count_include_pad,
+        node, "avg_pool2d", (x,), kernel=pair(kernel), stride=pair(settings.stride or kernel),
+        padding=pair(settings.padding), ceil=settings.ceil_mode, count_padding=settings.count_include_pad,
     )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from unittest import mock
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from executor.capture.layers import pair
+
 __all__ = ["kernels_of_samples_as_products"]
 
 _CONV2D, _CONV_TRANSPOSE2D = F.conv2d, F.conv_transpose2d
@@ -39,7 +41,7 @@ def _conv2d(
     if isinstance(padding, str) or not _are_samples(input, weight, groups):
         return _CONV2D(input, weight, bias, stride, padding, dilation, groups)
     (_, channels, *size), (outputs, _, *kernel) = input.shape, weight.shape
-    settings = [_pair(each) for each in (dilation, padding, stride)]
+    settings = [pair(each) for each in (dilation, padding, stride)]
     windows = F.unfold(input.reshape(groups, channels // groups, *size), tuple(kernel), *settings)
     made = weight.reshape(groups, outputs // groups, -1) @ windows
     after = [
@@ -57,16 +59,12 @@ def _conv_transpose2d(
     if not _are_samples(input, weight, groups):
         return _CONV_TRANSPOSE2D(input, weight, bias, stride, padding, output_padding, groups, dilation)
     (_, channels, *size), (_, outputs, *kernel) = input.shape, weight.shape
-    settings = [_pair(each) for each in (dilation, padding, stride)]
+    settings = [pair(each) for each in (dilation, padding, stride)]
     rows = input.reshape(groups, channels // groups, -1)
     windows = weight.reshape(groups, channels // groups, -1).transpose(1, 2) @ rows
     after = [
         (length - 1) * step - 2 * around + apart * (width - 1) + more + 1
-        for length, width, apart, around, step, more in zip(size, kernel, *settings, _pair(output_padding), strict=True)
+        for length, width, apart, around, step, more in zip(size, kernel, *settings, pair(output_padding), strict=True)
     ]
     made = F.fold(windows, (after[0], after[1]), tuple(kernel), *settings).reshape(1, groups * outputs, *after)
     return made if bias is None else made + bias.view(1, -1, 1, 1)
-
-
-def _pair(given: Any) -> tuple[int, int]:
-    return (given, given) if isinstance(given, int) else tuple(given) * (2 // len(given))

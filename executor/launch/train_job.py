@@ -210,7 +210,7 @@ def _with_settings(job: TrainingJob, plan: Plan) -> Plan:
 
 
 def _ignore(rank: int, line: str) -> None:
-    """Hear nothing."""
+    """Ignore a line of output."""
 
 
 def _checked(job: TrainingJob, plan: Plan) -> Task:
