@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.in_a_row import in_a_row_s, settle
-from benchmarks.jobs import on_ranks
+from benchmarks.jobs import check_gpus, on_ranks
 from benchmarks.kept import measured_with, write_results
 from benchmarks.profiled import kernels_of
 from executor.calibrate.rank_sync import RankSync
@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.until:
         _rank(options)
         return 0
+    check_gpus(parser, options.gpus)
     write_results(options.out, measured_with() | {"ranks": options.gpus, "rows": []})
     job = ["--gpus", str(options.gpus), "--out", str(options.out), "--until", str(time.time() + options.budget_s)]
     return on_ranks("benchmarks.hidden_reductions", job, options.gpus, limit_s=options.budget_s + 2 * LIMIT_S)

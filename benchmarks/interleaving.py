@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from benchmarks.jobs import on_ranks
+from benchmarks.jobs import check_gpus, on_ranks
 from benchmarks.peers.cases import Case
 from benchmarks.peers.own import measured_plan, with_execution
 from benchmarks.peers.timing import measured_steps
@@ -82,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.until:
         _rank(options)
         return 0
+    if not options.smoke:
+        check_gpus(parser, options.gpus)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     rows = [
         {"micro_batch": size, "predicted": predicted(case_of(options.gpus, size, smoke=options.smoke)), "measured": {}}

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 
+from executor.device import num_accelerators
 from executor.launch.launch import Follow, launch
 from executor.launch.rank_failures import RunFailed
 from executor.launch.temporary import temporary_folder
 
-__all__ = ["on_ranks"]
+__all__ = ["check_gpus", "on_ranks"]
+
+
+def check_gpus(parser: argparse.ArgumentParser, count: int) -> None:
+    """End with an error if `--gpus count` is not a group of devices of this host."""
+    if count < 2:
+        parser.error(f"--gpus must be at least 2, not {count}: the ranks of a group communicate")
+    if count > (there := num_accelerators()):
+        parser.error(f"--gpus {count}: this host has {there} GPUs; run it on one with more, or lower --gpus")
 
 
 def on_ranks(

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.in_a_row import in_a_row_s, settle
-from benchmarks.jobs import on_ranks
+from benchmarks.jobs import check_gpus, on_ranks
 from benchmarks.kept import measured_with, write_results
 from executor.calibrate.communication import collective_call, recorded_together
 from executor.calibrate.rank_sync import RankSync
@@ -70,8 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shares = [share for each in json.loads(KEPT.read_text()).values() for share in clock_shares(each["rows"])]
         print(f"{statistics.median(shares):.2f} of {', '.join(f'{share:.2f}' for share in sorted(shares))}")
         return 0
-    if options.gpus < 2:
-        parser.error(f"--gpus must be at least 2, not {options.gpus}: ranks meet others")
+    check_gpus(parser, options.gpus)
     write_results(options.out, measured_with() | {"ranks": options.gpus, "rows": []})
     job = [
         "--gpus", str(options.gpus), "--out", str(options.out), "--until", str(time.time() + options.budget_s),

@@ -8,6 +8,7 @@ take 2 % longer on the slowest of the measured hosts.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Iterator
@@ -54,6 +55,8 @@ def residuals(file: Path, device: str) -> Iterator[tuple[bool, float]]:
 
 
 def main() -> None:
+    """Print the ratios of every file."""
+    argparse.ArgumentParser(prog="python -m benchmarks.peers_residuals", description=__doc__).parse_args()
     for name, device in FILES.items():
         found = list(residuals(RESULTS / name, device))
         for host_binds in (False, True):
