@@ -23,8 +23,8 @@ from benchmarks.accuracy_picture import Scored, accuracy_picture
 from costmodels.price.torch_hosts import HOSTS_US
 from interop.measurements.machines import machine_of
 from interop.measurements.scores import Validation, validate
-from simulator.forecast import forecast, stack_named
-from simulator.stacks import TorchNative
+from simulator.forecast import forecast
+from simulator.stacks import TorchNative, stack_named
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 OWN_STEPS = ("step_truth.json", "step_truth_experts.json", "step_truth_third.json", "step_truth_third_x4.json",

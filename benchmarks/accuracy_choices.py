@@ -30,8 +30,8 @@ from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.files import write_atomically
 from plans.model.transformer import TransformerConfig
-from simulator.forecast import Forecast, Stack, forecast, stack_named
-from simulator.stacks import Megatron, TorchNative
+from simulator.forecast import Forecast, forecast
+from simulator.stacks import Megatron, Stack, TorchNative, stack_named
 
 __all__ = ["CHOICES", "Choice", "left_out", "main", "score", "time_cases", "time_error"]
 

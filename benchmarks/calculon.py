@@ -41,7 +41,8 @@ from search.devices import Problem, solve
 from search.devices.confirm import plan_of
 from search.devices.explain import composition
 from simulator import simulate
-from simulator.forecast import estimate_grid, forecast, forecast_grid
+from simulator.estimate import estimate_grid
+from simulator.forecast import forecast, forecast_grid
 
 RESULTS = Path(__file__).with_name("results") / "calculon.json"
 

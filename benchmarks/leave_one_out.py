@@ -50,7 +50,8 @@ from interop.measurements.machines import machine_of
 from plans.files import write_atomically
 from plans.lower import lower
 from simulator import simulate
-from simulator.forecast import Forecast, forecast, stack_named
+from simulator.forecast import Forecast, forecast
+from simulator.stacks import stack_named
 
 __all__ = ["Left", "TorchPlan", "as_if_unmeasured", "main", "summary", "torch_plans"]
 

@@ -41,7 +41,8 @@ from plans.optimizer import Optimizer
 from plans.schedules import Action, Schedule, chunks_per_rank, make_schedule, schedule_names
 from search.uniform import uniform_plan
 from simulator import WhatIf, run_program, simulate
-from simulator.forecast import estimate, estimate_grid, forecast, forecast_grid
+from simulator.estimate import estimate, estimate_grid
+from simulator.forecast import forecast, forecast_grid
 from simulator.forecast.columns import MaxPlus, PipelineCosts, pipeline_times
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the programs written by hand are those of the tests

@@ -3,7 +3,7 @@
 `twofold calibrate` runs a few steps of small decoders under plain torch, DistributedDataParallel, FSDP2 and DTensor,
 for comparison and never for fitting (kind step, call decoder_step in benchmarks/data). They are in none of the
 published tables, so their errors say what a prediction of somebody else's run is worth on a device whose kernels are
-known. The residual of peak memory is what `simulator.forecast.memory.memory_interval` takes.
+known. The residual of peak memory is what `simulator.estimate.memory.memory_interval` takes.
 """
 
 from __future__ import annotations

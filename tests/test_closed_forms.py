@@ -22,9 +22,9 @@ from plans.optimizer import Optimizer
 from search.devices import Problem
 from search.physics import physics_s
 from simulator import WhatIf
+from simulator.estimate.classes import class_seconds
+from simulator.estimate.memory import memory_interval
 from simulator.forecast import Forecast
-from simulator.forecast.classes import class_seconds
-from simulator.forecast.memory import memory_interval
 from simulator.study.stragglers import slow_pipelines
 
 CPU, H100 = Machine.load("cpu-2core-x8"), Machine.load("h100-sxm-x8")

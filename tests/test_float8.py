@@ -12,7 +12,8 @@ from interop.measurements.rows import case_of
 from interop.measurements.scores import validate
 from plans.degrees import Degrees
 from plans.model.transformer import named_config
-from simulator.forecast import forecast, stack_named
+from simulator.forecast import forecast
+from simulator.stacks import stack_named
 from simulator.stacks.products import RECIPES
 from simulator.stacks.steps import Kernel, Message
 

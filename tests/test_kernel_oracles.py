@@ -23,7 +23,7 @@ from plans.operators.registry import declare
 from plans.optimizer import Optimizer
 from plans.redistribution.step import Step, StepKind
 from search.devices import Pins, Problem, space
-from simulator.forecast.memory import parameter_bytes
+from simulator.estimate.memory import parameter_bytes
 from simulator.stacks.dtensor_steps import whole_loss
 from simulator.stacks.steps import Kernel, Message
 

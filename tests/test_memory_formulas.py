@@ -10,7 +10,8 @@ from plans.degrees import Degrees
 from plans.model.transformer import transformer_config
 from plans.optimizer import Optimizer
 from search.devices import Pins, Problem, solve
-from simulator.forecast import estimate, forecast
+from simulator.estimate import estimate
+from simulator.forecast import forecast
 from simulator.forecast.predict import step_forecast
 from simulator.stacks import stack_named
 

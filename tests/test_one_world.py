@@ -27,7 +27,8 @@ from plans.model.transformer import transformer, transformer_config
 from plans.optimizer import Optimizer
 from plans.plan import EXECUTIONS
 from simulator import simulate
-from simulator.forecast import estimate, forecast
+from simulator.estimate import estimate
+from simulator.forecast import forecast
 from simulator.forecast.predict import step_forecast
 
 

@@ -25,14 +25,15 @@ from plans.optimizer import Optimizer
 from plans.schedules import make_schedule
 from search import uniform_plan
 from simulator import simulate
-from simulator.forecast import Stack, estimate, forecast, stack_named, stack_names
-from simulator.forecast.action import ClockMap, measure
-from simulator.forecast.chunks import Chunks
-from simulator.forecast.memory import peak_activations
-from simulator.forecast.pipeline import Runtime, pipeline_end_ps
+from simulator.estimate import estimate
+from simulator.estimate.action import ClockMap, measure
+from simulator.estimate.chunks import Chunks
+from simulator.estimate.memory import peak_activations
+from simulator.estimate.pipeline import Runtime, pipeline_end_ps
+from simulator.forecast import forecast
 from simulator.forecast.predict import step_forecast
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
-from simulator.stacks import TorchNative
+from simulator.stacks import Stack, TorchNative, stack_named, stack_names
 
 LLAMA = TransformerConfig(
     num_layers=4, hidden=96, num_heads=8, num_kv_heads=4, head_dim=16, ffn=192, vocab=512, seq=64, dtype="float32"

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from simulator.forecast.action import Body, measure
+from simulator.estimate.action import Body, measure
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 
 RATES = {"matrix": (0.8, 0.7), "memory": (0.6, 0.9)}

@@ -20,7 +20,8 @@ from plans.model.transformer import (
 from plans.optimizer import Optimizer
 from search import uniform_plan
 from simulator import simulate
-from simulator.forecast import forecast, stack_named
+from simulator.forecast import forecast
+from simulator.stacks import stack_named
 
 CONFIG = TransformerConfig(
     num_layers=4, hidden=96, num_heads=8, num_kv_heads=4, head_dim=16, ffn=192, vocab=512, seq=64, dtype="float32",

@@ -12,11 +12,12 @@ from plans.errors import TwofoldError
 from plans.model.transformer import transformer_config
 from plans.optimizer import Optimizer
 from plans.schedules import make_schedule, schedule_names
-from simulator.forecast import estimate, estimate_grid, stack_named
-from simulator.forecast.action import ClockMap
-from simulator.forecast.batch import action_columns, peak_bytes, pipeline_ends_ps
-from simulator.forecast.memory import peak_activations
-from simulator.forecast.pipeline import Runtime, pipeline_end_ps
+from simulator.estimate import estimate, estimate_grid
+from simulator.estimate.action import ClockMap
+from simulator.estimate.batch import action_columns, peak_bytes, pipeline_ends_ps
+from simulator.estimate.memory import peak_activations
+from simulator.estimate.pipeline import Runtime, pipeline_end_ps
+from simulator.stacks import stack_named
 
 MODEL = transformer_config("llama-3-8b", num_layers=16)
 VIRTUAL = {

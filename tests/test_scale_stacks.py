@@ -20,8 +20,8 @@ from plans.model.transformer import transformer_config
 from plans.optimizer import Optimizer
 from search.devices import Pins, Problem
 from search.devices.space import recomputes
-from simulator.forecast import forecast, forecast_grid, stack_named, stack_names
-from simulator.stacks import Stack
+from simulator.forecast import forecast, forecast_grid
+from simulator.stacks import Stack, stack_named, stack_names
 from simulator.stacks.dtensor_steps import SPLIT_PASSES
 from simulator.stacks.steps import Kernel, Message
 

@@ -9,7 +9,8 @@ from costmodels import Machine
 from plans.model.transformer import TransformerConfig
 from search.devices import Problem, baseline
 from search.devices.baselines import BASELINES
-from simulator.forecast import forecast_grid, stack_named
+from simulator.forecast import forecast_grid
+from simulator.stacks import stack_named
 
 CONFIG = TransformerConfig(
     name="small", num_layers=4, hidden=512, num_heads=8, ffn=2048, vocab=8192, seq=1024

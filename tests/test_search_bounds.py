@@ -21,7 +21,8 @@ from search.devices.costs import WAYS, Table
 from search.devices.nodes import Kind, leaf_values
 from search.devices.space import layer_choices, meshes, spreads
 from search.devices.stage_config import in_any_place
-from simulator.forecast import estimate, forecast
+from simulator.estimate import estimate
+from simulator.forecast import forecast
 
 PROBLEMS = {
     "two nodes": Problem(

@@ -20,9 +20,9 @@ from search.devices.critical import critical_path_s
 from search.devices.explain import composition
 from search.devices.operators import OperatorCost, operator_costs
 from search.devices.reasons import explained
+from simulator.estimate.chunks import Chunks
+from simulator.estimate.estimate import rates_of
 from simulator.forecast import forecast
-from simulator.forecast.chunks import Chunks
-from simulator.forecast.estimate import rates_of
 
 CONFIG = TransformerConfig(name="small", num_layers=4, hidden=512, num_heads=8, ffn=2048, vocab=8192, seq=1024)
 WIDE = TransformerConfig(name="wide", num_layers=4, hidden=4096, num_heads=32, ffn=16_384, vocab=8192, seq=4096)

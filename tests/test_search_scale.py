@@ -34,7 +34,9 @@ from search.devices.space import (
     values_of,
 )
 from search.devices.stage_config import StageConfig
-from simulator.forecast import estimate, forecast_grid, stack_named
+from simulator.estimate import estimate
+from simulator.forecast import forecast_grid
+from simulator.stacks import stack_named
 
 
 def small(**values: Any) -> TransformerConfig:

@@ -17,9 +17,10 @@ from search.devices.confirm import plan_of
 from search.devices.critical import critical_path_s
 from search.devices.turns import turns
 from simulator import WhatIf, simulate
-from simulator.forecast import forecast, stack_named
+from simulator.forecast import forecast
 from simulator.forecast.predict import step_forecast
 from simulator.forecast.turns import program_of
+from simulator.stacks import stack_named
 
 CONFIG = TransformerConfig(
     name="wide", num_layers=4, hidden=4096, num_heads=32, num_kv_heads=8, ffn=14336, vocab=32_000, seq=2048,

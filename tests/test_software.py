@@ -25,7 +25,7 @@ from plans.errors import TwofoldError
 from plans.model.transformer import sizes_of, transformer_config
 from search.devices import Pins, Problem, solve
 from search.devices.space import enumerate_degrees
-from simulator.forecast import stack_named
+from simulator.stacks import stack_named
 from twofold.cli import main
 
 MACHINE = Machine.load("h100-sxm-x8")

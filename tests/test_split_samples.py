@@ -11,9 +11,9 @@ from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig, transformer_config
 from plans.model.transformer.config import Experts
 from plans.optimizer import Optimizer
+from simulator.estimate.pricing import attention_flops
 from simulator.forecast import forecast
 from simulator.forecast.composed import hybrid_forecast, split_mixture_forecast
-from simulator.forecast.pricing import attention_flops
 from simulator.stacks import stack_named
 from simulator.stacks.ring import ring_attention
 from simulator.stacks.steps import Kernel, Message

@@ -19,7 +19,8 @@ from interop.measurements.scores import measured_as, model_flops, validate
 from interop.measurements.tables import read_table
 from plans.errors import TwofoldError
 from plans.optimizer import Optimizer
-from simulator.forecast import forecast, stack_named
+from simulator.forecast import forecast
+from simulator.stacks import stack_named
 from simulator.stacks.base import exchanged_share
 
 ROW = {

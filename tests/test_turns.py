@@ -19,7 +19,8 @@ from plans.model.transformer import TransformerConfig, sizes_of, transformer
 from plans.optimizer import Optimizer
 from plans.program import GroupProgram, Scope
 from simulator import simulate
-from simulator.forecast import estimate, forecast
+from simulator.estimate import estimate
+from simulator.forecast import forecast
 from simulator.forecast.predict import step_forecast
 from simulator.forecast.program import bodies_of_program
 

@@ -34,9 +34,9 @@ from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
 from plans.shown import Shown
+from simulator.estimate.memory import memory_interval
 from simulator.forecast import Forecast, forecast
 from simulator.forecast.composed import hybrid_forecast, split_mixture_forecast
-from simulator.forecast.memory import memory_interval
 from simulator.stacks import on_host, stack_named
 from simulator.stacks.base import exchanged_share
 

@@ -15,7 +15,8 @@ from search.devices.branch import ESTIMATE_MARGIN, Branching
 from search.devices.problem import Pins, Problem
 from search.physics import physics_s
 from search.result import NothingFits, SearchResult
-from simulator.forecast import Forecast, estimate_grid, forecast
+from simulator.estimate import estimate_grid
+from simulator.forecast import Forecast, forecast
 
 __all__ = ["BASELINES", "baseline", "data_parallel", "physical_bound_s", "usual_candidates"]
 

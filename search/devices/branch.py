@@ -30,8 +30,9 @@ from search.devices.schedule_space import ScheduleSpaces
 from search.devices.seeds import seeds
 from search.devices.space import ScheduleChoice, meshes
 from search.result import Rejected
-from simulator.forecast import Forecast, estimate, forecast
-from simulator.forecast.estimate import rates_of
+from simulator.estimate import estimate
+from simulator.estimate.estimate import rates_of
+from simulator.forecast import Forecast, forecast
 from simulator.forecast.predict import step_forecast, step_machine
 from simulator.forecast.step import StepForecast
 

@@ -28,10 +28,10 @@ from search.devices.stage_config import (
     without_experts,
     without_recompute,
 )
-from simulator.forecast.action import ClockMap
-from simulator.forecast.channels import PairRates
-from simulator.forecast.chunk import Chunk
-from simulator.forecast.chunks import Chunks
+from simulator.channels import PairRates
+from simulator.estimate.action import ClockMap
+from simulator.estimate.chunk import Chunk
+from simulator.estimate.chunks import Chunks
 
 __all__ = ["WAYS", "Costs", "Table", "num_dense", "one_piece", "piece_counts", "pieces_of"]
 

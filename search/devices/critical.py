@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from plans.degrees import Degrees
 from search.candidate import Candidate
 from search.devices.problem import Problem
-from simulator.forecast.action import ClockMap
+from simulator.estimate.action import ClockMap
+from simulator.estimate.case import PipelineForecast, RankKinds
+from simulator.estimate.chunk import Chunk
+from simulator.estimate.estimate import chunk_costs, chunks_of
+from simulator.estimate.layout import LayoutCosts, is_split
 from simulator.forecast.body import COMPUTE, ISSUE, Op
-from simulator.forecast.case import LayoutCosts, PipelineForecast, RankKinds, is_split
-from simulator.forecast.chunk import Chunk
-from simulator.forecast.estimate import chunk_costs, chunks_of
 from simulator.forecast.predict import step_forecast, step_machine
 from simulator.forecast.turns import program_of, simulated
 from simulator.timeline.critical_path import critical_path

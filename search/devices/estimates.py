@@ -20,7 +20,7 @@ from search.devices.schedule_space import ScheduleSpaces
 from search.devices.space import Mesh, levels, recomputes, schedule_of, shapes
 from search.devices.stage_config import StageConfig, in_any_place, in_order, without_recompute
 from search.result import Rejected
-from simulator.forecast.case import is_split
+from simulator.estimate.layout import is_split
 
 __all__ = ["Estimates"]
 

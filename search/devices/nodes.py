@@ -32,7 +32,7 @@ from search.devices.space import (
 )
 from search.devices.stage_config import StageConfig, in_any_place, in_order, without_recompute
 from search.result import Rejected
-from simulator.forecast.chunk import Chunk
+from simulator.estimate.chunk import Chunk
 
 __all__ = ["Child", "Kind", "Nodes", "Scheduled", "after_leaf", "leaf_values"]
 

@@ -17,11 +17,11 @@ from plans.errors import TwofoldError
 from plans.lower.symbolic import Cell
 from plans.program import Kind
 from search.devices.problem import Problem
-from simulator.forecast.action import measure
-from simulator.forecast.channels import PairRates
-from simulator.forecast.chunks import Chunks
-from simulator.forecast.estimate import rates_of
-from simulator.forecast.pricing import cell_work, priced_cells
+from simulator.channels import PairRates
+from simulator.estimate.action import measure
+from simulator.estimate.chunks import Chunks
+from simulator.estimate.estimate import rates_of
+from simulator.estimate.pricing import cell_work, priced_cells
 from simulator.lines import COLLECTIVE, COMPUTE, Line
 
 __all__ = ["OperatorCost", "operator_costs"]

@@ -13,7 +13,7 @@ from plans.schedules import Schedule
 from search.devices.bounds import LayerSplits, ScheduleSpace
 from search.devices.costs import Costs, one_piece
 from search.devices.stage_config import StageConfig, without_recompute
-from simulator.forecast.memory import chunk_activations, makes_gradients
+from simulator.estimate.memory import chunk_activations, makes_gradients
 from simulator.stacks.footprint import Footprint
 
 __all__ = ["PeakMemory", "moments"]

@@ -17,7 +17,7 @@ from plans.errors import TwofoldError
 from plans.model.transformer import NO_MODE, Recognised, TransformerConfig, sizes_of
 from plans.optimizer import Optimizer
 from search.request import check_devices
-from simulator.forecast import Stack
+from simulator.stacks import Stack
 
 __all__ = ["Pins", "Problem"]
 

@@ -13,8 +13,8 @@ from plans.degrees import Degrees
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
 from plans.timeline import PS_PER_S
-from simulator.forecast.case import Forecast
 from simulator.forecast.predict import forecast
+from simulator.result import Forecast
 from simulator.stacks import Stack
 
 __all__ = ["hybrid_forecast", "split_mixture_forecast"]

@@ -27,8 +27,8 @@ from plans.schedules import Schedule
 from plans.schedules.arrivals import releases_of_rows
 from plans.schedules.variants import VARIANTS, counts_of_variants, variant_of_rows
 from plans.step_parts import PartsTally
+from simulator.channels import PairRates, pair_rates
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
-from simulator.forecast.channels import PairRates, pair_rates
 from simulator.forecast.overlap import host_lead_ps
 from simulator.forecast.rank import RankBodies, Transfers
 from simulator.forecast.run import Run

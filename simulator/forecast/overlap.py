@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simulator.channels import Channels, Flow, PairRates
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, WAIT, Op
-from simulator.forecast.channels import Channels, Flow, PairRates
 
 __all__ = ["host_lead_ps", "slowed"]
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from plans.schedules import Schedule
+from simulator.channels import pair_rates
+from simulator.estimate.chunk import Chunk
+from simulator.estimate.chunks import Chunks
 from simulator.forecast.body import COMPUTE, ISSUE, opened
-from simulator.forecast.case import Forecast
-from simulator.forecast.channels import pair_rates
-from simulator.forecast.chunk import Chunk
-from simulator.forecast.chunks import Chunks
 from simulator.forecast.held import RankMemory
 from simulator.forecast.parts import RankWalk
 from simulator.forecast.rank import RankBodies
 from simulator.forecast.symbolic import LoweredRank, Wanted, bodies_of_rank, lowered_rank
+from simulator.result import Forecast
 
 __all__ = ["PipelineRank", "RankKey", "pipeline_rank"]
 

@@ -2,7 +2,7 @@
 
 For twofold's own executor it is that of the lowered program: calls, host time, bytes and memory are equal, and so is
 the time where ranks do not contend for links (`simulator.forecast.step`). Slices and pairs are forecast by the event
-engine (`simulator.forecast.turns`), other software by an estimate (`simulator.forecast.estimate`).
+engine (`simulator.forecast.turns`), other software by an estimate (`simulator.estimate.estimate`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from costmodels.price.clock import at_usual_clock, settled
 from plans.degrees import Degrees, check, describe
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, sizes_of
-from simulator.forecast.case import Forecast
-from simulator.forecast.estimate import check_machine, chunk_costs, chunks_of, estimate, known_layouts
+from simulator.estimate.estimate import check_machine, chunk_costs, chunks_of, estimate, known_layouts
 from simulator.forecast.step import StepForecast
 from simulator.forecast.turns import simulated_forecast
+from simulator.result import Forecast
 from simulator.stacks import Stack
 
 __all__ = ["forecast", "forecast_grid", "step_forecast", "step_machine"]

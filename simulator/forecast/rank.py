@@ -17,8 +17,8 @@ from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS
 from plans.timeline import PS_PER_S
+from simulator.channels import PairRates
 from simulator.forecast.body import COMPUTE, ISSUE, SEND, WAIT, Op, Row, opened, rests, row, steps_of
-from simulator.forecast.channels import PairRates
 from simulator.forecast.clock_map import NEVER, MaxPlus
 from simulator.forecast.columns import PipelineCosts
 from simulator.forecast.columns.structure import CHANNELS

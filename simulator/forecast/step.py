@@ -23,20 +23,19 @@ from plans.schedules.arrivals import releases_of_rows
 from plans.schedules.variants import VARIANTS, counts_of_variants, variant_of_rows
 from plans.step_parts import PartsTally, mean_ps
 from plans.timeline import PS_PER_S
+from simulator.channels import MOST_MESSAGES, pair_rates
 from simulator.engine.garbage import without_collection
+from simulator.estimate.chunk import Chunk
+from simulator.estimate.chunks import Chunks
+from simulator.estimate.classes import class_seconds
 from simulator.forecast.body import COMPUTE, ISSUE, Op
-from simulator.forecast.case import Forecast
-from simulator.forecast.channels import pair_rates
-from simulator.forecast.chunk import Chunk
-from simulator.forecast.chunks import Chunks
-from simulator.forecast.classes import class_seconds
 from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_times, pipeline_times
 from simulator.forecast.contention import Contention
 from simulator.forecast.parts import Turn
 from simulator.forecast.pipeline_rank import PipelineRank, RankKey, pipeline_rank
 from simulator.forecast.rank import RankBodies, Transfers, pipeline_costs
 from simulator.forecast.symbolic import Wanted
-from simulator.forecast.walk import MOST_MESSAGES
+from simulator.result import Forecast
 
 __all__ = ["StepForecast", "backward_kinds"]
 

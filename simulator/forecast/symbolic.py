@@ -23,10 +23,10 @@ from plans.lower.symbolic.wide import block_number, is_wide, with_all_blocks
 from plans.model.graph import itemsize
 from plans.optimizer import Optimizer
 from plans.program import GroupProgram, Instruction
+from simulator.estimate.chunk import Chunk
+from simulator.estimate.chunks import Chunks
 from simulator.forecast import body
 from simulator.forecast.body import Op
-from simulator.forecast.chunk import Chunk
-from simulator.forecast.chunks import Chunks
 from simulator.forecast.program import ops_of
 from simulator.forecast.rank import RankBodies
 from simulator.lines import COLLECTIVE, COMPUTE, Line

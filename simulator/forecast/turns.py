@@ -14,8 +14,8 @@ from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer
 from plans.program import Program
 from plans.timeline import PS_PER_S, Timeline
-from simulator.forecast.case import Forecast
 from simulator.predict import simulate
+from simulator.result import Forecast
 from simulator.timeline.analysis import composition
 from simulator.timeline.memory import peak_of_order
 

@@ -14,15 +14,11 @@ from heapq import heappop, heappush
 
 from costmodels.price.sharing import max_min_rates
 from plans.step_parts import PartsTally
+from simulator.channels import PairRates
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
-from simulator.forecast.channels import PairRates
 from simulator.forecast.run import Run, call_of
 
-__all__ = ["MOST_MESSAGES", "POST", "Actions", "Line", "Transmission", "Way", "walked"]
-
-MOST_MESSAGES = 5000
-"""Messages of a step that is walked; a walk takes about 60 us for each. Searches on thousands of devices evaluate steps
-with 100,000 of them."""
+__all__ = ["POST", "Actions", "Line", "Transmission", "Way", "walked"]
 
 POST = 5
 """A line next to those of a body: a receive is posted."""

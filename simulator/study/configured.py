@@ -17,9 +17,9 @@ from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
 from plans.timeline import PS_PER_S
 from simulator.engine.link_change import machine_with
-from simulator.forecast.case import Forecast
 from simulator.forecast.predict import forecast, step_forecast, step_machine
 from simulator.predict import Outcome
+from simulator.result import Forecast
 from simulator.stacks import Stack
 from simulator.study.goodput import goodput
 from simulator.study.stragglers import slow_pipelines

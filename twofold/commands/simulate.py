@@ -242,7 +242,7 @@ def _recost(asked: Simulate, machine: Machine, console: Console) -> dict[str, An
     from interop.plan_file import configuration
     from interop.statement import read_statement
     from plans.model.transformer import transformer_config
-    from simulator.forecast import stack_named
+    from simulator.stacks import stack_named
     from twofold.commands.execution import executed
     from twofold.commands.forecasts import show_forecast
 

@@ -13,7 +13,11 @@ from costmodels.machine.machine import Machine
 from costmodels.price.overlap import overlap_law
 from plans.timeline import PS_PER_S
 
-__all__ = ["Channels", "Flow", "PairRates", "pair_rates"]
+__all__ = ["MOST_MESSAGES", "Channels", "Flow", "PairRates", "pair_rates"]
+
+MOST_MESSAGES = 5000
+"""Messages of a step up to which a forecast simulates it in time order, at about 60 us for each. Searches on thousands
+of devices evaluate steps with 100,000 of them."""
 
 PairRates = Callable[[str, float, str, float], tuple[float, float]]
 """(class of compute, its picoseconds alone, call of a collective, its picoseconds alone) -> rates of both, 1 is

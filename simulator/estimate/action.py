@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from simulator.forecast.channels import Channels, Flow, PairRates
+from simulator.channels import Channels, Flow, PairRates
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 
 __all__ = ["Body", "ClockMap", "body_of", "measure"]

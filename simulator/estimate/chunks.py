@@ -31,12 +31,12 @@ from plans.lower.symbolic import (
 )
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
-from simulator.forecast.action import Body, ClockMap, body_of, measure
-from simulator.forecast.channels import PairRates
-from simulator.forecast.chunk import Chunk
-from simulator.forecast.lowered import Lowered
-from simulator.forecast.memory import footprint, parameter_bytes, piece_sizes
-from simulator.forecast.pricing import Groups, busy_ps, hosted, priced_lines
+from simulator.channels import PairRates
+from simulator.estimate.action import Body, ClockMap, body_of, measure
+from simulator.estimate.chunk import Chunk
+from simulator.estimate.lowered import Lowered
+from simulator.estimate.memory import footprint, parameter_bytes, piece_sizes
+from simulator.estimate.pricing import Groups, busy_ps, hosted, priced_lines
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 from simulator.stacks import PieceSizes, Stack
 from simulator.stacks.footprint import Footprint

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from costmodels import Machine
 from plans.lower.symbolic import plain
-from simulator.forecast.chunk import Chunk
-from simulator.forecast.chunks import Chunks
+from simulator.estimate.chunk import Chunk
+from simulator.estimate.chunks import Chunks
 
 __all__ = ["class_seconds", "device_classes", "overlap_penalty_share"]
 

@@ -14,7 +14,7 @@ from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit_start_times
 from plans.schedules.variants import VARIANTS, variant_of_rows
-from simulator.forecast.action import ClockMap
+from simulator.estimate.action import ClockMap
 
 __all__ = ["FIRST_FORWARD", "PREFETCH", "Runtime", "clocks_of", "gathers_begin", "pipeline_end_ps"]
 

@@ -1,17 +1,12 @@
-"""One configuration of a transformer: its pipeline, and the forecast from the times of the pipeline.
-
-`LayoutCosts` computes once what all configurations of a layout share; a `PipelineForecast` adds the pipeline.
-"""
+"""One configuration of a transformer: its pipeline, and the estimate from the times of the pipeline."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -23,211 +18,20 @@ from costmodels.interval import step_interval
 from costmodels.price.instruction import price_transfer
 from costmodels.price.power import slowest_of
 from plans.degrees import Degrees
-from plans.lower.symbolic import plain
 from plans.schedules import Schedule
-from plans.shown import Shown
 from plans.timeline import PS_PER_S
-from simulator.forecast.action import ClockMap
-from simulator.forecast.batch import action_columns, pipeline_ends_ps
-from simulator.forecast.chunk import Chunk
-from simulator.forecast.chunks import Chunks
-from simulator.forecast.classes import class_seconds, device_classes, overlap_penalty_share
-from simulator.forecast.memory import Activations, chunk_activations, peak_activations
-from simulator.forecast.pipeline import Runtime, pipeline_end_ps
-from simulator.forecast.walk import MOST_MESSAGES
-from simulator.lines import COLLECTIVE
+from simulator.channels import MOST_MESSAGES
+from simulator.estimate.action import ClockMap
+from simulator.estimate.batch import action_columns, pipeline_ends_ps
+from simulator.estimate.chunk import Chunk
+from simulator.estimate.classes import class_seconds
+from simulator.estimate.layout import LayoutCosts
+from simulator.estimate.memory import peak_activations
+from simulator.estimate.pipeline import Runtime, pipeline_end_ps
+from simulator.result import Forecast
 from simulator.stacks import Stack
 
-__all__ = ["Forecast", "LayoutCosts", "PipelineForecast", "RankKinds", "is_split", "transfer_overlap_penalty_ps"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Forecast(Shown):
-    """The prediction of one configuration.
-
-    Args:
-        step_s: seconds from the end of one step to the end of the next.
-        low_s, high_s: its 90 % interval.
-        peak_bytes: the largest peak of any rank.
-        memory: role -> bytes on the pipeline rank of the peak; they add up to it.
-        bubble_fraction: share of the step in which a rank waits for other ranks, averaged over ranks: what compute,
-            exposed communication and the wait for its own host leave (`plans.step_parts`).
-        exposed_comm_s: seconds in which a rank waits for collectives, averaged over ranks.
-        host_wait_s: seconds in which a rank waits for its own host, averaged over ranks; an estimate does not tell it
-            from the bubble.
-        rank_s: per pipeline rank seconds of compute and of exposed communication by call.
-    """
-
-    step_s: float
-    low_s: float
-    high_s: float
-    peak_bytes: int
-    memory: Mapping[str, int]
-    bubble_fraction: float
-    exposed_comm_s: float
-    rank_s: tuple[Mapping[str, float], ...]
-    host_wait_s: float = 0.0
-
-    def __repr__(self) -> str:
-        low, high = self.low_s * 1e3, self.high_s * 1e3
-        step = f"{self.step_s * 1e3:.4g} ms ({low:.4g} to {high:.4g})"
-        return f"<Forecast: a step of {step}, peak {self.peak_bytes / 1e9:.4g} GB, {len(self.rank_s)} pipeline ranks>"
-
-
-def is_split(schedule: Schedule) -> bool:
-    """Whether the gradients of inputs and of weights are separate actions."""
-    return bool((schedule.table.kind >= 2).any())
-
-
-class LayoutCosts:
-    """The costs and the memory of chunks of one layout; `costs` prices them."""
-
-    def __init__(self, costs: Chunks) -> None:
-        self.costs = costs
-        self._actions: dict[Chunk, Mapping[str, ClockMap]] = {}
-        self._updates: dict[tuple[Chunk, ...], ClockMap] = {}
-        self._activations: dict[Chunk, Activations] = {}
-        self._num_collectives: dict[Chunk, int] = {}
-        self._update_of: dict[Chunk, ClockMap] = {}
-        self._static_of: dict[Chunk, Mapping[str, int]] = {}
-        self._held: dict[tuple[Chunk, ...], Mapping[str, int]] = {}
-        self._seconds: dict[tuple[Chunk, ...], list[tuple[str, float, float]]] = {}
-        self._hosts: dict[tuple[Chunk, ...], tuple[float, float]] = {}
-        self._kernels: dict[tuple[Chunk, ...], tuple[dict[str, float], float]] = {}
-
-    def actions(self, chunk: Chunk) -> Mapping[str, ClockMap]:
-        """Actions by kind; "F.first" is the first of a step, "B.last" or "W.last" the last."""
-        if chunk not in self._actions:
-            costs, optimizer = self.costs, self.costs.degrees.optimizer
-            level = optimizer.parallel_level
-            every = costs.stack.gathers_each_forward(costs.degrees)
-            actions = {"F": costs.action(chunk, "F", gathers=every)}
-            first = costs.action(chunk, "F", gathers=level >= 1)
-            if costs.stack.gathers_ahead and not every:  # they begin with the step, whenever the tensor arrives
-                first = first._replace(prefetch_ps=max(0.0, first.work_ps - actions["F"].work_ps))
-            actions["F.first"] = first
-            for part in ("I", "W", "B") if costs.split_backward else ("B",):  # some schedules split only some
-                reduces = part != "I"
-                each = reduces and optimizer.reduced_per_micro_batch
-                actions[part] = costs.action(chunk, part, gathers=level >= 3, reduces=each)
-                if reduces:
-                    actions[f"{part}.last"] = costs.action(chunk, part, gathers=level >= 3, reduces=True)
-            self._actions[chunk] = actions
-        return self._actions[chunk]
-
-    def num_collectives(self, chunk: Chunk) -> int:
-        """The number of collectives of a chunk in one micro-batch, without those of the optimizer."""
-        if chunk not in self._num_collectives:
-            parts = ("F", "I", "W") if self.costs.split_backward else ("F", "B")
-            own = [(*self.costs.owner_of(piece), count) for piece, count in chunk.pieces]
-            self._num_collectives[chunk] = sum(
-                count * sum(line.kind == COLLECTIVE for part in parts for line in costs.lines(piece, part))
-                for costs, piece, count in own
-            )
-        return self._num_collectives[chunk]
-
-    def update(self, chunks: tuple[Chunk, ...]) -> ClockMap:
-        """The optimizer's work on a rank with these chunks."""
-        if chunks not in self._updates:
-            parts = [self._update(chunk).times(len(list(equal))) for chunk, equal in groupby(chunks)]
-            self._updates[chunks] = functools.reduce(ClockMap.then, parts, ClockMap())
-        return self._updates[chunks]
-
-    def _update(self, chunk: Chunk) -> ClockMap:
-        if chunk not in self._update_of:
-            self._update_of[chunk] = self.costs.update(chunk)
-        return self._update_of[chunk]
-
-    def activations(self, chunk: Chunk) -> Activations:
-        """The bytes that a chunk keeps per micro-batch, and those that its actions need temporarily."""
-        if chunk not in self._activations:
-            found = chunk_activations([(self.costs.footprint(piece), count) for piece, count in chunk.pieces])
-            forward, whole, inputs, weights = map(int, found.during)
-            self._activations[chunk] = found._replace(during=(forward, whole, inputs, weights))
-        return self._activations[chunk]
-
-    def late_gradient_bytes(self, chunk: Chunk) -> int:
-        """The bytes of a chunk's gradients that are allocated by the first action that computes them, as in twofold's
-        programs.
-        """
-        return int(self._static(chunk)["gradient"]) if self.costs.stack.runs_programs else 0
-
-    def held(self, chunks: tuple[Chunk, ...]) -> Mapping[str, int]:
-        """Weights, gradients and states of a rank with these chunks, by role."""
-        if chunks not in self._held:
-            costs, roles = self.costs, dict[str, int]()
-            for chunk, count in Counter(chunks).items():
-                for role, size in self._static(chunk).items():
-                    roles[role] = roles.get(role, 0) + count * size
-            if costs.degrees.optimizer.parallel_level >= 3 and costs.shards > 1:
-                # full weights exist only while their block computes: its own and the next one's
-                held = {plain(piece) for chunk in chunks for piece, _ in chunk.pieces}
-                whole = {piece: costs.weight_bytes(piece) for piece in sorted(held)}
-                roles["weight"] += costs.stack.whole_bytes(whole)
-            self._held[chunks] = roles
-        return self._held[chunks]
-
-    def _static(self, chunk: Chunk) -> Mapping[str, int]:
-        if chunk not in self._static_of:
-            self._static_of[chunk] = self.costs.static_bytes(chunk)
-        return self._static_of[chunk]
-
-    def seconds(self, chunks: tuple[Chunk, ...], num_micro_batches: int) -> dict[str, float]:
-        """Compute and exposed communication by call, of a step of a rank with these chunks."""
-        if chunks not in self._seconds:
-            once, each = _Shares(), _Shares()
-            once.add(self.update(chunks), 1)
-            for chunk, count in Counter(chunks).items():
-                actions = self.actions(chunk)
-                for name, clock_map in actions.items():
-                    if name[0] == "B" and "W" in actions:  # counted as what it consists of
-                        continue
-                    if name.endswith((".first", ".last")):
-                        if clock_map is not actions[name[0]]:
-                            once.add(clock_map, count)
-                            once.add(actions[name[0]], -count)  # one of them is the first, or the last
-                    else:
-                        each.add(clock_map, count)
-            self._hosts[chunks] = once.host_s, each.host_s
-            calls = sorted({*once.seconds, *each.seconds} - {"compute"})
-            self._seconds[chunks] = [
-                (name, once.seconds.get(name, 0.0), each.seconds.get(name, 0.0)) for name in ("compute", *calls)
-            ]
-        found = {name: once_s + num_micro_batches * each_s for name, once_s, each_s in self._seconds[chunks]}
-        if wait_s := self._end_wait_s(chunks, found, num_micro_batches):
-            call = "reduce_scatter" if self.costs.degrees.optimizer.parallel_level else "all_reduce"
-            found[call] = found.get(call, 0.0) + wait_s
-        return found
-
-    def _end_wait_s(self, chunks: tuple[Chunk, ...], found: Mapping[str, float], num_micro_batches: int) -> float:
-        """Seconds for which a rank waits for reductions after its last backward, that of its first chunk."""
-        actions = self.actions(chunks[0])
-        last = actions["W.last"] if "W.last" in actions else actions["B.last"]
-        if not last.tail_ps:
-            return 0.0
-        late = self.host_s(chunks, num_micro_batches) > sum(found.values())  # the channel catches up meanwhile
-        return (min(last.tail_ps, last.tail_if_host_bound_ps) if late else last.tail_ps) / PS_PER_S
-
-    @cached_property
-    def overlap_penalty_share(self) -> float:
-        """Seconds that the kernels of a block lose during one second of a transfer between stages."""
-        seconds = device_classes(self.costs, (Chunk(num_blocks=1, has_embedding=False, has_head=False),))
-        return overlap_penalty_share(self.costs.machine, seconds)
-
-    def host_s(self, chunks: tuple[Chunk, ...], num_micro_batches: int) -> float:
-        """Host seconds of a step of a rank with these chunks."""
-        if chunks not in self._hosts:
-            self.seconds(chunks, num_micro_batches)
-        once_s, each_s = self._hosts[chunks]
-        return once_s + num_micro_batches * each_s
-
-    def kernels(self, chunks: tuple[Chunk, ...], num_micro_batches: int) -> dict[str, float]:
-        """Seconds of kernels of a step of a rank with these chunks, by class."""
-        if chunks not in self._kernels:
-            update_s = self.update(chunks).compute_ps / PS_PER_S
-            self._kernels[chunks] = device_classes(self.costs, chunks), update_s
-        each, update_s = self._kernels[chunks]
-        return {"update": update_s} | {name: num_micro_batches * seconds for name, seconds in each.items()}
+__all__ = ["PipelineForecast", "RankKinds", "transfer_overlap_penalty_ps"]
 
 
 _MANY_RANKS = 8
@@ -257,19 +61,6 @@ def transfer_overlap_penalty_ps(transfer_ps: npt.NDArray[np.float64], share: flo
     """
     longest = np.maximum(transfer_ps, np.concatenate([[0.0], transfer_ps[:-1]]))
     return np.round(64 * share * longest) / 64  # sums of such times are exact, in whatever order
-
-
-class _Shares:
-    def __init__(self) -> None:
-        self.seconds = {"compute": 0.0}
-        self.host_s = 0.0
-
-    def add(self, clock_map: ClockMap, times: int) -> None:
-        seconds = self.seconds
-        seconds["compute"] += times * clock_map.compute_ps / PS_PER_S
-        self.host_s += times * clock_map.dispatch_ps / PS_PER_S
-        for name, time in clock_map.exposed_ps.items():
-            seconds[name] = seconds.get(name, 0.0) + times * time / PS_PER_S
 
 
 class RankKinds(NamedTuple):

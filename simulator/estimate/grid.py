@@ -13,18 +13,13 @@ from plans.model.transformer import TransformerConfig, sizes_of
 from plans.optimizer import Optimizer
 from plans.schedules import Schedule
 from simulator.engine.garbage import without_collection
-from simulator.forecast.action import ClockMap
-from simulator.forecast.batch import ActionColumns, Floats, action_columns, peak_bytes, pipeline_ends_ps
-from simulator.forecast.case import (
-    Forecast,
-    LayoutCosts,
-    PipelineForecast,
-    RankKinds,
-    is_split,
-    transfer_overlap_penalty_ps,
-)
-from simulator.forecast.chunk import Chunk
-from simulator.forecast.estimate import check_machine, chunk_costs, chunks_of
+from simulator.estimate.action import ClockMap
+from simulator.estimate.batch import ActionColumns, Floats, action_columns, peak_bytes, pipeline_ends_ps
+from simulator.estimate.case import PipelineForecast, RankKinds, transfer_overlap_penalty_ps
+from simulator.estimate.chunk import Chunk
+from simulator.estimate.estimate import check_machine, chunk_costs, chunks_of
+from simulator.estimate.layout import LayoutCosts, is_split
+from simulator.result import Forecast
 from simulator.stacks import Stack
 
 __all__ = ["estimate_grid"]

@@ -18,9 +18,9 @@ from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit_start_times
 from plans.schedules.variants import VARIANTS, variant_of_rows
-from simulator.forecast.action import ClockMap
-from simulator.forecast.memory import makes_gradients
-from simulator.forecast.pipeline import FIRST_FORWARD, PREFETCH, Runtime, clocks_of, gathers_begin
+from simulator.estimate.action import ClockMap
+from simulator.estimate.memory import makes_gradients
+from simulator.estimate.pipeline import FIRST_FORWARD, PREFETCH, Runtime, clocks_of, gathers_begin
 
 __all__ = ["ActionColumns", "action_columns", "peak_bytes", "pipeline_ends_ps"]
 

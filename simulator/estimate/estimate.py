@@ -1,6 +1,6 @@
 """A quick estimate of a transformer for given degrees: a millisecond, on thousands of devices.
 
-Blocks are priced once and counted (`simulator.forecast.chunks`). The search ranks configurations by it, and software
+Blocks are priced once and counted (`simulator.estimate.chunks`). The search ranks configurations by it, and software
 other than twofold's executor, whose instructions are not known, is predicted by it. `simulator.forecast.predict` is
 exact.
 """
@@ -17,13 +17,15 @@ from plans.degrees import Degrees, check, describe
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, sizes_of
 from plans.timeline import PS_PER_S
-from simulator.forecast.case import Forecast, LayoutCosts, PipelineForecast, RankKinds, is_split
-from simulator.forecast.channels import PairRates, pair_rates
-from simulator.forecast.chunk import Chunk
-from simulator.forecast.chunks import Chunks
+from simulator.channels import PairRates, pair_rates
+from simulator.estimate.case import PipelineForecast, RankKinds
+from simulator.estimate.chunk import Chunk
+from simulator.estimate.chunks import Chunks
+from simulator.estimate.layout import LayoutCosts, is_split
+from simulator.result import Forecast
 from simulator.stacks import Stack
 
-__all__ = ["Forecast", "check_machine", "chunk_costs", "chunks_of", "estimate", "known_layouts", "rates_of"]
+__all__ = ["check_machine", "chunk_costs", "chunks_of", "estimate", "known_layouts", "rates_of"]
 
 
 def estimate(
