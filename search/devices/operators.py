@@ -129,8 +129,8 @@ def _alike(problem: Problem, degrees: Degrees, words: str, chosen: bool) -> dict
     flops: dict[str, float] = {}
     touched: dict[str, float] = {}
     sums = (
-        {parameter.name: lowered.sum_of(parameter) for parameter in block.parameters}
-        if (lowered := pieces.lowered)
+        {parameter.name: optimizer_lines.sum_of(parameter) for parameter in block.parameters}
+        if (optimizer_lines := pieces.optimizer_lines)
         else {}
     )
     for letter in "FB":

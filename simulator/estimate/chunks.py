@@ -1,4 +1,4 @@
-"""The costs of the chunks of a pipeline: pieces are priced once, counted and joined.
+"""The clock maps of the chunks of a pipeline: those of its pieces are computed once, counted and joined.
 
 Gradients are reduced and sharded weights gathered on a separate channel, during the compute of a neighbouring block:
 the gradients of a block during the backward of the block before it, its weights during the forward of the block before
@@ -13,34 +13,21 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from costmodels import Machine
-from costmodels.price.group import Group, axes_group
 from costmodels.price.instruction import price_collective, price_compute, price_wait
-from plans.degrees import Degrees
-from plans.degrees.groups import rank_groups
 from plans.lower.symbolic import (
-    KEPT,
-    ModelTemplate,
     ParameterTemplate,
     PartTemplate,
-    PieceTemplate,
     joined_gradients,
-    model_sizes,
-    model_template,
     plain,
 )
 from plans.model.graph import itemsize
-from plans.model.transformer import TransformerConfig
 from simulator.channels import PairRates
 from simulator.estimate.action import Body, ClockMap, body_of, measure
 from simulator.estimate.chunk import Chunk
-from simulator.estimate.lowered import Lowered
-from simulator.estimate.memory import footprint, parameter_bytes, piece_sizes
-from simulator.estimate.pricing import Groups, busy_ps, hosted, priced_lines
+from simulator.estimate.optimizer_lines import OptimizerLines
+from simulator.estimate.pieces import Pieces
+from simulator.estimate.pricing import busy_ps, hosted
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
-from simulator.stacks import PieceSizes, Stack
-from simulator.stacks.footprint import Footprint
-from simulator.stacks.ring import without_foreign_keys
 
 __all__ = ["Chunks"]
 
@@ -77,182 +64,23 @@ def _gradients(part: PartTemplate) -> Mapping[str, int]:
 
 
 @dataclass(kw_only=True)
-class Chunks:
-    """The costs of a transformer's chunks in one layout on one machine, under one software stack.
+class Chunks(Pieces):
+    """The clock maps of a transformer's chunks in one layout on one machine, under one software stack.
 
-    Layouts that differ in data-parallel degree, pipeline, optimizer and `split_backward` only may have one `known`:
-    shared results are then computed once. `tier_override` has the tiers of groups whose location differs from the
-    degrees' order. `kept` is the same layout without recomputing, of blocks that keep everything where others
-    recompute.
+    `rates` are those of compute and communication that overlap; None where nothing slows anything.
     """
 
-    config: TransformerConfig
-    degrees: Degrees
-    machine: Machine
-    stack: Stack
     rates: PairRates | None
-    split_backward: bool
-    known: dict[tuple[object, ...], Any] = field(default_factory=dict)
-    tier_override: tuple[tuple[str, Group], ...] = ()
-    kept: Chunks | None = None
-    _held: dict[str, dict[str, int]] = field(default_factory=dict)
     _moved: dict[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
     _depends: dict[tuple[str, str, bool, bool], _Depends] = field(default_factory=dict)
     _updates: dict[str, ClockMap] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.config.position == "learned":  # how many copies sum the gradients of positions is in the bodies
-            self.known = self.known.setdefault(("copies", self.degrees.dp), {})
-
     @cached_property
-    def template(self) -> ModelTemplate:
-        """The pieces with symbolic sizes."""
-        degrees, key = self.degrees, ("template",)
-        if key not in self.known:
-            self.known[key] = model_template(
-                self.config, dp=degrees.dp, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, recompute=degrees.recompute,
-                sequence_parallel=degrees.sequence_parallel, fused=degrees.fused and self.stack.runs_programs,
-            )  # fmt: skip
-        template: ModelTemplate = self.known[key]
-        return template
-
-    @cached_property
-    def numbers(self) -> list[int]:
-        """The values of the template's monomials."""
-        degrees, key = self.degrees, ("numbers",)
-        if key not in self.known:  # neither the data-parallel degree nor the optimizer changes them
-            self.known[key] = self.template.monomials.values(
-                model_sizes(self.config, micro_batch=degrees.micro_batch, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
-            )
-        numbers: list[int] = self.known[key]
-        return numbers
-
-    @cached_property
-    def groups(self) -> Groups:
-        """Members and tiers of the groups inside a stage, of the stage where they are slowest."""
-        degrees = self.degrees
-        stages = degrees.pp, degrees.strides[-1]
-        found = {
-            name: axes_group(self.machine, axes, degrees.num_ranks, stages)
-            for name, axes in rank_groups(degrees, self.config.kv_heads).items()
-        }
-        found |= dict(self.tier_override)
-        return found | {"tp_kv+tp_q": found["tp"]}
-
-    @cached_property
-    def lowered(self) -> Lowered | None:
-        """The lowered optimizer of twofold's own programs; None for other stacks."""
+    def optimizer_lines(self) -> OptimizerLines | None:
+        """The optimizer's instructions in twofold's own programs; None for other stacks."""
         if not self.stack.runs_programs:
             return None
-        return Lowered(machine=self.machine, degrees=self.degrees, numbers=self.numbers)
-
-    @property
-    def shards(self) -> int:
-        """Ranks that hold the same weights."""
-        return self.groups["dp"].members
-
-    # ------------------------------------------------------------------- pieces
-
-    def owner_of(self, piece: str) -> tuple[Chunks, str]:
-        """The costs to which a piece belongs, and its name there: pieces that keep everything have separate costs."""
-        if not piece.startswith(KEPT):
-            return self, piece
-        assert self.kept is not None
-        return self.kept, plain(piece)
-
-    @cached_property
-    def pieces(self) -> dict[str, tuple[PieceTemplate, list[int]]]:
-        """For each piece its template and the values of its monomials, including pieces that keep everything."""
-        found = {name: (piece, self.numbers) for name, piece in self.template.pieces.items()}
-        if self.kept is not None:
-            found |= {KEPT + name: own for name, own in self.kept.pieces.items()}
-        return found
-
-    def lines(self, piece: str, part: str) -> list[Line]:
-        """The priced instructions of a body."""
-        key = ("lines", piece, part)
-        if key not in self.known:
-            self.known[key] = priced_lines(
-                self.template.pieces[piece].parts[part], self.numbers, self.groups, self.machine, self.stack
-            )
-        return list(self.known[key])
-
-    def footprint(self, piece: str) -> Footprint:
-        """A piece's activations."""
-        owner, name = self.owner_of(piece)
-        if owner is not self:
-            return owner.footprint(name)
-        key = ("footprint", piece, self.split_backward)
-        if key not in self.known:
-            size = self.sizes.arrival_bytes
-            alone = footprint(
-                self.template.pieces[piece], self.numbers, 0 if piece == "embedding" else size,
-                0 if piece == "head" else size, split=self.split_backward,
-            )  # fmt: skip
-            if not self.stack.runs_programs and piece not in ("embedding", "head"):
-                alone = without_foreign_keys(alone, self.sizes, self.degrees.cp)
-            self.known[key] = self.stack.footprint(piece, alone, self.sizes)
-        found: Footprint = self.known[key]
-        return found
-
-    @cached_property
-    def sizes(self) -> PieceSizes:
-        """Facts that the memory of pieces depends on, besides their own tensors."""
-        return piece_sizes(self.template, self.numbers, self.config, self.degrees)
-
-    @property
-    def outputs_bytes(self) -> int:
-        """Bytes of the model's output of one micro-batch on one rank."""
-        return self.sizes.logits * self.sizes.item_bytes
-
-    def parameters(self, piece: str) -> Sequence[ParameterTemplate]:
-        """The parameters of a piece. The head has no table of its own if it uses the embedding's on the same ranks."""
-        own = self.template.pieces[plain(piece)].parameters
-        if piece == "head" and self._shares_table:
-            return [parameter for parameter in own if not parameter.name.startswith("output.")]
-        return own
-
-    @property
-    def _shares_table(self) -> bool:
-        return self.config.tied and self.degrees.pp == 1
-
-    def _by_group(self, piece: str) -> list[tuple[str, list[ParameterTemplate]]]:
-        """A piece's parameters by the group of ranks that holds copies of them: experts have fewer copies."""
-        own = self.parameters(piece)
-        if self.degrees.ep == 1:
-            return [("dp", list(own))]
-        experts = [parameter for parameter in own if ".experts." in parameter.name]
-        rest = [parameter for parameter in own if ".experts." not in parameter.name]
-        return [(group, some) for group, some in (("dp", rest), ("copies", experts)) if some]
-
-    def static_bytes(self, chunk: Chunk) -> dict[str, int]:
-        """Weights, gradients and optimizer states of a chunk, by role."""
-        total = {"weight": 0, "gradient": 0, "optimizer": 0}
-        for piece, count in chunk.pieces:
-            if piece not in self._held:
-                held = {"weight": 0, "gradient": 0, "optimizer": 0}
-                for group, some in self._by_group(piece):
-                    parts = parameter_bytes(some, self.numbers, self.degrees.optimizer, self.groups[group].members)
-                    held = {role: held[role] + size for role, size in parts.items()}
-                self._held[piece] = held
-            for role, size in self._held[piece].items():
-                total[role] += count * size
-        return total
-
-    def weight_bytes(self, piece: str) -> int:
-        """Bytes of a piece's full weights on one rank."""
-        return sum(self.numbers[parameter.elements] * itemsize(parameter.dtype) for parameter in self.parameters(piece))
-
-    def _bytes_of(self, parameters: Sequence[ParameterTemplate], item_bytes: int) -> int:
-        return sum(self.numbers[parameter.elements] * item_bytes for parameter in parameters)
-
-    def reduced_bytes(self, piece: str) -> int:
-        """Bytes of a piece's gradients in the dtype of the reduction."""
-        optimizer = self.degrees.optimizer
-        return sum(
-            self.numbers[parameter.elements] * itemsize(optimizer.reduces_in(parameter.dtype))
-            for parameter in self.parameters(piece)
-        )
+        return OptimizerLines(machine=self.machine, degrees=self.degrees, numbers=self.numbers)
 
     # -------------------------------------------------------------- communication of the optimizer
 
@@ -261,7 +89,7 @@ class Chunks:
     ) -> tuple[Line, ...]:
         """One collective over the ranks with copies, in the stack's messages."""
         own = self.groups[group]
-        size_bytes = self._bytes_of(parameters, item_bytes)
+        size_bytes = self.bytes_of(parameters, item_bytes)
         if own.members == 1 or size_bytes == 0:
             return ()
         largest = item_bytes * max(self.numbers[parameter.elements] for parameter in parameters)
@@ -292,20 +120,21 @@ class Chunks:
         if (piece, "gather") not in self._moved:
             size = itemsize(self.config.dtype)
             self._moved[piece, "gather"] = tuple(
-                line for group, some in self._by_group(piece)
+                line for group, some in self.by_group(piece)
                 for line in self._collective("all_gather", some, size, _GATHER, group)
             )  # fmt: skip
         return self._moved[piece, "gather"]
 
     def gather_busy_ps(self, piece: str) -> float:
         """The time for which the gather of a piece's weights occupies its channel."""
-        lines = self.gather(piece) if self.lowered is None else self.lowered.gathers(self.parameters(piece))[0]
-        return busy_ps(lines)
+        if self.optimizer_lines is None:
+            return busy_ps(self.gather(piece))
+        return busy_ps(self.optimizer_lines.gathers(self.parameters(piece))[0])
 
     def reduce_busy_ps(self, piece: str, part: str) -> float:
         """The time for which the reduction of the gradients of a part of a piece occupies its channel."""
         reduce = self._key_of(piece, part, False, True)[4]
-        return busy_ps(reduce if self.lowered is None else [line for _, lines in reduce for line in lines])
+        return busy_ps(reduce if self.optimizer_lines is None else [line for _, lines in reduce for line in lines])
 
     def reduce(self, piece: str) -> tuple[Line, ...]:
         """The reduction of a piece's gradients."""
@@ -314,7 +143,7 @@ class Chunks:
             call = "reduce_scatter" if optimizer.parallel_level >= 1 else "all_reduce"
             size = itemsize(optimizer.reduces_in(self.config.dtype))
             moved = tuple(
-                line for group, some in self._by_group(piece)
+                line for group, some in self.by_group(piece)
                 for line in self._collective(call, some, size, _REDUCE, group)
             )  # fmt: skip
             copied = self._copied(self.weight_bytes(piece), self.reduced_bytes(piece)) if moved else ()
@@ -342,23 +171,23 @@ class Chunks:
                 given = self.stack.end_host_s(piece, self.degrees, part)
             gather: object = self.gather(piece) if gathers else ()
             reduce: object = self.reduce(piece) if reduces else ()
-            if self.lowered is not None:
+            if self.optimizer_lines is not None:
                 own = self.parameters(piece)
                 # gradients of weights, and of a lookup, read no weights
                 reads = part == "F" or (part != "W" and piece != "embedding")
                 # in the order in which they are read
-                gather = self.lowered.gathers(own if part == "F" else own[::-1]) if gathers and reads else ()
+                gather = self.optimizer_lines.gathers(own if part == "F" else own[::-1]) if gathers and reads else ()
                 order = _gradients(self.template.pieces[piece].parts[part])
                 due = sorted(
                     (parameter for parameter in own if parameter.name in order),
                     key=lambda each: order[each.name],
                 )
-                reduce = tuple(self.lowered.reductions(due).items()) if reduces else ()
+                reduce = tuple(self.optimizer_lines.reductions(due).items()) if reduces else ()
                 joined = joined_gradients(self.template.pieces[piece].parts[part])
                 given = tuple(
-                    (parameter.name, None) if self.lowered.reduced_per_micro_batch(parameter)
-                    or (parameter.name in joined and self.lowered.adds_alike(parameter.dtype))
-                    else (parameter.name, self.lowered.sum_of(parameter))
+                    (parameter.name, None) if self.optimizer_lines.reduced_per_micro_batch(parameter)
+                    or (parameter.name in joined and self.optimizer_lines.adds_alike(parameter.dtype))
+                    else (parameter.name, self.optimizer_lines.sum_of(parameter))
                     for parameter in due
                 )  # fmt: skip
             found = _Depends((piece, part, given, gather, reduce))
@@ -372,8 +201,8 @@ class Chunks:
             if owner is not self:
                 self.known[depends] = owner._clock_map(_Depends((name, part, given, gather, reduce)))
                 return self.known[depends]
-            if self.lowered is not None:
-                self.known[depends] = self._as_lowered(piece, part, dict(given), gather, dict(reduce))
+            if self.optimizer_lines is not None:
+                self.known[depends] = self._in_program(piece, part, dict(given), gather, dict(reduce))
                 return self.known[depends]
             after = list(reduce)
             if gather:
@@ -384,7 +213,7 @@ class Chunks:
         found: ClockMap = self.known[depends]
         return found
 
-    def _as_lowered(
+    def _in_program(
         self,
         piece: str,
         part: str,
@@ -421,7 +250,7 @@ class Chunks:
         own = tuple((self._key_of(piece, part, gathers, reduces), count) for piece, count in pieces)
         if own not in self.known:
             parts = [self._clock_map(depends).times(count) for depends, count in own]
-            if gathers and pieces and self.lowered is not None:
+            if gathers and pieces and self.optimizer_lines is not None:
                 depends, count = own[0]
                 if depends[3] and depends[3][0]:  # the last piece has nothing to gather next to it
                     parts[0] = self._first(depends).then(self._clock_map(depends).times(count - 1))
@@ -447,7 +276,10 @@ class Chunks:
             waits = [number for number, line in enumerate(arrive) if line.kind == WAIT]
             cut = waits[1] if len(waits) > 1 else len(arrive)
             gather = (*issue, *arrive[:cut]), arrive[cut:]
-            own, other = self._as_lowered(piece, part, dict(given), gather, dict(reduce)), self._clock_map(depends)
+            own, other = (
+                self._in_program(piece, part, dict(given), gather, dict(reduce)),
+                self._clock_map(depends),
+            )
             there = measure([*issue, arrive[0]], self.rates)
             work = max(own.work_ps, other.work_ps)
             self.known[key] = own._replace(work_ps=work, prefetch_ps=min(there.work_ps, work - other.work_ps))
@@ -476,14 +308,14 @@ class Chunks:
         optimizer = self.degrees.optimizer
         shards = self.shards if optimizer.parallel_level else 1
         dtype = self.config.dtype
-        ending = () if self.lowered is None else self.lowered.endings(self.parameters(piece))
+        ending = () if self.optimizer_lines is None else self.optimizer_lines.endings(self.parameters(piece))
         key = (
-            "update", piece, shards, self._shares_table, optimizer.kind, optimizer.updates_in(dtype),
+            "update", piece, shards, self.shares_table, optimizer.kind, optimizer.updates_in(dtype),
             optimizer.accumulates_in(dtype), optimizer.keeps_states_in(dtype), optimizer.has_master(dtype), ending,
         )  # fmt: skip
         if key not in self.known:
             lines: list[Line] = []
-            for group, some in self._by_group(piece):
+            for group, some in self.by_group(piece):
                 copies = self.groups[group].members if optimizer.parallel_level else 1
                 for together in [some] if self._updates_together(piece) else [[parameter] for parameter in some]:
                     sizes = [self.numbers[parameter.elements] for parameter in together]
@@ -497,4 +329,4 @@ class Chunks:
         optimizer, dtype = self.degrees.optimizer, self.config.dtype
         is_cast = optimizer.accumulates_in(dtype) != optimizer.updates_in(dtype)
         is_block = piece not in ("embedding", "head")
-        return self.lowered is None or (is_block and optimizer.kind == "adamw" and not is_cast)
+        return self.optimizer_lines is None or (is_block and optimizer.kind == "adamw" and not is_cast)

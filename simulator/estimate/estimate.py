@@ -1,8 +1,8 @@
 """A quick estimate of a transformer for given degrees: a millisecond, on thousands of devices.
 
 Blocks are priced once and counted (`simulator.estimate.chunks`). The search ranks configurations by it, and software
-other than twofold's executor, whose instructions are not known, is predicted by it. `simulator.forecast.predict` is
-exact.
+other than twofold's executor, whose instructions are not known, is predicted by it. `simulator.forecast` predicts
+what the simulator does.
 """
 
 from __future__ import annotations

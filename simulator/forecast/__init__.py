@@ -1,4 +1,4 @@
-"""Exact forecasts of transformers for given degrees, on any number of devices (part of floor 3).
+"""Forecasts of transformers for given degrees, on any number of devices: what the simulator does (part of floor 3).
 
 * `predict`: the forecast, of one configuration at a time (`step`). `symbolic` and `program` make the same priced
   bodies, from templates or from a lowered program. `body`: what a body does to the clocks of a rank. `overlap`: the

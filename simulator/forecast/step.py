@@ -26,8 +26,8 @@ from plans.timeline import PS_PER_S
 from simulator.channels import MOST_MESSAGES, pair_rates
 from simulator.engine.garbage import without_collection
 from simulator.estimate.chunk import Chunk
-from simulator.estimate.chunks import Chunks
 from simulator.estimate.classes import class_seconds
+from simulator.estimate.pieces import Pieces
 from simulator.forecast.body import COMPUTE, ISSUE, Op
 from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_times, pipeline_times
 from simulator.forecast.contention import Contention
@@ -74,7 +74,7 @@ class StepForecast:
     """
 
     def __init__(
-        self, config: TransformerConfig, degrees: Degrees, machine: Machine, costs: Chunks, chunks: Sequence[Chunk]
+        self, config: TransformerConfig, degrees: Degrees, machine: Machine, costs: Pieces, chunks: Sequence[Chunk]
     ) -> None:
         self.config = config
         self.degrees = degrees

@@ -25,7 +25,7 @@ from plans.model.graph import itemsize
 from plans.optimizer import Optimizer
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 
-__all__ = ["Lowered"]
+__all__ = ["OptimizerLines"]
 
 _FIRST_TOKEN = {"reduce": 2**20, "gather": 2**21}
 """Tokens that no template has."""
@@ -54,7 +54,7 @@ class _Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lowered:
+class OptimizerLines:
     """Lines of the optimizer for the parameters of one piece.
 
     Args:
@@ -145,7 +145,7 @@ def _key_of(optimizer: Optimizer) -> tuple[object, ...]:
 
 
 class _Lines:
-    """The content of `Lowered`, computed once for equal parameters."""
+    """The content of `OptimizerLines`, computed once for equal parameters."""
 
     def __init__(self, machine: Machine, degrees: Degrees) -> None:
         self.machine = machine
