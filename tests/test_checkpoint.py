@@ -50,7 +50,7 @@ def trained(plan, folder, *, resume=None, save=False, steps=STEPS):
 def work(rank, folder):
     for name, plan in PLANS.items():
         own = folder / name
-        trained(plan, own / "cut", save=True, steps=5)  # writes 2 and 4; 5 is lost
+        trained(plan, own / "cut", save=True, steps=CUT)  # writes 2 and 4
         (checkpoint,) = written_checkpoints(own / "cut")
         found = {
             "at the cut": trained(plan, own / "d", steps=CUT),
@@ -164,7 +164,7 @@ def test_a_run_killed_while_it_removes_a_checkpoint_leaves_whole_ones_only(tmp_p
     """What a kill leaves: the first file is gone."""
     remove, plan = shutil.rmtree, one_rank(optimizer=ADAMW)
     monkeypatch.setattr(shutil, "rmtree", lambda path, **_: [file.unlink() for file in [*Path(path).iterdir()][:1]])
-    trained(plan, tmp_path, save=True)  # writes 2, 4 and 6, and keeps one
+    trained(plan, tmp_path, save=True, steps=6)  # writes 2, 4 and 6, and keeps one
     monkeypatch.setattr(shutil, "rmtree", remove)
     assert [check_checkpoint(path, plan).step for path in written_checkpoints(tmp_path)] == [6]
     assert list(tmp_path.glob(".*"))

@@ -23,7 +23,7 @@ FLAGS = {
     "checkpoint-async device-mtbf-hours restart-s schedule sensitivity by picture report steps simulate json force",
     "study": "axes results csv report top backend jobs scheduler json force",
     "run": f"devices model machine {_LAUNCH} json",
-    "train": f"resume max-restarts timeout {_NODES} json",
+    "train": f"resume allow-changes max-restarts timeout {_NODES} json",
     "export": "config json force",
     "verify": f"model machine {_LAUNCH} json",
     "calibrate": f"devices out name device points base minutes quick report host timeout {_NODES} json force",

@@ -6,6 +6,7 @@ import re
 import signal
 import time
 
+import msgspec
 import numpy as np
 import pytest
 from test_nodes import port, started, two_ranks
@@ -39,7 +40,7 @@ def test_a_job_survives_a_killed_rank_and_then_a_lost_node(tmp_path, port):
     save_plan(two_ranks(), tmp_path / "plan.json")
     (tmp_path / "job.toml").write_text(JOB.format(folder=tmp_path, steps=STEPS, out=tmp_path / "out"))
     first, second = started(tmp_path, port, ["train", str(tmp_path / "job.toml")])
-    checkpoints, ranks = tmp_path / "out" / "checkpoints", tmp_path / "1" / "log_output" / "1"
+    checkpoints, ranks = tmp_path / "out" / "checkpoints", tmp_path / "out" / "logs" / "1"
 
     def wait_for_checkpoint(after=frozenset()):
         deadline_s = time.monotonic() + 200
@@ -92,9 +93,14 @@ def test_settings_that_no_node_could_use_are_refused_before_the_start(change, no
     assert not (tmp_path / "out").exists()
 
 
-def test_plans_of_another_model_are_refused(tmp_path):
-    graph = mlp_graph([7, 4], 8)
-    stage = Stage(mesh=Layout((1,), ("dp",)), operators=tuple(each.name for each in graph.operators))
-    path = save_plan(Plan(graph=graph, stages=(stage,)), tmp_path / "other.json")
-    with pytest.raises(TwofoldError, match="the plan for 1 devices is for another model"):
-        smaller_plans(ElasticSettings(plans=(str(path),)), two_ranks(), Nodes(num_nodes=2))
+def test_plans_that_compute_something_else_are_refused(tmp_path):
+    wanted = two_ranks()
+    other_optimizer = msgspec.structs.replace(wanted.optimizer, clip_norm=1.0)
+    for graph, optimizer, difference in (
+        (mlp_graph([7, 4], 8), wanted.optimizer, r"tensors.x.shape is \(8, 7\) instead of \(8, 6\)"),
+        (wanted.graph, other_optimizer, r"optimizer.clip_norm is 1.0 instead of None"),
+    ):
+        stage = Stage(mesh=Layout((1,), ("dp",)), operators=tuple(each.name for each in graph.operators))
+        path = save_plan(Plan(graph=graph, stages=(stage,), optimizer=optimizer), tmp_path / "other.json")
+        with pytest.raises(TwofoldError, match=f"the plan for 1 devices is not for the same training: {difference}"):
+            smaller_plans(ElasticSettings(plans=(str(path),)), wanted, Nodes(num_nodes=2))

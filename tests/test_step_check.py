@@ -220,7 +220,7 @@ def work(rank, folder):
     for name, each in ON_RANKS.items():
         own = folder / name
         own.mkdir(exist_ok=True)
-        saved(own / f"cut.{rank}.npz", *trained(each, own / "cut", save=True, steps=CUT + 2))
+        saved(own / f"cut.{rank}.npz", *trained(each, own / "cut", save=True, steps=CUT))
         (checkpoint,) = written_checkpoints(own / "cut")
         saved(own / f"whole.{rank}.npz", *trained(each, own / "a"))
         saved(own / f"resumed.{rank}.npz", *trained(each, own / "b", first=CUT, resume=checkpoint))

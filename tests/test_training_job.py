@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,10 +15,12 @@ import torch
 from costmodels import Machine
 from executor.capture.capture import capture
 from executor.device import pick_device
+from executor.train.checkpoint_files import written_checkpoints
 from executor.train.metrics import Metrics, StepFacts
-from executor.train.options import RunOptions
+from executor.train.options import Checkpoints, RunOptions
 from executor.train.rates import Rate
 from executor.train.run import run_rank
+from executor.train.settings import RunSettings
 from executor.train.sources import Source
 from plans.lower import lower
 from plans.model.transformer import transformer
@@ -80,10 +83,51 @@ def test_a_run_whose_rank_is_killed_twice_equals_one_that_is_not(tmp_path, capsy
     said = json.loads(capsys.readouterr().out)
     ran = losses(tmp_path / "killed" / "metrics.jsonl")
     assert [step for step, _ in ran] == list(range(1, 15))
+    kept = written_checkpoints(tmp_path / "killed" / "checkpoints")
+    assert [path.name for path in kept] == ["step-00000010", "step-00000014"]
     assert ran == losses(tmp_path / "whole" / "metrics.jsonl")
     assert said["losses"] == [loss for _, loss in ran]
     weights = [np.load(tmp_path / out / "weights.npz") for out in ("killed", "whole")]
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0].files)
+
+
+def test_a_resume_with_settings_that_change_the_losses_names_them(tmp_path, capsys):
+    plan, folder = one_rank(), tmp_path / "out" / "checkpoints"
+    settings = RunSettings(seed=1, data="random", steps=14, learning_rate=Rate(kind="cosine", peak=0.05, warmup=3))
+    options = RunOptions(
+        count=False, record_steps=0, checkpoints=Checkpoints(folder=folder, every=5, settings=settings)
+    )
+    run_rank(lower(plan), plan, iter(batches(6)), parameters(), 6, device="cpu", options=options)
+    assert [path.name for path in written_checkpoints(folder)] == ["step-00000005", "step-00000006"]
+    path, job = save_plan(plan, tmp_path / "plan.json"), write_job(tmp_path, "out", "random")
+    text = job.read_text()
+
+    def resumed(*words):
+        code = main(["train", str(job), "--resume", *words])
+        printed = capsys.readouterr()
+        (line,) = printed.err.splitlines()
+        return code, line, printed.out
+
+    for old, new, change in (
+        ('data = "random"', 'data = "random"\nseed = 2', "seed was 1 and is now 2"),
+        ("steps = 14", "steps = 20", "steps was 14 and is now 20"),
+        ("peak = 0.05", "peak = 0.5", "learning_rate.peak was 0.05 and is now 0.5"),
+        ("every = 5", "every = 5\n[spike]\nfactor = 3", "spike.factor was None and is now 3.0"),
+    ):
+        job.write_text(text.replace(old, new))
+        code, line, _ = resumed()
+        assert code == 2 and f"step-00000006: {change}" in line and line.endswith("--resume --allow-changes"), line
+    job.write_text(text)
+    changed = msgspec.structs.replace(plan.optimizer, kind="sgd", clip_norm=0.5)
+    save_plan(msgspec.structs.replace(plan, optimizer=changed), path)
+    assert "optimizer.clip_norm was None and is now 0.5" in resumed()[1]
+    # the rate of the plan is not used, and the sharding does not matter
+    sharded = msgspec.structs.replace(plan.optimizer, settings={"lr": 3.0}, parallel_level=0)
+    save_plan(msgspec.structs.replace(plan, optimizer=sharded), path)
+    job.write_text(text.replace("steps = 14", "steps = 6"))
+    code, line, printed = resumed("--allow-changes")
+    assert code == 2 and "6 steps are done, but the job has 6; increase steps, or write the weights" in line
+    assert printed.splitlines() == [f"after {folder}/step-00000006: steps was 14 and is now 6"]
 
 
 CLASSES = 3

@@ -26,6 +26,7 @@ def train(
     job: TrainingJob,
     *,
     resume: bool = False,
+    allow_changes: bool = False,
     on_line: Callable[[int, str], None] | None = None,
     nodes: Nodes = ONE_NODE,
 ) -> list[dict[str, Any]]:
@@ -34,6 +35,7 @@ def train(
     Args:
         job: the job. Plans are searched if it has `elastic.machine`.
         resume: resume from the newest checkpoint.
+        allow_changes: resume although settings that losses depend on have changed.
         on_line: called with (rank, line) for every line that the last rank of this machine prints.
         nodes: machines of the job.
 
@@ -47,7 +49,7 @@ def train(
 
     with refusing(nodes):
         job = _with_searched_plans(job, nodes)
-    return train_job.train(job, resume=resume, on_line=on_line, nodes=nodes)
+    return train_job.train(job, resume=resume, allow_changes=allow_changes, on_line=on_line, nodes=nodes)
 
 
 def plan_for_fewer(plan: Plan, machine: Machine, num_devices: int) -> Plan:

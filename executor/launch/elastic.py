@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from executor.launch.nodes import Nodes
+from plans.differences import plan_differences
 from plans.errors import TwofoldError, number, whole_number
 from plans.plan import Plan, load_plan
 
@@ -74,10 +75,11 @@ def smaller_plans(asked: ElasticSettings, plan: Plan, nodes: Nodes) -> dict[int,
     """
     given = {smaller.num_ranks: smaller for smaller in map(load_plan, asked.plans)}
     for other in given.values():
-        if other.graph != plan.graph or other.optimizer.kind != plan.optimizer.kind:
+        if changed := plan_differences(plan, other):
+            path, (before, after) = next(iter(changed.items()))
             raise TwofoldError(
-                f"elastic.plans: the plan for {other.num_ranks} devices is for another model, batch or optimizer than "
-                f"{plan.graph.name!r}; make it from the same model"
+                f"elastic.plans: the plan for {other.num_ranks} devices is not for the same training: {path} is "
+                f"{after!r} instead of {before!r}; make it from the same model, batch and optimizer"
             )
     left = devices_left(asked, plan, nodes)
     for count, devices in left.items():

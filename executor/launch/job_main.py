@@ -26,6 +26,7 @@ from executor.train.rates import Rate
 from executor.train.result import RankResult
 from executor.train.run import run_rank
 from executor.train.same_start import check_same_batch, check_same_start
+from executor.train.settings import RunSettings
 from executor.train.sources import Source
 from executor.train.verdict import Verdict
 from executor.train.weights_files import read_weights
@@ -148,6 +149,7 @@ def _checkpoints(task: Task, folders: tuple[tuple[int, ...], ...]) -> Checkpoint
     return Checkpoints(
         folder=Path(asked.folder), every=asked.every, keep=asked.keep,
         resume=None if asked.resume is None else Path(asked.resume), first=asked.first, folders=folders,
+        settings=RunSettings(seed=task.seed, data=task.data, steps=task.steps, learning_rate=task.learning_rate),
     )  # fmt: skip
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from executor.train.checkpoint_files import check_checkpoint, checkpoint_name, written_checkpoints
+from executor.train.checkpoint_files import check_checkpoint, checkpoint_name, read_manifest, written_checkpoints
+from executor.train.settings import RunSettings
+from plans.differences import changed_values, plan_differences
 from plans.errors import TwofoldError
-from plans.plan import Plan
+from plans.plan import Plan, load_plan
 
-__all__ = ["Held", "held_here", "newest_complete"]
+__all__ = ["Held", "changes_since", "held_here", "newest_complete"]
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +42,25 @@ def held_here(folder: Path, plan: Plan, *, newest_only: bool) -> dict[Held, Path
         if newest_only:
             break
     return held
+
+
+def changes_since(checkpoint: Path, settings: RunSettings, plan: Plan) -> list[str]:
+    """The settings of a job that change its losses, compared with the job that wrote a checkpoint; one text for each.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        settings: settings of the job.
+        plan: plan of the job.
+    """
+    manifest = read_manifest(checkpoint)
+    changed = plan_differences(load_plan(checkpoint / "plan.json"), plan)
+    if settings.learning_rate is not None:
+        changed.pop("optimizer.settings.lr", None)
+    if (before := manifest.settings) is not None:
+        changed |= changed_values(msgspec.to_builtins(before), msgspec.to_builtins(settings))
+        if before.rates(manifest.step) == settings.rates(manifest.step):
+            changed.pop("steps", None)
+    return [f"{path} was {before!r} and is now {after!r}" for path, (before, after) in changed.items()]
 
 
 def newest_complete(held: Mapping[int, Sequence[Held]]) -> Held | None:

@@ -15,10 +15,10 @@ import msgspec
 from executor.launch.elastic import ElasticSettings, check_elastic, smaller_plans
 from executor.launch.job import Job, Task, TaskCheckpoints, save_job
 from executor.launch.nodes import ONE_NODE, Nodes, refusing
-from executor.launch.resumable import Held, held_here, newest_complete
+from executor.launch.resumable import Held, changes_since, held_here, newest_complete
 from executor.train.checkpoint_files import checkpoint_name, written_checkpoints
 from executor.train.rates import Rate
-from executor.train.settings import EvaluationSettings, Replicas
+from executor.train.settings import EvaluationSettings, Replicas, RunSettings
 from plans.errors import TwofoldError, number, whole_number
 from plans.model.graph import undecayed_parts
 from plans.plan import Plan, load_plan, plan_digest, plan_from_json, plan_to_json, save_plan
@@ -60,7 +60,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         max_restarts: number of restarts from the last checkpoint after failures.
         elastic: continuing on fewer nodes; None: only with all nodes.
         print_every: print the loss of every n-th step.
-        log_dir: folder for the output of the ranks.
+        log_dir: folder for the output of the ranks; None: `logs` in `out`.
         device: "auto", "cpu", "cuda" or "npu".
         timeout_s: time limit of one launch.
 
@@ -87,7 +87,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     max_restarts: int = 0
     elastic: ElasticSettings | None = None
     print_every: int = 10
-    log_dir: str = "log_output"
+    log_dir: str | None = None
     device: str = "auto"
     timeout_s: float | None = None
 
@@ -105,6 +105,7 @@ def train(
     job: TrainingJob,
     *,
     resume: bool = False,
+    allow_changes: bool = False,
     on_line: Callable[[int, str], None] | None = None,
     nodes: Nodes = ONE_NODE,
 ) -> list[dict[str, Any]]:
@@ -113,6 +114,7 @@ def train(
     Args:
         job: the job, which is checked before ranks are started.
         resume: resume from the newest checkpoint, which may be of another plan of the same model and optimizer.
+        allow_changes: resume although settings that losses depend on have changed, such as the seed or the optimizer's.
         on_line: called with (rank, line) for every line that the last rank of this machine prints.
         nodes: machines of the job; call it on each with the same arguments except `node_rank`. `out` may be a folder
             that all of them share, or one on each; then only node 0 gets `weights.npz`. After a failure all nodes
@@ -129,7 +131,7 @@ def train(
     tell = on_line or _ignore
     for restarts_left in range(job.max_restarts, -1, -1):
         try:
-            _train_once(job, resume, tell, nodes)
+            _train_once(job, resume, allow_changes, tell, nodes)
             break
         except RankRefused:
             raise  # it would come again
@@ -141,7 +143,9 @@ def train(
     return [json_of(line, "metrics.jsonl") for line in (Path(job.out) / "metrics.jsonl").read_bytes().splitlines()]
 
 
-def _train_once(job: TrainingJob, resume: bool, tell: Callable[[int, str], None], nodes: Nodes) -> None:
+def _train_once(
+    job: TrainingJob, resume: bool, allow_changes: bool, tell: Callable[[int, str], None], nodes: Nodes
+) -> None:
     """Train until all steps are done or something fails."""
     from executor.launch.launch import Follow, launch, meet
 
@@ -155,6 +159,8 @@ def _train_once(job: TrainingJob, resume: bool, tell: Callable[[int, str], None]
                 smaller = smaller_plans(elastic, saved, nodes)
                 offer.plans = {count: plan_to_json(each).decode() for count, each in smaller.items()}
         held = _held(job, plan, resume, newest_only=nodes.num_nodes == 1)
+        if held:
+            _report_changes(next(iter(held.values())), job, plan, tell if allow_changes else None)
         offer.held = list(held)
     if elastic is not None:
         nodes = replace(nodes, least_nodes=elastic.least_nodes, wait_s=elastic.wait_s)
@@ -175,8 +181,8 @@ def _train_once(job: TrainingJob, resume: bool, tell: Callable[[int, str], None]
         task = msgspec.structs.replace(task, plan=str(file), checkpoints=checkpoints)
         path = save_job(Job(tasks=(task,), device=job.device), Path(job.out) / "job.json")
         launch(
-            f"executor.launch.{main}:main", num_ranks=plan.num_ranks, args=[str(path)], log_dir=job.log_dir,
-            timeout_s=job.timeout_s, follow=Follow(tell), nodes=met,
+            f"executor.launch.{main}:main", num_ranks=plan.num_ranks, args=[str(path)],
+            log_dir=job.log_dir or Path(job.out) / "logs", timeout_s=job.timeout_s, follow=Follow(tell), nodes=met,
         )  # fmt: skip
 
 
@@ -189,7 +195,12 @@ class _Offer(msgspec.Struct):
 
 def _facts(job: TrainingJob, plan: Plan) -> dict[str, str]:
     """What must be the same on all nodes."""
-    return {"plan": plan_digest(plan), "steps": str(job.steps), "seed": str(job.seed)}
+    same = {name: str(getattr(job, name)) for name in ("steps", "seed")}
+    for name in ("learning_rate", "checkpoints", "replicas"):
+        same[name] = str(msgspec.to_builtins(getattr(job, name)))
+    if job.evaluation is not None:
+        same |= {f"evaluation.{name}": str(getattr(job.evaluation, name)) for name in ("every", "batches")}
+    return {"plan": plan_digest(plan), **same}
 
 
 def _with_settings(job: TrainingJob, plan: Plan) -> Plan:
@@ -282,6 +293,20 @@ def _held(job: TrainingJob, plan: Plan, resume: bool, *, newest_only: bool) -> d
     return held_here(folder, plan, newest_only=newest_only)
 
 
+def _report_changes(newest: Path, job: TrainingJob, plan: Plan, tell: Callable[[int, str], None] | None) -> None:
+    """Print the settings that changed since a checkpoint was written; without `tell`, refuse them."""
+    settings = RunSettings(seed=job.seed, data=job.data, steps=job.steps, learning_rate=job.learning_rate)
+    changes = changes_since(newest, settings, plan)
+    if changes and tell is None:
+        more = f" (and {len(changes) - 1} more changes)" if len(changes) > 1 else ""
+        raise TwofoldError(
+            f"{newest}: {changes[0]}{more}; undo the change, or continue with it: --resume --allow-changes"
+        )
+    for change in changes:
+        assert tell is not None
+        tell(0, f"after {newest}: {change}")
+
+
 def _checkpoints(
     job: TrainingJob, asked: CheckpointSettings, held: Mapping[Held, Path], chosen: Held | None
 ) -> TaskCheckpoints:
@@ -292,7 +317,10 @@ def _checkpoints(
         resume = next((path for own, path in held.items() if (own.step, own.run) == (first, chosen.run)), None)
         if first >= job.steps:
             where = checkpoint_name(first) if resume is None else resume
-            raise TwofoldError(f"{where}: {first} steps are done, but the job has {job.steps}; increase steps")
+            raise TwofoldError(
+                f"{where}: {first} steps are done, but the job has {job.steps}; increase steps, or write the weights "
+                "with twofold export"
+            )
     return TaskCheckpoints(
         folder=str(Path(job.out) / "checkpoints"), every=asked.every, keep=asked.keep,
         resume=None if resume is None else str(resume), first=first,

@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -57,11 +58,12 @@ class Saver:
         plan: it comes from; saved next to the tensors.
         interpreter: of this rank.
         asked: folder and frequency of the checkpoints, and which ranks share the folder.
+        last: total number of steps, after which the last checkpoint is written.
     """
 
-    def __init__(self, program: Program, plan: Plan, interpreter: Interpreter, asked: Checkpoints) -> None:
+    def __init__(self, program: Program, plan: Plan, interpreter: Interpreter, asked: Checkpoints, last: int) -> None:
         self._plan, self._interpreter, self._folder = plan, interpreter, asked.folder
-        self._every, self._keep, rank = asked.every, asked.keep, interpreter.rank
+        self._asked, self._last, rank = asked, last, interpreter.rank
         folders = asked.folders or (tuple(range(program.num_ranks)),)
         self._here = next(ranks for ranks in folders if rank in ranks)
         self._num_folders, self._is_first = len(folders), rank == self._here[0]
@@ -94,7 +96,7 @@ class Saver:
         Raises:
             TrainingStopped: the one before could not be written.
         """
-        if done % self._every:
+        if not self._asked.is_due(done, self._last):
             return
         self.finish()
         with torch.inference_mode():
@@ -163,7 +165,7 @@ class Saver:
         if self._interpreter.rank == 0:
             print(f"checkpoint {written}", flush=True)
         if self._is_first:
-            for old in written_checkpoints(self._folder)[: -self._keep]:
+            for old in written_checkpoints(self._folder)[: -self._asked.keep]:
                 _remove(old)
         self._meet()
 
@@ -175,6 +177,7 @@ class Saver:
         manifest = {
             "twofold_checkpoint": 1, "step": step, "run": self._run, "share": self._share,
             "optimizer": self._plan.optimizer.kind, "parameters": parameters, "files": files,
+            "settings": msgspec.to_builtins(self._asked.settings),
         }  # fmt: skip
         if self._held is not None and (skipped := int(state[self._held][Held.SKIPPED])):
             manifest["skipped"] = skipped

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from executor.train.settings import RunSettings
 from plans.errors import TwofoldError
 from plans.plan import Plan
 from plans.reading import read_json
@@ -29,6 +30,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         files: size and hash of every file.
         skipped: skipped steps.
         run: name of the run that wrote it.
+        settings: settings of the job that wrote it; None without a job.
         share: which of the distinct sets of tensors the folder holds, and how many sets there are: nodes without a
             common disk each write those of their own ranks.
     """
@@ -40,6 +42,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     files: Mapping[str, tuple[int, str]]
     skipped: int = 0
     run: str = ""
+    settings: RunSettings | None = None
     share: tuple[int, int] = (0, 1)
 
 

@@ -103,6 +103,8 @@ def train(
         else:
             loss = stepper.step(batch, learning_rate)
         watch.launched(step, loss, stepper.held_of_check)
+        if options.checkpoints is not None and options.checkpoints.is_due(first + step + 1, first + steps):
+            watch.look()  # no checkpoint of a step that diverged
         if after_step is not None:
             heartbeat.ends()  # a disk may be slow
             after_step(first + step + 1, batch, loss)

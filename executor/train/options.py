@@ -9,7 +9,7 @@ from pathlib import Path
 
 from executor.step.emulate import Emulation
 from executor.step.interpreter import Interpreter
-from executor.train.settings import Replicas
+from executor.train.settings import Replicas, RunSettings
 from executor.train.verdict import Verdict
 
 __all__ = ["AS_PLANNED", "AfterStep", "Checkpoints", "OnCheck", "OnStep", "RunOptions"]
@@ -21,11 +21,12 @@ class Checkpoints:
 
     Args:
         folder: where they go.
-        every: steps from one to the next.
+        every: steps from one to the next; one more is written after the last step.
         keep: how many whole ones stay.
         resume: the one to resume from, in this rank's folder; None: it is on other nodes, or training begins again.
         first: steps that the checkpoint to resume from has done, for ranks without `resume`; 0: training begins again.
         folders: the ranks that share each folder, for nodes without a common disk; empty: all ranks share one.
+        settings: settings of the job, which every checkpoint keeps; None without a job.
     """
 
     folder: Path
@@ -34,6 +35,11 @@ class Checkpoints:
     resume: Path | None = None
     first: int = 0
     folders: tuple[tuple[int, ...], ...] = ()
+    settings: RunSettings | None = None
+
+    def is_due(self, done: int, last: int) -> bool:
+        """Whether one is written after `done` of `last` steps."""
+        return done % self.every == 0 or done == last
 
 
 AfterStep = Callable[[int, Interpreter], None]

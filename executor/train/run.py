@@ -88,7 +88,7 @@ def run_rank(
     interpreter.set_parameters(as_graph(_graph(plan), parameters))
     compiled = CompiledStep(interpreter, None if groups is None else groups.all_agree) if replays else None
     device.reset_peak_memory()
-    saver, first = _checkpoints(program, plan, interpreter, options.checkpoints)
+    saver, first = _checkpoints(program, plan, interpreter, options.checkpoints, steps)
     check = None
     if not alone and options.replicas is not None and options.emulation is None:
         check = ReplicaCheck(program, plan, interpreter, options.replicas, first + steps)
@@ -161,7 +161,7 @@ def _trained(
 
 
 def _checkpoints(
-    program: Program, plan: Plan | None, interpreter: Interpreter, asked: Checkpoints | None
+    program: Program, plan: Plan | None, interpreter: Interpreter, asked: Checkpoints | None, steps: int
 ) -> tuple[Saver | None, int]:
     """The writer of checkpoints, and the number of steps of the checkpoint that is resumed."""
     if asked is None or plan is None:
@@ -169,7 +169,7 @@ def _checkpoints(
     from executor.train.checkpoint import Saver, restore  # what it imports of torch takes most of a second
 
     first = restore(interpreter, asked) if asked.resume is not None or asked.first else 0
-    return Saver(program, plan, interpreter, asked), first
+    return Saver(program, plan, interpreter, asked, first + steps), first
 
 
 def _interpreter(

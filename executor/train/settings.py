@@ -6,7 +6,9 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["EvaluationSettings", "Replicas"]
+from executor.train.rates import Rate
+
+__all__ = ["EvaluationSettings", "Replicas", "RunSettings"]
 
 
 class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -33,3 +35,23 @@ class EvaluationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     data: str
     every: int
     batches: int | None = None
+
+
+class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of a job that its losses depend on, besides its plan; every checkpoint keeps them.
+
+    Args:
+        seed: random seed of initial weights and data order.
+        data: source of the data.
+        steps: total number of steps, on which learning rates may depend.
+        learning_rate: learning-rate schedule; None: the rate of the plan's optimizer.
+    """
+
+    seed: int
+    data: str
+    steps: int
+    learning_rate: Rate | None
+
+    def rates(self, steps: int) -> list[float]:
+        """The scheduled rates of the first steps."""
+        return [] if self.learning_rate is None else [self.learning_rate.at(step, self.steps) for step in range(steps)]

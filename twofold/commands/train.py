@@ -24,12 +24,14 @@ class Train:
     Args:
         job: job file (TOML): plan, steps, out; data, model, seed, learning_rate, checkpoints, max_restarts.
         resume: continue from the newest checkpoint, which may belong to another plan for the same model.
+        allow_changes: resume although settings that losses depend on have changed, such as the seed.
         max_restarts: number of restarts after failures; by default as in the job.
         timeout: time limit of one launch in seconds; by default as in the job.
     """
 
     job: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="JOB.toml")]
     resume: bool = False
+    allow_changes: bool = False
     max_restarts: AtLeast0 | None = None
     timeout: Above0 | None = None
     place: NodeOptions = field(default_factory=NodeOptions)
@@ -49,7 +51,8 @@ class Train:
             job = msgspec.structs.replace(job, timeout_s=self.timeout)
         with console.doing(f"training {job.steps} steps"):
             figures = train(
-                job, resume=self.resume, on_line=lambda rank, line: console.print(line), nodes=self.place.stated
+                job, resume=self.resume, allow_changes=self.allow_changes,
+                on_line=lambda rank, line: console.print(line), nodes=self.place.stated
             )  # fmt: skip
         last = figures[-1]["loss"]
         loss = "is not finite" if last is None else f"{last:.6g}"
