@@ -65,6 +65,15 @@ def test_cast_weights_are_gathered_in_half_the_bytes():
     assert gathers["float8"].size_bytes == 2048 and gathers["float8-rowwise"].size_bytes == 4096
 
 
+def test_transformer_engine_multiplies_experts_in_float8_and_torchao_does_not():
+    """One matrix for each of 4 experts; the scores of attention, with a batch and heads, stay as they are."""
+    experts = kernel("matmul.grad1", (4, 8, 64), (4, 8, 32), (4, 32, 64))
+    scores = kernel("matmul.forward", (2, 4, 8, 64), (2, 4, 64, 8), (2, 4, 8, 8))
+    made = {library: RECIPES[library]["float8"].steps([*BLOCK[1:2], experts, scores]) for library in RECIPES}
+    assert made["torchao"][1:] == [experts, scores]
+    assert [step.dtype for step in made["engine"] if step.call.startswith("matmul")] == ["float8_precise", "bfloat16"]
+
+
 def test_a_body_without_attention_stays_as_it_is():
     head = [kernel("linear.forward", X, WIDE, MADE)]
     assert RECIPES["torchao"]["float8"].steps(head) == head

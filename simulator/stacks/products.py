@@ -29,6 +29,7 @@ class Recipe:
         times: how many times as long its products take as those of the machine's file.
         everywhere: whether all products of a model are of it, as with a switch of the library, not those of the linears
             of blocks only.
+        includes_experts: whether the grouped products of experts are narrow too.
         spread: standard deviation of the logarithm of the products' times, beyond that of the products that were
             measured: 0 where they were, in every release, else assumed.
     """
@@ -44,6 +45,7 @@ class Recipe:
     item_bytes: float = 1.0
     times: float = 1.0
     everywhere: bool = False
+    includes_experts: bool = False
     spread: float = 0.0
 
     def steps(self, steps: Sequence[Step]) -> list[Step]:
@@ -62,7 +64,7 @@ class Recipe:
                 result.append(step)
             elif self.everywhere and step.call.startswith("matmul."):
                 result.append(replace(step, dtype=self.forward))
-            elif step.call in _PRODUCTS:
+            elif step.call in _PRODUCTS or (self.includes_experts and _is_of_experts(step)):
                 result += [*self._operands(step, cast), self._product(step)]
             else:
                 if step.call.startswith("attention"):
@@ -74,15 +76,16 @@ class Recipe:
         size = itemsize(step.dtype)
         first, second, made = step.shapes[0], step.shapes[1], step.shapes[-1]
         touched = round(self.item_bytes * (math.prod(first) + math.prod(second))) + size * math.prod(made)
-        dtype = self.forward if step.call == "linear.forward" else self.backward
+        dtype = self.forward if step.call.endswith(".forward") else self.backward
         return replace(step, dtype=dtype, touched_bytes=touched, times=step.times * self.times)
 
     def _operands(self, step: Kernel, cast: set[tuple[str, tuple[int, ...]]]) -> list[Kernel]:
         """The bytes read to make a product's operands; an operand that several products share is made once."""
         first, second = step.shapes[:2]
-        if step.call == "linear.forward":
+        part = step.call.partition(".")[2]
+        if part == "forward":
             passes = {("input", first): self.input_passes, ("weight", second): self.weight_passes}
-        elif step.call == "linear.grad0":
+        elif part == "grad0":
             passes = {("gradient", first): self.gradient_passes, ("turned weight", second): self.turned_passes}
         else:
             passes = {("turned gradient", first): self.turned_passes, ("turned input", second): self.turned_passes}
@@ -99,6 +102,12 @@ class Recipe:
 
 _PRODUCTS = ("linear.forward", "linear.grad0", "linear.grad1")
 
+
+def _is_of_experts(step: Kernel) -> bool:
+    """Whether a product has one matrix for every expert; those of attention's scores have a batch and heads."""
+    return step.call.startswith("matmul.") and len(step.shapes[0]) == 3
+
+
 _TENSOR = Recipe(
     words="float8 linears with a scale a tensor (torchao, tensorwise): one pass finds the largest value, another "
     "casts, gradients' products read transposed copies, weights are scaled as shards",
@@ -114,7 +123,7 @@ _ROW = Recipe(
 _DELAYED = Recipe(
     words="float8 linears of Transformer Engine: one pass casts and transposes, with the scales of earlier steps",
     forward="float8", backward="float8_precise", input_passes=2.0, weight_passes=2.0, gradient_passes=2.0,
-    turned_passes=0.0,
+    turned_passes=0.0, includes_experts=True,
 )  # fmt: skip
 _TF32 = Recipe(
     words="float32 products as TF32", forward="tf32", backward="tf32", input_passes=0.0, weight_passes=0.0,
@@ -163,7 +172,9 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = {
         "tf32": _TF32,
     },
 }  # fmt: skip
-"""Library -> name of a precision -> its recipe. torchao/float8/config.py (recipes, use_fast_accum), float8_ops.py
+"""Library -> name of a precision -> its recipe. Transformer Engine multiplies experts in the same precision
+(pytorch/module/grouped_linear.py); torchao's converters replace torch.nn.Linear, which experts are not.
+torchao/float8/config.py (recipes, use_fast_accum), float8_ops.py
 (operands of `_scaled_mm` are made contiguous); Transformer Engine, pytorch/module/linear.py (cast_transpose, fprop
 fast, gradients with split accumulators), common/recipe (delayed, current, block, MXFP8 and NVFP4 scaling). In passes
 over 16-bit bytes: a pass that finds the largest value reads 1, one that casts reads 1 and writes 1/2 (float4: 1/4 and a
