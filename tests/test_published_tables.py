@@ -495,7 +495,9 @@ def test_a_precision_in_the_notes_and_experts_over_tensor_parallel_ranks_are_ass
            "source": "Megatron-Core", "notes": "EP folded into TP; linears in FP8 blockwise"}  # fmt: skip
     case = case_of(row, 1)
     assert "block" in case.stack and case.degrees.ep == 4
-    assert {"precision of the notes: fp8 blockwise", "ep 8 spans tensor-parallel ranks too: predicted as ep 4"} <= {
-        *case.assumed
-    }
+    assert case.beyond.whole_experts and case.beyond.expert_ranks == 8
+    assert {
+        "precision of the notes: fp8 blockwise",
+        "ep 8 spans tensor-parallel ranks: no expert is split (arXiv 2504.14960)",
+    } <= {*case.assumed}
     assert "float8" not in case_of(row | {"ep": "4", "notes": "without FP8"}, 1).stack

@@ -13,7 +13,7 @@ from plans.model.transformer.config import Experts
 from plans.optimizer import Optimizer
 from simulator.estimate.pricing import attention_flops
 from simulator.forecast import forecast
-from simulator.forecast.composed import hybrid_forecast, split_mixture_forecast
+from simulator.forecast.composed import folded_mixture_forecast, hybrid_forecast
 from simulator.stacks import stack_named
 from simulator.stacks.ring import ring_attention
 from simulator.stacks.steps import Kernel, Message
@@ -84,7 +84,7 @@ def test_a_mixture_with_split_samples_takes_as_much_longer_as_its_attention(monk
     split = Degrees(dp=2, cp=4, global_batch=8, optimizer=optimizer)
     short = dataclasses.replace(_MIXTURE, seq=_MIXTURE.seq // 4)
     apart = dataclasses.replace(split, dp=8, cp=1, ep=8, global_batch=32)
-    found = split_mixture_forecast(_MIXTURE, split, _NODE, _MEGATRON, ep=8)
+    found = folded_mixture_forecast(_MIXTURE, split, _NODE, _MEGATRON, ep=8, whole_experts=False)
     base = forecast(short, apart, _NODE, stack=_MEGATRON)
     scores = 3.5 * 4 * _MIXTURE.num_layers * _MIXTURE.hidden * (_MIXTURE.seq**2 / 4 - short.seq**2) / 2
     assert found.step_s > base.step_s

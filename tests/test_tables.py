@@ -365,11 +365,39 @@ def test_experts_of_an_nvl72_stay_in_its_domain(tmp_path):
 
 
 def test_copies_of_a_token_by_drawing_experts():
-    """Nodes of 8 experts drawn out of 256 on 8 nodes; and what a limit of 4 leaves."""
+    """Places of 8 experts drawn out of 256 on 8 nodes, or on 8 ranks of a node; and what a limit of 4 nodes leaves."""
     draw = np.random.default_rng(2)
-    nodes = [len(set(draw.choice(256, 8, replace=False) // 32)) for _ in range(4000)]
-    assert exchanged_share(8, 8, 8) == pytest.approx(np.mean(nodes) / 8, rel=0.02)
-    assert exchanged_share(8, 8, 4) == 0.5 and exchanged_share(2, 8, 4) <= 1
+    places = [len(set(draw.choice(256, 8, replace=False) // 32)) for _ in range(4000)]
+    assert exchanged_share(8, 8, 8, 8) == pytest.approx(np.mean(places) / 8, rel=0.02)
+    assert exchanged_share(8, 1, 8, 8) == pytest.approx(np.mean(places) / 8, rel=0.02)
+    assert exchanged_share(8, 8, 8, 4) == 0.5 and exchanged_share(2, 8, 8, 4) <= 1
+
+
+DEEPSEEK = ROW | {"model": "DeepSeek-V3", "layers": "", "hidden": "", "heads": "", "gpu_type": "H800",
+                  "gpu_count": "2048", "tp": "1", "pp": "16", "dp": "", "ep": "64", "micro_batch": "1",
+                  "global_batch": "15360", "seq": "4096", "precision": "fp8", "schedule": "DualPipe",
+                  "metric": "iteration_time_s", "value": "1"}  # fmt: skip
+
+
+def test_the_training_of_deepseek_v3_computes_while_it_sends(tmp_path):
+    """37e9 parameters a token and DualPipe's bubble at 35 to 65 % of the peak of bf16, the messages hidden."""
+    (found,) = validate(write_table(tmp_path / "a.csv", [DEEPSEEK | {"source": "HAI-LLM"}])).rows
+    assert found["stack"].startswith("megatron-overlap-float8")
+    assert any("in 8 bits" in each for each in found["assumed"])
+    ideal_s = 6 * 37e9 * 15360 * 4096 / 2048 / 989e12
+    assert ideal_s / 0.65 < found["predicted"] < ideal_s / 0.35
+    exposed = validate(write_table(tmp_path / "b.csv", [DEEPSEEK | {"source": "Megatron-LM", "schedule": "1F1B"}]))
+    assert exposed.rows[0]["predicted"] > 2 * found["predicted"]
+
+
+def test_experts_that_tensor_parallelism_does_not_split_are_sent_parts_of_the_sequence():
+    """Twice the ranks of experts with half of the tokens each; a degree that needs all ranks leaves no choice."""
+    row = DEEPSEEK | {"tp": "2", "pp": "8", "schedule": "", "precision": "bf16", "source": "Megatron-LM"}
+    split, whole = (case_of(row | {"etp": etp, "ep": "32"}, 1).beyond for etp in ("", "1"))
+    assert (split.whole_experts, whole.whole_experts) == (False, True)
+    assert split.expert_ranks == whole.expert_ranks == 32
+    assert case_of(row | {"ep": "256", "gpu_count": "2048"}, 1).beyond.whole_experts
+    assert case_of(row | {"ep": "32", "source": "Megatron-Bridge 25.09"}, 1).beyond.whole_experts
 
 
 def test_node_limited_routing_sends_less_between_nodes(tmp_path):

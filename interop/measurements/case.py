@@ -21,13 +21,18 @@ class Beyond:
         most_nodes: largest number of nodes that hold a token's experts; the token is sent once to each of them. 0: it
             is sent to each expert.
         shards: data-parallel ranks that share the weights in hybrid sharding; 0: all of them.
-        expert_ranks: ranks that share the experts; under context parallelism more than `Degrees.ep` can be.
+        expert_ranks: ranks that share the experts; under context parallelism, or with whole experts, more than
+            `Degrees.ep` can be.
+        whole_experts: whether tensor parallelism splits no expert.
+        dispatches_float8: whether tokens are sent to experts in 8 bits (they come back in 16).
         reserved: whether its memory is what the allocator reserved, not what was allocated; None: as its software logs.
     """
 
     most_nodes: int = 0
     shards: int = 0
     expert_ranks: int = 1
+    whole_experts: bool = False
+    dispatches_float8: bool = False
     reserved: bool | None = None
 
 

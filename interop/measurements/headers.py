@@ -19,9 +19,9 @@ METRICS = (
 
 COLUMNS = (
     "source", "provenance", "task", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",
-    "global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "cp", "ep", "schedule", "sequence_parallel", "recompute",
-    "zero_level", "gpu_type", "gpu_count", "interconnect", "precision", "compile", "async_tp", "metric", "value",
-    "layout_complete", "notes", "experts", "top_k", "expert_ffn", "shared_experts", "capacity",
+    "global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "cp", "ep", "etp", "schedule", "sequence_parallel",
+    "recompute", "zero_level", "gpu_type", "gpu_count", "interconnect", "precision", "compile", "async_tp", "metric",
+    "value", "layout_complete", "notes", "experts", "top_k", "expert_ffn", "shared_experts", "capacity",
 )  # fmt: skip
 """The columns of a row."""
 
@@ -76,6 +76,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
            "ulyssessp", "ulyssesdegree", "ulyssessize", "ringattention", "ringdegree", "ringsize"),
     "ep": ("expertparallel", "expertparallelsize", "expertmodelparallelsize", "epsize", "expertparallelism",
            "epdegree"),
+    "etp": ("experttensorparallel", "experttensorparallelsize", "expertmodeltensorparallelsize",
+            "experttensorparallelism", "etpsize", "experttp", "moetp"),
     "experts": ("numexperts", "nexperts", "moeexperts", "routedexperts", "numroutedexperts", "e"),
     "top_k": ("topk", "moetopk", "routertopk", "expertspertoken", "activeexperts", "k"),
     "expert_ffn": ("moeffn", "moeffnhiddensize", "expertffnsize", "moeintermediatesize", "expertintermediatesize"),
@@ -131,8 +133,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Column -> other names of it, letters and digits only, the plainest last."""
 
-_ORDERED = {"tp": "tp", "pp": "pp", "dp": "dp", "fsdp": "dp", "cp": "cp", "ep": "ep", "vpp": "vpp", "vp": "vpp",
-            "mbs": "micro_batch", "gbs": "global_batch"}  # fmt: skip
+_ORDERED = {"tp": "tp", "pp": "pp", "dp": "dp", "fsdp": "dp", "cp": "cp", "ep": "ep", "etp": "etp",
+            "vpp": "vpp", "vp": "vpp", "mbs": "micro_batch", "gbs": "global_batch"}  # fmt: skip
 """Words of a header that gives the order of a cell's numbers -> their columns."""
 
 _LETTERS = re.compile(r"\(([tpdc](?: ?[,x/-] ?[tpdc])+)\)")

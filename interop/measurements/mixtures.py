@@ -32,6 +32,9 @@ MegatronTokenDropCallback with a capacity factor of 1."""
 _BEFORE = r"\b(?:nemo|nemo framework)[ :]*2[34]\.\d+|\b202[34]\b"
 """Words of releases before such dispatchers: DeepEP came in February 2025."""
 
+_OWN = r"\bhai-?llm\b"
+"""DeepSeek's own software, which routes, overlaps and sends as arXiv 2412.19437 describes."""
+
 _LIMITED = r"deepseek[-_ ]?(?:v3|r1)|kimi"
 """Models whose routing is limited to groups of experts (n_group and topk_group of their config.json)."""
 
@@ -103,6 +106,38 @@ class Mixtures(Cells):
         )
         return factor
 
+    def whole_experts(self, tp: int, data_ranks: int) -> bool:
+        """Whether tensor parallelism of `tp` ranks splits no expert; the others are spread over them.
+
+        If the row does not state it, Megatron-core splits experts as it splits the rest (arguments.py,
+        expert_tensor_parallel_size). The recipes of NeMo 25 and Megatron-Bridge for mixtures set it to 1.
+
+        Args:
+            tp: the tensor-parallel degree.
+            data_ranks: ranks of data and context parallelism.
+        """
+        ep, ways, words = self.count("ep", 1), self.count("etp", 0), self.words("source", "provenance")
+        if tp == 1 or ways == 1:
+            return tp > 1
+        if not ways and data_ranks % ep and data_ranks * tp % ep == 0:
+            self.assumed.append(f"ep {ep} spans tensor-parallel ranks: no expert is split (arXiv 2504.14960)")
+            return True
+        if not ways and ep > 1 and re.search(_FORCED, words) and not re.search(_BEFORE, words):
+            self.assumed.append("experts not split by tp: so are those of the recipes of NeMo and Megatron-Bridge")
+            return True
+        if ways not in (0, tp):
+            self.assumed.append(f"etp {ways} taken as {tp}, the tensor-parallel degree")
+        return False
+
+    def dispatches_float8(self, stack: str) -> bool:
+        """Whether tokens are sent to experts in 8 bits: HAI-LLM's are (arXiv 2412.19437, section 3.3.3)."""
+        words = self.words("source", "provenance", "notes")
+        found = "float8" in stack and re.search(_OWN, self.words("source", "provenance")) is not None
+        found |= re.search(r"fp8[- ]?(dispatch|all-?to-?all|a2a|comm)|dispatch\w* in fp8", words) is not None
+        if found:
+            self.assumed.append("tokens are sent to experts in 8 bits and come back in 16")
+        return found
+
     def most_nodes(self, config: TransformerConfig) -> int:
         """Largest number of nodes of a token's experts if it is sent once per node; 0 if it is sent once per expert.
 
@@ -112,6 +147,7 @@ class Mixtures(Cells):
         words = self.words("notes", "provenance", "source", "capacity", "routing")
         limited = re.search(r"(?:node|device|group)[- ]limited(?: routing)?(?:[^\d;]{0,12}(\d+))?", words)
         once = bool(limited or re.search(r"deep-?ep|hybrid-?ep|\bflex\b", words))
+        once |= bool(re.search(rf"{_OWN}|dualpipe", f"{words} {self.words('schedule')}"))
         once |= bool(re.search(_FORCED, words)) and not re.search(rf"{A2A}|{_BEFORE}", words)
         if config.experts is None or self.count("ep", 1) == 1 or not once:
             return 0

@@ -215,9 +215,12 @@ def _of_words(cells: Cells, case: Case) -> Iterator[Filling]:
     if any(remark.startswith("no token dropped") for remark in case.assumed):
         yield from ({"imbalance": str(uneven)} for uneven in (0, 2 * UNEVEN))
     if case.config.experts is not None and not case.beyond.most_nodes and re.match("megatron(?!.*2022)", case.stack):
-        spread = case.beyond.expert_ranks * case.degrees.tp > _NODE
+        ways = 1 if case.beyond.whole_experts else case.degrees.tp
+        spread = case.beyond.expert_ranks * ways > _NODE
         if spread and not re.search(A2A, cells.words("notes", "routing")):
             yield {"routing": "flex"}  # the dispatcher is not stated: one that sends a token to a node once
+    if _may_fold(cells, case):
+        yield {"etp": "1"}
     if case.metric == "mfu_percent" and case.peak == "" and re.search(r"float8|mxfp8|nvfp4", case.stack):
         yield {"peak": "narrow"}
     if any(_OF_EACH.search(remark) for remark in case.network.assumed) and not _WHOSE.search(
@@ -229,6 +232,12 @@ def _of_words(cells: Cells, case: Case) -> Iterator[Filling]:
             yield {"gpu_type": cells.text("gpu_type").lower().replace(kind.lower(), f"{kind} {other}GB")}
     if any(remark.startswith("recompute ") and " taken as " in remark for remark in case.assumed):
         yield from ({"recompute": mode} for mode in _recompute(case))
+
+
+def _may_fold(cells: Cells, case: Case) -> bool:
+    """Whether it is open if tensor parallelism splits experts: Megatron-core can leave them whole."""
+    is_open = case.beyond.expert_ranks > 1 and not case.beyond.whole_experts and not cells.text("etp")
+    return is_open and case.degrees.tp > 1 and re.match("megatron(?!.*2022)", case.stack) is not None
 
 
 _OF_EACH = re.compile(r"read as (?:[1-9]\d?|1\d\d|200) Gb/s of each device")

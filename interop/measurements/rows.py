@@ -93,6 +93,7 @@ class _Reading(Mixtures):
         self.number = number
         self.given_stack = stack
         self.expert_ranks = 1
+        self.has_whole_experts = False
 
     def case(self) -> Case:
         row = self.row
@@ -129,6 +130,7 @@ class _Reading(Mixtures):
         labels = {name: row.get(name, "") for name in COLUMNS if row.get(name)}
         beyond = Beyond(
             most_nodes=self.most_nodes(config), expert_ranks=self.expert_ranks,
+            whole_experts=self.has_whole_experts, dispatches_float8=self.dispatches_float8(stack),
             reserved={"reserved": True, "allocated": False}.get(self.text("memory")),
             shards=self.shards(degrees, network.devices_per_node or load_device(device).per_node),
         )  # fmt: skip
@@ -282,10 +284,10 @@ class _Reading(Mixtures):
             self.assumed.append("dp not stated: all devices that tp, pp and cp leave")
         if gpus and dp * tp * pp * cp != gpus:
             raise Skip(f"its degrees need {dp * tp * pp * cp} ranks, but it has {gpus} devices", "gpu_count")
-        if ep > 1 and dp * cp % ep and dp * tp * cp % ep == 0:  # Megatron-core's folding (arXiv 2504.14960)
-            self.assumed.append(f"ep {ep} spans tensor-parallel ranks too: predicted as ep {math.gcd(ep, dp * cp)}")
-            ep = math.gcd(ep, dp * cp)
-        self.expert_ranks, ep = ep, math.gcd(ep, dp) if cp > 1 else ep
+        self.expert_ranks = ep
+        self.has_whole_experts = config.experts is not None and self.whole_experts(tp, dp * cp)
+        if self.has_whole_experts or cp > 1:
+            ep = math.gcd(ep, dp)
         batch = self.batch(dp, pp)
         micro = self.count("micro_batch", batch // dp if batch == dp else 0)
         if not micro:

@@ -36,7 +36,7 @@ from plans.model.transformer import TransformerConfig
 from plans.shown import Shown
 from simulator.estimate.memory import memory_interval
 from simulator.forecast import Forecast, forecast
-from simulator.forecast.composed import hybrid_forecast, split_mixture_forecast
+from simulator.forecast.composed import folded_mixture_forecast, hybrid_forecast
 from simulator.stacks import on_host, stack_named
 from simulator.stacks.base import exchanged_share
 
@@ -329,12 +329,13 @@ def _run(
         stack = dataclasses.replace(stack, is_measured=False)
     if beyond.reserved is not None:
         stack = dataclasses.replace(stack, reserved=beyond.reserved)
-    if beyond.most_nodes and config.experts is not None:
-        ranks = beyond.expert_ranks * degrees.tp  # experts are spread next to tensor parallelism
-        nodes = -(-ranks // target.devices_per_node)
-        stack = dataclasses.replace(stack, exchanged=exchanged_share(config.experts.top_k, nodes, beyond.most_nodes))
-    if config.experts is not None and degrees.cp > 1:
-        found = split_mixture_forecast(config, degrees, target, stack, beyond.expert_ranks)
+    experts = config.experts
+    if experts is not None:
+        stack = dataclasses.replace(stack, exchanged=_exchanged(experts.top_k, degrees, target, beyond))
+    if experts is not None and (degrees.cp > 1 or beyond.whole_experts):
+        found = folded_mixture_forecast(
+            config, degrees, target, stack, beyond.expert_ranks, whole_experts=beyond.whole_experts
+        )
     elif beyond.shards:
         found = hybrid_forecast(config, degrees, target, stack, beyond.shards)
     else:
@@ -346,6 +347,21 @@ def _run(
         assumed=tuple(assumed), fits=found.peak_bytes <= target.free_bytes,
         runs=found.peak_bytes <= _MEMORY_MARGIN * target.free_bytes,
     )  # fmt: skip
+
+
+def _exchanged(top_k: int, degrees: Degrees, machine: Machine, beyond: Beyond) -> float:
+    """Bytes that a rank sends for experts, over those of one copy in 16 bits for each chosen expert."""
+    narrow = _HALF_NARROW if beyond.dispatches_float8 else 1.0
+    if not beyond.most_nodes:
+        return narrow
+    ways = 1 if beyond.whole_experts else degrees.tp  # ranks next to each other that have parts of one expert
+    per_node = max(1, machine.devices_per_node // ways)
+    nodes = -(-beyond.expert_ranks // per_node)
+    return narrow * exchanged_share(top_k, nodes, min(per_node, beyond.expert_ranks), beyond.most_nodes)
+
+
+_HALF_NARROW = 0.75
+"""Bytes of tokens that are sent in 8 bits and come back in 16, over those of 16 bits both ways."""
 
 
 def _row(case: Case, given: _Given) -> dict[str, Any]:

@@ -43,6 +43,7 @@ _SOFTWARE = (
     Software(words=r"2401\.10241", stacks=("zero-bubble",)),
     Software(words=r"zero[- ]?bubble|sail-sg", name="a zero-bubble fork of Megatron-LM",
              stacks=("megatron", "zero-bubble")),
+    Software(words=r"\bhai-?llm\b", name="HAI-LLM", stacks=("megatron",)),
     Software(words="torchtitan", stacks=("torchtitan",)),
     Software(words=r"megatron-?deepspeed|megatron.*deepspeed|deepspeed.*megatron|deepspeed.*(pipeline|3d)",
              name="Megatron-DeepSpeed", stacks=("megatron-deepspeed", "megatron"), reduces_low=True),
@@ -138,7 +139,7 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
         raise Skip("asynchronous tensor parallelism is modelled for torchtitan only", "async_tp")
     dated = [name for stack in stacks for name in _dated(cells, stack, words, device, compiled=compiled)]
     if cells.count("ep", 1) > 1 and "megatron" in dated:
-        dated = _exchanges(words, dated)
+        dated = _exchanges(cells.words("source", "provenance", "notes", "schedule"), dated)
     if cells.count("cp", 1) > 1 and stacks[0].startswith("torch") and not dated[0].startswith("torchtitan-2024"):
         dated.append("torchtitan-2024-compile")  # whose samples are split unevenly
     result = tuple(dict.fromkeys(product for name in dated for product in _with_products(cells, name, device)))
@@ -240,7 +241,7 @@ def _named(words: str) -> Software | None:
 def _exchanges(words: str, stacks: list[str]) -> list[str]:
     """The stacks, with overlapped expert communication first if the row states it, last if it is possible."""
     exchange = r"(expert|moe|ep\b|all-?to-?all|a2a)"
-    if re.search(rf"overlap[-_ \w]*{exchange}|{exchange}[-_ \w]*overlap|dualpipe", words):
+    if re.search(rf"overlap[-_ \w]*{exchange}|{exchange}[-_ \w]*overlap|dispatch\w* overlap|dualpipe", words):
         return ["megatron-overlap", *stacks]
     return [*stacks, "megatron-overlap"] if re.search(r"2025|2026|bridge|v?0\.1[2-9]|deepep", words) else stacks
 

@@ -168,7 +168,7 @@ class PipelineForecast:
     def forecast(self, end_ps: float, activations: Sequence[int]) -> Forecast:
         """The prediction, given the end of the pipeline and the peaks of its ranks' activations."""
         costs = self.layout.costs
-        step_s = (end_ps + costs.stack.step_s * PS_PER_S) / PS_PER_S
+        step_s = (end_ps + self.layout.unpaired_ps(self.chunks) + costs.stack.step_s * PS_PER_S) / PS_PER_S
         count = self.degrees.num_micro_batches
         kinds, of_rank = self.ranks
         stack, share_of = costs.stack, [self.layout.seconds(chunks, count) for chunks in kinds]

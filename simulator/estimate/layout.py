@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 
@@ -15,7 +16,9 @@ from simulator.estimate.action import ClockMap
 from simulator.estimate.chunk import Chunk
 from simulator.estimate.chunks import Chunks
 from simulator.estimate.classes import device_classes, overlap_penalty_share
+from simulator.estimate.exchanges import hidden_ps
 from simulator.estimate.memory import Activations, chunk_activations
+from simulator.estimate.pricing import priced_lines
 from simulator.lines import COLLECTIVE
 
 __all__ = ["LayoutCosts", "is_split"]
@@ -72,6 +75,24 @@ class LayoutCosts:
                 for costs, piece, count in own
             )
         return self._num_collectives[chunk]
+
+    def unpaired_ps(self, chunks: Sequence[Chunk]) -> int:
+        """The messages of experts that nothing hides: those of the first forward and the last backward through all
+        chunks, which no other micro-batch accompanies."""
+        costs = self.costs
+        if not costs.stack.hides_experts:
+            return 0
+        exposed = replace(costs.stack, hides_experts=False)
+
+        def alone_ps(piece: str) -> int:
+            owner, name = costs.owner_of(piece)
+            parts = owner.template.pieces[name].parts
+            return sum(
+                hidden_ps(priced_lines(parts[part], owner.numbers, owner.groups, owner.machine, exposed))
+                for part in ("F", "I" if costs.split_backward else "B")
+            )
+
+        return sum(count * alone_ps(piece) for chunk in chunks for piece, count in chunk.pieces)
 
     def update(self, chunks: tuple[Chunk, ...]) -> ClockMap:
         """The optimizer's work on a rank with these chunks."""

@@ -28,6 +28,7 @@ from costmodels.price.traffic import plain_call
 from plans.lower.symbolic import Cell, PartTemplate
 from plans.model.graph import itemsize
 from plans.program import Kind
+from simulator.estimate.exchanges import beside_exchanges, is_exchange, outlasting, sent_in_part, share_of_pair
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line, Payload
 from simulator.stacks import Stack
 from simulator.stacks.ring import ring_attention
@@ -164,11 +165,13 @@ class _Prices:
         steps = stack.arranged(ring_attention(plain) if is_ring else plain, ways)
         if stack.recipe is not None:
             steps = stack.recipe.steps(steps)
-        if stack.hides_experts:
-            steps = _without_exchanges(steps, self._machine.compute.num_cores)
-        elif stack.exchanged < 1:
-            steps = [_exchanged(step, stack.exchanged) for step in steps]
-        return [self.line(step, groups) for step in steps]
+        if stack.exchanged < 1:
+            steps = [sent_in_part(step, stack.exchanged) for step in steps]
+        if not stack.hides_experts or not any(map(is_exchange, steps)):
+            return [self.line(step, groups) for step in steps]
+        lines = [self.line(step, groups) for step in beside_exchanges(steps, self._machine.compute.num_cores)]
+        sent = [self.line(step, groups) for step in steps if is_exchange(step)]
+        return [*lines, *outlasting(sent, lines, share_of_pair(steps))]
 
     def lines(self, found: _LookUp, numbers: Sequence[int], groups: Groups) -> Sequence[Line]:
         """The lines of a cell, where the stack arranges nothing."""
@@ -290,32 +293,3 @@ def cell_work(cell: Cell, numbers: Sequence[int]) -> tuple[int, int]:
         made = product(cell.call, shapes)
         flops = 2 * made.batch * made.m * made.n * made.k
     return flops, moved
-
-
-def _exchanged(step: Step, share: float) -> Step:
-    if isinstance(step, Message) and step.call == "all_to_all":
-        return replace(step, size_bytes=round(share * step.size_bytes))
-    return step
-
-
-def _without_exchanges(steps: Sequence[Step], num_cores: int) -> list[Step]:
-    """Without the messages of experts and the waits for them, on the cores that the messages leave."""
-    messages = [step for step in steps if isinstance(step, Message)]
-    own = {step.token for step in messages if step.call == "all_to_all"}
-    if not own:
-        return list(steps)
-    gone = {id(step) for step in messages if step.call == "all_to_all" or (step.call == "wait" and step.token in own)}
-    slower = num_cores / (num_cores - min(EXCHANGE_CORES, num_cores // 2))
-    return [_on_fewer_cores(step, slower) for step in steps if id(step) not in gone]
-
-
-def _on_fewer_cores(step: Step, times: float) -> Step:
-    """A step whose arithmetic takes `times` as long; what moves bytes is bound by the memory."""
-    if isinstance(step, Kernel) and step.call.startswith(("linear.", "matmul.", "attention.", "grouped_linear.")):
-        return replace(step, times=times * step.times)
-    return step
-
-
-EXCHANGE_CORES = 20
-"""Cores that the messages of experts occupy during other micro-batches' compute (DeepSeek-AI 2024, arXiv 2412.19437,
-section 3.2.2; the default of DeepEP's buffers)."""

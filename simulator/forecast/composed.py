@@ -17,42 +17,51 @@ from simulator.forecast.predict import forecast
 from simulator.result import Forecast
 from simulator.stacks import Stack
 
-__all__ = ["hybrid_forecast", "split_mixture_forecast"]
+__all__ = ["folded_mixture_forecast", "hybrid_forecast"]
 
 
-def split_mixture_forecast(
-    config: TransformerConfig, degrees: Degrees, machine: Machine, stack: Stack, ep: int
+def folded_mixture_forecast(
+    config: TransformerConfig, degrees: Degrees, machine: Machine, stack: Stack, ep: int, *, whole_experts: bool
 ) -> Forecast:
-    """Predict a mixture of experts under context parallelism.
+    """Predict a mixture of experts whose experts are spread over ranks that split samples or the products of attention.
 
-    Apart from attention, a rank with a part of each sample does what it would do with shorter samples of its own. So
-    this is the forecast of short samples on `cp` times as many data-parallel ranks, plus what context parallelism costs
-    a dense model of the same width: attention over the whole sample, and the exchange of keys and values.
+    Megatron-core calls it parallel folding (arXiv 2504.14960). Apart from attention, a rank with a part of each sample
+    does what it would do with shorter samples of its own. So this is the forecast of short samples on more
+    data-parallel ranks, plus what splitting costs a dense model with the same attention and hardly any MLP, in which
+    both read the same input, so that tensor parallelism sends no messages for the MLP.
 
     Args:
         config: the model, with whole samples.
-        degrees: with cp above 1.
+        degrees: with cp above 1, or with tp above 1 and whole experts.
         machine, stack: as of `forecast`.
-        ep: ranks that share the experts; they may span the ranks of cp too, as in Megatron-core (arXiv 2504.14960).
+        ep: ranks that share the experts; they may span the ranks of cp, and those of tp if experts are whole.
+        whole_experts: whether tensor parallelism splits no expert (--expert-tensor-parallel-size 1).
 
     Raises:
         TwofoldError: as `forecast`.
     """
-    cp = degrees.cp
-    short = dataclasses.replace(config, seq=config.seq // cp)
-    apart = dataclasses.replace(degrees, dp=degrees.dp * cp, cp=1, ep=1, global_batch=degrees.global_batch * cp)
+    tp = 1 if whole_experts else degrees.tp
+    parts = degrees.cp * (degrees.tp // tp)
+    apart = dataclasses.replace(
+        degrees, dp=degrees.dp * parts, cp=1, ep=1, tp=tp, global_batch=degrees.global_batch * parts,
+        sequence_parallel=degrees.sequence_parallel and tp > 1,
+    )  # fmt: skip
+    short = dataclasses.replace(config, seq=config.seq // parts)
     mixture = forecast(short, dataclasses.replace(apart, ep=math.gcd(ep, apart.dp)), machine, stack=stack)
-    experts = config.experts
-    assert experts is not None
-    active = experts.ffn * (experts.top_k + experts.num_shared)
-    dense = dataclasses.replace(config, experts=None, ffn=-(-active // degrees.tp) * degrees.tp)
-    whole = forecast(dense, dataclasses.replace(degrees, ep=1), machine, stack=stack)
-    parts = forecast(dataclasses.replace(dense, seq=short.seq), apart, machine, stack=stack)
+    dense = dataclasses.replace(
+        config, experts=None, ffn=_LEAST_WIDTH * degrees.tp, parallel_residual=True, shared_norm=True
+    )
+    split = forecast(dense, dataclasses.replace(degrees, ep=1), machine, stack=stack)
+    own = forecast(dataclasses.replace(dense, seq=short.seq), apart, machine, stack=stack)
     memory = {
-        role: size + max(0, whole.memory.get(role, 0) - parts.memory.get(role, 0))
+        role: max(0, size + split.memory.get(role, 0) - own.memory.get(role, 0))
         for role, size in mixture.memory.items()
     }
-    return _longer(mixture, max(0.0, whole.step_s - parts.step_s), memory)
+    return _longer(mixture, max(0.0, split.step_s - own.step_s), memory)
+
+
+_LEAST_WIDTH = 128
+"""Features of the MLP of the dense model on each rank."""
 
 
 def hybrid_forecast(

@@ -75,8 +75,8 @@ class Stack:
         gathers_ahead: whether the gathers of a step begin with it, before the tensor of the stage before arrives.
         chip_spread: standard deviation of the logarithm of a chip's rate among equal ones: chips that work in lockstep
             run at the pace of the slowest.
-        hides_experts: whether the messages of experts continue during the compute of another micro-batch
-            (Megatron-core's --overlap-moe-expert-parallel-comm, DualPipe); they cost that compute some cores.
+        hides_experts: whether the messages of experts run during the compute of another micro-batch (Megatron-core's
+            --overlap-moe-expert-parallel-comm, DualPipe; `simulator.estimate.exchanges`).
         exchanged: share of the bytes of messages of experts that are sent, below 1 where a token goes to each node once
             (`exchanged_share`).
         is_measured: whether steps of it were measured; else its interval is that of software predicted as another one.
@@ -290,25 +290,26 @@ class Stack:
         return roles
 
 
-def exchanged_share(top_k: int, nodes: int, most_nodes: int) -> float:
+def exchanged_share(top_k: int, nodes: int, per_node: int, most_nodes: int) -> float:
     """Bytes that leave a rank for experts, over those of one copy for each chosen expert.
 
-    A dispatcher that sends a token to a node once and copies it there (DeepEP; DeepSeek-AI 2024, arXiv 2412.19437,
-    section 3.2.2) sends as many copies as the chosen experts have nodes: nodes (1 - (1 - 1/nodes)^k) of k random
-    choices, and no more than node-limited routing allows. Links within a node are taken to be no bottleneck.
+    DeepEP and HybridEP send a token once to every place that has some of its experts: to every node, where it is
+    forwarded, or to every rank if all are on one node (DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2; deep_ep's
+    Buffer.get_dispatch_layout). k random choices have n (1 - (1 - 1/n)^k) of n places, and no more nodes than
+    node-limited routing allows. Forwarding within nodes is taken to be no bottleneck.
 
     Args:
         top_k: experts of a token.
         nodes: that the ranks of the experts are on.
+        per_node: ranks of experts on a node.
         most_nodes: that the routing allows a token.
 
-    >>> exchanged_share(8, 8, 4), round(exchanged_share(8, 8, 8), 2), exchanged_share(8, 1, 4)
-    (0.5, 0.66, 1.0)
+    >>> exchanged_share(8, 8, 8, 4), round(exchanged_share(8, 8, 8, 8), 2), round(exchanged_share(8, 1, 8, 8), 2)
+    (0.5, 0.66, 0.66)
     """
-    if nodes == 1:
-        return 1.0
-    visited = nodes * (1 - (1 - 1 / nodes) ** top_k)
-    return min(visited, most_nodes, top_k) / top_k
+    places = nodes if nodes > 1 else per_node
+    visited = places * (1 - (1 - 1 / places) ** top_k)
+    return min(visited, most_nodes if nodes > 1 else places, top_k) / top_k
 
 
 _UPDATED = 7

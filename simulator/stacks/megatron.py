@@ -18,7 +18,7 @@ from simulator.lines import COMPUTE, Line
 from simulator.stacks.base import PieceSizes, Stack, update_bytes
 from simulator.stacks.footprint import Footprint
 from simulator.stacks.kernels import elementwise, unfused_attention
-from simulator.stacks.steps import Kernel, Shape
+from simulator.stacks.steps import Kernel, Message, Shape, Step
 
 __all__ = ["Megatron"]
 
@@ -65,6 +65,7 @@ class Megatron(Stack):
     runs_programs: bool = False
     splits_evenly: bool = True
     adds_memory: bool = True
+    rearranges: bool = True
     recomputes_some: tuple[str, ...] = ("full",)  # --recompute-method block is for full blocks
     recipes: str = "engine"
     gathers_again: bool = True
@@ -86,7 +87,7 @@ class Megatron(Stack):
         ]
         if config.experts is not None:
             notes.append(
-                f"{own} experts as grouped products, tokens permuted in one pass, messages as twofold arranges them"
+                f"{own} experts as grouped products, tokens permuted in one pass and sent before they are gathered"
             )
         if degrees.dp * degrees.cp > 1:
             notes.append(f"{own} gradients and weights in buckets of 40e6 parameters, or 1e6 for each copy")
@@ -191,6 +192,15 @@ class Megatron(Stack):
         reads, writes = (5, 3) if which == "forward" else (1, 1)
         return (elementwise("add.forward", logits, "float32", reads, writes),)
 
+    def arranged(self, steps: Sequence[Step], ways: int) -> Sequence[Step]:
+        """Tokens travel to experts as parts of the sequence, and are gathered for the tensor-parallel parts of an
+        expert there; the gathered tokens are kept for the weight gradient
+        (megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher)."""
+        sent = [step.size_bytes for step in steps if isinstance(step, Message) and step.is_exchange]
+        if ways == 1 or not sent:
+            return steps
+        return _gathered_behind(_gathered_once(steps, max(sent)), min(sent), ways)
+
     def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
         """The bytes of a layer according to Korthikanti et al. 2022 (arXiv 2205.05198, section 4): s b h (34 + 5 a s /
         h) on one device. Beside the tensors of the template that is two masks of a byte, the softmax, its mask and its
@@ -254,6 +264,31 @@ class Megatron(Stack):
             machine, call, ((elements,),), optimizer.updates_in(dtype), elements * update_bytes(dtype, optimizer)
         )
         return [*lines, Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
+
+
+def _gathered_behind(steps: Sequence[Step], part_bytes: int, ways: int) -> list[Step]:
+    """Messages of gathered tokens to experts as messages of parts, each gathered when it has arrived."""
+    result: list[Step] = []
+    gathers: dict[int, Message] = {}
+    for step in steps:
+        if isinstance(step, Message) and step.is_exchange and step.size_bytes == ways * part_bytes:
+            gathers[step.token] = replace(step, call="all_gather", axes=("tp",), token=-1)
+            step = replace(step, size_bytes=part_bytes)
+        result.append(step)
+        if isinstance(step, Message) and step.call == "wait" and step.token in gathers:
+            result.append(gathers.pop(step.token))
+    return result
+
+
+def _gathered_once(steps: Sequence[Step], whole_bytes: int) -> list[Step]:
+    """The steps without the gather of experts' inputs in the backward, which follows the last message of tokens."""
+    last = max(place for place, step in enumerate(steps) if isinstance(step, Message) and step.is_exchange)
+    again = {
+        step.token for step in steps[last:]
+        if isinstance(step, Message) and step.call == "all_gather" and step.size_bytes >= whole_bytes
+    }  # fmt: skip
+    kept = steps[:last], [step for step in steps[last:] if not (isinstance(step, Message) and step.token in again)]
+    return [*kept[0], *kept[1]]
 
 
 _CLIPPED_BYTES = (4, 8)

@@ -55,5 +55,10 @@ class Message:
     part: str = "C"
     copies: int = 0
 
+    @property
+    def is_exchange(self) -> bool:
+        """Whether it sends tokens to experts or back."""
+        return self.call == "all_to_all" and "ep" in self.axes
+
 
 Step = Kernel | Message
