@@ -53,6 +53,26 @@ def test_rope_in_one_pass(shape, rotary, interleaved, is_view, sign, dtype):
     assert found.is_contiguous()
 
 
+@pytest.mark.parametrize("skips", [None, 0.0, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [5, 1024, 5000])
+def test_adamw_in_one_pass(size, dtype, skips):
+    from executor.kernels.triton_adamw import adamw_in_one_pass
+
+    torch.manual_seed(0)
+    parameter = [torch.randn(size).to(DEVICE, dtype) for _ in range(4)]
+    parameter[3].abs_()
+    weight, gradient, mean, square = (each.double() for each in parameter)
+    scalars = [torch.tensor(value, dtype=torch.float32, device=DEVICE) for value in (0.99, 0.3, 0.1)]
+    check = None if skips is None else torch.tensor(skips, device=DEVICE)
+    adamw_in_one_pass(parameter, scalars, (0.9, 0.999, 1e-8), check)
+    if not skips:  # Loshchilov and Hutter 2019, with the corrections given
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        weight = 0.99 * weight - 0.1 * mean / (square.sqrt() / 0.3 + 1e-8)
+    for found, expected in zip(parameter, (weight, gradient, mean, square), strict=True):
+        close(found, expected.to(dtype))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "classes"), [(5, 7), (3, 4097), (2, 9000), (4, 128)])
 def test_cross_entropy_in_one_pass_each_way(rows, classes, dtype):

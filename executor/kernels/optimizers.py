@@ -2,8 +2,8 @@
 
 attrs are the settings of `plans.optimizer.Optimizer`: lr, weight_decay, momentum, dampening, nesterov, beta1, beta2,
 eps. States start at zero. Inputs (weight, gradient, states...), outputs (weight, states...). The arithmetic is that of
-the weight's dtype; states that are kept in another one are read into it and rounded back. On a GPU AdamW is torch's
-fused kernel, where all are of one dtype.
+the weight's dtype; states that are kept in another one are read into it and rounded back. On a GPU large parameters are
+updated by `triton_adamw`, and small ones by torch's fused kernel.
 
 The learning rate and what else changes from step to step are scalars on the device (`StepCounter.number`), so that a
 recorded step can be replayed. A scalar of the dtype of a half-precision weight would lose digits: there the last
@@ -18,13 +18,14 @@ fused kernel supports this; otherwise the previous values are restored.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from executor.kernels.chips import is_gpu
+from executor.kernels.chips import has_triton, is_gpu
 from executor.kernels.context import OpContext, Rule, StepCounter
 from executor.kernels.step_check import number_of_update
 
@@ -163,41 +164,59 @@ def _rounded(state: Tensor, own: Tensor) -> Tensor:
 def adamw_of_many(context: OpContext, attrs: Attrs, *tensors: Tensor) -> tuple[Tensor, ...]:
     """`adamw` of several parameters, (weight, gradient, mean, square) of one behind those of the other.
 
-    On a GPU, where all are of one dtype, one kernel updates them all.
+    On a GPU a kernel in Triton updates every large parameter, and torch's fused kernel the others together, where all
+    are of one dtype.
     """
-    if not attrs.get("checked"):
-        if is_gpu(tensors[0]) and _alike(tensors):
-            return _by_one_kernel(context, attrs, tensors)
-        return tuple(made for each in _by_four(tensors) for made in adamw(context, attrs, *each))
-    *own, skips, held = tensors
-    if is_gpu(own[0]) and _alike(own):
-        return _by_one_kernel(context, attrs, own, skips, held)
-    scalar = _scalar_dtype(own[0])
-    corrections = _corrections(context, attrs, scalar, own[0].device, held)  # once for all
-
-    def of_one(weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor) -> tuple[Tensor, ...]:
-        return _unless(
-            skips, (weight, mean, square), lambda: adamw(context, attrs, weight, gradient, mean, square, corrections)
-        )
-
-    return tuple(made for each in _by_four(own) for made in of_one(*each))
+    own, skips, held = list(tensors), None, None
+    if attrs.get("checked"):
+        *own, skips, held = tensors
+    parameters = [*zip(*(own[at::4] for at in range(4)), strict=True)]
+    left = [each for each in parameters if not _is_for_triton(each)]
+    if len(left) < len(parameters):
+        _by_triton(context, attrs, [each for each in parameters if _is_for_triton(each)], skips, held)
+    if left and is_gpu(own[0]) and len({each.dtype for of_one in left for each in of_one}) == 1:
+        _by_one_kernel(context, attrs, left, skips, held)
+    elif left:
+        _by_torch(context, attrs, left, skips, held)
+    return tuple(each for weight, _, mean, square in parameters for each in (weight, mean, square))
 
 
-def _by_four(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    return zip(*(tensors[at::4] for at in range(4)), strict=True)
+_Parameter = tuple[Tensor, ...]
+"""Weight, gradient, mean, square."""
+
+_LARGE = 2**18
+"""Elements from which a parameter has a launch of its own: its kernel takes longer than the launch of the next."""
 
 
-def _alike(tensors: Sequence[Tensor]) -> bool:
-    return all(tensor.dtype == tensors[0].dtype for tensor in tensors)
+def _is_for_triton(parameter: _Parameter) -> bool:
+    return (
+        parameter[0].numel() >= _LARGE
+        and has_triton(parameter[0])
+        and all(each.is_contiguous() and each.dtype is not torch.float64 for each in parameter)
+    )
+
+
+def _by_triton(
+    context: OpContext, attrs: Attrs, parameters: Sequence[_Parameter], skips: Tensor | None, held: Tensor | None
+) -> None:
+    """One launch per parameter, each of which reads and writes its tensors once."""
+    from executor.kernels.triton_adamw import adamw_in_one_pass
+
+    device = parameters[0][0].device
+    decay = (attrs.get("lr", DEFAULT_LR), attrs.get("weight_decay", 1e-2))
+    left = context.counter.number(_left_by_decay, decay, torch.float32, device)
+    root, rate = _corrections(context, attrs, torch.float32, device, held)
+    settings = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs.get("eps", 1e-8)
+    for parameter in parameters:
+        adamw_in_one_pass(parameter, (left, root, rate), settings, skips)
 
 
 def _by_one_kernel(
-    context: OpContext, attrs: Attrs, tensors: Sequence[Tensor], skips: Tensor | None = None,
-    held: Tensor | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    context: OpContext, attrs: Attrs, parameters: Sequence[_Parameter], skips: Tensor | None, held: Tensor | None
+) -> None:
     """torch's fused kernel, which updates nothing where `skips` is 1."""
-    weights, gradients, means, squares = (list(tensors[at::4]) for at in range(4))
-    number, device = context.counter.number, tensors[0].device
+    weights, gradients, means, squares = (list(each) for each in zip(*parameters, strict=True))
+    number, device = context.counter.number, weights[0].device
     step = number(step_number, (), torch.float32, device) if held is None else _number(context, held)
     _aten._fused_adamw_.tensor_lr(  # the overload by name: matching a rate against a float would read it to the host
         weights, gradients, means, squares, [], [step] * len(weights),
@@ -205,7 +224,25 @@ def _by_one_kernel(
         beta1=attrs.get("beta1", 0.9), beta2=attrs.get("beta2", 0.999), weight_decay=attrs.get("weight_decay", 1e-2),
         eps=attrs.get("eps", 1e-8), amsgrad=False, maximize=False, found_inf=skips,
     )  # fmt: skip
-    return tuple(tensor for of_one in zip(weights, means, squares, strict=True) for tensor in of_one)
+
+
+def _by_torch(
+    context: OpContext, attrs: Attrs, parameters: Sequence[_Parameter], skips: Tensor | None, held: Tensor | None
+) -> None:
+    """The single-tensor form of every parameter."""
+    first = parameters[0][0]
+    scalar = _scalar_dtype(first)
+    corrections = None if skips is None else _corrections(context, attrs, scalar, first.device, held)  # once for all
+
+    def update(parameter: _Parameter) -> None:
+        weight, gradient, mean, square = parameter
+        adamw(context, attrs, weight, gradient, mean, square, corrections)
+
+    for each in parameters:
+        if skips is None:
+            update(each)
+        else:
+            _unless(skips, (each[0], *each[2:]), partial(update, each))
 
 
 def _unless(skips: Tensor, changed: tuple[Tensor, ...], update: Callable[[], object]) -> tuple[Tensor, ...]:
