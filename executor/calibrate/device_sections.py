@@ -130,7 +130,7 @@ DEVICE_SECTIONS: tuple[Section, ...] = (
     AloneSection(name="attention", share=0.12, fits="compute", jobs=lambda session: attention_jobs()),
     AloneSection(
         name="rules", share=0.2, fits="compute.rules",
-        jobs=lambda session: rule_jobs(session.options.rule_plans, session.options.plans),
+        jobs=lambda session: rule_jobs(session.options.rule_plans, session.options.plans, session.options.calls),
     ),
     InStepSection(
         name="communication", share=0.2, fits="collectives", jobs=message_jobs, measure=measured_message

@@ -70,6 +70,7 @@ def _measure(options: argparse.Namespace, device: Device, sync: RankSync) -> int
         minutes=minutes, quick=options.quick, sections=options.sections.split(",") if options.sections else (),
         plans=[Path(plan) for plan in options.plans], rule_plans=[Path(plan) for plan in options.rule_plans],
         requested=None if options.requested is None else Path(options.requested), order=options.order,
+        calls=options.calls,
     )  # fmt: skip
     session = Session(timer, sync, log, chosen, say=lambda line: print(line, flush=True))
     session.run(DEVICE_SECTIONS)
@@ -94,6 +95,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--order", type=int, default=0, help="seed of the order of points")
     parser.add_argument("--plans", nargs="*", default=[], help="plan files whose instructions are timed on the host")
     parser.add_argument("--rule-plans", nargs="*", default=[], help="more of them, timed only alone")
+    parser.add_argument("--calls", nargs="*", default=[], help="instructions of the section rules; all by default")
     parser.add_argument("--requested", default=None, help="file of points that are asked for beyond the grids")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a measurement counts as hung")
     return parser.parse_args(arguments)

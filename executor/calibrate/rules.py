@@ -34,19 +34,21 @@ _HELD_OUT = "wide"
 """Plans with this in the name of their file are to report on, not to fit."""
 
 
-def rule_jobs(plans: Sequence[Path], tiny_plans: Sequence[Path] = ()) -> list[Job]:
+def rule_jobs(plans: Sequence[Path], tiny_plans: Sequence[Path] = (), calls: Sequence[str] = ()) -> list[Job]:
     """A job per distinct call, shapes and attributes; kind "rule", `shape` that of the first output.
 
     Args:
         plans: whose instructions are taken first.
         tiny_plans: whose instructions tell the least time of each, and are taken after them.
+        calls: the only instructions to take, such as "adamw.update"; empty: all.
     """
     jobs: dict[Any, Job] = {}
     for tier, path in [*((0, path) for path in plans), *((1, path) for path in tiny_plans)]:
         plan, held_out = load_plan(path), _HELD_OUT in Path(path).stem
         for fused in sorted({False, plan.fused}):  # a run, and its steps alone
             for job in _jobs(lower(msgspec.structs.replace(plan, fused=fused)), held_out, tier):
-                jobs.setdefault(job.point.key, job)
+                if not calls or job.point.call in calls:
+                    jobs.setdefault(job.point.key, job)
     return list(jobs.values())
 
 

@@ -69,6 +69,7 @@ class SessionOptions:
         sections: names of those to take; all when empty.
         plans: programs whose instructions are timed on the host, and alone on the device.
         rule_plans: programs whose instructions are timed alone on the device; they are not run.
+        calls: the only instructions of these programs that are timed alone; empty: all.
         requested: a file of points that are requested beyond the grids.
         order: seed of the order inside a section; another one takes the same points at other times.
         max_call_s: a point whose single call would take longer is left out; None: 0.3 s, on a CPU 0.02 s.
@@ -79,6 +80,7 @@ class SessionOptions:
     sections: Sequence[str] = ()
     plans: Sequence[Path] = ()
     rule_plans: Sequence[Path] = ()
+    calls: Sequence[str] = ()
     requested: Path | None = None
     order: int = 0
     max_call_s: float | None = None
