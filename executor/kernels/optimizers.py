@@ -184,7 +184,7 @@ def adamw_of_many(context: OpContext, attrs: Attrs, *tensors: Tensor) -> tuple[T
 _Parameter = tuple[Tensor, ...]
 """Weight, gradient, mean, square."""
 
-_LARGE = 2**18
+_LARGE = 2**22
 """Elements from which a parameter has a launch of its own: its kernel takes longer than the launch of the next."""
 
 
