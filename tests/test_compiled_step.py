@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,10 +25,11 @@ from executor.step.compiled import CompiledStep
 from executor.step.interpreter import Interpreter
 from executor.train import run as run_module
 from executor.train.batches import rows_of_rank
-from executor.train.options import RunOptions
+from executor.train.checkpoint_files import written_checkpoints
+from executor.train.options import Checkpoints, RunOptions
 from executor.train.result import spans_of
 from executor.train.run import run_rank
-from plans.errors import TwofoldError
+from plans.errors import TrainingStopped, TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.optimizer import Optimizer
@@ -345,6 +347,19 @@ def test_a_run_replays_and_frees_the_recording_before_it_ends():
     assert device.log[0] == "own stream"
     last = len(device.log) - 1 - device.log[::-1].index("release")
     assert "replay" not in device.log[last:]
+
+
+def test_no_checkpoint_is_written_of_a_replayed_step_that_diverges(tmp_path):
+    """Its loss is read when the next step has begun."""
+    plan, fed = PLANS["sgd"], batches(8)
+    fed[5] = {name: np.full_like(array, np.nan) for name, array in fed[5].items()}
+    options = RunOptions(checkpoints=Checkpoints(folder=tmp_path, every=2, keep=9))
+    with pytest.raises(TrainingStopped, match="the loss of step 6 is nan"):
+        run_rank(lower(plan), plan, fed, parameters(), 8, device=RecordingDevice(), options=options)
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint":
+            thread.join()
+    assert [path.name for path in written_checkpoints(tmp_path)] == ["step-00000002", "step-00000004"]
 
 
 def test_an_eager_plan_is_not_recorded():

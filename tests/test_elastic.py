@@ -9,7 +9,7 @@ import time
 import msgspec
 import numpy as np
 import pytest
-from test_nodes import port, started, two_ranks
+from test_nodes import data_parallel, port, started
 
 from executor.launch.elastic import ElasticSettings, smaller_plans
 from executor.launch.nodes import Nodes
@@ -37,7 +37,7 @@ machine = "cpu-2core-x8"
 
 @pytest.mark.ranks
 def test_a_job_survives_a_killed_rank_and_then_a_lost_node(tmp_path, port):
-    save_plan(two_ranks(), tmp_path / "plan.json")
+    save_plan(data_parallel(), tmp_path / "plan.json")
     (tmp_path / "job.toml").write_text(JOB.format(folder=tmp_path, steps=STEPS, out=tmp_path / "out"))
     first, second = started(tmp_path, port, ["train", str(tmp_path / "job.toml")])
     checkpoints, ranks = tmp_path / "out" / "checkpoints", tmp_path / "out" / "logs" / "1"
@@ -83,7 +83,7 @@ def test_a_job_survives_a_killed_rank_and_then_a_lost_node(tmp_path, port):
     ],
 )
 def test_settings_that_no_node_could_use_are_refused_before_the_start(change, nodes, message, tmp_path):
-    path = save_plan(two_ranks(), tmp_path / "plan.json")
+    path = save_plan(data_parallel(), tmp_path / "plan.json")
     job = TrainingJob(
         plan=str(path), steps=1, out=str(tmp_path / "out"), max_restarts=1, elastic=ElasticSettings(**change),
         checkpoints=CheckpointSettings(every=1),
@@ -94,7 +94,7 @@ def test_settings_that_no_node_could_use_are_refused_before_the_start(change, no
 
 
 def test_plans_that_compute_something_else_are_refused(tmp_path):
-    wanted = two_ranks()
+    wanted = data_parallel()
     other_optimizer = msgspec.structs.replace(wanted.optimizer, clip_norm=1.0)
     for graph, optimizer, difference in (
         (mlp_graph([7, 4], 8), wanted.optimizer, r"tensors.x.shape is \(8, 7\) instead of \(8, 6\)"),

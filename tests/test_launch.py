@@ -137,6 +137,27 @@ def test_a_guard_that_cannot_write_ends_with_its_rank(script, job, env):
     assert "cannot write" in (folder / "stderr").read_text() and (folder / "stdout").read_text() == ""
 
 
+def test_a_guard_ends_if_its_agent_dies_while_it_writes_how_its_rank_ended(script, job, env, tmp_path):
+    """It ignores the agent's signal then, and torchrun would let it wait for the guards of other ranks."""
+    faulty, waits = tmp_path / "worker_main.py", tmp_path / "waits"
+    writes = '    write_json(os.path.join(folder, "end.json"), end)\n'
+    runs = "            run_guard(sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5:])\n"
+    kills = "    os.kill(agent_pid, 9)\n    while os.getppid() == agent_pid:\n        time.sleep(0.01)\n"
+    text = WORKER_MAIN.read_text()
+    assert writes in text and runs in text
+    faulty.write_text(
+        text.replace(writes, kills + writes).replace(runs, f"{runs}            open({str(waits)!r}, 'w')\n")
+    )
+    agent = "import os, subprocess, sys\nos.environ[sys.argv[1]] = str(os.getpid())\nsubprocess.run(sys.argv[2:])"
+    command = [sys.executable, "-c", agent, AGENT_PID, sys.executable, str(faulty), "rank", str(job.path), "script"]
+    numbers = {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    ran = subprocess.run([*command, str(script("print('done')"))], env=os.environ | env | numbers, check=False)
+    assert ran.returncode == -signal.SIGKILL
+    guard = job.read(0, "pids.json")["guard"]
+    wait_until(lambda: not Path(f"/proc/{guard}").exists())
+    assert job.read(0, "end.json")["code"] == 0 and not waits.exists()
+
+
 @pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(0)", "os._exit(0)"])
 def test_a_rank_that_ends_well_is_no_failure(ending, script, job, env):
     assert run_rank(job, script(ending), env) == 0

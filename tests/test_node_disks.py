@@ -1,4 +1,4 @@
-"""Training on two nodes that share no disk; each node is a launcher of its own with a folder of its own."""
+"""Training on three nodes that share no disk; each node is a launcher of its own with a folder of its own."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ import shutil
 import msgspec
 import numpy as np
 import pytest
-from test_nodes import port, started, two_ranks
+from test_nodes import data_parallel, port, started
 
 from executor.launch.resumable import Held, newest_complete
 from executor.launch.train_job import TrainingJob, train
@@ -29,28 +29,28 @@ every = 2
 
 def plan_of(level):
     optimizer = Optimizer(kind="adamw", settings={"lr": 0.01}, parallel_level=level, threshold_bytes=0)
-    return msgspec.structs.replace(two_ranks(), optimizer=optimizer)
+    return msgspec.structs.replace(data_parallel(num_ranks=3), optimizer=optimizer)
 
 
 def trained(folder, port, level, steps, *words):
-    """Exit codes, what was printed, and messages of both nodes."""
-    for node in "01":
+    """Exit codes, what was printed, and messages of all nodes."""
+    for node in "012":
         (folder / node).mkdir(exist_ok=True)
         save_plan(plan_of(level), folder / node / "plan.json")
         (folder / node / "job.toml").write_text(JOB.format(steps=steps))
-    runs = started(folder, port, ["train", "job.toml", *words])
+    runs = started(folder, port, ["train", "job.toml", *words], num_nodes=3)
     said = [run.communicate(timeout=300) for run in runs]
     return [run.returncode for run in runs], said
 
 
 def losses(said):
-    first, second = (json.loads(out)["losses"] for out, _ in said)
-    assert first == second
+    first, *others = (json.loads(out)["losses"] for out, _ in said)
+    assert others == [first, first]
     return first
 
 
 @pytest.mark.ranks
-def test_checkpoints_on_the_disks_of_two_nodes_are_resumed_by_any_plan(tmp_path, port):
+def test_checkpoints_on_the_disks_of_three_nodes_are_resumed_by_any_plan(tmp_path, port):
     save_plan(plan_of(1), tmp_path / "plan.json")
     alone = TrainingJob(
         plan=str(tmp_path / "plan.json"), steps=10, out=str(tmp_path / "alone"), log_dir=str(tmp_path / "logs")
@@ -58,32 +58,32 @@ def test_checkpoints_on_the_disks_of_two_nodes_are_resumed_by_any_plan(tmp_path,
     expected = [step["loss"] for step in train(alone)]
 
     codes, said = trained(tmp_path, port, 1, 4)
-    assert codes == [0, 0], said
+    assert codes == [0, 0, 0], said
     assert losses(said) == expected[:4]
-    assert [(tmp_path / node / "out" / "weights.npz").exists() for node in "01"] == [True, False]
-    folders = [tmp_path / node / "out" / "checkpoints" for node in "01"]
+    assert [(tmp_path / node / "out" / "weights.npz").exists() for node in "012"] == [True, False, False]
+    folders = [tmp_path / node / "out" / "checkpoints" for node in "012"]
     newest = [read_manifest(written_checkpoints(folder)[-1]) for folder in folders]
-    assert [each.step for each in newest] == [4, 4] and newest[0].run == newest[1].run
-    assert [each.share for each in newest] == [(0, 2), (1, 2)]  # of sharded optimizer states
+    assert [each.step for each in newest] == [4, 4, 4] and len({each.run for each in newest}) == 1
+    assert [each.share for each in newest] == [(0, 3), (1, 3), (2, 3)]  # of sharded optimizer states
 
     shutil.move(folders[1], tmp_path / "lost")
     codes, said = trained(tmp_path, port, 1, 8, "--resume")
-    assert codes == [2, 2]
-    assert all("step-00000004 lacks share 2 of 2; start the node that wrote it" in error for _, error in said)
+    assert codes == [2, 2, 2]
+    assert all("step-00000004 lacks share 2 of 3; start the node that wrote it" in error for _, error in said)
     shutil.move(tmp_path / "lost", folders[1])
 
     codes, said = trained(tmp_path, port, 1, 6, "--resume")  # each rank reads its own disk
-    assert codes == [0, 0], said
+    assert codes == [0, 0, 0], said
     assert losses(said) == expected[:6]
 
-    codes, said = trained(tmp_path, port, 0, 8, "--resume")  # every rank needs the states of both
-    assert codes == [0, 0], said
+    codes, said = trained(tmp_path, port, 0, 8, "--resume")  # every rank needs the states of all
+    assert codes == [0, 0, 0], said
     np.testing.assert_allclose(losses(said), expected[:8], rtol=2e-6)
     assert read_manifest(written_checkpoints(folders[1])[-1]).share == (0, 1)
 
-    shutil.rmtree(tmp_path / "1" / "out")  # a new disk; the other node has a copy of everything
+    shutil.rmtree(tmp_path / "1" / "out")  # a new disk; the other nodes have a copy of everything
     codes, said = trained(tmp_path, port, 0, 10, "--resume")
-    assert codes == [0, 0], said
+    assert codes == [0, 0, 0], said
     np.testing.assert_allclose(losses(said), expected, rtol=2e-6)
 
 

@@ -205,22 +205,32 @@ def test_all_nodes_wait_for_the_end_of_the_last_one(port):
 # -- commands on two nodes ---------------------------------------------------------------------------------------------
 
 
-def two_ranks(lr=0.1):
-    """A perceptron whose batch is split over two ranks."""
-    graph = mlp_graph([6, 4], 8)
+def data_parallel(lr=0.1, num_ranks=2):
+    """A perceptron whose batch is split over all ranks."""
+    graph = mlp_graph([6, 4], 4 * num_ranks)
     strategies = {each.name: Strategy(dims={"b0": ("dp",)}) for each in graph.operators if each.kind == "linear"}
-    stage = Stage(mesh=Layout((2,), ("dp",)), operators=tuple(each.name for each in graph.operators))
+    stage = Stage(mesh=Layout((num_ranks,), ("dp",)), operators=tuple(each.name for each in graph.operators))
     optimizer = Optimizer(settings={"lr": lr})
     return Plan(graph=graph, stages=(stage,), strategies=strategies, optimizer=optimizer)
 
 
-def started(folder, port, command, work=run_command, also=()):
-    """The same command on two nodes, each in a folder of its own; `also` are words for node 1 alone."""
+def started(folder, port, command, work=run_command, also=(), num_nodes=2):
+    """The same command on all nodes, each in a folder of its own; `also` are words for node 1 alone."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     runs = []
-    for node in (0, 1):
+    for node in range(num_nodes):
         (folder / str(node)).mkdir(exist_ok=True)
-        words = [*command, *(also if node else ()), "--nodes", "2", "--node", str(node), "--port", str(port), "--json"]
+        words = [
+            *command,
+            *(also if node == 1 else ()),
+            "--nodes",
+            str(num_nodes),
+            "--node",
+            str(node),
+            "--port",
+            str(port),
+            "--json",
+        ]
         files = tuple(folder / f"{next(NUMBERS)}.{kind}" for kind in ("out", "err"))
         runs.append(Command(words, env, folder / str(node), files, work=work))
     return runs
@@ -230,7 +240,7 @@ def started(folder, port, command, work=run_command, also=()):
 def test_two_nodes_run_a_plan_without_a_common_folder(tmp_path, port):
     for node, lr in ((0, 0.1), (1, 0.1)):
         (tmp_path / str(node)).mkdir()
-        save_plan(two_ranks(lr), tmp_path / str(node) / "plan.json")
+        save_plan(data_parallel(lr), tmp_path / str(node) / "plan.json")
     runs = started(tmp_path, port, ["run", "plan.json", "--steps", "5", "--out", "out"])
     said = [run.communicate(timeout=300) for run in runs]
     assert [run.returncode for run in runs] == [0, 0], said
@@ -242,7 +252,7 @@ def test_two_nodes_run_a_plan_without_a_common_folder(tmp_path, port):
     for name in ("rank.0.npz", "rank.1.npz"):
         assert (tmp_path / "0" / "out" / name).read_bytes() == (tmp_path / "1" / "out" / name).read_bytes()
 
-    save_plan(two_ranks(0.2), tmp_path / "1" / "plan.json")
+    save_plan(data_parallel(0.2), tmp_path / "1" / "plan.json")
     runs = started(tmp_path, port, ["run", "plan.json", "--steps", "5"])
     said = [run.communicate(timeout=300) for run in runs]
     assert [run.returncode for run in runs] == [2, 2]
@@ -277,7 +287,7 @@ def test_two_nodes_verify_a_plan_against_one_process(tmp_path, port):
 
 
 def perceptron():
-    """The module of `two_ranks`, and a batch for it."""
+    """The module of `data_parallel`, and a batch for it."""
     import torch
 
     return torch.nn.Sequential(OrderedDict(layer1=torch.nn.Linear(6, 4))), (torch.randn(8, 6), torch.randn(8, 4))
@@ -294,7 +304,7 @@ def test_an_error_of_one_node_ends_the_command_on_both(tmp_path, port, wrong, co
     """The other node would wait for it for five minutes."""
     for node in "01":
         (tmp_path / node).mkdir()
-        save_plan(two_ranks(), tmp_path / node / "plan.json")
+        save_plan(data_parallel(), tmp_path / node / "plan.json")
     (tmp_path / "0" / "train.py").touch()
     runs = started(tmp_path, port, command, also=also)
     errors = [run.communicate(timeout=60)[1] for run in runs]

@@ -1,0 +1,1 @@
+error: cannot read the job file 'job.toml': No such file or directory
