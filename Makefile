@@ -23,15 +23,14 @@ help: ## this list
 demo: $(STAMP) ## plan, simulate, run on 8 processes and verify the digits example (under a minute after the set-up)
 	$(VENV)/bin/twofold demo $(ARGS)
 
-# loadfile: what the tests of a file share is made once, by one worker. No reordering: files of few tests would come
-# last, and those are the ones that start several processes, of which only one may run at a time.
+# loadfile: what the tests of a file share is made once, by one worker. tests/scheduling.py says which worker.
 test: check ## lint, formatting, types and all tests (JOBS=2 workers)
 	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## lint, formatting and types only
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
-	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --num-workers $(JOBS)
 
 check-npu: $(STAMP) ## every operator of a step on an Ascend NPU, by shapes only (torch-npu is installed in FOLDER)
 	PYTHON=$(VENV)/bin/python benchmarks/npu/environment.sh $(FOLDER)
@@ -74,7 +73,8 @@ $(STAMP): pyproject.toml constraints.txt tests/programs.txt
 	  "$$python" -m venv --clear $(VENV); \
 	fi
 	$(PIP) install --constraint constraints.txt setuptools
-	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[torch,reports,data,weights,dev]'
+	$(PIP) install --constraint constraints.txt --no-build-isolation --no-compile --editable \
+	  '.[torch,reports,data,weights,dev]' # Python compiles the modules that are imported, a third of them
 	$(PIP) install --no-deps --requirement tests/programs.txt
 	@touch $@
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -56,6 +57,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     missing = {name for name in set().union(*needs.values()) if not IS_HERE[name]()}
     config.hook.pytest_deselected(items=[item for item in items if needs[item] & missing])
     items[:] = [item for item in items if not needs[item] & missing]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """No worker waits while another one runs tests marked `ranks`."""
+    from tests.scheduling import RanksOnOneWorker
+
+    return RanksOnOneWorker(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:
