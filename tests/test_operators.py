@@ -311,6 +311,7 @@ CASES = {
     "pow 2": ("pow", ((4, 6),), {"exponent": 2}, lambda x: x**2),
     "abs": ("abs", ((4, 6),), {}, torch.abs),
     "neg": ("neg", ((4, 6),), {}, torch.neg),
+    **{kind: (kind, ((4, 6),), {}, getattr(torch, kind)) for kind in ("floor", "ceil", "trunc", "round", "sign")},
     "cast": ("cast", ((4, 6),), {}, lambda x: x.double()),
     "add": ("add", ((4, 6, 8), (6, 1)), {}, torch.add),
     "add a number": ("add", ((4, 6),), {"number": 2.5}, lambda x: x + 2.5),

@@ -61,6 +61,10 @@ def _negative(g: Tensor, *_: Tensor) -> Tensor:
     return -g
 
 
+def _zero(g: Tensor, *_: Tensor) -> Tensor:
+    return torch.zeros_like(g)
+
+
 _FUNCTIONS: Mapping[str, _Function] = {
     # the gradient reads the output
     "relu": _Function(torch.relu, lambda g, y: _aten.threshold_backward(g, y, 0)),
@@ -97,6 +101,11 @@ _FUNCTIONS: Mapping[str, _Function] = {
     "pow": _Function(torch.pow, _power_grad, {"exponent": 1}),
     # the gradient reads nothing
     "neg": _Function(torch.neg, _negative),
+    "floor": _Function(torch.floor, _zero),
+    "ceil": _Function(torch.ceil, _zero),
+    "trunc": _Function(torch.trunc, _zero),
+    "round": _Function(torch.round, _zero),
+    "sign": _Function(torch.sign, _zero),
 }
 """Kind -> its function; the names of settings are aten's."""
 

@@ -17,7 +17,9 @@ _BY_INPUT = (
     "elu", "softplus", "mish", "hardswish", "hardsigmoid", "hardtanh", "relu6", "clamp",
 )  # fmt: skip
 
-UNARY = (*_BY_OUTPUT, *_BY_INPUT, "neg")
+_BY_NOTHING = ("neg", "floor", "ceil", "trunc", "round", "sign")
+
+UNARY = (*_BY_OUTPUT, *_BY_INPUT, *_BY_NOTHING)
 """Functions of one number, called as in aten. Capture takes their settings from aten's signature, fusion joins them."""
 
 
@@ -33,9 +35,9 @@ def _unary_by_input(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) ->
     return unary(kind, inputs[0], Gradient(needs=("x0",), flops=4 * math.prod(inputs[0])))
 
 
-@declares("cast", "neg")
+@declares("cast", *_BY_NOTHING)
 def _unary_by_nothing(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
-    """The gradient reads nothing but the output's gradient: a change of dtype, or of sign."""
+    """The gradient reads nothing but the output's gradient: changes of dtype or sign; step functions, where it is 0."""
     return unary(kind, inputs[0], Gradient())
 
 
