@@ -92,11 +92,24 @@ def two_views(m, made, x, label):
     return F.mse_loss(one, both[len(x) :].detach()) + F.l1_loss(two, both[: len(x)]) + balance + judged
 
 
+def expert_balance(rows, mask):
+    """The shares of experts, counted over two layers by a histogram and by a sum at indices, times their chances."""
+    width, count = rows.shape[-1], torch.zeros(rows.shape[-1], dtype=rows.dtype)
+    chances, total = torch.zeros(width, dtype=rows.dtype), 0.0
+    for layer in (rows, rows * 2):
+        weights = layer.softmax(-1)
+        chosen = weights.topk(2, dim=-1)[1].reshape(-1)
+        count = count + torch.histc(chosen.to(rows.dtype), bins=width, min=0, max=width)
+        count = count + torch.zeros_like(count).scatter_add_(0, chosen, mask.flatten().repeat_interleave(2))
+        chances, total = chances + weights.sum(0), total + len(rows)
+    return width * (count / total * (chances / total).unsqueeze(0)).sum()
+
+
 def flattened_sums(rows, mask):
-    """Sums over rows [batch x 2, width], divided by the number of rows, of elements and of what counts."""
+    """Sums over rows [batch x 2, width], over the number of rows, of elements and of what counts."""
     divergence = F.kl_div(rows.log_softmax(-1), rows.detach().softmax(-1) * 0.5, reduction="batchmean")
     counted = (rows.pow(2).sum(-1) * mask.flatten()).sum() / mask.sum().clamp(min=1)
-    return divergence + counted + rows.sum() / rows.numel() + rows.abs().sum() * (1 / len(mask))
+    return divergence + counted + rows.sum() / rows.numel() + rows.abs().sum() * (0.3 / len(mask))
 
 
 LOSSES = {
@@ -135,6 +148,7 @@ LOSSES = {
                 + (made.pow(2).mean(-1) * (x[:, 0] > 0)).sum() / ((x[:, 0] > 0).sum() + 1e-8).clamp(min=1)
                 + made.abs().mean() * x.abs().mean() / (1 + x.mean())
                 + flattened_sums(made.unflatten(-1, (2, -1)).flatten(0, 1), x[:, :2] > 0)
+                + expert_balance(made.unflatten(-1, (2, -1)).flatten(0, 1), (x[:, :2] > 0).to(x.dtype))
             )
         ), classes
     ),

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import random
 import sys
 import warnings
 
@@ -364,8 +365,13 @@ class Signs(torch.autograd.Function):
 
 
 def warms_up(m, x):
-    m.steps = getattr(m, "steps", 0) + 1
-    return m.fc(x) * min(1.0, m.steps / 100)
+    m.step = getattr(m, "step", 0) + 1
+    return m.fc(x) * min(1.0, m.step / 100)
+
+
+def remembers(m, x):
+    m.steps.append(len(m.steps))
+    return m.fc(x) * len(m.steps)
 
 
 def hooks_its_gradient(m, x):
@@ -388,7 +394,14 @@ REFUSED = {
     "random gradients": (mean_to(lambda m, x: Noisy.apply(m.fc(x))), r"backward of Noisy .*draws random numbers"
     ),
     "gradients of two results": (mean_to(lambda m, x: m.fc(sum(Signs.apply(m.fc(x))))), "Signs .* are not sums"),
-    "counted steps": (mean_to(warms_up), r"counts in self\.steps, and its next step computes something else"),
+    "counted steps": (mean_to(warms_up), r"counts in self\.step, and its next step computes something else"),
+    "list of steps": (mean_to(remembers), r"counts in self\.steps, and its next step computes something else"),
+    "random numbers of Python": (
+        mean_to(lambda m, x: m.fc(x) * random.random()), "draws from random, and .* draw with torch.rand"
+    ),
+    "random numbers of numpy": (
+        mean_to(lambda m, x: m.fc(x) * np.random.rand()), r"draws from numpy\.random, and"  # noqa: NPY002
+    ),
     "hook on a gradient": (mean_to(hooks_its_gradient), r"registers a hook on the gradient of a tensor \(4, 6\)"),
     "inference mode": (within(torch.inference_mode), "uses torch.inference_mode.*requires_grad_"),
     "mean of the batch": (mean_to(lambda m, x: m.fc(x) - x.mean()), "a value made of all samples of a batch"),
@@ -460,12 +473,24 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["parameter", "slice", "buffer"])
+def test_trained_parameters_in_shared_memory_are_refused(kind):
+    shared = nn.Linear(6, 6)
+    other = {
+        "parameter": nn.Parameter(shared.weight.data), "slice": nn.Parameter(shared.weight.data[2:]),
+        "buffer": nn.Buffer(shared.weight.data.t()),
+    }  # fmt: skip
+    module = Ends(mean_to(lambda m, x: m.fc(x)), fc=shared, other=other[kind])
+    with pytest.raises(TwofoldError, match=r"'(fc\.weight|other)' and '(fc\.weight|other)' share memory.*clone"):
+        capture(module, vectors())
+
+
 @pytest.mark.parametrize("model", REFUSED)
 @pytest.mark.filterwarnings("ignore:the loss does not depend", "ignore:.*every rank computes all of it")
 def test_unsupported_modules_are_refused(model, capsys):
     function, message = REFUSED[model]
     frozen = nn.Linear(6, 6).requires_grad_(False)
-    module = Ends(function, fc=nn.Linear(6, 6), noise=nn.RReLU(), norm=nn.BatchNorm1d(6), frozen=frozen)
+    module = Ends(function, fc=nn.Linear(6, 6), noise=nn.RReLU(), norm=nn.BatchNorm1d(6), frozen=frozen, steps=[])
     with pytest.raises(TwofoldError, match=message) as caught:
         capture(module, vectors())
     assert "\n" not in str(caught.value)

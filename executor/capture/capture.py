@@ -37,21 +37,22 @@ from executor.capture.attention import batch_first_attention
 from executor.capture.buffers import doubled_tables, known_masks, known_numbers
 from executor.capture.complex_numbers import complex_rule
 from executor.capture.concatenated import split_concatenated
-from executor.capture.counted import Numbers, check_numbers, numbers_of, set_numbers
 from executor.capture.counts import state_counts
-from executor.capture.decompose import decompose_sized
+from executor.capture.decompose import decompose_sized, divide_by_samples
 from executor.capture.derivatives import derivatives_as_calls, write_derivatives
 from executor.capture.examples import batch_size_of, examples_of, with_batch
 from executor.capture.functional import without_in_place
 from executor.capture.functions import functions_as_calls
-from executor.capture.gradients import check_hooks, refusing_own_gradients
+from executor.capture.gradients import check_hooks, check_memory, refusing_own_gradients
+from executor.capture.histograms import count_by_sums
 from executor.capture.library import in_other_forms
 from executor.capture.masks import fix_sizes, state_masks
 from executor.capture.opaque import computed, opaque
+from executor.capture.python_state import PythonState, changed_in, check_python_state, python_state, restore
 from executor.capture.repeats import Stack, shortened, stacks_of_equal_blocks, with_all_blocks
 from executor.capture.rows import choose_in_samples
 from executor.capture.rules import RULES
-from executor.capture.straight import drop_empty, inline_nested, keep_batch_first, take_stacked
+from executor.capture.straight import drop_empty, drop_zeros, inline_nested, keep_batch_first, take_stacked
 from executor.capture.translation import Translation
 from executor.capture.written_attention import join_attention
 from executor.flex import flex_attention_by_formula
@@ -109,6 +110,7 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     if not isinstance(module, nn.Module):
         raise TwofoldError(f"capture needs a torch.nn.Module, not {module!r}")
     check_hooks(module)
+    check_memory(module)
     examples = examples_of(module, example_inputs)
     batch_size = batch_size_of(examples)
     name = name or type(getattr(module, "_backbone", module)).__name__
@@ -155,10 +157,10 @@ def _graph_of_exports(module: nn.Module, examples: Mapping[str, torch.Tensor], b
 def _graph_of_samples(module: nn.Module, examples: Mapping[str, torch.Tensor], small: int, name: str) -> Graph:
     """The graph of a small batch."""
     sizes = (small, 2 * small)
-    counted: dict[tuple[str, str], int | float] = {}
-    exports = [_exported(module, with_batch(examples, size), size, counted) for size in sizes]
-    again = functools.partial(_exported, module, with_batch(examples, small), small, {}, counted)
-    check_numbers(module, counted, exports[0].graph, lambda: again().graph)
+    changed: dict[tuple[str, str], Any] = {}
+    exports = [_exported(module, with_batch(examples, size), size, changed) for size in sizes]
+    again = functools.partial(_exported, module, with_batch(examples, small), small, {}, changed)
+    check_python_state(module, changed, exports[0].graph, lambda: again().graph)
     hiding: dict[str, bool | None] = {}
     for exported in exports:
         state_masks(exported.graph, hiding)
@@ -167,6 +169,9 @@ def _graph_of_samples(module: nn.Module, examples: Mapping[str, torch.Tensor], s
     for exported in exports:
         split_concatenated(exported.graph, grown)
         choose_in_samples(exported.graph, grown)
+        count_by_sums(exported.graph, grown)
+        drop_zeros(exported.graph)
+    divide_by_samples(exports[0].graph, exports[1].graph, small)
     decompose_sized(exports[0].graph, exports[1].graph, RULES)
     grown = _grown(exports[0], exports[1], small)
     small_batch, large_batch = (
@@ -185,12 +190,12 @@ def _graph_of_samples(module: nn.Module, examples: Mapping[str, torch.Tensor], s
 
 def _exported(
     module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int,
-    counted: dict[tuple[str, str], int | float], start: Numbers = MappingProxyType({}),
+    changed: dict[tuple[str, str], Any], start: PythonState = MappingProxyType({}),
 ) -> ExportedProgram:  # fmt: skip
-    """The calls of a forward that begins with the numbers `start`; those that it changes go into `counted`."""
+    """The calls of a forward that begins with the state `start`; what it changes of it goes into `changed`."""
     masks, numbers = known_masks(module), known_numbers(module)
     try:
-        with _in_forms_to_capture(module), _returning_its_loss(module, counted, start):
+        with _in_forms_to_capture(module), _returning_its_loss(module, changed, start):
             exported = torch.export.export(module, tuple(examples.values()), strict=False)
     except TwofoldError as error:
         raise TwofoldError(f"{error}{_where(error, module)}") from None
@@ -290,17 +295,17 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _returning_its_loss(
-    module: nn.Module, counted: dict[tuple[str, str], int | float], start: Numbers
+    module: nn.Module, changed: dict[tuple[str, str], Any], start: PythonState
 ) -> Iterator[None]:  # fmt: skip
     """Within this context the forward returns its loss alone."""
     forward = module.forward
 
     @functools.wraps(forward)
     def loss(*args: Any, **kwargs: Any) -> torch.Tensor:
-        set_numbers(module, start)
-        before = numbers_of(module)
+        restore(module, start)
+        before = python_state(module)
         made = loss_of(forward(*args, **kwargs), type(module).__name__)
-        counted.update({key: value for key, value in numbers_of(module).items() if before.get(key, value) != value})
+        changed.update(changed_in(before, python_state(module)))
         return made
 
     with mock.patch.object(module, "forward", loss):

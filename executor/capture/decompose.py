@@ -1,7 +1,12 @@
-"""Rewrites calls that contain the number of samples as a constant into calls that follow the shapes of their inputs."""
+"""Rewrites calls that contain the number of samples as a constant.
+
+Torch's decompositions follow the shapes of their inputs. A factor k / len(x) becomes a factor k and a division by
+len(x), which makes a sum over the samples a mean.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import torch
@@ -10,9 +15,11 @@ from torch._decomp import decomposition_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from executor.capture.functional import copied, on_meta
+from executor.capture.functional import called_as, copied, on_meta
 
-__all__ = ["decompose_sized"]
+__all__ = ["decompose_sized", "divide_by_samples"]
+
+aten = torch.ops.aten
 
 
 def decompose_sized(graph: fx.Graph, double: fx.Graph, rules: Collection[str]) -> None:
@@ -51,3 +58,32 @@ def _decompose(node: fx.Node) -> None:
         (result,) = copied(node.graph, node, traced.graph, read)
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)
+
+
+def divide_by_samples(graph: fx.Graph, double: fx.Graph, batch_size: int) -> None:
+    """Write products with k / len(x), and quotients by k len(x), with divisions by len(x), in place.
+
+    Args:
+        graph: exported for a batch of `batch_size`.
+        double: the same for twice as many samples; it shows which numbers follow the batch.
+    """
+    for one, other in zip(list(graph.nodes), list(double.nodes), strict=False):
+        if one.name != other.name:
+            return
+        if one.target not in (aten.mul.Tensor, aten.div.Tensor) or len(one.args) != 2:
+            continue
+        (_, small), (_, large) = one.args, other.args
+        if not isinstance(small, int | float) or not isinstance(large, int | float) or isinstance(small, bool):
+            continue
+        is_product = one.target is aten.mul.Tensor
+        factor = small * batch_size if is_product else small / batch_size
+        follows = large * 2 * batch_size if is_product else large / (2 * batch_size)
+        if small != large and math.isclose(factor, follows, rel_tol=1e-12):
+            factor = float(f"{factor:.12g}")  # 2 / 7 * 7 is not 2
+            for node, size in ((one, batch_size), (other, 2 * batch_size)):
+                with node.graph.inserting_before(node):
+                    mean = called_as(node.graph, node, aten.div.Tensor, (node.args[0], size))
+                    if factor != 1:
+                        mean = called_as(node.graph, node, node.target, (mean, factor))
+                node.replace_all_uses_with(mean)
+                node.graph.erase_node(node)

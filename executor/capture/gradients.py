@@ -1,12 +1,14 @@
-"""Refusal of constructs that change gradients without appearing in the graph.
+"""Refusal of constructs that change the training without appearing in the graph.
 
-A plan makes each operator's gradient itself, from its forward. Hooks on gradients and parts of a forward without
-gradients leave no trace in what torch.export writes down: the forward would be right and the training silently another.
+A plan makes each operator's gradient itself, from its forward, and updates each parameter separately. Hooks on
+gradients, parts of a forward without gradients and parameters in shared memory leave no trace in what torch.export
+writes down: the first forward would be right and the training silently another.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any, NoReturn
 from unittest import mock
@@ -16,7 +18,7 @@ from torch import nn
 
 from plans.errors import TwofoldError
 
-__all__ = ["check_hooks", "refusing_own_gradients"]
+__all__ = ["check_hooks", "check_memory", "refusing_own_gradients"]
 
 _WHY = "a plan derives gradients from the operators of the forward"
 
@@ -33,6 +35,28 @@ def check_hooks(module: nn.Module) -> None:
     for path, part in module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
             raise TwofoldError(f"{type(part).__name__} {path!r} has backward hooks, but {_WHY}; remove them")
+
+
+def check_memory(module: nn.Module) -> None:
+    """Refuse trained parameters whose memory other parameters or buffers share.
+
+    Raises:
+        TwofoldError: an update of one would change the other.
+    """
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    placed: dict[int, list[tuple[int, int, str]]] = {}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.layout is torch.strided and tensor.numel():
+            first = int(tensor.storage_offset())
+            last = first + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+            placed.setdefault(tensor.untyped_storage()._cdata, []).append((first, int(last), name))
+    for places in placed.values():
+        for (first, last, name), (other_first, other_last, other) in itertools.combinations(places, 2):
+            if not trained.isdisjoint((name, other)) and first <= other_last and other_first <= last:
+                raise TwofoldError(
+                    f"{name!r} and {other!r} share memory, so that an update of one changes the other; use one "
+                    f"parameter for both, or copy: {other.rpartition('.')[2]} = {name.rpartition('.')[2]}.clone()"
+                )
 
 
 @contextlib.contextmanager

@@ -142,9 +142,6 @@ def _product(build: Translation, node: fx.Node, x: Value | Number, y: Value | Nu
         # one of them is a number that all samples share
         x, y = (build.of_batch(node, x), y) if trained[1] else (x, build.of_batch(node, y))
         return combined_means(build, node, "mul", x, y)
-    mean, by = (x, y) if isinstance(x, Mean) else (y, x)
-    if isinstance(mean, Mean) and mean.is_sum and isinstance(by, float) and 0 < by <= 1 and 1 / round(1 / by) == by:
-        return _quotient(build, node, mean, round(1 / by))  # sum * (1 / len(x))
     return combined_means(build, node, "mul", x, y)
 
 

@@ -5,6 +5,7 @@ Splits and chunks become one narrow per part; a write into a part joins the unch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -117,10 +118,9 @@ def _repeat(build: Translation, node: fx.Node, x: Value, *_: Any) -> Value:
 def _repeat_interleave(build: Translation, node: fx.Node, x: Value, repeats: int, dim: int | None = None, **_: Any
 ) -> Value:  # fmt: skip
     x = build.plain(node, x)
+    x = build.reshaped(node, x, (math.prod(build.tensors[x].shape),)) if dim is None else x
     shape = build.tensors[x].shape
-    if dim is None:
-        raise build.refused(node, "without a dim it mixes the batch into the rest")
-    at = dim % len(shape) + 1
+    at = (dim or 0) % len(shape) + 1
     apart = build.reshaped(node, x, (*shape[:at], 1, *shape[at:]))
     wide = build.make(node, "expand", (apart,), shape=(*shape[:at], repeats, *shape[at:]))
     return build.reshaped(node, wide, build.shape_dtype(node)[0])

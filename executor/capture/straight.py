@@ -1,9 +1,9 @@
 """Normalises exported graphs: nested graphs are inlined, and tensors without elements are removed.
 
 Code under `torch.no_grad` is exported as a separate graph. Its nodes are moved into the outer graph and marked, because
-a plan computes gradients of all trained values. Tensors without elements, such as an empty cache or the unrotated part
-of a head, are removed from concatenations. If a module moves a dim in front of the batch only to split it, as with
-queries, keys and values, the dim is split at its original place instead.
+a plan computes gradients of all trained values. Zeros that start a sum are dropped. Tensors without elements, such as
+an empty cache or the unrotated part of a head, are removed from concatenations. If a module moves a dim in front of the
+batch only to split it, as with queries, keys and values, the dim is split at its original place instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 
 from executor.capture.functional import called_as
 
-__all__ = ["NO_GRADIENT", "drop_empty", "inline_nested", "keep_batch_first", "take_stacked"]
+__all__ = ["NO_GRADIENT", "drop_empty", "drop_zeros", "inline_nested", "keep_batch_first", "take_stacked"]
 
 NO_GRADIENT = "twofold_no_gradient"
 """Key in the `meta` of nodes inside no_grad."""
@@ -85,6 +85,27 @@ def drop_empty(exported: ExportedProgram) -> None:
 def _is_empty(node: Any) -> bool:
     made = node.meta.get("val") if isinstance(node, fx.Node) else None
     return isinstance(made, torch.Tensor) and any(type(size) is int and size == 0 for size in made.shape)
+
+
+def drop_zeros(graph: fx.Graph) -> None:
+    """Remove additions of zeros, with which a sum over layers begins, in place."""
+    aten = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        operands = [each for each in node.args[:2] if isinstance(each, fx.Node)]
+        rest = [each for each in operands if not _is_zeros(each)]
+        value = node.meta["val"]
+        if len(operands) == 2 and len(rest) == 1 and not node.kwargs and rest[0].meta["val"].shape == value.shape:
+            with graph.inserting_before(node):
+                same_dtype = rest[0].meta["val"].dtype == value.dtype
+                own = rest[0] if same_dtype else called_as(graph, node, aten.to.dtype, (rest[0], value.dtype))
+            node.replace_all_uses_with(own)
+            graph.erase_node(node)
+
+
+def _is_zeros(node: fx.Node) -> bool:
+    aten = torch.ops.aten
+    made = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+    return node.target in made or (node.target is aten.full.default and bool(node.args[1] == 0))
 
 
 _PARTS = (torch.ops.aten.unbind.int, torch.ops.aten.select.int)
