@@ -39,8 +39,8 @@ class PeakMemory:
     """
 
     costs: Costs
-    _activations: dict[tuple[StageConfig, ScheduleSpace, int], Floats] = field(default_factory=dict)
-    _prints: dict[StageConfig, tuple[Footprint, ...]] = field(default_factory=dict)
+    _activations: dict[tuple[StageConfig, ScheduleSpace, int, bool], Floats] = field(default_factory=dict)
+    _prints: dict[tuple[StageConfig, bool], tuple[Footprint, ...]] = field(default_factory=dict)
     _static: dict[tuple[int, ...], Ints] = field(default_factory=dict)
     _least_static: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
 
@@ -61,16 +61,17 @@ class PeakMemory:
         rows = space.all if rows is None else rows
         owners, held = space.owners, self.static_bytes(stage, dp, level)
         total = space.pieces @ held.sum(axis=1).astype(np.float64) @ owners
-        if dp * stage.cp > 1 and self.costs.gathers_per_use(stage, dp, level):
+        gathers = dp * stage.cp > 1 and self.costs.gathers_per_use(stage, dp, level)
+        if gathers:
             total = total + self._gathered(stage, (space.pieces.transpose(0, 2, 1) @ owners) > 0)
         total = total[rows.spread]
         gradients = (space.pieces @ held[:, _GRADIENT].astype(np.float64))[rows.spread]
         if most:
-            total = total + self._alive_at_once(stage, space, rows)
+            total = total + self._alive_at_once(stage, space, rows, gathers=gathers)
         elif self.costs.problem.stack.runs_programs and _alive(space.schedule).is_late:
             total = total + self._peaks(stage, space, rows, gradients)
         else:
-            total = total + self._alive_at_once(stage, space, rows)
+            total = total + self._alive_at_once(stage, space, rows, gathers=gathers)
             if not self.costs.problem.stack.runs_programs and _forwards_first(space.schedule):
                 # gradients come where activations were
                 own = np.array([footprint.kept for footprint in self._prints_of(stage, rows)], dtype=np.float64)
@@ -123,15 +124,17 @@ class PeakMemory:
             np.array([own.kept_for_weights for own in prints], dtype=np.float64),
         )
 
-    def _footprints(self, stage: StageConfig) -> tuple[Footprint, ...]:
-        if stage not in self._prints:
+    def _footprints(self, stage: StageConfig, *, gathers: bool = False) -> tuple[Footprint, ...]:
+        if (stage, gathers) not in self._prints:
             chunks = self.costs.widest_chunks(stage)
-            self._prints[stage] = tuple(chunks.footprint(piece) for piece in self.costs.pieces)
-        return self._prints[stage]
+            self._prints[stage, gathers] = tuple(
+                chunks.footprint(piece, gathers=gathers) for piece in self.costs.pieces
+            )
+        return self._prints[stage, gathers]
 
-    def _prints_of(self, stage: StageConfig, rows: LayerSplits) -> tuple[Footprint, ...]:
+    def _prints_of(self, stage: StageConfig, rows: LayerSplits, *, gathers: bool = False) -> tuple[Footprint, ...]:
         """The bytes of the pieces, as the rows need them."""
-        own = self._footprints(stage)
+        own = self._footprints(stage, gathers=gathers)
         if rows.pieces.shape[2] == len(own):
             return own
         other = self._footprints(without_recompute(stage))
@@ -162,27 +165,30 @@ class PeakMemory:
             sizes[code] = self.costs.problem.stack.whole_bytes(own)
         return np.asarray(sizes[codes])
 
-    def _alive_at_once(self, stage: StageConfig, space: ScheduleSpace, rows: LayerSplits) -> Floats:
-        """`activations`, worked out once for all levels, orders of the axes and parts of a space's rows."""
+    def _alive_at_once(self, stage: StageConfig, space: ScheduleSpace, rows: LayerSplits, *, gathers: bool) -> Floats:
+        """`_peaks`, worked out once for all levels, orders of the axes and parts of a space's rows."""
         every = rows if rows.whole is None else rows.whole
-        key = (stage, space, every.pieces.shape[2])
+        gathers = gathers and not self.costs.problem.stack.runs_programs  # of its own programs both are equal
+        key = (stage, space, every.pieces.shape[2], gathers)
         if key not in self._activations:
             if len(self._activations) >= _MOST_KNOWN:
                 self._activations.clear()
-            self._activations[key] = self._peaks(stage, space, every)
+            self._activations[key] = self._peaks(stage, space, every, gathers=gathers)
         found = self._activations[key]
         return found if rows.chosen is None else found[rows.chosen]
 
     def _peaks(
-        self, stage: StageConfig, space: ScheduleSpace, rows: LayerSplits, gradients: Floats | None = None
-    ) -> Floats:
+        self, stage: StageConfig, space: ScheduleSpace, rows: LayerSplits, gradients: Floats | None = None, *,
+        gathers: bool = False,
+    ) -> Floats:  # fmt: skip
         """Per row and pipeline rank the most bytes of activations alive at once, as of `peak_activations`.
 
         Args:
             stage, space, rows: of which configurations.
             gradients: (row, chunk) bytes; all of them are there from the beginning where absent.
+            gathers: whether weights are gathered for each use.
         """
-        prints = self._prints_of(stage, rows)
+        prints = self._prints_of(stage, rows, gathers=gathers)
         found = chunk_activations(
             [(prints[number], rows.pieces[:, :, number]) for number in self._forward(len(prints))]
         )

@@ -109,10 +109,17 @@ class LayoutCosts:
     def activations(self, chunk: Chunk) -> Activations:
         """The bytes that a chunk keeps per micro-batch, and those that its actions need temporarily."""
         if chunk not in self._activations:
-            found = chunk_activations([(self.costs.footprint(piece), count) for piece, count in chunk.pieces])
+            found = chunk_activations(
+                [(self.costs.footprint(piece, gathers=self._gathers_weights), count) for piece, count in chunk.pieces]
+            )
             forward, whole, inputs, weights = map(int, found.during)
             self._activations[chunk] = found._replace(during=(forward, whole, inputs, weights))
         return self._activations[chunk]
+
+    @property
+    def _gathers_weights(self) -> bool:
+        """Whether full weights exist only while their piece computes: its own and the next one's."""
+        return self.costs.degrees.optimizer.parallel_level >= 3 and self.costs.shards > 1
 
     def late_gradient_bytes(self, chunk: Chunk) -> int:
         """The bytes of a chunk's gradients that are allocated by the first action that computes them, as in twofold's
@@ -127,8 +134,7 @@ class LayoutCosts:
             for chunk, count in Counter(chunks).items():
                 for role, size in self._static(chunk).items():
                     roles[role] = roles.get(role, 0) + count * size
-            if costs.degrees.optimizer.parallel_level >= 3 and costs.shards > 1:
-                # full weights exist only while their block computes: its own and the next one's
+            if self._gathers_weights:
                 held = {plain(piece) for chunk in chunks for piece, _ in chunk.pieces}
                 whole = {piece: costs.weight_bytes(piece) for piece in sorted(held)}
                 roles["weight"] += costs.stack.whole_bytes(whole)

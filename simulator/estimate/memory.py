@@ -49,7 +49,9 @@ def footprint(
     if not split:
         _, backward = _net(piece.parts["B"], numbers)
         return Footprint(kept=kept, forward=forward, backward=backward)
-    change, backward = _net(piece.parts["I"], numbers)
+    inputs = piece.parts["I"]
+    change, backward = _net(inputs, numbers)
+    more, unreleased = _net(inputs, numbers, releases=False)
     _, weights = _net(piece.parts["W"], numbers)
     return Footprint(
         kept=kept,
@@ -57,6 +59,8 @@ def footprint(
         forward=forward,
         backward=backward,
         weights=max(0, weights),
+        released=more - change,
+        unreleased=unreleased,
     )
 
 
@@ -90,9 +94,12 @@ def piece_sizes(
     )  # fmt: skip
 
 
-def _net(part: PartTemplate, numbers: Sequence[int]) -> tuple[int, int]:
-    """The bytes that a body adds at its end, and the most it adds in between."""
-    levels = list(accumulate((sign * numbers[size] for _, sign, size, _ in part.memory), initial=0))
+def _net(part: PartTemplate, numbers: Sequence[int], *, releases: bool = True) -> tuple[int, int]:
+    """The bytes that a body adds at its end, and the most it adds in between, also if it releases nothing of earlier
+    parts."""
+    kept = () if releases else part.earlier
+    changes = (sign * numbers[size] * (at not in kept) for at, (_, sign, size, _) in enumerate(part.memory))
+    levels = list(accumulate(changes, initial=0))
     return levels[-1], max(levels)
 
 

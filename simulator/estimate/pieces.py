@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -121,8 +121,16 @@ class Pieces:
             )
         return list(self.known[key])
 
-    def footprint(self, piece: str) -> Footprint:
-        """A piece's activations."""
+    def footprint(self, piece: str, *, gathers: bool = False) -> Footprint:
+        """A piece's activations.
+
+        `gathers`: full weights exist only while their piece computes. What the head needs then has the room of the
+        blocks' weights that are gathered later (`Stack.sharded_at_head_bytes`).
+        """
+        if gathers and piece == "head":
+            head = self.footprint(piece)
+            room = self.stack.sharded_at_head_bytes({"block": self.weight_bytes("block")})
+            return replace(head, forward=max(head.kept, head.forward - room), backward=max(0, head.backward - room))
         owner, name = self.owner_of(piece)
         if owner is not self:
             return owner.footprint(name)

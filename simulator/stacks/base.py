@@ -234,6 +234,10 @@ class Stack:
         """Bytes of full weights at level 3, given those of every piece: one computes, the next is gathered."""
         return 2 * max(pieces.values())
 
+    def sharded_at_head_bytes(self, pieces: Mapping[str, int]) -> int:
+        """Of `whole_bytes`, bytes of weights that are not gathered while the loss is computed."""
+        return 0
+
     def steps_together(self, degrees: Degrees) -> bool:
         """Whether the ranks of a pipeline begin every step together.
 

@@ -17,6 +17,8 @@ class Footprint:
         forward: the most alive during the forward, `kept` included.
         backward: the most alive above `kept` during the (whole or input-gradient) backward.
         weights: the most alive above `kept_for_weights` during the weight-gradient part.
+        released: of `kept`, what the input-gradient part releases, where the parts are apart.
+        unreleased: the most alive above `kept` during it if it released nothing.
     """
 
     kept: int = 0
@@ -24,3 +26,5 @@ class Footprint:
     forward: int = 0
     backward: int = 0
     weights: int = 0
+    released: int = 0
+    unreleased: int = 0

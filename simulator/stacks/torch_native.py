@@ -392,6 +392,13 @@ class TorchNative(Stack):
         """The root keeps its own parameters whole from forward to backward; one block computes, one is gathered."""
         return sum(size * (2 if piece == "block" else 1) for piece, size in pieces.items())
 
+    def sharded_at_head_bytes(self, pieces: Mapping[str, int]) -> int:
+        """A block is sharded again after its forward, and the first is gathered for the backward when the gradient of
+        the logits is there (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, post_forward, pre_backward).
+        Blocks are gathered on a stream of their own, whose reserved memory no other stream uses
+        (_fsdp_collectives.py, foreach_all_gather)."""
+        return (1 if self.reserved else 2) * pieces.get("block", 0)
+
     def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
         """Autograd keeps saved tensors until the node's backward has run.
 
@@ -427,13 +434,21 @@ class TorchNative(Stack):
         A compiled block keeps only what its backward reads, and not the activation function's output in a gated MLP,
         which the kernel that multiplies it computes again (torch/_functorch/partitioners.py): of 21 compiled Llama-like
         models on H200 and H100 that was the difference to eager ones (benchmarks/results/peers_*).
+
+        A split backward releases nothing before the weight gradients: the gradients of inputs are computed with
+        `retain_graph`, and the last product, from which its weight gradient starts, holds the graph of all before it
+        (torch/distributed/pipelining/_backward.py, stage_backward_input).
         """
         more = 0
         if self.compiled:
             more -= sizes.gate_bytes if sizes.recompute in ("none", "selective") else 0
         elif sizes.recompute == "selective_op":
             more += sizes.arrival_bytes
-        return replace(found, kept=found.kept + more, forward=found.forward + more)
+        return replace(
+            found, kept=found.kept + more, forward=found.forward + more,
+            kept_for_weights=found.kept_for_weights + found.released,
+            backward=max(found.backward, found.unreleased),
+        )  # fmt: skip
 
     def memory(
         self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0, received_bytes: int = 0

@@ -91,6 +91,7 @@ class PartTemplate:
         cells: in program order.
         memory: (number of the cell, +1 or -1, place of the bytes, role): allocated before the cell, released after it;
             cell -1 is what arrives from the piece before.
+        earlier: places in `memory` of the releases of what an earlier part allocated.
         arrives_at: before which cell the tensor that the piece receives is waited for; -1 where it receives none.
         sends_at: before which cell the tensor that the piece sends is sent; -1 where it sends none.
         num_issued, num_handed: of a backward that begins by redistributing what arrives: how many cells issue that,
@@ -99,6 +100,7 @@ class PartTemplate:
 
     cells: tuple[Cell, ...]
     memory: tuple[tuple[int, int, int, str], ...]
+    earlier: tuple[int, ...] = ()
     arrives_at: int = -1
     sends_at: int = -1
     num_issued: int = 0
@@ -184,6 +186,7 @@ def _part(
     cells: list[Cell] = []
     arrives_at = sends_at = -1
     memory: list[tuple[int, int, int, str]] = []
+    earlier: list[int] = []
     tokens: dict[str, int] = {}
     alive: set[str] = set()
     made: tuple[str, ...] = ()  # by the cell before
@@ -205,8 +208,13 @@ def _part(
         for name in line.outputs:
             _note(memory, alive, values[name], at, +1, monomials)
         for name in line.frees:
+            own, count = name in alive, len(memory)
             _note(memory, alive, values[name], at, -1, monomials)
-    return PartTemplate(cells=tuple(cells), memory=tuple(memory), arrives_at=arrives_at, sends_at=sends_at)
+            if not own:
+                earlier += range(count, len(memory))
+    return PartTemplate(
+        cells=tuple(cells), memory=tuple(memory), earlier=tuple(earlier), arrives_at=arrives_at, sends_at=sends_at
+    )
 
 
 def _with_hand_over(part: PartTemplate) -> PartTemplate:
