@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from interop.measurements.headers import COLUMNS
+from interop.measurements.columns import COLUMNS
 from interop.measurements.scores import validate
 
 MODELS = ("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "GPT-3 6.7B", "GPT-3 13B",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from interop.measurements.batches import BadCell, count_of, fill, product_of, with_batch
-from interop.measurements.headers import degree_order
+from interop.measurements.columns import degree_order
 from interop.measurements.hybrid import HYBRID, hybrid_in, with_hybrid
 from interop.measurements.numbers import number
 from interop.measurements.spellings import level_named, switch_named

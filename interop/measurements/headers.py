@@ -1,190 +1,20 @@
-"""The meaning of table headers: the columns of a row, and columns of figures with their units."""
+"""Headers of figures: the metric and the unit of a column, in the spellings of published tables."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-__all__ = [
-    "COLUMNS", "COMPOSED", "METRICS", "Figure", "column_named", "degree_order", "devices_told", "figure_named",
-    "has_units_in_cells", "is_memory", "rank_of",
-]  # fmt: skip
+__all__ = ["METRICS", "Figure", "devices_told", "figure_named", "has_units_in_cells", "is_memory"]
 
 METRICS = (
     "iteration_time_s", "tokens_per_s_per_gpu", "samples_per_s_per_gpu", "tflops_per_gpu", "mfu_percent",
     "peak_memory_GiB", "peak_memory_GB",
 )  # fmt: skip
 
-COLUMNS = (
-    "source", "provenance", "task", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",
-    "global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "cp", "ep", "etp", "schedule", "sequence_parallel",
-    "recompute", "zero_level", "gpu_type", "gpu_count", "interconnect", "precision", "compile", "async_tp", "metric",
-    "value", "layout_complete", "notes", "experts", "top_k", "expert_ffn", "shared_experts", "capacity",
-)  # fmt: skip
-"""The columns of a row."""
-
-COMPOSED = (
-    "tokens", "nodes", "per_node", "accumulation", "layout", "unit", "year", "offload", "float8", "dp_replicate",
-    "dp_shard", "replica_batch",
-)  # fmt: skip
-"""Columns whose cells determine those of others (`interop.measurements.composed`)."""
-
-_NAMES: Mapping[str, tuple[str, ...]] = {
-    "source": ("software", "framework", "stack", "library", "reference", "code", "codebase", "system", "backend",
-               "trainer", "impl", "implementation", "trainingframework", "框架", "实现"),
-    "model": ("modelname", "modelsize", "network", "modeltype", "size", "params", "parameters", "architecture",
-              "numparameters", "numparams", "modelparams", "parametersize", "benchmark", "workload", "modèle",
-              "模型", "参数", "参数量", "规格", "modelparameters", "name", "basemodel",
-              "modelconfig", "modelvariant", "llm"),
-    "layers": ("numlayers", "nlayers", "l", "numhiddenlayers", "layer", "depth", "numberoflayers", "nlayer",
-               "层数"),
-    "hidden": ("hiddensize", "dmodel", "h", "width", "modeldim", "embeddim", "hiddendim", "embeddingsize",
-               "embeddingdim", "nembd"),
-    "heads": ("attentionheads", "numheads", "nheads", "numattentionheads", "a", "attnheads", "nhead",
-              "numberofheads", "numberofattentionheads"),
-    "kv_heads": ("numkvheads", "kvheads", "numquerygroups", "numkeyvalueheads", "querygroups"),
-    "ffn": ("ffnhiddensize", "intermediatesize", "dff", "ffnsize", "mlpsize", "ffnhidden", "ffndim"),
-    "vocab": ("vocabsize", "vocabulary", "v", "vocabularysize"),
-    "seq": ("seqlen", "sequencelength", "seqlength", "sequence", "contextlength", "context", "maxseqlen", "s",
-            "sl", "seqs", "blocksize", "ctx", "ctxlen", "序列长度", "序列", "maxseq", "maxseqlength", "maxlen",
-            "maxlength", "maximumsequencelength", "trainseqlen", "seqlentokens", "cutofflen", "cutofflength",
-            "tokenspersample", "tokenspersequence", "samplelength", "序列长"),
-    "global_batch": ("gbs", "globalbatchsize", "totalbatchsize", "globalbs", "batchsize", "batchtokens",
-                     "globalbatchtokens", "batchsizetokens", "tokensperbatch", "batch", "bs", "b",
-                     "globalbatchsizetokens", "全局批", "globalbatchsizesamples", "globalbatchsizesequences", "bsz",
-                     "trainbatchsize", "gbsz"),
-    "micro_batch": ("mbs", "microbatchsize", "ubs", "microbs", "microbatch", "devicebatchsize", "localbatchsize",
-                    "perdevicebatchsize", "perdevicetrainbatchsize", "localbs", "batchsizepergpu", "batchpergpu",
-                    "microbatchsizepergpu", "trainmicrobatchsizepergpu", "devicetrainmicrobatchsize", "batchgpu",
-                    "pergpubatchsize", "pergpubatch", "batchdevice", "batchperdevice", "perdevicebatch",
-                    "batchsizeperdevice", "minibatchpergpu", "微批", "localbatch", "microbatchsizeperdevice", "bsgpu",
-                    "bspergpu", "pergpubs",
-                    "bsperdevice", "bsdevice", "bszgpu", "bszpergpu", "batchsizedevice", "seqspergpu", "seqsgpu",
-                    "perdevicebs", "batchsizegpu", "mbspergpu", "mbsgpu", "lbs"),
-    "tp": ("tensorparallel", "tensormodelparallelsize", "tensorparallelism", "tpsize", "t", "tensorparallelsize",
-           "tpdegree", "tensor", "mp", "modelparallel", "modelparallelsize", "tensormodelparallel",
-           "模型并行", "张量并行"),
-    "pp": ("pipelineparallel", "pipelinemodelparallelsize", "pipelineparallelism", "ppsize", "p",
-           "pipelineparallelsize", "ppdegree", "pipeline", "pipelinestages", "pipelinestage", "stages",
-           "pipelinemodelparallel", "流水线并行", "流水并行"),
-    "dp": ("dataparallel", "dataparallelsize", "dataparallelism", "dpsize", "d", "dpdegree", "replicas", "数据并行"),
-    "vpp": ("vp", "virtualstages", "virtualpipeline", "interleavedchunks", "vppsize", "modelchunks",
-            "virtualpipelineparallel", "virtualpipelineparallelsize", "interleave", "vppdegree"),
-    "cp": ("contextparallel", "contextparallelsize", "cpsize", "contextparallelism", "cpdegree", "ulysses",
-           "ulyssessp", "ulyssesdegree", "ulyssessize", "ringattention", "ringdegree", "ringsize"),
-    "ep": ("expertparallel", "expertparallelsize", "expertmodelparallelsize", "epsize", "expertparallelism",
-           "epdegree"),
-    "etp": ("experttensorparallel", "experttensorparallelsize", "expertmodeltensorparallelsize",
-            "experttensorparallelism", "etpsize", "experttp", "moetp"),
-    "experts": ("numexperts", "nexperts", "moeexperts", "routedexperts", "numroutedexperts", "e"),
-    "top_k": ("topk", "moetopk", "routertopk", "expertspertoken", "activeexperts", "k"),
-    "expert_ffn": ("moeffn", "moeffnhiddensize", "expertffnsize", "moeintermediatesize", "expertintermediatesize"),
-    "shared_experts": ("numsharedexperts", "nsharedexperts", "shared"),
-    "capacity": ("capacityfactor", "moecapacityfactor", "expertcapacityfactor", "cf"),
-    "schedule": ("pipelineschedule", "ppschedule"),
-    "sequence_parallel": ("sp", "seqparallel", "sequenceparallelism", "useseqparallel", "sequenceparallelenabled"),
-    "recompute": ("activationcheckpointing", "activationcheckpoint", "activationrecomputation", "checkpointing",
-                  "ac", "recomputation", "activationrecompute", "gradientcheckpointing", "actckpt",
-                  "actcheckpointing", "recomputegranularity", "remat", "rematerialization", "activationckpt",
-                  "重计算", "ckptacts", "actsckpt", "gradckpt", "checkpointactivations",
-                  "usegradientcheckpointing", "enableactivationcheckpointing", "ckpt", "checkpoint", "recomp",
-                  "gradcheckpointing", "actrecompute", "actrecomp", "recomputemode", "recomputemodules",
-                  "acmode", "activationcheckpointmode"),
-    "zero_level": ("zero", "zerostage", "sharding", "shardingstrategy", "optimizersharding", "fsdp", "zerolevel",
-                   "distributedoptimizer", "fsdpsharding", "shardingstage", "stage", "usedistributedoptimizer",
-                   "distopt", "distributedopt", "zerooptimization", "fsdpstrategy", "dpstrategy",
-                   "dataparallelsharding", "deepspeedstage", "deepspeedzero", "deepspeedzerostage", "dszero",
-                   "dsstage"),
-    "gpu_type": ("gpu", "device", "accelerator", "hardware", "gputype", "chip", "npu", "devicetype", "gpumodel",
-                 "acceleratortype", "instance", "instancetype", "hw", "platform", "machine", "processor",
-                 "hardwaretype", "硬件", "acceleratorname", "gputypes"),
-    "gpu_count": ("gpus", "numgpus", "ngpus", "ngpu", "devices", "numdevices", "worldsize", "nodesxgpus", "numnpus",
-                  "npus", "accelerators", "numaccelerators", "gpucount", "numberofgpus", "chips", "cards",
-                  "totalgpus", "devicenum", "ranksize", "numchips", "cluster", "clustersize", "ndevices", "ndev",
-                  "scale", "scalegpus", "卡数", "集群", "qty", "quantity", "count", "n"),
-    "interconnect": ("network", "links", "fabric", "internodeinterconnect", "networking", "internode", "link",
-                     "internodelink", "nic"),
-    "precision": ("dtype", "datatype", "mixedprecision", "prec", "精度", "paramsdtype", "computedtype", "amp"),
-    "compile": ("torchcompile", "compiled"),
-    "async_tp": ("asynctp", "asynctensorparallel"),
-    "notes": ("comment", "comments", "remarks", "note", "techniques", "optimizations", "config", "mpmode",
-              "kernel", "attention", "dispatcher", "routing", "features", "technique", "setup", "setting"),
-    "provenance": ("version", "release", "commit", "container"),
-    "tokens": ("trainingtokens", "numtokens", "tokenstrained", "traintokens", "totaltokens"),
-    "nodes": ("numnodes", "nnodes", "numberofnodes", "hosts", "servers"),
-    "per_node": ("gpuspernode", "gpusnode", "devicespernode", "nprocpernode", "npuspernode", "ngpuspernode"),
-    "accumulation": ("gradaccum", "gradientaccumulation", "gradientaccumulationsteps", "gas", "ga",
-                     "gradaccumsteps", "accumulationsteps", "accum", "updatefreq", "accumsteps",
-                     "gradacc", "gradaccsteps", "gasteps",
-                     "nummicrobatches", "microbatchnum", "microbatches", "m"),
-    "layout": ("parallelism", "parallelconfig", "parallelstrategy", "strategy", "parallelization", "mesh",
-               "parallellayout", "parallelisms", "parallel", "parallelcfg", "parallelsettings", "parallelsetting"),
-    "replica_batch": ("batchsizeperdp", "batchperdp", "batchsizeperreplica", "batchperreplica", "batchsizeperdprank",
-                      "perreplicabatch", "perreplicabatchsize", "replicabatchsize"),
-    "dp_replicate": ("replicate", "dataparallelreplicate", "dataparallelreplicatedegree", "replicatedegree",
-                     "hsdpreplicate", "replicagroups", "dpreplicatedegree", "numreplicagroups"),
-    "dp_shard": ("shard", "dataparallelshard", "dataparallelsharddegree", "sharddegree", "hsdpshard", "shardgroup",
-                 "shardgroupsize", "shardinggroupsize", "dpsharddegree", "shardsize"),
-    "year": ("date",),
-    "float8": ("fp8", "quantization", "quantisation", "usefp8", "enablefp8", "fp8recipe", "float8recipe"),
-    "offload": ("activationcpuoffload", "cpuoffload", "offloading", "optimizeroffload", "activationoffload"),
-}  # fmt: skip
-"""Column -> other names of it, letters and digits only, the plainest last."""
-
-_ORDERED = {"tp": "tp", "pp": "pp", "dp": "dp", "fsdp": "dp", "cp": "cp", "ep": "ep", "etp": "etp",
-            "vpp": "vpp", "vp": "vpp", "mbs": "micro_batch", "gbs": "global_batch"}  # fmt: skip
-"""Words of a header that gives the order of a cell's numbers -> their columns."""
-
-_LETTERS = re.compile(r"\(([tpdc](?: ?[,x/-] ?[tpdc])+)\)")
-"""The same in single letters, as in "Config (t, p, d)"."""
 _LONGEST = 200
 """Characters of a header; the patterns take the square of a longer one's length."""
-_BRACKETS = re.compile(r"\s*[(\[{][^)\]}]*[)\]}]\s*|\s*,? in \w+\s*$")
-
-
-@lru_cache(maxsize=4096)
-def column_named(header: str) -> str:
-    """The column that a header means; "" where none is known.
-
-    >>> column_named("Global Batch Size"), column_named("#GPUs"), column_named("Seq. len (tokens)")
-    ('global_batch', 'gpu_count', 'seq')
-    """
-    if len(header) > _LONGEST:
-        return ""
-    if _LETTERS.search(header.lower()):
-        return "layout"
-    for text in (header, _BRACKETS.sub("", header)):
-        low = text.strip().lower()
-        if low in COLUMNS:
-            return low
-        plain = re.sub(r"[\W_]+", "", re.sub(r"(?:#|number|no\.|nr\.) of", "num", low))
-        for column in (*COLUMNS, *COMPOSED):
-            if plain == column.replace("_", "") or plain in _NAMES.get(column, ()):
-                return column
-    parts = re.findall(r"[a-z]+", header.lower())
-    return "layout" if len(parts) > 1 and all(part in (*_ORDERED, "x") for part in parts) else ""
-
-
-def degree_order(header: str) -> list[str]:
-    """The columns whose numbers the cells below a header have, in its order; none where it gives none.
-
-    >>> degree_order("TP x PP"), degree_order("Config (t, p, d)"), degree_order("Parallelism")
-    (['tp', 'pp'], ['tp', 'pp', 'dp'], [])
-    """
-    low = header.lower()
-    if letters := _LETTERS.search(low):
-        return [f"{letter}p" for letter in re.findall(r"[tpdc]", letters.group(1))]
-    return [_ORDERED[part] for part in re.findall(r"[a-z]+", low) if part in _ORDERED]
-
-
-def rank_of(header: str) -> int:
-    """Which of two headers of one column is the more definite one: the smaller."""
-    low, plain = header.strip().lower(), re.sub(r"[\W_]+", "", header.lower())
-    names = _NAMES.get(column_named(header), ())
-    return 0 if low in COLUMNS else 1 + names.index(plain) if plain in names else 1 + len(names)
-
 
 _ON_DEVICES = re.compile(
     r"[(\[@,]* *(?:@|on|with|for)? *(\d+) *(?:x )?(?:gpus?|npus?|devices|chips|cards|[ahb]\d00s?) *[)\]]?$", re.I

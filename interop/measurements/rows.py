@@ -12,8 +12,8 @@ from typing import Any
 from costmodels.machine.catalogue import load_device
 from interop.measurements.case import Beyond, Case, products_of
 from interop.measurements.cells import FROM_TITLE, ZERO_BUBBLE, Skip
+from interop.measurements.columns import COLUMNS
 from interop.measurements.devices import UnknownDevice, device_named, linked_within_node, network_of
-from interop.measurements.headers import COLUMNS
 from interop.measurements.hybrid import HYBRID
 from interop.measurements.mixtures import Mixtures
 from interop.measurements.models import (

@@ -19,19 +19,12 @@ from interop.measurements.cells import (
     FROM_TITLE,
     ROW,
 )
+from interop.measurements.columns import COLUMNS, column_named, rank_of
 from interop.measurements.composed import ordered_degrees, plain_row
 from interop.measurements.devices import UnknownDevice, device_named, devices_meant
 from interop.measurements.figures import measured, with_unit
 from interop.measurements.grids import Grid, grids_of
-from interop.measurements.headers import (
-    COLUMNS,
-    Figure,
-    column_named,
-    devices_told,
-    figure_named,
-    has_units_in_cells,
-    rank_of,
-)
+from interop.measurements.headers import Figure, devices_told, figure_named, has_units_in_cells
 from interop.measurements.models import catalogued, named_parameters
 from interop.measurements.numbers import number
 from interop.measurements.precisions import precision_named
