@@ -12,7 +12,7 @@ from interop.measurements.precisions import BLACKWELL, HOPPER, Precision, has_pr
 from interop.measurements.spellings import is_offloaded, switch_named
 
 __all__ = [
-    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_TITLE", "PARTS", "READ_AS", "ROW",
+    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_ABOVE", "FROM_TITLE", "PARTS", "READ_AS", "ROW",
     "ZERO_BUBBLE", "Cells", "Skip",
 ]  # fmt: skip
 
@@ -43,9 +43,11 @@ _LEAST_VALUE, _MOST_VALUE = 1e-6, 1e9
 BAD_COLUMN, BAD_VALUE, BAD_REASON = "bad column", "bad value", "bad reason"
 """Keys of a row with a cell that could not be read: the column, its content, and the reason."""
 
-ROW, FIGURE, FROM_TITLE = "row of the table", "figures of the row", "columns from a title"
-"""Keys of a row: its number in the table, its own figure among all of that table row, and the cells that come from a
-title."""
+ROW, FIGURE = "row of the table", "figures of the row"
+"""Keys of a row: its number in the table, and its own figure among all of that table row."""
+
+FROM_TITLE, FROM_ABOVE = "columns from a title", "columns from the row above"
+"""Keys of a row: the columns whose cells come from a title, and those that repeat the row above."""
 
 READ_AS, PARTS = "read as", "devices of the rate"
 """Keys of a row: how an ambiguous figure was read, and the number of devices that a rate was divided by ("" if its

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Network", "UnknownDevice", "device_named", "devices_meant", "linked_within_node", "network_of"]
+__all__ = [
+    "Network", "UnknownDevice", "device_named", "devices_meant", "is_device", "linked_within_node", "network_of",
+]  # fmt: skip
 
 
 class UnknownDevice(Exception):
@@ -114,6 +116,22 @@ def devices_meant(text: str) -> tuple[str, ...]:
         numbers = (4,) if re.search(r"\b32 ?g", low) else (3, 2, 1) if re.search(r"\b64 ?g", low) else (4, 3, 2, 1)
         return tuple(f"Ascend 910B{number}" for number in numbers)
     return ()
+
+
+_LIKE_DEVICES = re.compile(
+    r"dgx|hgx|[ahvbp]\d00|910|mi\d{3}|\b(?:rtx|gtx|geforce|quadro|tpu|gaudi|trainium)|\b[34]090\b|\b5090\b|\b[al]\d0s?\b|\ba6000",
+    re.I,
+)
+"""Words of devices, those that the catalogue lacks among them."""
+
+
+def is_device(cell: str) -> bool:
+    """Whether a cell names a device.
+
+    >>> is_device("DGX H100"), is_device("4090"), is_device("128"), is_device("Llama")
+    (True, True, False, False)
+    """
+    return _LIKE_DEVICES.search(cell) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

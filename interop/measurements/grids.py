@@ -135,6 +135,8 @@ def _header(stack: Sequence[str], knows: Callable[[str], bool]) -> tuple[str, st
     group = " ".join(above)
     if group and figure_named(group) is not None and figure_named(last) is None:
         return group, last  # "eager" and "compile" below a rate
+    if group and not knows(group) and knows(f"{group} {last}"):
+        return f"{group} {last}", ""  # "Hidden" above "size"
     candidates = ((last, group), (f"{last} {group}", ""), (f"{group} {last}", ""), (group, last))
     return next((each for each in candidates if each[0] and knows(each[0])), (last, group))
 
@@ -164,11 +166,33 @@ def _of_lines(lines: list[str], knows: Callable[[str], bool]) -> Grid:
     def num_known(way: Callable[[list[str]], Iterable[list[str]]]) -> int:
         return max((sum(map(knows, row)) for row in way(lines[:_MOST_ABOVE])), default=0)
 
+    if _COMMAS.search("\n".join(lines[:_MOST_ABOVE])):
+        ways = [partial(_with_points, way) for way in ways[1:3]]
     stop = len(lines)
     while stop and len(_spaced(lines[stop - 1])) == 1 and not re.search(r"[,;]\S|\t", lines[stop - 1]):
         stop -= 1  # a caption below
     below = [line.strip() for line in lines[stop:] if line.strip()] if stop else []
     return _grid(max(ways, key=num_known)(lines[:stop] if below else lines), knows, below)
+
+
+_COMMAS = re.compile(r"(?:^|[;\t])[~\s]*(?:\d{1,3}(?:\.\d{3})+,\d+|\d+,(?:\d{1,2}|\d{4,}))\s*%?\s*(?:[;\t]|$)", re.M)
+"""A cell with a decimal comma, in a table whose cells are apart by semicolons or tabs."""
+
+_GERMAN = re.compile(r"(?<![\d.,])(?:\d{1,3}(?:\.\d{3})+(?:,\d+)?|\d+,\d+)(?![\d.,])")
+"""Numbers of such tables: "27.095" is twenty-seven thousand."""
+
+
+def _with_points(way: Callable[[list[str]], Iterable[list[str]]], lines: list[str]) -> Iterator[list[str]]:
+    """Rows with decimal points instead of decimal commas."""
+    for row in way(lines):
+        yield [
+            _GERMAN.sub(lambda found: found.group().replace(".", "").replace(",", "."), cell)
+            if number(cell) is not None or _RANGE.fullmatch(cell) else cell
+            for cell in row
+        ]  # fmt: skip
+
+
+_RANGE = re.compile(r"[~\s]*[\d.,]+ *(?:[-\u2013\u2014]|to) *[\d.,]+\s*%?")
 
 
 def _spaced(line: str) -> list[str]:
@@ -206,7 +230,7 @@ def _apart(row: Sequence[str], knows: Callable[[str], bool]) -> list[str]:
 def _of_markdown(lines: list[str], knows: Callable[[str], bool]) -> Iterator[Grid]:
     """Every run of lines with bars is a table; headings and the lines above it are its titles, and the lines below the
     last one."""
-    headings: dict[int, str] = {}
+    headings: dict[int, list[str]] = {}
     said: list[str] = []
     is_row = [("|" in line or bool(_RULE.match(line))) for line in lines]
     last = max((place for place, own in enumerate(is_row) if own), default=0)
@@ -216,15 +240,17 @@ def _of_markdown(lines: list[str], knows: Callable[[str], bool]) -> Iterator[Gri
         run = [line for _, line in group]
         done += len(run)
         if is_table:
-            titles = [*reversed(said), *(headings[depth] for depth in sorted(headings, reverse=True))]
+            titles = [*reversed(said), *(line for depth in sorted(headings, reverse=True) for line in headings[depth])]
             rows = [_bars(line) for line in run if "|" in line]
             yield _grid(rows, knows, [*titles, *below] if done > last else titles)
             said = []
             continue
         for line in filter(None, map(str.strip, run)):
             if heading := re.match(r"(#+) *(.*)", line):
+                if headings:  # what stands below a heading holds for those of lower levels too
+                    headings[max(headings)] = [*reversed(said), *headings[max(headings)]]
                 depth = len(heading.group(1))
-                headings = {own: words for own, words in headings.items() if own < depth} | {depth: heading.group(2)}
+                headings = {own: words for own, words in headings.items() if own < depth} | {depth: [heading.group(2)]}
                 said = []
             else:
                 said.append(_plain_line(line))

@@ -60,7 +60,7 @@ _DEVICE = r"/(?:gpus?|devices?|chips?|npus?|cards?|accelerators?|dies?|ranks?|pr
 _RATES = (
     (rf"(?:tokens?|toks?|tks|t|words)/s(?P<each>{_DEVICE})?|tps(?P<each2>{_DEVICE})?", "tokens_per_s_per_gpu"),
     (rf"(?P<each>(?:tokens?|toks?){_DEVICE}/s|tgs|tpgs|wps(?:{_DEVICE})?)", "tokens_per_s_per_gpu"),
-    (rf"(?:samples?|sequences?|seqs?|examples?)/s(?P<each>{_DEVICE})?", "samples_per_s_per_gpu"),
+    (rf"(?:samples?|sequences?|seqs?|examples?|ex|s)/s(?P<each>{_DEVICE})?", "samples_per_s_per_gpu"),
     (rf"(?P<each>(?:samples?|sequences?|seqs?|examples?){_DEVICE}/s)", "samples_per_s_per_gpu"),
 )
 _FLOPS = re.compile(
@@ -70,14 +70,17 @@ _OF_EACH = re.compile(rf"(?:throughput|performance|perf|speed)(?P<each>{_DEVICE}
 _TIMES = {"min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0, "hr": 3600.0, "day": 86_400.0, "week": 604_800.0}
 """Seconds of the times over which rates are stated."""
 
-_STEP = r"(?:iter(?:ation)?s?|steps?|batch|its?)"
+_SCALES = {"k": 1e3, "t": 1e3, "m": 1e6, "b": 1e9}
+"""Scales of rates by the first letters of their words."""
+
+_STEP = r"(?:iter(?:ation)?s?|steps?|(?:global)?batch|its?)"
 _TIME = re.compile(
     rf"(?:avg|average|mean|median|train(?:ing)?|elapsed|e2e|end-?to-?end|wall-?clock)*"
     rf"(?:{_STEP}(?:time|latency|duration)|(?:time|latency)/{_STEP})(?P<unit>s|ms|min)?|(?P<unit2>s|ms|min)/{_STEP}"
     r"|(?:elapsed)?time(?P<unit3>s|ms)|tstep(?P<unit4>s|ms)"
 )
 _TRAINING = re.compile(
-    r"(?:total|training|train|wallclock|elapsed|time|to)*(?P<unit>days?|hours?|hrs?|weeks?)"
+    r"(?:total|training|train|wallclock|elapsed|time|to)*(?P<unit>days?|hours?|hrs?|weeks?)(?:totrain)?"
     r"|(?P<each>gpu|npu|device|card|[ahb]\d00|[ahb]\d00gpu)-?(?P<unit2>hours?|days?)"
     r"(?:/(?P<count>\d*)(?P<power>[mbt])(?:illion)?(?:tokens?|toks?))?"
 )
@@ -89,8 +92,8 @@ _MEMORY = re.compile(
     r"(?P<unit>gib|gb|mib|mb|%|percent|pct)(?:/gpu|/device|/npu)?"
 )
 _SHARE = re.compile(
-    r"(?:bf16|fp16)?(?:[mh]fu|(?:model|hardware)?flops?utili[sz]ation)(?:percent|%)?(?:bf16|fp16|fp8)?"
-    r"|(?:percent(?:age)?|share|%)?of(?:theoretical|device)?peak(?:flop/?s?(?:/s)?)?"
+    r"(?:bf16|fp16)?(?:[mh]fu|(?:model|hardware|hw)?flop/?s?(?:/s)?(?:utili[sz]ation|efficiency))(?:[mh]fu)?(?:percent|%)?"
+    r"(?:bf16|fp16|fp8)?|(?:(?:percent(?:age)?|share|%)(?:of)?|of)(?:theoretical|device)?peak(?:flop/?s?(?:/s)?)?"
 )
 _ALL = r"^(?:aggregate|total|overall|cluster|system|global)d?"
 _SECONDS = {"s": 1.0, "ms": 1e-3, "min": 60.0}
@@ -123,7 +126,7 @@ def figure_named(words: str) -> Figure | None:
         plain = found["rate"] + ("" if re.search(_DEVICE, found["rate"]) else found["each"])
     plain = re.sub(r"^(?:throughput|performance|perf|speed|rate)(?=.)", "", plain)
     if _SHARE.fullmatch(plain):
-        return Figure(metric="mfu_percent", hardware="hfu" in plain or plain.startswith("hardware"))
+        return Figure(metric="mfu_percent", hardware="hfu" in plain or plain.startswith(("hardware", "hw")))
     if found := _FLOPS.fullmatch(plain):
         giga = {"g": 1e-3, "t": 1.0, "p": 1e3}[found["unit"]]
         whole = found["each"] is None and (of_all or found["unit"] == "p")
@@ -147,19 +150,34 @@ def figure_named(words: str) -> Figure | None:
     return None
 
 
+_SPELLINGS = (
+    (r"单卡(.*?)([(\uff08].*?)?([)\uff09])?$", r"\1\2/card\3"),  # "of one card"
+    (r"(?:单步|每步|单次)?(?:迭代)?(?:耗时|时间|时长|用时)", "step time "),
+    (r"(?:模型)?(?:浮点)?算力利用率", "mfu "),
+    (r"显存", "memory"), (r"吞吐", "throughput"), (r"性能", "performance"), (r"卡", "card"),
+    (r"\bzeit (?:pro|je)\b", "time per"), (r"\b(?:iterations|schritt)zeit\b", "step time"),
+    (r"\bdurchsatz\b", "throughput"), (r"\bspeicher\b", "memory"),
+    (r"seconds?|secs?\b|sec(?![a-z])", "s"), (r" *(?:\u00b1|\+/-).*$", ""), (r"milli-?s\b", "ms"),
+    (r"minutes?\b", "min"),
+    (r"^(?:our|achieved|measured|observed|average|avg|mean|median)[ _.]+(?=\w)", ""),
+    (r"^((?:step|iter)(?:ation)?) *[(\[] *(m?s|min) *[)\]]$", r"\1 time (\2)"),
+    (r"(tera|peta|giga)[- ]?(?=flop)", lambda found: found.group()[0]),
+    (r"[ _.-]*\bper\b[ _.-]*|[ _]per[ _]", "/"),
+    (r"\b(tok\w*?|samples?|seqs?|sequences?)_s(?=_|$)", r"\1/s"),  # "tok_s_gpu"
+    (r"(?<=[a-z0-9])_(gpu|npu|device)$", r"/\1"),
+    (rf"^({_DEVICE})[ _-]*(.+)$", r"\2\1"),  # "per-GPU TFLOPs"
+    (r"^(throughput|performance|speed) in (\S+)$", r"\1 (\2)"),
+    (r"^(.+)[(\[] *(total|aggregate|all (?:gpus|devices)) *[)\]]$", r"total \1"),
+)  # fmt: skip
+"""Words of headers in lower case -> the spelling that the patterns of figures expect, in this order."""
+
+
 def _plain_words(words: str) -> str:
-    """A header in lower case, with one spelling of units and of "per"."""
-    low = re.sub(r"\u5355\u5361(.*?)([(\uff08].*?)?([)\uff09])?$", r"\1\2/card\3", words.lower())  # "of one card"
-    low = low.replace("\u663e\u5b58", "memory").replace("\u541e\u5410", "throughput").replace("\u5361", "card")
-    low = re.sub(r"seconds?|secs?\b|sec(?![a-z])", "s", low)
-    low = re.sub(r"milli-?s\b", "ms", re.sub(r" *(?:\u00b1|\+/-).*$", "", low))
-    low = re.sub(r"^((?:step|iter)(?:ation)?) *[(\[] *(m?s) *[)\]]$", r"\1 time (\2)", low)
-    low = re.sub(r"(tera|peta|giga)-?(?=flop)", lambda found: found.group()[0], low)
-    low = re.sub(r"[ _.-]*\bper\b[ _.-]*|[ _]per[ _]", "/", low)
-    low = re.sub(r"\b(tok\w*?|samples?|seqs?|sequences?)_s(?=_|$)", r"\1/s", low)  # "tok_s_gpu"
-    low = re.sub(r"(?<=[a-z0-9])_(gpu|npu|device)$", r"/\1", low)
-    low = re.sub(rf"^({_DEVICE})[ _-]*(.+)$", r"\2\1", low)  # "per-GPU TFLOPs"
-    return re.sub(r"^(.+)[(\[] *(total|aggregate|all (?:gpus|devices)) *[)\]]$", r"total \1", low)
+    """A header in lower case, in English, with one spelling of units and of "per"."""
+    low = words.lower()
+    for pattern, spelling in _SPELLINGS:
+        low = re.sub(pattern, spelling, low)
+    return low.strip()
 
 
 def _qualified(low: str) -> tuple[Figure | None] | None:
@@ -167,13 +185,19 @@ def _qualified(low: str) -> tuple[Figure | None] | None:
     if found := re.search(r"[ /(\[]+nodes?\b[)\]]?", low):
         figure = figure_named(f"{low[: found.start()]}/device{low[found.end() :]}")
         return (None if figure is None or not figure.metric.endswith("_gpu") else replace(figure, of_node=True),)
-    if found := re.search(r" *(?:for|of|on) (\d+(?:\.\d+)?) ?([mbt])(?:illion)? tok\w*", low):
+    if found := re.search(
+        r" *(?:\b(?:for|of|on) |[(\[](?=[^,]*$))(\d+(?:\.\d+)?) ?([mbt])(?:illion)? tok\w*[)\]]?", low
+    ):
         figure = figure_named(low[: found.start()] + low[found.end() :])
         count = float(found[1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[found[2]]
         return (None if figure is None or figure.tokens is None else replace(figure, tokens=count),)
     if found := re.search(r"(?<=/)(min(?:ute)?|h(?:ou)?r?|day)s?\b", low):
         figure = figure_named(f"{low[: found.start()]}s{low[found.end() :]}")
         return (None if figure is None else replace(figure, factor=figure.factor / _TIMES[found[1]]),)
+    if found := re.search(r" *[(\[](k|m|b|thousands?|millions?|billions?)[)\]]$", low):  # "Tokens/day (B)"
+        figure = figure_named(low[: found.start()])
+        rate = figure is not None and figure.metric in ("tokens_per_s_per_gpu", "samples_per_s_per_gpu")
+        return (replace(figure, factor=figure.factor * _SCALES[found[1][0]]) if figure and rate else None,)
     if found := re.search(r"[ (\[]+([hm])fu[)\]]$", low):  # "TFLOPS/GPU (HFU)"
         figure = figure_named(low[: found.start()])
         return (None if figure is None else replace(figure, hardware=found[1] == "h"),)

@@ -98,6 +98,7 @@ class _Tables(HTMLParser):
         self._rows: list[list[str]] | None = None
         self._cell: list[str] | None = None
         self._caption: list[str] | None = None
+        self._in_mark = False
         self._span = (1, 1)
         self._below: dict[int, tuple[int, str]] = {}
 
@@ -108,6 +109,10 @@ class _Tables(HTMLParser):
             self._said = []
         elif tag == "caption":
             self._caption = []
+        elif tag == "sup":
+            self._in_mark = True
+        elif tag == "br":
+            self.handle_data(" ")
         elif tag == "tr" and self._rows is not None:
             self._end_cell()
             self._fill_spanned(to_end=True)
@@ -120,6 +125,8 @@ class _Tables(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag in ("td", "th"):
             self._end_cell()
+        elif tag == "sup":
+            self._in_mark = False
         elif tag == "caption" and self._caption is not None and self.tables:
             self.tables[-1][0].insert(0, " ".join("".join(self._caption).split()))
             self._caption = None
@@ -129,6 +136,8 @@ class _Tables(HTMLParser):
             self._rows = None
 
     def handle_data(self, data: str) -> None:
+        if self._in_mark:  # of a footnote
+            return
         if self._cell is not None:
             self._cell.append(data)
         elif self._caption is not None:

@@ -14,8 +14,11 @@ def number(text: str) -> float | None:
 
     >>> number("11,000"), number("3,25"), number("1.234,5"), number("6950,5"), number("7.1k"), number("fast")
     (11000.0, 3.25, 1234.5, 6950.5, 7100.0, None)
+    >>> number("1'536"), number("~ 42 %"), number("350~"), number("ca. 5")
+    (1536.0, 42.0, 350.0, 5.0)
     """
-    plain = re.sub(r"[\s_\u00a0]+", "", text).lower().lstrip("~\u2248").removesuffix("%")
+    plain = re.sub(r"[\s_\u00a0]+|(?<=\d)['\u2019](?=\d{3})", "", text).lower()
+    plain = re.sub(r"^(?:[~\u2248\u223c]|ca\.|circa|approx\.?|about)|[~*]$", "", plain).removesuffix("%")
     suffix = plain[-1:] if plain[-1:] in ("k", "m", "b", "t") else ""
     plain = plain.removesuffix(suffix)
     if re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?", plain):

@@ -11,7 +11,7 @@ from typing import Any
 
 from costmodels.machine.catalogue import load_device
 from interop.measurements.case import Beyond, Case, products_of
-from interop.measurements.cells import FROM_TITLE, ZERO_BUBBLE, Skip
+from interop.measurements.cells import FROM_ABOVE, FROM_TITLE, ZERO_BUBBLE, Skip
 from interop.measurements.columns import COLUMNS
 from interop.measurements.devices import UnknownDevice, device_named, linked_within_node, network_of
 from interop.measurements.hybrid import HYBRID
@@ -111,6 +111,8 @@ class _Reading(Mixtures):
         if columns := self.row.get(FROM_TITLE):
             cells_text = ", ".join(f"{column} {self.text(column)!r}" for column in columns.split(", "))
             self.assumed.append(f"from the table's title: {cells_text}")
+        if columns := self.row.get(FROM_ABOVE):
+            self.assumed.append(f"from the row above: {columns}")
         dtype = self.dtype(device)
         try:
             stacks = (self.given_stack,) if self.given_stack else software_of(self, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from interop.measurements.cells import Cells, Skip
@@ -12,7 +13,7 @@ from interop.measurements.spellings import level_named
 
 __all__ = [
     "COMPOSER", "borrows", "counts_recompute", "keeps_low", "level_of", "names_part", "names_software", "reduces_low",
-    "software_of",
+    "software_of", "software_of_headers",
 ]  # fmt: skip
 
 
@@ -59,7 +60,7 @@ _SOFTWARE = (
              stacks=("torch",), reduces_low=True),
     Software(words=r"fsdp-?1|fsdp v1|fullyshardeddataparallel", name="FSDP1", stacks=("torch-2024",),
              reduces_low=True, is_part=True),
-    Software(words=r"torch|\bfsdp|nanogpt", stacks=("torch",), is_part=True),
+    Software(words=r"torch|\bfsdp|\bddp\b|nanogpt", stacks=("torch",), is_part=True),
     Software(words=r"maxtext|\bjax\b|\bflax\b|\bt5x\b|praxis|levanter|axlearn|\balpa\b|\bxla\b|tensorflow|tinygrad",
              name="JAX's", stacks=("torch-compile", "megatron"), is_known=False),
     Software(words=r"colossal-?ai|paddle\w*|oneflow|internevo|bmtrain|hetu", name="software not known here",
@@ -213,6 +214,22 @@ def keeps_low(cells: Cells) -> bool:
 
 COMPOSER = r"foundry|mosaic|composer"
 """Words of runs with Composer."""
+
+
+_OWN_HEADERS = (("llm-foundry", r"mp ?mode"), ("torchtitan", r"local batch(?: size)?|wps\b.*"), ("NeMo", r"#-gpus"))
+"""Software -> headers that only its own tables have."""
+
+
+def software_of_headers(headers: Sequence[str], source: str) -> dict[str, str]:
+    """The cell "source" of a table that names no software, or only a part of one, from its headers.
+
+    >>> software_of_headers(["Model", "MP Mode"], ""), software_of_headers(["Model"], "")
+    ({'source': 'llm-foundry'}, {})
+    """
+    if source and not names_part(source):
+        return {}
+    own = next((name for name, words in _OWN_HEADERS if any(re.fullmatch(words, each, re.I) for each in headers)), "")
+    return {"source": "; ".join(filter(None, (own, source)))} if own else {}
 
 
 def names_software(words: str) -> bool:

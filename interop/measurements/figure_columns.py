@@ -1,0 +1,155 @@
+"""Columns of figures: what their headers and cells state besides the number, and a row for each figure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FIGURE
+from interop.measurements.figures import measured
+from interop.measurements.grids import Grid
+from interop.measurements.headers import Figure, devices_told, figure_named, has_units_in_cells
+from interop.measurements.pairs import NOTHING
+from interop.measurements.software import names_software
+from interop.measurements.titles import CONDITIONS, stated_in_titles, without_conditions
+
+__all__ = ["FigureColumn", "figures_of", "rows_of_figures"]
+
+_FAILED = ("oom", "out of memory", "oor", "failed")
+"""Cells of runs that did not finish."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureColumn:
+    """A column of figures: position, header, metric (None: stated in its cells), and cells that its header states."""
+
+    place: int
+    header: str
+    figure: Figure | None
+    stated: Mapping[str, str] = field(default_factory=dict)
+
+
+def figures_of(grid: Grid, columns: Sequence[str]) -> list[FigureColumn]:
+    """The columns of figures; where none is named, those whose headers state a device, a precision or the like, of a
+    figure that a title or their cells name."""
+    found = []
+    for place, (header, above) in enumerate(zip(grid.headers, grid.above, strict=True)):
+        column = _figure_of(place, header, columns[place])
+        if column is None or (column.figure is not None and column.figure.tokens == 0 and "tokens" not in columns):
+            continue
+        stated = {**stated_in_titles((above,), ()), **column.stated} if above else column.stated
+        found.append(replace(column, stated=stated))
+    if found:
+        return _on_one_device(found)
+    starts = (_TITLE_END.split(title.strip("* "))[0] for title in grid.titles)
+    header, figure = next(((words, own) for words in starts if (own := figure_named(words))), ("", None))
+    conditions = (
+        (place, stated_in_titles((name,), ())) for place, name in enumerate(grid.headers) if not columns[place]
+    )
+    return [
+        FigureColumn(place=place, header=header, figure=figure, stated=stated) for place, stated in conditions if stated
+    ]
+
+
+def _on_one_device(figures: Sequence[FigureColumn]) -> list[FigureColumn]:
+    """Figures of the device that the header of one of them states, where no header states another one."""
+    devices = {
+        each.stated["gpu_type"].lower(): each.stated["gpu_type"] for each in figures if "gpu_type" in each.stated
+    }
+    if len(devices) != 1:
+        return list(figures)
+    device = {"gpu_type": next(iter(devices.values()))}
+    return [
+        each if _OTHERS.search(each.header) else replace(each, stated={**device, **each.stated}) for each in figures
+    ]
+
+
+_OTHERS = re.compile(r"\u53c2\u8003|\bref(?:erence)?\b|\bbaseline\b", re.I)
+"""Headers of figures of other devices or software, to compare with."""
+
+
+_NPU = "NPU"
+"""An Ascend device whose name is not stated."""
+
+_OF_NPUS = re.compile(r"tok\w*/s(?:ec)?/p\b|tok\w*/p/s", re.I)
+"""Rates a device as the cards of MindFormers and MindSpeed write them; Ascend devices are meant."""
+
+
+_TITLE_END = re.compile(r"\b(?:of|for|on|with|in|by|vs|versus)\b|[:;,]|\((?!m?s\))")
+"""Where the name of a figure at the beginning of a title ends."""
+
+
+def _figure_of(place: int, header: str, column: str) -> FigureColumn | None:
+    bare, devices = devices_told(header)
+    if devices and (figure := figure_named(bare)) is not None:
+        return FigureColumn(place=place, header=bare, figure=figure, stated={"gpu_count": devices})
+    figure = figure_named(header)
+    if figure is not None or (has_units_in_cells(header) and not column):
+        return FigureColumn(place=place, header=header, figure=figure, stated=_stated_in_header(header, figure))
+    bare = _without_software(without_conditions(header))
+    if not column and bare != header and (figure := figure_named(bare)) is not None:
+        return FigureColumn(place=place, header=bare, figure=figure, stated=_stated_in_header(header, figure))
+    return None
+
+
+def _without_software(header: str) -> str:
+    """A header without the software in front of its figure: "FSDP2 tokens/s/GPU"."""
+    words = header.split()
+    ends = (place for place in range(1, len(words)) if names_software(" ".join(words[:place])))
+    return next((rest for place in ends if figure_named(rest := " ".join(words[place:]))), header)
+
+
+def _stated_in_header(header: str, figure: Figure | None) -> dict[str, str]:
+    """The device, precision and switches that a figure's header states: "TFLOPS (FP8)", "H100 tokens/s/GPU".
+
+    A precision next to a share of the peak is that of the peak.
+    """
+    stated = {name: cell for name, cell in stated_in_titles((header,), ()).items() if name in CONDITIONS}
+    if re.match(r"npu\b(?! *(?:memory|mem|hbm))", header, re.I) or (
+        _OF_NPUS.search(header) and not _OTHERS.search(header)
+    ):
+        stated.setdefault("gpu_type", _NPU)
+    if figure is not None and figure.metric == "mfu_percent":
+        stated.pop("precision", None)
+    return stated
+
+
+def _conditioned(cell: str, stated: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """A figure without the condition that its cell states, and what it states with its header.
+
+    >>> _conditioned("30000 (FP8)", {}), _conditioned("2560 tokens/s/p", {})
+    (('30000', {'precision': 'fp8'}), ('2560 tokens/s/p', {'gpu_type': 'NPU'}))
+    """
+    if _OF_NPUS.search(cell):
+        return cell, {"gpu_type": _NPU, **stated}
+    found = re.fullmatch(r"([^()]*\d[^()]*?) *\(([^()]*[A-Za-z][^()]*)\)", cell)
+    own = stated_in_titles((found[2],), ()) if found else {}
+    own = {name: words for name, words in own.items() if name in CONDITIONS}
+    return (found[1] if found and own else cell), {**stated, **own}
+
+
+def rows_of_figures(
+    made: Mapping[str, str], row: Sequence[str], figures: Sequence[FigureColumn]
+) -> Iterator[dict[str, str]]:
+    """A row for each figure of a row of the table."""
+    cells = [row[figure.place] for figure in figures]
+    if failed := _failure(cells):
+        reason = f"nothing was measured: {failed!r}"
+        yield {**made, BAD_COLUMN: "value", BAD_VALUE: failed, BAD_REASON: reason}
+    for figure in figures:
+        if row[figure.place].lower() not in NOTHING:
+            meaning = figure.figure or figure_named(made.get("unit", ""))
+            cell, stated = _conditioned(row[figure.place], figure.stated)
+            if stated.get("gpu_type") == _NPU and made.get("gpu_type"):  # which the row names better
+                stated.pop("gpu_type")
+            own = measured({**made, **stated}, figure.header, cell, meaning)
+            own.pop("unit", None)
+            yield own | {FIGURE: repr((figure.place, cells))}
+
+
+def _failure(cells: Sequence[str]) -> str:
+    """The cell that explains why a row has no figure; "" if it has one or nothing explains it."""
+    if any(cell.lower() not in NOTHING for cell in cells):
+        return ""
+    return next((cell for cell in cells if cell.lower() in _FAILED), "")
