@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from interop.measurements.cells import REMARK
+from interop.measurements.models import UNNAMED_SEQ, usual_seq
 from interop.measurements.numbers import number
 
 __all__ = ["BadCell", "count_of", "fill", "product_of", "with_batch"]
@@ -56,6 +58,9 @@ _BATCH = re.compile(r"(train[ _]?)?(batch|bsz?)([ _]?size)?")
 def with_batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
     """Write the batch in sequences: converted if given in tokens, computed from accumulation if blank."""
     _batch_of_lengths(row)
+    micro, own = row.get("micro_batch", ""), headers.get("micro_batch", "").lower()
+    if micro and "tok" in own + micro.lower() and row.get("seq"):
+        row["micro_batch"] = str(_sequences(micro, own, row["seq"]))
     text, header = row.get("global_batch", ""), headers.get("global_batch", "").lower()
     accumulation, of_replica = row.pop("accumulation", ""), row.pop("replica_batch", "")
     if of_replica and not text and (ways := _replicas(row)):
@@ -70,7 +75,10 @@ def with_batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
         row["micro_batch"] = row.pop("global_batch")
         text = ""
     if text and re.search(r"tok|\(t\)", header + text.lower()):
-        row["global_batch"] = str(_sequences(text, header, row.get("seq", "")))
+        if not row.get("seq"):
+            row["seq"] = str(usual_seq(row.get("model", "")) or UNNAMED_SEQ)
+            row[REMARK] = f"sequence not stated: {row['seq']}"
+        row["global_batch"] = str(_sequences(text, header, row["seq"]))
     elif not text and accumulation and row.get("micro_batch"):
         ways = _replicas(row)
         if ways:
@@ -117,6 +125,8 @@ def _batch_of_lengths(row: dict[str, str]) -> None:
     if both := re.fullmatch(r"(\d+) ?/ ?(\d+)", row.get("global_batch", "")):
         row["global_batch"] = str(max(map(int, both.groups())))
         fill(row, {"micro_batch": str(min(map(int, both.groups())))})
+    if each := re.fullmatch(rf"(\d+) ?(?:seqs?|sequences|samples)? ?{_EACH}", row.get("micro_batch", ""), re.I):
+        row["micro_batch"] = each.group(1)
     for column in ("global_batch", "micro_batch"):
         found = _LENGTHS.fullmatch(row.get(column, "").strip())
         if found is None or (number(found[2]) or 0) < _SHORTEST:

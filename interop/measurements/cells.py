@@ -12,7 +12,7 @@ from interop.measurements.precisions import BLACKWELL, HOPPER, Precision, has_pr
 from interop.measurements.spellings import is_offloaded, switch_named
 
 __all__ = [
-    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_ABOVE", "FROM_TITLE", "PARTS", "READ_AS", "ROW",
+    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_ABOVE", "FROM_TITLE", "PARTS", "READ_AS", "REMARK", "ROW",
     "ZERO_BUBBLE", "Cells", "Skip",
 ]  # fmt: skip
 
@@ -25,12 +25,17 @@ ZERO_BUBBLE = "2401.10241"
 """Qi et al. 2024; its experiments ran examples/pretrain_zero_bubble.sh of sail-sg/zero-bubble-pipeline-parallelism:
 --fp16, no --use-flash-attn, no recomputation, no distributed optimizer."""
 
+_SEQUENCES = "seqs?|sequences|samples"
 _COUNTED = {
-    "layers": "layers?|blocks", "heads": "heads", "seq": "tokens?|tok", "global_batch": "seqs?|sequences|samples",
-    "micro_batch": "seqs?|sequences|samples", "gpu_count": r"(?:gpus?|devices?|npus?|chips?|cards|dies|[ah]\d00s?)",
-    "tp": "-?way", "pp": "-?way|stages", "dp": "-?way", "cp": "-?way", "ep": "-?way", "vpp": "chunks",
+    "layers": "layers?|blocks", "heads": "heads", "seq": "tokens?|tok", "global_batch": _SEQUENCES,
+    "micro_batch": rf"{_SEQUENCES}|(?:per|/) ?(?:gpu|device|npu|card|rank|chip)",
+    "gpu_count": r"(?:gpus?|devices?|npus?|chips?|cards|dies|[ah]\d00s?)",
+    "tp": "way", "pp": "way|stages", "dp": "way", "cp": "way", "ep": "way", "vpp": "chunks",
 }  # fmt: skip
 """Column -> words that may are behind its number."""
+
+_REMARK = re.compile(r"(?<=\d) *\([a-z][^()\d]*\)$")
+"""Words behind a number: "8 (fsdp)"."""
 
 _MOST = 2**21
 """No count of a real model, batch or cluster is larger."""
@@ -48,6 +53,9 @@ ROW, FIGURE = "row of the table", "figures of the row"
 
 FROM_TITLE, FROM_ABOVE = "columns from a title", "columns from the row above"
 """Keys of a row: the columns whose cells come from a title, and those that repeat the row above."""
+
+REMARK = "remark of the reader"
+"""Key of a row: an assumption that was made while its cells were split."""
 
 READ_AS, PARTS = "read as", "devices of the rate"
 """Keys of a row: how an ambiguous figure was read, and the number of devices that a rate was divided by ("" if its
@@ -129,7 +137,8 @@ class Cells:
             if default is None:
                 raise Skip(f"{name} is not stated", name)
             return default
-        plain = re.sub(rf"(?<=\d) ?(?:{_COUNTED.get(name, '$.')})$", "", text.lower())
+        plain = _REMARK.sub("", text.lower()) or text.lower()
+        plain = re.sub(rf"(?<=\d)[ -]?(?:{_COUNTED.get(name, '$.')})$", "", plain)
         kilo = re.fullmatch(r"(\d+) ?k", plain) if name == "seq" else None
         found = 1024.0 * int(kilo.group(1)) if kilo else number(plain)
         if found is None:

@@ -23,7 +23,8 @@ USUAL_NODE = 8
 """Devices of a node if the number is not stated."""
 
 _DEVICES = re.compile(
-    r"(\d+)(?: ?[x\u00d7*] ?(\d+)(?= *[x\u00d7* ]))?(?: ?[x\u00d7*] ?| +)(?:nvidia )?(?=([dh]gx[ -])?[a-z]|910)", re.I
+    r"(\d+)(?: ?[x\u00d7*] ?(\d+)(?= *[x\u00d7* ]))?(?: ?[x\u00d7*] ?| *\(| +)(?:nvidia )?(?=([dh]gx[ -])?[a-z]|910)",
+    re.I,
 )
 """Devices before their name: "64x A100", "128 A100", "1x8 910B", "16 x DGX H100" (of eight)."""
 
@@ -87,7 +88,9 @@ def _counts_of_devices(made: dict[str, str]) -> None:
         fill(made, {"per_node": both.group(1)})
     elif found := _DEVICES.match(made.get("gpu_type", "")):
         count = int(found.group(1)) * int(found.group(2) or (USUAL_NODE if found.group(3) else 1))
-        fill(made, {"per_node" if made.get("nodes") and not found.group(3) else "gpu_count": str(count)})
+        nodes = number(made.get("nodes", ""))
+        in_all = found.group(3) or not nodes or (count > USUAL_NODE and count % nodes == 0)
+        fill(made, {"gpu_count" if in_all else "per_node": str(count)})  # "16x A100 (2 nodes)"
     if behind := _BEHIND.search(made.get("gpu_type", "")):  # "A100 (80GB) x 8"
         fill(made, {"gpu_count": behind.group(1)})
     counted = re.fullmatch(
@@ -98,6 +101,9 @@ def _counts_of_devices(made: dict[str, str]) -> None:
         if not counted.group(2):
             fill(made, {"gpu_type": counted.group(3)})
     nodes, each = made.pop("nodes", ""), made.pop("per_node", "")
+    if named := re.match(r"(\d+) *[x\u00d7*]? *((?:nvidia )?[a-z]{1,5}\d+.*)", each, re.I):  # "4 x V100"
+        each = named.group(1)
+        fill(made, {"gpu_type": named.group(2)})
     if grid := re.fullmatch(r"(\d+) ?[x\u00d7*] ?(\d+)", nodes):  # "2x8"
         nodes, each = grid.group(1), each or grid.group(2)
     if each:

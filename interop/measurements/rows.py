@@ -11,7 +11,7 @@ from typing import Any
 
 from costmodels.machine.catalogue import load_device
 from interop.measurements.case import Beyond, Case, products_of
-from interop.measurements.cells import FROM_ABOVE, FROM_TITLE, ZERO_BUBBLE, Skip
+from interop.measurements.cells import FROM_ABOVE, FROM_TITLE, REMARK, ZERO_BUBBLE, Skip
 from interop.measurements.columns import COLUMNS
 from interop.measurements.devices import UnknownDevice, device_named, linked_within_node, network_of
 from interop.measurements.hybrid import HYBRID
@@ -113,6 +113,8 @@ class _Reading(Mixtures):
             self.assumed.append(f"from the table's title: {cells_text}")
         if columns := self.row.get(FROM_ABOVE):
             self.assumed.append(f"from the row above: {columns}")
+        if remark := self.row.get(REMARK):
+            self.assumed.append(remark)
         dtype = self.dtype(device)
         try:
             stacks = (self.given_stack,) if self.given_stack else software_of(self, device)
@@ -413,6 +415,9 @@ class _Reading(Mixtures):
         if not text:
             self.assumed.append("schedule not stated: 1F1B")
             name = "1f1b"
+        if name and (other := re.search(r"chimera|hanayo|\bwaves?\b", text.lower())):
+            self.assumed.append(f"schedule {other.group()!r} is not modelled: taken as interleaved 1F1B")
+            virtual = max(virtual, 2)
         if not name:
             raise Skip(f"unknown schedule {text!r}; known are {', '.join(schedule_names())}", "schedule")
         if name == "dualpipe_v" and not re.search(r"v\b", text.lower()):

@@ -16,24 +16,11 @@ __all__ = [
     "switch_named",
 ]
 
-_YES = ("y", "yes", "true", "1", "on", "enabled", "t", "\u662f", "\u2713", "\u2714", "\u2705", "\u221a")
+_YES = ("y", "yes", "true", "1", "on", "enabled", "t", "是", "开启", "打开", "启用", "✓", "✔", "✅", "√")
 _NO = (
-    "n",
-    "no",
-    "false",
-    "0",
-    "off",
-    "disabled",
-    "none",
-    "f",
-    "\u5426",
-    "\u65e0",
-    "\u2717",
-    "\u2718",
-    "\u2715",
-    "\u274c",
-    "\u00d7",
-)
+    "n", "no", "false", "0", "off", "disabled", "none", "f", "否", "无", "关闭", "不开启", "未开启",
+    "✗", "✘", "✕", "❌", "×",
+)  # fmt: skip
 
 _HYBRID = r"hsdp|hybrid|replicat\w* \d.*shard|shard.*replicat\w* \d"
 _LEVELS = (
@@ -55,6 +42,7 @@ _RECOMPUTE = (
     (r"\bsel|recompute activations|\u9009\u62e9|core ?att|attention|\battn|softmax", "selective"),
     (r"^(yes|y|true|on|1|ac|ac on|enabled)$|full|every|all layers|uniform|block|layers?\b|ckpt|check ?point|"
      r"recompute|remat|partition|\u5168|%|^\d+ ?/ ?\d+$|\bmlp\b|\bmoe\b(?! act)", "full"),
+    (r"partial|auto|adaptive|dynamic|mixed|some|optimi[sz]ed|\u90e8\u5206", "selective"),
     (r"norm|moe act|up proj|activation func|\bact\b", "none"),
 )  # fmt: skip
 """Words -> the mode, the first that is found. Of Megatron-core's --recompute-modules those that keep no output of an
@@ -64,13 +52,17 @@ _SCHEDULES = (
     (r"interleaved ?zb|zb ?interleaved", "interleaved_zb"),
     (r"zb ?v|zbv", "zb_v"), (r"v ?half", "v_half"), (r"v ?min", "v_min"), (r"dual ?pipe", "dualpipe_v"),
     (r"zb ?(h ?)?2p?", "zb_h2"), (r"zb ?(h ?)?1p?|zero ?bubble", "zb_h1"),
-    (r"non ?interleaved|pipedream ?flush|^default$|^1f1b$|^one forward one backward$", "1f1b"),
-    (r"interleav|1f1b ?i\b|\bvpp? ?\d*\b|virtual", "interleaved_1f1b"),
+    (r"non ?interleaved|pipedream|dapple|^default$|^1f1b$|^one forward one backward$", "1f1b"),
+    (r"chimera|hanayo|\bwaves?\b|interleav|1f1b ?i\b|\bvpp? ?\d*\b|virtual", "interleaved_1f1b"),
     (r"loop\w* ?bfs|breadth ?first|^bfs", "looped_bfs"), (r"afab|g ?pipe|all forward", "gpipe"), (r"1f1b", "1f1b"),
 )  # fmt: skip
 """Words -> the schedule, the first that is found."""
 
-_OFFLOADED = r"\b(?<!no )(?<!without )(offload\w*|zero-infinity)\b"
+_OFFLOADED = re.compile(
+    r"\b(?P<no>(?:no|not|without|w/o|disabled?)\b[ -]*(?:any|cpu|activations?|optimi[sz]ers?|states?|[-/,& ]|and|or)*)?"
+    r"(?P<what>offload\w*|zero-infinity)\b(?P<off>[ :=]*(?:no|off|none|false|disabled|0)\b)?"
+)
+"""Words about moving tensors to host memory, and those that say that it is not done."""
 
 
 def _plain(text: str) -> str:
@@ -90,9 +82,13 @@ def switch_named(text: str) -> bool | None:
 
 
 def is_offloaded(text: str) -> str:
-    """The words of a text about moving tensors to host memory; "" where none do."""
-    found = re.search(_OFFLOADED, text.lower())
-    return found.group() if found else ""
+    """The words of a text about moving tensors to host memory; "" where none do.
+
+    >>> is_offloaded("ZeRO-3 + offload"), is_offloaded("no CPU offload"), is_offloaded("CPU offload: off")
+    ('offload', '', '')
+    """
+    found = _OFFLOADED.finditer(text.lower())
+    return next((each["what"] for each in found if not each["no"] and not each["off"]), "")
 
 
 def level_named(text: str) -> tuple[int | None, str]:
@@ -149,7 +145,8 @@ def recompute_named(text: str) -> Recompute | None:
     if mode == "selective" and (nth := re.fullmatch(r"sel\w* (\d+)", plain)):  # torchtitan's selective_ac_option
         return Recompute(mode="full", share=1 / max(1, int(nth.group(1))))
     if mode != "full":
-        modules = mode == "none" and re.search(_RECOMPUTE[-1][0], plain) is not None
+        modules = mode is not None and any(re.search(words, plain) for words, _ in _RECOMPUTE[-2:])
+        modules &= not any(re.search(words, plain) for words, _ in _RECOMPUTE[:-2])
         return None if mode is None else Recompute(mode=mode, is_open=modules)
     if share := _share(plain):
         return Recompute(mode="full", share=share)

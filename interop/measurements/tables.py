@@ -211,7 +211,7 @@ def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
 _WORDY = ("notes", "source", "gpu_type")
 """Columns whose cells may name the model."""
 
-_READ_IN_NOTES = ("source", "precision", "interconnect")
+_READ_IN_NOTES = ("source", "interconnect")
 """Columns that other readers find in notes and sources."""
 
 

@@ -29,12 +29,17 @@ _BEHIND = re.compile(r"\)? *[x\u00d7*] *(\d+)\b(?! ?g)", re.I)
 """A number of devices behind their name: "H200 x 8"."""
 
 _SPELLED = {"one": "1", "two": "2", "four": "4", "eight": "8", "sixteen": "16"}
-_COUNT = re.compile(r"\b(\d+) (?:gpus?|npus?|devices|accelerators|chips)\b(?! *(?:per|/|a|each)[- ]?node)", re.I)
+_COUNT = re.compile(
+    r"\b(\d+) (?:gpus?|npus?|devices|accelerators|chips)\b(?! *(?:(?:per|/|a|each)[- ]?node|each|per))", re.I
+)
 _PRECISION = re.compile(
-    r"(?<![a-z0-9])(bf16|fp16|mxfp8|nvfp4|(?:fp8|float8)(?:[-_ ]\(?(?:cs|ds|mx|sc|\w+[- ]?wise)\)?)?|tf32|fp32)"
-    r"(?![a-z0-9])",
+    r"(?<![a-z0-9])(?<!\bno )(?<!\bnot )(?<!\bvs )(?<!\bvs\. )(?<!\bwithout )"
+    r"(bf16|fp16|mxfp8|nvfp4|(?:fp8|float8)(?:[-_ ]\(?(?:cs|ds|mx|sc|\w+[- ]?wise)\)?)?|tf32|fp32)(?![a-z0-9])"
+    r"(?![- ](?:peak|master|grad|reduc|accum|optim|param|weight|all-?reduce|copy|copies|communic|states|logits|loss))",
     re.I,
 )
+"""Precisions of a run: not those of its gradients, its states or the peak that a share is of."""
+
 _LINK = re.compile(r"(?:[^.;:()|]|(?<=\d)\.(?=\d))*\d ?-?[gt]b(?:it)?(?:/s|ps)[^.;:()|]*(?:\([^)]*\))?", re.I)
 _MODEL = re.compile(
     r"\b((?:meta-)?(?:code|tiny)?llama[- ]?\d?(?:\.\d)?[- ]?\d+(?:\.\d+)?b"
@@ -62,9 +67,10 @@ _RECOMPUTE = re.compile(
     r"(full|selective(?: op)?|none|no|off|on)\b",
     re.I,
 )
+_ASYNC_TP = re.compile(r"\basync(?:hronous)?[- ]?(?:tp|tensor)", re.I)
 _NODES = re.compile(r"\b(\d+) (?:nodes?|servers?|hosts?) *(?:[x\u00d7*]|of|with) *(\d+)\b", re.I)
 _SCHEDULE = re.compile(
-    r"\b(interleaved(?: 1f1b)?(?: \(?v ?= ?\d+)?|1f1b|zb-?h[12]|zb-?v|dualpipe(?:-?v)?|gpipe)\b", re.I
+    r"\b(interleaved(?: 1f1b)?(?: \(?v ?= ?\d+)?|1f1b(?:-i)?|zb-?h[12]|zb-?[12]p|zb-?v|dualpipe(?:-?v)?|gpipe)\b", re.I
 )
 _ROUTING = re.compile(r"\b(?:deep-?ep|hybrid-?ep|flex dispatcher|\w+-limited routing|force\w*[- ]balanc\w+)\b", re.I)
 _EAGER = re.compile(r"^eager$|\b(?:without|no|w/o) (?:torch[. ])?compile\b", re.I)
@@ -122,6 +128,9 @@ _SINGLE: Mapping[str, re.Pattern[str]] = {
         r"|batch(?:[- ]size)?(?: of|[:=])? *(\d+) *(?:per|/) ?(?:gpu|device|npu)",
         re.I,
     ),
+    "layers": re.compile(r"\b(?:n_?)?(?:num_)?layers? ?[=:] ?(\d+)\b|\b(\d+)(?: transformer)?-layer\b", re.I),
+    "hidden": re.compile(r"\bn?_?hidden(?:[- _](?:size|dim\w*))?(?: of|[ =:])+(\d{3,})\b", re.I),
+    "heads": re.compile(r"\bn_?(?:um_)?heads?[ =:]+(\d+)\b|\b(\d+)(?: attention)? heads\b", re.I),
     "global_batch": re.compile(
         r"\b(?:gbs|bs|(?<!micro[- ])(?<!local[- ])(?<!mini[- ])batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b"
         r"(?! *(?:per|/|k\b|m\b|tok|[x\u00d7]))"
@@ -153,6 +162,8 @@ def _told(title: str) -> Mapping[str, str]:
         stated["compile"] = "n"
     elif _COMPILED.search(title) and not re.search(r"\b(without|no|w/o) torch", title, re.I):
         stated["compile"] = "y"
+    if _ASYNC_TP.search(title):
+        stated["async_tp"] = "y"
     stated |= degrees_in(title)
     if names_software(title):
         stated["source"] = title
