@@ -16,6 +16,7 @@ __all__ = ["NO_FSDP", "USUAL_NODE", "degrees_in", "ordered_degrees", "plain_row"
 _WORDS = {
     "tp": r"tp|tensor|model", "pp": r"pp|pipeline", "dp": r"dp|data|fsdp", "cp": r"cp|context", "ep": r"ep|expert",
     "vpp": r"vpp?|interleav\w*|virtual", "micro_batch": r"mbs|micro-?batch", "global_batch": r"gbs",
+    "accumulation": r"gas?|grad\w*[- ]?acc\w*",
 }  # fmt: skip
 """Column -> words of it in a layout."""
 
@@ -204,7 +205,7 @@ def _layout(text: str, header: str) -> dict[str, str]:
         before = re.search(rf"\b(\d+)[ -]*(?:way|x|\u00d7)?[ -]*(?:{words})\b", low)
         if match := before if re.search(r"\d+-?way", low) else after:
             found[column] = match.group(1)
-    if level := re.search(rf"zero[- ]?(?:stage)?[- ]?[0-3]|{HYBRID}|fsdp2?|full[_ ]shard|\bddp\b", text.lower()):
+    if level := re.search(rf"zero[-_ =:]*(?:stage)?[-_ =:]*[0-3]|{HYBRID}|fsdp2?|full[_ ]shard|\bddp\b", text.lower()):
         found["zero_level"] = text if level_named(text)[0] is not None else level.group()
     if hybrid := hybrid_in(text):
         found |= hybrid

@@ -135,9 +135,7 @@ def _header(stack: Sequence[str], knows: Callable[[str], bool]) -> tuple[str, st
     group = " ".join(above)
     if group and figure_named(group) is not None and figure_named(last) is None:
         return group, last  # "eager" and "compile" below a rate
-    if group and not knows(group) and knows(f"{group} {last}"):
-        return f"{group} {last}", ""  # "Hidden" above "size"
-    candidates = ((last, group), (f"{last} {group}", ""), (f"{group} {last}", ""), (group, last))
+    candidates = ((f"{group} {last}".strip(), ""), (last, group), (f"{last} {group}", ""), (group, last))
     return next((each for each in candidates if each[0] and knows(each[0])), (last, group))
 
 

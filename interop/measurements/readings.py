@@ -148,6 +148,8 @@ def _batches(cells: Cells) -> Sequence[Filling]:
     if not cells.text("global_batch"):
         if micro and ways and (several := _count(cells, "accumulation")):
             return [{"global_batch": str(micro * ways * several)}]
+        if micro and ways and stages > 1 and _cuts_batches(cells):
+            return [{"global_batch": str(micro * ways), "micro_batch": str(max(1, micro // stages))}]
         return _global_batches(micro, ways, stages)
     if micro and stages > 1 and _cuts_batches(cells):
         return [{"micro_batch": str(max(1, micro // stages))}]

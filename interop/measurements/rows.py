@@ -58,6 +58,10 @@ _ZERO_BUBBLE_VOCAB = 32_000
 14.6B, 28.3B) leave 28,000 to 35,000 entries next to their layers."""
 
 
+_UNEVEN_BATCH = 0.05
+"""Largest relative change of a batch that makes it divide evenly over the replicas and their micro-batches."""
+
+
 def case_of(row: Mapping[str, str], number: int, stack: str | None = None) -> Case:
     """The configuration of a row.
 
@@ -297,7 +301,11 @@ class _Reading(Mixtures):
         if not micro:
             raise Skip("micro_batch is not stated", "micro_batch")
         if batch % (dp * micro):
-            raise Skip(f"global_batch {batch} does not divide over dp {dp} x micro_batch {micro}", "global_batch")
+            near = max(1, round(batch / (dp * micro))) * dp * micro
+            if abs(near / batch - 1) > _UNEVEN_BATCH:
+                raise Skip(f"global_batch {batch} does not divide over dp {dp} x micro_batch {micro}", "global_batch")
+            self.assumed.append(f"global_batch {batch} does not divide over dp {dp} x micro_batch {micro}: {near}")
+            batch = near
         schedule, virtual = self.schedule(pp, config.num_layers)
         again = self.recompute(stack, has_experts=config.experts is not None)
         level = self.sharding(dp * cp, pp, stack)
