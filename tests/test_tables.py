@@ -13,7 +13,8 @@ from costmodels import Machine
 from interop.measurements.cells import Skip
 from interop.measurements.devices import UnknownDevice, device_named, network_of
 from interop.measurements.machines import machine_of
-from interop.measurements.models import catalogued, family_of, named_parameters
+from interop.measurements.model_names import named_parameters
+from interop.measurements.models import catalogued, family_of
 from interop.measurements.rows import case_of
 from interop.measurements.scores import measured_as, model_flops, validate
 from interop.measurements.tables import read_table

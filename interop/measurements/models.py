@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from interop.measurements.model_names import named_parameters, spellings_of
 from interop.measurements.published import sizes_published
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, named_config
@@ -20,7 +21,6 @@ __all__ = [
     "catalogued",
     "check_decoder",
     "family_of",
-    "named_parameters",
     "resized",
     "usual_ffn",
     "usual_seq",
@@ -76,9 +76,16 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
     (r"\byi[-_ ]?\d", _llama("Yi", 64_000)),
     (r"qwen[-_ ]?3", _llama("Qwen 3", 151_936)),
     (r"qwen", _llama("Qwen, biases on queries, keys and values", 151_936, qkv_bias=True)),
-    (r"gemma[-_ ]?", _llama("Gemma, heads of 256, tied head", 256_000, head_dim=256, tied=True)),
+    (r"gemma", _llama("Gemma, heads of 256, tied head", 256_000, head_dim=256, tied=True)),
     (r"baichuan|internlm", _llama("Baichuan, InternLM", 64_000)),
+    (r"chatglm[-_ ]?6b|glm[-_ ]?10b", Family(
+        words="GLM of 2022: two matrices in the MLP, layer norm, biases, rotary positions",
+        settings=_PLAIN | _BIASES | {"position": "rope"}, vocab=130_528)),
     (r"chatglm|\bglm", _llama("GLM", 65_024)),
+    (r"stablelm", _llama("StableLM", 50_304)),
+    (r"phi[-_ ]?(?:1|2(?!\d))", Family(
+        words="Phi-1 and Phi-2: attention and MLP side by side, rotary positions",
+        settings=_PLAIN | _BIASES | {"position": "rope", "rope": _QUARTER, "parallel_residual": True}, vocab=51_200)),
     (r"phi[-_ ]?[34]", _llama("Phi", 32_064)),
     (r"smollm|minicpm|skywork|aquila|granite[-_ ]?[34]", _llama("SmolLM, MiniCPM, Skywork, Aquila, Granite", 49_152)),
     (r"command[-_ ]?r", _llama("Command R, its head tied", 256_000, tied=True)),
@@ -87,7 +94,7 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
         "gpt-oss, without its windows and sinks", 201_088, qkv_bias=True, out_bias=True)),
     (r"deepseek|kimi", _llama("DeepSeek, dense", 102_400)),
     (r"olmo", _llama("OLMo", 50_304)),
-    (r"neox|pythia", Family(
+    (r"neox|pythia|redpajama|dolly", Family(
         words="GPT-NeoX: layer norm, biases, a quarter of each head rotated, attention and MLP side by side",
         settings=_PLAIN | _BIASES | {"position": "rope", "rope": _QUARTER, "parallel_residual": True}, vocab=50_432)),
     (r"gpt[-_ ]?j", Family(
@@ -114,8 +121,8 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
 )  # fmt: skip
 
 _NOT_DECODERS = (
-    r"bert|\bt5|\bul2|\bvit\b|vit[-_]|\bdit\b|diffusion|unet|whisper|clip|mamba|jamba|rwkv|resnet|flux"
-    r"|nemotron[-_ ]?h(?![a-z])|zamba|samba"
+    r"bert|\b(?:m|by|code|flan[-_ ]?)?t5|\bul2|\bvit\b|vit[-_]|\bdit\b|diffusion|unet|whisper|clip|mamba|jamba|rwkv"
+    r"|resnet|flux|nemotron[-_ ]?(?:h(?![a-z])|nano)|zamba|samba|qwen[-_ ]?3[-_ ]?next"
 )
 
 _MIXTURES = (
@@ -139,7 +146,7 @@ Llama (arXiv 2302.13971, table 2; 2407.21783, table 3), TinyLlama (arXiv 2401.02
 def usual_sizes(name: str) -> tuple[int, int, int] | None:
     """Layers, width and heads of models with as many parameters as a name states; None: none is near.
 
-    Where the nearest is more than a quarter off, its number of layers is scaled.
+    The layers of the nearest one are scaled.
 
     >>> usual_sizes("our 7B"), usual_sizes("104B en"), usual_sizes("ours")
     ((32, 4096, 32), (82, 10240, 80), None)
@@ -151,16 +158,20 @@ def usual_sizes(name: str) -> tuple[int, int, int] | None:
     ratio = stated / near
     if not 0.5 < ratio < 2:
         return None
-    return (layers if 0.75 < ratio < 1.33 else max(1, round(layers * ratio)), hidden, heads)
+    return (layers if 0.95 < ratio < 1.05 else max(1, round(layers * ratio)), hidden, heads)
 
 
 UNNAMED_SEQ = 2048
 """Tokens of a sequence where neither a row nor the model's name tells them."""
 
 _SEQUENCES = (
-    (r"llama[-_ ]?3(?![\db])|qwen[-_ ]?[23]|gemma|nemotron", 8192),
-    (r"llama[-_ ]?2|mistral|mixtral|deepseek|yi\b", 4096),
-    (r"gpt[-_ ]?3|\bopt\b|bloom|turing|mt[-_ ]?nlg|gpt[-_ ]?j|neox|pythia", 2048),
+    (r"llama[-_ ]?[34](?![\db])|qwen[-_ ]?[23]|gemma|nemotron|star[-_ ]?coder|grok", 8192),
+    (
+        r"llama[-_ ]?2|mistral|mixtral|deepseek|yi\b|qwen|baichuan|glm|intern[-_ ]?lm|gpt[-_ ]?oss|dbrx|olmo|command",
+        4096,
+    ),
+    (r"gpt[-_ ]?3|\bopt\b|bloom|turing|mt[-_ ]?nlg|gpt[-_ ]?j|neo|pythia|\bmpt|falcon|llama|vicuna|alpaca|pangu", 2048),
+    (r"gpt[-_ ]?2(?!\d*\.?\d*b)", 1024),
 )
 """Words of names -> tokens of a sequence in pre-training (the models' papers)."""
 
@@ -176,16 +187,13 @@ def usual_seq(name: str) -> int | None:
 
 @lru_cache(maxsize=4096)
 def catalogued(name: str) -> TransformerConfig | None:
-    """The catalogue's model of this name, or the one whose sizes were published; None where there is none.
+    """The catalogued model of this name, or the one whose sizes were published; None where there is none.
 
     >>> catalogued("Meta-Llama-3.1-70B").num_layers, catalogued("MPT-7B").hidden, catalogued("my own")
     (80, 4096, None)
     """
-    plain = re.sub(r"^(meta|mistralai|openai|nvidia)[- ]", "", name.strip().lower().rpartition("/")[2])
-    plain = re.sub(r"[-_ ](base|pretrain(ing)?|instruct|chat|it|hf|bf16|fp8|fp16|v0\.\d)$", "", plain)
-    plain = re.sub(r"(deepseek[-_ ]?)r1\b", r"\1v3", plain)  # the same model, trained further
-    bare = re.sub(r"[-_ ]\d+(?:\.\d+)?b$", "", plain)  # "DeepSeek-V3 671B"
-    for each in (plain, re.sub(r"^(llama)-?(2|3)(?:\.\d)?-?", r"\1-\2-", plain), bare):
+    plain, *others = spellings_of(name)
+    for each in (plain, *others):
         try:
             found = named_config(each)
         except TwofoldError:
@@ -256,20 +264,6 @@ def family_of(
             return family, f"blocks as in {family.words}"
     family = _GPT if ffn == 4 * hidden and kv_heads == heads else _LLAMA
     return family, f"family not named: by its sizes {family.words}"
-
-
-def named_parameters(name: str) -> float | None:
-    """The number of parameters that a name states, None where it states none.
-
-    >>> named_parameters("GPT-3 6.7B"), named_parameters("gpt2-125m"), named_parameters("bloom-7b1")
-    (6700000000.0, 125000000.0, 7100000000.0)
-    """
-    low = re.sub(r"(?<![\d.])(\d+)b(\d)(?!\d)", r"\1.\2b", name.lower())  # BLOOM's "7b1"
-    found = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])", low)
-    if not found:
-        return None
-    number, unit = found[-1]
-    return float(number) * {"m": 1e6, "b": 1e9, "t": 1e12}[unit]
 
 
 def usual_ffn(family: Family, hidden: int) -> int:

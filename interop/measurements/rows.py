@@ -16,13 +16,13 @@ from interop.measurements.columns import COLUMNS
 from interop.measurements.devices import UnknownDevice, device_named, linked_within_node, network_of
 from interop.measurements.hybrid import HYBRID
 from interop.measurements.mixtures import Mixtures
+from interop.measurements.model_names import named_parameters
 from interop.measurements.models import (
     UNNAMED_SEQ,
     Family,
     catalogued,
     check_decoder,
     family_of,
-    named_parameters,
     usual_ffn,
     usual_seq,
     usual_sizes,
@@ -60,6 +60,10 @@ _ZERO_BUBBLE_VOCAB = 32_000
 
 _UNEVEN_BATCH = 0.05
 """Largest relative change of a batch that makes it divide evenly over the replicas and their micro-batches."""
+
+
+_UNEVEN_LAYERS = 0.1
+"""Largest relative change of an assumed number of layers that makes it divide evenly over the stages of a pipeline."""
 
 
 def case_of(row: Mapping[str, str], number: int, stack: str | None = None) -> Case:
@@ -240,7 +244,7 @@ class _Reading(Mixtures):
         published = (known.num_layers, known.hidden, known.num_heads) if known else None
         missing = [cell for cell in cells if not self.text(cell)]
         if missing and published is None:
-            published = usual_sizes(name)
+            published = self.divided(usual_sizes(name))
             self.assumed.append(f"{', '.join(missing)} not stated: {published}, of models with as many parameters")
         elif missing and known is not None:
             self.assumed.append(f"{', '.join(missing)} of {known.name} as published ({known.source})")
@@ -254,6 +258,15 @@ class _Reading(Mixtures):
                 heads = min(counts, key=lambda count: abs(hidden / count - 128))
                 self.assumed.append(f"heads not stated: {heads}, of about 128 features")
         return layers, hidden, heads
+
+    def divided(self, sizes: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
+        """Usual sizes with as many layers as divide evenly over the pipeline stages, where that changes little."""
+        if sizes is None:
+            return None
+        layers, hidden, heads = sizes
+        stages = self.count("pp", 1)
+        near = max(1, round(layers / stages)) * stages
+        return (near if abs(near / layers - 1) < _UNEVEN_LAYERS else layers), hidden, heads
 
     def vocab(self, usual: int, stack: str) -> int:
         """Entries of the vocabulary; Megatron-LM pads it (--make-vocab-size-divisible-by), torch splits it unevenly."""

@@ -19,7 +19,8 @@ from interop.measurements.figure_columns import figures_of, rows_of_figures
 from interop.measurements.figures import with_unit
 from interop.measurements.grids import Grid, grids_of
 from interop.measurements.headers import figure_named
-from interop.measurements.models import catalogued, named_parameters
+from interop.measurements.model_names import named_parameters
+from interop.measurements.models import catalogued
 from interop.measurements.numbers import number
 from interop.measurements.pairs import runs_of
 from interop.measurements.software import names_software, software_of_headers
