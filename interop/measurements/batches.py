@@ -40,7 +40,7 @@ def count_of(column: str, text: str) -> int:
     Raises:
         BadCell: it has none.
     """
-    found = number(re.sub(r"[a-z ]+$", "", text.lower()))
+    found = number(re.sub(r"[a-z ]+$|(?<=\d) *\([a-z][^()\d]*\)$", "", text.lower()))
     if found is None or found != int(found) or found < 1:
         raise BadCell(column, text, f"{column} is {text!r}, not a whole number from 1")
     return int(found)
@@ -58,9 +58,7 @@ _BATCH = re.compile(r"(train[ _]?)?(batch|bsz?)([ _]?size)?")
 def with_batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
     """Write the batch in sequences: converted if given in tokens, computed from accumulation if blank."""
     _batch_of_lengths(row)
-    micro, own = row.get("micro_batch", ""), headers.get("micro_batch", "").lower()
-    if micro and "tok" in own + micro.lower() and row.get("seq"):
-        row["micro_batch"] = str(_sequences(micro, own, row["seq"]))
+    _micro_batch_of_tokens(row, headers.get("micro_batch", "").lower())
     text, header = row.get("global_batch", ""), headers.get("global_batch", "").lower()
     accumulation, of_replica = row.pop("accumulation", ""), row.pop("replica_batch", "")
     if of_replica and not text and (ways := _replicas(row)):
@@ -80,13 +78,22 @@ def with_batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
             row[REMARK] = f"sequence not stated: {row['seq']}"
         row["global_batch"] = str(_sequences(text, header, row["seq"]))
     elif not text and accumulation and row.get("micro_batch"):
-        ways = _replicas(row)
-        if ways:
-            row["global_batch"] = str(
-                count_of("accumulation", accumulation) * count_of("micro_batch", row["micro_batch"]) * ways
-            )
-        else:
-            row["accumulation"] = accumulation
+        _accumulate(row, accumulation)
+
+
+def _micro_batch_of_tokens(row: dict[str, str], header: str) -> None:
+    micro = row.get("micro_batch", "")
+    if micro and "tok" in header + micro.lower() and row.get("seq"):
+        row["micro_batch"] = str(_sequences(micro, header, row["seq"]))
+
+
+def _accumulate(row: dict[str, str], accumulation: str) -> None:
+    """Write the batch of all micro-batches, where the number of replicas is known."""
+    if ways := _replicas(row):
+        steps, micro = count_of("accumulation", accumulation), count_of("micro_batch", row["micro_batch"])
+        row["global_batch"] = str(steps * micro * ways)
+    else:
+        row["accumulation"] = accumulation
 
 
 def _sequences(text: str, header: str, length: str) -> int:

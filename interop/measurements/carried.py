@@ -55,18 +55,21 @@ def with_cells_above(
         if merges and len(row) > 2 and len(set(filter(None, row))) == 1 and row[0]:
             heading, above = row[0], ()
             continue
-        if not above:
-            above = row
-            yield Carried(cells=row, heading=heading)
-            continue
-        blank = next((place for place, cell in enumerate(row) if cell), len(row)) if merges else 0
-        places = tuple(
-            place for place, cell in enumerate(row)
-            if above[place] and (
-                _DITTO.fullmatch(cell)
-                or (merges and not cell and place not in figures and (place < blank or place in needed))
-            )
-        )  # fmt: skip
+        places = _repeated(row, above, figures, needed, merges=merges) if above else ()
         cells = [above[place] if place in places else cell for place, cell in enumerate(row)] if places else row
         above = cells
         yield Carried(cells=cells, places=places, heading=heading)
+
+
+def _repeated(
+    row: Sequence[str], above: Sequence[str], figures: Collection[int], needed: Collection[int], *, merges: bool
+) -> tuple[int, ...]:
+    """The places of the cells of a row that repeat the row above."""
+    blank = next((place for place, cell in enumerate(row) if cell), len(row)) if merges else 0
+    return tuple(
+        place for place, cell in enumerate(row)
+        if above[place] and (
+            _DITTO.fullmatch(cell)
+            or (merges and not cell and place not in figures and (place < blank or place in needed))
+        )
+    )  # fmt: skip

@@ -89,8 +89,8 @@ def _counts_of_devices(made: dict[str, str]) -> None:
         fill(made, {"per_node": both.group(1)})
     elif found := _DEVICES.match(made.get("gpu_type", "")):
         count = int(found.group(1)) * int(found.group(2) or (USUAL_NODE if found.group(3) else 1))
-        nodes = number(made.get("nodes", ""))
-        in_all = found.group(3) or not nodes or (count > USUAL_NODE and count % nodes == 0)
+        spread = number(made.get("nodes", ""))
+        in_all = found.group(3) or not spread or (count > USUAL_NODE and count % spread == 0)
         fill(made, {"gpu_count" if in_all else "per_node": str(count)})  # "16x A100 (2 nodes)"
     if behind := _BEHIND.search(made.get("gpu_type", "")):  # "A100 (80GB) x 8"
         fill(made, {"gpu_count": behind.group(1)})
@@ -168,8 +168,12 @@ def degrees_in(words: str) -> dict[str, str]:
 
 
 def _with_degrees_of_model(row: Mapping[str, str]) -> dict[str, str]:
-    """A row with the degrees that the cell of its model states, as "Mixtral 8x7B (EP=8)", and 1 for degrees of 0."""
+    """A row with the degrees in the cell of its model, as "Mixtral 8x7B (EP=8)", and with plain degrees: 1 for 0."""
     made = {name: "1" if cell == "0" and name in _OFF else cell for name, cell in row.items()}
+    for name in _OFF:
+        if (remark := re.fullmatch(r"(\d+) *\(([A-Za-z][^()\d]*)\)", made.get(name, ""))) is not None:  # "1 (FSDP)"
+            made[name] = remark[1]
+            fill(made, {"zero_level": remark[2]} if level_named(remark[2])[0] is not None else {})
     name = made.get("model", "")
     if _DEGREES.search(name):
         fill(made, degrees_in(name))

@@ -134,6 +134,9 @@ def _of_one_device(made: dict[str, str], header: str, value: float, figure: Figu
         return made | {"value": f"{value / int(node.group(1) if node else USUAL_NODE):.12g}"}
     if not figure.of_all:
         return made
+    if not any(made.get(name) for name in _COUNTS) and made.get("gpu_type"):
+        remark = f"{header}: number of devices not stated, of one"
+        return made | {"gpu_count": "1", PARTS: "1", READ_AS: remark}
     devices = number(made.get("gpu_count", ""))
     if not devices:
         reason = f"{header} is of all devices, and gpu_count is {made.get('gpu_count', '')!r}"
@@ -141,6 +144,9 @@ def _of_one_device(made: dict[str, str], header: str, value: float, figure: Figu
     parts = "" if _TOTAL.search(header) else f"{devices:g}"
     return made | {"value": f"{value / devices:.12g}", PARTS: parts}
 
+
+_COUNTS = ("gpu_count", "dp", "tp", "pp", "cp", "nodes")
+"""Columns from which the number of devices follows."""
 
 _TOTAL = re.compile(r"total|aggregate|overall|cluster|system|global|\ball\b|pflop|peta", re.I)
 """Words in headers of rates that are plainly of all devices."""

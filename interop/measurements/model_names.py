@@ -17,11 +17,10 @@ _SPELLINGS = (
     (r"(deepseek[-_ ]?v3)(?:[-_ ]0324|\.1)\b", r"\1"),
     (r"^qwq", "qwen2.5"),
     (r"^mixtral$", "mixtral-8x7b"),
-    (r"^(qwen3)[-_ ]?moe[-_ ]?(30b|235b)$", lambda found: f"{found[1]}-{found[2]}-{_ACTIVE[found[2]]}"),
+    (r"^(qwen3)[-_ ]?moe[-_ ]?(30b|235b)$", r"\1-\2"),
+    (r"^(qwen3-(?:30b))$", r"\1-a3b"), (r"^(qwen3-(?:235b))$", r"\1-a22b"),
 )  # fmt: skip
 """Patterns of names in lower case -> the usual spelling, in this order."""
-
-_ACTIVE = {"30b": "a3b", "235b": "a22b"}
 
 
 def spellings_of(name: str) -> tuple[str, ...]:

@@ -22,13 +22,14 @@ from typing import Any
 from costmodels import Machine, utilization
 from costmodels.price.torch_hosts import load_host
 from interop.measurements.case import Beyond, Case, products_of
-from interop.measurements.cells import BAD_VALUE, FIGURE, PARTS, READ_AS, ROW, Cells, Skip
+from interop.measurements.cells import BAD_VALUE, FIGURE, READ_AS, ROW, Cells, Skip
 from interop.measurements.devices import Network
 from interop.measurements.headers import METRICS
 from interop.measurements.machines import assumed_of, load_machine, machine_of
-from interop.measurements.numbers import number as number_of
+from interop.measurements.precisions import has_products
 from interop.measurements.readings import Filling, least_split, needed_fillings, other_fillings
 from interop.measurements.rows import case_of
+from interop.measurements.shares import MOST_SHARE, share_of_peak, whose_rate, with_reading
 from interop.measurements.tables import rows_of
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
@@ -161,66 +162,20 @@ class _Reader:
         if isinstance(found, Skip):
             raise found
         group, result = found
-        share = value / result["predicted"] * result["mfu"]
+        share = share_of_peak(result, value)
         narrower = any("tf32" in reading["cells"].get("stack", "") for reading in result["readings"])
         if not (narrower and share > 1):
-            factor, other, remarks = _of_each(row, share)
-            value, assumed, result = factor * value, (*assumed, *remarks), _with_reading(result, factor, other)
+            factor, other, remarks = whose_rate(row, share)
+            value, assumed, result = factor * value, (*assumed, *remarks), with_reading(result, factor, other)
+            if factor * share > 1 and not row.get("precision") and has_products(result["machine"], "float8"):
+                group, result = self.read({**row, "precision": "fp8"}, number)
+                remark = (
+                    f"precision not stated: fp8, as the figure is {factor * share:.0%} of the peak of 16-bit products"
+                )
+                return group, {**result, "assumed": [remark, *result["assumed"]]}
+            if factor * share > MOST_SHARE:
+                raise Skip(f"{result['metric']} {value:g} would be {factor * share:.0%} of the device's peak", "value")
         return group, {**result, "row": number, "value": value, "assumed": [*assumed, *result["assumed"]]}
-
-
-_LEAST_SHARE = 0.02
-"""No training run has a lower share of the peak."""
-
-_USUAL_SHARES = (0.1, 0.65)
-"""Shares of the peak of nearly all training runs (from half the least to 1.4 times the largest of Chowdhery et al.
-2022, arXiv 2204.02311, table 3)."""
-
-
-def _of_each(row: Mapping[str, str], share: float) -> tuple[float, float | None, tuple[str, ...]]:
-    """Whose a rate is: the factor to that of one device, the factor of another plausible reading, and what is assumed.
-
-    The header decides, unless its reading means an impossible share of the peak. A header of a rate that names no
-    devices ("tokens/s") means all of them; where that would be an unusually low share and the rate of each device a
-    usual one, it is taken as that of each, and the other reading stays plausible.
-
-    Args:
-        row: with `PARTS` where the rate was divided by the number of devices.
-        share: of the devices' peak in its precision that the rate means, as it was read.
-    """
-    devices = number_of(row.get(PARTS) or row.get("gpu_count", "")) or 1
-    if row.get(PARTS):
-        least, most = _USUAL_SHARES
-        if share < _LEAST_SHARE <= share * devices <= 1:
-            return (
-                devices,
-                None,
-                (f"the rate is of each device: of all {devices:g} it would be {share:.2%} of their peak",),
-            )
-        if _LEAST_SHARE <= share < least <= share * devices <= most:
-            remark = (
-                f"the rate is of each device or of all {devices:g}: {share * devices:.0%} or {share:.1%} of their peak"
-            )
-            return devices, 1.0, (remark,)
-    elif PARTS not in row and share > 1 >= share / devices >= _LEAST_SHARE and row.get("metric") in _RATES:
-        remark = f"the rate is of all {devices:g} devices: of each it would be {share:.0%} of its peak"
-        return 1 / devices, None, (remark,)
-    return 1.0, None, ()
-
-
-def _with_reading(result: dict[str, Any], factor: float, other: float | None) -> dict[str, Any]:
-    """A prediction whose interval covers two readings of the rate: with `factor` and with `other`."""
-    if other is None:
-        return result
-    ratio = factor / other
-    reading = {"cells": {"rate": "of all devices"}, "predicted": ratio * result["predicted"]}
-    return {
-        **result, "low": min(result["low"], ratio * result["low"]), "high": max(result["high"], ratio * result["high"]),
-        "readings": [*result["readings"], reading],
-    }  # fmt: skip
-
-
-_RATES = ("tokens_per_s_per_gpu", "samples_per_s_per_gpu")
 
 
 def _skipped(row: Mapping[str, str], number: int, skip: Skip) -> dict[str, Any]:

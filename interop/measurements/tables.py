@@ -111,7 +111,7 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
 
 
 def _stated_above(grid: Grid, columns: Sequence[str]) -> dict[str, str]:
-    """What the titles of a table, and its headers, state about all rows."""
+    """Cells of all rows, from the titles and the headers of a table."""
     present = {*columns, "gpu_count"} if "nodes" in columns else columns
     stated = stated_in_titles(grid.titles, present) if grid.titles else {}
     counted = [header for header, column in zip(grid.headers, columns, strict=True) if column == "gpu_count"]
