@@ -266,3 +266,23 @@ def test_a_lower_clock_slows_the_cores_part_of_kernels_that_move_bytes():
         cores = compute.kernel_cost[call] ** 2 - passes**2
         assert slow.kernel_cost[call] == pytest.approx(math.sqrt(passes**2 + cores / 0.85**2), abs=1e-4)
     assert slow.kernel_cost["softmax.grad0"] == compute.kernel_cost["softmax.grad0"]
+
+
+@pytest.mark.parametrize(("name", "is_limited"), [("b200", True), ("h20", False)])
+def test_products_of_another_chip_run_at_the_clock_that_its_power_leaves(name, is_limited):
+    """An operation takes as much energy as on an H200, whose products are held at 692.6 W. A B200 settles where they
+    draw 1,000 W; an H20, with 15 % of the operations and 400 W, stays at the highest clock."""
+    source, device = load_device("h200"), load_device(name)
+    bare = msgspec.structs.replace(device, typical_products=(), best_product=None)
+    power, compute = source.compute.power, carried(bare, source, date="").compute
+    settled = ((power.limit_W - power.idle_W) / (power.matrix_W * source.compute.matrix_efficiency)) ** (
+        1 / power.exponent
+    )
+    if not is_limited:
+        assert compute.sustained_clock * source.compute.clock_MHz == pytest.approx(power.highest_MHz)
+        assert compute.clock_drop == 0.0
+        return
+    clock = compute.sustained_clock * settled
+    drawn_W = power.matrix_W * 2250 / 989 * source.compute.matrix_efficiency * clock**power.exponent
+    assert drawn_W + power.idle_W * 148 / 132 == pytest.approx(1000)
+    assert carried(bare, load_device("h100-sxm"), date="").compute.sustained_clock == 1.0  # its power is not measured

@@ -110,12 +110,28 @@ class _Transfer:
             return anchored(compute, typical)
         best = self.device.best_product
         if best is None:
-            return compute
+            return self._at_limit(compute)
         ordinary = 1.0
         if self.source.best_product is not None:
             ordinary = _form_rate(self.source) / self.source.best_product.flops_per_s
         self.assume("compute.matrix_efficiency", f"so that the form gives {ordinary:.2f} of best_product, as there")
-        return anchored(compute, [msgspec.structs.replace(best, flops_per_s=ordinary * best.flops_per_s)])
+        return self._at_limit(
+            anchored(compute, [msgspec.structs.replace(best, flops_per_s=ordinary * best.flops_per_s)])
+        )
+
+    def _at_limit(self, compute: Compute) -> Compute:
+        """`compute` at the clock that the device's own power leaves it under products."""
+        limit_W, power = self.device.limit_W, self.source.compute.power
+        if limit_W is None or power is None:
+            return compute
+        own = (self.source.compute.clock_MHz or power.highest_MHz) / power.highest_MHz
+        here = _clock_at_limit(compute, limit_W, self.source)
+        there = _clock_at_limit(self.source.compute, power.limit_W, self.source)
+        clock = min(1.0, own * here / there) / own
+        self.assume("compute.sustained_clock", f"energy of an operation, which {limit_W:g} W limit")
+        if here >= 1:
+            compute = msgspec.structs.replace(compute, clock_drop=0.0)
+        return at_sustained_clock(compute, clock)
 
     def collectives(self) -> dict[str, Collective]:
         """Latencies, and the share of its links that each collective reaches."""
@@ -169,6 +185,17 @@ class _Transfer:
             name: Interval(low=_wider(known.low, wider[name]), high=_wider(known.high, wider[name]))
             for name, known in self.source.price_intervals.items()
         }
+
+
+def _clock_at_limit(compute: Compute, limit_W: float, source: Device) -> float:
+    """The clock, over the highest one, at which large products draw `limit_W` if each operation takes as much energy as
+    on `source` (`costmodels.price.power`); above 1 where the limit is out of reach."""
+    power = source.compute.power
+    assert power is not None
+    idle_W = power.idle_W * compute.num_cores / source.compute.num_cores
+    faster = compute.matrix_flops_per_s["float16"] / source.compute.matrix_flops_per_s["float16"]
+    full_W = power.matrix_W * faster * source.compute.matrix_efficiency
+    return float(max(1e-3, (limit_W - idle_W) / full_W) ** (1 / power.exponent))
 
 
 def anchored(compute: Compute, products: Sequence[CitedProduct]) -> Compute:

@@ -78,6 +78,8 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
         typical_products: of a published table of operators; they set matrix_efficiency where that is not calibrated
             (`costmodels.fit.transfer_calibration`).
         best_product: the fastest that was reported; sets matrix_efficiency where there are no typical ones.
+        limit_W: power of a chip by its data sheet, if it is made in TSMC's 4N or 4NP as the H100: those take the same
+            energy for an operation (assumed), so the clock under load follows from the limit.
         node: tiers of links inside a node, the last joins all of it.
         pod: a tier that joins several nodes (a super-node), if there is one.
         network: what joins nodes, or pods.
@@ -94,6 +96,7 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
     compute: Compute
     typical_products: tuple[CitedProduct, ...] = ()
     best_product: CitedProduct | None = None
+    limit_W: float | None = None
     node: tuple[Link, ...]
     pod: Link | None = None
     network: Network
@@ -142,7 +145,7 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
             if first in ("node", "pod", "network"):
                 if first == "node" or number > self.per_node:
                     provenance["links" + entry[4:] if first == "node" else f"links.{entry}"] = source
-            elif first not in ("best_product", "typical_products"):  # matrix_efficiency says that it comes from it
+            elif first not in ("best_product", "typical_products", "limit_W"):  # figures of compute come from them
                 provenance[entry] = source
         return fields | {
             "name": f"{self.name}-x{number}", "variant": f"{self.variant}; {nodes}", "num_devices": number,
