@@ -1,4 +1,4 @@
-"""Runs a function in several gloo processes of this host, once, and hands back what each of them saved.
+"""Runs a function in several gloo processes of this host, once; plans for them are lowered once and not by every rank.
 
 The processes are forked from the server of `tests.warm`, which has imported torch and the executor.
 """
@@ -6,6 +6,7 @@ The processes are forked from the server of `tests.warm`, which has imported tor
 import faulthandler
 import gc
 import os
+import pickle
 import socket
 import tempfile
 import warnings
@@ -17,6 +18,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from plans.lower import lower
+from plans.plan import Plan
+from plans.program import Program
 from tests import warm
 
 TIMEOUT_S = 150  # ranks may wait long where two cores are busy otherwise
@@ -33,6 +37,17 @@ def run_on_ranks(work: Callable[[int, Path], None], num_ranks: int, folder: Path
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))  # for torch's files of errors, which stay
         mp.start_processes(_rank, (num_ranks, work, folder, port, joined), nprocs=num_ranks, start_method="forkserver")
+
+
+def keep_plan(plan: Plan, path: Path) -> None:
+    """Write a plan and its program for all ranks."""
+    path.write_bytes(pickle.dumps((plan, lower(plan))))
+
+
+def kept_plan(path: Path) -> tuple[Plan, Program]:
+    """The plan and the program that `keep_plan` wrote."""
+    plan, program = pickle.loads(path.read_bytes())
+    return plan, program
 
 
 def _rank(rank: int, num_ranks: int, work: Callable[[int, Path], None], folder: Path, port: int, joined: bool) -> None:

@@ -7,18 +7,17 @@ import torch
 from executor.train.models import InitialParameters
 from executor.train.run import run_rank
 from plans.degrees.plan import plan_of
-from plans.lower import lower
 from plans.model.transformer import transformer
-from plans.plan import load_plan, save_plan
+from tests.on_ranks import keep_plan, kept_plan
 
 NUM_STEPS = 4
 
 
 def save_cases(folder, cases):
-    """A case is what was recognised, the degrees, the module and a batch; the plan of number 0 is 0.json."""
+    """A case is what was recognised, the degrees, the module and a batch; the plan of number 0 is in 0.plan."""
     for number, (found, degrees, module, batch) in enumerate(cases):
         plan = found.plan(plan_of(degrees, transformer(found.config, batch_size=degrees.global_batch)))
-        save_plan(msgspec.structs.replace(plan, output_broadcast=True), folder / f"{number}.json")
+        keep_plan(msgspec.structs.replace(plan, output_broadcast=True), folder / f"{number}.plan")
         names = [tensor.name for tensor in found.graph.tensors.values() if tensor.kind == "input"]
         np.savez(folder / f"{number}.batch.npz", **dict(zip(names, map(torch.Tensor.numpy, batch), strict=True)))
         np.savez(folder / f"{number}.values.npz", **InitialParameters(module, 0))
@@ -27,11 +26,11 @@ def save_cases(folder, cases):
 def train_cases(rank, folder):
     """Train every case; rank 0 keeps losses and weights."""
     for number in range(len([*folder.glob("*.batch.npz")])):
-        plan = load_plan(folder / f"{number}.json")
+        plan, program = kept_plan(folder / f"{number}.plan")
         with np.load(folder / f"{number}.values.npz") as values, np.load(folder / f"{number}.batch.npz") as batch:
             parameters, batches = dict(values), [dict(batch)] * NUM_STEPS
         result = run_rank(
-            lower(plan), plan, batches, parameters, NUM_STEPS, device="cpu",
+            program, plan, batches, parameters, NUM_STEPS, device="cpu",
             weights_path=folder / f"{number}.weights.npz",
         )  # fmt: skip
         assert not result.differences, (number, result.differences)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from captured_modules import MODULES, ON_RANKS, ONE_RANK, made
-from on_ranks import run_on_ranks
+from on_ranks import keep_plan, kept_plan, run_on_ranks
 from random_plans import _strategy
 
 from executor.capture.capture import capture
@@ -24,7 +24,7 @@ from plans.layout import Layout
 from plans.lower import lower
 from plans.model.whole import apart
 from plans.optimizer import Optimizer
-from plans.plan import Plan, Stage, load_plan, save_plan
+from plans.plan import Plan, Stage
 
 NUM_STEPS, NUM_RANKS = 2, 4
 pytestmark = pytest.mark.filterwarnings(
@@ -102,11 +102,11 @@ def drawn(name):
 def work(rank, folder):
     """Ranks need the plan only: the module is captured once, by the test."""
     for name in ON_RANKS:
-        plan = load_plan(folder / f"{name}.json")
+        plan, program = kept_plan(folder / f"{name}.plan")
         with np.load(folder / f"{name}.values.npz") as values, np.load(folder / f"{name}.batch.npz") as batch:
             batches, parameters = [dict(batch)] * NUM_STEPS, dict(values)
         result = run_rank(
-            lower(plan), plan, batches, parameters, NUM_STEPS, device="cpu", weights_path=folder / f"{name}.npz"
+            program, plan, batches, parameters, NUM_STEPS, device="cpu", weights_path=folder / f"{name}.npz"
         )
         result.save(folder / f"{name}.{rank}.npz")
 
@@ -119,7 +119,7 @@ def on_ranks(tmp_path_factory):
         warnings.filterwarnings("ignore", ".*(every rank computes all of it|is no mean over the samples)")
         plans = {name: drawn(name) for name in ON_RANKS}
     for name, (module, batch, plan) in plans.items():
-        save_plan(plan, folder / f"{name}.json")
+        keep_plan(plan, folder / f"{name}.plan")
         np.savez(folder / f"{name}.values.npz", **values(plan.graph, module))
         np.savez(folder / f"{name}.batch.npz", **fed(plan.graph, batch))
     run_on_ranks(work, NUM_RANKS, folder)

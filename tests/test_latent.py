@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 from folded_lowering import check_template, small_plan
-from on_ranks import run_on_ranks
+from on_ranks import keep_plan, kept_plan, run_on_ranks
 from transformer_module import random_tokens, random_weights, trained
 
 from costmodels import Machine
@@ -104,9 +104,9 @@ def plan_of(name):
 
 def work(rank, folder):
     for name in CASES:
-        plan = plan_of(name)
+        plan, program = kept_plan(folder / f"{name}.plan")
         weights, batches, _ = material(plan.graph)
-        result = run_rank(lower(plan), plan, batches, weights, 2, device="cpu", weights_path=folder / f"{name}.npz")
+        result = run_rank(program, plan, batches, weights, 2, device="cpu", weights_path=folder / f"{name}.npz")
         assert not result.differences, result.differences
         if rank == 0:
             np.save(folder / f"{name}.losses.npy", np.asarray(result.losses))
@@ -115,6 +115,8 @@ def work(rank, folder):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("latent")
+    for name in CASES:
+        keep_plan(plan_of(name), folder / f"{name}.plan")
     run_on_ranks(work, 4, folder)
     return folder
 

@@ -25,7 +25,7 @@ from library_transformers import (
     batch,
     made,
 )  # fmt: skip
-from on_ranks import run_on_ranks
+from on_ranks import kept_plan, run_on_ranks
 from recognised_training import NUM_STEPS, save_cases, train_cases
 
 from costmodels import Machine
@@ -51,7 +51,7 @@ from plans.model.graph import undecayed_parts
 from plans.model.transformer import Rope, Scales, TransformerConfig, recognise, transformer
 from plans.model.whole import apart
 from plans.optimizer import Optimizer
-from plans.plan import Plan, Stage, load_plan
+from plans.plan import Plan, Stage
 from search import search
 from simulator import simulate
 from simulator.forecast import forecast
@@ -442,7 +442,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("run", RUNS)
 def test_it_trains_on_ranks_as_the_module_does_alone(folder, run):
     number, degrees, module = list(RUNS).index(run), RUNS[run], module_of(run)
-    plan = load_plan(folder / f"{number}.json")
+    plan = kept_plan(folder / f"{number}.plan")[0]
     expected = train_reference(
         module, [batch(run)] * NUM_STEPS, optimizer=degrees.optimizer, num_steps=NUM_STEPS,
         num_micro_batches=plan.num_micro_batches, graph=plan.graph,

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from on_ranks import run_on_ranks
+from on_ranks import keep_plan, kept_plan, run_on_ranks
 from test_capture_blocks import (
     BATCH,
     SGD,
@@ -26,8 +26,7 @@ from executor.train.options import RunOptions
 from executor.train.result import RankResult
 from executor.train.run import run_rank
 from plans.layout import Layout
-from plans.lower import lower
-from plans.plan import Plan, Stage, load_plan, save_plan
+from plans.plan import Plan, Stage
 from search.operators.space import strategies
 
 pytestmark = pytest.mark.ranks
@@ -82,11 +81,11 @@ def parameters(folder, model):
 
 def work(rank, folder):
     torch.set_num_threads(1)
-    for path in sorted(folder.glob("*.json")):
-        plan = load_plan(path)
+    for path in sorted(folder.glob("*.plan")):
+        plan, program = kept_plan(path)
         model = path.stem.split(".")[0]
         run_rank(
-            lower(plan), plan, feed(plan.graph, model), parameters(folder, model), NUM_STEPS, device="cpu",
+            program, plan, feed(plan.graph, model), parameters(folder, model), NUM_STEPS, device="cpu",
             options=RunOptions(record_steps=0), weights_path=path.with_suffix(".weights.npz"),
         ).save(path.with_suffix(f".{rank}.npz"))  # fmt: skip
 
@@ -99,7 +98,7 @@ def runs(tmp_path_factory):
         np.savez(folder / f"{name}.npz", **InitialParameters(module, 0))
         graph = capture(module, inputs(name))
         for seed in range(NUM_PLANS):
-            save_plan(random_plan(graph, seed), folder / f"{name}.{seed}.json")
+            keep_plan(random_plan(graph, seed), folder / f"{name}.{seed}.plan")
     run_on_ranks(work, 4, folder)
     return folder, modules
 
@@ -108,8 +107,8 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("model", MODELS)
 def test_random_plans_train_as_one_rank_does(runs, model, seed):
     folder, modules = runs
-    path = folder / f"{model}.{seed}.json"
-    plan = load_plan(path)
+    path = folder / f"{model}.{seed}.plan"
+    plan, _ = kept_plan(path)
     expected = train_reference(
         modules[model], [inputs(model)] * NUM_STEPS, optimizer=SGD, num_steps=NUM_STEPS,
         num_micro_batches=plan.num_slices, graph=plan.graph,

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from on_ranks import run_on_ranks
+from on_ranks import kept_plan, run_on_ranks
 from plain_llama import SMALL, PlainLlama, examples, plain
 from recognised_training import NUM_STEPS, save_cases, train_cases
 from torch import nn
@@ -23,7 +23,6 @@ from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import Rope, recognise, transformer, transformer_config
 from plans.optimizer import Optimizer
-from plans.plan import load_plan
 from search import search, uniform_plan
 from search.devices import Pins, Problem, solve
 from search.devices.confirm import plan_of as plan_of_found
@@ -245,7 +244,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("name", RANKS)
 def test_its_plan_trains_on_ranks_as_the_module_does_alone(folder, name):
     number = list(RANKS).index(name)
-    plan = load_plan(folder / f"{number}.json")
+    plan = kept_plan(folder / f"{number}.plan")[0]
     expected = train_reference(
         small(name), [batch()] * NUM_STEPS, optimizer=plan.optimizer, num_steps=NUM_STEPS,
         num_micro_batches=plan.num_micro_batches,

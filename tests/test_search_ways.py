@@ -6,7 +6,7 @@ import pytest
 import torch
 from captured_data import linear
 from captured_modules import Net
-from on_ranks import run_on_ranks
+from on_ranks import keep_plan, kept_plan, run_on_ranks
 from torch import nn
 
 from costmodels import Machine, executing
@@ -14,10 +14,8 @@ from executor.capture.capture import capture
 from executor.reference.reference import compare_losses, compare_weights, train_reference
 from executor.train.result import RankResult
 from executor.train.run import run_rank
-from plans.lower import lower
 from plans.model.mlp import mlp_graph
 from plans.optimizer import Optimizer
-from plans.plan import load_plan, save_plan
 from search import search
 from search.operators.ways import Ways, recomputable
 from simulator import simulate
@@ -130,12 +128,12 @@ def varied(pipeline):
 
 
 def work(rank, folder):
-    for path in sorted(folder.glob("*.json")):
-        plan = load_plan(path)
+    for path in sorted(folder.glob("*.plan")):
+        plan, program = kept_plan(path)
         with np.load(folder / "values.npz") as values, np.load(folder / "batch.npz") as batch:
             batches, parameters = [dict(batch)] * NUM_STEPS, dict(values)
         result = run_rank(
-            lower(plan), plan, batches, parameters, NUM_STEPS, device="cpu",
+            program, plan, batches, parameters, NUM_STEPS, device="cpu",
             weights_path=folder / f"{path.stem}.weights.npz",
         )  # fmt: skip
         assert not result.differences, (path.stem, result.differences)
@@ -150,7 +148,7 @@ def test_every_way_trains_on_ranks_as_the_module_does_alone(pipeline, tmp_path):
     inputs = [tensor.name for tensor in pipeline.graph.tensors.values() if tensor.kind == "input"]
     np.savez(tmp_path / "batch.npz", **{name: each.numpy() for name, each in zip(inputs, batch, strict=True)})
     for number, plan in enumerate(plans):
-        save_plan(plan, tmp_path / f"{number:02}.json")
+        keep_plan(plan, tmp_path / f"{number:02}.plan")
     run_on_ranks(work, 4, tmp_path)
     expected = train_reference(
         module, [batch] * NUM_STEPS, optimizer=pipeline.optimizer, num_steps=NUM_STEPS, num_micro_batches=4

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from on_ranks import run_on_ranks
+from on_ranks import keep_plan, kept_plan, run_on_ranks
 from test_uniform import GPT, LLAMA, MACHINE
 from transformer_module import random_tokens, random_weights, trained
 
@@ -63,11 +63,9 @@ def material(plan):
 
 def work(rank, folder):
     for name in CASES:
-        plan = plan_of(name)
+        plan, program = kept_plan(folder / f"{name}.plan")
         weights, batches, _ = material(plan)
-        result = run_rank(
-            lower(plan), plan, batches, weights, NUM_STEPS, device="cpu", weights_path=folder / f"{name}.npz"
-        )
+        result = run_rank(program, plan, batches, weights, NUM_STEPS, device="cpu", weights_path=folder / f"{name}.npz")
         assert not result.differences, result.differences
         if rank == 0:
             np.save(folder / f"{name}.losses.npy", np.asarray(result.losses))
@@ -76,6 +74,8 @@ def work(rank, folder):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uniform")
+    for name in CASES:
+        keep_plan(plan_of(name), folder / f"{name}.plan")
     run_on_ranks(work, 8, folder)
     return folder
 
