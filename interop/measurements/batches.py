@@ -51,6 +51,9 @@ def product_of(row: Mapping[str, str], names: Sequence[str]) -> int:
     return math.prod(count_of(name, row[name]) if row.get(name) else 1 for name in names)
 
 
+_MOST_SEQUENCES = 2**18
+"""A larger batch is one in tokens."""
+
 _BATCH = re.compile(r"(train[ _]?)?(batch|bsz?)([ _]?size)?")
 """A header that leaves open whose batch it is."""
 
@@ -72,7 +75,7 @@ def with_batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
     if ways and is_open and (number(text) or ways) < ways:  # fewer than replicas: of each of them
         row["micro_batch"] = row.pop("global_batch")
         text = ""
-    if text and re.search(r"tok|\(t\)", header + text.lower()):
+    if text and (re.search(r"tok|\(t\)", header + text.lower()) or (number(text) or 0) >= _MOST_SEQUENCES):
         if not row.get("seq"):
             row["seq"] = str(usual_seq(row.get("model", "")) or UNNAMED_SEQ)
             row[REMARK] = f"sequence not stated: {row['seq']}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from interop.measurements.headers import METRICS
 from interop.measurements.numbers import number
 from interop.measurements.precisions import BLACKWELL, HOPPER, Precision, has_products, precision_named
-from interop.measurements.spellings import is_offloaded, switch_named
+from interop.measurements.spellings import compile_named, is_offloaded, switch_named
 
 __all__ = [
     "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_ABOVE", "FROM_TITLE", "PARTS", "READ_AS", "REMARK", "ROW",
@@ -99,7 +99,9 @@ class Cells:
 
     def switch(self, name: str) -> bool | None:
         text = self.text(name)
-        found = switch_named(text)
+        found = switch_named(re.sub(r" *\([^()]*\)$", "", text))
+        if found is None and name == "compile":
+            found = compile_named(text)
         if text and found is None:
             raise Skip(f"{name} is {text!r}, not y or n", name)
         return found

@@ -21,9 +21,16 @@ _INSTANCES = (
     (r"a3 (high|mega|edge)(gpu)?", "h100 80gb"), (r"a4x.*", "gb200"), (r"a4 highgpu", "b200"),
     (r"nd96amsr.*", "a100 80gb"), (r"nd96asr.*", "a100 40gb"), (r"nd96isr.* h100|nd h100", "h100 80gb"),
     (r"nd96isr.* h200", "h200"), (r"bm gpu4 8", "a100 40gb"), (r"dgx 2", "v100 32gb"), (r"dgx 1", "v100 32gb"),
-    (r"selene", "a100 80gb"), (r"grace hopper", "gh200"),
+    (r"selene", "a100 80gb"), (r"grace hopper", "gh200"), (r"eos", "h100 80gb"),
+    (r"perlmutter|polaris|juwels( booster)?", "a100 40gb"), (r"summit|sierra", "v100 16gb"),
+    (r"alps|isambard( ai)?|jupiter|venado", "gh200"), (r"ampere( 80 ?gb?)?", "a100 80gb"), (r"hopper", "h100 80gb"),
 )  # fmt: skip
 """Instances of EC2, Google Cloud, Azure and Oracle, and whole systems, by the devices they have (vendors' pages)."""
+
+_AS_OTHERS = (
+    (r"mi325x?", "mi300x", "MI325X as the MI300X, whose products are as fast; its memory is smaller and slower"),
+)
+"""Devices that the catalogue lacks -> one with the same compute units, and the assumption (data sheets)."""
 
 _CARDS = {
     "a100": {"40": "a100-pcie-40gb", "80": "a100-pcie-80gb"},
@@ -71,12 +78,15 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
         if re.match(rf"(?:{instance})(?![a-z0-9])", plain):
             plain = device
             break
+    for words, device, assumed in _AS_OTHERS:
+        if re.search(rf"(?<![a-z0-9]){words}", plain):
+            return device, (assumed,)
     if re.search(r"h100.*\bnvl\b(?! ?\d+\b(?! ?g))", plain):
         return "h100-nvl", ()
     if match := re.search(r"910 ?(b[1-4]|c)", plain):
         return f"ascend-910{match.group(1)}", ()
     found = re.search(
-        r"gh200|gb200|gb300|(?<!g)h200|(?<!g)b200|(?<!g)b300|h100|h800|a100|a800|h20(?!\d)|v100|mi300x?", plain
+        r"gh200|gb200|gb300|(?<!g)h200|(?<!g)b200|(?<!g)b300|h100|h800|a100|a800|h20(?!\d)|v100|mi300x?(?!a)", plain
     )
     if found is None:
         raise UnknownDevice(f"device {text!r} is not in the catalogue; it has {_KNOWN}")
@@ -119,7 +129,7 @@ def devices_meant(text: str) -> tuple[str, ...]:
 
 
 _LIKE_DEVICES = re.compile(
-    r"dgx|hgx|[ahvbp]\d00|910|mi\d{3}|\b(?:rtx|gtx|geforce|quadro|tpu|gaudi|trainium)|\b[34]090\b|\b5090\b|\b[al]\d0s?\b|\ba6000",
+    r"dgx|hgx|[ahvbp]\d00|\bh20\b|910|mi\d{3}|\b(?:rtx|gtx|geforce|quadro|tpu|gaudi|trainium)|\b[34]090\b|\b5090\b|\b[al]\d0s?\b|\ba6000",
     re.I,
 )
 """Words of devices, those that the catalogue lacks among them."""
@@ -131,7 +141,7 @@ def is_device(cell: str) -> bool:
     >>> is_device("DGX H100"), is_device("4090"), is_device("128"), is_device("Llama")
     (True, True, False, False)
     """
-    return _LIKE_DEVICES.search(cell) is not None
+    return _LIKE_DEVICES.search(cell) is not None or bool(devices_meant(cell))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,14 +194,15 @@ _PORTS = {
     "fdr": 56e9, "edr": 100e9, "hdr100": 100e9, "hdr": 200e9, "ndr200": 200e9, "ndr": 400e9, "xdr": 800e9,
     "quantum-2": 400e9, "quantum": 200e9, "spectrum-x": 400e9, "slingshot-11": 200e9, "slingshot-10": 100e9,
     "connectx-5": 100e9, "connectx-6": 200e9, "connectx-7": 400e9, "connectx-8": 800e9, "bluefield-3": 400e9,
+    "omni-path": 100e9,
 }  # fmt: skip
 """Bits per second of a port: InfiniBand generations with four lanes (InfiniBand Trade Association's road map), switches
 and cards by their data sheets."""
 
 _PORT = re.compile(
     r"(?:(\d+) ?x ?(?:\w+ )?|(?<![a-z]))"
-    r"(hdr100|ndr200|hdr|ndr|edr|fdr|xdr|quantum-2|quantum|spectrum-x|slingshot-1[01]|connectx-[5-8]|bluefield-3)"
-    r"(?![a-z])"
+    r"(hdr100|ndr200|hdr|ndr|edr|fdr|xdr|quantum-2|quantum|spectrum-x|slingshot-1[01]|connectx-[5-8]|bluefield-3|omni-path)"
+    r"(?![a-z])(?: 100)?(?: x ?(\d)\b)?"
 )
 _NETWORK = (
     r"(?<![a-z])(?:\w*ethernet|eth|roce(?:v2)?|infiniband|ib|rdma|nics?|network|efa\w*|connectx-\d|slingshot|links?)"
@@ -259,7 +270,7 @@ def _of_each(clause: str, per_node: int) -> tuple[str, float] | None:
         return found.group().strip(), bits * several / per_node if whole else bits
     if (port := _PORT.search(low)) is None:
         return None
-    ports, bits = port.group(1), _PORTS[port.group(2)]
+    ports, bits = port.group(1) or port.group(3), _PORTS[port.group(2)]
     if ports is not None:
         return port.group().strip(), bits * int(ports) / (1 if each_device else per_node)
     if re.search(r"\b(?:1|one|single) (?:port|nic|card)", low):

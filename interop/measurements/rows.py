@@ -370,7 +370,10 @@ class _Reading(Mixtures):
             self.assumed.append(f"optimizer sharding not stated: level {usual}")
         if found == 3 and pp > 1 and not stack.startswith("torch"):
             self.assumed.append("weights stay gathered between the micro-batches of a pipeline")
-            found = 2
+            return 2
+        if found == 2 and pp > 1 and re.match(_SHARDS_STATES, stack):
+            self.assumed.append("ZeRO-2 of Megatron's layers: its distributed optimizer, gradients reduced once a step")
+            found = 1
         return usual if found is None else found
 
     def shards(self, degrees: Degrees, per_node: int) -> int:

@@ -53,7 +53,7 @@ _SOFTWARE = (
     Software(words="mindformers|mindspore", name="MindSpore's", stacks=("mindspore", "megatron")),
     Software(words=r"nemo\b|megatron-?bridge", name="NeMo", stacks=("megatron",), reduces_low=True, keeps_low=True),
     Software(words="nanotron|picotron", name="Nanotron", stacks=("megatron", "torch")),
-    Software(words=r"megatron|\bmcore\b|1909\.08053|2104\.04473|2205\.05198", stacks=("megatron",)),
+    Software(words=r"megatron|\bmcore\b|megascale|1909\.08053|2104\.04473|2205\.05198", stacks=("megatron",)),
     Software(words="deepspeed|ulysses", name="DeepSpeed", stacks=("torch",), reduces_low=True),
     Software(words=r"foundry|mosaic|composer", name="LLM Foundry", stacks=("torch-composer",)),
     Software(words="lightning|accelerate|hugging ?face|axolotl|llama-?factory", name="Hugging Face's or Lightning",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "Recompute",
+    "compile_named",
     "is_offloaded",
     "level_named",
     "recompute_named",
@@ -76,9 +77,21 @@ def switch_named(text: str) -> bool | None:
     >>> switch_named("True"), switch_named("\u2717"), switch_named("perhaps")
     (True, False, None)
     """
-    low = text.strip().lower().removesuffix("d") if text.strip().lower() in ("enable", "disable") else text.lower()
-    plain = {"enable": "on", "disable": "off"}.get(low.strip(), low.strip())
+    low = text.strip().lower()
+    plain = {"enable": "on", "disable": "off"}.get(low, low)
     return True if plain in _YES else False if plain in _NO else None
+
+
+def compile_named(text: str) -> bool | None:
+    """Whether a cell states that torch compiled the model; None where it states nothing.
+
+    >>> compile_named("torch.compile"), compile_named("eager"), compile_named("")
+    (True, False, None)
+    """
+    low = text.lower()
+    if re.search(r"eager|\b(?:no|not|without|w/o)\b", low):
+        return False
+    return True if re.search(r"compile|inductor|autotune|cuda ?graph", low) else None
 
 
 def is_offloaded(text: str) -> str:

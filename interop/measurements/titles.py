@@ -19,7 +19,7 @@ _DEVICE = re.compile(
     r"(?:\b(\d+|one|two|four|eight|sixteen) ?(?:x|\u00d7|\*)? ?)?"
     r"(?:(?:nvidia|amd|instinct|ascend|[dh]gx)[- ])*(?:(?<![a-z0-9])|(?<=\dx))"
     r"(p[3-6][a-z]*(?:-b200)?\.\d+xlarge|a[23]-\w+gpu(?:-\dg)?|(?:g?[hb]\d00|a[18]00|h20|v100|mi\d{3}x?"
-    r"|(?:ascend )?910(?:b\d?|c)|gb[23]00|b300)"
+    r"|(?:ascend[- ]?)?910(?:b\d?|c)|gb[23]00|b300)"
     r"(?:s\b)?(?:[-_ ](?:sxm\d?|pcie|nvl(?! ?\d\d(?! ?gi?b))))*"
     r"(?:[-_ ]?\(?\d{2,3} ?g(?:i?b)?\)?)?(?:[-_ ](?:sxm\d?|pcie))?)"
     r"(?![a-z0-9])",
