@@ -54,7 +54,7 @@ def product_of(row: Mapping[str, str], names: Sequence[str]) -> int:
 _MOST_SEQUENCES = 2**18
 """A larger batch is one in tokens."""
 
-_BATCH = re.compile(r"(train[ _]?)?(batch|bsz?)([ _]?size)?")
+_BATCH = re.compile(r"(train[ _]?)?(batch|bsz?|b)([ _]?size)?")
 """A header that leaves open whose batch it is."""
 
 

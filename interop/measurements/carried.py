@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Carried", "with_cells_above"]
+__all__ = ["Carried", "heading_of", "with_cells_above"]
 
 _DITTO = re.compile(
     "[\"'\u2033\u3003\u201d\u201c]{1,2}|ditto|idem|dito|same(?: as above)?|\u540c\u4e0a|\u2193|\u2191|\\.\\.\\.|\u2026",
@@ -52,13 +52,22 @@ def with_cells_above(
     for row in rows:
         if [cell.lower() for cell in row] == [header.lower() for header in headers]:
             continue
-        if merges and len(row) > 2 and len(set(filter(None, row))) == 1 and row[0]:
-            heading, above = row[0], ()
+        if merges and (group := heading_of(row)):
+            heading, above = group, ()
             continue
         places = _repeated(row, above, figures, needed, merges=merges) if above else ()
         cells = [above[place] if place in places else cell for place, cell in enumerate(row)] if places else row
         above = cells
         yield Carried(cells=cells, places=places, heading=heading)
+
+
+def heading_of(row: Sequence[str]) -> str:
+    """The heading of the rows below, if a row has no other cell; "" for other rows.
+
+    >>> heading_of(["H100 SXM", "", ""]), heading_of(["8", "1", ""])
+    ('H100 SXM', '')
+    """
+    return row[0] if len(row) > 2 and row[0] and set(row[1:]) <= {"", row[0]} else ""
 
 
 def _repeated(

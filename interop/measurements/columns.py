@@ -86,12 +86,12 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "gpu_type": ("gpu", "device", "accelerator", "hardware", "gputype", "chip", "npu", "devicetype", "gpumodel",
                  "acceleratortype", "instance", "instancetype", "hw", "platform", "machine", "processor",
                  "hardwaretype", "硬件", "acceleratorname", "gputypes", "gerät", "gpuname", "devicename",
-                 "hardwarename", "hwname", "硬件型号", "芯片", "设备", "gpumodelname", "acceleratormodel",
-                 "cardtype", "卡型号", "npumodel"),
+                 "hardwarename", "hwname", "硬件型号", "芯片", "设备", "gpumodelname", "nputype", "npuname",
+                 "chiptype", "cardmodel", "devicemodel", "acceleratormodel", "cardtype", "卡型号", "npumodel"),
     "gpu_count": ("gpus", "ngpus", "ngpu", "devices", "worldsize", "nodesxgpus", "npus", "accelerators",
                   "gpucount", "chips", "cards", "devicenum", "ranksize", "cluster", "ndevices", "ndev", "scale",
-                  "scalegpus", "卡数", "集群", "qty", "quantity", "count", "n", "hwcount", "devicecount", "总卡数",
-                  "npu数", "gpu数", "ranks", "processors", "gcds"),
+                  "scalegpus", "卡数", "集群", "qty", "quantity", "count", "n", "hwcount", "devicecount", "npunum",
+                  "gpunum", "cardnum", "cardcount", "总卡数", "npu数", "gpu数", "ranks", "processors", "gcds"),
     "interconnect": ("network", "links", "fabric", "internodeinterconnect", "networking", "internode", "link",
                      "internodelink", "nic", "interconnection", "nodeinterconnect", "互联", "互连",
                      "internodenetwork", "internodebandwidth", "networkbandwidth"),
@@ -127,7 +127,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 """Column -> other names of it, letters and digits only, the plainest last. `_FILLERS` need no names of their own."""
 
 _FILLERS = "numberof|number|num|total|maximum|max|training|train|sizes?|degrees?|counts?|lengths?|len"
-_FILLER = re.compile(rf"\b(?:{_FILLERS}|nr|no|of)\b|大小|数量")
+_FILLER = re.compile(rf"\b(?:{_FILLERS}|of|packed)\b|大小|数量")
 _GLUED_FILLER = re.compile(rf"^(?:{_FILLERS})|(?:{_FILLERS})$")
 """Words that change nothing about the meaning of a header, as in "num_gpus", "Tensor parallel size" or "hiddensize"."""
 
@@ -163,10 +163,11 @@ def column_named(header: str) -> str:
     low = _words(header)
     if _LETTERS.search(low):
         return "layout"
-    inside = _BRACKETS.search(low)
-    for text in (low, _BRACKETS.sub("", low), (inside and inside.group(1)) or ""):
+    for text in (low, _BRACKETS.sub("", low)):
         if column := _column(text):
             return column
+    if (inside := _BRACKETS.search(low)) and inside.group(1) in _ORDERED:
+        return _ORDERED[inside.group(1)]
     parts = re.findall(r"[a-z]+", low)
     return "layout" if len(parts) > 1 and all(part in (*_ORDERED, "x") for part in parts) else ""
 

@@ -78,9 +78,9 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
         if re.match(rf"(?:{instance})(?![a-z0-9])", plain):
             plain = device
             break
-    for words, device, assumed in _AS_OTHERS:
+    for words, device, remark in _AS_OTHERS:
         if re.search(rf"(?<![a-z0-9]){words}", plain):
-            return device, (assumed,)
+            return device, (remark,)
     if re.search(r"h100.*\bnvl\b(?! ?\d+\b(?! ?g))", plain):
         return "h100-nvl", ()
     if match := re.search(r"910 ?(b[1-4]|c)", plain):

@@ -42,7 +42,8 @@ def figures_of(grid: Grid, columns: Sequence[str]) -> list[FigureColumn]:
         found.append(replace(column, stated=stated))
     if found:
         return _on_one_device(found)
-    starts = (_TITLE_END.split(title.strip("* "))[0] for title in grid.titles)
+    clauses = (clause for title in grid.titles for clause in re.split(r"[.:;,](?:\s|$)", title.strip("* #")))
+    starts = (words for clause in clauses for words in (clause.strip(), _TITLE_END.split(clause)[0].strip()))
     header, figure = next(((words, own) for words in starts if (own := figure_named(words))), ("", None))
     conditions = (
         (place, stated_in_titles((name,), ())) for place, name in enumerate(grid.headers) if not columns[place]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from costmodels.machine.catalogue import load_device
+from interop.measurements.batches import product_of
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, PARTS, READ_AS
 from interop.measurements.composed import USUAL_NODE
 from interop.measurements.devices import UnknownDevice, device_named
@@ -135,8 +136,9 @@ def _of_one_device(made: dict[str, str], header: str, value: float, figure: Figu
     if not figure.of_all:
         return made
     if not any(made.get(name) for name in _COUNTS) and made.get("gpu_type"):
-        remark = f"{header}: number of devices not stated, of one"
-        return made | {"gpu_count": "1", PARTS: "1", READ_AS: remark}
+        count = product_of(made, ("tp", "pp", "cp"))
+        remark = f"{header}: number of devices not stated, of the {count} of one replica"
+        made = made | {"gpu_count": str(count), READ_AS: remark}
     devices = number(made.get("gpu_count", ""))
     if not devices:
         reason = f"{header} is of all devices, and gpu_count is {made.get('gpu_count', '')!r}"
@@ -145,7 +147,7 @@ def _of_one_device(made: dict[str, str], header: str, value: float, figure: Figu
     return made | {"value": f"{value / devices:.12g}", PARTS: parts}
 
 
-_COUNTS = ("gpu_count", "dp", "tp", "pp", "cp", "nodes")
+_COUNTS = ("gpu_count", "dp", "nodes")
 """Columns from which the number of devices follows."""
 
 _TOTAL = re.compile(r"total|aggregate|overall|cluster|system|global|\ball\b|pflop|peta", re.I)

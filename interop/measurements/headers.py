@@ -214,7 +214,7 @@ def has_units_in_cells(header: str) -> bool:
     """Whether the cells of a header contain their unit."""
     plain = re.sub(r"[^a-z]+", "", header.lower())
     return plain in ("throughput", "performance", "perf", "speed", "trainingthroughput", "trainingspeed", "result",
-                     "results") or is_memory(header)  # fmt: skip
+                     "results", "rate") or is_memory(header)  # fmt: skip
 
 
 def is_memory(header: str) -> bool:

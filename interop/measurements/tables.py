@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from interop.measurements.batches import BadCell
-from interop.measurements.carried import with_cells_above
+from interop.measurements.carried import heading_of, with_cells_above
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FROM_ABOVE, FROM_TITLE, ROW
 from interop.measurements.columns import COLUMNS, column_named, rank_of
 from interop.measurements.composed import ordered_degrees, plain_row
@@ -89,7 +89,12 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
     if not {"model", "hidden"} & {*columns, *stated} and (place := _place_of_models(first, columns)) is not None:
         columns[place] = "model"
     free = [cell for cell, column in zip(first, columns, strict=False) if column in ("", *_WORDY)]
-    known = [*columns, *stated, *(name for figure in figures for name in figure.stated), *stated_in_titles(free, ())]
+    known = [
+        *columns,
+        *stated,
+        *(name for figure in figures for name in figure.stated),
+        *stated_in_titles((*free, heading_of(first)), ()),
+    ]
     _check(known, headers, figures, table)
     order = sorted((place for place, column in enumerate(columns) if column), key=lambda place: rank_of(headers[place]))
     named = {column: headers[place] for place in reversed(order) for column in [columns[place]]}
