@@ -71,7 +71,11 @@ def with_batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
     if text and accumulation and not row.get("micro_batch") and is_open:
         row["micro_batch"] = row.pop("global_batch")  # next to a number of micro-batches, a batch is the size of one
         text = ""
-    ways = _replicas(row) if text and not row.get("micro_batch") and not accumulation else 0
+    ways = _replicas(row) if text and not row.get("micro_batch") else 0
+    if ways and accumulation:  # a number of micro-batches
+        samples, steps = count_of("global_batch", text) / ways, count_of("accumulation", accumulation)
+        fill(row, {"micro_batch": f"{samples / steps:g}"} if samples % steps == 0 else {})
+        return
     if ways and is_open and (number(text) or ways) < ways:  # fewer than replicas: of each of them
         row["micro_batch"] = row.pop("global_batch")
         text = ""

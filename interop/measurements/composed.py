@@ -58,7 +58,8 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         if words := degrees.pop("words", ""):  # "Megatron DP": the row's other cells may tell more
             made["notes"] = f"{made.get('notes', '')}; {words}".strip("; ")
         fill(made, degrees)
-    fill(made, degrees_in(made.get("notes", "")))
+    for column in ("zero_level", "notes"):
+        fill(made, degrees_in(made.get(column, "")))
     if headers.get("zero_level", "").strip().lower() == "fsdp":
         _fsdp(made)
     narrow = made.pop("float8", "")

@@ -59,7 +59,7 @@ def grids_of(text: str, knows: Callable[[str], bool]) -> Iterator[Grid]:
     (['a', 'b'], [['1', '2']], ('Our runs',))
     """
     start = text.lstrip()[:1]
-    if start in ("{", "[") and (records := _records(text)):
+    if start in ("{", "[") and (records := _records(text, knows)):
         yield _of_records(records)
     elif re.search(r"<table\b", text, re.I):
         yield from (_grid(rows, knows, titles) for titles, rows in html_tables(text))
@@ -109,7 +109,7 @@ def _continues(row: Sequence[str], above: Sequence[str], knows: Callable[[str], 
     devices = [cell for cell in cells if _DEVICES.fullmatch(cell)]
     if devices and all(cell in devices or cell in above for cell in cells):
         return True
-    if not cells or any(re.match(r"[~\d]", cell) for cell in cells):
+    if not cells or any(re.match(r"[~\d](?!f1b)", cell, re.I) for cell in cells):
         return False
     return all(_UNIT.fullmatch(cell) for cell in cells) or (len(cells) > 1 and any(map(knows, cells)))
 
@@ -262,7 +262,7 @@ def _bars(line: str) -> list[str]:
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", _plain_line(line).strip("|"))]
 
 
-def _records(text: str) -> list[Mapping[str, str]]:
+def _records(text: str, knows: Callable[[str], bool]) -> list[Mapping[str, str]]:
     """The innermost objects of a JSON text or of its lines, each with what the objects around it state; none where it
     is neither."""
     try:
@@ -272,22 +272,22 @@ def _records(text: str) -> list[Mapping[str, str]]:
             found = [json_of(line.encode(), "the table") for line in text.splitlines() if line.strip()]
         except TwofoldError:
             return []
-    return list(_flat(found, {}))
+    return list(_flat(found, {}, knows))
 
 
-def _flat(value: Any, around: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+def _flat(value: Any, around: Mapping[str, str], knows: Callable[[str], bool]) -> Iterator[Mapping[str, str]]:
     if isinstance(value, list):
         for item in value:
-            yield from _flat(item, around)
+            yield from _flat(item, around, knows)
     elif isinstance(value, dict):
-        own = {**around, **dict(_leaves(value))}
+        own = {**around, **dict(_leaves(value, knows))}
         lists = [
             item for item in value.values() if isinstance(item, list) and any(isinstance(part, dict) for part in item)
         ]
         if not lists:
             yield own
         for item in lists:
-            yield from _flat(item, own)
+            yield from _flat(item, own, knows)
 
 
 def _of_records(records: Sequence[Mapping[str, str]]) -> Grid:
@@ -296,9 +296,13 @@ def _of_records(records: Sequence[Mapping[str, str]]) -> Grid:
     return Grid(headers=headers, above=[""] * len(headers), rows=rows)
 
 
-def _leaves(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _leaves(
+    record: Mapping[str, Any], knows: Callable[[str], bool], around: str = ""
+) -> Iterator[tuple[str, str]]:  # fmt: skip
+    """Names and values of an object and of those in it, whose own names may need that of the outer one: "gpu name"."""
     for name, value in record.items():
+        whole = f"{around} {name}"
         if isinstance(value, dict):
-            yield from _leaves(value)
+            yield from _leaves(value, knows, name)
         elif not isinstance(value, list):
-            yield name, "" if value is None else str(value)
+            yield whole if around and knows(whole) else name, "" if value is None else str(value)

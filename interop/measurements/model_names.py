@@ -11,6 +11,7 @@ _SPELLINGS = (
     (r"^.*/", ""),  # the organization at Hugging Face
     (r"^(?:meta|mistralai|openai|nvidia|eleutherai|facebook)[- ]", ""),
     (r"^ds[-_ ]?(?=v\d|r1)", "deepseek-"),
+    (r"^deepseek[-_ ]?3(?![\d.]*b)", "deepseek-v3"),
     (r" *\([^()]*\)$", ""),
     (r"(?:[-_ ](?:base|pretrain(?:ing)?|instruct|chat|it|hf|bf16|fp8|fp16|v0\.\d|\d+k))+$", ""),
     (r"(deepseek[-_ ]?)r1\b", r"\1v3"),  # the same model, trained further

@@ -90,7 +90,7 @@ _CUBLAS_ROWS = r"\b2026\b|\btorch[ -]?v?2\.(?:9|1\d)"
 _EARLY = {"megatron": "megatron-2022", "megatron-deepspeed": "megatron-deepspeed-2022"}
 """Stack -> the one of 2022 and before."""
 
-_LEVEL_IN_SOURCE = r"zero[ -]*(?:stage[ -]*)?[0-3]\b|full[_ ]shard|shard_grad_op|\bhsdp\b|\bddp\b"
+_LEVEL_IN_WORDS = r"zero[ -]*(?:stage[ -]*)?[0-3]\b|full[_ ]shard|shard_grad_op|\bhsdp\b|\bddp\b"
 
 
 def level_of(cells: Cells) -> int | None:
@@ -98,7 +98,7 @@ def level_of(cells: Cells) -> int | None:
     text = cells.text("zero_level").lower()
     if not text and "nanogpt" in cells.words("source", "notes"):
         text = "ddp"
-    if not text and (found := re.search(_LEVEL_IN_SOURCE, cells.words("source"))):
+    if not text and (found := re.search(_LEVEL_IN_WORDS, cells.words("source", "notes"))):
         text = found.group()
     if not text:
         return None

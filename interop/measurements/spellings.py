@@ -23,7 +23,7 @@ _NO = (
     "✗", "✘", "✕", "❌", "×",
 )  # fmt: skip
 
-_HYBRID = r"hsdp|hybrid|replicat\w* \d.*shard|shard.*replicat\w* \d"
+_HYBRID = r"hsdp|hybrid(?! parallel)|replicat\w* \d.*shard|shard.*replicat\w* \d"
 _LEVELS = (
     (r"reshard after forward ?=? ?(false|no|0)|no reshard", 2),
     (r"\b(?:z|zero)[ ]*(?:stage[ ]*)?([0-3])\b|stage ?([0-3])\b|^([0-3])(?![\w./])", None),

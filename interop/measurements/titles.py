@@ -12,7 +12,7 @@ from interop.measurements.software import names_part, names_software
 
 __all__ = ["CONDITIONS", "stated_in_titles", "without_conditions"]
 
-CONDITIONS = ("gpu_type", "precision", "recompute", "compile", "source")
+CONDITIONS = ("gpu_type", "gpu_count", "precision", "recompute", "compile", "source")
 """Columns that the header of a figure may state."""
 
 _DEVICE = re.compile(
