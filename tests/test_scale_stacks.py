@@ -59,15 +59,30 @@ def test_more_layers_take_more_of_every_role(name, split):
             assert all(other.memory[role] >= one.memory[role] >= 0 for role in roles), mode
 
 
+def test_megatron_recomputes_norms_and_activation_functions():
+    """Of each block that is two outputs of norms and the input of the last product, 2 h + f elements a token."""
+    config = transformer_config("llama-3-8b", seq=4096)
+    degrees = Degrees(global_batch=2)
+    none, less = (
+        forecast(config, replace(degrees, recompute=mode), Machine.load("h200-x1"), stack=stack_named("megatron"))
+        for mode in ("none", "memory_bound")
+    )
+    saved = none.memory["activation"] - less.memory["activation"]
+    assert saved == pytest.approx(config.num_layers * 4096 * 2 * (2 * config.hidden + config.ffn), rel=0.04)
+    assert 1 < less.step_s / none.step_s < 1.05
+    with pytest.raises(TwofoldError, match="give recompute none, selective or full"):
+        forecast(config, replace(degrees, recompute="memory_bound"), Machine.load("h200-x1"),
+                 stack=stack_named("megatron-2022"))  # fmt: skip
+
+
 def test_megatron_does_not_recompute_by_operator():
     stack = stack_named("megatron")
     degrees = Degrees(tp=8, global_batch=1, sequence_parallel=True, recompute="selective_op")
-    with pytest.raises(
-        TwofoldError, match="megatron does not recompute 'selective_op'; give recompute none, selective or full"
-    ):
+    refused = "megatron does not recompute 'selective_op'; give recompute none, memory_bound, selective or full"
+    with pytest.raises(TwofoldError, match=refused):
         forecast_grid(CONFIG, [degrees], MACHINE, stack=stack)
     problem = Problem(config=CONFIG, machine=MACHINE, num_devices=16, global_batch=16, stack=stack, pins=Pins())
-    assert recomputes(problem) == ("none", "selective", "full")
+    assert recomputes(problem) == ("none", "memory_bound", "selective", "full")
 
 
 def test_longer_sequences_are_not_faster_where_the_host_sets_the_pace():

@@ -391,6 +391,12 @@ def test_the_training_of_deepseek_v3_computes_while_it_sends(tmp_path):
     assert exposed.rows[0]["predicted"] > 2 * found["predicted"]
 
 
+@pytest.mark.parametrize(("source", "mode"), [("Megatron-Core 0.14", "memory_bound"), ("torchtitan", "none")])
+def test_modules_of_norms_and_activation_functions_are_recomputed_where_the_software_can(source, mode):
+    row = ROW | {"source": source, "recompute": "layernorm, moe_act, mla_up_proj"}
+    assert case_of(row, 1).degrees.recompute == mode
+
+
 def test_experts_that_tensor_parallelism_does_not_split_are_sent_parts_of_the_sequence():
     """Twice the ranks of experts with half of the tokens each; a degree that needs all ranks leaves no choice."""
     row = DEEPSEEK | {"tp": "2", "pp": "8", "schedule": "", "precision": "bf16", "source": "Megatron-LM"}
@@ -477,7 +483,7 @@ def test_a_loss_of_logits_as_they_are_takes_six_bytes_less_for_each():
     """With float copies logits take 2 + 4 + 8 bytes at the peak, without 2 + 2 + 4."""
     row = ROW | {
         "source": "own run, torch 2.11 FSDP2", "tp": "1", "pp": "1", "dp": "16", "micro_batch": "1",
-        "notes": "no float copy of the logits",
+        "zero_level": "2", "notes": "no float copy of the logits",
     }  # fmt: skip
     case = case_of(row, 1)
     assert case.stack == "torch-half-loss"

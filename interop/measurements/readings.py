@@ -13,6 +13,7 @@ from interop.measurements.mixtures import A2A, UNEVEN
 from interop.measurements.models import UNNAMED_SEQ, catalogued, usual_seq
 from interop.measurements.software import software_of
 from interop.measurements.spellings import schedule_named
+from plans.degrees import MEMORY_BOUND
 
 __all__ = ["Filling", "least_split", "needed_fillings", "other_fillings"]
 
@@ -250,7 +251,13 @@ _WHOSE = re.compile(r"\b(?:per|each|/) ?-?(?:gpu|node|device|npu|card|server)|\d
 
 
 def _recompute(case: Case) -> tuple[str, ...]:
-    return tuple(mode for mode in ("none", "selective", "full") if mode != case.degrees.recompute)
+    """Modes of recomputation; those of norms and activation functions alone are usual for mixtures only."""
+    own = (MEMORY_BOUND,) if case.config.experts is not None and re.match(_RECOMPUTES_NORMS, case.stack) else ()
+    return tuple(mode for mode in ("none", *own, "selective", "full") if mode != case.degrees.recompute)
+
+
+_RECOMPUTES_NORMS = r"megatron(?!-deepspeed|-2022)"
+"""Stacks that recompute norms and activation functions (--recompute-modules)."""
 
 
 def _sequence_parallel(case: Case) -> tuple[str, ...]:

@@ -37,11 +37,12 @@ from interop.measurements.software import (
     software_of,
 )
 from interop.measurements.spellings import Recompute, recompute_named, recomputed_layers, schedule_named
-from plans.degrees import Degrees
+from plans.degrees import MEMORY_BOUND, Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
 from plans.optimizer import Optimizer
 from plans.schedules.registry import schedule_names
+from simulator.stacks import stack_named
 
 __all__ = ["case_of"]
 
@@ -418,6 +419,9 @@ class _Reading(Mixtures):
             self.assumed.append(f"recompute {text!r} taken as {found.mode}")
         if found.share is not None:
             self.assumed.append(f"recompute {text!r}: whole blocks, {found.share:.0%} of them")
+        if found.mode not in (modes := stack_named(stack).recompute_modes) and found.mode == MEMORY_BOUND:
+            found = dataclasses.replace(found, mode=modes[0])
+            self.assumed.append(f"recompute {text!r} taken as {found.mode}: norms and activation functions cost little")
         if found.mode == "selective" and stack.startswith("torch"):
             found = dataclasses.replace(found, mode="selective_op")
             self.assumed.append("selective recomputation: torchtitan's, by operator")

@@ -6,6 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from plans.degrees import MEMORY_BOUND
+
 __all__ = [
     "Recompute",
     "compile_named",
@@ -37,17 +39,19 @@ _LEVELS = (
 )  # fmt: skip
 """Words -> the level, the first that is found; None: the number in the words."""
 
+_PARTIAL = r"partial|auto|adaptive|dynamic|mixed|some|optimi[sz]ed|\u90e8\u5206"
+
 _RECOMPUTE = (
     (r"^(none|no|n|false|off|0|disabled|without|without .*|never|no .*|not used|0 layers|0 ?%)$", "none"),
     (r"per ?op|by op|selective op|\bop\b|operator|\bsac\b|save.*matmul", "selective_op"),
     (r"\bsel|recompute activations|\u9009\u62e9|core ?att|attention|\battn|softmax", "selective"),
     (r"^(yes|y|true|on|1|ac|ac on|enabled)$|full|every|all layers|uniform|block|layers?\b|ckpt|check ?point|"
      r"recompute|remat|partition|\u5168|%|^\d+ ?/ ?\d+$|\bmlp\b|\bmoe\b(?! act)", "full"),
-    (r"partial|auto|adaptive|dynamic|mixed|some|optimi[sz]ed|\u90e8\u5206", "selective"),
-    (r"norm|moe act|up proj|activation func|\bact\b", "none"),
+    (_PARTIAL, "selective"),
+    (r"norm|moe act|up proj|activation func|\bact\b|memory bound", MEMORY_BOUND),
 )  # fmt: skip
-"""Words -> the mode, the first that is found. Of Megatron-core's --recompute-modules those that keep no output of an
-element-wise function cost next to nothing, "mlp" and "moe" most of a layer."""
+"""Words -> the mode, the first that is found. Of Megatron-core's --recompute-modules "mlp" and "moe" are most of a
+layer."""
 
 _SCHEDULES = (
     (r"interleaved ?zb|zb ?interleaved", "interleaved_zb"),
@@ -130,7 +134,7 @@ class Recompute:
     """The recomputation that a cell states.
 
     Args:
-        mode: none, selective, selective_op or full.
+        mode: of `plans.degrees.RECOMPUTE_MODES`.
         layers: of "full": how many layers of a chunk; None: all.
         share: of "full": which share of all layers; None: not said as a share.
         is_open: whether the words fit no mode, so that `mode` is the nearest.
@@ -158,9 +162,7 @@ def recompute_named(text: str) -> Recompute | None:
     if mode == "selective" and (nth := re.fullmatch(r"sel\w* (\d+)", plain)):  # torchtitan's selective_ac_option
         return Recompute(mode="full", share=1 / max(1, int(nth.group(1))))
     if mode != "full":
-        modules = mode is not None and any(re.search(words, plain) for words, _ in _RECOMPUTE[-2:])
-        modules &= not any(re.search(words, plain) for words, _ in _RECOMPUTE[:-2])
-        return None if mode is None else Recompute(mode=mode, is_open=modules)
+        return None if mode is None else Recompute(mode=mode, is_open=re.search(_PARTIAL, plain) is not None)
     if share := _share(plain):
         return Recompute(mode="full", share=share)
     if re.search(r"(?<!all )(every|each) (?!layer|block)", plain):

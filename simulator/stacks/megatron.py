@@ -11,7 +11,7 @@ from costmodels.price.free_calls import FREE_CALLS
 from costmodels.price.instruction import price_compute
 from costmodels.price.torch_hosts import host_s
 from costmodels.widths import CHIP_SPREAD
-from plans.degrees import Degrees
+from plans.degrees import MEMORY_BOUND, Degrees
 from plans.model.transformer import TransformerConfig
 from plans.optimizer import Optimizer
 from simulator.lines import COMPUTE, Line
@@ -57,6 +57,7 @@ class Megatron(Stack):
             --no-overlap-p2p-communication).
         overlaps_split: whether schedules with split backward do (the runtime of the zero-bubble repository).
         waits_for_device: whether the host waits for the device after a batch of sends.
+        recomputes_norms: whether it has a mode that recomputes norms and activation functions (since 2025).
         sinks_graph: whether the device has the complete graph of a step, so that the host issues nothing.
     """
 
@@ -73,6 +74,7 @@ class Megatron(Stack):
     overlaps_interleaved: bool = True
     overlaps_split: bool = True
     waits_for_device: bool = True
+    recomputes_norms: bool = False
     sinks_graph: bool = False
 
     def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
@@ -104,8 +106,9 @@ class Megatron(Stack):
 
     @property
     def recompute_modes(self) -> tuple[str, ...]:
-        """The attention core or full layers (--recompute-granularity)."""
-        return "none", "selective", "full"
+        """The attention core or full layers (--recompute-granularity); today also norms and activation functions
+        (--recompute-modules layernorm moe_act)."""
+        return ("none", MEMORY_BOUND, "selective", "full") if self.recomputes_norms else ("none", "selective", "full")
 
     def message_bytes(self, optimizer: Optimizer, members: int, item_bytes: int, largest_bytes: int) -> int:
         """Buckets of 40e6 parameters, more where there are more copies than 40, so that latencies do not rule
@@ -218,7 +221,9 @@ class Megatron(Stack):
         if piece != "block":
             return found
         extra = largest = 0
-        if sizes.recompute != "full":
+        if sizes.recompute == MEMORY_BOUND:  # the template keeps neither
+            extra = sizes.arrival_bytes if sizes.drops else 0
+        elif sizes.recompute != "full":
             extra = (sizes.arrival_bytes if sizes.drops else 0) - sizes.gate_bytes
             if sizes.ways > 1 and sizes.split_sequence and self.gathers_again:
                 extra -= 2 * (sizes.ways - 1) * sizes.arrival_bytes

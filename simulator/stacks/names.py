@@ -39,6 +39,9 @@ _TORCHTITAN_2024 = {**_TORCHTITAN, **_COMPILED, "splits_evenly": False}
 
 _UNMEASURED: dict[str, Any] = {"is_measured": False}
 
+_CORE: dict[str, Any] = {**_UNMEASURED, "narrows": True, "recomputes_norms": True}
+"""Megatron-core of 2025 (megatron/core/transformer/transformer_config.py, recompute_modules)."""
+
 _TORCH_2024: dict[str, Any] = {**_UNMEASURED, "fused_norm": False, "update": "foreach", "flash_2": True}
 """torch's parts as other people ran them until 2025: scaled_dot_product_attention took FlashAttention-2, an RMS norm
 was written out, torch.optim's default form of AdamW is foreach."""
@@ -56,8 +59,8 @@ those of compute (deepspeed/runtime/pipe/schedule.py, TrainSchedule.steps). Read
 gradients are reduced after the last backward is not modelled."""
 
 _STACKS: dict[str, Callable[[], Stack]] = {
-    "megatron": lambda: Megatron(narrows=True, **_UNMEASURED),
-    "megatron-overlap": lambda: Megatron(name="megatron-overlap", narrows=True, hides_experts=True, **_UNMEASURED),
+    "megatron": lambda: Megatron(**_CORE),
+    "megatron-overlap": lambda: Megatron(name="megatron-overlap", hides_experts=True, **_CORE),
     "megatron-2022": lambda: Megatron(
         name="megatron-2022",
         flash_attention=False,
