@@ -128,7 +128,7 @@ class Building(Places):
         return value
 
     def of_batch(self, node: fx.Node, mean: Mean) -> str:
-        """The value of a mean (or sum) without trained inputs, which all samples of a micro-batch share.
+        """The value of a mean (or sum) without trained inputs, shared by all samples of a micro-batch.
 
         Raises:
             TwofoldError: something in it is trained.
@@ -157,11 +157,11 @@ class Building(Places):
     def like_batch(
         self, node: fx.Node, shape: tuple[int, ...], dtype: str, value: bool | int | float, place: int = 0
     ) -> str:
-        """A tensor of one value whose dim `place` is the batch."""
+        """A tensor filled with one value; dim `place` is the batch."""
         return self._like_input(node, "fill", shape, dtype, place, value=value)
 
     def random(self, node: fx.Node, kind: str, shape: tuple[int, ...], dtype: str, place: int | None) -> str:
-        """A random tensor whose dim `place` is the batch; None for one that all samples share."""
+        """A random tensor; dim `place` is the batch. With None all samples share it."""
         seed = self.next_seed()
         if place is None:
             return self.make(node, kind, (), shape=shape, dtype=dtype, seed=seed)
@@ -170,7 +170,7 @@ class Building(Places):
     def _like_input(
         self, node: fx.Node, kind: str, shape: tuple[int, ...], dtype: str, place: int, **attrs: Attr
     ) -> str:
-        """An operator that follows the size of an input; the batch may be a factor of dim `place`."""
+        """An operator whose size follows an input; the batch may be a factor of dim `place`."""
         anchor = next(name for name, tensor in self.tensors.items() if tensor.kind == "input")
         apart = (self.batch_size, shape[place] // self.batch_size) if shape[place] != self.batch_size else ()
         sizes = (*shape[:place], *apart, *shape[place + 1 :]) if apart else shape
@@ -178,7 +178,7 @@ class Building(Places):
         return self.reshaped(node, self.make(node, kind, (anchor,), shape=sizes, dtype=dtype, **attrs, **more), shape)
 
     def reshaped(self, node: fx.Node, value: Value, shape: tuple[int, ...]) -> str:
-        """A value in another shape; itself where it has it."""
+        """The value in another shape; the value itself if it already has that shape."""
         name = self.plain(node, value)
         tensor = self.tensors[name]
         if tensor.shape == shape:
@@ -186,7 +186,7 @@ class Building(Places):
         return self.make(node, "reshape", (name,), shape=shape, dtype=tensor.dtype)
 
     def detached(self, node: fx.Node, value: Value) -> Value:
-        """A value through which no gradient goes; itself where none would."""
+        """The value without its gradient; the value itself if it has none."""
         if isinstance(value, tuple):
             return tuple(self.detached(node, each) for each in value)
         return self.make_as(node, "detach", self.plain(node, value)) if self.is_trained(value) else value
@@ -197,7 +197,7 @@ class Building(Places):
         return self.make(node, kind, (value, *more), shape=tensor.shape, dtype=tensor.dtype, **attrs)
 
     def cast(self, node: fx.Node, value: str, dtype: str) -> str:
-        """`value` in another dtype; itself where it has it."""
+        """The value in another dtype; the value itself if it already has that dtype."""
         tensor = self.tensors[value]
         return value if tensor.dtype == dtype else self.make(node, "cast", (value,), shape=tensor.shape, dtype=dtype)
 
@@ -231,7 +231,7 @@ class Building(Places):
         return name if not count else self._unique(f"{name}_{count}")
 
     def where_made(self, operator: str) -> str:
-        """The module and the line that made an operator of the graph; "" if no call of the model made it alone."""
+        """The module and the line that created an operator of the graph; "" if no single call of the model did."""
         node = self.made_by.get(operator)
         return "" if node is None else f" {self.where(node)}"
 
@@ -248,7 +248,7 @@ class Building(Places):
         return Complex(real=part(0), imaginary=part(1))
 
     def as_real(self, node: fx.Node, x: Complex) -> str:
-        """Complex numbers as a tensor [.., 2], as `view_as_real` has it."""
+        """Complex numbers as a tensor [.., 2], like `torch.view_as_real`."""
         tensor = self.tensors[x.real]
         thin = [self.reshaped(node, part, (*tensor.shape, 1)) for part in (x.real, x.imaginary)]
         shape, dim = (*tensor.shape, 2), len(tensor.shape)

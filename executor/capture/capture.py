@@ -71,7 +71,7 @@ such as that of 4 experts."""
 
 
 class _UnclearBatchError(TwofoldError):
-    """The batch and another factor of a dim have one size."""
+    """The size of the batch equals the size of another factor of a dim."""
 
 
 def capture(module: nn.Module, example_inputs: object, *, name: str | None = None) -> Graph:
@@ -192,7 +192,7 @@ def _exported(
     module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int,
     changed: dict[tuple[str, str], Any], start: PythonState = MappingProxyType({}),
 ) -> ExportedProgram:  # fmt: skip
-    """The calls of a forward that begins with the state `start`; what it changes of it goes into `changed`."""
+    """The calls of a forward that starts from the state `start`; what the forward changes is stored in `changed`."""
     masks, numbers = known_masks(module), known_numbers(module)
     try:
         with _in_forms_to_capture(module), _returning_its_loss(module, changed, start):
@@ -230,7 +230,7 @@ def _check_shapes(exported: ExportedProgram) -> None:
 
 
 def _grown(exported: ExportedProgram, double: ExportedProgram, batch_size: int) -> dict[str, int]:
-    """Call -> the dim of its result that is the batch, by the two sizes of the batch; none where the calls differ."""
+    """Call -> the dim of its result that is the batch, from exports of two batch sizes; empty if the calls differ."""
     pairs = list(zip(exported.graph.nodes, double.graph.nodes, strict=False))
     if len(exported.graph.nodes) != len(double.graph.nodes) or any(one.name != other.name for one, other in pairs):
         return {}
@@ -243,7 +243,7 @@ def _grown(exported: ExportedProgram, double: ExportedProgram, batch_size: int) 
 
 
 def _place(before: Sequence[int], after: Sequence[int], batch_size: int) -> int | None:
-    """The dim that is the batch, or holds it as a factor: the one that is twice as large for twice the batch."""
+    """The dim that is the batch or contains it as a factor: the one that doubles with the batch."""
     if len(before) != len(after):
         return None
     changed = [at for at, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
@@ -267,7 +267,7 @@ def _way_out(error: Exception) -> str:
 
 
 def _where(error: BaseException, module: nn.Module) -> str:
-    """The line of the user's code that was running, and the module that it belongs to."""
+    """The line of user code that was executing, and the module that it belongs to."""
     while error.__cause__ is not None:
         error = error.__cause__
     inside = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__, os.path.dirname(__file__)))
@@ -314,7 +314,7 @@ def _returning_its_loss(
 
 @contextlib.contextmanager
 def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
-    """Within this context the module computes on the meta device, in forms that a graph can have."""
+    """Within this context the module computes on the meta device, with layers in forms that can be captured."""
     with (
         _parameters_on_meta(module),
         _buffers_changed_in_place(module),
@@ -361,7 +361,7 @@ def _parameters_on_meta(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _buffers_changed_in_place(module: nn.Module) -> Iterator[None]:
-    """Let a forward that sets a buffer write into it: torch.export does not report new buffers of submodules."""
+    """Replace assignments of buffers by writes into them: torch.export does not report new buffers of submodules."""
     names = {id(part): path for path, part in module.named_modules()}
 
     def write(owner: nn.Module, name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -385,7 +385,7 @@ def _buffers_changed_in_place(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _data_without_gradient() -> Iterator[None]:
-    """Let `p.data` be p without gradients, and writes to it writes: torch.export sees neither."""
+    """Replace `p.data` by p without gradients, and assignments to it by writes: torch.export sees neither."""
 
     def write(tensor: torch.Tensor, value: torch.Tensor) -> None:
         with torch.no_grad():
@@ -464,7 +464,7 @@ def _check_batch(graph: Graph, double: Graph, where: Callable[[str], str]) -> No
 
 
 def _batched(graph: Graph, double: Graph, where: Callable[[str], str]) -> set[str]:
-    """The tensors with a dim that is the batch; refuses operators that work along it."""
+    """The tensors with a batch dim. Operators that work along it are refused."""
     batched = {tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"}
     for operator in graph.operators:
         if graph.spec(operator).of_the_batch:
@@ -488,7 +488,7 @@ def _batched(graph: Graph, double: Graph, where: Callable[[str], str]) -> set[st
 def _check_growth(
     graph: Graph, double: Graph, name: str, is_batched: bool, where: Callable[[str], str]
 ) -> None:  # fmt: skip
-    """Refuse an activation that does not grow along one dim, and there only, when the batch does."""
+    """Refuse an activation unless exactly one of its dims grows with the batch."""
     before, after = graph.tensors[name].shape, double.tensors[name].shape
     producer, size = graph.producers()[name], graph.batch_size
     what = f"operator {producer.name!r} ({producer.kind}){where(producer.name)}"

@@ -27,7 +27,7 @@ _EACH = (
 
 
 def complex_rule(target: str) -> Callable[..., Value] | None:
-    """The rule of a call that reads a complex value; None where there is none."""
+    """The rule of a call that reads a complex value; None if the call has no such rule."""
     name = target.removeprefix("aten.").partition(".")[0]
     if name in _EACH:
         return _each
@@ -35,7 +35,7 @@ def complex_rule(target: str) -> Callable[..., Value] | None:
 
 
 def _each(build: Translation, node: fx.Node, *args: Any, **kwargs: Any) -> Value:
-    """The rule of real tensors, for both parts."""
+    """The rule for real tensors, applied to both parts."""
     made = []
     for part in ("real", "imaginary"):
         read = [getattr(argument, part) if isinstance(argument, Complex) else argument for argument in args]

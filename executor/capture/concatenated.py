@@ -41,7 +41,7 @@ class _CannotSplitError(Exception):
 
 
 def split_concatenated(graph: fx.Graph, grown: Mapping[str, int]) -> None:
-    """Write the calls after concatenations along the batch once for every part, in place, if that is possible.
+    """Where possible, repeat the calls after concatenations along the batch for every part, in place.
 
     Args:
         graph: of an exported module.
@@ -72,7 +72,7 @@ def _joins_batches(node: fx.Node, grown: Mapping[str, int]) -> bool:
 
 
 class _Splitter:
-    """The calls after concatenations, for every part.
+    """The calls after concatenations, repeated for every part.
 
     Args:
         graph: that they are written into.
@@ -104,7 +104,7 @@ class _Splitter:
                 self._write(node, read)
 
     def replace(self) -> None:
-        """Replace calls that take parts or means by the calls that were written for them."""
+        """Replace the calls that read parts or means by the calls written for them."""
         for node, own in self.instead.items():
             node.replace_all_uses_with(own)
         for node in reversed(list(self.graph.nodes)):
@@ -213,7 +213,7 @@ def _over_batch(node: fx.Node) -> bool:
 
 
 def _resized(args: Any, value: Any, share: float, place: int) -> Any:
-    """Arguments in which sizes of the result are those of a part; its dim `place` is the batch."""
+    """The arguments with sizes of the result replaced by those of a part; its dim `place` is the batch."""
     if not isinstance(value, torch.Tensor) or not value.dim():
         return args
 

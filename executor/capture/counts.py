@@ -18,8 +18,8 @@ _TAKE_NUMBERS = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Ten
 
 
 def state_counts(exported: ExportedProgram, numbers: Mapping[str, Tensor]) -> None:
-    """Let positions that are counted, and one number for all, be made by `arange` and `full`; calls take single numbers
-    as they are. In place.
+    """Compute positions that are counted and constant tensors by `arange` and `full`, and write single numbers into the
+    calls that read them. In place.
 
     Args:
         exported: of a module.
@@ -51,12 +51,12 @@ def state_counts(exported: ExportedProgram, numbers: Mapping[str, Tensor]) -> No
 
 
 def _last_known(graph: fx.Graph, nodes: Collection[fx.Node], known: Collection[fx.Node]) -> list[fx.Node]:
-    """Buffers that are read by a call whose value is unknown."""
+    """The buffers that are read by a call whose value is unknown."""
     return [node for node in graph.nodes if node in nodes and any(user not in known for user in node.users)]
 
 
 def _made(graph: fx.Graph, node: fx.Node, value: Tensor) -> fx.Node | None:
-    """A call that makes a value: one number everywhere, or the same start, start + 1, ... in every row."""
+    """A call that creates a value: one number everywhere, or start, start + 1, ... in every row."""
     settings = {"dtype": value.dtype, "device": torch.device("cpu")}
     first, shape = int(value.flatten()[0]), list(value.shape)
     if bool((value == first).all()):

@@ -1,4 +1,4 @@
-"""In-place calls become calls that make new values, so that nothing of a graph changes.
+"""Replaces in-place calls by calls that return new values, so that no value of a graph changes.
 
 A write into a part (`x[:, 0] = y`, `copy_`, `mul_` of a slice) makes a new value of the whole, in which what was
 written takes the place of that part. Later reads of the memory, through any view, read the new value. The last write
@@ -44,7 +44,7 @@ _OWN_INVERSE = {aten.transpose.int, aten.t.default, aten.mT.default, aten.numpy_
 
 
 def without_in_place(exported: ExportedProgram) -> None:
-    """Replace in-place calls by calls that make new values, in place.
+    """Replace in-place calls by calls that return new values. The graph itself is modified in place.
 
     Raises:
         TwofoldError: a call that has no other form, or that writes through a view of an unusual kind.
@@ -67,7 +67,7 @@ def without_in_place(exported: ExportedProgram) -> None:
 
 
 def called_as(graph: fx.Graph, like: fx.Node, target: Any, args: Any, kwargs: Any = None) -> fx.Node:
-    """A call with other arguments at the place of another call, and its value."""
+    """A call with other arguments, inserted where another call is, and its value."""
     kwargs = kwargs or {}
     made = graph.call_function(target, args, kwargs)
     read = tree_map_only(fx.Node, lambda node: node.meta["val"], (args, kwargs))
@@ -124,7 +124,7 @@ class _Memory:
     now: dict[fx.Node, tuple[int, fx.Node]] = field(default_factory=dict)
 
     def read(self, graph: fx.Graph, name: fx.Node) -> fx.Node:
-        """The value behind a name; calls are added where a view must be recomputed."""
+        """The current value of a name; a view is recomputed where necessary."""
         name = self.same.get(name, name)
         written, value = self.now.get(name, (0, name))
         if written < self.writes:
@@ -136,7 +136,7 @@ class _Memory:
         return value
 
     def write(self, graph: fx.Graph, name: fx.Node, value: fx.Node) -> None:
-        """Let `value` are behind a name, and in its place of all that it is a view of."""
+        """Record `value` as the current value of a name, and update the values that it is a view of."""
         name = at = self.same.get(name, name)
         whole = value
         while at in self.views:
@@ -206,7 +206,7 @@ def _copies_itself(node: fx.Node) -> bool:
 
 
 def _read_what_is_now(graph: fx.Graph, node: fx.Node, memories: dict[fx.Node, _Memory]) -> None:
-    """Let a call read the values at the time when it runs."""
+    """Make a call read the values that its arguments have when it runs."""
     own = memories.get(node)
     base = own.views.get(node) if own is not None else None  # a view is recomputed where it is read
     changed = [each for each in node.all_input_nodes if each is not base and each in memories and memories[each].writes]
@@ -216,7 +216,7 @@ def _read_what_is_now(graph: fx.Graph, node: fx.Node, memories: dict[fx.Node, _M
 
 
 def _replace(graph: fx.Graph, node: fx.Node, changed: fx.Node, memories: dict[fx.Node, _Memory]) -> None:
-    """Write the value of the same call without in-place."""
+    """Write the value of an in-place call as a new value."""
 
     def now(each: fx.Node) -> fx.Node:
         return memories[each].read(graph, each) if each in memories else each

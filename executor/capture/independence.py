@@ -104,8 +104,8 @@ def samples_meet(call: Call, places: Sequence[int | None] = ()) -> bool:
 
 
 def _shrunk(call: Call) -> Call:
-    """The same call of a small batch, and of small sizes where that is still large; the whole one where it holds sizes
-    among its arguments."""
+    """The same call for a small batch, with small sizes if the tensors are still large; unchanged if its arguments
+    contain sizes."""
     small = _with_shapes(
         call, [tuple(min(size, _SAMPLES) if at == read.batch else size for at, size in enumerate(read.shape))
                for read in call.inputs]

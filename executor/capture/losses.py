@@ -253,12 +253,12 @@ def _check_labels(build: Translation, node: fx.Node, logits: str, labels: str) -
 
 
 def _is_counted(build: Translation, labels: str, ignore_index: int) -> bool:
-    """Whether labels may be ignored: not if it is torch's default of -100, which is rarely intended."""
+    """Whether ignored labels are left out of the mean; torch's default of -100 is rarely intended for fed labels."""
     return ignore_index != -100 or not _is_fed(build, labels)
 
 
 def _is_fed(build: Translation, name: str) -> bool:
-    """Whether a tensor holds only values of an input of the graph."""
+    """Whether a tensor holds only values from an input of the graph."""
     made = {output: operator for operator in build.operators for output in operator.outputs}
     while name in made and made[name].kind in ("reshape", "permute", "narrow", "cast"):
         (name,) = made[name].inputs

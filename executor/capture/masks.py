@@ -33,7 +33,8 @@ _MOST_ELEMENTS = 2**29
 
 
 def shape_only(graph: fx.Graph, held: Collection[fx.Node] = ()) -> frozenset[fx.Node]:
-    """The calls that read no input, parameter or buffer but those `held`, and draw no random numbers; and `held`."""
+    """The calls that read no input, parameter or buffer except those in `held`, and draw no random numbers; and `held`
+    itself."""
     found = set(held)
     for node in graph.nodes:
         if node.op != "call_function" or not all(input_node in found for input_node in node.all_input_nodes):
@@ -48,7 +49,8 @@ def shape_only(graph: fx.Graph, held: Collection[fx.Node] = ()) -> frozenset[fx.
 
 
 def fix_sizes(graph: fx.Graph, double: fx.Graph, batch_size: int) -> None:
-    """Values that follow from fixed sizes read nothing, and calls know their arguments for a batch of one, in place.
+    """Remove the inputs of values that follow from fixed sizes, and note every call's arguments for a batch of one. In
+    place.
 
     Args:
         graph: exported for a batch of `batch_size`.
@@ -84,7 +86,7 @@ def _fill(node: fx.Node) -> None:
 
 
 def _for_one(size: Any, double: Any, batch_size: int) -> Any:
-    """An argument for one sample, from those for a batch and for twice as many: it grows by the same for each."""
+    """An argument for one sample, extrapolated from those for a batch and for twice as many samples."""
     if isinstance(size, bool) or not isinstance(size, int) or not isinstance(double, int) or size == double:
         return size
     return size - (double - size) * (batch_size - 1) // batch_size

@@ -75,7 +75,7 @@ def _reshaped(build: Translation, node: fx.Node, x: Mean, *_: Any, **__: Any) ->
 
 
 def reshaped_mean(build: Translation, node: fx.Node, x: Mean, shape: tuple[int, ...]) -> Mean:
-    """A mean in another shape; itself where it has it."""
+    """A mean in another shape; the mean itself if it already has that shape."""
     if shape == x.shape:
         return x
 
@@ -86,14 +86,14 @@ def reshaped_mean(build: Translation, node: fx.Node, x: Mean, shape: tuple[int, 
 
 
 def count_of_samples(build: Translation, node: fx.Node) -> str:
-    """The number of samples of a micro-batch, which all of them share."""
+    """The number of samples of a micro-batch, a value shared by all of them."""
     dtype = build.shape_dtype(node)[1]
     ones = Mean(node=node, terms=lambda: build.like_batch(node, (build.batch_size,), dtype, 1), is_sum=True)
     return build.of_batch(node, ones)
 
 
 def _share(build: Translation, node: fx.Node, whole: Value | Number) -> str:
-    """A number over the number of samples."""
+    """A number divided by the number of samples."""
     shape = build.tensors[whole].shape if isinstance(whole, str) else ()
     return combined(build, node, "div", whole, count_of_samples(build, node), shape)
 
@@ -139,7 +139,7 @@ def _selected(build: Translation, node: fx.Node, x: Mean, dim: int, index: int) 
 
 @mean_rule("stack.default", "cat.default")
 def _joined(build: Translation, node: fx.Node, parts: Sequence[Value], dim: int = 0) -> Value:
-    """Several means side by side, such as the losses of several tasks."""
+    """Several means concatenated, such as the losses of several tasks."""
     means = [part for part in parts if isinstance(part, Mean)]
     if len(means) < len(parts) or len({mean.is_sum for mean in means}) > 1:
         raise build.refused(node, "it joins means over the samples of a batch with what is no such mean")

@@ -40,7 +40,7 @@ class _Numbers:
         return combined(self.build, self.node, kind, x, y, self.build.shape_dtype(self.node)[0])
 
     def holds(self, kind: str, x: str, number: Number) -> str:
-        """1 where the comparison holds, else 0."""
+        """1 where the comparison is true, otherwise 0."""
         shape, dtype = self.build.shape_dtype(self.node)
         holds = self.build.make(self.node, kind, (x,), shape=shape, dtype="bool", number=number)
         return self.build.cast(self.node, holds, dtype)
@@ -49,7 +49,7 @@ class _Numbers:
 def _linearised(
     build: Translation, node: fx.Node, means: Sequence[Mean], value: Callable[..., str], slopes: Slopes
 ) -> Mean:
-    """The expansion of a function of means around their values."""
+    """The first-order expansion of a function of means around their values."""
     warnings.warn(
         f"{node.target} {build.where(node)} makes a loss that is no mean over the samples: it is computed of each "
         f"micro-batch as a whole, so that its value depends on the number of micro-batches",

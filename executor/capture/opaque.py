@@ -29,7 +29,7 @@ __all__ = ["UnwritableError", "as_json", "aten_operators", "computed", "opaque"]
 
 
 class UnwritableError(ValueError):
-    """An argument of a call that JSON cannot hold."""
+    """An argument of a call that cannot be written as JSON."""
 
 
 def opaque(build: Translation, node: fx.Node) -> Value:
@@ -157,13 +157,13 @@ def computed(build: Translation, node: fx.Node) -> Value:
 
 
 def _is_tiled(one: torch.Tensor, whole: torch.Tensor) -> bool:
-    """Whether a value is that of one sample for every sample, one after the other along dim 0."""
+    """Whether a value repeats that of one sample for every sample along dim 0."""
     fits = one.dim() == whole.dim() > 0 and one.shape[1:] == whole.shape[1:] and whole.shape[0] % one.shape[0] == 0
     return fits and torch.equal(whole, one.repeat(whole.shape[0] // one.shape[0], *(1,) * (one.dim() - 1)))
 
 
 def _over_samples(build: Translation, node: fx.Node, one: torch.Tensor, attrs: dict[str, Any]) -> str:
-    """The rows of one sample for every sample, flattened: a bias [batch x heads, queries, keys]."""
+    """The rows of one sample repeated for every sample, flattened: a bias [batch x heads, queries, keys]."""
     shape, dtype = build.shape_dtype(node)
     shared = build.make(node, "computed", (), shape=tuple(one.shape), dtype=dtype, **attrs)
     zeros = build.like_batch(node, (build.batch_size, *(1,) * one.dim()), dtype, False if dtype == "bool" else 0)
@@ -173,14 +173,14 @@ def _over_samples(build: Translation, node: fx.Node, one: torch.Tensor, attrs: d
 
 
 def _is_repeated(one: torch.Tensor, whole: torch.Tensor) -> bool:
-    """Whether a value holds another one again and again."""
+    """Whether a value consists of repetitions of another one."""
     pairs = zip(reversed(one.shape), reversed(whole.shape), strict=False)
     fits = one.dim() <= whole.dim() and all(own in (1, size) for own, size in pairs)
     return fits and torch.equal(one.expand(whole.shape), whole)
 
 
 def _counted(build: Translation, node: fx.Node, value: torch.Tensor, dtype: str) -> str | None:
-    """Positions, as the operator that counts them, where a value is start, start + step, start + 2 step, ..."""
+    """An operator that computes the value if it is start, start + step, start + 2 step, ..."""
     flat = value.flatten()
     if dtype != "int64" or flat.numel() < 2 or value.shape[-1] != flat.numel():
         return None

@@ -24,7 +24,7 @@ _CONV2D, _CONV_TRANSPOSE2D = F.conv2d, F.conv_transpose2d
 
 @contextlib.contextmanager
 def kernels_of_samples_as_products() -> Iterator[None]:
-    """Within this context convolutions in which each group is a sample are products of matrices."""
+    """Within this context, convolutions in which each group is a sample are computed as matrix products."""
     with mock.patch.object(F, "conv2d", _conv2d), mock.patch.object(F, "conv_transpose2d", _conv_transpose2d):
         yield
 

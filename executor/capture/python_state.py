@@ -1,4 +1,4 @@
-"""What a forward changes outside of tensors: numbers that it counts, lists that it extends, Python's random numbers.
+"""State outside of tensors that a forward changes: counters, lists that it extends, Python's random numbers.
 
 A plan keeps the values that they have at capture. A forward that computes something else with the values after it is
 refused.
@@ -49,7 +49,7 @@ def _has_tensors(value: Any) -> bool:
 
 
 def changed_in(before: PythonState, after: PythonState) -> PythonState:
-    """The entries of `after` that differ from those of `before`."""
+    """The entries of `after` that differ from `before`."""
     return {key: value for key, value in after.items() if key in before and _written(before[key]) != _written(value)}
 
 

@@ -111,7 +111,7 @@ def _inside(rows: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _turned(rows: Tensor, lengths: Tensor) -> Tensor:
-    """The steps of every sample in the opposite order; the padding has values that mean nothing."""
+    """The time steps of every sample in reverse order; values in the padding have no meaning."""
     steps = torch.arange(1, rows.shape[1] + 1, device=rows.device)
     places = (lengths.unsqueeze(1) - steps.unsqueeze(0)).clamp(min=0)
     return rows.gather(1, places.unsqueeze(-1).expand(-1, -1, rows.shape[2]))
@@ -121,7 +121,7 @@ def _turned(rows: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _recurrent(self: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, Any]:
-    """Every layer and direction separately; the first dim of everything is the batch."""
+    """Every layer and direction as a separate operator; dim 0 of all tensors is the batch."""
     kind = type(self).__name__
     lengths = input.lengths if isinstance(input, _Padded) else None
     if lengths is None and isinstance(input, PackedSequence):

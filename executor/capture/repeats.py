@@ -134,7 +134,7 @@ def _is_inside(path: str, stack: Stack) -> bool:
 
 
 def _description(block: nn.Module, owners: Mapping[int, int]) -> object:
-    """The common part of equal blocks; None for a block without parameters or with tied ones."""
+    """The part of a block that equal blocks have in common; None for a block without parameters or with tied ones."""
     tensors = [*block.named_parameters(), *block.named_buffers()]
     if not tensors or any(owners[id(tensor)] > 1 for _, tensor in tensors):
         return None
@@ -181,7 +181,7 @@ class _Recorder(EagerMode):
             self._alive.append(tensor)
 
     def enter(self, stack: Stack, index: int) -> None:
-        """A block begins."""
+        """Note that a block begins."""
         key = (stack.path, stack.keys[index])
         if self.block is not None or key in self.recording.blocks:
             self.fault = True
@@ -194,7 +194,7 @@ class _Recorder(EagerMode):
         self.block = (stack, index)
 
     def leave(self) -> None:
-        """The block ends."""
+        """Note that the block ends."""
         assert self.block is not None
         self.last_left, self.block = self.block[0].path, None
 
@@ -254,14 +254,14 @@ class _Recorder(EagerMode):
 
 @contextlib.contextmanager
 def _told_of_export() -> Iterator[None]:
-    """Context in which torch.compiler reports that the forward is exported."""
+    """Within this context, `torch.compiler.is_exporting` is true."""
     flags = ("_is_compiling_flag", "_is_exporting_flag")
     with mock.patch.object(torch.compiler, flags[0], True), mock.patch.object(torch.compiler, flags[1], True):
         yield
 
 
 def _recorded(module: nn.Module, stacks: Sequence[Stack], run: Callable[[], object]) -> _Recording | None:
-    """The calls of one forward; None where blocks are not called once, one after the other."""
+    """The calls of one forward; None unless every block is called exactly once, in order."""
     recorder, handles = _Recorder(module), []
     try:
         for stack in stacks:
@@ -325,7 +325,7 @@ def _with_blocks(graph: Graph, stack: Stack) -> Graph | None:
 
 
 def _with_recompute(graph: Graph, stack: Stack) -> tuple[str, ...]:
-    """The operators of all blocks to compute again, in the order of the blocks."""
+    """The operators to recompute of all blocks, in the order of the blocks."""
     _, second, last = (stack.prefix(key) for key in stack.kept)
     found = list(graph.recompute)
     place = next((at for at, name in enumerate(found) if name.startswith(last)), len(found))
@@ -335,7 +335,7 @@ def _with_recompute(graph: Graph, stack: Stack) -> tuple[str, ...]:
 
 
 def _recomputed(graph: Graph, prefix: str) -> set[str]:
-    """Names within a block of what it requests to recompute."""
+    """The names within a block of the operators to recompute."""
     return {name.removeprefix(prefix) for name in graph.recompute if name.startswith(prefix)}
 
 

@@ -1,4 +1,4 @@
-"""Elements that are chosen in every sample by its number: `x[torch.arange(len(x)), chosen]`.
+"""Elements that are selected per sample: `x[torch.arange(len(x)), chosen]`.
 
 Reads become gathers and writes become scatters along a dim of all places of a sample, which keep the batch apart.
 """
@@ -43,7 +43,7 @@ def choose_in_samples(graph: fx.Graph, grown: Mapping[str, int]) -> None:
 def _count_samples(
     indices: Any, known: Collection[fx.Node], grown: Mapping[str, int], *, is_written: bool
 ) -> bool:  # fmt: skip
-    """Whether the first index is 0, 1, 2, ... along the first dim of what is chosen."""
+    """Whether the first index is 0, 1, 2, ... along the first dim of the indexed tensor."""
     first, given = indices[0], [each for each in indices if each is not None]
     if len(given) == 1 and is_written:
         return False
@@ -60,7 +60,7 @@ def _gathered(
     graph: fx.Graph, node: fx.Node, whole: fx.Node, indices: list[fx.Node | None], grown: Mapping[str, int],
     value: fx.Node | None = None, adds: bool = False,
 ) -> fx.Node:  # fmt: skip
-    """The elements at `indices`; with a `value`, the whole with it there."""
+    """The elements at `indices`; given a `value`, the tensor with that value written there."""
 
     def call(target: Any, *args: Any) -> fx.Node:
         return called_as(graph, node, target, args)

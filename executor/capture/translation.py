@@ -123,7 +123,7 @@ class Translation(Building):
             return Unreadable(reason=f"the {what} {name!r}: {error}")
 
     def _keep_before_change(self, node: fx.Node) -> None:
-        """Let a buffer or frozen parameter that the forward changes be read as it was before."""
+        """Make reads of a buffer or frozen parameter that the forward changes use the value before the change."""
         name = self.values[node]
         changes = [user for user in node.users if user.target is torch.ops.twofold.assign.default]
         if changes and isinstance(name, str) and not self.is_counted_by_norm(name):
@@ -160,7 +160,7 @@ class Translation(Building):
         return self.values[result]
 
     def _call_if_known(self, node: fx.Node) -> Value:
-        """A call whose value follows from shapes: what cannot be planned matters only where it is read."""
+        """A call whose value follows from shapes. One that cannot be planned is an error only if its value is read."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -191,7 +191,7 @@ class Translation(Building):
         return [self.values.get(input_node) for input_node in node.all_input_nodes]
 
     def _with_means(self, node: fx.Node, rule: Rule, args: tuple[Any, ...]) -> tuple[Rule, tuple[Any, ...]]:
-        """The rule of a call that may read what is made of all samples, and its arguments."""
+        """The rule of a call that may read values of all samples, and its arguments."""
         tensors = _flat(args)
         means = [tensor for tensor in tensors if isinstance(tensor, Mean)]
         meets = any(tensor in self.batched for tensor in tensors if isinstance(tensor, str))
@@ -204,7 +204,7 @@ class Translation(Building):
         return rule, args
 
     def _as_torch(self, node: fx.Node, error: TwofoldError) -> Value:
-        """A call in a form that its rule refuses, as torch's own operator.
+        """A call in a form that its rule does not support, as torch's own operator.
 
         Raises:
             TwofoldError: the rule's error, where that does not work either.

@@ -20,7 +20,7 @@ class Transposed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Groups of weights [v, k, n] chosen by ids, which a product reads without making them: `grouped_linear`."""
+    """Groups of weights [v, k, n] selected by ids; a product reads them without copying: `grouped_linear`."""
 
     weights: str
     ids: str
@@ -28,7 +28,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complex:
-    """A complex tensor as two real ones of its shape."""
+    """A complex tensor as two real tensors of its shape."""
 
     real: str
     imaginary: str

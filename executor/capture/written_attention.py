@@ -31,7 +31,7 @@ _ASSERTED = aten._assert_tensor_metadata.default
 
 
 def join_attention(exported: ExportedProgram, masks: Mapping[str, Tensor]) -> None:
-    """Make every attention that is written out one call, in place.
+    """Replace every attention that is written out by one call of torch's attention, in place.
 
     Args:
         exported: of a module.
@@ -134,7 +134,7 @@ _CASTS = {
 
 
 def _step(node: fx.Node, known: _Known) -> tuple[Any, float, Tensor] | None:
-    """Scores before a call, the number that it multiplies them with, and which of them it leaves."""
+    """The scores before a call, the factor that it applies, and which scores it keeps."""
     everything = torch.ones((), dtype=torch.bool)
     target, args = node.target, node.args
     if target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):

@@ -247,7 +247,7 @@ def _start_length(bounds: tuple[int, int]) -> tuple[int, int]:
 
 
 def _padded(x: Tensor, dim: int, width: int) -> Tensor:
-    """`x` with zeros behind it along `dim`, in one piece."""
+    """`x` padded with zeros along `dim`, contiguous."""
     missing = width - x.shape[dim]
     return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, missing)) if missing else x.contiguous()
 
@@ -293,7 +293,7 @@ def _scatter_flat(team: Team, size: int) -> Launch:
 
 
 def _kept(sent: Tensor, result: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-    """A function that returns `result`; it keeps the sent tensor alive until it is called."""
+    """A function that returns `result` and keeps the sent tensor alive until it is called."""
     return lambda: (result, sent)[:1]
 
 
@@ -427,7 +427,7 @@ def _recv(
 
 
 class _Receive:
-    """A receive that is started at once, or in a lane when it is waited for."""
+    """A receive that starts at once, or, in a lane, when its message is needed."""
 
     __slots__ = ("_begin", "_handle", "_lane", "_number")
 
@@ -441,7 +441,7 @@ class _Receive:
         self._handle = self._begin()
 
     def wait(self) -> None:
-        """Start it, if it has not been, and wait for its message."""
+        """Start the receive if it has not started, and wait for its message."""
         if self._lane is not None:
             self._lane.start_until(self._number)
         assert self._handle is not None
@@ -457,7 +457,7 @@ def _count(part: tuple[slice, ...]) -> int:
 
 
 def _packed(x: Tensor, parts: Sequence[tuple[slice, ...]]) -> Tensor:
-    """The boxes of `x` one behind the other, flat; no copy where one box is all of a contiguous `x`."""
+    """The boxes of `x` as one flat tensor; no copy if one box is all of a contiguous `x`."""
     if len(parts) == 1:
         return x[parts[0]].contiguous().view(-1)
     return torch.cat([x[part].reshape(-1) for part in parts])

@@ -37,7 +37,7 @@ _MOST_BY_HOST = 8
 
 
 class Stepper(Protocol):
-    """An object that trains: an `Interpreter`, or a `CompiledStep` of one."""
+    """An object that runs training steps: an `Interpreter`, or a `CompiledStep` of one."""
 
     def step(self, batch: Batch, learning_rate: float | None = None) -> Tensor | None:
         """One training step."""
@@ -199,7 +199,7 @@ class CompiledStep:
         return None
 
     def _attempt(self, by_host: Iterable[int], marked: bool) -> tuple[Replay | None, int | None, str]:
-        """A recording with these positions left to the host; or the position that cannot be recorded, and why not."""
+        """A recording that leaves these positions to the host, or the position that cannot be recorded and why."""
         interpreter, device = self._interpreter, self._interpreter.device
         kept, marks, loss = list(interpreter.kept_tensors), list[Mark](), list[Tensor | None]()
         pieces, recordings = list[Callable[[], object]](), list[Recording]()
@@ -248,7 +248,7 @@ class CompiledStep:
 
 
 def _between(times_ns: Sequence[int], order: StreamOrder | None) -> list[tuple[int, int]]:
-    """Start and end of instructions; `times_ns` are the start of the step and the end of each."""
+    """The start and end of instructions, from `times_ns`: the start of the step and the end of each instruction."""
     if order is None:
         return list(itertools.pairwise(times_ns))
     free, found = [times_ns[0]] * order.count, list[tuple[int, int]]()

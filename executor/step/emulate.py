@@ -82,7 +82,7 @@ class Emulation:
 
 @dataclass(slots=True, eq=False)
 class _Transit:
-    """One communication on its way through a comm lane."""
+    """One communication in progress on a communication lane."""
 
     code: Code
     inputs: tuple[Tensor, ...]
@@ -240,7 +240,7 @@ class _EmulatedStep:
         self.failed = None
 
     def _host_ahead(self) -> None:
-        """The host thread only dispatches; a compute thread does the rest in order."""
+        """The host thread only dispatches; a compute thread executes the rest in order."""
         work: queue.SimpleQueue[tuple[Code, int, int] | None] = queue.SimpleQueue()
 
         def compute() -> None:
@@ -266,7 +266,7 @@ class _EmulatedStep:
             thread.join()
 
     def _on_compute(self, code: Code, ready_ns: int, work_ns: int) -> None:
-        """Do one instruction on the compute lane, which may be the host's own."""
+        """Execute one instruction on the compute lane, which may be the host's own."""
         env, instruction = self.interpreter._env, code.instruction
         start = self.compute.start(ready_ns)
         self.compute.time_ns = start

@@ -82,7 +82,7 @@ class Lane:
     num_posted: int = 0
 
     def post(self, start: Callable[[], None]) -> int:
-        """Enter a receive; returns its number."""
+        """Add a receive to the queue; returns its number."""
         self.num_posted += 1
         self.posted.append((self.num_posted, start))
         return self.num_posted
@@ -226,6 +226,6 @@ def _sequence(program: Program, src: int, dst: int, kind: Kind) -> list[str]:
 
 
 def _instructions(group: GroupProgram) -> Iterable[Instruction]:
-    """Every instruction once, however many blocks run its body."""
+    """Every instruction once, even if several blocks run its body."""
     bodies = {id(block.body): block.body for block in group.blocks}
     return (instruction for body in bodies.values() for instruction in body.instructions)

@@ -1,4 +1,4 @@
-"""Gives collectives a head start before the compute that is to hide them.
+"""Delays compute for a moment, so that collectives that overlap with it start first.
 
 A product takes all multiprocessors of a GPU until it ends. A collective becomes ready a few microseconds after the
 kernel that made its operand, because it is on another stream; a product that is issued behind it is ready at once,
@@ -32,7 +32,7 @@ _BLOCKS = 24
 def behind_weight_gradients(
     instructions: Sequence[Instruction], values: Mapping[str, Value], num_processors: int
 ) -> frozenset[int]:
-    """Positions of the collectives that a weight gradient would keep waiting and that nothing else hides.
+    """The positions of the collectives that a weight gradient would delay and that no other compute hides.
 
     Args:
         instructions: of a body.

@@ -1,4 +1,4 @@
-"""The values of a rank before the first step: its parts of weights, masters and constants, and states of zero."""
+"""The values of a rank before the first step: its parts of weights, master weights and constants, and zero states."""
 
 from __future__ import annotations
 

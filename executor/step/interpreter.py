@@ -169,7 +169,7 @@ class Interpreter:
     # -- the parts of a step -------------------------------------------------------------------------------------------
 
     def checked(self, batch: Batch) -> dict[str, Tensor]:
-        """The inputs that this rank loads, as tensors where they are.
+        """The inputs that this rank loads, as tensors where they are stored.
 
         Raises:
             TwofoldError: an input that is missing or has another number of rows or dtype.
@@ -196,7 +196,7 @@ class Interpreter:
         self.bind(rows)
 
     def bind(self, rows: Mapping[str, Tensor]) -> None:
-        """Let the instructions that load a batch read these `checked` inputs."""
+        """Make the instructions that load a batch read these `checked` inputs."""
         self._fed.update(rows)
 
     def issue(
@@ -274,7 +274,7 @@ class Interpreter:
         return self._env[: self._num_kept]
 
     def settle(self, kept: Sequence[Tensor]) -> None:
-        """Copy what the step recomputed back to where `kept` places it."""
+        """Copy values that the step replaced into the tensors where `kept` holds them."""
         for slot, home in enumerate(kept):
             if self._env[slot] is not home:
                 home.copy_(self._env[slot])
@@ -481,7 +481,7 @@ class Interpreter:
         return run
 
     def _wait(self, token: int, writes: tuple[int, ...]) -> Callable[[], None]:
-        """The first WAIT for a token stores the outputs; later ones find it done."""
+        """The first WAIT for a token stores the outputs; later ones return at once."""
         env = self._env
 
         def run() -> None:

@@ -65,7 +65,7 @@ class Replay:
 
 
 def stretches(count: int, by_host: Iterable[int]) -> list[slice]:
-    """The stretches of positions between those that the host issues; the last may be empty.
+    """The ranges of positions between those that the host issues; the last may be empty.
 
     >>> stretches(6, [2, 3])
     [slice(0, 2, None), slice(3, 3, None), slice(4, 6, None)]
@@ -75,7 +75,7 @@ def stretches(count: int, by_host: Iterable[int]) -> list[slice]:
 
 
 def finish_before(interpreter: Interpreter, position: int) -> None:
-    """Let the current stream wait for all communication that was issued before a position of the step.
+    """Make the current stream wait for all communication issued before a position of the step.
 
     Raises:
         TwofoldError: a transfer is under way, which may wait for what its other end does later.

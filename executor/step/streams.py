@@ -70,12 +70,12 @@ class Streams:
         self._join(main)
 
     def _join(self, main: torch.Stream | None) -> None:
-        """Let stream 0 wait for all others: nothing may be left under way there when a step or a recording ends."""
+        """Make stream 0 wait for all others: their work must be complete when a step or a recording ends."""
         for other in self._others:
             self._after(other, [main])
 
     def _after(self, first: torch.Stream | None, others: Sequence[torch.Stream | None]) -> None:
-        """Let streams wait for all that another was given."""
+        """Make streams wait for all work that another stream has been given."""
         with self._device.on(first):
             point = self._device.point()
         for other in others:

@@ -112,7 +112,7 @@ class _Backward:
     def _gradients(
         self, emitter: Emitter, operator: Operator, spec: OperatorSpec, group: tuple[int, ...], part: str
     ) -> None:
-        """One call for the gradients of a group of inputs, mostly of one."""
+        """One call for the gradients of a group of inputs, usually of one input."""
         chunk = self.chunk
         mesh, assignment = chunk.mesh_of(operator), chunk.plan.strategy(operator).dims
         operands = [] if operator.kind in LOSSES else [self._finished(emitter, operator, spec, mesh)]
@@ -195,7 +195,7 @@ class _Backward:
         return self.again[value]
 
     def _finished(self, emitter: Emitter, operator: Operator, spec: OperatorSpec, mesh: Layout) -> str:
-        """The gradient of the operator's output in the layout its strategy asks for."""
+        """The gradient of the operator's output in the layout that the operator's strategy requires."""
         name = operator.outputs[0]
         target = spec.output_layout(0, mesh, self.chunk.plan.strategy(operator).dims).without_partial()
         if name not in self.final:  # only readers in other stages: nothing completed it yet
@@ -203,7 +203,7 @@ class _Backward:
         return next(value for layout, value in self.final[name] if layout.same_placement(target))
 
     def _complete(self, emitter: Emitter, name: str) -> None:
-        """All readers have contributed: sum what has equal layout, redistribute, add up, send on."""
+        """Combine a gradient to which all readers have contributed: sum, redistribute, add, send."""
         chunk = self.chunk
         maker = chunk.micro.producers().get(name)
         if maker is not None and maker.name in chunk.plan.stages[chunk.number].operators:
@@ -260,7 +260,7 @@ class _Backward:
         return several or self.chunk.accumulators[name].scope is not Scope.BODY
 
     def _adds(self, operator: Operator, spec: OperatorSpec, group: tuple[int, ...]) -> bool:
-        """Whether the call for a gradient adds it to the others itself."""
+        """Whether the call for a gradient adds to the gradients of other readers itself."""
         chunk, index = self.chunk, group[0]
         if not chunk.joins or len(group) > 1 or f"{operator.kind}.grad{index}" not in ADDING:
             return False
@@ -271,7 +271,7 @@ class _Backward:
         return same and layout == chunk.reduced[name] and self._is_accumulated(name)
 
     def _added(self, emitter: Emitter, name: str, value: str) -> None:
-        """One gradient of a parameter less to come; `value` holds those that came."""
+        """Note that one more gradient of a parameter is complete; `value` holds the sum so far."""
         self.added.add(name)
         self.uses[name] -= 1
         if not self.uses[name]:

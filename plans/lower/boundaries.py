@@ -45,7 +45,8 @@ def find_boundaries(plan: Plan, micro: Graph) -> list[StageBoundary]:
 def parameter_layouts(
     plan: ChunkPlan, micro: Graph, stages: Sequence[int]
 ) -> tuple[dict[str, TensorLayout], dict[str, TensorLayout]]:
-    """The layout of each parameter of these stages (as its first reader needs it), and that of its gradient.
+    """The layout of each parameter of these stages, which is the one that its first reader requires, and that of its
+    gradient.
 
     Raises:
         TwofoldError: a parameter that does not reach the loss.

@@ -26,7 +26,7 @@ def padded_shard(num_elements: int, num_shards: int) -> int:
 
 
 def shard_axes(home: TensorLayout, partial: tuple[str, ...]) -> tuple[str, ...]:
-    """All axes along which ranks hold the same weight, those in `partial` first; () when there are none."""
+    """All axes along which ranks hold the same weight, those in `partial` first; () if there are none."""
     same = tuple(axis for axis in home.replicated if axis not in partial and home.mesh.size((axis,)) > 1)
     axes = (*partial, *same)
     return axes if home.mesh.size(axes) > 1 else ()
@@ -97,7 +97,7 @@ class LocalParameter:
 
     @cached_property
     def needs_reduction(self) -> bool:
-        """Whether something is to be done between the backward and the update."""
+        """Whether the gradient must be communicated between the backward and the update."""
         return self.mesh.size(self.summed) > 1 or (self.optimizer.parallel_level >= 2 and bool(self.axes))
 
 
@@ -141,10 +141,10 @@ def filled(
     limit_bytes: int,
     block_of: Callable[[LocalParameter], str] | None = None,
 ) -> list[Bucket]:
-    """Parameters put into buckets in their order, those of equal key together.
+    """Parameters grouped into buckets in their order; a bucket holds parameters of equal key.
 
-    A bucket is closed when the whole local tensors in it reach `limit_bytes` (0: each is alone); or, given `block_of`,
-    it holds all parameters of a block.
+    A bucket is closed when the full local tensors in it reach `limit_bytes` (0: one parameter per bucket), or, given
+    `block_of`, when it holds all parameters of a block.
     """
     result: list[Bucket] = []
     open_: dict[Hashable, list[LocalParameter]] = {}

@@ -87,7 +87,7 @@ class ChunkLowering:
         return f"{tensor}.stage{self.number}" if tensor in self.shared else tensor
 
     def _find_shared(self) -> frozenset[str]:
-        """The tensors that another stage on these ranks touches, and this one does not make."""
+        """The tensors that another stage on these ranks also uses and this one does not compute."""
         ranks, found = set(self.mesh.rank_list), set[str]()
         for number, stage in enumerate(self.plan.stages):
             if number != self.number and set(stage.mesh.rank_list) == ranks:
@@ -165,7 +165,7 @@ class ChunkLowering:
         self._hand_on(emitter, operator, spec)
 
     def _hand_on(self, emitter: Emitter, operator: Operator, spec: OperatorSpec) -> None:
-        """Bring an output to the strategy's `out` layout; readers start from there."""
+        """Convert an output to the strategy's `out` layout, from which its readers start."""
         for index, name in enumerate(operator.outputs):
             layout = self.plan.strategy(operator).output_layout(spec, index, self.mesh_of(operator))
             self.obtain(emitter, name, layout)
@@ -181,7 +181,7 @@ class ChunkLowering:
         return attrs | spec.local_attrs(assignment)
 
     def obtain(self, emitter: Emitter, name: str, target: TensorLayout) -> str:
-        """The value that holds tensor `name` in layout `target`, redistributed when it is not there yet."""
+        """The value that holds tensor `name` in layout `target`, redistributed if necessary."""
         found = self.placed.setdefault(name, [])
         for layout, value in found:
             if layout.same_placement(target):
@@ -202,7 +202,7 @@ class ChunkLowering:
         return value
 
     def _keep(self, name: str, target: TensorLayout) -> str:
-        """A constant: every rank can cut its part out of the full value, so each layout of it is kept."""
+        """Keep a constant in this layout: every rank can cut its part from the full value."""
         tensor = self.micro.tensors[name]
         kept = Value(
             name=self.name_of(name, target), shape=target.local_shape(tensor.shape), dtype=tensor.dtype,
@@ -243,7 +243,7 @@ class ChunkLowering:
 
 @lru_cache(maxsize=256)
 def _touched(graph: Graph, operators: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    """The tensors that these operators read and make."""
+    """The tensors that these operators read or write."""
     by_name = graph.by_name
     found = [by_name[name] for name in operators]
     return (

@@ -24,7 +24,7 @@ _NEVER = 1e18
 
 
 def collective_ways() -> Choice:
-    """The steps that redistribute tensors inside a stage by collectives of least bytes."""
+    """The redistribution steps of tensors inside a stage that use collectives only, with the fewest bytes."""
     return Choice(lambda dtype: _bytes)
 
 

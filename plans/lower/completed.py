@@ -27,7 +27,7 @@ def adds_alike(accumulated: str, made: str, *, is_only: bool) -> bool:
 
 
 def completed_parameters(micro: Graph, operators: Sequence[Operator]) -> list[tuple[str, str]]:
-    """(parameter, operator whose gradient makes the parameter's gradient whole), in the order of the backward."""
+    """(parameter, operator whose gradient completes the gradient of the parameter), in the order of the backward."""
     found: dict[str, str] = {}
     for operator in reversed(operators):
         spec, trained = micro.spec(operator), micro.trained_inputs(operator)

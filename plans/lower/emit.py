@@ -30,7 +30,8 @@ Ways = Callable[[TensorLayout, TensorLayout, tuple[int, ...], str], tuple[Step, 
 
 
 def least_bytes(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> tuple[Step, ...]:
-    """The steps of least bytes on whose way every rank's part has the same shape, as a `Value` must."""
+    """The redistribution steps with the fewest bytes in which every rank's part always has the same shape, as `Value`
+    requires."""
     return redistribute(source, target, shape, itemsize=itemsize(dtype), even=True)
 
 
@@ -81,7 +82,7 @@ class Emitter:
                 self.pending[name] = instruction.token
 
     def wait_for(self, names: tuple[str, ...]) -> None:
-        """Write the WAITs for those of `names` that are under way."""
+        """Write the WAITs for those of `names` that are in flight."""
         for name in names:
             if token := self.pending.pop(name, None):
                 self._wait(token, (name,))
@@ -92,7 +93,7 @@ class Emitter:
         )
 
     def flush(self) -> None:
-        """Wait for everything that is still under way."""
+        """Wait for all communication in flight."""
         self.wait_for(tuple(self.pending))
         while self.sent:
             self._wait(self.sent.pop(0))

@@ -221,7 +221,7 @@ def _joins(
     run: _Run, line: Instruction, at: int, table: ValueTable, ready: Mapping[str, int],
     readers: Mapping[str, Sequence[str]],
 ) -> bool:  # fmt: skip
-    """Whether a run can move behind an instruction, or the instruction to the run."""
+    """Whether a run can be moved after an instruction, or the instruction to the run."""
     made, read, shape = run.made, run.read, run.key[0]
     if not any((name in made or name in read) and table[name].shape == shape for name in line.inputs):
         return False
@@ -234,7 +234,7 @@ def _joins(
 
 
 def _make_again(found: Sequence[Sequence[_Runs]], table: ValueTable, num_shared: int) -> None:
-    """Let runs recompute what only they read, where that is nearly free: what was made last comes first."""
+    """Let runs recompute values that only they read, where recomputing is nearly free, starting with the last value."""
     for number, variant in enumerate(found):
         for place, body in reversed(list(enumerate(variant))):
             if place < num_shared and number:
@@ -248,7 +248,7 @@ def _make_again(found: Sequence[Sequence[_Runs]], table: ValueTable, num_shared:
 
 
 def _spread(step: Instruction, owners: Sequence[_Run], bodies: Sequence[_Runs], table: ValueTable) -> None:
-    """Let the runs in `bodies` that read the result of a step of `owners` compute it themselves."""
+    """Let the runs in `bodies` that read the result of a step of `owners` compute that step themselves."""
     (given,), (made,) = step.inputs, step.outputs
     if table[given].scope is not Scope.MICRO or table[given].span_bytes > table[made].span_bytes:
         return

@@ -107,7 +107,7 @@ def collective(
 
 
 def wait(emitter: Emitter, value: str, token: str, frees: tuple[str, ...] = ()) -> None:
-    """Append the WAIT for what brings `value`."""
+    """Append the WAIT for the communication that produces `value`."""
     emitter.instructions.append(
         Instruction(
             name=f"{token}.wait", kind=Kind.WAIT, call="wait", part="C", inputs=(value,), waits=token, frees=frees
@@ -116,7 +116,8 @@ def wait(emitter: Emitter, value: str, token: str, frees: tuple[str, ...] = ()) 
 
 
 def with_arrivals(instructions: Sequence[Instruction], arrivals: Mapping[str, Arrival]) -> list[Instruction]:
-    """The same body with the arrival of each gathered weight before its first use; a bucket arrives at once."""
+    """The same body with each gather completed before the first use of its weights; all weights of a bucket arrive at
+    once."""
     result: list[Instruction] = []
     there: set[Arrival] = set()
     for instruction in instructions:

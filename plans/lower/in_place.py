@@ -17,7 +17,7 @@ __all__ = ["sum_in_place"]
 
 
 def sum_in_place(variants: Sequence[Sequence[Sequence[Instruction]]], table: ValueTable) -> None:
-    """Let all-reduces share their input's memory where that is free.
+    """Let all-reduces write into the memory of their input where no later instruction needs the input.
 
     The input, or another value in the same memory, must have been made here by a computation, and all that reads it
     must be computations before: data that a communication sends must not change until it is over.

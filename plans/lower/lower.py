@@ -85,7 +85,7 @@ def _groups(plan: Plan) -> list[Layout]:
 
 
 def _closing(order: Sequence[Action]) -> list[bool]:
-    """Whether an action is the last of its stage that adds to weight gradients, for each action."""
+    """For each action, whether it is the last of its stage that adds to weight gradients."""
     result, seen = list[bool](), set[int]()
     for action in reversed(order):
         result.append(action.stage not in seen)
@@ -95,7 +95,7 @@ def _closing(order: Sequence[Action]) -> list[bool]:
 
 
 def _check_updated(groups: Sequence[GroupProgram]) -> None:
-    """Refuse copies of one tensor that forwards change apart from each other."""
+    """Refuse copies of one tensor that the forwards of different stages change separately."""
     owners: dict[str, tuple[int, str]] = {}
     for number, group in enumerate(groups):
         for constant in group.constants:

@@ -50,7 +50,7 @@ class OperatorBodies:
     values: Mapping[str, Value]
 
     def counted(self, num_micro_batches: int) -> Iterator[tuple[int, Instruction]]:
-        """Every instruction, and how often a step of that number of micro-batches runs it."""
+        """Every instruction, and how often it runs in a step of that many micro-batches."""
         bodies = (
             (1, self.begin), (num_micro_batches, self.forward), (num_micro_batches - 1, self.backward),
             (1, self.last_backward), (1, self.end),

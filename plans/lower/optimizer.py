@@ -119,7 +119,7 @@ class OptimizerLowering:
         return self.table.add(Value(name=name, shape=shape, dtype=dtype, scope=Scope.KEPT, role=role))
 
     def accumulators(self) -> dict[str, Value]:
-        """Parameter -> the value that its gradient is accumulated in: for the step, or for one body."""
+        """Parameter -> the value in which its gradient is accumulated, over the step or over one body."""
         return {
             name: Value(
                 name=f"g:{name}", shape=self.reduced[name].local_shape(parameter.tensor.shape), role="gradient",
@@ -204,7 +204,8 @@ class OptimizerLowering:
     # ------------------------------------------------------------------ weights
 
     def gathers(self) -> tuple[list[Instruction], dict[str, Arrival]]:
-        """The gathers at the start of a step, and what makes each gathered weight usable (`with_arrivals`)."""
+        """The gathers at the start of a step, and the instructions that make each gathered weight usable
+        (`with_arrivals`)."""
         emitter = Emitter(mesh=self.mesh, table=self.table)
         buckets = {name: bucket for chunk in self.chunks.values() for bucket in chunk.gathers for name in bucket.names}
         arrivals: dict[str, Arrival] = {}
@@ -283,7 +284,7 @@ class OptimizerLowering:
         return emitter.instructions
 
     def _joined(self, homes: Sequence[ParameterPlacement]) -> list[list[ParameterPlacement]]:
-        """The parameters that one update takes together: those of a block and of a dtype, where a kernel for many is.
+        """The parameters that one update handles together: those of a block and of a dtype, if one kernel can.
 
         A gradient that is cast for its update stays alone, so that one such copy is alive at a time.
         """

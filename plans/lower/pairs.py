@@ -16,7 +16,7 @@ __all__ = ["Pairing", "is_part", "units_of"]
 
 
 def units_of(num_actions: int, pairs: Collection[int]) -> list[tuple[int, ...]]:
-    """The places of an order's actions, those that run at once together.
+    """The positions of an order's actions, grouped: actions that run at the same time are one unit.
 
     >>> units_of(5, {1})
     [(0,), (1, 2), (3,), (4,)]
@@ -29,12 +29,12 @@ _PART = ".part"
 
 
 def is_part(body: Body) -> bool:
-    """Whether a body is a part of an action that takes turns with another one."""
+    """Whether a body is a part of an action that alternates with another one."""
     return _PART in body.name
 
 
 class Pairing:
-    """Puts the blocks of pairs next to each other; `values` are those of the group."""
+    """Interleaves the blocks of paired actions; `values` are those of the group."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values = values

@@ -23,7 +23,7 @@ __all__ = ["Choice", "stored_ways"]
 
 
 def stored_ways(plan: Plan) -> Ways:
-    """The steps that the plan stores; of least bytes where it stores none."""
+    """The redistribution steps stored in the plan; those with the fewest bytes where none are stored."""
     if not plan.redistributions:
         return least_bytes
     stored = {redistribution.key: redistribution.sequence for redistribution in plan.redistributions}
@@ -59,7 +59,7 @@ class Choice:
         return steps
 
     def seconds(self, source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> float:
-        """Seconds of the steps of least time."""
+        """The seconds of the fastest steps."""
         mesh = source.mesh
         if mesh != target.mesh or sum(mesh.size((axis,)) > 1 for axis in mesh.alias_name) > EXACT_AXES:
             return self.least_s(source, target, shape, dtype)[1]
@@ -69,7 +69,7 @@ class Choice:
     def least_s(
         self, source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str
     ) -> tuple[tuple[Step, ...], float]:
-        """The steps of least time and their seconds; those of least bytes unless others are faster."""
+        """The fastest steps and their seconds; the steps with the fewest bytes unless others are faster."""
         price = self.price_of(dtype)
         plain = least_bytes(source, target, shape, dtype)
         plain_s = sum(price(step, shape, itemsize(dtype)) for step in plain)

@@ -70,7 +70,7 @@ class Reduction:
             self.start(emitter, bucket, self.whole)
 
     def start(self, emitter: Emitter, bucket: Bucket, values: Mapping[str, str]) -> None:
-        """Reduce a bucket whose gradients are in `values`."""
+        """Reduce a bucket; its gradients are in `values`."""
         reduced = self._issue(emitter, bucket, [values[name] for name in bucket.names])
         before, self.under_way = self.under_way, []
         if bucket.first.optimizer.parallel_level >= 2 and bucket.first.axes:
@@ -84,7 +84,7 @@ class Reduction:
         self.under_way = []
 
     def _settle(self, emitter: Emitter, reductions: Sequence[Reduced]) -> None:
-        """Wait for sharded gradients, and accumulate them where each body brings some."""
+        """Wait for sharded gradients, and accumulate them if each body produces some."""
         for reduced in reductions:
             if reduced.token is not None:
                 wait(emitter, reduced.value, reduced.token, reduced.frees)

@@ -38,7 +38,7 @@ class SentBody(NamedTuple):
 def sent_bodies(
     bodies: Sequence[tuple[str, Sequence[Instruction]]], values: Mapping[str, Value]
 ) -> dict[str, tuple[list[Instruction], frozenset[str]]]:
-    """Channel to another stage -> the WAITs for its sends, and the kinds of later bodies that read what is sent.
+    """Channel to another stage -> the WAITs for its sends, and the kinds of later bodies that read the sent tensors.
 
     Args:
         bodies: (kind of action, instructions) of the bodies that follow each other for one micro-batch.
@@ -105,7 +105,7 @@ class ReleasePlaces:
             self._released = dict(zip(ways, np.split(released, len(ways)), strict=True))
 
     def blocks(self, rank: int, sent: Mapping[str, SentBody]) -> dict[int, list[Block]]:
-        """Place in the order of a rank -> the blocks behind its action; place -1: behind the end of the step.
+        """Position in the order of a rank -> the blocks after its action; position -1: after the end of the step.
 
         Args:
             rank: a pipeline rank.
@@ -126,7 +126,7 @@ class ReleasePlaces:
         return found
 
     def _rows(self, channel: str, read_by: frozenset[str]) -> _Ints:
-        """(micro-batches) the row behind which a tensor is released, -1 for the end of the step."""
+        """Per micro-batch the row after which a tensor is released, -1 for the end of the step."""
         rows = self._released[channel]
         for kind in read_by:
             again = self._row_of["FBIW".index(kind), self._stage[channel]]

@@ -1,4 +1,4 @@
-"""Slices of a micro-batch: one body is replaced by n copies whose instructions are merged.
+"""Slices of a micro-batch: one body is replaced by n copies whose instructions are interleaved.
 
 A chunk is lowered once, for one slice. Its bodies are then copied for every slice (values and instructions of slice i
 are called "name[i]") and merged. In the **interleaved** order, a slice runs until it would wait for communication, then
@@ -34,7 +34,7 @@ class Slices:
     replaced: set[str] = field(default_factory=set)
 
     def values(self) -> Mapping[str, Value]:
-        """The values of the table that some instruction may name: those of slices, not the original values."""
+        """The values of the table that instructions may name: those of slices, not the original ones."""
         return {name: value for name, value in self.table.values.items() if name not in self.replaced}
 
     def spread(self, bodies: Sequence[Sequence[Instruction]]) -> list[list[Instruction]]:
@@ -58,8 +58,8 @@ class Slices:
         return merged
 
     def _is_single(self, instruction: Instruction, body: Sequence[Instruction]) -> int | None:
-        """The slice that does an instruction for all: the first slice computes values that depend on weights only, the
-        last one issues reductions."""
+        """The slice that executes an instruction for all slices: the first computes values that depend on weights only,
+        the last issues reductions."""
         if instruction.kind is Kind.WAIT:
             if self._outlives(str(instruction.waits)):
                 return self.count - 1

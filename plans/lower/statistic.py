@@ -23,7 +23,7 @@ def _wide(dtype: str) -> str:
 def kept_values(
     emitter: Emitter, operator: Operator, spec: OperatorSpec, mesh: Layout, assignment: Assignment, dtype: str
 ) -> tuple[str, ...]:
-    """Enter the values that the forward makes for the gradients; `dtype` is that of the first input."""
+    """Enter the values that the forward keeps for the gradients; `dtype` is that of the first input."""
     return tuple(
         emitter.table.add(
             Value(
@@ -43,7 +43,7 @@ def gather_statistic(
     assignment: Assignment,
     inputs: Sequence[str],
 ) -> str | None:
-    """Write the instructions that give every shard the rows of all; the value that holds them.
+    """Write the instructions that gather the rows of a statistic on every shard, and return the value that holds them.
 
     None where the operator has no statistic or its dim is whole.
     """

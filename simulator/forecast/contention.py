@@ -32,26 +32,26 @@ from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
 from simulator.forecast.overlap import host_lead_ps
 from simulator.forecast.rank import RankBodies, Transfers
 from simulator.forecast.run import Run
-from simulator.forecast.walk import POST, Actions, Line, Transmission, Way, walked
+from simulator.forecast.walk import POST, Actions, Line, TransferQueue, Transmission, simulate_steps
 from simulator.lines import Payload
 
 __all__ = ["Contention"]
 
 Needs = Mapping[Hashable, float]
-"""Link -> the share that all siblings need of it at rate 1."""
+"""Link -> the share of its bandwidth that all siblings together need at full speed."""
 
 Ops = tuple[Op, ...]
 
 _SLOWED = 0.3
-"""The slow-down of compute while transfers, or collectives that outlast a body, run next to it, as for matrix products
-on the measured machines. The maps follow what outlasts a body as if nothing computed next to the rest of it."""
+"""The share of its speed that compute loses while transfers, or collectives that outlast a body, are in progress:
+measured for matrix products. Clock maps ignore this loss after the end of the body."""
 
 _ROOM = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Communication of one kind on one stream, where only one is under way at a time; `count` times in a step."""
+    """Communication of one kind on one stream, which runs one at a time; it occurs `count` times in a step."""
 
     stream: Hashable
     call: str
@@ -66,11 +66,11 @@ class Contention:
 
     Args:
         degrees: degrees of the configuration.
-        kv_heads: of its model.
-        machine: that it runs on.
-        bodies: of each pipeline rank, undisturbed.
-        transfers: (sending stage, "F" or "B") -> what goes over a boundary.
-        arrival_bytes: that one rank sends over a boundary.
+        kv_heads: number of heads of keys and values of the model.
+        machine: the machine that it runs on.
+        bodies: the bodies of each pipeline rank, without the mutual slow-down of compute and communication.
+        transfers: (sending stage, "F" or "B") -> the transfers between two stages.
+        arrival_bytes: bytes that one rank sends to the next stage.
         posts_ahead: whether receives are posted one action ahead.
     """
 
@@ -122,7 +122,7 @@ class Contention:
 
     @cached_property
     def _collectives(self) -> Sequence[Counter[tuple[str, Payload]]]:
-        """Per pipeline rank how many of each kind it issues in a step."""
+        """Per pipeline rank the number of collectives of each kind in a step."""
         found = []
         for counts, bodies in zip(counts_of_variants(self._schedule), self._bodies, strict=True):
             total: Counter[tuple[str, Payload]] = Counter()
@@ -139,8 +139,8 @@ class Contention:
 
     @property
     def num_messages(self) -> int:
-        """The number of collectives and transfers of a step, for one rank of each pipeline rank. It determines the time
-        of a walk.
+        """The number of collectives and transfers of a step, of one rank per pipeline rank; the time of a simulation is
+        proportional to it.
         """
         moved = sum(kind.count for kind in self._moving.values())
         return moved + sum(sum(total.values()) for total in self._collectives)
@@ -151,11 +151,13 @@ class Contention:
     def most_ps(self) -> float:
         """An estimate of the largest time per step that clock maps leave out.
 
-        On a link that streams share, none of them is delayed by longer than all others take on it, but for the
-        busiest; compute is slowed while transfers, or collectives that outlast bodies, run, and more than a body knows
-        where its host has got ahead; how much longer a transfer takes during kernels is known on average only, and a
-        pipeline waits for it once per boundary as it fills and drains, and, where it receives when it needs to, once
-        per micro-batch.
+        It is the sum of three terms:
+
+        * Shared links: the busiest stream of a link is delayed at most by the time that all others take on it.
+        * Slower compute: while transfers or collectives of earlier bodies are in progress, and where an earlier body
+          has given the host a lead, so that more kernels overlap with collectives.
+        * Slower transfers: clock maps know only their average time during kernels. A pipeline waits for a transfer
+          once per boundary as it fills and drains, and once per micro-batch if receives are not posted ahead.
         """
         rates = pair_rates(self._machine)
         if rates is None:
@@ -176,7 +178,7 @@ class Contention:
 
     @cached_property
     def _claiming(self) -> Mapping[Hashable, _Kind]:
-        """The kinds that may share links with others."""
+        """The communication that may share links."""
         return self._kinds if self._machine.shares_ways else self._moving
 
     @property
@@ -191,7 +193,7 @@ class Contention:
 
     @property
     def _moved_ps(self) -> int:
-        """The transfers of the busiest rank."""
+        """The time of the transfers of the busiest rank in a step."""
         total: Counter[int] = Counter()
         for key, transfer in self._transfers.items():
             here, there = self._ends(key)
@@ -202,14 +204,14 @@ class Contention:
 
     @property
     def _carried_ps(self) -> int:
-        """The collectives of the busiest rank that are still in progress at the end of its bodies."""
+        """The time in a step for which collectives of the busiest rank outlast the bodies that issued them."""
         return max(
             sum(count * bodies.issued(*key)[1] for key, count in counts.items()) + bodies.issued(-1, "begin")[1]
             for counts, bodies in zip(counts_of_variants(self._schedule), self._bodies, strict=True)
         )
 
     def _led_ps(self, rates: PairRates) -> int:
-        """The extra compute time of a rank where some of its bodies give its host a lead that others use up."""
+        """The extra compute time of a rank whose host gains a lead in some bodies and loses it in others."""
         found = [0]
         for counts, bodies in zip(counts_of_variants(self._schedule), self._bodies, strict=True):
             own = [(count, *host_lead_ps(bodies.action(*key), rates)) for key, count in counts.items()]
@@ -218,7 +220,7 @@ class Contention:
 
     @cached_property
     def _links(self) -> Sequence[Hashable]:
-        """The links that may be overloaded; of links with equal loads, one."""
+        """The links that may be overloaded; one of each set of links with equal loads."""
         most: dict[Hashable, dict[Hashable, float]] = {}
         needed: dict[Hashable, list[tuple[int, float]]] = {}
         for number, kind in enumerate(self._claiming.values()):
@@ -232,74 +234,84 @@ class Contention:
                 found.setdefault(tuple(needed[link]), link)
         return list(found.values())
 
-    # ------------------------------------------------------------------------------------------------ the walk
+    # -------------------------------------------------------------------------------------------- the simulation
 
     def steps(
         self, num_steps: int, change: Callable[[str, Op], Op] | None = None, longer: float = 1.0
     ) -> list[tuple[PartsTally, ...]]:
-        """The parts and the end of each step, per pipeline rank.
+        """Simulate the step in time order; return the parts and the end of each step, per pipeline rank.
 
         Args:
-            num_steps: one after the other.
-            change: of operations, as of `RankBodies.changed`.
-            longer: how much longer transfers take.
+            num_steps: number of consecutive steps.
+            change: replaces operations (see `RankBodies.changed`).
+            longer: factor on the time of transfers.
         """
         bodies = self._bodies if change is None else [own.changed(change) for own in self._bodies]
-        meetings = {key: self._meeting(kind) for key, kind in self._kinds.items()}
-        ways = {}
+        transmissions = {key: self._transmission(kind) for key, kind in self._kinds.items()}
+        queues = {}
         for key in self._transfers:
-            meeting = meetings.get(key)
-            if meeting is not None and longer != 1.0:
-                meeting = replace(meeting, work_ps=meeting.work_ps * longer)
-            ways[key] = Way(meeting)
-        ranks = [self._actions(_Writer(rank, self._kinds, meetings, own), ways) for rank, own in enumerate(bodies)]
-        return walked(ranks, pair_rates(self._machine), launch_ps=price_launch(self._machine), num_steps=num_steps)
+            transmission = transmissions.get(key)
+            if transmission is not None and longer != 1.0:
+                transmission = replace(transmission, work_ps=transmission.work_ps * longer)
+            queues[key] = TransferQueue(transmission)
+        ranks = [
+            self._actions(_Writer(rank, self._kinds, transmissions, own), queues) for rank, own in enumerate(bodies)
+        ]
+        return simulate_steps(
+            ranks, pair_rates(self._machine), launch_ps=price_launch(self._machine), num_steps=num_steps
+        )
 
-    def _meeting(self, kind: _Kind) -> Transmission:
+    def _transmission(self, kind: _Kind) -> Transmission:
         claims = ((number, kind.needs.get(link, 0.0)) for number, link in enumerate(self._links))
         return Transmission(kind.call, float(kind.alone_ps), tuple([claim for claim in claims if claim[1]]))
 
-    def _actions(self, writer: _Writer, ways: Mapping[tuple[int, str], Way]) -> Actions:
-        """A rank's step: a receive is posted before the action ahead of its own, or its own (`Plan.receives`); sends
-        that have arrived are waited for after an action, the others at the end."""
+    def _actions(self, writer: _Writer, queues: Mapping[tuple[int, str], TransferQueue]) -> Actions:
+        """A rank's step. A receive is posted one action ahead, or before its own action (`Plan.receives`).
+
+        Complete sends are waited for after an action, the others at the end of the step.
+        """
         schedule, rank = self._schedule, writer.rank
         first, variants = int(schedule.table.rank_start[rank]), variant_of_rows(schedule)
         numbers = {stage: number for number, stage in enumerate(schedule.stages_of(rank))}
-        releases, over = releases_of_rows(schedule), Line(WAIT, price_wait(self._machine).dispatch_ps)
+        releases, wait = releases_of_rows(schedule), Line(WAIT, price_wait(self._machine).dispatch_ps)
         num_kept = 0
-        actions: list[tuple[Sequence[Line], Way | None, Way | None]] = []
-        posts: list[tuple[Sequence[Line], Way | None, Way | None]] = []
+        actions: list[tuple[Sequence[Line], TransferQueue | None, TransferQueue | None]] = []
+        posts: list[tuple[Sequence[Line], TransferQueue | None, TransferQueue | None]] = []
         for place, action in enumerate(schedule.order[rank]):
             stage, variant = action.stage, VARIANTS[variants[first + place]]
             source, target = ((stage - 1, "F"), (stage, "F")) if variant[0] == "F" else ((stage + 1, "B"), (stage, "B"))
             lines = writer.action(numbers[stage], variant)
             receives = [Line(POST, self._transfers[source].receive_dispatch_ps) for op in lines if op.kind == ARRIVE]
-            posts.append((receives, ways.get(source), None))
+            posts.append((receives, queues.get(source), None))
             released = int(releases[first + place])
             num_kept += sum(line.kind == SEND for line in lines) - released
-            actions.append(([*lines, *[over] * released], ways.get(source), ways.get(target)))
-        step: list[tuple[Sequence[Line], Way | None, Way | None]] = [(writer.begin, None, None)]
+            actions.append(([*lines, *[wait] * released], queues.get(source), queues.get(target)))
+        step: list[tuple[Sequence[Line], TransferQueue | None, TransferQueue | None]] = [(writer.begin, None, None)]
         if self._posts_ahead:
             step += posts[:1]
             posts = [*posts[1:], ((), None, None)]
         for own, before in zip(actions, posts, strict=True):
             step += [before, own]
-        return [*step, ([*writer.end, *[over] * num_kept], None, None)]
+        return [*step, ([*writer.end, *[wait] * num_kept], None, None)]
 
 
 class _Writer:
-    """Writes the bodies of a pipeline rank as lines of the walk, each once.
+    """Translates the bodies of a pipeline rank into lines of the simulation, each body once.
 
-    Collectives for which the stream waits at once, and that find room on every link and their channel free, are parts
-    of runs.
+    A collective becomes part of a run if the stream waits for it at once, no link is short for it and its channel is
+    free.
     """
 
     def __init__(
-        self, rank: int, kinds: Mapping[Hashable, _Kind], meetings: Mapping[Hashable, Transmission], bodies: RankBodies
+        self,
+        rank: int,
+        kinds: Mapping[Hashable, _Kind],
+        transmissions: Mapping[Hashable, Transmission],
+        bodies: RankBodies,
     ) -> None:
         self.rank = rank
         self._kinds = kinds
-        self._meetings = meetings
+        self._transmissions = transmissions
         self._bodies = bodies
         self._known: dict[int, Sequence[Line]] = {}
         self._waited_at_once = _waited_at_once((bodies.begin, *bodies.actions.values(), bodies.end))
@@ -315,7 +327,7 @@ class _Writer:
         return self._lines(self._bodies.end)
 
     def action(self, number: int, variant: str) -> Sequence[Line]:
-        """The bodies of a chunk of the rank."""
+        """An action of one of the rank's chunks."""
         ops = self._bodies.action(number, variant)
         if id(ops) not in self._known:
             self._known[id(ops)] = self._lines(ops)
@@ -325,20 +337,20 @@ class _Writer:
         found: list[Line] = []
         run: list[Op] = []
         for op in ops:
-            meeting, work_ps = None, 0.0
+            transmission, work_ps = None, 0.0
             if op.kind == ISSUE:
                 key = self.rank, op.channel, op.payload
-                meeting, kind = self._meetings[key], self._kinds[key]
-                work_ps = kind.alone_ps * op.work_ps / kind.together_ps  # of one that is changed in proportion
+                transmission, kind = self._transmissions[key], self._kinds[key]
+                work_ps = kind.alone_ps * op.work_ps / kind.together_ps  # in proportion if `change` replaced its time
             if op.kind == COMPUTE or (op.kind == WAIT and run and op.token == run[-1].token):
                 run.append(op)
-            elif meeting is not None and op.channel in self._waited_at_once and not meeting.claims:
+            elif transmission is not None and op.channel in self._waited_at_once and not transmission.claims:
                 run.append(op._replace(name="", work_ps=round(work_ps)))
             else:
                 if run:
                     found.append(Line(COMPUTE, run=Run(run)))
                     run = []
-                found.append(Line(op.kind, op.dispatch_ps, work_ps, op.token, op.channel, meeting, call=op.name))
+                found.append(Line(op.kind, op.dispatch_ps, work_ps, op.token, op.channel, transmission, call=op.name))
         if run:
             found.append(Line(COMPUTE, run=Run(run)))
         return found
@@ -357,7 +369,7 @@ def _waited_at_once(bodies: Iterable[Ops]) -> Collection[str]:
 
 @lru_cache(maxsize=4096)
 def _family(machine: Machine, mesh: Layout, axes: tuple[str, ...], payload: Payload) -> tuple[int, int, Needs]:
-    """A collective of all groups along some axes: alone, next to its siblings, and what they need of links."""
+    """A collective of all groups along some axes: its time alone, next to its siblings, and their shares of links."""
     group = mesh_group(machine, mesh, axes)
     cost = price_collective(machine, payload.call, group, payload.size_bytes, payload.item_bytes, payload.copies)
     needs: dict[Hashable, float] = {}
@@ -371,7 +383,7 @@ def _family(machine: Machine, mesh: Layout, axes: tuple[str, ...], payload: Payl
 
 @lru_cache(maxsize=4096)
 def _pairs_need(machine: Machine, pairs: tuple[tuple[int, int], ...], size_bytes: int, work_ps: int) -> Needs:
-    """The resources of transfers between the ranks of two stages: ports of their ends, and shared links."""
+    """The shares of ports and links that transfers between the ranks of two stages need."""
     needs: dict[Hashable, float] = {}
     if machine.graph is None:  # the ports of one pair stand for those of all
         tier = machine.tier(pairs[0])

@@ -18,10 +18,10 @@ from simulator.channels import PairRates
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
 from simulator.forecast.run import Run, call_of
 
-__all__ = ["POST", "Actions", "Line", "Transmission", "Way", "walked"]
+__all__ = ["POST", "Actions", "Line", "TransferQueue", "Transmission", "simulate_steps"]
 
 POST = 5
-"""A line next to those of a body: a receive is posted."""
+"""The kind of a line that posts a receive, next to those of the operations of bodies."""
 
 _BEGIN, _END, _WAKE = range(3)
 
@@ -42,14 +42,14 @@ class Transmission:
 
 
 @dataclass(slots=True, eq=False)
-class Way:
-    """From one pipeline rank to another: the k-th SEND meets the k-th receive.
+class TransferQueue:
+    """The transfers from one pipeline rank to another; the k-th send is matched with the k-th receive.
 
     Args:
-        meeting: each of them; None: both are one rank, and nothing moves.
+        transmission: the communication of each transfer; None where sender and receiver are the same rank.
     """
 
-    meeting: Transmission | None
+    transmission: Transmission | None
     early: deque[_Flow] = field(default_factory=deque)
     is_sent_early: bool = False
     arriving: deque[_Flow] = field(default_factory=deque)
@@ -58,14 +58,14 @@ class Way:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """The next event of a rank.
+    """One line of a rank's work.
 
     Args:
-        kind: kind of an operation of a body; COMPUTE is a complete run.
-        dispatch_ps: host time.
-        work_ps: of a collective.
-        token, channel, meeting, call: of a collective; a WAIT without a token is for a send that has arrived.
-        run: of COMPUTE.
+        kind: POST, or the kind of an operation of a body; COMPUTE stands for a run of operations.
+        dispatch_ps: host time to issue it.
+        work_ps: duration of a collective without contention.
+        token, channel, transmission, call: of a collective. A WAIT without a token waits for a send that is complete.
+        run: the operations of a COMPUTE line.
     """
 
     kind: int
@@ -73,27 +73,42 @@ class Line:
     work_ps: float = 0
     token: str = ""
     channel: str = ""
-    meeting: Transmission | None = None
+    transmission: Transmission | None = None
     run: Run | None = None
     call: str = "collective"
 
 
-Actions = Sequence[tuple[Sequence[Line], Way | None, Way | None]]
-"""A rank's step: (lines, the way on which they receive, the way on which they send)."""
+Actions = Sequence[tuple[Sequence[Line], TransferQueue | None, TransferQueue | None]]
+"""A rank's step: (lines, the queue from which they receive, the queue to which they send)."""
 
 
 class _Flow:
-    """Communication that is posted, under way or over; `begun` and `end` are -1 until then; `call` of a collective."""
+    """Communication that is posted, in progress or complete.
+
+    `begun` and `end` are its start and end, -1 before; `left` is its remaining work and `rate` its speed since `since`.
+    """
 
     __slots__ = (
-        "begun", "call", "channel", "end", "issued", "left", "limit", "meeting", "ranks", "rate", "ready", "since",
-        "version", "waiting",
+        "begun",
+        "call",
+        "channel",
+        "end",
+        "issued",
+        "left",
+        "limit",
+        "ranks",
+        "rate",
+        "ready",
+        "since",
+        "transmission",
+        "version",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
-        self, meeting: Transmission | None, work_ps: float, rank: _Rank, posted: float, call: str = ""
+        self, transmission: Transmission | None, work_ps: float, rank: _Rank, posted: float, call: str = ""
     ) -> None:
-        self.meeting = meeting
+        self.transmission = transmission
         self.call = call
         self.left = work_ps
         self.ranks = [rank]
@@ -116,7 +131,7 @@ class _Rank:
 
     def __init__(self) -> None:
         self.steps: list[PartsTally] = []
-        self.own: list[_Flow] = []  # collectives that may still be under way
+        self.own: list[_Flow] = []  # collectives that may still be in progress
         self.active: dict[_Flow, None] = {}
         self.channels: dict[str, deque[_Flow]] = {}
         self.pending = self.version = 0
@@ -126,20 +141,20 @@ class _Rank:
         self.process: Generator[None, None, None]
 
 
-def walked(
+def simulate_steps(
     ranks: Sequence[Actions], rates: PairRates | None, *, launch_ps: int = 0, num_steps: int = 1
 ) -> list[tuple[PartsTally, ...]]:
-    """The parts and the end of every rank's steps: one entry per rank for each step.
+    """Simulate steps in time order and return, for each step, the parts and the end of every rank.
 
     Args:
-        ranks: its work in a step.
-        rates: of compute and communication next to each other; None: they do not slow each other.
+        ranks: the work of each rank in a step.
+        rates: the rates of compute and communication that overlap; None if they do not slow each other.
         launch_ps: host time at the start of a step.
-        num_steps: one after the other, on every rank.
+        num_steps: number of consecutive steps.
 
-    >>> meeting = Transmission("all_gather", 100.0, claims=((0, 0.8),))
-    >>> gather = [Line(ISSUE, 0, 100.0, token="t", channel="dp", meeting=meeting), Line(WAIT, 0, token="t")]
-    >>> [rank.end_ps for rank in walked([[(gather, None, None)]] * 2, None)[0]]
+    >>> transmission = Transmission("all_gather", 100.0, claims=((0, 0.8),))
+    >>> gather = [Line(ISSUE, 0, 100.0, token="t", channel="dp", transmission=transmission), Line(WAIT, 0, token="t")]
+    >>> [rank.end_ps for rank in simulate_steps([[(gather, None, None)]] * 2, None)[0]]
     [160.0, 160.0]
     """
     walk = _Walk(rates)
@@ -150,7 +165,7 @@ def walked(
 
 
 def _tally_op(tally: PartsTally, op: Op, free: float, begins: float, ends: float) -> None:
-    """Count an operation of a run; `free` is the time at which the stream is free for it."""
+    """Add an operation of a run to the tally; `free` is the time from which the stream was free."""
     if op.kind == COMPUTE:
         tally.compute_ps += ends - begins
     elif op.kind == ISSUE:
@@ -159,7 +174,7 @@ def _tally_op(tally: PartsTally, op: Op, free: float, begins: float, ends: float
 
 
 def _tally_wait(tally: PartsTally, rank: _Rank, flow: _Flow, stream: float) -> None:
-    """Count the wait for a collective that has ended."""
+    """Add the wait for a collective that has ended to the tally."""
     known = [(each.begun, each.end if each.end >= 0 else flow.end) for each in rank.own if each.begun >= 0]
     tally.add_wait(flow.call, stream, flow.issued, flow.end, known)
 
@@ -235,12 +250,12 @@ class _Walk:
                         flow = issued.get(line.token)
                     elif kind == POST:
                         assert source is not None
-                        source.arriving.append(self._meet(source, rank, posted, is_send=False))
+                        source.arriving.append(self._post(source, rank, posted, is_send=False))
                         posts.append(host)
                         continue
                     elif kind == SEND:
                         assert target is not None
-                        sent.append(self._meet(target, rank, posted, is_send=True))
+                        sent.append(self._post(target, rank, posted, is_send=True))
                         continue
                     elif kind == ARRIVE:
                         assert source is not None
@@ -266,13 +281,13 @@ class _Walk:
                     if flow.call:
                         _tally_wait(tally, rank, flow, stream)
                     stream = flow.end
-            rank.own.clear()  # all are over
+            rank.own.clear()  # all have ended
             tally.host_wait_ps += max(0.0, host - stream)
             host = stream = max(host, stream)
             tally.end_ps = stream
 
     def _run(self, rank: _Rank, run: Run, host: float, stream: float) -> Generator[None, None, tuple[float, float]]:
-        """Execute a run: in one go while the device does not communicate, else operation by operation."""
+        """Execute a run: at once while the device does not communicate, otherwise operation by operation."""
         parts, at, tally = run.parts, 0, rank.steps[-1]
         while at < len(parts):
             if not rank.active:
@@ -326,13 +341,14 @@ class _Walk:
     def _compute(self, rank: _Rank, op: Op, left: float) -> None:
         """Begin an operation, or the rest of one, while communication on the device slows it.
 
-        It counts as executing until the next one begins or `_pause`, so that rates stay where both are of one kind.
+        It counts as executing until the next operation begins or `_pause` is called, so that rates do not change
+        between two operations of the same class.
         """
         rank.op, rank.left, rank.rate, rank.since = op, left, 0.0, self._now
         self._update((rank,))
 
     def _pause(self, rank: _Rank) -> None:
-        """Nothing executes on the device until its next operation begins."""
+        """Leave the device idle until its next operation begins."""
         if rank.op is not None:
             rank.op = None
             self._update((rank,))
@@ -340,7 +356,7 @@ class _Walk:
     # ----------------------------------------------------------------------------------------- communication
 
     def _issue(self, rank: _Rank, line: Line, posted: float, issued: float) -> _Flow:
-        flow = _Flow(line.meeting, line.work_ps, rank, posted, line.call)
+        flow = _Flow(line.transmission, line.work_ps, rank, posted, line.call)
         flow.issued = issued
         rank.own = [flow for flow in rank.own if not 0 <= flow.end <= posted]
         rank.own.append(flow)
@@ -348,28 +364,28 @@ class _Walk:
         self._enter(flow)
         return flow
 
-    def _meet(self, way: Way, rank: _Rank, posted: float, *, is_send: bool) -> _Flow:
-        """Post one side of the next transfer on a way."""
-        early = way.early
-        if not early or way.is_sent_early is is_send:
-            way.is_sent_early = is_send
-            flow = _Flow(way.meeting, way.meeting.work_ps if way.meeting else 0.0, rank, posted)
+    def _post(self, queue: TransferQueue, rank: _Rank, posted: float, *, is_send: bool) -> _Flow:
+        """Post a send or a receive; the transfer starts when both are posted."""
+        early = queue.early
+        if not early or queue.is_sent_early is is_send:
+            queue.is_sent_early = is_send
+            flow = _Flow(queue.transmission, queue.transmission.work_ps if queue.transmission else 0.0, rank, posted)
             early.append(flow)
-            if self._rates is not None and way.meeting is not None:
+            if self._rates is not None and queue.transmission is not None:
                 rank.pending += 1
             return flow
         flow = early.popleft()
         flow.ready = max(flow.ready, posted)
-        if way.meeting is not None:
+        if queue.transmission is not None:
             flow.ranks.append(rank)
-        flow.channel = way.channel
-        if self._rates is not None and way.meeting is not None:
+        flow.channel = queue.channel
+        if self._rates is not None and queue.transmission is not None:
             flow.ranks[0].pending -= 1
         self._enter(flow)
         return flow
 
     def _enter(self, flow: _Flow) -> None:
-        """Append communication to its channel once all its ranks have posted it."""
+        """Append communication that all its ranks have posted to its channel."""
         if self._rates is not None and flow.left:
             for rank in flow.ranks:
                 rank.pending += 1
@@ -383,7 +399,7 @@ class _Walk:
             self._end(flow)
             return
         flow.since, flow.limit = self._now, 1.0
-        if flow.meeting is not None and flow.meeting.claims:
+        if flow.transmission is not None and flow.transmission.claims:
             self._sharing[flow] = None
         for rank in flow.ranks if self._rates is not None else ():
             rank.active[flow] = None
@@ -415,8 +431,12 @@ class _Walk:
     def _update(
         self, ranks: Iterable[_Rank], begun: dict[_Flow, None] | None = None, *, is_freed: bool = False
     ) -> None:
-        """Recompute the rates of what is in progress on some ranks, of a flow that has begun, and of flows that share
-        links with them; `is_freed`: the flow has ended.
+        """Recompute the rates of the operations and the communication on some ranks, and of flows that share links.
+
+        Args:
+            ranks: the ranks where a flow or an operation began or ended.
+            begun: flows that have just begun.
+            is_freed: whether a flow that shared links has ended.
         """
         changed, rates, now = begun or {}, self._rates, self._now
         for rank in ranks:
@@ -424,8 +444,8 @@ class _Walk:
             for flow in rank.active:
                 changed[flow] = None
                 if op is not None:
-                    assert rates is not None and flow.meeting is not None
-                    mine = rates(op.name, op.work_ps, flow.meeting.call, flow.meeting.work_ps)[0]
+                    assert rates is not None and flow.transmission is not None
+                    mine = rates(op.name, op.work_ps, flow.transmission.call, flow.transmission.work_ps)[0]
                     slowest = mine if mine < slowest else slowest
             if op is not None and slowest != rank.rate:
                 rank.left -= (now - rank.since) * rank.rate
@@ -437,8 +457,8 @@ class _Walk:
             for rank in flow.ranks:
                 op = rank.op
                 if op is not None:
-                    assert rates is not None and flow.meeting is not None
-                    theirs = rates(op.name, op.work_ps, flow.meeting.call, flow.meeting.work_ps)[1]
+                    assert rates is not None and flow.transmission is not None
+                    theirs = rates(op.name, op.work_ps, flow.transmission.call, flow.transmission.work_ps)[1]
                     limit = theirs if theirs < limit else limit
             if flow not in self._sharing:
                 self._set(flow, limit)
@@ -450,10 +470,10 @@ class _Walk:
 
     def _share(self) -> None:
         """Set the rates of all flows that share links."""
-        key = tuple([(flow.meeting, flow.limit) for flow in self._sharing])
+        key = tuple([(flow.transmission, flow.limit) for flow in self._sharing])
         found = self._known.get(key)
         if found is None:
-            claims = [meeting.claims for meeting, _ in key if meeting is not None]
+            claims = [transmission.claims for transmission, _ in key if transmission is not None]
             found = self._known[key] = max_min_rates([limit for _, limit in key], claims)
         for flow, rate in zip(self._sharing, found, strict=True):
             self._set(flow, rate)

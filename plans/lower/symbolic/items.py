@@ -75,17 +75,17 @@ class Skeleton:
     uses: int = 0
 
     def begin(self) -> None:
-        """Start another piece."""
+        """Start the next piece."""
         self.uses += 1
 
     def edge(self, name: str, number: int) -> None:
-        """A line for the begin or the end of the body."""
+        """Add a line for the begin or the end of the body."""
         line = Instruction(name=name, kind=Kind.COMPUTE, call="cell", part="C")
         self.lines.append(line)
         self.place[line.name] = (number, -1, False, False)
 
     def add(self, at: int, line: Instruction, *, drop: bool = False, join: bool = False) -> None:
-        """A line for cell `at` of the piece."""
+        """Add a line for cell `at` of the piece."""
         self.lines.append(line)
         self.place[line.name] = (self.uses - 1, at, drop, join)
 
@@ -192,7 +192,7 @@ class _Spelling:
         return 0 if template is None else template.num_issued
 
     def _leave(self) -> None:
-        """A piece of input gradients ends: so does what it handed over."""
+        """End a piece of input gradients, and with it the cells that it handed over."""
         template = self._next()
         if self._part == "I" and template is not None and template.num_issued:
             piece = self._chunk[self._number + 1].piece
@@ -207,7 +207,7 @@ class _Spelling:
         return template.num_handed if self._part == "W" else template.num_issued
 
     def _add(self, first: int, stop: int, *, is_dropped: bool = False, is_joined: bool = False) -> None:
-        """Cells; one item with those before them where they follow on."""
+        """Add cells, joined with the item before them if they follow it directly."""
         if stop <= first:
             return
         self._at = stop

@@ -69,7 +69,7 @@ class ModelOutline:
 
 @lru_cache(maxsize=65_536)
 def renamed(name: str, block: int | None) -> str:
-    """A name of a block's parameter or operator, in block number `block`.
+    """The name of a parameter or operator of a block in block number `block`.
 
     >>> renamed("layers.0.attention.wq.weight", 7)
     'layers.7.attention.wq.weight'

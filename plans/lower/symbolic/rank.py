@@ -214,7 +214,7 @@ class _RankLowering:
         return found
 
     def _known(self, use: PieceUse, operator: str) -> str:
-        """An operator of the outline that is in the same module as a template's operator."""
+        """An operator of the outline in the same module as an operator of the template."""
         operators = self.outline.pieces[use.kind].operators
         if use.block is None and any(each.name == operator for each in operators):
             return operator
@@ -287,7 +287,7 @@ class _RankLowering:
             reduction.add(emitter, name, value)
 
     def _adds(self, cell: Cell, use: PieceUse, uses: Mapping[str, int]) -> bool:
-        """Whether what an accumulating cell does is done by the product before it."""
+        """Whether the product before an accumulating cell adds to the gradient itself."""
         if not cell.joined:
             return False
         name = self._named(cell.gradient, use)

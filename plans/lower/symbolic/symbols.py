@@ -38,7 +38,7 @@ class Symbols:
     marks: Mapping[str, int]
 
     def read(self, number: int) -> tuple[Fraction, tuple[int, ...]]:
-        """The constant and the exponents of the product that `number` is.
+        """The constant and the exponents of the product of symbols that `number` represents.
 
         Raises:
             AssertionError: the number is 0, or no product of the symbols.
@@ -64,7 +64,7 @@ class Monomials:
     numbers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
     def enter(self, number: int) -> int:
-        """The place of the product that a number of the template represents."""
+        """The position of the product that a number of the template represents."""
         place = self.known.get(number)
         if place is None:
             entry = self.symbols.read(number)

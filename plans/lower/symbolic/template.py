@@ -37,7 +37,7 @@ KEPT = "kept_"
 
 
 def plain(piece: str) -> str:
-    """The name of a piece without regard to what it keeps."""
+    """The name of a piece without the prefix of pieces that keep everything."""
     return piece.removeprefix(KEPT)
 
 
@@ -218,7 +218,7 @@ def _part(
 
 
 def _with_hand_over(part: PartTemplate) -> PartTemplate:
-    """The backward of the first piece: its first instructions are issued as soon as the gradient is available."""
+    """The backward of the first piece, with its first instructions issued as soon as the gradient is available."""
     cells = part.cells
     issued = next((at for at, cell in enumerate(cells) if cell.kind is not Kind.COLLECTIVE), len(cells))
     handed = next((at for at, cell in enumerate(cells) if cell.kind is Kind.COMPUTE), len(cells)) if issued else 0
@@ -228,7 +228,7 @@ def _with_hand_over(part: PartTemplate) -> PartTemplate:
 def _note(
     memory: list[tuple[int, int, int, str]], alive: set[str], value: Value, at: int, sign: int, monomials: Monomials
 ) -> None:
-    """A value of its own memory comes or goes; what shares another's memory is counted with that one."""
+    """Note that a value with its own memory is allocated or freed; a value that shares memory counts with the owner."""
     if value.scope is not Scope.MICRO or value.shares is not None or not value.size_bytes:
         return
     if sign > 0 and value.name in alive:

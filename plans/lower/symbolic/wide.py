@@ -44,7 +44,7 @@ class WideBucket(Bucket):
 
 @lru_cache(maxsize=65_536)
 def block_number(name: str) -> int | None:
-    """The number of the block that a name is about, None for none.
+    """The number of the block in a name, None if there is none.
 
     >>> block_number("g:layers.12.attention_norm.weight#flat"), block_number("norm.weight")
     (12, None)
