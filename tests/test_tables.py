@@ -388,7 +388,9 @@ def test_the_training_of_deepseek_v3_computes_while_it_sends(tmp_path):
     ideal_s = 6 * 37e9 * 15360 * 4096 / 2048 / 989e12
     assert ideal_s / 0.65 < found["predicted"] < ideal_s / 0.35
     exposed = validate(write_table(tmp_path / "b.csv", [DEEPSEEK | {"source": "Megatron-LM", "schedule": "1F1B"}]))
-    assert exposed.rows[0]["predicted"] > 2 * found["predicted"]
+    (row,) = exposed.rows
+    other = next(each["predicted"] for each in row["readings"] if each["cells"] == {"routing": "alltoall"})
+    assert other > row["predicted"] > 1.5 * found["predicted"]
 
 
 @pytest.mark.parametrize(("source", "mode"), [("Megatron-Core 0.14", "memory_bound"), ("torchtitan", "none")])

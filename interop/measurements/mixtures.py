@@ -12,7 +12,7 @@ from interop.measurements.models import resized
 from plans.model.transformer import TransformerConfig
 from plans.model.transformer.config import Experts
 
-__all__ = ["A2A", "UNEVEN", "Mixtures"]
+__all__ = ["A2A", "NODE", "ONCE", "UNEVEN", "Mixtures"]
 
 UNEVEN = 0.22
 """Standard deviation of experts' loads over their mean: with an auxiliary loss the fullest of 64 has 1.5 to 1.7 times
@@ -29,11 +29,20 @@ _FORCED = r"nemo\b|megatron-?bridge"
 """Software whose recipes for measurements balance the experts' loads: moe_router_force_load_balancing, before 2025
 MegatronTokenDropCallback with a capacity factor of 1."""
 
+ONCE = r"(?:node|device|group)[- ]limited|deep-?ep|hybrid-?ep|\bflex\b|dualpipe|\bhai-?llm\b"
+"""Words of dispatchers that send a token once to each node, and of software and routing that imply one."""
+
 _BEFORE = r"\b(?:nemo|nemo framework)[ :]*2[34]\.\d+|\b202[34]\b"
 """Words of releases before such dispatchers: DeepEP came in February 2025."""
 
 _OWN = r"\bhai-?llm\b"
 """DeepSeek's own software, which routes, overlaps and sends as arXiv 2412.19437 describes."""
+
+_OF_2025 = r"deepseek[- ]?(v3|r1)|kimi|qwen-?3|glm-?4\.[5-9]|gpt-?oss|llama-?4|minimax|ling-"
+"""Mixtures that others than their makers trained after such dispatchers came."""
+
+NODE = 8
+"""Devices of most nodes."""
 
 _LIMITED = r"deepseek[-_ ]?(?:v3|r1)|kimi"
 """Models whose routing is limited to groups of experts (n_group and topk_group of their config.json)."""
@@ -138,17 +147,25 @@ class Mixtures(Cells):
             self.assumed.append("tokens are sent to experts in 8 bits and come back in 16")
         return found
 
-    def most_nodes(self, config: TransformerConfig) -> int:
+    def most_nodes(self, config: TransformerConfig, stack: str, ranks: int) -> int:
         """Largest number of nodes of a token's experts if it is sent once per node; 0 if it is sent once per expert.
 
         Dispatchers that send a token once per node are DeepEP and Megatron-core's flex, which the recipes of
-        Megatron-Bridge and NeMo choose (moe_flex_dispatcher_backend). Routing limited to some nodes implies one.
+        Megatron-Bridge and NeMo choose (moe_flex_dispatcher_backend) and Megatron-core recommends where experts are on
+        several nodes (megatron/core/transformer/moe/README.md). Routing limited to some nodes implies one.
+
+        Args:
+            config: the model.
+            stack: the software.
+            ranks: that share the experts or have parts of one.
         """
         words = self.words("notes", "provenance", "source", "capacity", "routing")
         limited = re.search(r"(?:node|device|group)[- ]limited(?: routing)?(?:[^\d;]{0,12}(\d+))?", words)
-        once = bool(limited or re.search(r"deep-?ep|hybrid-?ep|\bflex\b", words))
-        once |= bool(re.search(rf"{_OWN}|dualpipe", f"{words} {self.words('schedule')}"))
-        once |= bool(re.search(_FORCED, words)) and not re.search(rf"{A2A}|{_BEFORE}", words)
+        once = bool(re.search(ONCE, f"{words} {self.words('schedule')}"))
+        usual = bool(re.search(_FORCED, words))
+        if not once and not usual and ranks > NODE and re.search(_OF_2025, self.words("model").replace("_", "-")):
+            usual = re.match(r"megatron(?!.*2022)", stack) is not None
+        once |= usual and not re.search(rf"{A2A}|{_BEFORE}", words)
         if config.experts is None or self.count("ep", 1) == 1 or not once:
             return 0
         most = int(limited.group(1) or _USUAL_LIMIT) if limited else config.experts.top_k

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from interop.measurements.case import Case
 from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
 from interop.measurements.devices import devices_meant
-from interop.measurements.mixtures import A2A, UNEVEN
+from interop.measurements.mixtures import A2A, NODE, ONCE, UNEVEN
 from interop.measurements.models import UNNAMED_SEQ, catalogued, usual_seq
 from interop.measurements.software import software_of
 from interop.measurements.spellings import schedule_named
@@ -80,7 +80,7 @@ def _counts(cells: Cells) -> Sequence[Filling]:
     stated = any(cells.text(name) for name in ("gpu_count", "dp", "nodes"))
     if stated or cells.text("metric") == "iteration_time_s":
         return []
-    least = max(_NODE, math.prod(_count(cells, name) or 1 for name in ("tp", "pp", "cp")))
+    least = max(NODE, math.prod(_count(cells, name) or 1 for name in ("tp", "pp", "cp")))
     return [{"gpu_count": str(least * times)} for times in (1, 4, 32)]
 
 
@@ -121,7 +121,7 @@ def _experts(cells: Cells) -> Sequence[Filling]:
     """Ranks that share the experts of a mixture too large for one device, where they are not stated."""
     if cells.text("ep") or not _is_mixture(cells):
         return []
-    return [{"ep": str(ranks)} for ranks in (1, _NODE, 4 * _NODE, 8 * _NODE)]
+    return [{"ep": str(ranks)} for ranks in (1, NODE, 4 * NODE, 8 * NODE)]
 
 
 def _is_mixture(cells: Cells) -> bool:
@@ -217,11 +217,8 @@ def _of_words(cells: Cells, case: Case) -> Iterator[Filling]:
     recomputation of parts of a block."""
     if any(remark.startswith("no token dropped") for remark in case.assumed):
         yield from ({"imbalance": str(uneven)} for uneven in (0, 2 * UNEVEN))
-    if case.config.experts is not None and not case.beyond.most_nodes and re.match("megatron(?!.*2022)", case.stack):
-        ways = 1 if case.beyond.whole_experts else case.degrees.tp
-        spread = case.beyond.expert_ranks * ways > _NODE
-        if spread and not re.search(A2A, cells.words("notes", "routing")):
-            yield {"routing": "flex"}  # the dispatcher is not stated: one that sends a token to a node once
+    if case.config.experts is not None and re.match("megatron(?!.*2022)", case.stack):
+        yield from _dispatchers(cells, case)
     if _may_fold(cells, case):
         yield {"etp": "1"}
     if case.metric == "mfu_percent" and case.peak == "" and re.search(r"float8|mxfp8|nvfp4", case.stack):
@@ -235,6 +232,15 @@ def _of_words(cells: Cells, case: Case) -> Iterator[Filling]:
             yield {"gpu_type": cells.text("gpu_type").lower().replace(kind.lower(), f"{kind} {other}GB")}
     if any(remark.startswith("recompute ") and " taken as " in remark for remark in case.assumed):
         yield from ({"recompute": mode} for mode in _recompute(case))
+
+
+def _dispatchers(cells: Cells, case: Case) -> Iterator[Filling]:
+    """The other dispatcher of experts on several nodes, if the row does not state one: one that sends a token to a node
+    once, or one that sends it to every expert."""
+    ways = 1 if case.beyond.whole_experts else case.degrees.tp
+    words = cells.words("notes", "provenance", "source", "routing", "schedule")
+    if case.beyond.expert_ranks * ways > NODE and not re.search(rf"{A2A}|{ONCE}", words):
+        yield {"routing": "alltoall" if case.beyond.most_nodes else "flex"}
 
 
 def _may_fold(cells: Cells, case: Case) -> bool:
@@ -277,12 +283,8 @@ def _ep(case: Case) -> tuple[str, ...]:
     """Ranks of a node that share the experts, where a mixture's row does not state them."""
     if case.config.experts is None:
         return ()
-    ranks = math.gcd(case.degrees.dp * case.degrees.cp, case.config.experts.num_experts, _NODE)
+    ranks = math.gcd(case.degrees.dp * case.degrees.cp, case.config.experts.num_experts, NODE)
     return (str(ranks),) if ranks > 1 else ()
-
-
-_NODE = 8
-"""Devices of most nodes."""
 
 
 def _seq(case: Case) -> tuple[str, ...]:

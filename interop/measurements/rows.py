@@ -142,7 +142,10 @@ class _Reading(Mixtures):
             raise Skip(str(error), "interconnect") from None
         labels = {name: row.get(name, "") for name in COLUMNS if row.get(name)}
         beyond = Beyond(
-            most_nodes=self.most_nodes(config), expert_ranks=self.expert_ranks,
+            most_nodes=self.most_nodes(
+                config, stack, self.expert_ranks * (1 if self.has_whole_experts else degrees.tp)
+            ),
+            expert_ranks=self.expert_ranks,
             whole_experts=self.has_whole_experts, dispatches_float8=self.dispatches_float8(stack),
             reserved={"reserved": True, "allocated": False}.get(self.text("memory")),
             shards=self.shards(degrees, network.devices_per_node or load_device(device).per_node),
