@@ -5,7 +5,9 @@ docs/optimizer-parallel.md describes the levels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from numbers import Real
 
 import msgspec
 
@@ -13,6 +15,9 @@ from plans.errors import TwofoldError
 from plans.model.graph import Tensor, itemsize, matches_any
 
 __all__ = ["Optimizer"]
+
+_MOST = {"beta1": 1.0, "beta2": 1.0}
+"""Settings that must be below a number, as in torch; all are finite and at least 0."""
 
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
 
@@ -39,7 +44,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         undecayed: patterns (as in fnmatch) of names of parameters without weight decay, such as "*bias".
 
     Raises:
-        TwofoldError: an unknown name, or an invalid level or size.
+        TwofoldError: an unknown name, or an invalid setting, level or size.
 
     >>> megatron = Optimizer(kind="adamw", gradient_dtype="float32", master_dtype="float32")
     >>> megatron.bytes_per_element("bfloat16")  # weight 2, gradient 4, master 4, states 8
@@ -70,6 +75,11 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         }[self.kind]  # fmt: skip
         if unknown := set(self.settings) - known:
             raise TwofoldError(f"optimizer {self.kind!r} has no setting {sorted(unknown)}; it has {sorted(known)}")
+        for name, value in self.settings.items():
+            most = _MOST.get(name, math.inf)
+            if not isinstance(value, Real) or not 0 <= value < most:
+                below = "" if most == math.inf else f" and below {most:g}"
+                raise TwofoldError(f"optimizer setting {name} must be at least 0{below}, not {value!r}")
         if "lr" not in self.settings:
             raise TwofoldError(f"optimizer {self.kind!r} needs a learning rate: settings {{'lr': 0.01}}")
         if self.parallel_level not in range(4):
@@ -83,8 +93,8 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         for name in ("gradient_dtype", "reduce_dtype", "master_dtype", "state_dtype"):
             if (dtype := getattr(self, name)) not in (None, *_FLOATS):
                 raise TwofoldError(f"{name} {dtype!r} is not known: {', '.join(_FLOATS)}")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise TwofoldError(f"clip_norm must be above 0, not {self.clip_norm}; None disables clipping")
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise TwofoldError(f"clip_norm must be finite and above 0, not {self.clip_norm}; None disables clipping")
 
     def __hash__(self) -> int:
         return hash((self.kind, tuple(sorted(self.settings.items())), *msgspec.structs.astuple(self)[2:]))

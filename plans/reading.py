@@ -241,7 +241,8 @@ def toml_of(text: str, source: str, type: Any = dict[str, Any]) -> Any:
     """The value of a TOML text, of a type that is checked.
 
     Raises:
-        TwofoldError: not TOML, a number that is not finite or too large, another type (with the path in the file).
+        TwofoldError: not TOML, a number that is not finite or too large, a NUL character, another type (with the path
+            in the file).
 
     >>> toml_of("a = inf", "job.toml")
     Traceback (most recent call last):
@@ -250,11 +251,11 @@ def toml_of(text: str, source: str, type: Any = dict[str, Any]) -> Any:
     """
     try:
         found = tomllib.loads(text)
-        for place, number in _numbers(found, ""):
-            if not (math.isfinite(number) and abs(number) < _MOST_NUMBER):
-                raise TwofoldError(
-                    f"{source}: {place} is {str(number)[:_SHOWN]}; numbers must be finite and below 2^63"
-                )
+        for place, value in _scalars(found, ""):
+            if isinstance(value, int | float) and not (math.isfinite(value) and abs(value) < _MOST_NUMBER):
+                raise TwofoldError(f"{source}: {place} is {str(value)[:_SHOWN]}; numbers must be finite and below 2^63")
+            if isinstance(value, str) and "\0" in value:
+                raise TwofoldError(f"{source}: {place} has a NUL character; remove it")
         return msgspec.convert(found, type)
     except TwofoldError:
         raise
@@ -290,14 +291,14 @@ def _keys_at(type: Any, place: str) -> list[str]:
     return [each.encode_name for each in getattr(at, "fields", ())]
 
 
-def _numbers(value: Any, place: str) -> Iterator[tuple[str, float]]:
+def _scalars(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for name, each in value.items():
-            yield from _numbers(each, f"{place}.{name}" if place else name)
+            yield from _scalars(each, f"{place}.{name}" if place else name)
     elif isinstance(value, list):
         for at, each in enumerate(value):
-            yield from _numbers(each, f"{place}[{at}]")
-    elif isinstance(value, int | float):
+            yield from _scalars(each, f"{place}[{at}]")
+    else:
         yield place, value
 
 

@@ -17,6 +17,10 @@ from plans.model.graph import Graph, itemsize
 __all__ = ["Held", "LossScale", "Reason", "Spike", "StepCheck"]
 
 
+_MOST_WINDOW = 1_000_000
+"""Every rank keeps the norms of the window, and so does every checkpoint."""
+
+
 class Held(IntEnum):
     """The numbers that a rank keeps, by their place in a tensor of float32.
 
@@ -103,7 +107,8 @@ class StepCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         """
         if (spike := self.spike) is not None:
             number("spike.factor", spike.factor, above=1)
-            whole_number("spike.window", spike.window, least=2)
+            if whole_number("spike.window", spike.window, least=2) > _MOST_WINDOW:
+                raise TwofoldError(f"spike.window must be at most {_MOST_WINDOW:,}, not {spike.window:,}")
         if (scale := self.loss_scale) is None:
             return
         number("loss_scale.initial", scale.initial, above=0)

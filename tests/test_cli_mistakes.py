@@ -69,6 +69,7 @@ PREDICT = "predict llama-3-8b --machine h200-x8"
             "was not written by twofold; name another file, or add --force",
         ),
         ("plan gpt2 --machine h200-x8 --out package.json", "was not written by twofold"),
+        ("simulate made.json --machine machine.json --trace made.json", "--trace would replace the file of PLAN"),
         ("plan gpt2 --machine h200-x8 --report mine.html", "was not written by twofold"),
         ("plan gpt2 --machine h200-x8 --report out.pdf", "--report must end with .html or .htm, not out.pdf"),
         ("plan gpt2 --machine ''", "--machine is empty; give a value"),

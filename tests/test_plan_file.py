@@ -145,6 +145,11 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     ("optimizer", "message"),
     [
         ({"settings": {"learning": 3.0}}, r"'sgd' has no setting \['learning'\]"),
+        ({"settings": {"lr": -0.1}}, r"setting lr must be at least 0, not -0.1"),
+        (
+            {"kind": "adamw", "settings": {"lr": 0.1, "beta2": 1.0}},
+            r"setting beta2 must be at least 0 and below 1, not 1.0",
+        ),
         ({"settings": {"lr": 0.1, "momentum": 0.9}}, r"'sgd' has no setting \['momentum'\]"),
         ({"kind": "adamw", "settings": {}}, "needs a learning rate"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import sys
 from pathlib import Path
 
 import msgspec
@@ -193,11 +194,25 @@ def test_evaluations_between_steps_are_those_of_a_plain_module_and_change_nothin
     assert f"after step 7 the loss of the evaluation is {rows[-1]['loss']:.6g}, accuracy {right:.2%}" in told
 
 
+def leaves():
+    sys.exit(0)
+
+
+def breaks():
+    for batch in batches(14):
+        yield batch | {"x": batch["x"] / (1 // 0)}
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
         ({"more": "\nevry = 3\n"}, "unknown key `evry`"),
         ({"steps": 2}, "warmup 3 and decay 0 must be at least 0 and together at most the 2 steps"),
+        ({"data": f"{__file__}:leaves"}, r"leaves' raised SystemExit: 0 \(.*test_training_job.py, line \d+\)"),
+        ({"data": f"{__file__}:breaks"}, r"breaks' raised ZeroDivisionError: .* \(.*test_training_job.py, line \d+\)"),
+        ({"data": 'random"\nseed = -1\ndevice = "cpu'}, "seed must be a whole number of at least 0, not -1"),
+        ({"data": "a\\u0000b"}, "data has a NUL character"),
+        ({"more": "[spike]\nfactor = 2\nwindow = 1000000000\n"}, "spike.window must be at most 1,000,000"),
         ({"data": "nowhere.npy"}, "cannot read the data 'nowhere.npy': No such file"),
         ({"more": "\n[other\n"}, "toml: "),
         ({"more": "keep = 0\n"}, "checkpoints.keep must be .* not 0"),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from plans.errors import TwofoldError
 from plans.files import finite, replacing_all
-from twofold.console import visible
+from twofold.console import shortened, visible
 
 if TYPE_CHECKING:
     from twofold.commands.options import Command
@@ -188,5 +188,5 @@ def _run(command: Command, line: str) -> int:
 
 
 def _refused(message: str, exit_code: int = 2) -> int:
-    print(f"error: {visible(message)}", file=sys.stderr, flush=True)
+    print(f"error: {shortened(visible(message))}", file=sys.stderr, flush=True)
     return exit_code

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-__all__ = ["Console", "visible"]
+__all__ = ["Console", "shortened", "visible"]
 
 _SILENT_S = 2.0
 """Seconds without output after which a command prints what it is doing."""
 
+
+_LONGEST_LINE, _BEGIN, _END = 1500, 1000, 400
+"""Characters of a line of an error, and of its begin and end where it is longer."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -26,6 +29,17 @@ def visible(text: str) -> str:
     'a\\x1b[2J\tb'
     """
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def shortened(text: str) -> str:
+    """The text with the middle of long lines left out: a file may have a value of any length.
+
+    >>> shortened("a" * 5000).count("a"), shortened("as it was")
+    (1400, 'as it was')
+    """
+    return "\n".join(
+        line if len(line) <= _LONGEST_LINE else f"{line[:_BEGIN]} ... {line[-_END:]}" for line in text.split("\n")
+    )
 
 
 class Console:

@@ -199,7 +199,7 @@ def _exported(
             exported = torch.export.export(module, tuple(examples.values()), strict=False)
     except TwofoldError as error:
         raise TwofoldError(f"{error}{_where(error, module)}") from None
-    except Exception as error:  # whatever the user's forward or torch raises
+    except (Exception, SystemExit) as error:  # whatever the user's forward or torch raises
         raise TwofoldError(
             f"torch.export cannot capture {type(module).__name__} for a batch of {batch_size}: "
             f"{_reason(error)}{_where(error, module)}; {_way_out(error)}"
@@ -258,7 +258,7 @@ _FIXED = (
 )
 
 
-def _way_out(error: Exception) -> str:
+def _way_out(error: BaseException) -> str:
     if type(error).__name__ == "FakeTensorDeviceMismatchError":
         return "a tensor that the forward reads must be a parameter, a buffer (self.register_buffer) or an input"
     if _KEPT in str(error):
@@ -284,7 +284,7 @@ _KEPT = "fake tensor in the exported program constant's list"
 """Part of the message of torch.export about a tensor that an earlier forward stored on the module."""
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, GuardOnDataDependentSymNode):
         return "a shape or the control flow depends on values of tensors"
     if _KEPT in str(error):

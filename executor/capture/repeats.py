@@ -70,7 +70,7 @@ def stacks_of_equal_blocks(module: nn.Module, run: Callable[[], object]) -> tupl
         whole = _recorded(module, stacks, run)
         with shortened(module, stacks):
             short = _recorded(module, stacks, run)
-    except Exception:  # whatever the user's forward or torch raises: the export says it better
+    except (Exception, SystemExit):  # whatever the user's forward or torch raises: the export says it better
         return ()
     if whole is None or short is None or whole.outside != short.outside:
         return ()

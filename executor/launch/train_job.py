@@ -28,6 +28,10 @@ from plans.step_check import LossScale, Spike, StepCheck
 __all__ = ["CheckpointSettings", "ElasticSettings", "TrainingJob", "load_training_job", "train"]
 
 
+_MOST_STEPS = 10**9
+"""Every rank keeps the times of all steps."""
+
+
 class CheckpointSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Checkpoints of a job: one after `every` steps, the last `keep` of which stay."""
 
@@ -88,7 +92,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     elastic: ElasticSettings | None = None
     print_every: int = 10
     log_dir: str | None = None
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda", "npu"] = "auto"
     timeout_s: float | None = None
 
 
@@ -150,6 +154,8 @@ def _train_once(
     from executor.launch.launch import Follow, launch, meet
 
     with refusing(nodes):
+        if allow_changes and not resume:
+            raise TwofoldError("--allow-changes needs --resume")
         saved = load_plan(job.plan)
         plan, elastic = _with_settings(job, saved), job.elastic
         task, offer = _checked(job, plan), _Offer()
@@ -230,7 +236,14 @@ def _checked(job: TrainingJob, plan: Plan) -> Task:
 
     for name in ("steps", "print_every"):
         whole_number(name, getattr(job, name))
-    whole_number("max_restarts", job.max_restarts, least=0)
+    for name in ("max_restarts", "seed"):
+        whole_number(name, getattr(job, name), least=0)
+    if job.steps > _MOST_STEPS:
+        raise TwofoldError(f"steps must be at most {_MOST_STEPS:,}, not {job.steps:,}")
+    if not job.out:
+        raise TwofoldError("out is empty; name a folder for the results")
+    if job.timeout_s is not None:
+        number("timeout_s", job.timeout_s, above=0)
     if job.checkpoints is not None:
         whole_number("checkpoints.every", job.checkpoints.every)
         whole_number("checkpoints.keep", job.checkpoints.keep)

@@ -128,6 +128,8 @@ class BatchCheck:
         return list(batch)
 
     def _checked(self, tensor: Tensor, given: Any) -> Any:
+        if isinstance(given, torch.Tensor) and given.layout != torch.strided:
+            raise TwofoldError(f"input {tensor.name!r}: the data gives a sparse tensor; convert it with to_dense()")
         array = given.detach().cpu() if isinstance(given, torch.Tensor) else np.asarray(given)
         dtype, shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
         expected = (tensor.shape[0] // self._parts, *tensor.shape[1:])

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from executor.train.initial import as_array, initial_parameter, no_init_parameters
-from executor.train.named import load_named
+from executor.train.named import UserCodeError, load_named, running_user_code
 from executor.train.published import published_model
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
@@ -35,10 +35,8 @@ def load_shapes(spec: str) -> tuple[nn.Module, tuple[Any, ...], str | None]:
     try:
         with no_init_parameters():
             return *load_model(spec), None
-    except TwofoldError:
-        raise
-    except Exception as error:  # the user's own code, which may raise anything
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    except UserCodeError as error:
+        reason = str(error).partition(" raised ")[2]
     return *load_model(spec), reason
 
 
@@ -49,8 +47,8 @@ def load_model(spec: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
     CPU follows from `seed`; the generator is then as before.
 
     Raises:
-        TwofoldError: no such file, module or function, a function that gives something else, or a config.json from
-            which no module can be built.
+        TwofoldError: no such file, module or function, a function that raises or gives something else, or a
+            config.json from which no module can be built.
     """
     made: Any = partial(published_model, spec) if spec.endswith(".json") else load_named(spec, "model")
     if callable(made):
@@ -62,7 +60,8 @@ def load_model(spec: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
             pass
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        made = made() if callable(made) else made
+        with running_user_code(f"model {spec!r}"):
+            made = made() if callable(made) else made
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise TwofoldError(
             f"model {spec!r} must return (module with its loss, example inputs), "

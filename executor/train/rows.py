@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from executor.train.named import running_user_code
 from plans.errors import TwofoldError
 from plans.reading import read_arrays
 
@@ -64,12 +65,19 @@ def rows_of_arrays(path: str) -> Rows:
     return Rows(lengths.pop(), lambda positions: {name: array[positions] for name, array in arrays.items()})
 
 
-def rows_of_dataset(dataset: Dataset) -> Rows:
-    """The samples of a dataset of `torch.utils.data`, put together as its `DataLoader` does by default."""
+def rows_of_dataset(dataset: Dataset, what: str) -> Rows:
+    """The samples of a dataset of `torch.utils.data`, put together as its `DataLoader` does by default.
+
+    Args:
+        dataset: of the user.
+        what: it is, for messages.
+    """
     from torch.utils.data import default_collate
 
     def take(positions: Positions) -> Given:
-        found: Given = default_collate([dataset[int(position)] for position in positions])
+        with running_user_code(what):
+            found: Given = default_collate([dataset[int(position)] for position in positions])
         return found
 
-    return Rows(len(dataset), take)
+    with running_user_code(what):
+        return Rows(len(dataset), take)

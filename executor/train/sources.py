@@ -14,7 +14,7 @@ import numpy as np
 from executor.train.batches import WHOLE, Batch, BatchCheck, Share, random_batches
 from executor.train.data import ArrayDataset, has_idx_files, load_digits
 from executor.train.image_folder import rows_of_images
-from executor.train.named import load_named
+from executor.train.named import each_of, load_named, running_user_code
 from executor.train.result import write_npz
 from executor.train.rows import Given, Rows, rows_of_arrays, rows_of_dataset
 from executor.train.token_files import packed, read_documents
@@ -72,7 +72,7 @@ class Source:
                     yield self._explained(part, given.take(positions))
                 done += count
             else:
-                for each in itertools.islice(given, steps - done):
+                for each in itertools.islice(each_of(f"data {self._name}", given), steps - done):
                     batch = self._explained(whole, each)
                     if done >= first:
                         yield {name: share.of(array) for name, array in batch.items()}
@@ -142,14 +142,15 @@ def _made(word: str, seed: int, epoch: int, batch_size: int) -> Rows | Iterable[
     """The data that `package.module:function` returns."""
     from torch.utils.data import Dataset, IterableDataset, default_collate
 
-    made = load_named(word, "data")
-    made = made() if callable(made) else made
+    made, what = load_named(word, "data"), f"data {word!r}"
+    with running_user_code(what):
+        made = made() if callable(made) else made
     if isinstance(made, IterableDataset):
-        samples = iter(made)
+        samples = each_of(what, made)
         pieces = iter(lambda: list(itertools.islice(samples, batch_size)), [])
         return (default_collate(piece) for piece in pieces if len(piece) == batch_size)
     if isinstance(made, Dataset):
-        return rows_of_dataset(made).shuffled(seed, epoch)  # type: ignore[arg-type]
+        return rows_of_dataset(made, what).shuffled(seed, epoch)  # type: ignore[arg-type]
     if not isinstance(made, Iterable):
         raise TwofoldError(
             f"data {word!r} must give an iterable of batches or a dataset, it gave {type(made).__name__}"

@@ -33,6 +33,7 @@ class _Slices:
         with safe_open(str(path), framework="pt") as file:
             self._slice = file.get_slice(name)
         self.shape = tuple(self._slice.get_shape())
+        self.is_floating = "F" in self._slice.get_dtype()
 
     def __getitem__(self, index: Any) -> Any:
         return as_array(self._slice[index] if self.shape else self._slice[...])
@@ -42,7 +43,7 @@ class _Mapped:
     """A tensor in memory, or in a file that is mapped into it."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self.shape = tensor, tuple(tensor.shape)
+        self._tensor, self.shape, self.is_floating = tensor, tuple(tensor.shape), tensor.is_floating_point()
 
     def __getitem__(self, index: Any) -> Any:
         return as_array(self._tensor[index])
@@ -100,7 +101,9 @@ def read_weights(path: str) -> WeightsFile:
                 f"weights {path!r}: torch.load cannot read a state_dict from it: {lines[0][:200]}; save it again with "
                 "torch.save"
             ) from None
-        if not isinstance(state, Mapping) or not all(isinstance(each, Tensor) for each in state.values()):
+        if not isinstance(state, Mapping) or not all(
+            isinstance(name, str) and isinstance(each, Tensor) for name, each in state.items()
+        ):
             raise TwofoldError(f"weights {path!r}: it must be a state_dict of names and tensors only")
         return WeightsFile(path, dict(state))
     if kind == ".npz":
@@ -125,8 +128,13 @@ def check_weights(path: str, graph: Graph) -> None:
                 f"weights {path!r} lack the parameter {name!r}; they have {len(file)} tensors: {some}, ...; "
                 "plan the module that they were saved from, or rename them"
             )
-        if (shape := file[name].shape) != wanted:
-            raise TwofoldError(f"weights {path!r}: {name!r} has the shape {shape}, the plan {wanted}")
+        found = file[name]
+        if found.shape != wanted:
+            raise TwofoldError(f"weights {path!r}: {name!r} has the shape {found.shape}, the plan {wanted}")
+        if not found.is_floating:
+            raise TwofoldError(
+                f"weights {path!r}: {name!r} has no floating-point numbers; quantized weights are not read"
+            )
 
 
 def _in_safetensors(path: str, files: list[Path]) -> dict[str, Path | Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import typing
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -112,7 +113,8 @@ def check_values(options: Any) -> None:
     """
     from plans.files import check_writable
 
-    for name, kind, value in _values(options):
+    values = [*_values(options)]
+    for name, kind, value in values:
         if value == "":
             raise TwofoldError(f"{name} is empty; give a value")
         for mark in marks_of(kind):
@@ -121,7 +123,18 @@ def check_values(options: Any) -> None:
                     shown = f"{each:g}" if isinstance(each, float) else each
                     raise TwofoldError(f"{name} {error}, not {shown}")
             if isinstance(mark, Writes):
+                for other, its_kind, each in values:
+                    if _reads(its_kind, each, value):
+                        raise TwofoldError(f"{name} would replace the file of {other}; name another file")
                 check_writable(value)
+
+
+def _reads(kind: Any, value: Any, path: str) -> bool:
+    """Whether an option that is not written, or one of its values, names the file of a path."""
+    if any(isinstance(mark, Writes) for mark in marks_of(kind)) or not os.path.exists(path):
+        return False
+    names = value if isinstance(value, tuple) else (value,)
+    return any(isinstance(each, str) and os.path.exists(each) and os.path.samefile(each, path) for each in names)
 
 
 def _values(options: Any) -> Iterator[tuple[str, Any, Any]]:
