@@ -1,13 +1,12 @@
 """Capture: the operator graph of any torch module, without its weights and without data.
 
-`torch.export` runs the module's forward on the meta device and writes down the aten calls; `executor.capture.rules`
-translates them into the kinds of `plans.operators`. The module's forward must return the scalar loss (see
+`torch.export` runs the module's forward on the meta device and records its aten calls; `executor.capture.rules`
+translates them into the operators of `plans.operators`. The forward must return the scalar loss (see
 `executor.train.losscell.WithLossCell`). The user's module is not changed.
 
-A plan cuts the batch into micro-batches, so a model must treat the samples of a batch independently until the loss.
-That is checked, not hoped for: the module is exported for a batch of 4 and of 8 (of B and 2 B where the examples have
-fewer). One dim of everything made from the inputs must follow, no operator may work along it, and `Graph.with_batch`
-must foretell every shape of the second export.
+A plan cuts the batch into micro-batches, so a model must treat the samples of a batch independently until the loss. To
+check this, the module is exported for two batch sizes. One dim of every tensor computed from the inputs must grow with
+the batch, no operator may work along it, and `Graph.with_batch` must predict every shape of the second export.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ from plans.operators import factors
 __all__ = ["capture"]
 
 EXPORTED_BATCHES = (4, 5, 7)
-"""Samples in a module's export, if the examples have as many; the next number where another dim has the batch's size,
-such as that of 4 experts."""
+"""Samples of an export, if there are as many; the next number if another dim, such as 4 experts, is as large."""
 
 
 class _UnclearBatchError(TwofoldError):

@@ -170,15 +170,15 @@ def _train_once(
         offer.held = list(held)
     if elastic is not None:
         nodes = replace(nodes, least_nodes=elastic.least_nodes, wait_s=elastic.wait_s)
-    told = replace(nodes, facts=_facts(job, plan), offer=msgspec.to_builtins(offer, str_keys=True))
-    with contextlib.closing(meet(told, plan.num_ranks)) as met:
+    nodes = replace(nodes, facts=_facts(job, plan), offer=msgspec.to_builtins(offer, str_keys=True))
+    with contextlib.closing(meet(nodes, plan.num_ranks)) as met:
         offers = [msgspec.convert(each, _Offer, strict=False) for each in met.offers]
-        name, count = "plan.json", len(met.joined)
-        if count < nodes.num_nodes:
+        count = len(met.joined)
+        if count == nodes.num_nodes:
+            file = save_plan(plan, Path(job.out) / "plan.json")
+        else:
             plan = _with_settings(job, plan_from_json(offers[0].plans[count].encode()))
-            name = f"plan-{plan.num_ranks}.json"
-        file = save_plan(plan, Path(job.out) / name)
-        if count < nodes.num_nodes:
+            file = save_plan(plan, Path(job.out) / f"plan-{plan.num_ranks}.json")
             tell(0, f"{count} of {nodes.num_nodes} nodes have joined; they train with {file}")
         chosen = newest_complete(dict(zip(met.joined, [each.held for each in offers], strict=True)))
         main, checkpoints = "job_main", None
