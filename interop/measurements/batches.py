@@ -62,30 +62,30 @@ def with_batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
     """Write the batch in sequences: converted if given in tokens, computed from accumulation if blank."""
     _batch_of_lengths(row)
     _micro_batch_of_tokens(row, headers.get("micro_batch", "").lower())
-    text, header = row.get("global_batch", ""), headers.get("global_batch", "").lower()
-    accumulation, of_replica = row.pop("accumulation", ""), row.pop("replica_batch", "")
-    if of_replica and not text and (ways := _replicas(row)):
+    header, accumulation = headers.get("global_batch", "").lower(), row.pop("accumulation", "")
+    of_replica = row.pop("replica_batch", "")
+    if of_replica and not row.get("global_batch") and (ways := _replicas(row)):
         row["global_batch"] = str(ways * count_of("replica_batch", of_replica))
-        return
-    is_open = not header or _BATCH.fullmatch(header) is not None
-    if text and accumulation and not row.get("micro_batch") and is_open:
-        row["micro_batch"] = row.pop("global_batch")  # next to a number of micro-batches, a batch is the size of one
-        text = ""
-    ways = _replicas(row) if text and not row.get("micro_batch") else 0
-    if ways and accumulation:  # a number of micro-batches
-        samples, steps = count_of("global_batch", text) / ways, count_of("accumulation", accumulation)
-        fill(row, {"micro_batch": f"{samples / steps:g}"} if samples % steps == 0 else {})
-        return
-    if ways and is_open and (number(text) or ways) < ways:  # fewer than replicas: of each of them
+    elif _is_of_each(row, header, accumulation):
         row["micro_batch"] = row.pop("global_batch")
-        text = ""
+    text = row.get("global_batch", "")
     if text and (re.search(r"tok|\(t\)", header + text.lower()) or (number(text) or 0) >= _MOST_SEQUENCES):
         if not row.get("seq"):
             row["seq"] = str(usual_seq(row.get("model", "")) or UNNAMED_SEQ)
             row[REMARK] = f"sequence not stated: {row['seq']}"
         row["global_batch"] = str(_sequences(text, header, row["seq"]))
-    elif not text and accumulation and row.get("micro_batch"):
+    if accumulation:
         _accumulate(row, accumulation)
+
+
+def _is_of_each(row: Mapping[str, str], header: str, accumulation: str) -> bool:
+    """Whether a batch whose header leaves open whose it is ("batch size") is a micro-batch: next to a number of
+    micro-batches, or with fewer sequences than replicas."""
+    text = row.get("global_batch", "")
+    if not text or row.get("micro_batch") or (header and not _BATCH.fullmatch(header)):
+        return False
+    ways = 0 if accumulation else _replicas(row)
+    return bool(accumulation) or (number(text) or ways) < ways
 
 
 def _micro_batch_of_tokens(row: dict[str, str], header: str) -> None:
@@ -95,11 +95,14 @@ def _micro_batch_of_tokens(row: dict[str, str], header: str) -> None:
 
 
 def _accumulate(row: dict[str, str], accumulation: str) -> None:
-    """Write the batch of all micro-batches, where the number of replicas is known."""
-    if ways := _replicas(row):
-        steps, micro = count_of("accumulation", accumulation), count_of("micro_batch", row["micro_batch"])
-        row["global_batch"] = str(steps * micro * ways)
-    else:
+    """Complete the batch, or the micro-batch, from the number of micro-batches of a replica."""
+    ways, steps = _replicas(row), count_of("accumulation", accumulation)
+    batch, micro = row.get("global_batch", ""), row.get("micro_batch", "")
+    if ways and micro and not batch:
+        row["global_batch"] = str(steps * count_of("micro_batch", micro) * ways)
+    elif ways and batch and not micro and count_of("global_batch", batch) % (ways * steps) == 0:
+        row["micro_batch"] = str(count_of("global_batch", batch) // (ways * steps))
+    elif not batch:
         row["accumulation"] = accumulation
 
 

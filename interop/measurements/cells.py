@@ -12,8 +12,8 @@ from interop.measurements.precisions import BLACKWELL, HOPPER, Precision, has_pr
 from interop.measurements.spellings import compile_named, is_offloaded, switch_named
 
 __all__ = [
-    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_ABOVE", "FROM_TITLE", "PARTS", "READ_AS", "REMARK", "ROW",
-    "ZERO_BUBBLE", "Cells", "Skip",
+    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_ABOVE", "FROM_TITLE", "OWN_RUNS", "PARTS", "READ_AS",
+    "REMARK", "ROW", "ZERO_BUBBLE", "Cells", "Skip",
 ]  # fmt: skip
 
 _OFTEN_FLOAT8 = r"nemo\b|megatron-?bridge|transformer ?engine"
@@ -26,6 +26,9 @@ ZERO_BUBBLE = "2401.10241"
 --fp16, no --use-flash-attn, no recomputation, no distributed optimizer."""
 
 _SEQUENCES = "seqs?|sequences|samples"
+OWN_RUNS = "measured/readme"
+"""Words of notes of our own runs, which refer to a description of their model."""
+
 _COUNTED = {
     "layers": "layers?|blocks", "heads": "heads", "seq": "tokens?|tok", "global_batch": _SEQUENCES,
     "micro_batch": rf"{_SEQUENCES}|(?:per|/) ?(?:gpu|device|npu|card|rank|chip)",
