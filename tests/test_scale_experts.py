@@ -165,3 +165,21 @@ def test_dense_layers_of_a_mixture_are_priced_under_tensor_parallel_torch():
         for count in (2, 0)
     )
     assert 0 < some.step_s < none.step_s
+
+
+def test_megatron_core_keeps_no_output_of_experts_and_narrow_inputs():
+    """Of each token in 32 blocks 2 outputs of experts of 4096 features in 16 bits; with float8 half of the 2 inputs of
+    experts, of two norms' outputs and of the 2 inputs of the last products, of 14336 features."""
+    mixture, machine = replace(named_config("mixtral-8x7b"), seq=4096), Machine.load("h200-x8")
+    degrees = Degrees(dp=8, ep=8, global_batch=8)
+    stack = stack_named("megatron")
+    kept = {
+        name: forecast(mixture, degrees, machine, stack=each).memory["activation"]
+        for name, each in {
+            "late": replace(stack, weights_early=False), "early": stack, "float8": stack_named("megatron-float8"),
+        }.items()
+    }  # fmt: skip
+    load = mixture.experts.capacity_factor
+    assert kept["late"] - kept["early"] == pytest.approx(32 * 4096 * 2 * 4096 * 2 * load, rel=0.01)
+    narrower = 2 * load * (4096 + 14336) + 2 * 4096
+    assert kept["early"] - kept["float8"] == pytest.approx(32 * 4096 * narrower, rel=0.01)

@@ -83,11 +83,13 @@ def piece_sizes(
     core = next(cell for cell in block if cell.call == "attention.forward")
     queries, keys, values = ([numbers[size] for size in shape] for shape in core.shapes[:3])
     gates = [cell.shapes[0] for cell in block if config.gated and cell.call in _ACTIVATIONS]
+    combined = [cell.shapes[0] for cell in block if cell.call == "combine.forward"]
     item_bytes = itemsize(config.dtype)
     return PieceSizes(
         arrival_bytes=numbers[template.pieces["block"].leaves],
         logits=math.prod(numbers[size] for size in logits), item_bytes=item_bytes,
         gate_bytes=item_bytes * sum(math.prod(numbers[size] for size in gate) for gate in gates),
+        combined_bytes=item_bytes * sum(math.prod(numbers[size] for size in slots) for slots in combined),
         ways=degrees.tp, recompute=degrees.recompute, scores=math.prod(queries[:-1]) * keys[-2],
         split_sequence=degrees.sequence_parallel, drops=config.dropout > 0,
         foreign_bytes=item_bytes * (math.prod(keys) + math.prod(values)) * (degrees.cp - 1) // degrees.cp,

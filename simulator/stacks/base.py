@@ -41,6 +41,7 @@ class PieceSizes:
         scores: elements of the scores of attention of one micro-batch on one rank.
         split_sequence: whether the sequence is split between tensor-parallel products.
         gate_bytes: of the activation function's output in a gated MLP, of one micro-batch on one rank.
+        combined_bytes: of the outputs of experts that a token's output is a weighted sum of, of one micro-batch.
         drops: whether its blocks drop activations at random, which leaves masks.
         foreign_bytes: of the keys and values of other ranks of context parallelism that a block's template gathers.
     """
@@ -53,6 +54,7 @@ class PieceSizes:
     scores: int = 0
     split_sequence: bool = False
     gate_bytes: int = 0
+    combined_bytes: int = 0
     drops: bool = False
     foreign_bytes: int = 0
 

@@ -58,6 +58,8 @@ class Megatron(Stack):
         overlaps_split: whether schedules with split backward do (the runtime of the zero-bubble repository).
         waits_for_device: whether the host waits for the device after a batch of sends.
         recomputes_norms: whether it has a mode that recomputes norms and activation functions (since 2025).
+        weights_early: whether the weights of routing multiply what goes into the last product of an expert, so that its
+            output is not kept (since 2025, megatron/core/transformer/moe/experts.py, TEGroupedMLP).
         sinks_graph: whether the device has the complete graph of a step, so that the host issues nothing.
     """
 
@@ -75,6 +77,7 @@ class Megatron(Stack):
     overlaps_split: bool = True
     waits_for_device: bool = True
     recomputes_norms: bool = False
+    weights_early: bool = False
     sinks_graph: bool = False
 
     def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
@@ -227,14 +230,30 @@ class Megatron(Stack):
             extra = (sizes.arrival_bytes if sizes.drops else 0) - sizes.gate_bytes
             if sizes.ways > 1 and sizes.split_sequence and self.gathers_again:
                 extra -= 2 * (sizes.ways - 1) * sizes.arrival_bytes
+        if self.weights_early and sizes.recompute != "full":
+            extra -= sizes.combined_bytes
+        extra -= self._narrower_bytes(sizes)
         if not self.flash_attention:
             written_out = (2 * sizes.item_bytes + 1) * sizes.scores
             extra += written_out if sizes.recompute == "none" else 0
             largest = 2 * sizes.item_bytes * sizes.scores + (0 if sizes.recompute == "none" else written_out)
         return replace(
             found, kept=found.kept + extra, forward=found.forward + extra, backward=found.backward + largest,
-            kept_for_weights=max(0, found.kept_for_weights - 4 * sizes.arrival_bytes),
+            kept_for_weights=max(
+                0, found.kept_for_weights - 4 * sizes.arrival_bytes - self._narrower_bytes(replace(sizes, recompute=""))
+            ),
         )  # fmt: skip
+
+    def _narrower_bytes(self, sizes: PieceSizes) -> int:
+        """Bytes by which the inputs of narrow products are smaller, which are kept as they were multiplied (Transformer
+        Engine, pytorch/module/linear.py): those behind norms and activation functions and those of experts. Attention
+        keeps its output itself."""
+        if self.recipe is None or self.recipe.item_bytes >= sizes.item_bytes or sizes.recompute == "full":
+            return 0
+        kept = sizes.combined_bytes  # as large as what experts receive
+        if sizes.recompute != MEMORY_BOUND:
+            kept += 2 * sizes.arrival_bytes + sizes.gate_bytes
+        return round((1 - self.recipe.item_bytes / sizes.item_bytes) * kept)
 
     def memory(
         self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0, received_bytes: int = 0

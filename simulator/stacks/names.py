@@ -39,7 +39,7 @@ _TORCHTITAN_2024 = {**_TORCHTITAN, **_COMPILED, "splits_evenly": False}
 
 _UNMEASURED: dict[str, Any] = {"is_measured": False}
 
-_CORE: dict[str, Any] = {**_UNMEASURED, "narrows": True, "recomputes_norms": True}
+_CORE: dict[str, Any] = {**_UNMEASURED, "narrows": True, "recomputes_norms": True, "weights_early": True}
 """Megatron-core of 2025 (megatron/core/transformer/transformer_config.py, recompute_modules)."""
 
 _TORCH_2024: dict[str, Any] = {**_UNMEASURED, "fused_norm": False, "update": "foreach", "flash_2": True}
