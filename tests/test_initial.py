@@ -251,3 +251,18 @@ def test_unknown_names_are_refused(lazy):
         initial_parameter(lazy, "layer9", 1)
     with pytest.raises(TwofoldError, match="'nromal' is not known; known: normal"):
         initializer("nromal", [2])
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "std"),
+    [
+        ("normal", 0, 0.01), ("uniform", 0, 0.14 / 12**0.5), ("truncatedNormal", 0, 0.01 * 0.8796),  # cut at 2 sigma
+        ("xavier_uniform", 0, (2 / 1000) ** 0.5), ("he_uniform", 0, (2 / 600) ** 0.5), ("zeros", 0, 0), ("ones", 1, 0),
+    ],
+)  # fmt: skip
+def test_named_initializers_have_the_documented_deviations(name, mean, std):
+    """Those of MindSpore; Glorot and Bengio 2010 and He et al. 2015 of a weight [400, 600]."""
+    torch.manual_seed(1)
+    value = initializer(name, [400, 600]).detach()
+    assert value.mean().item() == pytest.approx(mean, abs=1e-4 + 0.01 * std)
+    assert value.std().item() == pytest.approx(std, rel=0.01)

@@ -126,7 +126,7 @@ def matrix_flops(graph):
             weights += spec.gradients[1].flops
         elif operator.kind == "attention":
             forward += spec.flops
-            inputs += sum(gradient.flops for gradient in spec.gradients.values()) - spec.remade_flops
+            inputs += sum(gradient.flops - gradient.remade_flops for gradient in spec.gradients.values())
     return forward, inputs, weights
 
 

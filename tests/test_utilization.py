@@ -5,10 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from costmodels import Machine
 from costmodels.utilization import forward_products, mfu, model_flops
+from executor.capture.capture import capture
+from plans.model.flops import necessary_flops
 from plans.model.transformer import Experts, TransformerConfig
 
 
@@ -57,3 +60,47 @@ def test_a_mixture_counts_the_experts_that_a_token_takes() -> None:
     matrices = 3 if dense.gated else 2
     more = forward_products(mixture)["weights"] - forward_products(dense)["weights"]
     assert more == 3 * (matrices * 64 * 160 + 64 * 8)
+
+
+class Meets(nn.Module):
+    """Two projections of the same rows, multiplied."""
+
+    def __init__(self, multiply) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(8, 6, bias=False) for _ in range(2))
+        self.multiply = multiply
+
+    def forward(self, x):
+        return self.multiply(self.first(x), self.second(x))
+
+
+ROWS, IMAGES = (4, 5, 8), (4, 2, 9, 7)
+PRODUCTS = {
+    "linear": (nn.Linear(8, 6, bias=False), ROWS),
+    "two linear": (nn.Sequential(nn.Linear(8, 6, bias=False), nn.Linear(6, 3, bias=False)), ROWS),
+    "matmul": (Meets(lambda x, y: x @ y.transpose(1, 2)), ROWS),
+    "einsum": (Meets(lambda x, y: torch.einsum("bik,bjk->bij", x, y)), ROWS),
+    "conv2d": (nn.Sequential(nn.Conv2d(2, 4, 3, 2, 1, bias=False), nn.Conv2d(4, 6, 2, bias=False)), IMAGES),
+    "conv1d": (nn.Conv1d(5, 6, 3, bias=False), ROWS),
+    "conv3d": (nn.Sequential(nn.Conv3d(2, 3, 2, bias=False), nn.Conv3d(3, 4, 2, bias=False)), (4, 2, 4, 4, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_captured_modules_are_those_that_torch_counts(name: str) -> None:
+    """Forward and gradients of matrix products; torch's counter has no elementwise operations."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = PRODUCTS[name][0]
+
+        def forward(self, x):
+            return self.body(x).mean()
+
+    module, x = Mean(), torch.randn(PRODUCTS[name][1])
+    graph = capture(module, (x,))
+    with FlopCounterMode(display=False) as counter:
+        module(x).backward()
+    means = module.body(x).numel() + len(x)  # of samples, then of the batch
+    assert sum(necessary_flops(graph).values()) == counter.get_total_flops() + 2 * means

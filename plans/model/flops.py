@@ -19,9 +19,7 @@ def necessary_flops(graph: Graph) -> dict[str, int]:
     flops: dict[str, int] = {}
     for operator in graph.operators:
         spec, trained = graph.spec(operator), graph.trained_inputs(operator)
-        gradients = sum(spec.gradients[index].flops for index in trained)
-        if 0 in trained:
-            gradients -= spec.remade_flops
+        gradients = sum(spec.gradients[index].flops - spec.gradients[index].remade_flops for index in trained)
         dtype = graph.tensors[operator.outputs[0]].dtype
         flops[dtype] = flops.get(dtype, 0) + spec.flops + gradients
     return flops

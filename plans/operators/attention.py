@@ -61,11 +61,11 @@ def _attention(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Oper
         kind=kind, sizes=sizes, inputs=tuple(operands), outputs=(output,), flops=forward,
         splittable=frozenset(dim for dim in sizes if not dim.startswith("_")),
         gradients={
-            0: Gradient(needs=needs, flops=again + sum(product)), 1: Gradient(needs=needs, flops=product[0]),
-            2: Gradient(needs=needs, flops=product[1]),
+            0: Gradient(needs=needs, flops=again + sum(product), remade_flops=again),
+            1: Gradient(needs=needs, flops=product[0]), 2: Gradient(needs=needs, flops=product[1]),
         },
         located=(*batch, *factors(heads), "s") if "p" in attrs else ("s",), joint=(0, 1, 2),
-        remade_flops=again, kept=(Kept(dims=(*batch, heads, "s")),) if keeps else (),
+        kept=(Kept(dims=(*batch, heads, "s")),) if keeps else (),
     )  # fmt: skip
 
 

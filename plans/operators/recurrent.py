@@ -39,7 +39,9 @@ def _recurrent(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Oper
     each = 2 * flops // num_trained
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=tuple(operands), splittable=frozenset(("b",)), flops=flops,
-        outputs=(("b", cell) if attrs.get("cell") else ("b", "_s", "_h"),), remade_flops=flops,
-        gradients={index: Gradient(needs=needs, flops=each) for index in range(num_trained)},
+        outputs=(("b", cell) if attrs.get("cell") else ("b", "_s", "_h"),),
+        gradients=dict.fromkeys(
+            range(num_trained), Gradient(needs=needs, flops=each, remade_flops=flops // num_trained)
+        ),
         joint=tuple(range(num_trained)), joint_in_part=True,
     )  # fmt: skip

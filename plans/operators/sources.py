@@ -97,7 +97,7 @@ def _opaque(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
     """
     made = 2 * attrs.get("depth", 0) * math.prod(outputs[0])
     flops = made or sum(math.prod(shape) for shape in (*inputs, *outputs))
-    return _in_letters(kind, inputs, outputs, attrs, flops, range(len(inputs)))
+    return _in_letters(kind, inputs, outputs, attrs, flops, range(len(inputs)), remade_flops=flops)
 
 
 @declares("function")
@@ -117,8 +117,9 @@ def _function(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Opera
 
 
 def _in_letters(
-    kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs, flops: int, trained: Sequence[int]
-) -> OperatorSpec:
+    kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs, flops: int, trained: Sequence[int], *,
+    remade_flops: int = 0,
+) -> OperatorSpec:  # fmt: skip
     """An operator whose dims attrs "dims" names; the inputs `trained` have gradients, which read all inputs."""
     before, _, after = attrs["dims"].partition("->")
     sizes: dict[str, int] = {}
@@ -129,7 +130,10 @@ def _in_letters(
         kind=kind, sizes=sizes, inputs=operands, outputs=(out,),
         splittable=frozenset(dim for dim in sizes if not dim.startswith("_")), flops=flops,
         gradients={
-            index: Gradient(needs=needs, flops=flops * (2 if len(inputs[index]) > 1 else 1)) for index in trained
+            index: Gradient(
+                needs=needs, flops=flops * (2 if len(inputs[index]) > 1 else 1), remade_flops=remade_flops
+            )
+            for index in trained
         },
         discrete=frozenset(range(len(inputs))) - frozenset(trained),
     )  # fmt: skip

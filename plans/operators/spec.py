@@ -52,12 +52,15 @@ def factors(dim: Dim) -> tuple[str, ...]:
 class Gradient:
     """The gradient of one input: which saved operands it reads besides the output's gradient, and its whole FLOPs.
 
+    `remade_flops` of them compute values of the forward again.
+
     `needs` holds "x0", "x1", ... for inputs, "y0" for the output, "s0" for the statistic (left out where its dim is
     whole) and "k0", "k1", ... for kept values (left out where none are kept).
     """
 
     needs: tuple[str, ...] = ()
     flops: int = 0
+    remade_flops: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +103,6 @@ class OperatorSpec:
         splittable: the dims that a strategy may split.
         flops: floating-point operations of the full forward.
         gradients: input index -> its gradient; inputs that are absent have none.
-        remade_flops: those of gradients that recompute values of the forward.
         additive: inputs added outside the sum over the contracted dims (a bias).
         aliases: whether the output shares the input's memory (a reshape): it costs no bytes and no time.
         located: dims of which a rank must know where its part lies (a causal mask, a table of embeddings): the axes
@@ -124,7 +126,6 @@ class OperatorSpec:
     splittable: frozenset[str]
     flops: int = 0
     gradients: Mapping[int, Gradient] = field(default_factory=dict)
-    remade_flops: int = 0
     additive: frozenset[int] = frozenset()
     aliases: bool = False
     located: tuple[str, ...] = ()
