@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from simulator.estimate.action import Body, measure
+from simulator.estimate.action import Body, Sequenced, measure
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 
 RATES = {"matrix": (0.8, 0.7), "memory": (0.6, 0.9)}
@@ -52,6 +52,16 @@ def test_the_earlier_context_of_a_body_does_not_matter(seed: int) -> None:
             assert used.clock_map(before, after, steady=steady) == Body(body, rates).clock_map(
                 before, after, steady=steady
             )
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("pairs", [None, rates])
+def test_the_time_of_the_stream_alone_equals_that_of_the_map(seed: int, pairs: object) -> None:
+    body, gather, wait, reduce = drawn(random.Random(seed))
+    for steady in (False, True):
+        for before, after in (([], []), (gather, wait), ([], reduce), (gather, [*wait, *reduce])):
+            found = Sequenced(tuple(before), tuple(body), tuple(after), steady).stream_ps(pairs)  # type: ignore[arg-type]
+            assert found == Body(body, pairs).clock_map(before, after, steady=steady).work_ps  # type: ignore[arg-type]
 
 
 def test_a_slow_channel_falls_behind_with_every_repetition() -> None:

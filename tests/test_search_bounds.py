@@ -49,7 +49,7 @@ def test_no_bound_on_the_way_to_a_configuration_exceeds_its_estimate(name):
     problem, draw = PROBLEMS[name], random.Random(name)
     branching = Branching(problem=problem)
     nodes = branching._nodes()
-    roots = [child for mesh in meshes(problem)[0] for child in nodes.roots(mesh)]
+    roots = [child for mesh in meshes(problem)[0] for child in nodes.roots(mesh, float("inf"))]
     compared = 0
     while compared < 60:
         child = draw.choice(roots)

@@ -227,7 +227,7 @@ class Branching:
             if self._is_late and self._heap:
                 self.interrupted = True
                 return False
-            for child in nodes.roots(mesh):
+            for child in nodes.roots(mesh, limit_s):
                 self.relaxed_s = min(self.relaxed_s, child[0])
                 if child[0] < limit_s:
                     heapq.heappush(self._heap, self._entry(child))

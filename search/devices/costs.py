@@ -102,7 +102,7 @@ class Costs:
     _exact: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
     _chunks: dict[tuple[StageConfig, int, int, bool], Chunks] = field(default_factory=dict)
     _optimizer: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = field(default_factory=dict)
-    _piece_seconds: dict[StageConfig, Floats] = field(default_factory=dict)
+    _piece_seconds: dict[tuple[StageConfig, int], Floats] = field(default_factory=dict)
     _part_s: dict[tuple[str, str, StageConfig], float] = field(default_factory=dict)
     _longer: dict[tuple[StageConfig, int, int], bool] = field(default_factory=dict)
     _trailing: dict[tuple[StageConfig, int, int, Chunk, bool], float] = field(default_factory=dict)
@@ -164,19 +164,22 @@ class Costs:
         """
         return tuple((self.all_counts @ self.piece_seconds(stage)).tolist())
 
-    def piece_seconds(self, stage: StageConfig) -> Floats:
+    def piece_seconds(self, stage: StageConfig, num_parts: int = 3) -> Floats:
         """(piece, part) seconds of one micro-batch, at least: weight gradients count as what a whole backward adds to
-        the input gradients where that is less."""
+        the input gradients where that is less. Parts beyond `num_parts` are not priced and count as 0."""
         stage = in_any_order(stage)
-        if stage not in self._piece_seconds:
+        key = (stage, min(num_parts, 3 if stage.split else 2))
+        if key not in self._piece_seconds:
             parts = ("F", "I", "W", "B") if stage.split else ("F", "B")
-            found = np.array([[self._part_seconds(piece, part, stage) for part in parts] for piece in self.pieces])
-            if stage.split:
+            priced = parts if num_parts >= 3 else parts[:num_parts]
+            found = np.array([[self._part_seconds(piece, part, stage) for part in priced] for piece in self.pieces])
+            if len(priced) == 4:
                 found[:, 2] = np.minimum(found[:, 2], found[:, 3] - found[:, 1])
                 found = found[:, :3]
-            self._piece_seconds[stage] = found
+            left = (3 if stage.split else 2) - found.shape[1]
+            self._piece_seconds[key] = np.pad(found, ((0, 0), (0, left)))
             self.num_tables += 1
-        return self._piece_seconds[stage]
+        return self._piece_seconds[key]
 
     def _part_seconds(self, piece: str, part: str, stage: StageConfig) -> float:
         """Seconds of one part of a piece, made once for all stages in which it is the same."""
@@ -188,7 +191,7 @@ class Costs:
             stage = without_experts(stage)
         key = (piece, part, stage)
         if key not in self._part_s:
-            self._part_s[key] = self.widest_chunks(stage).clock_map(piece, part).work_ps / PS_PER_S
+            self._part_s[key] = self.widest_chunks(stage).stream_ps(piece, part) / PS_PER_S
         return self._part_s[key]
 
     def relaxed_table(self, stage: StageConfig, dp: int, level: int) -> Table:
@@ -209,14 +212,12 @@ class Costs:
                 if stage.recompute != "none" and number not in self.blocks:
                     continue
                 beside = piece.endswith("block")  # what runs next to the others is left out
-                first = chunks.clock_map(piece, "F", gathers=gathers and beside).work_ps
-                whole = chunks.clock_map(piece, "B", gathers=gathers and beside, reduces=reduces and beside).work_ps
+                first = chunks.stream_ps(piece, "F", gathers=gathers and beside)
+                whole = chunks.stream_ps(piece, "B", gathers=gathers and beside, reduces=reduces and beside)
                 closing, between, joined = whole, 0.0, 0.0
                 if stage.split:
-                    closing = chunks.clock_map(
-                        piece, "W", gathers=gathers and beside, reduces=reduces and beside
-                    ).work_ps
-                    between = chunks.clock_map(piece, "I", gathers=gathers and beside).work_ps
+                    closing = chunks.stream_ps(piece, "W", gathers=gathers and beside, reduces=reduces and beside)
+                    between = chunks.stream_ps(piece, "I", gathers=gathers and beside)
                     joined = min(0.0, whole - between - closing)
                 work[number] = first, first, closing, closing, between, joined
             self._relaxed[key] = Table(

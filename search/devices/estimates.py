@@ -78,13 +78,15 @@ class Estimates:
             return tuple(sorted(found)) or (False, True)
         return (False,) if mesh.pp == 1 else (False, True)
 
-    def mesh_bound_s(self, mesh: Mesh, size: int, sp: bool, tiers: Tiers | None = None) -> float:
-        """A bound for everything on a mesh, with its groups or on other `tiers`."""
+    def mesh_bound_s(
+        self, mesh: Mesh, size: int, sp: bool, tiers: Tiers | None = None, *, enough_s: float = float("inf")
+    ) -> float:
+        """A bound for everything on a mesh, with its groups or on other `tiers`; `enough_s` as of `inner_bound_s`."""
         stages = [
             self.axis_orders.stage_config(mesh, sp, size, recomputes(self.problem)[0], split, tiers)
             for split in self.splits(mesh)
         ]
-        return min(self.inner_bound_s(mesh, size, stage, 0.0) for stage in stages)
+        return min(self.inner_bound_s(mesh, size, stage, 0.0, enough_s) for stage in stages)
 
     def _pipeline_bound_s(self, mesh: Mesh, size: int, split: bool, pieces_s: Floats, more_s: float = 0.0) -> float:
         """A bound for any schedule and any spread of the layers.
@@ -133,8 +135,19 @@ class Estimates:
             in_any_place(stage), pp=mesh.pp, dp=mesh.dp, level=level, limit=self.problem.limit_bytes
         )
 
-    def inner_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, excess_bytes: float) -> float:
-        """A bound for everything with one stage configuration, if recomputing must save a number of bytes."""
+    def inner_bound_s(
+        self, mesh: Mesh, size: int, stage: StageConfig, excess_bytes: float, enough_s: float = float("inf")
+    ) -> float:
+        """A bound for everything with one stage configuration, if recomputing must save a number of bytes.
+
+        Forwards are priced first, then backwards: a bound that reaches `enough_s` on the way is returned as it is.
+        """
+        partial = self.spaces.is_partial(stage.recompute)
+        if enough_s < float("inf") and (not partial or self.costs.recompute_only_adds):
+            for num_parts in range(1, 3 if stage.split else 2):
+                pieces_s = self.costs.piece_seconds(without_recompute(stage) if partial else stage, num_parts)
+                if (bound_s := self._pipeline_bound_s(mesh, size, stage.split, pieces_s)) >= enough_s:
+                    return bound_s
         pieces_s, more_s = self._least_s(stage, excess_bytes)
         return self._pipeline_bound_s(mesh, size, stage.split, pieces_s, more_s)
 

@@ -92,30 +92,30 @@ class Nodes:
         }  # fmt: skip
         return opened[kind](bound, enough_s, *node)
 
-    def roots(self, mesh: Mesh) -> Iterator[Child]:
-        """A mesh with the samples of a micro-batch."""
+    def roots(self, mesh: Mesh, enough_s: float) -> Iterator[Child]:
+        """A mesh with the samples of a micro-batch; bounds from `enough_s` on may be lower than they could be."""
         places, nearest = self.axis_orders.of(mesh), self.axis_orders.nearest_tiers(mesh)
         for size in micro_batches(self.problem, mesh):
             sps = sequence_parallels(self.problem, mesh)
             if not sps or not self.estimates.may_hold(mesh, size, max(sps)):
                 continue
             if len(places) > 1 and nearest is not None:  # bounds all places, which are priced when they come up
-                bound = min(self.estimates.mesh_bound_s(mesh, size, sp, nearest) for sp in sps)
+                bound = min(self.estimates.mesh_bound_s(mesh, size, sp, nearest, enough_s=enough_s) for sp in sps)
                 for place in places:
                     yield bound, Kind.MESH, (place, size, self.axis_orders.has_tiers(place, nearest))
                 continue
             for place in places:
-                own = min(self.estimates.mesh_bound_s(place, size, sp) for sp in sps)
+                own = min(self.estimates.mesh_bound_s(place, size, sp, enough_s=enough_s) for sp in sps)
                 yield own, Kind.MESH, (place, size, True)
 
     def _open_mesh(self, bound: float, enough_s: float, mesh: Mesh, size: int, priced: bool) -> Iterator[Child]:
         sps = sequence_parallels(self.problem, mesh)
         if not priced:
-            own = min(self.estimates.mesh_bound_s(mesh, size, sp) for sp in sps)
+            own = min(self.estimates.mesh_bound_s(mesh, size, sp, enough_s=enough_s) for sp in sps)
             yield max(bound, own), Kind.MESH, (mesh, size, True)
             return
         for sp in sps:
-            if len(sps) > 1 and self.estimates.mesh_bound_s(mesh, size, sp) >= enough_s:
+            if len(sps) > 1 and self.estimates.mesh_bound_s(mesh, size, sp, enough_s=enough_s) >= enough_s:
                 continue
             for split in self.estimates.splits(mesh):
                 for recompute in recomputes(self.problem):
@@ -126,7 +126,7 @@ class Nodes:
                     if self.estimates.saves_nothing(in_any_place(stage)):
                         continue
                     needed = min(self.estimates.excess_bytes(mesh, stage, level) for level in chosen)
-                    own = self.estimates.inner_bound_s(mesh, size, stage, needed)
+                    own = self.estimates.inner_bound_s(mesh, size, stage, needed, enough_s)
                     yield max(bound, own), Kind.INNER, (mesh, size, stage, chosen)
 
     def _open_inner(
@@ -139,7 +139,7 @@ class Nodes:
         for level in chosen:
             own = bound
             if len(chosen) > 1 and (excess := self.estimates.excess_bytes(mesh, stage, level)):
-                own = max(own, self.estimates.inner_bound_s(mesh, size, stage, excess))
+                own = max(own, self.estimates.inner_bound_s(mesh, size, stage, excess, enough_s))
             if own >= enough_s:
                 continue
             may_fit = self._may_fit(mesh, stage, level, group)

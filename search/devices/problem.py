@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -172,11 +173,17 @@ class Problem:
 
     def refused(self, **known: Any) -> str | None:
         """Why the software cannot run a partly known configuration (values by name); None if it can."""
-        rules = (*self.rules, *OF_PLANS) if self.stack.runs_programs else self.rules
-        if not rules:
-            return None
-        own = {"model": sizes_of(self.config), "seq": self.config.seq, "global_batch": self.global_batch}
-        return next(broken(rules, {**own, **known}), None)
+        return next(broken(self._every_rule, {**self._always_known, **known}), None)
+
+    @cached_property
+    def _every_rule(self) -> tuple[Rule, ...]:
+        """Those of the software, and of twofold's plans where they are run."""
+        return (*self.rules, *OF_PLANS) if self.stack.runs_programs else self.rules
+
+    @cached_property
+    def _always_known(self) -> dict[str, Any]:
+        """Values that rules look at and that are not degrees."""
+        return {"model": sizes_of(self.config), "seq": self.config.seq, "global_batch": self.global_batch}
 
     @property
     def limit_bytes(self) -> int:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from simulator.channels import Channels, Flow, PairRates
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 
-__all__ = ["Body", "ClockMap", "body_of", "measure"]
+__all__ = ["Body", "ClockMap", "Sequenced", "body_of", "measure"]
 
 
 class ClockMap(NamedTuple):
@@ -136,6 +136,43 @@ def body_of(lines: tuple[Line, ...], rates: PairRates | None = None) -> Body:
     return Body(lines, rates)
 
 
+class Sequenced(NamedTuple):
+    """Lines between those of the optimizer: what is issued before them, and what follows; `steady` as of `measure`."""
+
+    before: tuple[Line, ...]
+    lines: tuple[Line, ...]
+    after: tuple[Line, ...]
+    steady: bool
+
+    def clock_map(self, rates: PairRates | None) -> ClockMap:
+        """The map of all three."""
+        return body_of(self.lines, rates).clock_map(self.before, self.after, steady=self.steady)
+
+    def stream_ps(self, rates: PairRates | None) -> float:
+        """`clock_map(rates).work_ps`."""
+        if rates is None and (alone := _undisturbed_ps((*self.before, *self.lines, *self.after))) is not None:
+            return alone
+        return body_of(self.lines, rates).stream_ps(self.before, self.after, steady=self.steady)
+
+
+def _undisturbed_ps(lines: Sequence[Line]) -> float | None:
+    """The time of the stream where overlap costs nothing and the host is far ahead; None if the lines leave a
+    collective running, which the next repetition may wait for."""
+    stream, ends, free = 0, dict[int, int](), dict[str, int]()
+    for kind, _, work_ps, _, channel, token, _, _, _ in lines:
+        if kind == COMPUTE:
+            stream += work_ps
+        elif kind == WAIT:
+            stream = max(stream, ends.pop(token, 0))
+        else:
+            end = free[channel] = max(stream, free.get(channel, 0)) + work_ps
+            if token < 0:
+                stream = end
+            else:
+                ends[token] = end
+    return None if ends else float(stream)
+
+
 class Body:
     """A sequence that is measured alone and next to several others. Equal repetitions are walked once.
 
@@ -148,7 +185,8 @@ class Body:
         self._lines = lines
         self._rates = rates
         self._working = [line for line in lines if line.kind != COMPUTE or line.work_ps]
-        self._clock_maps: dict[tuple[tuple[Line, ...], tuple[Line, ...], bool], ClockMap] = {}
+        self._clock_maps: dict[_Around, ClockMap] = {}
+        self._paces: dict[_Around, _Pace] = {}
         self._dispatch = float(sum(line.dispatch_ps for line in lines))
         self._has_collectives = any(line.kind == COLLECTIVE for line in lines)
 
@@ -178,18 +216,49 @@ class Body:
             found = self._clock_maps[key] = self._clock_map(*key)
         return found
 
+    def stream_ps(self, before: tuple[Line, ...], after: tuple[Line, ...], *, steady: bool) -> float:
+        """`clock_map(...).work_ps`, without a walk of the late host."""
+        if self._is_alone(before, after):
+            return float(sum(line.work_ps for lines in (before, self._lines, after) for line in lines))
+        return self._pace(before, after, steady).work_ps
+
+    def _is_alone(self, before: Sequence[Line], after: Sequence[Line]) -> bool:
+        return not self._has_collectives and all(line.kind != COLLECTIVE for line in (*before, *after))
+
     def _clock_map(self, before: tuple[Line, ...], after: tuple[Line, ...], steady: bool) -> ClockMap:
-        if not self._has_collectives and all(line.kind != COLLECTIVE for line in (*before, *after)):
+        if self._is_alone(before, after):
             return _alone([*before, *self._lines, *after])
-        lines = [*before, *self._working, *after]
         if before:
-            walk, late = _Walk(self._rates), _Walk(self._rates)
-            walk.run(lines)
+            late = _Walk(self._rates)
             late.run([*before, *self._lines, *after], late=True)
         else:
-            walk, late = self._ahead.copy(), self._late.copy()
-            walk.run(after)
+            late = self._late.copy()
             late.run(after, late=True)
+        pace = self._pace(before, after, steady)
+        return ClockMap(
+            work_ps=pace.work_ps,
+            cold_start_ps=_dyadic(late.stream_ps),
+            dispatch_ps=self._dispatch + sum(line.dispatch_ps for line in (*before, *after)),
+            compute_ps=pace.compute_ps,
+            exposed_ps=pace.exposed_ps,
+            tail_ps=_dyadic(pace.tail_ps),
+            tail_if_host_bound_ps=_dyadic(late.tail_ps),
+            drift_per_repeat_ps=_dyadic(pace.drift_ps),
+            channel_busy_ps=_unwaited([*before, *self._working, *after]),
+        )
+
+    def _pace(self, before: tuple[Line, ...], after: tuple[Line, ...], steady: bool) -> _Pace:
+        """The last of several repetitions whose host is far ahead."""
+        key = (before, after, steady)
+        if key in self._paces:
+            return self._paces[key]
+        lines = [*before, *self._working, *after]
+        if before:
+            walk = _Walk(self._rates)
+            walk.run(lines)
+        else:
+            walk = self._ahead.copy()
+            walk.run(after)
         begin = busy = earlier_tail = drift = 0.0
         exposed: dict[str, float] = {}
         tail = walk.tail_ps
@@ -203,21 +272,26 @@ class Body:
             tail = walk.tail_ps
         else:
             drift = max(0.0, tail - earlier_tail) if steady and walk.state() != state else 0.0
-        return ClockMap(
-            work_ps=_dyadic(walk.stream_ps - begin),
-            cold_start_ps=_dyadic(late.stream_ps),
-            dispatch_ps=self._dispatch + sum(line.dispatch_ps for line in (*before, *after)),
-            compute_ps=walk.compute_ps - busy,
-            exposed_ps={
-                call: time - exposed.get(call, 0.0)
-                for call, time in walk.exposed_ps.items()
-                if time > exposed.get(call, 0.0)
-            },
-            tail_ps=_dyadic(tail),
-            tail_if_host_bound_ps=_dyadic(late.tail_ps),
-            drift_per_repeat_ps=_dyadic(drift),
-            channel_busy_ps=_unwaited(lines),
-        )
+        own = {
+            call: time - exposed.get(call, 0.0) for call, time in walk.exposed_ps.items()
+            if time > exposed.get(call, 0.0)
+        }  # fmt: skip
+        self._paces[key] = _Pace(_dyadic(walk.stream_ps - begin), walk.compute_ps - busy, own, tail, drift)
+        return self._paces[key]
+
+
+_Around = tuple[tuple[Line, ...], tuple[Line, ...], bool]
+"""Lines before and after a body, and whether it is one of many."""
+
+
+class _Pace(NamedTuple):
+    """The parts of a `ClockMap` in which the stream is never short of work."""
+
+    work_ps: float
+    compute_ps: float
+    exposed_ps: Mapping[str, float]
+    tail_ps: float
+    drift_ps: float
 
 
 def _unwaited(lines: Sequence[Line]) -> float:

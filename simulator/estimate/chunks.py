@@ -10,21 +10,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from costmodels.price.instruction import price_collective, price_compute, price_wait
-from plans.lower.symbolic import (
-    ParameterTemplate,
-    PartTemplate,
-    joined_gradients,
-    plain,
-)
+from plans.lower.symbolic import ParameterTemplate, plain
 from plans.model.graph import itemsize
 from simulator.channels import PairRates
-from simulator.estimate.action import Body, ClockMap, body_of, measure
+from simulator.estimate.action import ClockMap, Sequenced, measure
 from simulator.estimate.chunk import Chunk
-from simulator.estimate.optimizer_lines import OptimizerLines
+from simulator.estimate.optimizer_lines import OptimizerLines, gradients_of
 from simulator.estimate.pieces import Pieces
 from simulator.estimate.pricing import busy_ps, hosted
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
@@ -51,16 +46,6 @@ class _Depends(tuple[Any, ...]):
         if self._hash is None:
             self._hash = super().__hash__()
         return self._hash
-
-
-@lru_cache(maxsize=8192)
-def _gradients(part: PartTemplate) -> Mapping[str, int]:
-    """The parameters whose gradients a body computes, with the time at which each starts."""
-    found: dict[str, int] = {}
-    for number, cell in enumerate(part.cells):
-        if cell.gradient:
-            found.setdefault(cell.gradient, number)
-    return found
 
 
 @dataclass(kw_only=True)
@@ -156,6 +141,18 @@ class Chunks(Pieces):
         """The map of one of many equal pieces, during the gather of the next one and its own reduction."""
         return self._clock_map(self._key_of(piece, part, gathers, reduces))
 
+    def stream_ps(self, piece: str, part: str, *, gathers: bool = False, reduces: bool = False) -> float:
+        """`clock_map(...).work_ps` alone, which takes a third of the time."""
+        depends = self._key_of(piece, part, gathers, reduces)
+        if depends in self.known:
+            own: ClockMap = self.known[depends]
+            return own.work_ps
+        key = ("stream", depends)
+        if key not in self.known:
+            self.known[key] = self._sequence(depends).stream_ps(self.rates)
+        found: float = self.known[key]
+        return found
+
     def _key_of(self, piece: str, part: str, gathers: bool, reduces: bool) -> _Depends:
         """The key of a clock map."""
         key = (piece, part, gathers, reduces)
@@ -165,53 +162,46 @@ class Chunks(Pieces):
         if owner is not self:
             self._depends[key] = _Depends((piece, *owner._key_of(name, part, gathers, reduces)[1:]))
         else:
-            if piece == "block":
-                given: object = self.stack.block_host_s(self.degrees, part, reduces=reduces, config=self.config)
-            else:
-                given = self.stack.end_host_s(piece, self.degrees, part)
-            gather: object = self.gather(piece) if gathers else ()
-            reduce: object = self.reduce(piece) if reduces else ()
-            if self.optimizer_lines is not None:
-                own = self.parameters(piece)
+            around: tuple[Any, Any, Any] = (), (), ()
+            if self.stack.runs_programs:
+                body = self.template.pieces[piece].parts[part]
                 # gradients of weights, and of a lookup, read no weights
-                reads = part == "F" or (part != "W" and piece != "embedding")
-                # in the order in which they are read
-                gather = self.optimizer_lines.gathers(own if part == "F" else own[::-1]) if gathers and reads else ()
-                order = _gradients(self.template.pieces[piece].parts[part])
-                due = sorted(
-                    (parameter for parameter in own if parameter.name in order),
-                    key=lambda each: order[each.name],
-                )
-                reduce = tuple(self.optimizer_lines.reductions(due).items()) if reduces else ()
-                joined = joined_gradients(self.template.pieces[piece].parts[part])
-                given = tuple(
-                    (parameter.name, None) if self.optimizer_lines.reduced_per_micro_batch(parameter)
-                    or (parameter.name in joined and self.optimizer_lines.adds_alike(parameter.dtype))
-                    else (parameter.name, self.optimizer_lines.sum_of(parameter))
-                    for parameter in due
-                )  # fmt: skip
-            found = _Depends((piece, part, given, gather, reduce))
+                reads = gathers and (part == "F" or (part != "W" and piece != "embedding"))
+                if reads or gradients_of(body):
+                    assert self.optimizer_lines is not None
+                    around = self.optimizer_lines.around(
+                        part, body, self.parameters(piece), gathers=reads, reduces=reduces
+                    )
+            else:
+                if piece == "block":
+                    given = self.stack.block_host_s(self.degrees, part, reduces=reduces, config=self.config)
+                else:
+                    given = self.stack.end_host_s(piece, self.degrees, part)
+                around = given, self.gather(piece) if gathers else (), self.reduce(piece) if reduces else ()
+            found = _Depends((piece, part, *around))
             self._depends[key] = self.known.setdefault(("same", found), found)
         return self._depends[key]
 
     def _clock_map(self, depends: _Depends) -> ClockMap:
         if depends not in self.known:
-            piece, part, given, gather, reduce = depends
-            owner, name = self.owner_of(piece)
-            if owner is not self:
-                self.known[depends] = owner._clock_map(_Depends((name, part, given, gather, reduce)))
-                return self.known[depends]
-            if self.optimizer_lines is not None:
-                self.known[depends] = self._in_program(piece, part, dict(given), gather, dict(reduce))
-                return self.known[depends]
-            after = list(reduce)
-            if gather:
-                wait = self.stack.dispatch_ps(price_wait(self.machine).dispatch_ps, "wait", "C")
-                copied = self._copied(self.weight_bytes(piece), 0)
-                after = [Line(WAIT, wait, 0, token=_GATHER), *copied, *reduce]
-            self.known[depends] = self._body(piece, part, given).clock_map(gather, after, steady=bool(after))
+            self.known[depends] = self._sequence(depends).clock_map(self.rates)
         found: ClockMap = self.known[depends]
         return found
+
+    def _sequence(self, depends: _Depends) -> Sequenced:
+        """The lines of a piece, and those of the optimizer around them."""
+        piece, part, given, gather, reduce = depends
+        owner, name = self.owner_of(piece)
+        if owner is not self:
+            return owner._sequence(_Depends((name, part, given, gather, reduce)))
+        if self.optimizer_lines is not None:
+            return self._in_program(piece, part, dict(given), gather, dict(reduce))
+        after = list(reduce)
+        if gather:
+            wait = self.stack.dispatch_ps(price_wait(self.machine).dispatch_ps, "wait", "C")
+            copied = self._copied(self.weight_bytes(piece), 0)
+            after = [Line(WAIT, wait, 0, token=_GATHER), *copied, *reduce]
+        return Sequenced(gather, tuple(hosted(self.lines(piece, part), given)), tuple(after), steady=bool(after))
 
     def _in_program(
         self,
@@ -220,29 +210,25 @@ class Chunks(Pieces):
         sums: Mapping[str, Line | None],
         gather: tuple[tuple[Line, ...], ...],
         reduce: Mapping[str, tuple[Line, ...]],
-    ) -> ClockMap:
+    ) -> Sequenced:
         """`sums`: of gradients over micro-batches; None where products add them, or they are reduced as they are."""
         issue, arrive = gather or ((), ())
-        lines: list[Line] = []
-        for cell, line in zip(self.template.pieces[piece].parts[part].cells, self.lines(piece, part), strict=True):
-            own = sums.get(cell.gradient, line)
-            if own is not None:
-                lines.append(own)
-            if cell.gradient:
-                lines += reduce.get(cell.gradient, ())
-        last = reduce.get("", ())
+        lines = self.lines(piece, part)
+        last: tuple[Line, ...] = ()
+        if sums or reduce:
+            priced, lines = lines, []
+            for cell, line in zip(self.template.pieces[piece].parts[part].cells, priced, strict=True):
+                own = sums.get(cell.gradient, line)
+                if own is not None:
+                    lines.append(own)
+                if cell.gradient:
+                    lines += reduce.get(cell.gradient, ())
+            last = reduce.get("", ())
         if piece != "embedding":  # waited for when the piece before has issued its own
             last = tuple(line._replace(token=_NO_TOKEN) if line.kind == WAIT else line for line in last)
         is_first = part != "F" and piece == "head"  # in a backward, so that no other piece's reductions slow it
         steady = bool(gather or reduce or None in sums.values()) and not is_first
-        return body_of((*lines, *last), self.rates).clock_map(issue, arrive, steady=steady)
-
-    def _body(self, piece: str, part: str, given: float | None) -> Body:
-        key = ("body", piece, part, given)
-        if key not in self.known:
-            self.known[key] = body_of(tuple(hosted(self.lines(piece, part), given)), self.rates)
-        found: Body = self.known[key]
-        return found
+        return Sequenced(issue, (*lines, *last), arrive, steady=steady)
 
     def action(self, chunk: Chunk, part: str, *, gathers: bool = False, reduces: bool = False) -> ClockMap:
         """The map of a chunk's complete action: its pieces in the order of the part."""
@@ -276,10 +262,8 @@ class Chunks(Pieces):
             waits = [number for number, line in enumerate(arrive) if line.kind == WAIT]
             cut = waits[1] if len(waits) > 1 else len(arrive)
             gather = (*issue, *arrive[:cut]), arrive[cut:]
-            own, other = (
-                self._in_program(piece, part, dict(given), gather, dict(reduce)),
-                self._clock_map(depends),
-            )
+            own = self._in_program(piece, part, dict(given), gather, dict(reduce)).clock_map(self.rates)
+            other = self._clock_map(depends)
             there = measure([*issue, arrive[0]], self.rates)
             work = max(own.work_ps, other.work_ps)
             self.known[key] = own._replace(work_ps=work, prefetch_ps=min(there.work_ps, work - other.work_ps))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,15 +21,25 @@ from costmodels.price.traffic import plain_call
 from plans.degrees import Degrees
 from plans.degrees.groups import rank_groups
 from plans.lower.completed import adds_alike
-from plans.lower.symbolic import ParameterTemplate
+from plans.lower.symbolic import ParameterTemplate, PartTemplate, joined_gradients
 from plans.model.graph import itemsize
 from plans.optimizer import Optimizer
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 
-__all__ = ["OptimizerLines"]
+__all__ = ["OptimizerLines", "gradients_of"]
 
 _FIRST_TOKEN = {"reduce": 2**20, "gather": 2**21}
 """Tokens that no template has."""
+
+
+@lru_cache(maxsize=8192)
+def gradients_of(part: PartTemplate) -> Mapping[str, int]:
+    """The parameters whose gradients a body computes, with the time at which each starts."""
+    found: dict[str, int] = {}
+    for number, cell in enumerate(part.cells):
+        if cell.gradient:
+            found.setdefault(cell.gradient, number)
+    return found
 
 
 class _Parameter(NamedTuple):
@@ -102,6 +113,31 @@ class OptimizerLines:
     def endings(self, parameters: Iterable[ParameterTemplate]) -> tuple[Line, ...]:
         """Instructions at the end of a step besides the updates: remaining gradients, views, casts, stored weights."""
         return self._lines.endings(self._parameters(parameters))
+
+    def around(
+        self, part: str, body: PartTemplate, own: Sequence[ParameterTemplate], *, gathers: bool, reduces: bool
+    ) -> tuple[tuple[tuple[str, Line | None], ...], tuple[Any, ...], tuple[Any, ...]]:
+        """What a body of a piece needs of the optimizer.
+
+        Args:
+            part, body: name and content of the body.
+            own: parameters of the piece.
+            gathers, reduces: whether the body's weights are gathered, its gradients reduced.
+
+        Returns:
+            for each gradient the instruction that adds it to those of earlier micro-batches (None: there is none);
+            `gathers`, in the order in which the body reads the weights; the items of `reductions`.
+        """
+        order, joined = gradients_of(body), joined_gradients(body)
+        due = sorted((each for each in own if each.name in order), key=lambda each: order[each.name])
+        sums = tuple(
+            (each.name, None) if self.reduced_per_micro_batch(each)
+            or (each.name in joined and self.adds_alike(each.dtype))
+            else (each.name, self.sum_of(each))
+            for each in due
+        )  # fmt: skip
+        gathered = self.gathers(own if part == "F" else own[::-1]) if gathers else ()
+        return sums, gathered, tuple(self.reductions(due).items()) if reduces else ()
 
     def _parameter(self, each: ParameterTemplate) -> _Parameter:
         numbers = self.numbers

@@ -79,22 +79,22 @@ class Monomials:
             TwofoldError: sizes that do not divide as the products ask for.
         """
         key = tuple([sizes[symbol] for symbol in self.symbols.sizes])
-        found = self.numbers.get(key)
-        if found is None or len(found) < len(self.places):
-            found = self.numbers[key] = self._values(sizes)
+        found = self.numbers.setdefault(key, [])
+        if len(found) < len(self.places):
+            found += self._values(sizes, len(found))
         return found
 
-    def _values(self, sizes: Mapping[str, int]) -> list[int]:
+    def _values(self, sizes: Mapping[str, int], first: int) -> list[int]:
+        """The numbers of the products from a place on."""
         if self.columns is None:
             self.columns = self._columns()
-        above, below, numerator, denominator = self.columns
+        above, below, numerator, denominator = (column[first:] for column in self.columns)
         numbers = np.array([sizes[symbol] for symbol in self.symbols.sizes], dtype=np.int64)
         top = numerator * np.prod(numbers**above, axis=1)
         bottom = denominator * np.prod(numbers**below, axis=1)
         whole, rest = np.divmod(top, bottom)
         if rest.any():
-            first = int(np.flatnonzero(rest)[0])
-            constant, exponents = list(self.places)[first]
+            constant, exponents = list(self.places)[first + int(np.flatnonzero(rest)[0])]
             product = " ".join(
                 f"{symbol}^{power}" for symbol, power in zip(self.symbols.sizes, exponents, strict=True) if power
             )

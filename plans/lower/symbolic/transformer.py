@@ -82,8 +82,25 @@ def model_template(
     """
     if sentence := unpredicted(sizes_of(config), tp, sequence_parallel):
         raise TwofoldError(sentence)
-    experts, grouping = config.experts, _grouping(config, tp)
-    structure = replace(
+    grouping = _grouping(config, tp)
+    sp = sequence_parallel and tp > 1
+    # what the rows of all samples add up to, gradients of positions, is summed over them in every backward
+    copies = dp > ep and config.position == "learned"
+    # which way is shorter depends on sizes where a tensor could be communicated along several axes
+    real: tuple[tuple[str, int], ...] = ()
+    if grouping == "spread":
+        real = ("tp_kv", config.kv_heads), ("tp_q", tp // config.kv_heads)
+    if copies:
+        real = *(real or (("tp", tp),)), ("dp", dp // ep), ("cp", cp)
+    made = _structure(_without_sizes(config), grouping, real, tp > 1, cp > 1, sp, ep > 1, copies)
+    return made.template(recompute, fused)
+
+
+@lru_cache(maxsize=64)
+def _without_sizes(config: TransformerConfig) -> TransformerConfig:
+    """The structure of a configuration."""
+    experts = config.experts
+    return replace(
         config,
         name="structure", num_layers=1, hidden=1, num_heads=1, num_kv_heads=1, ffn=1, vocab=1, seq=1,
         num_positions=None,
@@ -99,16 +116,6 @@ def model_template(
             num_dense_layers=min(1, experts.num_dense_layers), shared_gate=experts.shared_gate,
         ),
     )  # fmt: skip
-    sp = sequence_parallel and tp > 1
-    # what the rows of all samples add up to, gradients of positions, is summed over them in every backward
-    copies = dp > ep and config.position == "learned"
-    # which way is shorter depends on sizes where a tensor could be communicated along several axes
-    real: tuple[tuple[str, int], ...] = ()
-    if grouping == "spread":
-        real = ("tp_kv", config.kv_heads), ("tp_q", tp // config.kv_heads)
-    if copies:
-        real = *(real or (("tp", tp),)), ("dp", dp // ep), ("cp", cp)
-    return _structure(structure, grouping, real, tp > 1, cp > 1, sp, ep > 1, copies).template(recompute, fused)
 
 
 def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int, ep: int = 1) -> dict[str, int]:
