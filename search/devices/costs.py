@@ -29,11 +29,11 @@ from search.devices.stage_config import (
     without_recompute,
 )
 from simulator.channels import PairRates
-from simulator.estimate.action import ClockMap
+from simulator.estimate.action import SETTLED, ClockMap
 from simulator.estimate.chunk import Chunk
 from simulator.estimate.chunks import Chunks
 
-__all__ = ["WAYS", "Costs", "Table", "num_dense", "one_piece", "piece_counts", "pieces_of"]
+__all__ = ["SHORTER", "WAYS", "Costs", "Table", "num_dense", "one_piece", "piece_counts", "pieces_of"]
 
 _PIECES = ("embedding", "block", "head")
 
@@ -45,6 +45,10 @@ WAYS = ("F.first", "F", "closing", "closing.last", "I", "joined")
 """The actions of a chunk: first and other forwards, backwards (or weight-gradient parts) but the last, the last, and
 input gradients; "joined" is what a whole backward takes beyond its two parts, which is negative."""
 
+
+SHORTER = 1e-5
+"""Share by which something may be shorter and still count as no shorter. Where norms are recomputed, forwards keep no
+statistics of them, which makes them shorter by some 1e-6."""
 
 _F_FIRST, _F, _CLOSING, _LAST, _I, _JOINED = range(len(WAYS))
 
@@ -104,7 +108,7 @@ class Costs:
     _optimizer: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = field(default_factory=dict)
     _piece_seconds: dict[tuple[StageConfig, int], Floats] = field(default_factory=dict)
     _part_s: dict[tuple[str, str, StageConfig], float] = field(default_factory=dict)
-    _longer: dict[tuple[StageConfig, int, int], bool] = field(default_factory=dict)
+    _longer: dict[tuple[StageConfig, int, int, bool], bool] = field(default_factory=dict)
     _trailing: dict[tuple[StageConfig, int, int, Chunk, bool], float] = field(default_factory=dict)
     _transfer: dict[tuple[int, int, int], tuple[float, ...]] = field(default_factory=dict)
 
@@ -330,28 +334,33 @@ class Costs:
         return all(max(1.0, most) * (1.0 - pair.compute_rate) <= pair.comm_rate for pair in pairs)
 
     def some_are_longer(self, stage: StageConfig, dp: int, level: int) -> bool:
-        """Whether blocks that recompute take no less in the early table than those that keep everything."""
+        """Whether blocks that recompute take no less in the early table than those that keep everything (`SHORTER`)."""
         again, once = self.relaxed_table(stage, dp, level), self.relaxed_table(without_recompute(stage), dp, level)
-        return bool((again.work >= once.work).all() and (again.first_gather >= once.first_gather).all())
+        least = 1.0 - SHORTER
+        return bool((again.work >= least * once.work).all() and (again.first_gather >= least * once.first_gather).all())
 
-    def longer_with_recompute(self, stage: StageConfig, dp: int, level: int) -> bool:
-        """Whether a chunk surely takes no less time, in each of its actions, with every further block that recomputes.
+    def longer_with_recompute(self, stage: StageConfig, dp: int, level: int, *, together: bool) -> bool:
+        """Whether a step surely takes no less time with every further block that recomputes.
 
-        So it is where each action of such a block is not a shorter than one of a block that keeps everything, in all
-        that maps of clocks consist of, and no channel lags behind: such maps compose monotonically.
+        So it is where no action of such a block is shorter (`SHORTER`) than that of a block that keeps everything: maps
+        of clocks compose monotonically, more work beside the same reductions ends them no sooner
+        (`recompute_only_adds`), and shares carry over to the step. Where ranks do not begin a step together, the time
+        of each counts from its first forward on; so forwards must be no longer either.
         """
-        key = (stage, dp, level)
+        key = (stage, dp, level, together)
         if key not in self._longer:
             again, once = (
                 self.chunks(variant, dp, level, contention=True) for variant in (stage, without_recompute(stage))
             )
-            self._longer[key] = all(
-                _no_shorter(*(
-                    chunks.clock_map(self.pieces[number], part, gathers=gathers, reduces=reduces)
-                    for chunks in (again, once)
-                ))
+            pairs = [
+                (part, *(each.clock_map(self.pieces[number], part, gathers=gathers, reduces=reduces)
+                         for each in (again, once)))
                 for number in self.blocks for part, gathers, reduces in self._variants(stage, again, level)
-            )  # fmt: skip
+            ]  # fmt: skip
+            self._longer[key] = self.recompute_only_adds and all(
+                _no_shorter(one, other) and (together or part != "F" or _no_shorter(other, one))
+                for part, one, other in pairs
+            )
         return self._longer[key]
 
     @staticmethod
@@ -392,14 +401,17 @@ class Costs:
 
 
 def _no_shorter(one: ClockMap, other: ClockMap) -> bool:
-    """Whether an action takes at least as long as another, in any context."""
+    """Whether an action, repeated any number of times, takes at least as long as another in any context (`SHORTER`)."""
+    return all(mine >= (1.0 - SHORTER) * theirs for mine, theirs in zip(_ends(one), _ends(other), strict=True))
+
+
+def _ends(each: ClockMap) -> tuple[float, ...]:
+    """Times on which those of all rows of equal actions depend monotonically (`ClockMap.times`)."""
+    rows = [each.times(count) for count in range(1, SETTLED + 1)]
     return (
-        not one.drift_per_repeat_ps and not other.drift_per_repeat_ps
-        and one.work_ps >= other.work_ps and one.cold_start_ps >= other.cold_start_ps
-        and one.dispatch_ps >= other.dispatch_ps and one.channel_busy_ps >= other.channel_busy_ps
-        and one.work_ps + one.tail_ps >= other.work_ps + other.tail_ps
-        and one.cold_start_ps + min(one.tail_ps, one.tail_if_host_bound_ps)
-        >= other.cold_start_ps + min(other.tail_ps, other.tail_if_host_bound_ps)
+        each.work_ps, each.cold_start_ps, each.dispatch_ps, each.work_ps + each.drift_per_repeat_ps,
+        each.cold_start_ps + min(each.tail_ps, each.tail_if_host_bound_ps),
+        *(row.work_ps + row.tail_ps for row in rows),
     )  # fmt: skip
 
 

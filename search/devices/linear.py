@@ -24,6 +24,8 @@ Ints = NDArray[np.int64]
 
 _FIRST, _FORWARD, _CLOSING, _LAST, _INPUTS, _JOINED = range(len(WAYS))
 
+_LARGEST_CODE = 2**62
+
 
 class Linear:
     """The bounds of the spreads of schedules with equally many ranks and micro-batches.
@@ -85,10 +87,11 @@ class Terms:
         pieces = self.space.pieces
         self._before = np.cumsum(pieces, axis=1) - pieces
         self._work = np.einsum("scp,cr->srp", pieces, self.space.owners)  # (spread, rank, piece)
-        of_rank = [np.flatnonzero(self.space.placement == rank) for rank in range(self.space.schedule.num_ranks)]
         # (spread, rank, piece) in any one of the rank's chunks
         ending = np.where(self.space.ends_joined[:, None], 0.0, pieces)
-        self._least_chunk = np.stack([ending[:, chunks].min(axis=1) for chunks in of_rank], axis=1)
+        by_rank = np.argsort(self.space.placement, kind="stable")
+        starts = np.searchsorted(self.space.placement[by_rank], np.arange(self.space.schedule.num_ranks))
+        self._least_chunk = np.minimum.reduceat(ending[:, by_rank], starts, axis=1)
         self._joined = np.einsum("scp,cr->srp", pieces, self.space.joined[:, None] * self.space.owners)
         self._ranks = self._distinct_ranks()
         self._chunks = self._distinct_chunks()
@@ -191,12 +194,14 @@ def _ways(
 
 
 def _first_of_each(values: Floats) -> tuple[Ints, Ints]:
-    """(spread, place) of the first of all equal vectors of each spread, given (spread, place, number)."""
-    code = np.zeros(values.shape[:2], dtype=np.int64)
-    for number in range(values.shape[2]):
-        known, own = np.unique(values[:, :, number], return_inverse=True)
-        joined = code * len(known) + own.reshape(code.shape)
-        code = np.unique(joined, return_inverse=True)[1].reshape(code.shape)
-    code += np.arange(len(code))[:, None] * (code.max() + 1)
+    """(spread, place) of the first of all equal vectors of each spread, given (spread, place, whole numbers)."""
+    num_spreads, num_places, width = values.shape
+    code, size = np.repeat(np.arange(num_spreads), num_places), num_spreads
+    for column in values.reshape(-1, width).astype(np.int64).T:
+        more = int(column.max()) + 1
+        if size * more >= _LARGEST_CODE:
+            known, code = np.unique(code, return_inverse=True)
+            size = len(known)
+        code, size = code * more + column, size * more
     first = np.sort(np.unique(code, return_index=True)[1])
-    return np.divmod(first, values.shape[1])
+    return np.divmod(first, num_places)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.devices.bounds import LayerSplits, ScheduleSpace
-from search.devices.costs import Table, piece_counts
+from search.devices.costs import SHORTER, Table, piece_counts
 from search.devices.estimates import Estimates
 from search.devices.problem import Problem
 from search.devices.schedule_space import ScheduleGroup
@@ -213,15 +213,15 @@ class Nodes:
         if not len(fit):
             return
         placed = self.estimates.in_orders(mesh, stage)
-        first = fit
+        first, share = fit, 1.0
         # the fewest that fit are the least
         if all(self.costs.some_are_longer(ordered, mesh.dp, level) for ordered in placed):
-            first = fit[np.unique(rows.spread[fit], return_index=True)[1]]
+            first, share = fit[np.unique(rows.spread[fit], return_index=True)[1]], 1.0 - SHORTER
         table = functools.reduce(
             Table.least, [self.costs.mixed_table(ordered, mesh.dp, level, exact=False) for ordered in placed]
         )  # fmt: skip
         bounds = self._bounds_s(mesh, stage, shape, space, table, rows.take(first))
-        yield max(bound, float(bounds.min())), Kind.SHAPE, (decided, fit)
+        yield max(bound, share * float(bounds.min())), Kind.SHAPE, (decided, fit)
 
     def _fitting(self, decided: Scheduled, space: ScheduleSpace, rows: LayerSplits) -> Ints:
         """The rows that may fit the memory."""
@@ -253,19 +253,13 @@ class Nodes:
     def _not_beaten(self, decided: Scheduled, space: ScheduleSpace, fit: Ints) -> Ints:
         """Without the rows of which another one surely fits, and surely takes no longer, with fewer blocks recomputed.
 
-        Only where one plan is asked for, where all ranks begin together, so that no action that takes longer can make a
-        step shorter, and where the stack adds nothing to the memory that is known here.
+        Only where one plan is asked for, and where the stack adds nothing to the memory that is known here.
         """
         mesh, stage, level, shape = decided
         problem, limit = self.problem, self.problem.limit_bytes
-        if (
-            self.estimates.keep > 1
-            or problem.stack.adds_memory
-            or not self.spaces.together(shape)
-            or not self.spaces.is_partial(stage.recompute)
-        ):
+        if self.estimates.keep > 1 or problem.stack.adds_memory or not self.spaces.is_partial(stage.recompute):
             return fit
-        if not self.costs.longer_with_recompute(stage, mesh.dp, level):
+        if not self.costs.longer_with_recompute(stage, mesh.dp, level, together=self.spaces.together(shape)):
             return fit
         rows = self.spaces.rows(space, stage.recompute)
         bare = in_any_place(stage)

@@ -270,13 +270,12 @@ def _alive(schedule: Schedule) -> _Alive:
     there = _before(mine & makes_gradients(schedule)[:, None], table.rank_start)
     state = np.concatenate([whole, part, there], axis=1)
     left = _first_of_equal(np.column_stack([group, state]))
+    left = left[np.lexsort((state[left].sum(axis=1), group[left]))]
     chosen: list[Ints] = []
     for _ in range(_CHAMPIONS):  # one that has no less than another in all is enough
         if not len(left):
             break
-        order = left[np.lexsort((state[left].sum(axis=1), group[left]))]
-        last = np.append(group[order][1:] != group[order][:-1], True)
-        champions = order[last]
+        champions = left[np.append(group[left][1:] != group[left][:-1], True)]
         best = np.zeros((int(group.max()) + 1, state.shape[1]), dtype=state.dtype)
         best[group[champions]] = state[champions]
         chosen.append(champions)

@@ -31,6 +31,7 @@ class ScheduleSpaces:
     problem: Problem
     _spaces: dict[tuple[ScheduleChoice, int, int], ScheduleSpace | None] = field(default_factory=dict)
     _groups: dict[tuple[int, int, bool], ScheduleGroup | None] = field(default_factory=dict)
+    _together: dict[ScheduleChoice, bool] = field(default_factory=dict)
 
     def of(self, shape: ScheduleChoice, pp: int, count: int) -> ScheduleSpace | None:
         """A schedule for these ranks and micro-batches; None where there is none, or no layers for its chunks."""
@@ -69,7 +70,10 @@ class ScheduleSpaces:
 
     def together(self, shape: ScheduleChoice) -> bool:
         """Whether the stack begins every step on all ranks together."""
-        return self.problem.stack.steps_together(Degrees(schedule=shape.schedule, virtual=shape.virtual))
+        if shape not in self._together:
+            degrees = Degrees(schedule=shape.schedule, virtual=shape.virtual)
+            self._together[shape] = self.problem.stack.steps_together(degrees)
+        return self._together[shape]
 
     def narrowed(self, problem: Problem) -> ScheduleSpaces:
         """The choices in a part of the space, reusing known results."""

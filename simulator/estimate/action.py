@@ -19,7 +19,7 @@ from typing import NamedTuple
 from simulator.channels import Channels, Flow, PairRates
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 
-__all__ = ["Body", "ClockMap", "Sequenced", "body_of", "measure"]
+__all__ = ["SETTLED", "Body", "ClockMap", "Sequenced", "body_of", "measure"]
 
 
 class ClockMap(NamedTuple):
@@ -99,7 +99,7 @@ class ClockMap(NamedTuple):
             dispatch_ps=count * self.dispatch_ps,
             compute_ps=count * self.compute_ps,
             exposed_ps={call: count * time for call, time in self.exposed_ps.items()},
-            tail_ps=max(0.0, self.tail_ps + (count - _SETTLED) * self.drift_per_repeat_ps)
+            tail_ps=max(0.0, self.tail_ps + (count - SETTLED) * self.drift_per_repeat_ps)
             if self.drift_per_repeat_ps
             else self.tail_ps,
             tail_if_host_bound_ps=self.tail_if_host_bound_ps,
@@ -109,7 +109,7 @@ class ClockMap(NamedTuple):
         )
 
 
-_SETTLED = 4
+SETTLED = 4
 """Repetitions after which a sequence during the communication of its neighbours is taken as steady."""
 
 
@@ -263,7 +263,7 @@ class Body:
         exposed: dict[str, float] = {}
         tail = walk.tail_ps
         state: tuple[object, ...] = ()
-        for _ in range(1, _SETTLED if steady else 1):
+        for _ in range(1, SETTLED if steady else 1):
             if walk.state() == state:
                 break
             state, begin, exposed, busy = walk.state(), walk.stream_ps, dict(walk.exposed_ps), walk.compute_ps
