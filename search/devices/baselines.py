@@ -110,11 +110,21 @@ def _promising(problem: Problem, estimated: list[tuple[Degrees, Forecast]]) -> l
     return found
 
 
-def data_parallel(problem: Problem) -> list[Candidate]:
-    """What data parallelism does: every device has the complete model."""
+def data_parallel(problem: Problem, within: Branching | None = None) -> list[Candidate]:
+    """What data parallelism does: every device has the complete model.
+
+    Args:
+        problem: what is asked.
+        within: a search of this problem, whose results are reused.
+    """
     count = problem.num_devices
+    pins = Pins(dp=count, tp=1, pp=1, cp=1, ep=1)
     try:
-        part = Branching(problem=problem.changed(pins=Pins(dp=count, tp=1, pp=1, cp=1, ep=1)))
+        if within is None:
+            part = Branching(problem=problem.changed(pins=pins))
+        else:
+            part = within.narrowed(pins, proves=False)
+            part.deadline_s = None
     except TwofoldError:
         return []
     part.run()

@@ -352,16 +352,18 @@ class Costs:
             again, once = (
                 self.chunks(variant, dp, level, contention=True) for variant in (stage, without_recompute(stage))
             )
-            pairs = [
-                (part, *(each.clock_map(self.pieces[number], part, gathers=gathers, reduces=reduces)
-                         for each in (again, once)))
-                for number in self.blocks for part, gathers, reduces in self._variants(stage, again, level)
-            ]  # fmt: skip
             self._longer[key] = self.recompute_only_adds and all(
-                _no_shorter(one, other) and (together or part != "F" or _no_shorter(other, one))
-                for part, one, other in pairs
-            )
+                self._is_longer(self.pieces[number], variant, again, once, together=together)
+                for number in self.blocks for variant in self._variants(stage, again, level)
+            )  # fmt: skip
         return self._longer[key]
+
+    @staticmethod
+    def _is_longer(piece: str, variant: tuple[str, bool, bool], again: Chunks, once: Chunks, *, together: bool) -> bool:
+        """Whether a body is no shorter in one layout than in another; unless `together`, forwards must be no longer."""
+        part, gathers, reduces = variant
+        one, other = (chunks.clock_map(piece, part, gathers=gathers, reduces=reduces) for chunks in (again, once))
+        return _no_shorter(one, other) and (together or part != "F" or _no_shorter(other, one))
 
     @staticmethod
     def _variants(stage: StageConfig, chunks: Chunks, level: int) -> list[tuple[str, bool, bool]]:

@@ -81,7 +81,7 @@ def solve(
         branching.midway = usual
     branching.run()
     if branching.interrupted and time_limit_s is not None and not problem.pins.given:
-        for candidate in data_parallel(problem):  # takes about a second, also where the time limit was shorter
+        for candidate in data_parallel(problem, branching):  # also where the time limit is over
             branching.consider(candidate.degrees)
     if not branching.candidates:
         raise _nothing(branching)

@@ -45,7 +45,7 @@ class StageCosts:
         suggested: operator name -> strategies to choose from next to those on the stage's mesh.
         choice: of the steps of redistributions; those of least bytes where it is None.
         moves: seconds of redistributions, or bounds of them; by `choice`, all exact, where it is None.
-        known: costs of single operators by all that they depend on; may be shared by stages and meshes.
+        known: costs of single operators by all that they depend on; may be shared by stages, meshes and optimizers.
 
     Besides, `choices` has the strategies of every operator, `own` prices single operators, `tensors` what is handed on,
     and `memory` is for `best_assignment`.
@@ -87,7 +87,9 @@ class StageCosts:
             micro=self.micro, operators=self.operators, choices=self.choices, mesh=self.mesh,
             num_micro_batches=self.num_micro_batches, full_batch=self.full_batch, moves=self.moves,
         )  # fmt: skip
-        self._keys = CostKeys(self.micro, self.mesh, self.num_micro_batches, self.cost.group_key)
+        self._keys = CostKeys(
+            self.micro, self.mesh, self.num_micro_batches, self.optimizer, self.cost.group_key
+        )  # fmt: skip
 
     def _choices(self, operator: Operator) -> list[Strategy]:
         if operator.name in self.pinned:

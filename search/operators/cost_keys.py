@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from plans.layout import Layout
 from plans.model.graph import Graph, Operator
 from plans.operators import OperatorSpec
+from plans.optimizer import Optimizer
 from plans.plan import Strategy
 
 __all__ = ["CostKeys"]
@@ -27,12 +28,14 @@ class CostKeys:
         micro: the graph of one micro-batch.
         mesh: the stage's mesh.
         num_micro_batches: number of micro batches of a step.
+        optimizer: what happens to the parameters; operators without any cost the same with every optimizer.
         group_key: (mesh, axes) -> a key; collectives over sets of axes with equal keys cost the same.
     """
 
     micro: Graph
     mesh: Layout
     num_micro_batches: int
+    optimizer: Optimizer
     group_key: Callable[[Layout, tuple[str, ...]], object]
     _axis_sizes: dict[str, int] = field(init=False)
     _signatures: dict[str, object] = field(init=False, default_factory=dict)
@@ -51,7 +54,10 @@ class CostKeys:
             )
             trained, attrs = self.micro.trained_inputs(operator), repr(sorted(operator.attrs.items()))
             made = operator.outputs[0] == self.micro.loss
-            self._signatures[operator.name] = operator.kind, attrs, tensors, trained, made, self.num_micro_batches
+            settings = repr(self.optimizer) if any(is_parameter for *_, is_parameter in tensors) else ""
+            self._signatures[operator.name] = (
+                operator.kind, attrs, tensors, trained, made, self.num_micro_batches, settings,
+            )  # fmt: skip
         return self._signatures[operator.name]
 
     def of(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:

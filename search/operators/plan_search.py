@@ -75,10 +75,11 @@ class PlanSearch:
         key = num_micro_batches, num_ranks, level
         if key not in self._stages:
             optimizer = msgspec.structs.replace(self.optimizer, parallel_level=level)
+            others = [search for other, search in self._stages.items() if other[:2] == key[:2]]  # at other levels
             self._stages[key] = StageSearch(
                 graph=self.graph, machine=self.machine, num_ranks=num_ranks, num_micro_batches=num_micro_batches,
                 interleave=self.interleave, optimizer=optimizer, full_batch=self.full_batch, fused=self.fused,
-                pinned=self.pinned,
+                pinned=self.pinned, known=others[0].known if others else {}, moves=others[0].moves if others else {},
             )  # fmt: skip
         return self._stages[key]
 

@@ -62,6 +62,8 @@ class StageSearch:
         num_ranks: number of ranks of the complete plan.
         num_micro_batches, interleave, optimizer, full_batch, fused: as of a `Plan`.
         pinned: operator -> strategy to keep.
+        known, moves: costs of operators, and of redistributions on each mesh; searches that differ only in the
+            optimizer's level share them.
 
     `solved` has the cost of the best answer and a lower bound, by operators and number of devices.
     """
@@ -75,13 +77,13 @@ class StageSearch:
     full_batch: bool
     fused: bool
     pinned: Mapping[str, Strategy]
+    known: dict[object, OperatorSeconds]
+    moves: dict[Layout, Moves]
     num_combinations: int = 0
     solved: dict[tuple[tuple[str, ...], int], tuple[float, float]] = field(init=False, default_factory=dict)
     micro: Graph = field(init=False)
     _choice: Choice = field(init=False)
     _known_moves: dict[object, float] = field(init=False)
-    _moves: dict[Layout, Moves] = field(init=False, default_factory=dict)
-    _known: dict[object, OperatorSeconds] = field(init=False, default_factory=dict)
     _floors: dict[tuple[int, ...], dict[str, Floor]] = field(init=False, default_factory=dict)
     _answers: dict[object, list[StageAnswer]] = field(init=False, default_factory=dict)
     _costs: dict[tuple[tuple[str, ...], Layout], StageCosts] = field(init=False, default_factory=dict)
@@ -108,13 +110,13 @@ class StageSearch:
         if floors is None:
             moves = Moves(self._choice.seconds, None, self._known_moves)
         else:
-            moves = self._moves.setdefault(mesh, Moves(self._choice.seconds, floors, self._known_moves))
+            moves = self.moves.setdefault(mesh, Moves(self._choice.seconds, floors, self._known_moves))
         return StageCosts(
             micro=self.micro, operators=[operator for operator in self.micro.operators if operator.name in mine],
             mesh=mesh, num_micro_batches=self.num_micro_batches * self.interleave, optimizer=self.optimizer,
             full_batch=self.full_batch, pinned=pinned, suggested=suggestions(self.micro, mine, pinned, mesh),
             cost=instruction_cost(self.machine, mesh, self.num_ranks, fused=self.fused), choice=self._choice,
-            moves=moves, known=self._known,
+            moves=moves, known=self.known,
         )  # fmt: skip
 
     def meshes(self, names: Sequence[str], ranks: Sequence[int]) -> list[Layout]:
@@ -200,7 +202,7 @@ class StageSearch:
     def _forget(self, names: Sequence[str], mesh: Layout) -> None:
         """Tables of large problems on many meshes would fill the memory."""
         self._costs.pop((tuple(names), mesh), None)
-        self._moves.pop(mesh, None)
+        self.moves.pop(mesh, None)
 
     def batch_split(self, names: Sequence[str], ranks: Sequence[int]) -> tuple[Layout, dict[str, Strategy]]:
         """Every operator's batch split over as many ranks as divide it: the baseline without a search.
