@@ -34,6 +34,9 @@ CASES = {
     "tp 2, sequence parallel, dp 2, recompute, zero 1": (
         LATENT, {"dp": 2, "tp": 2, "sequence_parallel": True, "recompute": "full", "zero": 1},
     ),
+    "tp 2, sequence parallel, dp 2, recompute memory-bound": (
+        LATENT, {"dp": 2, "tp": 2, "sequence_parallel": True, "recompute": "memory_bound"},
+    ),
     "tp 2, pp 2, queries in one product": (DIRECT, {"tp": 2, "pp": 2, "recompute": "selective_op"}),
 }  # fmt: skip
 DEEPSEEK_V3 = {
@@ -136,6 +139,19 @@ def test_attention_counts_the_products_of_its_two_head_dims():
     assert spec.output_shape(0) == (2, 4, 8, 10)
     # the scores again, their gradient (10), those of q (6), k (6) and v (10)
     assert sum(each.flops for each in spec.gradients.values()) == 2 * scores * (6 + 10 + 6 + 6 + 10)
+
+
+def test_queries_keys_and_values_made_of_latents_are_computed_again():
+    """Of 4096 tokens 128 heads of 192 + 192 + 128 features in each of the 4 blocks, next to norms and activations."""
+    config = replace(named_config("deepseek-v3"), num_layers=4, experts=None, ffn=1024)
+    degrees = Degrees(global_batch=2)
+    none, less = (
+        forecast(config, replace(degrees, recompute=mode), Machine.load("h200-x1")).memory["activation"]
+        for mode in ("none", "memory_bound")
+    )
+    attended = 4 * 4096 * 128 * (192 + 192 + 128) * 2
+    others = 4 * 4096 * (2 * 7168 + 1536 + 512 + 2 * 1024) * 2
+    assert 0.85 * (attended + others) < none - less < attended + others
 
 
 def test_deepseek_v3_has_the_published_number_of_parameters():

@@ -8,7 +8,7 @@ import re
 
 from interop.measurements.cells import OWN_RUNS, Skip
 from interop.measurements.hybrid import HYBRID
-from interop.measurements.mixtures import Mixtures
+from interop.measurements.mixtures import HAI_LLM, Mixtures
 from interop.measurements.software import COMPOSER, keeps_low, level_of, reduces_low
 from interop.measurements.spellings import Recompute, recompute_named, recomputed_layers, schedule_named
 from plans.degrees import MEMORY_BOUND, Degrees
@@ -170,6 +170,9 @@ class LayoutCells(Mixtures):
         if not text and _NARAYANAN in self.words("source"):
             self.assumed.append("recomputation not stated: full, which its eq. 3 counts")
             return Recompute(mode="full")
+        if not text and re.search(HAI_LLM, self.words("source")) and re.search(r"\bv3\b", self.words("model")):
+            self.assumed.append("norms, activation functions and up-projections recomputed (arXiv 2412.19437, 3.2.3)")
+            return Recompute(mode=MEMORY_BOUND)
         if not text:
             self.assumed.append("recomputation not stated: none")
             return Recompute(mode="none")

@@ -12,7 +12,7 @@ from interop.measurements.models import resized
 from plans.model.transformer import TransformerConfig
 from plans.model.transformer.config import Experts
 
-__all__ = ["A2A", "NODE", "ONCE", "UNEVEN", "Mixtures"]
+__all__ = ["A2A", "HAI_LLM", "NODE", "ONCE", "UNEVEN", "Mixtures"]
 
 UNEVEN = 0.22
 """Standard deviation of experts' loads over their mean: with an auxiliary loss the fullest of 64 has 1.5 to 1.7 times
@@ -35,7 +35,7 @@ ONCE = r"(?:node|device|group)[- ]limited|deep-?ep|hybrid-?ep|\bflex\b|dualpipe|
 _BEFORE = r"\b(?:nemo|nemo framework)[ :]*2[34]\.\d+|\b202[34]\b"
 """Words of releases before such dispatchers: DeepEP came in February 2025."""
 
-_OWN = r"\bhai-?llm\b"
+HAI_LLM = r"\bhai-?llm\b"
 """DeepSeek's own software, which routes, overlaps and sends as arXiv 2412.19437 describes."""
 
 _OF_2025 = r"deepseek[- ]?(v3|r1)|kimi|qwen-?3|glm-?4\.[5-9]|gpt-?oss|llama-?4|minimax|ling-"
@@ -141,7 +141,7 @@ class Mixtures(Cells):
     def dispatches_float8(self, stack: str) -> bool:
         """Whether tokens are sent to experts in 8 bits: HAI-LLM's are (arXiv 2412.19437, section 3.3.3)."""
         words = self.words("source", "provenance", "notes")
-        found = "float8" in stack and re.search(_OWN, self.words("source", "provenance")) is not None
+        found = "float8" in stack and re.search(HAI_LLM, self.words("source", "provenance")) is not None
         found |= re.search(r"fp8[- ]?(dispatch|all-?to-?all|a2a|comm)|dispatch\w* in fp8", words) is not None
         if found:
             self.assumed.append("tokens are sent to experts in 8 bits and come back in 16")

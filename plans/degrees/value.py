@@ -109,8 +109,9 @@ class Degrees:
     schedule: str = _degree("1f1b", "pipeline schedule", rules.name_of_schedule)
     virtual: int = _degree(1, "chunks of the model per pipeline rank", rules.whole_number)
     recompute: str = _degree(
-        "none", "what the backward recomputes: none, memory_bound (norms and activation functions), selective (the "
-        "attention core), selective_op (torchtitan's, by operator) or full (everything but the input of a block)",
+        "none", "what the backward recomputes: none, memory_bound (norms, activation functions, up-projections of "
+        "latents), selective (the attention core), selective_op (torchtitan's, by operator) or full (everything but "
+        "the input of a block)",
         rules.mode, word="recompute",
     )  # fmt: skip
     recompute_layers: int | None = _degree(
