@@ -49,8 +49,9 @@ def with_cells_above(
     heading = ""
     merges = bool(figures)
     needed = {place for place, column in enumerate(columns) if column in _NEEDED} if "hidden" not in columns else set()
+    lower = [header.lower() for header in headers]
     for row in rows:
-        if [cell.lower() for cell in row] == [header.lower() for header in headers]:
+        if row[0].lower() == lower[0] and [cell.lower() for cell in row] == lower:
             continue
         if merges and (group := heading_of(row)):
             heading, above = group, ()

@@ -145,6 +145,8 @@ def _without_marks(cell: str) -> str:
     >>> _without_marks("Model[^1]"), _without_marks("MFU\u2020"), _without_marks("12.5*")
     ('Model', 'MFU', '12.5')
     """
+    if cell.isascii() and cell[-1:].isalnum():  # most cells
+        return cell
     return re.sub(r"(?<=.)(?:\[\^\w+\]|[\u2020\u2021\u00a7\u00b9\u00b2\u00b3*]+)$", "", cell).rstrip()
 
 

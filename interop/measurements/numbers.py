@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 __all__ = ["number"]
 
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
+@lru_cache(maxsize=8192)
 def number(text: str) -> float | None:
     """The number that a text is; None where it is none.
 

@@ -30,6 +30,9 @@ def runs_of(row: Sequence[str], figures: Collection[int]) -> Iterator[Sequence[s
     >>> list(runs_of(["Llama (ours)", "BF16 (FP8)", "100 (150)"], {2}))
     [['Llama (ours)', 'BF16', '100'], ['Llama (ours)', 'FP8', '150']]
     """
+    if not figures:
+        yield row
+        return
     pairs = {
         place: [part for part in found.groups() if part is not None]
         for place, cell in enumerate(row) if (found := _PAIR.fullmatch(cell))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from plans.degrees import MEMORY_BOUND
 
@@ -75,6 +76,7 @@ def _plain(text: str) -> str:
     return re.sub(r"[-_+,;:()=. ]+", " ", low.replace("%", " %")).strip()
 
 
+@lru_cache(maxsize=1024)
 def switch_named(text: str) -> bool | None:
     """Whether a switch is on; None where a cell is neither.
 
@@ -98,6 +100,7 @@ def compile_named(text: str) -> bool | None:
     return True if re.search(r"compile|inductor|autotune|cuda ?graph", low) else None
 
 
+@lru_cache(maxsize=1024)
 def is_offloaded(text: str) -> str:
     """The words of a text about moving tensors to host memory; "" where none do.
 
@@ -108,6 +111,7 @@ def is_offloaded(text: str) -> str:
     return next((each["what"] for each in found if not each["no"] and not each["off"]), "")
 
 
+@lru_cache(maxsize=1024)
 def level_named(text: str) -> tuple[int | None, str]:
     """The optimizer-parallel level, and what had to be assumed; None where no level is named.
 
@@ -146,6 +150,7 @@ class Recompute:
     is_open: bool = False
 
 
+@lru_cache(maxsize=1024)
 def recompute_named(text: str) -> Recompute | None:
     """The recomputation that a cell states; None if it is unknown.
 
@@ -186,6 +191,7 @@ def _share(plain: str) -> float | None:
     return 1 / int(found.group(1)) if found and int(found.group(1)) else None
 
 
+@lru_cache(maxsize=1024)
 def schedule_named(text: str) -> tuple[str, int | None]:
     """The schedule of a cell and the chunks of a stage that it states; "" where it is none that is known.
 
