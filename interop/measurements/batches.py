@@ -55,7 +55,7 @@ _MOST_SEQUENCES = 2**18
 """A larger batch is one in tokens."""
 
 _BATCH = re.compile(r"(train[ _]?)?(batch|bsz?|b)([ _]?size)?")
-"""A header that leaves open whose batch it is."""
+"""Headers that may mean the batch or the micro-batch."""
 
 
 def with_batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
@@ -79,8 +79,10 @@ def with_batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
 
 
 def _is_of_each(row: Mapping[str, str], header: str, accumulation: str) -> bool:
-    """Whether a batch whose header leaves open whose it is ("batch size") is a micro-batch: next to a number of
-    micro-batches, or with fewer sequences than replicas."""
+    """Whether a batch with an ambiguous header ("batch size") is a micro-batch.
+
+    It is if a number of micro-batches is given, or if it has fewer sequences than there are replicas.
+    """
     text = row.get("global_batch", "")
     if not text or row.get("micro_batch") or (header and not _BATCH.fullmatch(header)):
         return False
@@ -156,7 +158,7 @@ def _batch_of_lengths(row: dict[str, str]) -> None:
 
 
 _SHORTEST = 128
-"""Tokens of the shortest sequence of a batch that states it."""
+"""Tokens of the shortest sequence that a batch may state."""
 
 
 def _thousands(seq: float) -> float:

@@ -1,4 +1,4 @@
-"""Cells with several values: "TP 8, PP 4", "32x A100", nodes and devices of a node, batches in tokens."""
+"""Cells with several values: "TP 8, PP 4", "32x A100", nodes and devices per node, batches in tokens."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ _DEGREES = re.compile(r"(?<![a-z])(tp|pp|dp|cp|ep|vpp?|fsdp)[ =:]*(\d+)(?![\d.])
 
 
 def degrees_in(words: str) -> dict[str, str]:
-    """Degrees that words contain with their numbers; none where two of a kind differ.
+    """The degrees in words such as "TP4 PP2"; none if two of them differ.
 
     >>> degrees_in("FSDP 32, TP 8"), degrees_in("FSDP2, TP4 PP2"), degrees_in("TP 2 beside TP 4")
     ({'dp': '32', 'tp': '8'}, {'tp': '4', 'pp': '2'}, {})
@@ -183,7 +183,7 @@ def _with_degrees_of_model(row: Mapping[str, str]) -> dict[str, str]:
 
 
 def ordered_degrees(text: str, header: str) -> dict[str, str]:
-    """Degrees and batches in the order of a header that names them; none where the header or the cell has others.
+    """Degrees and batches of a cell in the order that its header names; none if the header or the cell has others.
 
     Raises:
         BadCell: another number of values than of names.

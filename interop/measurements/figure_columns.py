@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FIGURE
 from interop.measurements.figures import measured
 from interop.measurements.grids import Grid
-from interop.measurements.headers import Figure, devices_told, figure_named, has_units_in_cells
+from interop.measurements.headers import Figure, figure_named, has_units_in_cells, without_devices
 from interop.measurements.pairs import NOTHING
 from interop.measurements.software import names_software
 from interop.measurements.titles import CONDITIONS, stated_in_titles, without_conditions
@@ -82,7 +82,7 @@ _TITLE_END = re.compile(r"\b(?:of|for|on|with|in|by|vs|versus)\b|[:;,]|\((?!m?s\
 
 
 def _figure_of(place: int, header: str, column: str) -> FigureColumn | None:
-    bare, devices = devices_told(header)
+    bare, devices = without_devices(header)
     if devices and (figure := figure_named(bare)) is not None:
         return FigureColumn(place=place, header=bare, figure=figure, stated={"gpu_count": devices})
     figure = figure_named(header)

@@ -28,7 +28,7 @@ def with_unit(row: dict[str, str]) -> dict[str, str]:
 
 
 def _figure_of_unit(unit: str, header: str, figure: Figure | None) -> Figure | None:
-    """The metric of a cell's own unit, which may differ from its header; None without a unit."""
+    """The figure of the unit in a cell, which may differ from its header; None without a unit."""
     plain = unit.strip(" %")
     if re.fullmatch(r"s|secs?|seconds?|ms|min|minutes?", plain):
         return figure_named(f"step time ({'min' if plain.startswith('min') else plain})")
@@ -46,12 +46,12 @@ _LOGGED = re.compile(r"^(?!.*\b(?:total|aggregate|all|overall)\b).*\btps\b", re.
 
 
 def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | None) -> dict[str, str]:
-    """A row of one figure, with the columns metric and value; a cell without a number stays as it is.
+    """A row for one figure, with the columns metric and value. A cell without a number is kept unchanged.
 
     Args:
         row: the other cells of the row.
         header, cell: of the figure.
-        figure: the meaning of the header; None: the cell states its unit.
+        figure: of the header; None if the cell states its unit.
 
     >>> from interop.measurements.headers import figure_named
     >>> measured({"gpu_count": "8"}, "tokens/s", "80k", figure_named("tokens/s"))["value"]
@@ -151,11 +151,11 @@ _COUNTS = ("gpu_count", "dp", "nodes")
 """Columns from which the number of devices follows."""
 
 _TOTAL = re.compile(r"total|aggregate|overall|cluster|system|global|\ball\b|pflop|peta", re.I)
-"""Words in headers of rates that are plainly of all devices."""
+"""Words in headers of rates that are certainly of all devices."""
 
 
 def _middle(cell: str) -> str:
-    """A cell with the middle of a range for it; "" where it is none.
+    """A cell with the middle of its range; "" if it is not a range.
 
     >>> _middle("61-63 GiB"), _middle("61.2")
     ('62 GiB', '')

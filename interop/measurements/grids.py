@@ -48,11 +48,11 @@ def grids_of(text: str, knows: Callable[[str], bool]) -> Iterator[Grid]:
 
     Args:
         text: of a file.
-        knows: whether a header is a known one; the header is the line that has most of them. A table whose known
-            headers stand in its first column is turned.
+        knows: whether a header is known. The line with the most known headers is the header. A table with the known
+            headers in its first column is transposed.
 
     Raises:
-        csv.Error: cells that cannot be told apart.
+        csv.Error: cells that cannot be separated.
 
     >>> (grid,) = grids_of("Our runs\\n\\n| a | b |\\n|--|--|\\n| 1 | **2** |", {"a", "b"}.__contains__)
     >>> grid.headers, list(grid.rows), grid.titles
@@ -72,7 +72,7 @@ def grids_of(text: str, knows: Callable[[str], bool]) -> Iterator[Grid]:
 
 
 def _grid(cells: Iterable[list[str]], knows: Callable[[str], bool], titles: Sequence[str] = ()) -> Grid:
-    """A table whose header is the line with most known headers, and lines next to it; those above are a title."""
+    """A table. Its header is the line with the most known headers and the lines next to it; lines above are titles."""
     rows = iter(cells)
     first = [row for _, row in zip(range(_MOST_ABOVE), rows, strict=False)]
     known = [sum(knows(header) for header in row) for row in first]
@@ -92,7 +92,7 @@ def _grid(cells: Iterable[list[str]], knows: Callable[[str], bool], titles: Sequ
 
 
 def _header_lines(rows: Sequence[Sequence[str]], place: int, knows: Callable[[str], bool]) -> tuple[int, int]:
-    """First and last + 1 of the lines of a header: merged cells stand above, units and parts of merged cells below."""
+    """The range of lines of a header: merged cells above, units and parts of merged cells below."""
     start, stop = place, place + 1
     while stop < len(rows) and _continues(rows[stop], rows[stop - 1], knows):
         stop += 1
@@ -125,7 +125,7 @@ _DEVICES = re.compile(r"\d+ ?(?:x )?(?:gpus?|npus?|devices|nodes)", re.I)
 
 
 def _header(stack: Sequence[str], knows: Callable[[str], bool]) -> tuple[str, str]:
-    """The header of a column and the words that qualify it, from the cells of the header lines, the uppermost first."""
+    """The header of a column and the words that qualify it, from its cells in the header lines, top first."""
     parts = [_without_marks(part) for part in dict.fromkeys(map(str.strip, stack)) if part]
     if not parts:
         return "", ""
@@ -159,7 +159,7 @@ def _filled(headers: Sequence[str], first: Iterable[list[str]], rest: Iterable[l
 
 
 def _of_lines(lines: list[str], knows: Callable[[str], bool]) -> Grid:
-    """Cells apart by commas, semicolons, tabs, or two spaces and more: whatever leaves the most known headers."""
+    """Cells separated by commas, semicolons, tabs or two spaces, whichever gives the most known headers."""
     ways: list[Callable[[list[str]], Iterable[list[str]]]] = [partial(csv.reader, delimiter=each) for each in ",;\t"]
     ways.append(lambda rows: _columns([_spaced(line) for line in rows], knows))
 
@@ -200,7 +200,7 @@ def _spaced(line: str) -> list[str]:
 
 
 def _columns(rows: list[list[str]], knows: Callable[[str], bool]) -> list[list[str]]:
-    """Rows of as many cells as most have: where known headers or numbers stand one space apart they are several."""
+    """Rows of equal length: cells with several known headers or numbers one space apart are split."""
     wide = [_apart(row, knows) for row in rows]
     most = max(map(len, wide), default=0)
     for place, row in enumerate(wide):
@@ -216,7 +216,7 @@ def _columns(rows: list[list[str]], knows: Callable[[str], bool]) -> list[list[s
 
 
 def _apart(row: Sequence[str], knows: Callable[[str], bool]) -> list[str]:
-    """A row whose cells of several known headers, or of several numbers, are apart."""
+    """A row with the cells split that hold several known headers or several numbers."""
     found: list[str] = []
     for cell in row:
         words = cell.split()

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-__all__ = ["METRICS", "Figure", "devices_told", "figure_named", "has_units_in_cells", "is_memory"]
+__all__ = ["METRICS", "Figure", "figure_named", "has_units_in_cells", "is_memory", "without_devices"]
 
 METRICS = (
     "iteration_time_s", "tokens_per_s_per_gpu", "samples_per_s_per_gpu", "tflops_per_gpu", "mfu_percent",
@@ -21,10 +21,10 @@ _ON_DEVICES = re.compile(
 )
 
 
-def devices_told(header: str) -> tuple[str, str]:
-    """A header of a figure without the number of devices that it tells, and that number; "" where it tells none.
+def without_devices(header: str) -> tuple[str, str]:
+    """A header of a figure without its number of devices, and that number; "" if it states none.
 
-    >>> devices_told("tokens/s/GPU @8 GPUs"), devices_told("tokens/s/GPU")
+    >>> without_devices("tokens/s/GPU @8 GPUs"), without_devices("tokens/s/GPU")
     (('tokens/s/GPU', '8'), ('tokens/s/GPU', ''))
     """
     found = _ON_DEVICES.search(header) if len(header) <= _LONGEST else None
@@ -38,11 +38,11 @@ class Figure:
     Args:
         metric: one of `METRICS`.
         factor: of its unit.
-        of_all: whether the rate is of all devices together.
-        inverse: whether it is steps per second, or per the time that `factor` is the inverse of.
+        of_all: whether it is a rate of all devices together.
+        inverse: whether it is steps per second, or per another time, which `factor` is the inverse of.
         hardware: whether operations of recomputation count.
-        of_node: whether the rate is of the devices of one node.
-        tokens: of a time of training, how many tokens it is the time of; 0: as many as the row's column `tokens` says.
+        of_node: whether it is a rate of one node.
+        tokens: for a training time, the tokens trained in it; 0 if the row's column `tokens` has their number.
         of_memory: whether it is a percentage of the device's memory.
     """
 
@@ -181,7 +181,7 @@ def _plain_words(words: str) -> str:
 
 
 def _qualified(low: str) -> tuple[Figure | None] | None:
-    """The meaning of a header with a qualifier: a rate per node, over a longer time, or of a count; None for others."""
+    """The figure of a header with a qualifier: a rate per node, per day, in thousands; None without a qualifier."""
     if found := re.search(r"[ /(\[]+nodes?\b[)\]]?", low):
         figure = figure_named(f"{low[: found.start()]}/device{low[found.end() :]}")
         return (None if figure is None or not figure.metric.endswith("_gpu") else replace(figure, of_node=True),)
@@ -218,7 +218,7 @@ def has_units_in_cells(header: str) -> bool:
 
 
 def is_memory(header: str) -> bool:
-    """Whether a header is of memory and states no unit.
+    """Whether a header names memory without a unit.
 
     >>> is_memory("Peak VRAM"), is_memory("Peak memory (GiB)"), is_memory("Memory bound")
     (True, False, False)

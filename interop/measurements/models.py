@@ -144,7 +144,7 @@ Llama (arXiv 2302.13971, table 2; 2407.21783, table 3), TinyLlama (arXiv 2401.02
 
 
 def usual_sizes(name: str) -> tuple[int, int, int] | None:
-    """Layers, width and heads of models with as many parameters as a name states; None: none is near.
+    """Layers, width and heads of usual models with the number of parameters in a name; None if none is close.
 
     The layers of the nearest one are scaled.
 
@@ -162,7 +162,7 @@ def usual_sizes(name: str) -> tuple[int, int, int] | None:
 
 
 UNNAMED_SEQ = 2048
-"""Tokens of a sequence where neither a row nor the model's name tells them."""
+"""Tokens of a sequence if neither the row nor the name of the model determines them."""
 
 _SEQUENCES = (
     (r"llama[-_ ]?[34](?![\db])|qwen[-_ ]?[23]|gemma|nemotron|star[-_ ]?coder|grok", 8192),
@@ -177,7 +177,7 @@ _SEQUENCES = (
 
 
 def usual_seq(name: str) -> int | None:
-    """Tokens of a sequence in pre-training of models of a name; None where none is known.
+    """The usual sequence length in pre-training of a model; None if it is unknown.
 
     >>> usual_seq("Llama 3 8B"), usual_seq("Llama-2-7b"), usual_seq("GPT-3"), usual_seq("ours 7B")
     (8192, 4096, 2048, None)
@@ -204,7 +204,7 @@ def catalogued(name: str) -> TransformerConfig | None:
 
 
 def _is_as_large(config: TransformerConfig, name: str) -> bool:
-    """Whether a model has the parameters that a name states, in total or for a token ("GPT-2 1.5B" is not GPT-2)."""
+    """Whether a model has about as many parameters as its name states, total or active ("GPT-2 1.5B" is not GPT-2)."""
     stated = named_parameters(name)
     counts = (config.num_parameters, config.num_active_parameters)
     return stated is None or re.search(r"\d ?x ?\d", name) is not None or any(
@@ -231,7 +231,7 @@ def _published(name: str) -> TransformerConfig | None:
 
 
 def check_decoder(name: str) -> None:
-    """Check that a model's name is not that of an encoder or of another architecture.
+    """Check that a model is a decoder-only transformer, by its name.
 
     Raises:
         TwofoldError: it is.
@@ -267,7 +267,7 @@ def family_of(
 
 
 def usual_ffn(family: Family, hidden: int) -> int:
-    """The inner size of an MLP where a row does not state it: 4 x hidden, of a gated one two thirds of it, rounded up
+    """The inner size of an MLP that a row does not state: 4 x hidden, or two thirds of that for a gated MLP, rounded up
     to a multiple of 256 (Touvron et al. 2023, arXiv 2302.13971, section 2.2, and its code).
 
     >>> usual_ffn(family_of("llama", hidden=4096, heads=32, kv_heads=32, ffn=0)[0], 4096)
@@ -277,7 +277,7 @@ def usual_ffn(family: Family, hidden: int) -> int:
 
 
 def resized(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
-    """A catalogued model with other sizes where a row states them.
+    """A catalogued model with the sizes that a row states.
 
     >>> resized(named_config("llama-3-8b"), num_layers=4).num_layers
     4

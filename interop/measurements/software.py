@@ -28,7 +28,7 @@ class Software:
         is_known: whether anything of it was measured or read in its code.
         reduces_low: whether gradients are reduced over replicas in the 16-bit dtype of activations; else in float32.
         keeps_low: whether gradients are also accumulated in it.
-        is_part: whether other software is made of it, so that other words may name what ran.
+        is_part: whether other software is built from it.
     """
 
     words: str
@@ -75,7 +75,7 @@ measure set grad_reduce_in_fp32 to false, which is the dtype of Megatron-core's 
 
 _PUBLISHED = r"arxiv|https?:|github|blog|paper|readme|@ ?[0-9a-f]{7,}\b|\b20(1\d|2[0-5])\b"
 _HALF_LOSS = r"measured/readme|loss (of|in|on) (the )?(bf16|fp16|half)|(no|without) float (copy|copies)"
-"""Words of runs whose loss makes no float copies of the logits, or whose notes refer to our own list of parts."""
+"""Words of runs without float copies of the logits in the loss, and of notes of our own runs."""
 
 _TORCHTITAN_2024 = r"(?<!\d)(?:2024(?:-?(?:0[1-9]|1[0-2]))?|2025-?0[1-3])(?!\d)"
 """Words of runs of torchtitan from before it compiled its loss."""
@@ -221,7 +221,7 @@ _OWN_HEADERS = (("llm-foundry", r"mp ?mode"), ("torchtitan", r"local batch(?: si
 
 
 def software_of_headers(headers: Sequence[str], source: str) -> dict[str, str]:
-    """The cell "source" of a table that names no software, or only a part of one, from its headers.
+    """The software of a table that names none, or only a part of one, by headers that only its tables have.
 
     >>> software_of_headers(["Model", "MP Mode"], ""), software_of_headers(["Model"], "")
     ({'source': 'llm-foundry'}, {})

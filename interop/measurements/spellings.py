@@ -38,7 +38,7 @@ _LEVELS = (
     (r"dist(ributed)?[ ]*opt|parallel optim|\bp? ?os\b|\bpos\b|^optim|^(y|yes|true|on|enabled)$", 1),
     (r"no[ ]*shard|^(none|no|n|ddp|false|off|disabled|replicated?|dp|data parallel)$", 0),
 )  # fmt: skip
-"""Words -> the level, the first that is found; None: the number in the words."""
+"""Patterns of words -> level; the first match counts. None: the number in the words."""
 
 _PARTIAL = r"partial|auto|adaptive|dynamic|mixed|some|optimi[sz]ed|\u90e8\u5206"
 
@@ -62,13 +62,13 @@ _SCHEDULES = (
     (r"chimera|hanayo|\bwaves?\b|interleav|1f1b ?i\b|\bvpp? ?\d*\b|virtual", "interleaved_1f1b"),
     (r"loop\w* ?bfs|breadth ?first|^bfs", "looped_bfs"), (r"afab|g ?pipe|all forward", "gpipe"), (r"1f1b", "1f1b"),
 )  # fmt: skip
-"""Words -> the schedule, the first that is found."""
+"""Patterns of words -> schedule; the first match counts."""
 
 _OFFLOADED = re.compile(
     r"\b(?P<no>(?:no|not|without|w/o|disabled?)\b[ -]*(?:any|cpu|activations?|optimi[sz]ers?|states?|[-/,& ]|and|or)*)?"
     r"(?P<what>offload\w*|zero-infinity)\b(?P<off>[ :=]*(?:no|off|none|false|disabled|0)\b)?"
 )
-"""Words about moving tensors to host memory, and those that say that it is not done."""
+"""Words about offloading to host memory, also of its absence."""
 
 
 def _plain(text: str) -> str:
@@ -102,7 +102,7 @@ def compile_named(text: str) -> bool | None:
 
 @lru_cache(maxsize=1024)
 def is_offloaded(text: str) -> str:
-    """The words of a text about moving tensors to host memory; "" where none do.
+    """The words of a text about offloading tensors to host memory; "" if there are none.
 
     >>> is_offloaded("ZeRO-3 + offload"), is_offloaded("no CPU offload"), is_offloaded("CPU offload: off")
     ('offload', '', '')
@@ -113,7 +113,7 @@ def is_offloaded(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def level_named(text: str) -> tuple[int | None, str]:
-    """The optimizer-parallel level, and what had to be assumed; None where no level is named.
+    """The optimizer-parallel level and the assumption behind it; None if no level is named.
 
     >>> level_named("FSDP full (ZeRO-3)"), level_named("z1"), level_named("optim_grads_params"), level_named("some")
     ((3, ''), (1, ''), (3, ''), (None, ''))
@@ -141,7 +141,7 @@ class Recompute:
         mode: of `plans.degrees.RECOMPUTE_MODES`.
         layers: of "full": how many layers of a chunk; None: all.
         share: of "full": which share of all layers; None: not said as a share.
-        is_open: whether the words fit no mode, so that `mode` is the nearest.
+        is_open: whether the words fit no mode exactly; `mode` is the nearest.
     """
 
     mode: str

@@ -50,7 +50,7 @@ def read_table(path: str | os.PathLike[str]) -> list[dict[str, str]]:
 
 
 def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:
-    """The rows of `read_table` one after the other, so that a long table is never held as rows.
+    """Iterate over the rows of `read_table`, without keeping a long table in memory.
 
     Raises:
         TwofoldError: no such file, or columns missing.
@@ -78,7 +78,7 @@ def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:
 
 
 def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
-    """Every row of a table; `before` rows of other tables stand before it."""
+    """The rows of a table that follows `before` rows of other tables."""
     headers = grid.headers
     columns = _columns(headers)
     figures = figures_of(grid, columns) if "metric" not in columns else []
@@ -147,8 +147,7 @@ def _columns(headers: Sequence[str]) -> list[str]:
 
 
 def _place_of_models(cells: Sequence[str], columns: Sequence[str]) -> int | None:
-    """The first column without a meaning of its own whose first cell names a model or its size, as "config"; None: no
-    column."""
+    """The first unknown column whose first cell is a model or its size, such as "config"; None if there is none."""
     pairs = enumerate(zip(cells, columns, strict=False))
     return next(
         (place for place, (cell, own) in pairs
@@ -171,7 +170,7 @@ def _row(
     cells: Sequence[str], columns: Sequence[str], order: Sequence[int], headers: Sequence[str],
     named: Mapping[str, str], stated: Mapping[str, str],
 ) -> dict[str, str]:  # fmt: skip
-    """The cells of a row by their columns; where two headers mean one column, the more definite one's."""
+    """The cells of a row by column. If two headers mean the same column, the more specific header wins."""
     found: dict[str, str] = {}
     free: list[str] = []
     bad: BadCell | None = None
@@ -200,8 +199,12 @@ def _row(
 
 
 def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
-    """A row whose blank cells are filled from the words of notes, strategies and sources, and `free` cells of unknown
-    columns."""
+    """A row with blank cells filled from the words of its notes, strategy, source and unknown columns.
+
+    Args:
+        found: column -> cell.
+        free: cells of unknown columns.
+    """
     device, model = (stated_in_titles((found.get(column, ""),), ()) for column in ("gpu_type", "model"))
     said = {name: cell for name, cell in device.items() if name in ("model", "precision")}
     several = len(re.split(r"[,;|]| / ", found.get("model", ""))) > 2  # "Llama-2-7B, 8x A100, FSDP"
@@ -218,14 +221,14 @@ _WORDY = ("notes", "source", "gpu_type")
 """Columns whose cells may name the model."""
 
 _READ_IN_NOTES = ("source", "interconnect")
-"""Columns that other readers find in notes and sources."""
+"""Columns that are read from notes and sources elsewhere."""
 
 
 def _joined(found: dict[str, str], column: str, cell: str, header: str) -> dict[str, str]:
-    """The cells of a row with another one.
+    """A row with one more cell.
 
     Raises:
-        BadCell: the column has another one already, or the cell has fewer degrees than its header.
+        BadCell: the column already has another value, or the cell has fewer degrees than its header.
     """
     if column == "layout" and (own := ordered_degrees(cell, header)):
         return own | found
@@ -244,7 +247,7 @@ def _joined(found: dict[str, str], column: str, cell: str, header: str) -> dict[
 
 
 def _column_of(column: str, cell: str, named: Collection[str]) -> str:
-    """The column of a cell, given the column of its header; "" if the cell does not determine one.
+    """The column that a cell belongs to, given the column of its header; "" if it is unknown.
 
     Args:
         named: the columns that the table has.
@@ -263,7 +266,7 @@ def _column_of(column: str, cell: str, named: Collection[str]) -> str:
 
 
 _COUNTS = ("tp", "pp", "dp", "cp", "ep", "vpp", "seq", "global_batch", "micro_batch", "kv_heads", "gpu_count")
-"""Columns of whole numbers, in which "none" means that nothing is stated."""
+"""Columns of whole numbers, where "none" means not stated."""
 
 
 def _method(cell: str, named: Collection[str]) -> str:
@@ -284,7 +287,7 @@ _BATCH_TOKENS = re.compile(r"tok|\(t\)")
 
 
 def _model(name: str, cell: str, header: str) -> str:
-    """The name of a model, with the number of parameters that another column tells."""
+    """The name of a model, with the number of parameters from another column."""
     count = number(cell)
     if count is not None and named_parameters(cell) is None:
         billions = count if re.search(r"billion|\bb\b", header.lower()) else count / 1e9

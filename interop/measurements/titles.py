@@ -80,8 +80,8 @@ _COMPILED = re.compile(r"torch[. ]compile\b|\+ ?compile\b|(?:^|[,;] ?)compiled?(
 def stated_in_titles(titles: Sequence[str], columns: Collection[str]) -> dict[str, str]:
     """Cells for columns that a table lacks, from the nearest line that contains them.
 
-    A line that names two devices, precisions or models tells none of them. Where the nearest software is a part of
-    others ("with FSDP2"), the software of a line further away stands before it.
+    A line with two devices, precisions or models states none of them. If the nearest software is a part of others
+    ("with FSDP2"), the software of a line further away is put before it.
 
     >>> found = stated_in_titles(("A100 80GB with 1600 Gbps node-node interconnect (RoCE)",), ())
     >>> found["gpu_type"], found["interconnect"]
@@ -89,7 +89,7 @@ def stated_in_titles(titles: Sequence[str], columns: Collection[str]) -> dict[st
     """
     found: dict[str, str] = {}
     for title in titles:
-        for column, cell in _told(title).items():
+        for column, cell in _stated_in(title).items():
             if column == "source" and column in found and names_part(found[column]) and not names_part(cell):
                 found[column] = f"{cell}; {found[column]}"
             elif column == "gpu_type" and column in found and _is_closer(cell, found[column]):
@@ -100,7 +100,7 @@ def stated_in_titles(titles: Sequence[str], columns: Collection[str]) -> dict[st
 
 
 def _is_closer(device: str, other: str) -> bool:
-    """Whether a name tells the memory of the device that another one names without."""
+    """Whether a name states the memory of a device that the other name leaves open."""
     short = re.sub(r"\W+", "", other.lower())
     return re.search(r"\d ?g", other.lower()) is None and re.match(
         rf"{short}\W+.*\d ?g", device.lower()
@@ -138,7 +138,7 @@ _SINGLE: Mapping[str, re.Pattern[str]] = {
         re.I,
     ),
 }
-"""Column -> its words. A title that has several kinds of words of a column states nothing about the column."""
+"""Column -> its words. A title with different values for a column states nothing about it."""
 
 _KEEPS_CASE = ("model", "family")
 
@@ -147,7 +147,7 @@ _LONGEST = 1_000
 
 
 @lru_cache(maxsize=4096)
-def _told(title: str) -> Mapping[str, str]:
+def _stated_in(title: str) -> Mapping[str, str]:
     title = title[:_LONGEST]
     stated = _devices(title)
     for column, pattern in _SINGLE.items():
