@@ -6,6 +6,8 @@ the batch in sequences / micro-batch x length, degrees, recomputation, sharding,
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 from pathlib import Path
 
@@ -70,3 +72,24 @@ def test_predictions_are_plausible(tmp_path, name):
     assert len({row["row"] for row in scores.skipped}) >= sum("skipped" in line for line in wanted)
     for row in scores.rows:
         assert row["low"] <= row["predicted"] <= row["high"] and 0.1 < row["mfu"] < 0.75, row
+
+
+ODD = (
+    "", "-1", "0", "1e400", "nan", "1/0", "8x8x", "(", "\u00bd", "8 (8)", "12 (13)", "FP8 (BF16)", "0-0", "zero-9",
+    "every 0", "v=0", "HSDP (0x0)", "0 nodes x 0", "0x A100", "4K tokens", "0x 0 Gb/s", "0 GPUs per node", "OOM", "ditto",
+)  # fmt: skip
+
+
+def test_odd_cells_end_no_table(tmp_path):
+    """One cell in each table is odd: its rows are read or skipped with a reason, or the table is refused."""
+    draw = random.Random(14)
+    for name in TABLES:
+        path, _ = write(tmp_path, name)
+        lines = path.read_text().splitlines()
+        place = draw.randrange(len(lines))
+        separator = max(",;|\t&", key=lines[place].count)
+        cells = lines[place].split(separator)
+        cells[draw.randrange(len(cells))] = draw.choice(ODD)
+        path.write_text("\n".join([*lines[:place], separator.join(cells), *lines[place + 1 :]]))
+        with contextlib.suppress(TwofoldError):
+            assert all(words for words, _ in map(described, rows_of(path)))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 
 from costmodels.machine.catalogue import load_device
-from interop.measurements.batches import product_of
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, PARTS, READ_AS
 from interop.measurements.composed import USUAL_NODE
 from interop.measurements.devices import UnknownDevice, device_named
@@ -136,7 +136,7 @@ def _of_one_device(made: dict[str, str], header: str, value: float, figure: Figu
     if not figure.of_all:
         return made
     if not any(made.get(name) for name in _COUNTS) and made.get("gpu_type"):
-        count = product_of(made, ("tp", "pp", "cp"))
+        count = math.prod(max(1, int(number(made.get(name, "")) or 1)) for name in ("tp", "pp", "cp"))
         remark = f"{header}: number of devices not stated, of the {count} of one replica"
         made = made | {"gpu_count": str(count), READ_AS: remark}
     devices = number(made.get("gpu_count", ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
 
@@ -12,7 +13,7 @@ _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 @lru_cache(maxsize=8192)
 def number(text: str) -> float | None:
-    """The number that a text is; None where it is none.
+    """The number in a text; None if it is not a finite number.
 
     >>> number("11,000"), number("3,25"), number("1.234,5"), number("6950,5"), number("7.1k"), number("fast")
     (11000.0, 3.25, 1234.5, 6950.5, 7100.0, None)
@@ -28,6 +29,7 @@ def number(text: str) -> float | None:
     elif re.fullmatch(r"[+-]?(?:\d{1,3}(\.\d{3})*,\d+|\d+,\d{1,2})", plain):
         plain = plain.replace(".", "").replace(",", ".")
     try:
-        return float(plain) * _SUFFIXES[suffix]
+        found = float(plain) * _SUFFIXES[suffix]
     except ValueError:
         return None
+    return found if math.isfinite(found) else None

@@ -129,6 +129,9 @@ _SINGLE: Mapping[str, re.Pattern[str]] = {
         re.I,
     ),
     "layers": re.compile(r"\b(?:n_?)?(?:num_)?layers? ?[=:] ?(\d+)\b|\b(\d+)(?: transformer)?-layer\b", re.I),
+    "experts": re.compile(r"\b(\d+)(?: routed)? experts\b(?! *(?:per|/|a|for|active|chosen|of|on))", re.I),
+    "top_k": re.compile(r"\btop-(\d{1,2})\b(?= *(?:[,;)+&]|rout|gat|$))", re.I),
+    "shared_experts": re.compile(r"\b(\d+) shared(?: experts?)?\b", re.I),
     "hidden": re.compile(r"\bn?_?hidden(?:[- _](?:size|dim\w*))?(?: of|[ =:])+(\d{3,})\b", re.I),
     "heads": re.compile(r"\bn_?(?:um_)?heads?[ =:]+(\d+)\b|\b(\d+)(?: attention)? heads\b", re.I),
     "global_batch": re.compile(
