@@ -122,9 +122,7 @@ class Cells:
             raise Skip(f"metric must be one of {', '.join(METRICS)}, not {self.text('metric')!r}", "metric")
         text = (self.row.get("value") or "").strip()
         value = number(text)
-        if value is None:
-            raise Skip(f"value {text!r} is not a number", "value")
-        if not value > 0 or value == float("inf"):
+        if value is None or value <= 0:
             raise Skip(f"value {text!r} is not a positive number", "value")
         if not _LEAST_VALUE <= value <= _MOST_VALUE:
             raise Skip(f"value {text!r} is not plausible for {metric}", "value")
