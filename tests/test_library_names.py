@@ -1,18 +1,21 @@
 """Weights of plans by config.json under the names of transformers, read and written, as one tensor or in parts."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from on_ranks import run_on_ranks
 from plain_llama import PlainLlama
 from test_weights_files import write_safetensors
 
+from executor.launch.checkpointed_main import main as job_main
+from executor.launch.job import Job, Task, TaskCheckpoints, save_job
 from executor.train import weights_out
 from executor.train.library_names import library_parts, with_names_of_files
+from executor.train.result import RankResult
 from executor.train.sources import Source
 from executor.train.weights_files import check_weights
 from executor.train.weights_out import write_weights
@@ -154,49 +157,69 @@ FAMILIES = {
 }  # fmt: skip
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("family", FAMILIES)
-def test_transformers_reads_what_was_trained_from_what_it_wrote(family, tmp_path, monkeypatch):
+def made(family):
+    """A model of transformers with norms that are not 1 and biases that are not 0."""
     import transformers
 
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    )
     torch.manual_seed(0)
     sizes = {key: each for key, each in CONFIG.items() if key not in ("model_type", "torch_dtype", "rope_theta")}
     sizes = {key: each for key, each in (sizes | FAMILIES[family]).items() if each != "left out"}
     config = getattr(transformers, f"{family}Config")(**sizes)
-    kind = getattr(transformers, f"{family}ForCausalLM")
-    module = kind(config).float()
+    module = getattr(transformers, f"{family}ForCausalLM")(config).float()
     with torch.no_grad():
-        for each in module.parameters():  # norms that are not 1, biases that are not 0
+        for each in module.parameters():
             each.add_(0.02 * torch.randn_like(each))
-    began = {name: each.detach().clone() for name, each in module.named_parameters()}
-    module.save_pretrained(tmp_path / "start")
+    return module
+
+
+def run_job(rank, folder):
+    job_main([str(folder / "job.json")])
+
+
+@pytest.fixture(scope="module")
+def trained_families(tmp_path_factory):
+    """A folder for each family, with its weights before ("start") and after ("out") training, all by one launch."""
+    folder, tasks = tmp_path_factory.mktemp("families"), []
+    np.save(folder / "tokens.npy", np.random.default_rng(0).integers(1, 64, 16 * 40 + 1).astype(np.uint16))
     optimizer = Optimizer(settings={"lr": 0.1}, parallel_level=2, threshold_bytes=0)
-    of = transformer(tmp_path / "start" / "config.json", batch_size=4)
-    dp = 2 if family in ("Llama", "GPTNeoX", "Phi3") else 1  # those that differ in how they store their weights
-    save_plan(plan_of(Degrees(global_batch=4, tp=2, dp=dp, optimizer=optimizer), of), tmp_path / "plan.json")
-    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(1, 64, 16 * 40 + 1).astype(np.uint16))
-    (tmp_path / "job.toml").write_text(
-        f'plan = "{tmp_path}/plan.json"\nsteps = {STEPS}\nout = "{tmp_path}/out"\ndata = "{tmp_path}/tokens.npy"\n'
-        f'weights = "{tmp_path}/start"\nlog_dir = "{tmp_path}/logs"\n[checkpoints]\nevery = {STEPS}\n'
-    )
-    assert main(["train", str(tmp_path / "job.toml")]) == 0
-    checkpoint, path = tmp_path / "out" / "checkpoints" / f"step-{STEPS:08d}", tmp_path / "start" / "config.json"
-    assert main(["export", str(checkpoint), str(tmp_path / "end"), "--config", str(path)]) == 0
-    trained = dict(kind.from_pretrained(tmp_path / "end", dtype=torch.float32).named_parameters())
+    for family in FAMILIES:
+        own = folder / family
+        made(family).save_pretrained(own / "start")
+        of = transformer(own / "start" / "config.json", batch_size=4)
+        plan = plan_of(Degrees(global_batch=4, tp=2, dp=2, optimizer=optimizer), of)
+        plan = replace(plan, graph=with_names_of_files(plan.graph, str(own / "start")))
+        checkpoints = TaskCheckpoints(folder=str(own / "out" / "checkpoints"), every=STEPS, keep=1)
+        tasks.append(
+            Task(
+                plan=str(save_plan(plan, own / "plan.json")), out=str(own / "out"), steps=STEPS, seed=1,
+                data=str(folder / "tokens.npy"), weights=str(own / "start"), checkpoints=checkpoints,
+            )
+        )  # fmt: skip
+    save_job(Job(tasks=tuple(tasks), device="cpu"), folder / "job.json")
+    run_on_ranks(run_job, 4, folder, joined=False)
+    return folder
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_reads_what_was_trained_from_what_it_wrote(family, trained_families, tmp_path):
+    folder, module = trained_families / family, made(family)
+    began = {name: each.detach().clone() for name, each in module.named_parameters()}
+    checkpoint, config = folder / "out" / "checkpoints" / f"step-{STEPS:08d}", folder / "start" / "config.json"
+    assert main(["export", str(checkpoint), str(tmp_path / "end"), "--config", str(config)]) == 0
+    trained = dict(type(module).from_pretrained(tmp_path / "end", dtype=torch.float32).named_parameters())
 
     update, losses = torch.optim.SGD(module.parameters(), lr=0.1, foreach=False), []
-    for batch in Source(data=str(tmp_path / "tokens.npy"), seed=1).batches(of, STEPS):
+    of = transformer(config, batch_size=4)
+    for batch in Source(data=str(trained_families / "tokens.npy"), seed=1).batches(of, STEPS):
         update.zero_grad()
         logits = module(torch.tensor(batch["tokens"])).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(batch["labels"]).flatten())
         loss.backward()
         update.step()
         losses.append(loss.item())
-    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    np.testing.assert_allclose([row["loss"] for row in rows], losses, rtol=2e-6)
+    found = np.nanmean([RankResult.load(folder / "out" / f"rank.{rank}.npz").losses for rank in range(4)], axis=0)
+    np.testing.assert_allclose(found, losses, rtol=2e-6)
     assert trained.keys() == dict(module.named_parameters()).keys()
     for name, each in module.named_parameters():
         assert (trained[name] - each).norm() <= 3e-6 * each.norm(), name
