@@ -1,6 +1,7 @@
 """Clocks of hosts are brought together: ranks with shifted clocks find by how much."""
 
 import numpy as np
+import pytest
 from on_ranks import run_on_ranks
 
 from executor.device import pick_device
@@ -17,6 +18,7 @@ def measure(rank, folder):
     np.save(folder / f"{rank}.npy", clocks.ahead_ns(pick_device("cpu")))
 
 
+@pytest.mark.ranks
 def test_ranks_on_other_hosts_find_how_far_their_clocks_are_ahead(tmp_path):
     run_on_ranks(measure, 4, tmp_path)
     found = [int(np.load(tmp_path / f"{rank}.npy")) for rank in range(4)]

@@ -43,6 +43,7 @@ def test_a_file_that_a_configuration_expresses_is_never_built():
     assert given_model(str(FOLDER / "gpt-oss-20b.json"), 64, None).graph is None
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("keys", "inputs"), [(T5, "int64 [64, 16]"), (VIT, "float32 [64, 3, 32, 32]")])
 def test_the_module_is_planned_and_trains_as_in_one_process(keys, inputs, file, tmp_path, capsys):
     path, plan = file(keys), str(tmp_path / "plan.json")
@@ -56,12 +57,9 @@ def test_the_module_is_planned_and_trains_as_in_one_process(keys, inputs, file, 
 
 
 def test_fewer_blocks_are_those_of_encoder_and_decoder(file):
-    one, two = (given_model(file(T5), 16, layers).graph for layers in (1, 2))
-    blocks = [{name.split(".block.")[0] + name.split(".block.")[1][0] for name in graph.by_name if ".block." in name}
-              for graph in (one, two)]  # fmt: skip
-    assert [sorted(each) for each in blocks] == [
-        ["net.decoder0", "net.encoder0"], ["net.decoder0", "net.decoder1", "net.encoder0", "net.encoder1"]
-    ]  # fmt: skip
+    names = given_model(file(T5), 16, 1).graph.by_name
+    blocks = {name.split(".block.")[0] + name.split(".block.")[1][0] for name in names if ".block." in name}
+    assert blocks == {"net.decoder0", "net.encoder0"}
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def losses(path: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines]
 
 
+@pytest.mark.ranks
 def test_a_run_whose_rank_is_killed_twice_equals_one_that_is_not(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     save_plan(four_ranks()["two stages"], tmp_path / "plan.json")
@@ -161,6 +162,7 @@ def classifier() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     return WithLossCell(body, torch.nn.CrossEntropyLoss()), (torch.tensor(batch["data"]), torch.tensor(batch["label"]))
 
 
+@pytest.mark.ranks
 def test_evaluations_between_steps_are_those_of_a_plain_module_and_change_nothing(tmp_path, capsys, monkeypatch):
     """Sharded weights, two stages, dropout and running statistics: loss and accuracy of a module in eval mode."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
