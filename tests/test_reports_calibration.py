@@ -20,9 +20,13 @@ def fit():
     return fit
 
 
-def test_the_report_holds_every_point_and_names_its_axes(fit, tmp_path):
-    path = calibration_page(CalibrationReport.of_device(fit)).write(tmp_path / "calibration.html")
-    html = path.read_text()
+@pytest.fixture(scope="module")
+def html(fit, tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "calibration.html"
+    return calibration_page(CalibrationReport.of_device(fit)).write(path).read_text()
+
+
+def test_the_report_holds_every_point_and_names_its_axes(fit, html):
     data = json.loads(re.search(r'id="twofold-data">\s*(.*?)\s*</script>', html, re.DOTALL)[1])
     assert len(data["points"]) == len(fit.predicted)
     for label in ("measured time (µs)", "TFLOP/s", "bytes read and written", "GB/s", "message (bytes)", "rows m"):
@@ -30,8 +34,7 @@ def test_the_report_holds_every_point_and_names_its_axes(fit, tmp_path):
     assert "http" not in re.sub(r'xmlns="[^"]*"', "", html.split("<section", 1)[0])
 
 
-def test_every_source_is_listed(fit):
-    html = calibration_page(CalibrationReport.of_device(fit)).html()
+def test_every_source_is_listed(fit, html):
     assert all(entry in html for entry in fit.device.provenance)
     assert "extrapolated" in html
 
@@ -53,8 +56,7 @@ def test_positions_are_logarithmic():
     assert steps == pytest.approx([steps[0]] * 3, abs=0.2)
 
 
-def test_captions_state_what_pictures_share(fit):
-    html = calibration_page(CalibrationReport.of_device(fit)).html()
+def test_captions_state_what_pictures_share(fit, html):
     cells = {(entry.compute_rate, entry.comm_rate) for entry in fit.device.overlap}
     told = re.search(r"The fit found (\d+) pairs of rates for these (\d+) cells", html)
     assert told is not None if len(cells) < len(fit.device.overlap) else told is None

@@ -41,6 +41,11 @@ def best(config: TransformerConfig = CONFIG, **pins: Any) -> SearchResult[Candid
     return solve(asked)
 
 
+@cache
+def with_alternatives() -> SearchResult[Candidate]:
+    return solve(best(tp=2, pp=1, cp=1).problem.changed(pins=Pins(cp=1, zero=1)), explain=True)
+
+
 def costs(found: SearchResult[Candidate]) -> list[OperatorCost]:
     return operator_costs(found.problem, found.best.degrees, [])
 
@@ -156,8 +161,7 @@ def test_the_composition_of_a_step_adds_up_and_computes_what_its_ranks_do() -> N
 
 
 def test_tables_and_json_agree() -> None:
-    asked = best(tp=2, pp=1, cp=1).problem
-    found = solve(asked.changed(pins=Pins(cp=1, zero=1)), explain=True)
+    found = with_alternatives()
     why = explained(found)
     told = why.to_json()
     assert sum(told["critical_path_s"].values()) == pytest.approx(found.best.forecast.step_s)
@@ -189,7 +193,7 @@ def test_neighbours_are_what_they_say() -> None:
 
 def test_a_faster_neighbour_is_stated() -> None:
     """The certificate holds if estimates are close; a neighbour that is faster shows that one was not."""
-    found = solve(best(tp=2, pp=1, cp=1).problem.changed(pins=Pins(cp=1, zero=1)), explain=True)
+    found = with_alternatives()
     assert found.alternatives[0].extra_s is not None
     faster = replace(found.alternatives[0], extra_s=-0.1 * found.best.forecast.step_s)
     notes = {
