@@ -8,8 +8,8 @@ import re
 
 from interop.measurements.cells import OWN_RUNS, Skip
 from interop.measurements.hybrid import HYBRID
-from interop.measurements.mixtures import HAI_LLM, Mixtures
-from interop.measurements.software import COMPOSER, keeps_low, level_of, reduces_low
+from interop.measurements.mixtures import Mixtures
+from interop.measurements.software import COMPOSER, is_deepseek_v3, keeps_low, level_of, reduces_low
 from interop.measurements.spellings import Recompute, recompute_named, recomputed_layers, schedule_named
 from plans.degrees import MEMORY_BOUND, Degrees
 from plans.model.transformer import TransformerConfig
@@ -170,7 +170,7 @@ class LayoutCells(Mixtures):
         if not text and _NARAYANAN in self.words("source"):
             self.assumed.append("recomputation not stated: full, which its eq. 3 counts")
             return Recompute(mode="full")
-        if not text and re.search(HAI_LLM, self.words("source")) and re.search(r"\bv3\b", self.words("model")):
+        if not text and is_deepseek_v3(self):
             self.assumed.append("norms, activation functions and up-projections recomputed (arXiv 2412.19437, 3.2.3)")
             return Recompute(mode=MEMORY_BOUND)
         if not text:
@@ -217,8 +217,8 @@ class LayoutCells(Mixtures):
                 self.assumed.append(f"schedule {text!r} without a pipeline: taken as none")
             return "1f1b", 1
         if not text:
-            self.assumed.append("schedule not stated: 1F1B")
-            name = "1f1b"
+            name = "dualpipe_v" if is_deepseek_v3(self) else "1f1b"
+            self.assumed.append(f"schedule not stated: {'DualPipe' if is_deepseek_v3(self) else '1F1B'}")
         if name and (other := re.search(r"chimera|hanayo|\bwaves?\b", text.lower())):
             self.assumed.append(f"schedule {other.group()!r} is not modelled: taken as interleaved 1F1B")
             virtual = max(virtual, 2)

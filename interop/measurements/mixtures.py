@@ -12,7 +12,7 @@ from interop.measurements.models import resized
 from plans.model.transformer import TransformerConfig
 from plans.model.transformer.config import Experts
 
-__all__ = ["A2A", "HAI_LLM", "NODE", "ONCE", "UNEVEN", "Mixtures"]
+__all__ = ["A2A", "HAI_LLM", "NODE", "OF_2025", "ONCE", "UNEVEN", "Mixtures"]
 
 UNEVEN = 0.22
 """Standard deviation of experts' loads over their mean: with an auxiliary loss the fullest of 64 has 1.5 to 1.7 times
@@ -38,7 +38,7 @@ _BEFORE = r"\b(?:nemo|nemo framework)[ :]*2[34]\.\d+|\b202[34]\b"
 HAI_LLM = r"\bhai-?llm\b"
 """DeepSeek's own software, which routes, overlaps and sends as arXiv 2412.19437 describes."""
 
-_OF_2025 = r"deepseek[- ]?(v3|r1)|kimi|qwen-?3|glm-?4\.[5-9]|gpt-?oss|llama-?4|minimax|ling-"
+OF_2025 = r"deepseek[-_ ]?(v3|r1)|kimi|qwen[-_ ]?3|glm[-_ ]?4\.[5-9]|gpt-?oss|llama[-_ ]?4|minimax|ling-"
 """Mixtures that others than their makers trained after such dispatchers came."""
 
 NODE = 8
@@ -152,7 +152,7 @@ class Mixtures(Cells):
 
         Dispatchers that send a token once per node are DeepEP and Megatron-core's flex, which the recipes of
         Megatron-Bridge and NeMo choose (moe_flex_dispatcher_backend) and Megatron-core recommends where experts are on
-        several nodes (megatron/core/transformer/moe/README.md). Routing limited to some nodes implies one.
+        several nodes (the readme of megatron/core/transformer/moe). Routing limited to some nodes implies one.
 
         Args:
             config: the model.
@@ -163,7 +163,7 @@ class Mixtures(Cells):
         limited = re.search(r"(?:node|device|group)[- ]limited(?: routing)?(?:[^\d;]{0,12}(\d+))?", words)
         once = bool(re.search(ONCE, f"{words} {self.words('schedule')}"))
         usual = bool(re.search(_FORCED, words))
-        if not once and not usual and ranks > NODE and re.search(_OF_2025, self.words("model").replace("_", "-")):
+        if not once and not usual and ranks > NODE and re.search(OF_2025, self.words("model")):
             usual = re.match(r"megatron(?!.*2022)", stack) is not None
         once |= usual and not re.search(rf"{A2A}|{_BEFORE}", words)
         if config.experts is None or self.count("ep", 1) == 1 or not once:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from interop.measurements.cells import Cells, Skip
 from interop.measurements.composed import NO_FSDP
+from interop.measurements.mixtures import HAI_LLM, OF_2025
 from interop.measurements.precisions import has_products
 from interop.measurements.spellings import level_named
 
 __all__ = [
-    "COMPOSER", "borrows", "counts_recompute", "keeps_low", "level_of", "names_part", "names_software", "reduces_low",
-    "software_of", "software_of_headers",
+    "COMPOSER", "borrows", "counts_recompute", "is_deepseek_v3", "keeps_low", "level_of", "names_part",
+    "names_software", "reduces_low", "software_of", "software_of_headers",
 ]  # fmt: skip
 
 
@@ -44,7 +45,7 @@ _SOFTWARE = (
     Software(words=r"2401\.10241", stacks=("zero-bubble",)),
     Software(words=r"zero[- ]?bubble|sail-sg", name="a zero-bubble fork of Megatron-LM",
              stacks=("megatron", "zero-bubble")),
-    Software(words=r"\bhai-?llm\b", name="HAI-LLM", stacks=("megatron",)),
+    Software(words=HAI_LLM, name="HAI-LLM", stacks=("megatron",)),
     Software(words="torchtitan", stacks=("torchtitan",)),
     Software(words=r"megatron-?deepspeed|megatron.*deepspeed|deepspeed.*megatron|deepspeed.*(pipeline|3d)",
              name="Megatron-DeepSpeed", stacks=("megatron-deepspeed", "megatron"), reduces_low=True),
@@ -140,7 +141,7 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
         raise Skip("asynchronous tensor parallelism is modelled for torchtitan only", "async_tp")
     dated = [name for stack in stacks for name in _dated(cells, stack, words, device, compiled=compiled)]
     if cells.count("ep", 1) > 1 and "megatron" in dated:
-        dated = _exchanges(cells.words("source", "provenance", "notes", "schedule"), dated)
+        dated = _exchanges(cells, dated)
     if cells.count("cp", 1) > 1 and stacks[0].startswith("torch") and not dated[0].startswith("torchtitan-2024"):
         dated.append("torchtitan-2024-compile")  # whose samples are split unevenly
     result = tuple(dict.fromkeys(product for name in dated for product in _with_products(cells, name, device)))
@@ -255,12 +256,24 @@ def _named(words: str) -> Software | None:
     return next((software for software in _SOFTWARE if re.search(software.words, words)), None)
 
 
-def _exchanges(words: str, stacks: list[str]) -> list[str]:
+def _exchanges(cells: Cells, stacks: list[str]) -> list[str]:
     """The stacks, with overlapped expert communication first if the row states it, last if it is possible."""
+    words = cells.words("source", "provenance", "notes", "schedule")
     exchange = r"(expert|moe|ep\b|all-?to-?all|a2a)"
-    if re.search(rf"overlap[-_ \w]*{exchange}|{exchange}[-_ \w]*overlap|dispatch\w* overlap|dualpipe", words):
+    stated = rf"overlap[-_ \w]*{exchange}|{exchange}[-_ \w]*overlap|dispatch\w* overlap|1f1b[- ]overlap|dualpipe"
+    if re.search(stated, words) or is_deepseek_v3(cells):
         return ["megatron-overlap", *stacks]
-    return [*stacks, "megatron-overlap"] if re.search(r"2025|2026|bridge|v?0\.1[2-9]|deepep", words) else stacks
+    is_late = re.search(r"2025|2026|bridge|v?0\.1[2-9]|deepep", words) or re.search(OF_2025, cells.words("model"))
+    return [*stacks, "megatron-overlap"] if is_late else stacks
+
+
+def is_deepseek_v3(cells: Cells) -> bool:
+    """Whether a row is of DeepSeek-V3's training by its makers, which arXiv 2412.19437 describes: DualPipe, messages of
+    experts next to compute, float8 in blocks, and the recomputation of norms, activation functions and
+    up-projections."""
+    return (
+        re.search(HAI_LLM, cells.words("source")) is not None and re.search(r"v3\b", cells.words("model")) is not None
+    )
 
 
 def _splits_model(cells: Cells) -> bool:
@@ -339,6 +352,8 @@ def _with_products(cells: Cells, name: str, device: str) -> tuple[str, ...]:
         return (name, f"{name}-tf32") if is_open else (name,)
     if wanted[0] == "tf32":
         return (f"{name}-tf32",)
+    if wanted[0] == "float8" and is_deepseek_v3(cells):
+        wanted = ("float8-block",)
     is_torch = name.startswith("torch")
     base = _NARROW.get(name, name)
     if is_torch and wanted[0] == "float8-rowwise" and not re.search(_CUBLAS_ROWS, cells.words("source", "provenance")):
