@@ -395,6 +395,8 @@ REFUSED = {
     ),
     "gradients of two results": (mean_to(lambda m, x: m.fc(sum(Signs.apply(m.fc(x))))), "Signs .* are not sums"),
     "counted steps": (mean_to(warms_up), r"counts in self\.step, and its next step computes something else"),
+    "number of a tensor": (mean_to(lambda m, x: m.fc(x) * m.fc.bias[0].item()), "takes a number out of a tensor"),
+    "error of its own": (mean_to(lambda m, x: m.fc(x) + m.missing), "no attribute 'missing'.*check that the forward"),
     "list of steps": (mean_to(remembers), r"counts in self\.steps, and its next step computes something else"),
     "random numbers of Python": (
         mean_to(lambda m, x: m.fc(x) * random.random()), "draws from random, and .* draw with torch.rand"

@@ -19,7 +19,9 @@ from executor.recompute import checkpointed
 from plans.model.graph import Attr, Operator, Tensor
 from plans.operators import declare, factors, kinds
 
-__all__ = ["Building"]
+__all__ = ["NUMBER_OF_A_TENSOR", "Building"]
+
+NUMBER_OF_A_TENSOR = "it takes a number out of a tensor (item(), float(), an assert), which a plan cannot; compute with the tensor itself"
 
 
 class Building(Places):
@@ -219,6 +221,8 @@ class Building(Places):
 
     def shape_dtype_of(self, node: fx.Node, made: object) -> tuple[tuple[int, ...], str]:
         """The static shape and the dtype of one of a node's results."""
+        if isinstance(made, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise self.refused(node, NUMBER_OF_A_TENSOR)
         if not isinstance(made, torch.Tensor):
             raise self.refused(node, f"its value is {made!r}; operators return one tensor")
         if not all(type(size) is int for size in made.shape):

@@ -261,6 +261,10 @@ def _way_out(error: BaseException) -> str:
         return "a tensor that the forward reads must be a parameter, a buffer (self.register_buffer) or an input"
     if _KEPT in str(error):
         return "a forward may not set parameters (p.data = ...) or keep what it makes; do so between steps"
+    if "Meta" in str(error) and isinstance(error, NotImplementedError):
+        return "torch cannot compute the shape of its result; write it with other operators"
+    if isinstance(error, AttributeError | KeyError | NameError | TypeError):
+        return "check that the forward works with one batch of these shapes"
     return _FIXED
 
 

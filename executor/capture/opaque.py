@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import FlopCounterMode
 
+from executor.capture.building import NUMBER_OF_A_TENSOR
 from executor.capture.independence import Call, Read, dims_of, samples_meet
 from executor.capture.masks import calls_of, value_of
 from executor.capture.translation import Translation
@@ -86,7 +87,7 @@ def aten_operators(
             made.append(Unreadable(reason=f"result {index} of {node.target}"))
             continue
         if not isinstance(result, torch.Tensor):
-            raise build.refused(node, f"it makes {result!r}; operators return tensors")
+            raise build.refused(node, NUMBER_OF_A_TENSOR)
         shape, dtype = build.shape_dtype_of(node, result)
         shape = (*shape, 2) if result.is_complex() else shape
         dims = dims_of(call, which, shape, place=places[index])

@@ -96,6 +96,9 @@ class Translation(Building):
             node = nodes[spec.arg.name]
             if spec.kind is InputKind.PARAMETER:
                 path = canonical[str(spec.target)]
+                if not node.meta["val"].numel():
+                    self.values[node] = Unreadable(reason=f"the parameter {path!r} has no elements")
+                    continue
                 if path in self.tensors and self.tensors[path].kind == "input":
                     raise TwofoldError(f"{path!r} names both an argument of forward and a parameter; rename one")
                 if not self.module.get_parameter(path).requires_grad:
