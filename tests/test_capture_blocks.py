@@ -332,6 +332,7 @@ class Sorted(nn.Module):
 
 DERIVED = {
     "pointwise": (lambda x: torch.sinc(x), "ab->ab"),
+    "pointwise, far from its limit": (lambda x: x.clamp_min(1e4), "ab->ab"),
     "with a bias": (lambda x: torch.lerp(x, torch.ones(6, device=x.device), 0.5), "ab,b->ab"),
     "sums up to each": (lambda x: x.cumsum(1), "a.->a."),
     "sums of pairs": (lambda x: (x[:, :, None] * x[:, None]).logcumsumexp(2), "ab.->ab."),

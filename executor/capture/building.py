@@ -21,7 +21,7 @@ from plans.operators import declare, factors, kinds
 
 __all__ = ["NUMBER_OF_A_TENSOR", "Building"]
 
-NUMBER_OF_A_TENSOR = "it takes a number out of a tensor (item(), float(), an assert), which a plan cannot; compute with the tensor itself"
+NUMBER_OF_A_TENSOR = "it takes a number out of a tensor (item(), float(), assert); compute with the tensor instead"
 
 
 class Building(Places):

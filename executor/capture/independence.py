@@ -235,13 +235,17 @@ def _links(call: Call, which: int, backward: str) -> tuple[tuple[int, Ends], ...
     shape = draws[0][1][which].shape
     found: list[tuple[int, Ends]] = []
     taken: set[tuple[int, int]] = set()
+    pointwise = _is_pointwise(call.target)
     for at, size in enumerate(shape):
         if size < 2:
             continue
         ends: list[tuple[int, int]] = []
         for index, read in enumerate(call.inputs):
             for dim, own in enumerate(read.shape):
-                if own == size and (index, dim) not in taken and _follows(call, draws, which, at, index, dim):
+                if own != size or (index, dim) in taken:
+                    continue
+                is_aligned = dim - len(read.shape) == at - len(shape)
+                if is_aligned if pointwise else _follows(call, draws, which, at, index, dim):
                     ends.append((index, dim))
                     break
         link = (at, tuple(ends))
@@ -253,6 +257,14 @@ def _links(call: Call, which: int, backward: str) -> tuple[tuple[int, Ends], ...
             found.append(link)
             taken.update(ends)
     return tuple(found)
+
+
+def _is_pointwise(target: str) -> bool:
+    """Whether torch says that an operator works element by element; random numbers may not show it: floor, clamp."""
+    if not target:
+        return False
+    _, name, overload = target.split(".")
+    return torch.Tag.pointwise in getattr(getattr(torch.ops.aten, name), overload).tags
 
 
 Draw = tuple[list[Tensor], tuple[Tensor, ...]]
