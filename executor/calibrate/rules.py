@@ -104,8 +104,10 @@ def _calls(
     def make(pool: OperandPool) -> list[Call]:
         rule, context = prepared(instruction, group, group.ranks[0], 0, StepCounter(step=2), pool.device)
 
+        num_ids = _num_ids(instruction.call, reads, writes)
+
         def one() -> Call:
-            inputs = [_operand(pool, value, instruction.call) for value in reads]
+            inputs = [_operand(pool, value, instruction.call, num_ids) for value in reads]
             return lambda: _without_autograd(rule, context, instruction.attrs, inputs)
 
         sizes = sum(value.span_bytes for value in (*reads, *writes))
@@ -119,7 +121,18 @@ def _without_autograd(rule: Callable[..., Any], context: OpContext, attrs: Any, 
         return rule(context, attrs, *inputs)
 
 
-def _operand(pool: OperandPool, value: Value, call: str) -> Tensor:
+def _num_ids(call: str, reads: list[Value], writes: list[Value]) -> int:
+    """The number of ids that a table or a loss distinguishes: random ids are spread as in training."""
+    if call == "embedding.forward":
+        return reads[1].shape[0]
+    if call == "embedding.grad1":
+        return writes[0].shape[0]
+    if call.startswith("cross_entropy."):
+        return reads[0].shape[-1]
+    return 2
+
+
+def _operand(pool: OperandPool, value: Value, call: str, num_ids: int) -> Tensor:
     if value.dtype in DTYPES:
         made = pool.tensor(*value.shape, dtype=value.dtype)
         # what is changed in place, over and over, is a copy, so that the random numbers stay what they are
@@ -127,4 +140,4 @@ def _operand(pool: OperandPool, value: Value, call: str) -> Tensor:
     kind, place = torch_dtype(value.dtype), pool.device.torch_device
     if not math.prod(value.shape):
         return torch.zeros(value.shape, dtype=kind, device=place)
-    return torch.randint(2, value.shape, device=place).to(kind)
+    return torch.randint(num_ids, value.shape, device=place).to(kind)
