@@ -213,3 +213,21 @@ def test_adamw_of_many_is_adamw_of_each(rule_of, kind, dtype):
         assert [id(each) for each in made] == [id(each) for at, each in enumerate(operands) if at % 4 != 1]
         for weight, leaf in zip(weights, leaves, strict=True):
             torch.testing.assert_close(weight, leaf.detach(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("rank", [None, 0, 2])
+def test_the_gradient_of_an_embedding_is_the_same_in_every_run(rule_of, rank, dtype):
+    ids = torch.randint(12, (4, 500), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    g = randn(1, 4, 500, 16, dtype=dtype)
+    attrs, mesh, first, num_rows = {"padding_id": 5}, None, 0, 12
+    if rank is not None:  # of three, each with four rows
+        attrs, mesh, first, num_rows = attrs | {"split": {"v": ("tp",)}}, Layout((3,), ("tp",)), 4 * rank, 4
+    context = site((num_rows, 16), dtype, mesh, rank or 0)
+    made = [rule_of("embedding.grad1")(context, attrs, g, ids) for _ in range(3)]
+    table = torch.zeros(12, 16, dtype=torch.float64)
+    table.index_add_(0, ids.cpu().reshape(-1), wide(g).reshape(-1, 16))
+    table[5] = 0
+    expected = table[first : first + num_rows]
+    assert made[0].dtype == dtype and float((wide(made[0]) - expected).norm()) <= NEAR[dtype] * float(expected.norm())
+    assert all(torch.equal(made[0], again) for again in made[1:])

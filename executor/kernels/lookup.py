@@ -9,12 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from executor.kernels.chips import is_gpu
 from executor.kernels.context import OpContext, Rule
 from executor.kernels.place import num_parts, offset
 
 __all__ = ["LOOKUP_RULES", "local_ids"]
 
 Attrs = Mapping[str, Any]
+
+_aten = torch.ops.aten
+
+_NO_ROW = -1
+"""The id of an embedding's uses that have no gradient, as torch.nn.functional.embedding has it."""
 
 
 def local_ids(context: OpContext, attrs: Attrs, dim: str, ids: Tensor, width: int, what: str) -> tuple[Tensor, Tensor]:
@@ -40,17 +46,24 @@ def embedding(context: OpContext, attrs: Attrs, ids: Tensor, table: Tensor) -> T
 
 
 def embedding_grad(context: OpContext, attrs: Attrs, g: Tensor, ids: Tensor) -> Tensor:
-    """The gradients of a row's uses added up; attrs "padding_id" is a row without one."""
-    whole = g.new_zeros(context.shape)
+    """The gradients of a row's uses added up; attrs "padding_id" is a row without one.
+
+    On a GPU the uses are sorted by row, as torch does: sums are the same in every run, and rounded once.
+    """
     padding = attrs.get("padding_id")
-    if padding is not None:
-        g = g.masked_fill((ids == padding).unsqueeze(-1), 0)
+    kept = None if padding is None else ids != padding
+    num_rows = context.shape[0]
     if num_parts(context, attrs, "v") > 1:
-        local, mine = local_ids(context, attrs, "v", ids, context.shape[0], "an id of an embedding")
-        g = g.masked_fill(~mine.unsqueeze(-1), 0)
+        local, mine = local_ids(context, attrs, "v", ids, num_rows, "an id of an embedding")
+        kept = mine if kept is None else kept & mine
         # ids of other ranks add zeros to many rows: atomic additions to a single one wait for each other
-        ids = torch.where(mine, local, ids.remainder(context.shape[0]))
-    return whole.index_add_(0, ids.reshape(-1), g.reshape(-1, g.shape[-1]))
+        ids = torch.where(mine, local, ids.remainder(num_rows))
+    if is_gpu(g):
+        rows = ids if kept is None else torch.where(kept, ids, _NO_ROW)
+        return _aten.embedding_dense_backward(g, rows, num_rows, _NO_ROW, False)
+    if kept is not None:
+        g = g.masked_fill(~kept.unsqueeze(-1), 0)
+    return g.new_zeros(context.shape).index_add_(0, ids.reshape(-1), g.reshape(-1, g.shape[-1]))
 
 
 # -- linear layers of groups -------------------------------------------------------------------------------------------
