@@ -36,7 +36,7 @@ from costmodels.fit.transfer_calibration import at_sustained_clock, carried
 from costmodels.machine.catalogue import Device, device_names, load_device, save_device
 from costmodels.machine.sections import Provenance
 from costmodels.machine.topologies import example_machines
-from costmodels.widths import UNEXPLAINED
+from costmodels.widths import STEP_LONGER, UNEXPLAINED
 from plans.model.graph import itemsize
 
 __all__ = ["DATA", "clock_exponents", "fitted", "held_out_table", "main", "repeated_table", "ship"]
@@ -304,12 +304,19 @@ def with_power_limit(device: Device, bounds: tuple[float, float], date: str) -> 
     )  # fmt: skip
 
 
-def with_interval(device: Device, status: Literal["measured", "assumed"], date: str) -> Device:
-    """`device` with `UNEXPLAINED`, which is measured where its steps were."""
-    source = "60 replayed steps of own transformers on 1 and 2 H200, beyond what the spreads explain"
-    says = Provenance(status=status, source=source, date=date)
+def with_residuals(device: Device, status: Literal["measured", "assumed"], date: str) -> Device:
+    """`device` with what distinguishes steps from the prices of their parts, which is measured where its steps were:
+    `STEP_LONGER` and `UNEXPLAINED`.
+    """
+    widens = "60 replayed steps of own transformers on 1 and 2 H200, beyond what the spreads explain"
+    lengthens = "median of 222 replayed steps of own transformers (python -m benchmarks.peers_residuals)"
+    says = {
+        "interval": Provenance(status=status, source=widens, date=date),
+        "compute.longer_in_steps": Provenance(status=status, source=lengthens, date=date),
+    }
+    compute = msgspec.structs.replace(device.compute, longer_in_steps=STEP_LONGER)
     return msgspec.structs.replace(
-        device, interval=UNEXPLAINED, provenance={**device.provenance, "interval": says}
+        device, interval=UNEXPLAINED, compute=compute, provenance={**device.provenance, **says}
     )  # fmt: skip
 
 
@@ -329,7 +336,7 @@ def ship() -> dict[str, DeviceFit]:
             base = carried(base, first, date=today)
             rules = {**base.compute.rules, **first.compute.rules}  # the fit replaces those that have points
             base = msgspec.structs.replace(base, compute=msgspec.structs.replace(base.compute, rules=rules))
-        base = with_interval(base, "measured", today)
+        base = with_residuals(base, "measured", today)
         fit = fitted(name, base=base)
         if fit is not None:
             fits[name] = fit
@@ -357,7 +364,7 @@ def carry_over(sources: Mapping[str, Device], bounds: tuple[float, float] | None
         if any("carried over" in says.source for says in device.provenance.values()):
             device = carried(device, source, date=today)
             if device.device == "cuda":
-                device = with_interval(device, "assumed", today)
+                device = with_residuals(device, "assumed", today)
             if name in LIMITED_W and bounds is not None:
                 device = with_power_limit(device, bounds, today)
             save_device(device)

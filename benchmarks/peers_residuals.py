@@ -1,9 +1,13 @@
-"""How much longer steps of torch's parts take than predicted: `python -m benchmarks.peers_residuals`.
+"""How much longer measured steps take than the prices of their parts: `python -m benchmarks.peers_residuals`.
 
-For every kept set of `benchmarks.peers`, with the prices of a step's parts alone (without
-`costmodels.widths.TORCH_LONGER`, which is the median of the second to fifth set): the median and the 5 % and 95 %
-quantiles of measured over predicted seconds, of steps that the device binds and of those that a host may bind, which
-take 2 % longer on the slowest of the measured hosts.
+For every kept set of `benchmarks.peers`: the median and the 5 % and 95 % quantiles of measured over predicted seconds.
+
+- Replayed steps of twofold's executor. Most sets ran before AdamW had its kernel in Triton, and are predicted with what
+  torch's fused kernel took then (`FORMER_ADAMW`).
+- Steps of torch's parts, apart from those that a host may bind, which take 2 % longer on the slowest of the measured
+  hosts.
+
+Predictions are without `costmodels.widths.STEP_LONGER`, which is the median of the second to fifth set.
 """
 
 from __future__ import annotations
@@ -15,13 +19,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from benchmarks.peers.cases import Case
 from benchmarks.peers.predictions import PEER_STACKS
 from benchmarks.peers.sets import case_named
+from costmodels import executing
+from costmodels.price.compute import Rule
 from costmodels.price.torch_hosts import HOSTS_US
-from costmodels.widths import TORCH_LONGER
+from costmodels.widths import STEP_LONGER
 from plans.errors import TwofoldError
 from simulator.forecast.predict import forecast
 
@@ -32,6 +39,25 @@ FILES = {
     "peers_h100_fifth_in_a_row.json": "h100-sxm", "peers_h200_seventh.json": "h200", "peers_h200_eighth.json": "h200",
 }  # fmt: skip
 """File of measured steps -> the device that ran them."""
+
+
+FORMER_ADAMW = Rule(kernels=3.68, passes=1.827)
+"""Of an update of AdamW on H200 until 2026-11-26, fitted to the points of that time; on H100 as well (assumed)."""
+
+
+def own_residuals(file: Path, device: str) -> Iterator[float]:
+    """Measured over predicted seconds of the replayed steps of twofold's executor."""
+    for row in json.loads(file.read_bytes())["rows"]:
+        case: Case = case_named(row["case"])
+        measured_s = row["measured"].get("graph", {}).get("step_s")
+        if measured_s is None or case.products:
+            continue
+        machine = executing(case.machine(device), "graph")
+        former = msgspec.structs.replace(
+            machine.compute, rules=machine.compute.rules | {"adamw.update": FORMER_ADAMW}, longer_in_steps=0.0
+        )
+        machine = msgspec.structs.replace(machine, compute=former)
+        yield measured_s / forecast(case.config, case.degrees_value(), machine).step_s
 
 
 def residuals(file: Path, device: str) -> Iterator[tuple[bool, float]]:
@@ -58,13 +84,19 @@ def main() -> None:
     """Print the ratios of every file."""
     argparse.ArgumentParser(prog="python -m benchmarks.peers_residuals", description=__doc__).parse_args()
     for name, device in FILES.items():
+        if own := [math.log(ratio) for ratio in own_residuals(RESULTS / name, device)]:
+            low, middle, high = np.exp(np.quantile(own, [0.05, 0.5, 0.95]))
+            print(
+                f"{name:34} {'own, replayed':16} {len(own):3} steps  "
+                f"median {middle - 1:+.1%}  90 % {low - 1:+.1%} to {high - 1:+.1%}"
+            )
         found = list(residuals(RESULTS / name, device))
         for host_binds in (False, True):
             ratios = [math.log(ratio) for binds, ratio in found if binds is host_binds]
             if not ratios:
                 continue
             low, middle, high = np.exp(np.quantile(ratios, [0.05, 0.5, 0.95]))
-            longer = 1 + TORCH_LONGER * (not host_binds)
+            longer = 1 + STEP_LONGER * (not host_binds)
             print(
                 f"{name:34} {'a host may bind' if host_binds else 'device-bound':16} {len(ratios):3} steps  "
                 f"median {longer * middle - 1:+.1%}  90 % {longer * low - 1:+.1%} to {longer * high - 1:+.1%}"

@@ -141,7 +141,7 @@ def test_a_run_takes_what_runs_of_its_kind_took_where_they_were_measured():
     (group,) = lower(transformer_plan("tiny", "bfloat16")).groups
     machine, found = Machine.load("h200-x1"), {}
     for line in (line for _, line in group.walk() if line.call == "fused"):
-        kind = fused_rule(step.call for step in line.attrs["steps"])
+        kind = fused_rule(line.attrs["steps"])
         rule, moved = machine.compute.rules[kind], sum(group.values[name].span_bytes for name in moved_values(line))
         found[kind] = price(line, group, machine, 1)
         expected_s = rule.kernels * machine.compute.kernel_s + rule.passes * moved / machine.compute.memory_Bps

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.leave_one_out import RESULTS, as_if_unmeasured, left_out_kernels, left_out_steps, summary
 from costmodels.machine.catalogue import load_device
-from costmodels.widths import HOST, SOFTWARE, TORCH_HOST, TORCH_LONGER
+from costmodels.widths import HOST, SOFTWARE, STEP_LONGER, TORCH_HOST
 
 
 @pytest.mark.parametrize(("name", "other"), [("h100-sxm", "h200"), ("h200", "h100-sxm")])
@@ -42,7 +42,7 @@ def test_products_attention_and_steps_of_a_left_out_device_are_within_targets():
 
 def test_widths_are_those_that_leaving_out_has_found():
     found = json.loads(RESULTS.read_bytes())
-    low, high = (edge / (1 + TORCH_LONGER) for edge in found["software_edges"]["all"])  # around the median
+    low, high = (edge / (1 + STEP_LONGER) for edge in found["software_edges"]["all"])  # around the median
     assert round(low, 3) == SOFTWARE.low
     assert high <= SOFTWARE.high  # which also holds nine of ten plans in new shapes
     for part, width in (("host, torch blocks", TORCH_HOST), ("host, own instructions", HOST)):

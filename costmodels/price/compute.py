@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from costmodels.machine.sections import Section, check_known, check_share
 from costmodels.price.power import Power, limited_clock
@@ -15,8 +15,8 @@ from costmodels.price.tiled import FORMS, ProductTerms, Tiled, alignment_bytes, 
 from plans.errors import TwofoldError
 
 __all__ = [
-    "FORMS", "SUMS_ROWS", "Attention", "Compute", "Rule", "attention_s", "fused_rule", "matrix_rate", "matrix_s",
-    "matrix_share", "memory_s", "num_inputs", "rate", "rule_name", "rule_s",
+    "FORMS", "SUMS_ROWS", "Attention", "Compute", "Rule", "attention_s", "fused_name", "fused_rule", "matrix_rate",
+    "matrix_s", "matrix_share", "memory_s", "num_inputs", "rate", "rule_name", "rule_s",
 ]  # fmt: skip
 
 BY_INPUTS = ("sum", "cross_entropy.forward")
@@ -143,6 +143,8 @@ class Compute(Section, frozen=True, kw_only=True):
         cache_Bps: bandwidth of that; None: everything comes from memory.
         attention: the fused attention kernel; None: priced as a matrix product.
         rules: cost of an instruction of twofold's executor, by `rule_name`; other stacks have separate kernels.
+        longer_in_steps: share by which kernels of twofold's executor take longer in a step than alone, in the median of
+            measured steps (`costmodels.widths.STEP_LONGER`).
     """
 
     matrix_flops_per_s: dict[str, float]
@@ -172,12 +174,13 @@ class Compute(Section, frozen=True, kw_only=True):
     cache_Bps: float | None = None
     attention: Attention | None = None
     rules: dict[str, Rule] = {}  # noqa: RUF012
+    longer_in_steps: float = 0.0
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
         if self.sharpness < 1:
             raise TwofoldError(f"sharpness must be at least 1 (1 adds the two times), not {self.sharpness}")
-        for name in ("matrix_efficiency", "memory_efficiency", "clock_drop"):
+        for name in ("matrix_efficiency", "memory_efficiency", "clock_drop", "longer_in_steps"):
             check_share(name, getattr(self, name))
         if not self.matrix_flops_per_s or not self.vector_flops_per_s:
             raise TwofoldError("matrix_flops_per_s and vector_flops_per_s need a rate for at least one dtype")
@@ -356,24 +359,53 @@ def rule_name(call: str, num_inputs: int) -> str:
     return f"{call}:{num_inputs}" if call in BY_INPUTS else call
 
 
-def fused_rule(steps: Iterable[str]) -> str:
+class _Step(Protocol):
+    """A step of a run of fused instructions."""
+
+    @property
+    def call(self) -> str:
+        """Its call."""
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Its local shapes, inputs before outputs."""
+
+
+def fused_rule(steps: Iterable[_Step]) -> str:
+    """The key of the rule of a run of fused instructions (`fused_name`).
+
+    Args:
+        steps: of the run.
+    """
+    steps = tuple(steps)
+    picks = any(step.call == "cross_entropy.forward" and num_inputs(step.call, step.shapes) == 3 for step in steps)
+    return fused_name([step.call for step in steps], picks=picks)
+
+
+def fused_name(calls: Iterable[str], *, picks: bool = False) -> str:
     """The key of the rule of fused instructions: the operations of its steps besides reading and writing elements.
 
     A loss runs kernels of its own. The gradients of weights and biases are sums over rows, which take a second kernel.
-    A norm's sums along a row are in the one kernel.
+    A norm's sums along a row are in the one kernel; a layer norm makes two of them.
 
     Args:
-        steps: their calls.
+        calls: of its steps.
+        picks: whether a loss reads one logit a row, because the statistic of the rows is an operand.
 
-    >>> fused_rule(["silu.forward", "mul.forward"]), fused_rule(["sum", "rms_norm.grad0", "rms_norm.grad1"])
+    >>> fused_name(["silu.forward", "mul.forward"]), fused_name(["sum", "rms_norm.grad0", "rms_norm.grad1"])
     ('fused:elements', 'fused:columns')
+    >>> fused_name(["gelu.grad0", "linear.grad2"]), fused_name(["add.forward", "layer_norm.forward"])
+    ('fused:bias', 'fused:layer_rows')
     """
-    calls = set(steps)
+    calls = set(calls)
     if any(call.startswith("cross_entropy.") for call in calls):
-        return "fused:loss"
-    if calls & {"rms_norm.grad1", "layer_norm.grad1", "layer_norm.grad2", "linear.grad2"}:
-        return "fused:columns"
-    return "fused:rows" if any("norm." in call for call in calls) else "fused:elements"
+        return "fused:pick" if picks else "fused:loss"
+    layer = "layer_" if any(call.startswith("layer_norm.") for call in calls) else ""
+    if calls & {"rms_norm.grad1", "layer_norm.grad1", "layer_norm.grad2"}:
+        return f"fused:{layer}columns"
+    if "linear.grad2" in calls:
+        return "fused:bias"
+    return f"fused:{layer}rows" if any("norm." in call for call in calls) else "fused:elements"
 
 
 def num_inputs(call: str, shapes: tuple[tuple[int, ...], ...]) -> int:

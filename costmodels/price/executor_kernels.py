@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from costmodels.fit.forms import Residuals, log_ratio, residuals, solve
 from costmodels.fit.points import Point
-from costmodels.price.compute import SUMS_ROWS, Compute, Rule, rule_name, rule_s
+from costmodels.price.compute import SUMS_ROWS, Compute, Rule, fused_name, rule_name, rule_s
 from plans.model.graph import itemsize
 
 __all__ = ["RuleFit", "fit_rules", "rule_points"]
@@ -110,6 +110,11 @@ def _rows(point: Point) -> int:
 
 
 def _name(point: Point) -> str:
+    """The key of its rule; of fused instructions by their steps, as points of earlier files have other keys."""
+    if "steps" in point.options:
+        calls = str(point.options["steps"]).split("+")
+        picks = "cross_entropy.forward" in calls and _num_inputs(point) == 3
+        return fused_name(calls, picks=picks)
     return rule_name(point.call, _num_inputs(point))
 
 

@@ -6,6 +6,7 @@ kept by that signature, so that a program of millions of instructions needs few 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -252,7 +253,7 @@ def price_fused(machine: Machine, dtype: str, touched_bytes: int, steps: tuple[F
     if not machine.fuses:
         costs = [price_compute(machine, *step, own=True) for step in steps]
         return Cost(sum(cost.dispatch_ps for cost in costs), sum(cost.work_ps for cost in costs))
-    return price_compute(machine, fused_rule(step.call for step in steps), (), dtype, touched_bytes, own=True)
+    return price_compute(machine, fused_rule(steps), (), dtype, touched_bytes, own=True)
 
 
 def _steps(instruction: Instruction, group: GroupProgram) -> tuple[FusedStep, ...]:
@@ -292,12 +293,22 @@ def price_compute(
         dtype: dtype of the operands.
         touched_bytes: read and written; a tensor that is written in place counts twice.
         flops: of the call; 0: not known.
-        own: whether twofold's executor makes the call, so that its rules hold (`Compute.rules`).
+        own: whether twofold's executor makes the call, so that its rules hold (`Compute.rules`), and its kernels take
+            longer in a step than alone (`Compute.longer_in_steps`).
     """
+    cost = _alone(machine, call, shapes, dtype, touched_bytes, flops, own)
+    longer = machine.compute.longer_in_steps if own else 0.0
+    return cost if not longer else dataclasses.replace(cost, work_ps=round(cost.work_ps * (1 + longer)))
+
+
+def _alone(
+    machine: Machine, call: str, shapes: Shapes, dtype: str, touched_bytes: int, flops: int, own: bool
+) -> Cost:  # fmt: skip
+    """The price of a call whose kernels run alone, with the arguments of `price_compute`."""
     kind, rates = compute_class(call), machine.compute
     rule = rates.rules.get(rule_name(call, num_inputs(call, shapes))) if own else None
     if rule is not None:
-        plain = price_compute(machine, call, shapes, dtype, touched_bytes, flops)
+        plain = _alone(machine, call, shapes, dtype, touched_bytes, flops, False)
         times = 1 if machine.host_async else _num_updated(call, shapes)  # by one kernel, or one after the other
         slow = _slower(machine, kind)
         rows = math.prod(shapes[0][:-1]) if call in SUMS_ROWS else 0

@@ -84,7 +84,7 @@ def _job(instruction: Instruction, group: GroupProgram, num_ranks: int, held_out
     options: dict[str, int | float | str] = {"class": which, "inputs": inputs, "code": code_of(call)}
     if call == "fused":
         steps = [step.call for step in instruction.attrs["steps"]]
-        call, options = fused_rule(steps), options | {"steps": "+".join(steps)}
+        call, options = fused_rule(instruction.attrs["steps"]), options | {"steps": "+".join(steps)}
     options |= {f"dtype{number}": value.dtype for number, value in enumerate(reads) if value.dtype != writes[0].dtype}
     if writes[0].shares is not None:
         options["shares"] = 1  # a view: no kernel

@@ -22,7 +22,7 @@ from costmodels.price.torch_hosts import (
     host_s,
     median_over,
 )
-from costmodels.widths import CHIP_SPREAD, OTHER_LONGER, TORCH_HOST, TORCH_LONGER
+from costmodels.widths import CHIP_SPREAD, OTHER_LONGER, STEP_LONGER, TORCH_HOST
 from plans.degrees import Degrees
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
@@ -198,7 +198,7 @@ class TorchNative(Stack):
     @property
     def longer(self) -> float:
         """As in `Stack`, of torch's parts."""
-        return TORCH_LONGER if self.is_measured else OTHER_LONGER
+        return STEP_LONGER if self.is_measured else OTHER_LONGER
 
     @property
     def slower_hosts(self) -> float:
