@@ -85,18 +85,33 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
         return "h100-nvl", ()
     if match := re.search(r"910 ?(b[1-4]|c)", plain):
         return f"ascend-910{match.group(1)}", ()
-    found = re.search(
-        r"gh200|gb200|gb300|(?<!g)h200|(?<!g)b200|(?<!g)b300|h100|h800|a100|a800|h20(?!\d)|v100|mi300x?(?!a)", plain
-    )
+    found = _KIND.search(plain)
     if found is None:
         raise UnknownDevice(f"device {text!r} is not in the catalogue; it has {_KNOWN}")
-    kind = re.sub(r"^mi300$", "mi300x", found.group())
+    kind, behind = re.sub(r"^mi300$", "mi300x", found.group()), plain[found.end() :]
+    name, assumed = _of_kind(kind, plain, behind, text)
+    if not kind.startswith("g") and set(_KIND.findall(re.split(r"\b(?:vs|than|not)\b", behind)[0])) - {kind}:
+        assumed = (*assumed, f"{text!r} names several devices: the {kind.upper()}, which is the first")
+    return name, assumed
+
+
+_KIND = re.compile(r"gh200|gb200|gb300|(?<!g)h200|(?<!g)b[23]00|h100|h800|a100|a800|h20(?!\d)|v100|mi300x?(?!a)")
+
+
+def _of_kind(kind: str, plain: str, behind: str, text: str) -> tuple[str, tuple[str, ...]]:
+    """The catalogued device of a kind, by its form and memory.
+
+    Args:
+        kind: key of `_MEMORIES`.
+        plain, text: name of the device, in plain letters and as written.
+        behind: the part of `plain` after the kind.
+    """
     known = _MEMORIES[kind]
     if re.search(r"(?<![a-z0-9])(pci ?e?|nvl(?! ?\d))(?![a-z0-9])", plain):
         if kind not in _CARDS:
             raise UnknownDevice(f"device {text!r} is not in the catalogue; its PCIe cards are A100 and H100")
         known = _CARDS[kind]
-    memory = re.search(r"(\d+) ?g(?:i?b)?(?![a-z0-9])", plain[found.end() :])
+    memory = re.search(r"(\d+) ?g(?:i?b)?(?![a-z0-9])", behind)
     if kind == "h100" and memory is not None and memory.group(1) == "94" and "sxm" not in plain:
         return "h100-nvl", ()
     if memory is None:
@@ -112,7 +127,7 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def devices_meant(text: str) -> tuple[str, ...]:
-    """The devices that a name may mean which is that of several, or of a system; none where it is that of one.
+    """The devices that the name of a family or a system may mean; none if it names one device.
 
     >>> devices_meant("Ascend 910B"), devices_meant("Ascend 910B3")
     (('Ascend 910B4', 'Ascend 910B3', 'Ascend 910B2', 'Ascend 910B1'), ())
@@ -129,7 +144,8 @@ def devices_meant(text: str) -> tuple[str, ...]:
 
 
 _LIKE_DEVICES = re.compile(
-    r"dgx|hgx|[ahvbp]\d00|\bh20\b|910|mi\d{3}|\b(?:rtx|gtx|geforce|quadro|tpu|gaudi|trainium)|\b[34]090\b|\b5090\b|\b[al]\d0s?\b|\ba6000",
+    r"dgx|hgx|[ahvbp]\d00|\bh20\b|910|mi\d{3}|\b(?:rtx|gtx|geforce|quadro|tpu|gaudi|trainium)|\b[345]090\b"
+    r"|\b[al]\d0s?\b|\ba6000",
     re.I,
 )
 """Words of devices, those that the catalogue lacks among them."""

@@ -9,7 +9,7 @@ from interop.measurements.numbers import number
 
 __all__ = ["HYBRID", "hybrid_in", "with_hybrid"]
 
-HYBRID = r"(?<![a-z])(?:hsdp|hybrid[-_ ]?(?:full[-_ ]?)?shard\w*|hybrid[-_ ]fsdp)"
+HYBRID = r"(?<![a-z])(?:hsdp|mics\b|hybrid[-_ ]?(?:full[-_ ]?)?shard\w*|hybrid[-_ ]fsdp)"
 """Words of hybrid sharding."""
 
 _GROUPS = r"replicat\w*[-_ =:(]*(\d+)|(\d+)[- ]?(?:way|x)?[- ]replica\w*"

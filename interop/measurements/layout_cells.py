@@ -10,7 +10,13 @@ from interop.measurements.cells import OWN_RUNS, Skip
 from interop.measurements.hybrid import HYBRID
 from interop.measurements.mixtures import Mixtures
 from interop.measurements.software import COMPOSER, is_deepseek_v3, keeps_low, level_of, reduces_low
-from interop.measurements.spellings import Recompute, recompute_named, recomputed_layers, schedule_named
+from interop.measurements.spellings import (
+    UNMODELLED_SCHEDULES,
+    Recompute,
+    recompute_named,
+    recomputed_layers,
+    schedule_named,
+)
 from plans.degrees import MEMORY_BOUND, Degrees
 from plans.model.transformer import TransformerConfig
 from plans.optimizer import Optimizer
@@ -219,9 +225,9 @@ class LayoutCells(Mixtures):
         if not text:
             name = "dualpipe_v" if is_deepseek_v3(self) else "1f1b"
             self.assumed.append(f"schedule not stated: {'DualPipe' if is_deepseek_v3(self) else '1F1B'}")
-        if name and (other := re.search(r"chimera|hanayo|\bwaves?\b", text.lower())):
-            self.assumed.append(f"schedule {other.group()!r} is not modelled: taken as interleaved 1F1B")
-            virtual = max(virtual, 2)
+        if name and UNMODELLED_SCHEDULES.search(text):
+            self.assumed.append(f"schedule {text!r} is not modelled: taken as {name}")
+            virtual = max(virtual, 2) if name == "interleaved_1f1b" else virtual
         if not name:
             raise Skip(f"unknown schedule {text!r}; known are {', '.join(schedule_names())}", "schedule")
         if name == "dualpipe_v" and not re.search(r"v\b", text.lower()):

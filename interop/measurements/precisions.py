@@ -32,13 +32,13 @@ NeMo's recipes fp8_ds, fp8_cs, fp8_mx and fp8_sc scale with delay, by the step, 
 
 _DTYPES = (
     (r"bf ?16|bfloat ?16|brain", "bfloat16"),
-    (r"(?<!b)(fp|float|f) ?16|\bhalf\b", "float16"),
-    (r"(fp|float|f) ?32|\bsingle\b|^ ?32( true| bit)?$", "float32"),
+    (r"(?<!b)(fp|float|f) ?16|\bhalf\b|半精度", "float16"),
+    (r"(fp|float|f) ?32|\bsingle\b|单精度|^ ?32( true| bit)?$", "float32"),
 )  # fmt: skip
 """Words -> the dtype of activations. The first match counts: a 32-bit type next to a 16-bit one is that of master
 weights or accumulation."""
 
-_SOME_HALF = r"^16\b|\b16 ?bit|\bmixed\b|\bamp\b|\bo[12]\b|autocast"
+_SOME_HALF = r"混合精度|^16\b|\b16 ?bit|\bmixed\b|\bamp\b|\bo[12]\b|autocast"
 _RULED_OUT = (
     rf"\b(no|not|without|w/o|instead of|disabled) +({_FLOAT8}|tf32|tensorfloat)\w*|\btf32 *(off|disabled|false|0)\b"
 )

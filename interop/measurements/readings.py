@@ -110,8 +110,9 @@ def _splits(cells: Cells) -> Sequence[Filling]:
         return []
     gpus = _count(cells, "gpu_count")
     usual = _SPLITS_OF_MIXTURES if _is_mixture(cells) else _SPLITS
-    splits = (*usual, (1, gpus)) if cells.text("schedule") else usual
-    least = 2 if cells.text("schedule") else 1  # which only a pipeline has
+    scheduled = cells.text("schedule").lower() not in ("", "none", "no", "no pipeline")
+    splits = (*usual, (1, gpus)) if scheduled else usual
+    least = 2 if scheduled else 1  # only a pipeline has a schedule
     return [
         {"tp": str(tp), "pp": str(pp)} for tp, pp in splits if gpus > 1 and pp >= least and gpus % (tp * pp) == 0
     ]  # fmt: skip

@@ -10,6 +10,7 @@ from functools import lru_cache
 from plans.degrees import MEMORY_BOUND
 
 __all__ = [
+    "UNMODELLED_SCHEDULES",
     "Recompute",
     "compile_named",
     "is_offloaded",
@@ -26,16 +27,17 @@ _NO = (
     "✗", "✘", "✕", "❌", "×",
 )  # fmt: skip
 
-_HYBRID = r"hsdp|hybrid(?! parallel)|replicat\w* \d.*shard|shard.*replicat\w* \d"
+_HYBRID = r"hsdp|\bmics\b|hybrid(?! parallel)|replicat\w* \d.*shard|shard.*replicat\w* \d"
 _LEVELS = (
     (r"reshard after forward ?=? ?(false|no|0)|no reshard", 2),
-    (r"\b(?:z|zero)[ ]*(?:stage[ ]*)?([0-3])\b|stage ?([0-3])\b|^([0-3])(?![\w./])", None),
-    (r"full[ ]*shard|fully sharded|os g p(arams?|arameters)?\b|optim\w* (and )?grad\w* (and )?(param|weight)",
+    (r"\b(?:z|zero)[ ]*(?:stage[ ]*)?([0-3])\b|stage ?([0-3])\b|\blevel ?([0-3])\b|^([0-3])(?![\w./])", None),
+    (r"full[ ]*shard|fully shard|os g p(arams?|arameters)?\b|optim\w* (and )?grad\w* (and )?(param|weight)",
      3),
-    (r"zero ?plus|^full$|^sharded$|reshard after forward", 3),
+    (r"zero ?plus|\b(?:hpz|qwz|qgz)\b|^full$|^sharded$|reshard after forward", 3),
     (r"shard[ ]*grad[ ]*op|os g\b|optim\w* (and )?grad", 2),
     (r"fsdp|gemini", 3),
-    (r"dist(ributed)?[ ]*opt|parallel optim|\bp? ?os\b|\bpos\b|^optim|^(y|yes|true|on|enabled)$", 1),
+    (r"dist(ributed)?[ ]*opt|parallel optim|shard\w* optim|优化器|low level zero|\bp? ?os\b|\bpos\b|^optim"
+     r"|^(y|yes|true|on|enabled)$", 1),
     (r"no[ ]*shard|^(none|no|n|ddp|false|off|disabled|replicated?|dp|data parallel)$", 0),
 )  # fmt: skip
 """Patterns of words -> level; the first match counts. None: the number in the words."""
@@ -43,10 +45,10 @@ _LEVELS = (
 _PARTIAL = r"partial|auto|adaptive|dynamic|mixed|some|optimi[sz]ed|\u90e8\u5206"
 
 _RECOMPUTE = (
-    (r"^(none|no|n|false|off|0|disabled|without|without .*|never|no .*|not used|0 layers|0 ?%)$", "none"),
+    (r"^(none( .*)?|no|n|false|off|0|disabled|without|without .*|never|no .*|not used|0 layers|0 ?%)$", "none"),
     (r"per ?op|by op|selective op|\bop\b|operator|\bsac\b|save.*matmul", "selective_op"),
     (r"\bsel|recompute activations|\u9009\u62e9|core ?att|attention|\battn|softmax", "selective"),
-    (r"^(yes|y|true|on|1|ac|ac on|enabled)$|full|every|all layers|uniform|block|layers?\b|ckpt|check ?point|"
+    (r"^(yes|y|true|on|1|ac|ac on|enabled|all)$|full|every|all layers|uniform|block|layers?\b|ckpt|check ?point|"
      r"recompute|remat|partition|\u5168|%|^\d+ ?/ ?\d+$|\bmlp\b|\bmoe\b(?! act)", "full"),
     (_PARTIAL, "selective"),
     (r"norm|moe act|up proj|activation func|\bact\b|memory bound", MEMORY_BOUND),
@@ -55,14 +57,18 @@ _RECOMPUTE = (
 layer."""
 
 _SCHEDULES = (
-    (r"interleaved ?zb|zb ?interleaved", "interleaved_zb"),
-    (r"zb ?v|zbv", "zb_v"), (r"v ?half", "v_half"), (r"v ?min", "v_min"), (r"dual ?pipe", "dualpipe_v"),
-    (r"zb ?(h ?)?2p?", "zb_h2"), (r"zb ?(h ?)?1p?|zero ?bubble", "zb_h1"),
-    (r"non ?interleaved|pipedream|dapple|^default$|^1f1b$|^one forward one backward$", "1f1b"),
-    (r"chimera|hanayo|\bwaves?\b|interleav|1f1b ?i\b|\bvpp? ?\d*\b|virtual", "interleaved_1f1b"),
+    (r"interleaved ?(?:zb|zero ?bubble)|zb ?interleaved", "interleaved_zb"),
+    (r"zb ?v|zbv|v ?shape", "zb_v"), (r"v ?half", "v_half"), (r"v ?min", "v_min"), (r"dual ?pipe", "dualpipe_v"),
+    (r"zb ?(h ?)?2p?", "zb_h2"), (r"zb ?(h ?)?1p?|zero ?bubble|^zb\b", "zb_h1"),
+    (r"^(none|no|no pipeline|sync\w*|standard|pipeline|yes|y|true|default|1f1b)$|non ?interleaved|pipedream|dapple"
+     r"|bpipe|terapipe|^one forward one backward$", "1f1b"),
+    (r"chimera|hanayo|\bwaves?\b|interleav|depth ?first|1f1b ?i\b|\bvpp? ?\d*\b|virtual", "interleaved_1f1b"),
     (r"loop\w* ?bfs|breadth ?first|^bfs", "looped_bfs"), (r"afab|g ?pipe|all forward", "gpipe"), (r"1f1b", "1f1b"),
 )  # fmt: skip
 """Patterns of words -> schedule; the first match counts."""
+
+UNMODELLED_SCHEDULES = re.compile(r"chimera|hanayo|\bwaves?\b|bpipe|terapipe|seq ?1f1b|2bw|async", re.I)
+"""Words of schedules that are predicted as the nearest one of `_SCHEDULES`."""
 
 _OFFLOADED = re.compile(
     r"\b(?P<no>(?:no|not|without|w/o|disabled?)\b[ -]*(?:any|cpu|activations?|optimi[sz]ers?|states?|[-/,& ]|and|or)*)?"
@@ -172,7 +178,11 @@ def recompute_named(text: str) -> Recompute | None:
         return Recompute(mode="full", share=share)
     if re.search(r"(?<!all )(every|each) (?!layer|block)", plain):
         return None
-    counted = None if "every" in plain or "each" in plain else re.search(r"(\d+) ?layers?\b|\bblock (\d+)$", plain)
+    counted = (
+        None
+        if "uniform" in plain or "every" in plain or "each" in plain
+        else re.search(r"(\d+) ?layers?\b|\bblock (\d+)$", plain)
+    )
     modules = re.search(r"\bmlp\b|\bmoe\b", plain) is not None and "full" not in plain
     layers = int(next(group for group in counted.groups() if group)) if counted else None
     return Recompute(mode="full", layers=layers, is_open=modules)
