@@ -248,9 +248,18 @@ class Cores:
 
 
 class _Load:
-    """An activity and its device; `limit` is its rate if links have room."""
+    """An activity and its devices.
 
-    __slots__ = ("activity", "claims", "devices", "is_compute", "kind", "limit", "share", "work_ps")
+    Attributes:
+        limit: its rate if links have room.
+        rates: of a communication, device -> its rate beside the compute there.
+        least, num_least: the least of these, and how many devices have it.
+    """
+
+    __slots__ = (
+        "activity", "claims", "devices", "is_compute", "kind", "least", "limit", "num_least", "rates", "share",
+        "work_ps",
+    )  # fmt: skip
 
     def __init__(
         self, kind: Any, work_ps: int, *, is_compute: bool, devices: Sequence[int], claims: Claims,
@@ -263,6 +272,8 @@ class _Load:
         self.claims = claims
         self.share = share
         self.limit = _NONE
+        self.rates: dict[int, Fraction] = {}
+        self.least, self.num_least = _ONE, 0
         self.activity: Activity | None = None
 
     def run_at(self, rate: Fraction) -> None:
@@ -350,7 +361,7 @@ class Fabric:
         for device in load.devices if self._ahead else ():
             if (stopped := self._ahead.pop(device, None)) is not None:
                 stopped.happen()
-        self._update((load, *self._beside(load)), ())
+        self._update((load, *self._beside(load)), (), load.devices)
 
     def _end(self, load: _Load, done: Callable[[], object]) -> None:
         load.activity = None  # they refer to each other
@@ -364,7 +375,7 @@ class Fabric:
             if shared.demand > 1:
                 freed.append(shared)
             shared.demand -= share * load.limit
-        self._update(self._beside(load), freed)
+        self._update(self._beside(load), freed, load.devices)
         done()
 
     def _beside(self, load: _Load) -> Sequence[_Load]:
@@ -378,18 +389,19 @@ class Fabric:
             if other is not load and (other.is_compute or load.is_compute)
         ]
 
-    def _update(self, loads: Sequence[_Load], freed: Sequence[_Link]) -> None:
+    def _update(self, loads: Sequence[_Load], freed: Sequence[_Link], devices: Sequence[int]) -> None:
         """Compute the rates again.
 
         Args:
             loads: whose limits may have changed.
             freed: links that were full and lost a load.
+            devices: on which an activity has begun or ended.
         """
         touched: dict[_Load, None] = {}
         for link in freed:
             touched.update(dict.fromkeys(link.loads))
         for load in loads:
-            before, load.limit = load.limit, self._limit(load)
+            before, load.limit = load.limit, self._limit(load, devices)
             if not load.claims:
                 load.run_at(load.limit)
                 continue
@@ -426,22 +438,42 @@ class Fabric:
         for load, rate in zip(touched, max_min_rates([load.limit for load in touched], claims), strict=True):
             load.run_at(rate)
 
-    def _limit(self, load: _Load) -> Fraction:
-        """The rate of a communication during work on its devices, without links."""
-        rate = _ONE
+    def _limit(self, load: _Load, devices: Sequence[int]) -> Fraction:
+        """The rate of an activity beside the others on its devices, without links; `devices` have changed."""
         if self._rates is None:
-            return rate
-        shares = load.share
-        for device in load.devices:
-            for other in self._on_device[device]:
-                if load.is_compute is other.is_compute:
-                    if load.is_compute and other is not load:
-                        shares += other.share
-                    continue
-                if load.is_compute:
-                    pair = self._rates(load.kind, load.work_ps, other.kind, other.work_ps)[0]
-                else:
-                    pair = self._rates(other.kind, other.work_ps, load.kind, load.work_ps)[1]
+            return _ONE
+        if not load.is_compute:
+            for device in devices if load.rates else load.devices:
+                self._beside_compute(load, device)
+            return load.least
+        rate, shares = _ONE, load.share
+        for other in self._on_device[load.devices[0]]:
+            if other.is_compute:
+                if other is not load:
+                    shares += other.share
+                continue
+            pair = self._rates(load.kind, load.work_ps, other.kind, other.work_ps)[0]
+            if pair is not rate and _less(pair, rate):
+                rate = pair
+        return rate / shares if _less(_ONE, shares) else rate
+
+    def _beside_compute(self, load: _Load, device: int) -> None:
+        """Compute the rate of a communication on one device again, and the least on all of them."""
+        assert self._rates is not None
+        rate, before = _ONE, load.rates.get(device)
+        for other in self._on_device[device]:
+            if other.is_compute:
+                pair = self._rates(other.kind, other.work_ps, load.kind, load.work_ps)[1]
                 if pair is not rate and _less(pair, rate):
                     rate = pair
-        return rate / shares if _less(_ONE, shares) else rate
+        load.rates[device] = rate
+        had_least = before is not None and _equal(before, load.least)
+        if _less(rate, load.least):
+            load.least, load.num_least = rate, 1
+        elif _equal(rate, load.least):
+            load.num_least += not had_least
+        elif had_least:
+            load.num_least -= 1
+            if not load.num_least:
+                load.least = min(load.rates.values())
+                load.num_least = sum(_equal(each, load.least) for each in load.rates.values())
