@@ -142,8 +142,8 @@ class Cells:
             return default
         plain = _REMARK.sub("", text.lower()) or text.lower()
         plain = re.sub(rf"(?<=\d)[ -]?(?:{_COUNTED.get(name, '$.')})$", "", plain)
-        kilo = re.fullmatch(r"(\d+) ?k", plain) if name == "seq" else None
-        found = 1024.0 * int(kilo.group(1)) if kilo else number(plain)
+        binary = re.fullmatch(r"(\d+) ?([km])", plain) if name == "seq" else None
+        found = int(binary.group(1)) * (1024.0 if binary.group(2) == "k" else 2.0**20) if binary else number(plain)
         if found is None:
             raise Skip(f"{name} is {text!r}, not a whole number", name)
         if not math.isfinite(found) or found != int(found) or not least <= found <= _MOST:

@@ -216,7 +216,7 @@ _PORTS = {
 and cards by their data sheets."""
 
 _PORT = re.compile(
-    r"(?:(\d+) ?x ?(?:\w+ )?|(?<![a-z]))"
+    r"(?:(\d+)(?: ?x ?(?:\w+ )?| )|(?<![a-z]))"
     r"(hdr100|ndr200|hdr|ndr|edr|fdr|xdr|quantum-2|quantum|spectrum-x|slingshot-1[01]|connectx-[5-8]|bluefield-3|omni-path)"
     r"(?![a-z])(?: 100)?(?: x ?(\d)\b)?"
 )
@@ -266,29 +266,32 @@ def network_of(interconnect: str, notes: str, usual_per_node: int) -> Network:
 
 
 def _of_each(clause: str, per_node: int) -> tuple[str, float] | None:
-    """The words of a rate in a clause about links, and the bits a second of each device; None where none is found."""
+    """The rate in a clause about links, in words and in bits per second of each device; None if there is none."""
     plain = re.sub(r"(?<=\d) ?[*\u00d7] ?(?=\d)", "x", clause)
     plain = re.sub(r"\bdual[- ]?rail\b", "2x", plain, flags=re.I)
     plain = re.sub(r"\b(?:cx|mlx)[- ]?(?=[5-8]\b)", "connectx-", plain, flags=re.I)
     plain = re.sub(r"\b(connectx|slingshot|bluefield|quantum)[ -]?(?=\d)", r"\1-", plain, flags=re.I)
     low = plain.lower()
-    each_device = re.search(r"(?:per|/|each) ?-?(?:gpus?|devices?|npus?|cards?|accelerators?)\b", low)
+    each_device = re.search(r"(?:per|/|each) ?-?(\d+ )?(?:gpus?|devices?|npus?|cards?|accelerators?)\b", low)
+    sharing = int(each_device.group(1) or 1) if each_device else 1
     shared = ("node" in low and not re.search(r"between|inter", low)) or "efa" in low or "total" in low
     for found in _RATE.finditer(plain):
         cards, rate, giga, unit, per_second, ethernet = found.groups()
-        if per_second is None and ethernet is None and not re.search(_NETWORK, low):
+        if per_second is None and ethernet is None and not (each_device or re.search(_NETWORK, low)):
             continue
         bits = float(rate) * (1e12 if giga.lower() == "t" else 1e9) * (8 if unit == "B" else 1)
+        if cards is None and (behind := re.match(r" ?[x\u00d7] ?(\d)\b(?! ?g)", plain[found.end() :], re.I)):
+            cards = behind.group(1)  # "200 Gb/s x 4"
         several = int(cards or 1)
         if each_device:
-            return found.group().strip(), bits * several
+            return found.group().strip(), bits * several / max(1, sharing)
         whole = shared or cards is not None or bits > (800e9 if "connectx-8" in low else 400e9)
         return found.group().strip(), bits * several / per_node if whole else bits
     if (port := _PORT.search(low)) is None:
         return None
     ports, bits = port.group(1) or port.group(3), _PORTS[port.group(2)]
     if ports is not None:
-        return port.group().strip(), bits * int(ports) / (1 if each_device else per_node)
+        return port.group().strip(), bits * int(ports) / (max(1, sharing) if each_device else per_node)
     if re.search(r"\b(?:1|one|single) (?:port|nic|card)", low):
         return port.group().strip(), bits / per_node
     halved = per_node == 8 and port.group(2) in ("edr", "fdr", "slingshot-10")  # a card for two devices at that time
