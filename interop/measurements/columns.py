@@ -103,7 +103,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
               "kernel", "attention", "dispatcher", "routing", "features", "technique", "setup", "setting"),
     "provenance": ("version", "release", "commit", "container"),
     "tokens": ("tokenstrained", "训练tokens"),
-    "nodes": ("nnodes", "hosts", "servers", "节点数", "机器数", "knoten"),
+    "nodes": ("nnodes", "hosts", "servers", "instances", "machines", "nodecount", "hostcount", "servercount",
+              "instancecount", "machinecount", "nodenum", "节点数", "机器数", "knoten"),
     "per_node": ("gpuspernode", "gpusnode", "devicespernode", "nprocpernode", "npuspernode", "ngpuspernode",
                  "每节点卡数", "gpusperserver", "gpusperhost", "acceleratorspernode"),
     "accumulation": ("gradaccum", "gradientaccumulation", "gradientaccumulationsteps", "gas", "ga",
@@ -146,6 +147,9 @@ _LETTERS = re.compile(r"[(\[]([tpdc](?: ?[,;x/-] ?[tpdc])+)[)\]]|^([tpdc](?: ?[,
 _LONGEST = 200
 """Characters of a header; the patterns take the square of a longer one's length."""
 
+_SCALE = re.compile(r"\s*[(\[][kmbt][)\]]$")
+"""The scale of a column's numbers, as in "Params (B)"."""
+
 _BRACKETS = re.compile(r"\s*[(\[{]([^)\]}]*)[)\]}]\s*|\s*,? in \w+\s*$")
 
 
@@ -157,17 +161,22 @@ def column_named(header: str) -> str:
     ('global_batch', 'gpu_count', 'seq')
     >>> column_named("Tensor parallel degree"), column_named("Batch per GPU"), column_named("Interleaved stages (VPP)")
     ('tp', 'micro_batch', 'vpp')
+    >>> column_named("Batch size (micro)"), column_named("Heads (KV)"), column_named("Size (B)")
+    ('micro_batch', 'kv_heads', 'model')
     """
     if len(header) > _LONGEST:
         return ""
     low = _words(header)
     if _LETTERS.search(low):
         return "layout"
-    for text in (low, _BRACKETS.sub("", low)):
+    low = _SCALE.sub("", low)
+    bare, inside = _BRACKETS.sub("", low), _BRACKETS.search(low)
+    words = (inside.group(1) if inside else "") or ""
+    for text in (low, f"{words} {bare}" if words else bare, bare):
         if column := _column(text):
             return column
-    if (inside := _BRACKETS.search(low)) and inside.group(1) in _ORDERED:
-        return _ORDERED[inside.group(1)]
+    if words in _ORDERED:
+        return _ORDERED[words]
     parts = re.findall(r"[a-z]+", low)
     return "layout" if len(parts) > 1 and all(part in (*_ORDERED, "x") for part in parts) else ""
 

@@ -134,6 +134,8 @@ def figure_named(words: str) -> Figure | None:
     if re.fullmatch(rf"{_STEP}/s", plain):
         return Figure(metric="iteration_time_s", inverse=True)
     if found := _TIME.fullmatch(plain):
+        if of_all and found["unit3"]:  # "Total time (s)" of a whole run
+            return None
         unit = next((group for group in found.groups() if group), "s")
         return Figure(metric="iteration_time_s", factor=_SECONDS[unit])
     if found := _MEMORY.fullmatch(plain):

@@ -128,15 +128,18 @@ def _stated_above(grid: Grid, columns: Sequence[str]) -> dict[str, str]:
 
 
 def _columns(headers: Sequence[str]) -> list[str]:
-    """The column of every header; "b" next to "B" is a micro-batch, as in Narayanan et al. 2021, arXiv 2104.04473.
+    """The column of every header; "b" next to "B" is a micro-batch and "v" next to "p" the chunks of a stage, as in
+    Narayanan et al. 2021, arXiv 2104.04473.
 
-    >>> _columns(["B", "T", "tok/s"]), _columns(["B", "b", "t", "p"])
-    (['micro_batch', 'seq', ''], ['global_batch', 'micro_batch', 'tp', 'pp'])
+    >>> _columns(["B", "T", "tok/s"]), _columns(["B", "b", "t", "p", "v"])
+    (['micro_batch', 'seq', ''], ['global_batch', 'micro_batch', 'tp', 'pp', 'vpp'])
     """
     columns = [column_named(header) for header in headers]
     plain = [re.sub(r"[^A-Za-z]", "", header) for header in headers]
     if "b" in plain and "B" in plain:
         columns[plain.index("b")] = "micro_batch"
+    if {"p", "v"} <= set(plain):
+        columns[plain.index("v")] = "vpp"
     if {"B", "T"} <= set(plain) and not {"seq", "pp"} & set(columns):  # llm.c's and nanoGPT's: micro-batch and sequence
         columns[plain.index("B")], columns[plain.index("T")] = "micro_batch", "seq"
     if "model" in columns and columns.count("model") > 1 and "Network" in plain:

@@ -1,1 +1,0 @@
-error: cannot read the job file 'job.toml': No such file or directory
