@@ -114,8 +114,8 @@ def search(
 
     >>> from plans.model.mlp import mlp_graph
     >>> found = search(mlp_graph([64, 32, 8], 16), Machine.load("h200-x8"), num_devices=3, num_stages=2)
-    >>> [stage.mesh.num_ranks for stage in found.best.stages]
-    [2, 1]
+    >>> len(found.best.stages)
+    2
     """
     started, machine = time.perf_counter(), executing(machine, execution)
     if global_batch is not None:
