@@ -395,6 +395,15 @@ REFUSED = {
     ),
     "gradients of two results": (mean_to(lambda m, x: m.fc(sum(Signs.apply(m.fc(x))))), "Signs .* are not sums"),
     "counted steps": (mean_to(warms_up), r"counts in self\.step, and its next step computes something else"),
+    "gradient by frequency": (
+        mean_to(lambda m, x: m.fc(functional.embedding((x > 0).long(), m.fc.weight, scale_grad_by_freq=True).sum(1))),
+        "how often the whole batch has an id",
+    ),
+    "statistics of an instance norm": (
+        mean_to(lambda m, x: m.fc(functional.instance_norm(
+            x[:, :, None].expand(-1, -1, 4), m.norm.running_mean, m.norm.running_var
+        ).mean(2))), "running statistics, .* track_running_stats=False",
+    ),
     "number of a tensor": (mean_to(lambda m, x: m.fc(x) * m.fc.bias[0].item()), "takes a number out of a tensor"),
     "error of its own": (mean_to(lambda m, x: m.fc(x) + m.missing), "no attribute 'missing'.*check that the forward"),
     "list of steps": (mean_to(remembers), r"counts in self\.steps, and its next step computes something else"),

@@ -10,6 +10,7 @@ from torch import fx
 
 from executor.capture.elementwise import combine
 from executor.capture.opaque import opaque
+from executor.capture.places import NotAsTorchError
 from executor.capture.table import rule
 from executor.capture.translation import Translation
 from executor.capture.values import Chosen, Transposed, Value
@@ -347,7 +348,17 @@ def _embedding(
     build: Translation, node: fx.Node, table: Value, ids: Value, padding_idx: int = -1, scale_grad: bool = False,
     sparse: bool = False,
 ) -> Value:  # fmt: skip
-    if scale_grad or sparse:
-        raise build.refused(node, "scale_grad_by_freq and sparse gradients are not supported; omit them")
+    if scale_grad:
+        reason = "with scale_grad_by_freq a gradient depends on how often the whole batch has an id; omit it"
+        raise NotAsTorchError(str(build.refused(node, reason)))
     attrs: dict[str, Any] = {} if padding_idx < 0 else {"padding_id": padding_idx}
     return build.make(node, "embedding", (ids, table), **attrs)
+
+
+@rule("instance_norm.default")
+def _instance_norm(build: Translation, node: fx.Node, *given: Any) -> Value:
+    """torch's own call, which computes every sample separately where it keeps no running statistics."""
+    if given[3] is not None and given[5]:
+        reason = "it changes running statistics, which a plan would not return; use track_running_stats=False"
+        raise NotAsTorchError(str(build.refused(node, reason)))
+    return opaque(build, node)

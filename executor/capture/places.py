@@ -9,7 +9,12 @@ from torch import fx, nn
 
 from plans.errors import TwofoldError
 
-__all__ = ["Places"]
+__all__ = ["NotAsTorchError", "Places"]
+
+
+class NotAsTorchError(TwofoldError):
+    """A call that torch's own operator does not compute as a plan needs it, either: its samples meet, or it changes
+    state."""
 
 
 class Places:

@@ -21,6 +21,7 @@ from torch.export.graph_signature import InputKind
 
 from executor.capture.building import Building
 from executor.capture.masks import shape_only
+from executor.capture.places import NotAsTorchError
 from executor.capture.straight import NO_GRADIENT
 from executor.capture.values import Complex, Mean, Unreadable, Value
 from executor.recompute import marked, recomputed
@@ -185,9 +186,9 @@ class Translation(Building):
             return self._as_torch(node, self.refused(node, f"one of its settings is not supported: {error}"))
         try:
             return rule(self, node, *args, **kwargs)
+        except NotAsTorchError:
+            raise
         except TwofoldError as error:
-            if rule is _of_all_samples:
-                raise
             return self._as_torch(node, error)
 
     def _read_by(self, node: fx.Node) -> list[Value]:
@@ -314,7 +315,7 @@ def _mapped(args: Any, to: Callable[[Any], Any]) -> Any:
 
 
 def _of_all_samples(build: Translation, node: fx.Node, *_: Any, **__: Any) -> Value:
-    raise build.samples_meet(node)
+    raise NotAsTorchError(str(build.samples_meet(node)))
 
 
 def _canonical_names(module: nn.Module) -> dict[str, str]:
