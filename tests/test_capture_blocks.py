@@ -361,6 +361,20 @@ class Called(nn.Module):
         return self.function(x)
 
 
+def test_a_grid_of_places_is_the_same_in_every_sample():
+    """A grid of constant rotations, made for as many samples as a batch has."""
+
+    def turned(x):
+        pictures = x.view(-1, 1, 2, 3)
+        turns = torch.eye(2, 3, device=x.device).repeat(len(x), 1, 1)
+        return F.grid_sample(pictures, F.affine_grid(turns, (len(x), 1, 4, 4), False), align_corners=False).flatten(1)
+
+    module = WithLossCell(nn.Sequential(nn.Linear(6, 6), Called(turned)), nn.MSELoss())
+    batch = (torch.randn(4, 6), torch.randn(4, 16))
+    losses, _ = trained(capture(module, batch), module, [batch] * 3, 2)
+    assert losses == pytest.approx(train_reference(module, [batch] * 3, optimizer=SGD, num_steps=3).losses, rel=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:aten.sort.default.*every rank computes all of it")
 def test_each_result_of_an_unknown_operator_is_an_operator():
     module, batch = WithLossCell(Sorted(), nn.MSELoss()), (torch.randn(4, 6), torch.randn(4, 6))

@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from executor.capture.functional import called_as, copied, on_meta
+from executor.capture.masks import shape_only
 
 __all__ = ["decompose_sized", "divide_by_samples"]
 
@@ -29,11 +30,14 @@ def decompose_sized(graph: fx.Graph, double: fx.Graph, rules: Collection[str]) -
         graph: exported for a batch.
         double: the same for twice as many samples; it shows which numbers follow the batch.
         rules: the calls that have a rule, which knows what their numbers mean.
+
+    Values that follow from shapes alone stay as they are: they are computed for one sample.
     """
+    from_shapes = shape_only(graph)
     for one, other in zip(list(graph.nodes), list(double.nodes), strict=False):
         if one.name != other.name:
             return
-        known = one.target in decomposition_table and str(one.target) not in rules
+        known = one.target in decomposition_table and str(one.target) not in rules and one not in from_shapes
         if known and one.all_input_nodes and _numbers(one) != _numbers(other):
             for node in (one, other):
                 _decompose(node)
