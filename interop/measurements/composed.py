@@ -14,7 +14,7 @@ from interop.measurements.spellings import level_named, switch_named
 __all__ = ["NO_FSDP", "USUAL_NODE", "degrees_in", "ordered_degrees", "plain_row"]
 
 _WORDS = {
-    "tp": r"tp|tensor|model", "pp": r"pp|pipeline", "dp": r"dp|data|fsdp", "cp": r"cp|context", "ep": r"ep|expert",
+    "tp": r"tp|mp|tensor|model", "pp": r"pp|pipeline", "dp": r"dp|data|fsdp", "cp": r"cp|context", "ep": r"ep|expert",
     "vpp": r"vpp?|interleav\w*|virtual", "micro_batch": r"mbs|micro-?batch", "global_batch": r"gbs",
     "accumulation": r"gas?|grad\w*[- ]?acc\w*",
 }  # fmt: skip
@@ -24,7 +24,8 @@ USUAL_NODE = 8
 """Devices of a node if the number is not stated."""
 
 _DEVICES = re.compile(
-    r"(\d+)(?: ?[x\u00d7*] ?(\d+)(?= *[x\u00d7* ]))?(?: ?[x\u00d7*] ?| *\(| +)(?:nvidia )?(?=([dh]gx[ -])?[a-z]|910)",
+    r"(\d+)(?: ?[x\u00d7*] ?(\d+)(?= *[x\u00d7* ]))?(?: ?[卡张])?(?: ?[x\u00d7*] ?| *\(| +)"
+    r"(?:nvidia )?(?=([dh]gx[ -])?[a-z]|910)",
     re.I,
 )
 """Devices before their name: "64x A100", "128 A100", "1x8 910B", "16 x DGX H100" (of eight)."""

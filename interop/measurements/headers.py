@@ -169,7 +169,7 @@ _SPELLINGS = (
     (r"(?<=[a-z0-9])_(gpu|npu|device)$", r"/\1"),
     (rf"^({_DEVICE})[ _-]*(.+)$", r"\2\1"),  # "per-GPU TFLOPs"
     (r"^(throughput|performance|speed) in (\S+)$", r"\1 (\2)"),
-    (r"^(.+)[(\[] *(total|aggregate|all (?:gpus|devices)) *[)\]]$", r"total \1"),
+    (r"^(.+?)(?:[(\[] *|[ ,]+)(total|aggregate|all (?:gpus|devices)) *[)\]]?$", r"total \1"),
 )  # fmt: skip
 """Words of headers in lower case -> the spelling that the patterns of figures expect, in this order."""
 

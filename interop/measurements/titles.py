@@ -50,6 +50,9 @@ _MODEL = re.compile(
     r"|deepseek[- ]v[23])\b",
     re.I,
 )
+_NAMED_MODEL = re.compile(r"\W*(?:model|模型)(?: name)?\s*[:\uff1a]\s*([\w.+-]+(?:[ _-][\w.+-]+)*)\s*$", re.I)
+"""A line that states the model only, as headings do: "Model: LLAMA3_70B"."""
+
 _FAMILY = re.compile(
     r"\b((?:code)?llama[- ]?[23](?:\.\d)?|llama|gpt-?[23]|qwen[- ]?[123](?:\.\d)?|mistral|opt|bloom|mpt|gemma[- ]?\d?"
     r"|falcon|baichuan2?|internlm2?)\b(?![- ]?\d)",
@@ -151,7 +154,7 @@ _LONGEST = 1_000
 
 @lru_cache(maxsize=4096)
 def _stated_in(title: str) -> Mapping[str, str]:
-    title = title[:_LONGEST]
+    title = re.sub(r"\bw/(?!o\b) ?", "with ", title[:_LONGEST].replace("w/o", "without"))
     stated = _devices(title)
     for column, pattern in _SINGLE.items():
         cells = [next(filter(None, found.groups())) for found in pattern.finditer(title)]
@@ -165,6 +168,8 @@ def _stated_in(title: str) -> Mapping[str, str]:
         stated["compile"] = "n"
     elif _COMPILED.search(title) and not re.search(r"\b(without|no|w/o) torch", title, re.I):
         stated["compile"] = "y"
+    if named := _NAMED_MODEL.match(title):
+        stated["model"] = named.group(1).strip()
     if _ASYNC_TP.search(title):
         stated["async_tp"] = "y"
     stated |= degrees_in(title)
