@@ -29,7 +29,7 @@ _LEAST_PS = 0.5
 """Less work than this is done: clocks of hours are exact to a thousandth of it."""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def pair_rates(machine: Machine) -> PairRates | None:
     """The machine's rates of work that overlaps, as the engine has them; None where nothing slows anything."""
     law = overlap_law(machine)

@@ -32,7 +32,7 @@ from plans.schedules.pairs import overlapped_pairs
 __all__ = ["lower", "lower_by", "schedule_of"]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # a search needs up to 10, of a few MB each
 def lower(plan: Plan) -> Program:
     """Lower a plan to the program of one training step.
 

@@ -129,7 +129,7 @@ def _none(numbers: Sequence[int]) -> None:
     return None
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def _prices(machine: Machine, stack: Stack) -> _Prices:
     return _Prices(machine, stack)
 

@@ -107,8 +107,8 @@ class PipelineRank:
 
 _RANKS: dict[tuple[object, ...], PipelineRank] = {}
 _LOWERED: dict[tuple[object, ...], LoweredRank] = {}
-_MOST = 512
-"""Ranks that are kept, of about 0.3 MB each; a search needs some hundred."""
+_MOST = 256
+"""Ranks of each kind that are kept, of about 0.15 MB each; searches on up to 128 GPUs make fewer than a hundred."""
 
 
 def pipeline_rank(key: RankKey) -> PipelineRank:

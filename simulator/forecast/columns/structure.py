@@ -97,7 +97,7 @@ class Structure:
         return len(self.level)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)  # a search needs up to 70, of 57 kB each
 def structure_of(
     schedule: Schedule,
     on_channel: tuple[frozenset[str], ...] = (),
