@@ -89,6 +89,9 @@ def test_a_run_whose_rank_is_killed_twice_equals_one_that_is_not(tmp_path, capsy
     assert [path.name for path in kept] == ["step-00000010", "step-00000014"]
     assert ran == losses(tmp_path / "whole" / "metrics.jsonl")
     assert said["losses"] == [loss for _, loss in ran]
+    (tmp_path / "killed" / "weights.npz").unlink()  # as if the run ended after its last checkpoint
+    assert main(["train", str(job), "--resume"]) == 0
+    assert losses(tmp_path / "killed" / "metrics.jsonl") == ran
     weights = [np.load(tmp_path / out / "weights.npz") for out in ("killed", "whole")]
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0].files)
 
@@ -126,10 +129,10 @@ def test_a_resume_with_settings_that_change_the_losses_names_them(tmp_path, caps
     # the rate of the plan is not used, and the sharding does not matter
     sharded = msgspec.structs.replace(plan.optimizer, settings={"lr": 3.0}, parallel_level=0)
     save_plan(msgspec.structs.replace(plan, optimizer=sharded), path)
-    job.write_text(text.replace("steps = 14", "steps = 6"))
+    job.write_text(text.replace("steps = 14", "steps = 5"))
     code, line, printed = resumed("--allow-changes")
-    assert code == 2 and "6 steps are done, but the job has 6; increase steps, or write the weights" in line
-    assert printed.splitlines() == [f"after {folder}/step-00000006: steps was 14 and is now 6"]
+    assert code == 2 and "6 steps are done, but the job has 5; increase steps" in line
+    assert printed.splitlines() == [f"after {folder}/step-00000006: steps was 14 and is now 5"]
 
 
 CLASSES = 3

@@ -328,12 +328,9 @@ def _checkpoints(
     if chosen is not None:
         first = chosen.step
         resume = next((path for own, path in held.items() if (own.step, own.run) == (first, chosen.run)), None)
-        if first >= job.steps:
+        if first > job.steps:
             where = checkpoint_name(first) if resume is None else resume
-            raise TwofoldError(
-                f"{where}: {first} steps are done, but the job has {job.steps}; increase steps, or write the weights "
-                "with twofold export"
-            )
+            raise TwofoldError(f"{where}: {first} steps are done, but the job has {job.steps}; increase steps")
     return TaskCheckpoints(
         folder=str(Path(job.out) / "checkpoints"), every=asked.every, keep=asked.keep,
         resume=None if resume is None else str(resume), first=first,

@@ -41,14 +41,14 @@ class Training:
         recorded: of the last steps.
         times_ns: [2, steps] when each step began and ended.
         cpu_s: processor time of this process per step, the first quarter of the steps left out.
-        last_batch: the last one that was fed.
+        last_batch: the last one that was fed; None after no step.
     """
 
     losses: npt.NDArray[np.float64]
     recorded: list[RecordedStep]
     times_ns: npt.NDArray[np.int64]
     cpu_s: float
-    last_batch: Batch
+    last_batch: Batch | None
 
 
 def train(
@@ -68,7 +68,7 @@ def train(
         stepper: does one.
         device: where.
         batches: of these steps.
-        steps: to be done.
+        steps: to be done; 0 where a checkpoint has all of them.
         options: options of the run.
         heartbeat: notified of the loop's position.
         first: number of the first step, the steps that were done before.
@@ -80,7 +80,7 @@ def train(
     """
     recorded: list[RecordedStep] = []
     watch = _Watch(device, options, steps, first, behind=isinstance(stepper, CompiledStep))
-    warm, cpu_ns = steps // 4, 0
+    warm, cpu_ns, batch = steps // 4, 0, None
     profiled_from = max(0, steps - options.record_steps - options.profile_steps)
     profile = Profile(options.profile_path, device)
     for step in range(steps):
@@ -112,9 +112,8 @@ def train(
             profile.stop()
     watch.look()
     cpu_ns = time.process_time_ns() - cpu_ns
-    assert batch is not None
     return Training(
-        losses=watch.losses, recorded=recorded, times_ns=watch.times_ns, cpu_s=cpu_ns / 1e9 / (steps - warm),
+        losses=watch.losses, recorded=recorded, times_ns=watch.times_ns, cpu_s=cpu_ns / 1e9 / max(1, steps - warm),
         last_batch=batch,
     )  # fmt: skip
 

@@ -37,6 +37,11 @@ class Checkpoints:
     folders: tuple[tuple[int, ...], ...] = ()
     settings: RunSettings | None = None
 
+    @property
+    def resumes(self) -> bool:
+        """Whether training continues from a checkpoint."""
+        return self.resume is not None or self.first > 0
+
     def is_due(self, done: int, last: int) -> bool:
         """Whether one is written after `done` of `last` steps."""
         return done % self.every == 0 or done == last

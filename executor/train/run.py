@@ -63,7 +63,7 @@ def run_rank(
         feed: one batch per step: name of an input -> array with the rows of all micro-batches, or this rank's own rows
             where the plan has full_batch=False. It is read one batch at a time.
         parameters: name in the module -> whole initial array (only those that this rank keeps are looked up).
-        steps: at least 1; those still to be done where a checkpoint is resumed from.
+        steps: at least 1; where a checkpoint is resumed from, those still to be done, maybe 0.
         device: "auto", "cpu", "cuda", "npu", or one that was picked before.
         weights_path: rank 0 writes the final parameters there as .npz.
         options: emulation, recording, counting, timeout.
@@ -72,8 +72,10 @@ def run_rank(
         TwofoldError: bad input, such as a feed that ends early or a memory limit that is too small. Other errors carry
             a note with the instruction and the rank.
     """
-    if steps < 1:
-        raise TwofoldError(f"steps must be at least 1, not {steps}")
+    checkpoints = options.checkpoints
+    least = 0 if checkpoints is not None and checkpoints.resumes else 1
+    if steps < least:
+        raise TwofoldError(f"steps must be at least {least}, not {steps}")
     device = pick_device(device) if isinstance(device, str) else device
     device.use()
     replays = device.can_record and options.emulation is None and (plan is None or plan.execution == "graph")
@@ -103,7 +105,7 @@ def run_rank(
     if weights is not None and weights_path is not None:
         write_npz(weights_path, weights)
     differences, executed = None, Counter[Communication]()
-    if options.count and options.emulation is None:
+    if options.count and options.emulation is None and done.last_batch is not None:
         with counted() as executed:
             interpreter.step(done.last_batch)
         differences = tuple(compare(planned_collectives(program, rank), executed, rank))
@@ -168,7 +170,7 @@ def _checkpoints(
         return None, 0
     from executor.train.checkpoint import Saver, restore  # what it imports of torch takes most of a second
 
-    first = restore(interpreter, asked) if asked.resume is not None or asked.first else 0
+    first = restore(interpreter, asked) if asked.resumes else 0
     return Saver(program, plan, interpreter, asked, first + steps), first
 
 
