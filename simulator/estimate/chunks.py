@@ -20,7 +20,7 @@ from simulator.channels import PairRates
 from simulator.estimate.action import ClockMap, Sequenced, measure
 from simulator.estimate.chunk import Chunk
 from simulator.estimate.optimizer_lines import OptimizerLines, gradients_of
-from simulator.estimate.pieces import Pieces
+from simulator.estimate.pieces import PricedPieces
 from simulator.estimate.pricing import busy_ps, hosted
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 
@@ -49,7 +49,7 @@ class _Depends(tuple[Any, ...]):
 
 
 @dataclass(kw_only=True)
-class Chunks(Pieces):
+class Chunks(PricedPieces):
     """The clock maps of a transformer's chunks in one layout on one machine, under one software stack.
 
     `rates` are those of compute and communication that overlap; None where nothing slows anything.

@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from costmodels import Machine
 from plans.lower.symbolic import plain
 from simulator.estimate.chunk import Chunk
-from simulator.estimate.pieces import Pieces
+from simulator.estimate.pieces import PricedPieces
 
 __all__ = ["class_seconds", "device_classes", "overlap_penalty_share"]
 
 _NAMES = ("attention", "matrix", "memory")
 
 
-def device_classes(costs: Pieces, chunks: Sequence[Chunk]) -> dict[str, float]:
+def device_classes(costs: PricedPieces, chunks: Sequence[Chunk]) -> dict[str, float]:
     """Seconds of kernels of one micro-batch on a rank, by class.
 
     Args:
@@ -38,7 +38,7 @@ def device_classes(costs: Pieces, chunks: Sequence[Chunk]) -> dict[str, float]:
     return found
 
 
-def _of_piece(costs: Pieces, piece: str) -> Mapping[str, float]:
+def _of_piece(costs: PricedPieces, piece: str) -> Mapping[str, float]:
     key = ("classes", piece)
     if plain(piece) != piece:
         assert costs.kept is not None

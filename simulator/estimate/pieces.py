@@ -30,11 +30,11 @@ from simulator.stacks import PieceSizes, Stack
 from simulator.stacks.footprint import Footprint
 from simulator.stacks.ring import without_foreign_keys
 
-__all__ = ["Pieces"]
+__all__ = ["PricedPieces"]
 
 
 @dataclass(kw_only=True)
-class Pieces:
+class PricedPieces:
     """The pieces of a transformer in one layout on one machine, under one software stack.
 
     Layouts that differ in data-parallel degree, pipeline, optimizer and `split_backward` only may have one `known`:

@@ -10,7 +10,7 @@ from functools import cached_property
 from plans.schedules import Schedule
 from simulator.channels import pair_rates
 from simulator.estimate.chunk import Chunk
-from simulator.estimate.pieces import Pieces
+from simulator.estimate.pieces import PricedPieces
 from simulator.forecast.body import COMPUTE, ISSUE, opened
 from simulator.forecast.held import RankMemory
 from simulator.forecast.parts import RankWalk
@@ -25,7 +25,7 @@ __all__ = ["PipelineRank", "RankKey", "pipeline_rank"]
 class RankKey:
     """A key of the facts that a rank's bodies depend on; equal for configurations that differ only in other facts."""
 
-    costs: Pieces
+    costs: PricedPieces
     chunks: tuple[Chunk, ...]
     wanted: tuple[Wanted, ...]
 

@@ -27,7 +27,7 @@ from simulator.channels import MOST_MESSAGES, pair_rates
 from simulator.engine.garbage import without_collection
 from simulator.estimate.chunk import Chunk
 from simulator.estimate.classes import class_seconds
-from simulator.estimate.pieces import Pieces
+from simulator.estimate.pieces import PricedPieces
 from simulator.forecast.body import COMPUTE, ISSUE, Op
 from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_times, pipeline_times
 from simulator.forecast.contention import Contention
@@ -74,7 +74,12 @@ class StepForecast:
     """
 
     def __init__(
-        self, config: TransformerConfig, degrees: Degrees, machine: Machine, costs: Pieces, chunks: Sequence[Chunk]
+        self,
+        config: TransformerConfig,
+        degrees: Degrees,
+        machine: Machine,
+        costs: PricedPieces,
+        chunks: Sequence[Chunk],
     ) -> None:
         self.config = config
         self.degrees = degrees

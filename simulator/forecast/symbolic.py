@@ -24,7 +24,7 @@ from plans.model.graph import itemsize
 from plans.optimizer import Optimizer
 from plans.program import GroupProgram, Instruction
 from simulator.estimate.chunk import Chunk
-from simulator.estimate.pieces import Pieces
+from simulator.estimate.pieces import PricedPieces
 from simulator.forecast import body
 from simulator.forecast.body import Op
 from simulator.forecast.program import ops_of
@@ -55,7 +55,7 @@ class LoweredRank:
     group: GroupProgram
 
 
-def lowered_rank(costs: Pieces, chunks: Sequence[Chunk], wanted: Sequence[Wanted]) -> LoweredRank:
+def lowered_rank(costs: PricedPieces, chunks: Sequence[Chunk], wanted: Sequence[Wanted]) -> LoweredRank:
     """The symbolic step of a rank.
 
     Args:
@@ -76,7 +76,7 @@ def lowered_rank(costs: Pieces, chunks: Sequence[Chunk], wanted: Sequence[Wanted
 
 
 def _uses(
-    costs: Pieces, outline: ModelOutline, chunks: Sequence[Chunk]
+    costs: PricedPieces, outline: ModelOutline, chunks: Sequence[Chunk]
 ) -> tuple[list[list[PieceUse]], tuple[Repeat, ...]]:
     """The pieces of each chunk, blocks numbered through, with as few blocks as show what all do."""
     number, found, repeats, optimizer = 0, [], list[Repeat](), costs.degrees.optimizer
@@ -114,7 +114,9 @@ def _margin(optimizer: Optimizer, period: int) -> int:
     return period + (optimizer.prefetch if optimizer.parallel_level == 3 else 0)
 
 
-def _period(costs: Pieces, outline: ModelOutline, pieces: Sequence[tuple[str, int]], piece: str) -> tuple[int, int]:
+def _period(
+    costs: PricedPieces, outline: ModelOutline, pieces: Sequence[tuple[str, int]], piece: str
+) -> tuple[int, int]:
     """After how many blocks of a kind buckets begin to be filled alike, and after how many more they are again.
 
     Seen from the first block on (gathers) as from the last one (reductions). A bucket that all its parameters in the
@@ -154,7 +156,7 @@ def _period(costs: Pieces, outline: ModelOutline, pieces: Sequence[tuple[str, in
     return (lead, period) if period <= _LONGEST else (10**6, 1)
 
 
-def _sizes(costs: Pieces, outline: ModelOutline, piece: str, gradients: bool) -> list[tuple[object, int]]:
+def _sizes(costs: PricedPieces, outline: ModelOutline, piece: str, gradients: bool) -> list[tuple[object, int]]:
     """(key, bytes) of a piece's parameters in the order in which they are bucketed."""
     optimizer = costs.degrees.optimizer
     own = outline.pieces[piece]
@@ -179,7 +181,7 @@ def _fill(state: dict[object, int], sizes: Iterable[tuple[object, int]], limit_b
         state[key] = 0 if total >= limit_bytes else total
 
 
-def bodies_of_rank(costs: Pieces, rank: LoweredRank) -> RankBodies:
+def bodies_of_rank(costs: PricedPieces, rank: LoweredRank) -> RankBodies:
     """The priced bodies of a rank."""
     pricing = _Pricing(costs, rank)
     return RankBodies(
@@ -195,7 +197,7 @@ _BLOCK_NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 class _Pricing:
     """Prices the items of a rank's bodies, and writes repeated blocks out."""
 
-    def __init__(self, costs: Pieces, rank: LoweredRank) -> None:
+    def __init__(self, costs: PricedPieces, rank: LoweredRank) -> None:
         self._costs = costs
         self._rank = rank
         self._cells: dict[tuple[str, str], list[tuple[Op, ...]]] = {}
