@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 from plans.errors import TwofoldError
 from plans.operators.registry import Attrs, Shapes, aligned, declares, named, unary
@@ -58,29 +59,40 @@ def _dropout(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operat
     return unary(kind, inputs[0], Gradient(flops=flops), flops_per_element=8, located=True)
 
 
+def _broadcast(
+    kind: str, inputs: Shapes, outputs: Shapes, needs: Mapping[int, tuple[str, ...]], *, passes: bool = False
+) -> OperatorSpec:
+    """An operator whose operands are broadcast to its output.
+
+    Args:
+        kind, inputs, outputs: as of a declaration.
+        needs: for each operand with a gradient, the operands of the forward that the gradient needs.
+        passes: whether the gradients of operands that are not broadcast are that of the output.
+    """
+    out, flops = named("d", outputs[0]), math.prod(outputs[0])
+    sizes = dict(zip(out, outputs[0], strict=True))
+    operands = tuple(aligned(shape, out, sizes, which) for which, shape in enumerate(inputs))
+    return OperatorSpec(
+        kind=kind, sizes=sizes, inputs=operands, outputs=(out,), splittable=frozenset(out), flops=flops,
+        gradients={index: Gradient(needs=names, flops=flops) for index, names in needs.items()},
+        passed=frozenset(index for index in needs if passes and operands[index] == out),
+    )  # fmt: skip
+
+
 @declares("add", "sub", "mul", "div")
 def _binary(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
     """Two operands with broadcasting: a dim of size 1 or a missing leading dim is repeated.
 
     With one operand the other is the number attrs "number"; attrs "reverse" puts the number first.
     """
-    flops = math.prod(outputs[0])
     if len(inputs) == 1:
         needs = ("x0",) if kind == "div" and attrs.get("reverse") else ()
-        return unary(kind, inputs[0], Gradient(needs=needs, flops=flops))
-    out = named("d", outputs[0])
-    sizes = dict(zip(out, outputs[0], strict=True))
-    operands = tuple(aligned(shape, out, sizes, which) for which, shape in enumerate(inputs))
-    by_kind: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-        "mul": (("x1",), ("x0",)),
-        "div": (("x1",), ("x0", "x1")),
+        return unary(kind, inputs[0], Gradient(needs=needs, flops=math.prod(outputs[0])))
+    by_kind: dict[str, dict[int, tuple[str, ...]]] = {
+        "mul": {0: ("x1",), 1: ("x0",)},
+        "div": {0: ("x1",), 1: ("x0", "x1")},
     }
-    needs_of = by_kind.get(kind, ((), ()))
-    return OperatorSpec(
-        kind=kind, sizes=sizes, inputs=operands, outputs=(out,), splittable=frozenset(out), flops=flops,
-        gradients={index: Gradient(needs=needs_of[index], flops=flops) for index in (0, 1)},
-        passed=frozenset(index for index in (0, 1) if kind == "add" and operands[index] == out),
-    )  # fmt: skip
+    return _broadcast(kind, inputs, outputs, by_kind.get(kind, {0: (), 1: ()}), passes=kind == "add")
 
 
 @declares("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not")
@@ -88,38 +100,19 @@ def _truth(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operator
     """True or false: two operands with broadcasting, or one compared with the number attrs "number"; no gradient."""
     if len(inputs) == 1:
         return unary(kind, inputs[0], None)
-    out = named("d", outputs[0])
-    sizes = dict(zip(out, outputs[0], strict=True))
-    operands = tuple(aligned(shape, out, sizes, which) for which, shape in enumerate(inputs))
-    return OperatorSpec(
-        kind=kind, sizes=sizes, inputs=operands, outputs=(out,), splittable=frozenset(out), flops=math.prod(outputs[0])
-    )
+    return _broadcast(kind, inputs, outputs, {})
 
 
 @declares("where")
 def _where(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
     """x1 where the condition x0 is true, else x2; all three are broadcast."""
-    out = named("d", outputs[0])
-    sizes = dict(zip(out, outputs[0], strict=True))
-    operands = tuple(aligned(shape, out, sizes, which) for which, shape in enumerate(inputs))
-    flops = math.prod(outputs[0])
-    return OperatorSpec(
-        kind=kind, sizes=sizes, inputs=operands, outputs=(out,), splittable=frozenset(out), flops=flops,
-        gradients={index: Gradient(needs=("x0",), flops=flops) for index in (1, 2)},
-    )  # fmt: skip
+    return _broadcast(kind, inputs, outputs, {1: ("x0",), 2: ("x0",)})
 
 
 @declares("masked_fill")
 def _masked_fill(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
     """attrs "value" where the mask (x1, broadcast) is true, else x0."""
-    out = named("d", outputs[0])
-    sizes = dict(zip(out, outputs[0], strict=True))
-    operands = tuple(aligned(shape, out, sizes, which) for which, shape in enumerate(inputs))
-    flops = math.prod(outputs[0])
-    return OperatorSpec(
-        kind=kind, sizes=sizes, inputs=operands, outputs=(out,), splittable=frozenset(out), flops=flops,
-        gradients={0: Gradient(needs=("x1",), flops=flops)},
-    )  # fmt: skip
+    return _broadcast(kind, inputs, outputs, {0: ("x1",)})
 
 
 @declares("expand")
