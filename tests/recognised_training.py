@@ -10,7 +10,7 @@ from plans.degrees.plan import plan_of
 from plans.model.transformer import transformer
 from tests.on_ranks import keep_plan, kept_plan
 
-NUM_STEPS = 4
+NUM_STEPS = 3
 
 
 def save_cases(folder, cases):
