@@ -15,7 +15,6 @@ import contextlib
 import functools
 import itertools
 import linecache
-import logging
 import os
 import traceback
 import warnings
@@ -27,9 +26,7 @@ from unittest import mock
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.export import _trace as export_trace
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.nn.modules import module as torch_module
 
 from executor.autocast import autocast_as_casts
 from executor.capture.attention import batch_first_attention
@@ -40,6 +37,7 @@ from executor.capture.counts import state_counts
 from executor.capture.decompose import decompose_sized, divide_by_samples
 from executor.capture.derivatives import derivatives_as_calls, write_derivatives
 from executor.capture.examples import batch_size_of, examples_of, with_batch
+from executor.capture.export_contexts import buffers_changed_in_place, data_without_gradient, parameters_on_meta, silent
 from executor.capture.functional import without_in_place
 from executor.capture.functions import functions_as_calls
 from executor.capture.gradients import check_hooks, check_memory, refusing_own_gradients
@@ -318,10 +316,10 @@ def _returning_its_loss(
 def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
     """Within this context the module computes on the meta device, with layers in forms that can be captured."""
     with (
-        _parameters_on_meta(module),
-        _buffers_changed_in_place(module),
-        _data_without_gradient(),
-        _silent(),
+        parameters_on_meta(module),
+        buffers_changed_in_place(module),
+        data_without_gradient(),
+        silent(),
         batch_first_attention(),
         flex_attention_by_formula(),
         in_other_forms(module),
@@ -333,94 +331,6 @@ def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
         derivatives_as_calls(),
     ):
         yield
-
-
-@contextlib.contextmanager
-def _parameters_on_meta(module: nn.Module) -> Iterator[None]:
-    """Replace parameters and buffers by meta tensors within this context; tied tensors stay tied."""
-    meta: dict[int, torch.Tensor] = {}
-
-    def stand_in(tensor: Any) -> Any:
-        if tensor.is_meta:
-            return tensor
-        if id(tensor) not in meta:
-            empty = torch.empty_like(tensor, device="meta")
-            is_parameter = isinstance(tensor, nn.Parameter)
-            meta[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
-        return meta[id(tensor)]
-
-    before: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    try:
-        for submodule in module.modules():
-            for held in (submodule._parameters, submodule._buffers):
-                before.append((held, dict(held)))
-                held.update({key: stand_in(tensor) for key, tensor in held.items() if tensor is not None})
-        yield
-    finally:
-        for held, tensors in before:
-            held.update(tensors)
-
-
-@contextlib.contextmanager
-def _buffers_changed_in_place(module: nn.Module) -> Iterator[None]:
-    """Replace assignments of buffers by writes into them: torch.export does not report new buffers of submodules."""
-    names = {id(part): path for path, part in module.named_modules()}
-
-    def write(owner: nn.Module, name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        held = owner._buffers.get(name)
-        if tensor is None or held is None or id(owner) not in names or _is_same_memory(tensor, held):
-            return None  # moved to the device on which it is: self.mask = self.mask.to(x.device)
-        if tensor.shape != held.shape:
-            raise TwofoldError(
-                f"{type(owner).__name__} {names[id(owner)]!r} replaces its buffer {name!r} {tuple(held.shape)} by one "
-                f"of shape {tuple(tensor.shape)} in the forward; register it in the shape that it keeps"
-            )
-        with torch.no_grad():
-            return held.copy_(tensor)
-
-    hook = torch_module.register_module_buffer_registration_hook(write)  # type: ignore[arg-type]  # it may replace the tensor
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-@contextlib.contextmanager
-def _data_without_gradient() -> Iterator[None]:
-    """Replace `p.data` by p without gradients, and assignments to it by writes: torch.export sees neither."""
-
-    def write(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        with torch.no_grad():
-            tensor.copy_(value)
-
-    with mock.patch.object(torch.Tensor, "data", property(torch.Tensor.detach, write)):
-        yield
-
-
-def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    same = one.untyped_storage()._cdata == other.untyped_storage()._cdata
-    return same and (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Suppress warnings and log lines of torch.export; relevant problems are raised as errors by capture."""
-    noisy = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.export", "torch._export", "torch.fx")
-    loggers = [logging.getLogger(name) for name in noisy]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        with (
-            warnings.catch_warnings(),
-            # torch.export prints the graph up to a data-dependent call
-            mock.patch.object(export_trace, "print", create=True),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 # -- the batch ---------------------------------------------------------------------------------------------------------

@@ -287,11 +287,16 @@ def _of_each(clause: str, per_node: int) -> tuple[str, float] | None:
             return found.group().strip(), bits * several / max(1, sharing)
         whole = shared or cards is not None or bits > (800e9 if "connectx-8" in low else 400e9)
         return found.group().strip(), bits * several / per_node if whole else bits
+    return _of_port(low, per_node, max(1, sharing) if each_device else per_node)
+
+
+def _of_port(low: str, per_node: int, sharing: int) -> tuple[str, float] | None:
+    """The rate of the cards that a clause names, as of `_of_each`; `sharing` devices share a stated number of cards."""
     if (port := _PORT.search(low)) is None:
         return None
     ports, bits = port.group(1) or port.group(3), _PORTS[port.group(2)]
     if ports is not None:
-        return port.group().strip(), bits * int(ports) / (max(1, sharing) if each_device else per_node)
+        return port.group().strip(), bits * int(ports) / sharing
     if re.search(r"\b(?:1|one|single) (?:port|nic|card)", low):
         return port.group().strip(), bits / per_node
     halved = per_node == 8 and port.group(2) in ("edr", "fdr", "slingshot-10")  # a card for two devices at that time

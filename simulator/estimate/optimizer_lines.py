@@ -117,7 +117,7 @@ class OptimizerLines:
     def around(
         self, part: str, body: PartTemplate, own: Sequence[ParameterTemplate], *, gathers: bool, reduces: bool
     ) -> tuple[tuple[tuple[str, Line | None], ...], tuple[Any, ...], tuple[Any, ...]]:
-        """What a body of a piece needs of the optimizer.
+        """The instructions that the optimizer adds to a body of a piece.
 
         Args:
             part, body: name and content of the body.
