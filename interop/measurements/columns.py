@@ -18,7 +18,7 @@ COLUMNS = (
 
 COMPOSED = (
     "tokens", "nodes", "per_node", "accumulation", "layout", "unit", "year", "offload", "float8", "dp_replicate",
-    "dp_shard", "replica_batch",
+    "dp_shard", "replica_batch", "chunk_layers",
 )  # fmt: skip
 """Columns whose cells determine those of others (`interop.measurements.composed`)."""
 
@@ -120,6 +120,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
                "distributedstrategy"),
     "replica_batch": ("batchsizeperdp", "batchperdp", "batchsizeperreplica", "batchperreplica",
                       "batchsizeperdprank", "perreplicabatch"),
+    "chunk_layers": ("layerspervirtualpipelinestage", "layerspervirtualstage", "layersperchunk", "layerspervpp",
+                     "numlayerspervirtualpipelinestage", "numlayerspervirtualstage"),
     "dp_replicate": ("replicate", "dataparallelreplicate", "hsdpreplicate", "replicagroups"),
     "dp_shard": ("shard", "dataparallelshard", "hsdpshard", "shardgroup", "shardinggroupsize"),
     "year": ("date",),

@@ -216,6 +216,8 @@ class LayoutCells(Mixtures):
             virtual = -(-layers // pp)
         elif self.text("vpp"):
             virtual = max(1, self.count("vpp", least=0))
+        elif each := self.count("chunk_layers", 0):
+            virtual = max(1, layers // (pp * each))
         if pp == 1:
             if virtual > 1:
                 self.assumed.append(f"vpp {self.text('vpp')} without a pipeline: taken as 1")

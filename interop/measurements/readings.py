@@ -86,7 +86,7 @@ def _counts(cells: Cells) -> Sequence[Filling]:
 
 def _chunks(cells: Cells) -> Sequence[Filling]:
     schedule, chunks = schedule_named(cells.text("schedule"))
-    if cells.text("vpp") or chunks or not schedule.startswith(("interleaved", "looped")):
+    if cells.text("vpp") or cells.text("chunk_layers") or chunks or not schedule.startswith(("interleaved", "looped")):
         return []
     stages, layers = _count(cells, "pp"), _count(cells, "layers")
     counts = [each for each in _VIRTUAL if stages and layers % (stages * each) == 0][:_MOST_READINGS]
@@ -194,7 +194,7 @@ def other_fillings(
     torch = case.stack.startswith("torch") and not case.stack.startswith("torch-composer")
     if not stack_is_given and torch and not cells.text("compile") and not case.stack.endswith("-compile"):
         yield {"compile": "y"}
-    if not cells.text("vpp") and not cells.text("schedule") and case.degrees.pp > 1:
+    if not (cells.text("vpp") or cells.text("chunk_layers") or cells.text("schedule")) and case.degrees.pp > 1:
         few = case.degrees.num_micro_batches < 2 * case.degrees.pp  # whose bubble makes interleaving likely
         for chunks in (2, 4) if few else (2,):
             places = chunks * case.degrees.pp
