@@ -296,6 +296,16 @@ def test_a_rate_that_cannot_be_of_all_devices_is_of_each(tmp_path):
         assert row["value"] == pytest.approx(900) and any("the rate is of" in told for told in row["assumed"])
 
 
+def test_more_memory_than_the_device_has_is_a_wrong_unit(tmp_path):
+    """64,000 MiB are 62.5 GiB of 80 GB; 64,000 GB are no device's."""
+    head = "model,gpu,gpus,seq,mbs,gbs,software,"
+    (tmp_path / "table.csv").write_text(
+        f"{head}peak memory (GB),peak memory (MiB)\nllama-3-8b,H100,8,8192,1,64,torchtitan,64000,64000\n"
+    )
+    scores = validate(tmp_path / "table.csv")
+    assert [row["value"] for row in scores.rows] == [62.5] and "the device has 84" in scores.skipped[0]["reason"]
+
+
 @pytest.mark.parametrize(("rate", "factor", "readings"), [("9600", 8, 1), ("40000", 1, 0), ("1000", 8, 0)])
 def test_an_open_rate_is_read_by_shares_of_the_peak_that_runs_reach(tmp_path, rate, factor, readings):
     """Of 8 H100 an 8B model's 9,600 tokens a second are 7 % of their peak, or 58 % of each; 40,000 are 30 % of all, and

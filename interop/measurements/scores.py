@@ -162,6 +162,10 @@ class _Reader:
         if isinstance(found, Skip):
             raise found
         group, result = found
+        if (unit := _MEMORY_UNITS.get(result["metric"])) is not None:
+            room_bytes = load_machine(result["machine"]).memory_bytes
+            if value * unit > _MEMORY_MARGIN * room_bytes:
+                raise Skip(f"{result['metric']} {value:g}, but the device has {room_bytes / unit:.4g}", "value")
         share = share_of_peak(result, value)
         narrower = any("tf32" in reading["cells"].get("stack", "") for reading in result["readings"])
         if not (narrower and share > 1):
@@ -269,7 +273,10 @@ class _Run:
 
 
 _MEMORY_MARGIN = 1.1
-"""A row whose predicted peak is at most this times a device's memory may have run on it."""
+"""A row whose predicted peak is at most this times a device's memory may have run on it. A figure above it is wrong."""
+
+_MEMORY_UNITS = {"peak_memory_GiB": 2**30, "peak_memory_GB": 10**9}
+"""Bytes of the units of memory."""
 
 
 @lru_cache(maxsize=100_000)
@@ -363,10 +370,8 @@ def measured_as(case: Case, found: Forecast, step_s: float) -> float:
         return degrees.global_batch * config.seq / step_s / gpus
     if case.metric == "samples_per_s_per_gpu":
         return degrees.global_batch / step_s / gpus
-    if case.metric == "peak_memory_GiB":
-        return found.peak_bytes / 2**30
-    if case.metric == "peak_memory_GB":
-        return found.peak_bytes / 1e9
+    if unit := _MEMORY_UNITS.get(case.metric):
+        return found.peak_bytes / unit
     flops = model_flops(case)
     if case.metric == "tflops_per_gpu":
         return flops / step_s / gpus / 1e12
