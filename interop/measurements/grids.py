@@ -104,14 +104,17 @@ def _header_lines(rows: Sequence[Sequence[str]], place: int, knows: Callable[[st
 
 
 def _continues(row: Sequence[str], above: Sequence[str], knows: Callable[[str], bool]) -> bool:
-    """Whether a line below a header belongs to it: it has a known header and no figures, or units or devices only."""
+    """Whether a line below a header belongs to it: it has a known header and no figures, or units or devices only, or
+    words below headers of figures only ("no AC", "full AC")."""
     cells = [cell.strip() for cell in row if cell.strip()]
     devices = [cell for cell in cells if _DEVICES.fullmatch(cell)]
     if devices and all(cell in devices or cell in above for cell in cells):
         return True
     if not cells or any(re.match(r"[~\d](?!f1b)", cell, re.I) for cell in cells):
         return False
-    return all(_UNIT.fullmatch(cell) for cell in cells) or (len(cells) > 1 and any(map(knows, cells)))
+    if all(_UNIT.fullmatch(cell) for cell in cells) or (len(cells) > 1 and any(map(knows, cells))):
+        return True
+    return all(figure_named(header) is not None for cell, header in zip(row, above, strict=False) if cell.strip())
 
 
 _UNIT = re.compile(
