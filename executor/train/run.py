@@ -7,7 +7,6 @@ Batches and initial parameters are passed as mappings from names to arrays.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from executor.device import Device, environment, pick_device
 from executor.kernels.context import torch_dtype
 from executor.step.compiled import CompiledStep
-from executor.step.count import Communication, compare, counted, planned_collectives
+from executor.step.count import compare, counted, planned_collectives
 from executor.step.emulate import EmulatedInterpreter, Emulation
 from executor.step.groups import Groups, connect
 from executor.step.interpreter import Batch, Interpreter
@@ -72,10 +71,7 @@ def run_rank(
         TwofoldError: bad input, such as a feed that ends early or a memory limit that is too small. Other errors carry
             a note with the instruction and the rank.
     """
-    checkpoints = options.checkpoints
-    least = 0 if checkpoints is not None and checkpoints.resumes else 1
-    if steps < least:
-        raise TwofoldError(f"steps must be at least {least}, not {steps}")
+    _check_steps(steps, options)
     device = pick_device(device) if isinstance(device, str) else device
     device.use()
     replays = device.can_record and options.emulation is None and (plan is None or plan.execution == "graph")
@@ -104,11 +100,9 @@ def run_rank(
     weights = as_module(_graph(plan), gather_parameters(program, interpreter))
     if weights is not None and weights_path is not None:
         write_npz(weights_path, weights)
-    differences, executed = None, Counter[Communication]()
+    differences, num_communications = None, 0
     if options.count and options.emulation is None and done.last_batch is not None:
-        with counted() as executed:
-            interpreter.step(done.last_batch)
-        differences = tuple(compare(planned_collectives(program, rank), executed, rank))
+        differences, num_communications = _compared(program, interpreter, done.last_batch)
     earlier_ns = ahead_ns(device)
     result = RankResult(
         rank=rank, num_ranks=program.num_ranks,
@@ -116,7 +110,7 @@ def run_rank(
         step_start_ns=done.times_ns[0] - earlier_ns, step_end_ns=done.times_ns[1] - earlier_ns, cpu_s=done.cpu_s,
         peak=interpreter.peak, device_peak_bytes=peak_bytes,
         spans=spans_of(interpreter.codes, done.recorded).earlier(earlier_ns), differences=differences,
-        num_communications=sum(executed.values()), plan_digest="" if plan is None else plan_digest(plan),
+        num_communications=num_communications, plan_digest="" if plan is None else plan_digest(plan),
         weights=weights, device_reserved_bytes=reserved_bytes, **ran, **_labels(interpreter, options.emulation),
     )  # fmt: skip
     if groups is not None:
@@ -125,6 +119,21 @@ def run_rank(
     if joined:
         dist.destroy_process_group()
     return result
+
+
+def _check_steps(steps: int, options: RunOptions) -> None:
+    """Refuse too few steps; a run that is resumed may have none left."""
+    least = 0 if options.checkpoints is not None and options.checkpoints.resumes else 1
+    if steps < least:
+        raise TwofoldError(f"steps must be at least {least}, not {steps}")
+
+
+def _compared(program: Program, interpreter: Interpreter, batch: Batch) -> tuple[tuple[str, ...], int]:
+    """Run a step and compare its communication with the plan: the differences, and how often it communicated."""
+    with counted() as executed:
+        interpreter.step(batch)
+    planned = planned_collectives(program, interpreter.rank)
+    return tuple(compare(planned, executed, interpreter.rank)), sum(executed.values())
 
 
 def _graph(plan: Plan | None) -> Graph | None:
