@@ -4,7 +4,8 @@ Per group of rows: how many are inside, how wide the intervals are, and by how m
 to hold 90 %: below 1 they are too wide, above 1 too narrow. A few rows say little: `chance` is the probability that
 intervals that hold 90 % hold a share that is no likelier. A step that was repeated in several sessions is one row with
 its median time, since repetitions say nothing new about a prediction. Groups are the rows of a table by software, the
-steps of torch's parallel parts, and our own executor's steps by set and by execution, predicted with today's machines.
+steps of torch's parallel parts, and our own executor's steps by set and by execution, predicted with today's machines
+and the kernels that ran (`benchmarks.former_kernels`).
 The widths are those of `costmodels.widths`, which come from what was left out (`benchmarks.leave_one_out`). Written to
 benchmarks/results/intervals.json.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.calibration import DATA, files_of
+from benchmarks.former_kernels import with_former_kernels
 from benchmarks.leave_one_out import torch_plans
 from benchmarks.stack_steps import predicted
 from benchmarks.step_plans import SETS
@@ -109,7 +111,7 @@ def executor_rows() -> Iterator[Row]:
             *DATA.glob(f"h200-{name}-scored-*"), *DATA.glob(f"h200-{name}-steps-*"),
         ]  # fmt: skip
         plans = SETS[name]()
-        for row in compared(predictions(plans, load_device("h200")), files):
+        for row in compared(predictions(plans, with_former_kernels(load_device("h200"))), files):
             how = "replayed" if row["execution"] == "graph" else "eager"
             how += ", host-bound" if row["host_bound"] else ""
             yield Row(

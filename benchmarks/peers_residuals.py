@@ -3,7 +3,7 @@
 For every kept set of `benchmarks.peers`: the median and the 5 % and 95 % quantiles of measured over predicted seconds.
 
 - Replayed steps of twofold's executor. Most sets ran before AdamW had its kernel in Triton, and are predicted with what
-  torch's fused kernel took then (`FORMER_ADAMW`).
+  torch's fused kernel took then (`benchmarks.former_kernels`).
 - Steps of torch's parts, apart from those that a host may bind, which take 2 % longer on the slowest of the measured
   hosts.
 
@@ -22,11 +22,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from benchmarks.former_kernels import with_former_kernels
 from benchmarks.peers.cases import Case
 from benchmarks.peers.predictions import PEER_STACKS
 from benchmarks.peers.sets import case_named
 from costmodels import executing
-from costmodels.price.compute import Rule
 from costmodels.price.torch_hosts import HOSTS_US
 from costmodels.widths import STEP_LONGER
 from plans.errors import TwofoldError
@@ -41,10 +41,6 @@ FILES = {
 """File of measured steps -> the device that ran them."""
 
 
-FORMER_ADAMW = Rule(kernels=3.68, passes=1.827)
-"""Of an update of AdamW on H200 until 2026-11-26, fitted to the points of that time; on H100 as well (assumed)."""
-
-
 def own_residuals(file: Path, device: str) -> Iterator[float]:
     """Measured over predicted seconds of the replayed steps of twofold's executor."""
     for row in json.loads(file.read_bytes())["rows"]:
@@ -52,11 +48,10 @@ def own_residuals(file: Path, device: str) -> Iterator[float]:
         measured_s = row["measured"].get("graph", {}).get("step_s")
         if measured_s is None or case.products:
             continue
-        machine = executing(case.machine(device), "graph")
-        former = msgspec.structs.replace(
-            machine.compute, rules=machine.compute.rules | {"adamw.update": FORMER_ADAMW}, longer_in_steps=0.0
+        machine = with_former_kernels(executing(case.machine(device), "graph"))
+        machine = msgspec.structs.replace(
+            machine, compute=msgspec.structs.replace(machine.compute, longer_in_steps=0.0)
         )
-        machine = msgspec.structs.replace(machine, compute=former)
         yield measured_s / forecast(case.config, case.degrees_value(), machine).step_s
 
 
