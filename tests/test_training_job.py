@@ -55,6 +55,8 @@ def fed():
         mark = Path(__file__).with_name(f"killed.{number}")
         if os.environ.get("RANK") == "2" and number in (8, 12) and not mark.exists():
             mark.touch()
+            if number == 12:
+                raise OSError("the disk of the data is away")
             os.kill(os.getpid(), signal.SIGKILL)
         yield batch
 """
@@ -72,14 +74,15 @@ def losses(path: Path) -> list[tuple[int, float]]:
 
 
 @pytest.mark.ranks
-def test_a_run_whose_rank_is_killed_twice_equals_one_that_is_not(tmp_path, capsys, monkeypatch):
+def test_a_run_whose_rank_is_killed_and_raises_equals_one_that_does_neither(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     save_plan(four_ranks()["two stages"], tmp_path / "plan.json")
     (tmp_path / "data.py").write_text(DATA)
     job = write_job(tmp_path, "killed", f"{tmp_path}/data.py:fed")
     assert main(["train", str(job), "--max-restarts", "2"]) == 0
     told = capsys.readouterr().out
-    assert told.count("rank 2 was killed by SIGKILL") == 2 and "0 restarts left" in told
+    assert told.count("rank 2 was killed by SIGKILL") == 1 and "0 restarts left" in told
+    assert told.count("raised OSError: the disk of the data is away") == 1
     whole = write_job(tmp_path, "whole", f"{tmp_path}/data.py:fed")
     assert main(["train", str(whole), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)

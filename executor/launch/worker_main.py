@@ -292,7 +292,10 @@ def report_exception(folder: str, error: BaseException) -> int:
     summary = "".join(traceback.format_exception_only(error)).strip().splitlines()
     lost_peer = is_lost_peer(error)
     # Told apart by name since nothing of ours is imported here.
-    is_refusal = any(kind.__name__ == "TwofoldError" for kind in type(error).__mro__)
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    is_refusal = (
+        "TwofoldError" in kinds and "UserCodeError" not in kinds
+    )  # the user's code may do better when restarted
     content = {
         "error": summary[-1] if isinstance(error, SyntaxError) else summary[0],
         "code": getattr(error, "exit_code", 2) if is_refusal else 1,
