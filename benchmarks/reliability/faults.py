@@ -140,7 +140,7 @@ FAULTS = {
     "rank hangs": Fault(says=r"rank {rank} stopped", happens="time.sleep(600)"),
     "all ranks hang": Fault(says=r"rank \d stopped", happens="time.sleep(600)", everywhere=True),
     "lost node": Fault(says=r"node 1 was lost", process="node", signals=(signal.SIGKILL,)),
-    "rank raises": Fault(says=r"rank {rank} failed: \w*Error: lost", happens='raise OSError("lost")'),
+    "rank raises": Fault(says=r"rank {rank} failed: .*Error: lost", happens='raise OSError("lost")'),
     "full disk": Fault(says=r"cannot be written: .*File too large", happens=_DISK, rank=0),
     "other input": Fault(says=r"input 'x' is another on rank {rank}", happens='batch["x"][3, 2] += 1e-6'),
     "not finite": Fault(says=r"diverged", happens='batch["x"][3, 2] = float("nan")'),

@@ -293,9 +293,10 @@ def report_exception(folder: str, error: BaseException) -> int:
     lost_peer = is_lost_peer(error)
     # Told apart by name since nothing of ours is imported here.
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    is_refusal = (
-        "TwofoldError" in kinds and "UserCodeError" not in kinds
-    )  # the user's code may do better when restarted
+    is_of_user = "UserCodeError" in kinds  # no refusal: a restart may help
+    is_refusal = "TwofoldError" in kinds and not is_of_user
+    if is_of_user:
+        summary = [str(error)]
     content = {
         "error": summary[-1] if isinstance(error, SyntaxError) else summary[0],
         "code": getattr(error, "exit_code", 2) if is_refusal else 1,
