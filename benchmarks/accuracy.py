@@ -22,7 +22,7 @@ from benchmarks.accuracy_choices import time_cases, time_error
 from benchmarks.accuracy_picture import Scored, accuracy_picture
 from costmodels.price.torch_hosts import HOSTS_US
 from interop.measurements.machines import machine_of
-from interop.measurements.scores import Validation, validate
+from interop.measurements.validation import Validation, validate
 from simulator.forecast import forecast
 from simulator.stacks import TorchNative, stack_named
 

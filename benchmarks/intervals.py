@@ -31,7 +31,7 @@ from benchmarks.step_truth import compared, predictions
 from costmodels import Machine
 from costmodels.fit.points import Point, load_points
 from costmodels.machine.catalogue import load_device
-from interop.measurements.scores import validate
+from interop.measurements.validation import validate
 from plans.files import write_atomically
 
 __all__ = ["Row", "coverage", "main"]

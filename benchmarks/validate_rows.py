@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from interop.measurements.columns import COLUMNS
-from interop.measurements.scores import validate
+from interop.measurements.validation import validate
 
 MODELS = ("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "GPT-3 6.7B", "GPT-3 13B",
           "GPT-3 175B", "OPT-30b", "MPT-7B", "Qwen2-7b", "Mixtral-8x7B")  # fmt: skip

@@ -9,7 +9,7 @@ from test_tables import ROW
 from costmodels import Machine
 from interop.measurements.cells import Skip
 from interop.measurements.rows import case_of
-from interop.measurements.scores import validate
+from interop.measurements.validation import validate
 from plans.degrees import Degrees
 from plans.model.transformer import named_config
 from simulator.forecast import forecast

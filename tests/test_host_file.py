@@ -12,7 +12,7 @@ from costmodels.fit.points import Point
 from costmodels.price.torch_hosts import KINDS, host_s, load_host, save_host
 from executor.calibrate import host as measuring
 from executor.calibrate.host import host_of, measure_host
-from interop.measurements.scores import validate
+from interop.measurements.validation import validate
 from plans.errors import TwofoldError
 from twofold.cli import main
 

@@ -16,8 +16,8 @@ import pytest
 from interop.measurements.cells import ROW, Skip
 from interop.measurements.readings import needed_fillings
 from interop.measurements.rows import case_of
-from interop.measurements.scores import validate
 from interop.measurements.tables import rows_of
+from interop.measurements.validation import validate
 from plans.errors import TwofoldError
 
 SECTIONS = re.split(r"^=== (.+)\n", (Path(__file__).parent / "data" / "published_styles.txt").read_text(), flags=re.M)

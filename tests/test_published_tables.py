@@ -11,8 +11,8 @@ from measured_table import assert_read
 from interop.measurements import scores
 from interop.measurements.models import catalogued
 from interop.measurements.rows import case_of
-from interop.measurements.scores import validate
 from interop.measurements.tables import read_table
+from interop.measurements.validation import validate
 from plans.errors import TwofoldError
 from simulator.forecast import forecast
 

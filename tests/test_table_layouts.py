@@ -12,8 +12,8 @@ from interop.measurements.devices import Network
 from interop.measurements.machines import machine_of
 from interop.measurements.models import catalogued
 from interop.measurements.rows import case_of
-from interop.measurements.scores import validate
 from interop.measurements.titles import stated_in_titles
+from interop.measurements.validation import validate
 
 FORMS = {
     # merged header cells, figures of two conditions side by side

@@ -16,8 +16,8 @@ from interop.measurements.machines import machine_of
 from interop.measurements.model_names import named_parameters
 from interop.measurements.models import catalogued, family_of
 from interop.measurements.rows import case_of
-from interop.measurements.scores import measured_as, model_flops, validate
 from interop.measurements.tables import read_table
+from interop.measurements.validation import measured_as, model_flops, validate
 from plans.errors import TwofoldError
 from plans.optimizer import Optimizer
 from simulator.forecast import forecast

@@ -63,7 +63,7 @@ _HOME = {
     "train": "twofold.elastic",
     "transformer": "plans.model.transformer",
     "uniform_plan": "search.uniform",
-    "validate": "interop.measurements.scores",
+    "validate": "interop.measurements.validation",
     "verify": "executor.reference.verification",
 }
 

@@ -45,7 +45,7 @@ class Validate:
 
     def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Predict all rows and print the scores by source."""
-        from interop.measurements.scores import Validation, validate
+        from interop.measurements.validation import Validation, validate
         from reports.validation import scores_table, validation_page
 
         try:

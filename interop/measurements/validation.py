@@ -1,0 +1,383 @@
+"""Predict every row of a table of measurements, and score the predictions (`interop.measurements.scores`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from costmodels import Machine, utilization
+from costmodels.price.torch_hosts import load_host
+from interop.measurements.case import Beyond, Case, products_of
+from interop.measurements.cells import BAD_VALUE, FIGURE, READ_AS, ROW, Cells, Skip
+from interop.measurements.devices import Network
+from interop.measurements.headers import METRICS
+from interop.measurements.machines import assumed_of, load_machine, machine_of
+from interop.measurements.precisions import has_products
+from interop.measurements.readings import Filling, least_split, needed_fillings, other_fillings
+from interop.measurements.rows import case_of
+from interop.measurements.scores import LESS_IS_BETTER, score
+from interop.measurements.shares import MOST_SHARE, share_of_peak, whose_rate, with_reading
+from interop.measurements.tables import rows_of
+from plans.degrees import Degrees
+from plans.errors import TwofoldError
+from plans.model.transformer import TransformerConfig
+from plans.shown import Shown
+from simulator.estimate.memory import memory_interval
+from simulator.forecast import Forecast, forecast
+from simulator.forecast.composed import folded_mixture_forecast, hybrid_forecast
+from simulator.stacks import on_host, stack_named
+from simulator.stacks.base import exchanged_share
+
+__all__ = ["Validation", "measured_as", "validate"]
+
+_SAYS_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Validation(Shown):
+    """Predictions of a table.
+
+    Args:
+        sources: per source and metric the scores, as `--json` prints them.
+        rows: per predicted row the measured and the predicted value with its interval.
+        skipped: number of the row and the reason.
+    """
+
+    sources: tuple[dict[str, Any], ...]
+    rows: tuple[dict[str, Any], ...]
+    skipped: tuple[dict[str, Any], ...]
+
+    def __repr__(self) -> str:
+        errors_text = ", ".join(
+            f"{source['metric']} {source['mape']:.1%} of {source['rows']} rows" for source in self.sources[:3]
+        )
+        more = f" and {len(self.sources) - 3} more" if len(self.sources) > 3 else ""
+        return f"<Validation: mean error {errors_text}{more}; {len(self.skipped)} rows skipped>"
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of `twofold validate`."""
+        return {"sources": list(self.sources), "rows": list(self.rows), "skipped": list(self.skipped)}
+
+
+def validate(
+    path: str | os.PathLike[str], *, stack: str | None = None, machine: str | None = None, host: str | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> Validation:  # fmt: skip
+    """Predict every row of a table of measurements.
+
+    Args:
+        path: a table (see `interop.measurements.tables.read_table`).
+        stack: the software that ran all rows; by default determined from each row.
+        machine: the machine of all rows; by default determined from each row.
+        host: host file of the host on which all rows ran; by default the measured hosts.
+        on_progress: called every few seconds with the number of finished rows.
+
+    Raises:
+        TwofoldError: a table that cannot be read or has no row that can be predicted; an unknown stack or machine.
+
+    >>> validation = validate("measurements.csv", stack="megatron")  # doctest: +SKIP
+    """
+    if stack is not None:
+        stack_named(stack)
+    if host is not None:
+        load_host(host)
+    rows: list[dict[str, Any]] = []
+    skipped: list[dict[str, Any]] = []
+    groups: dict[tuple[str, str], list[tuple[tuple[str, ...], dict[str, Any]]]] = {}
+    seen: dict[bytes, int] = {}
+    reader = _Reader(_Given(stack=stack, machine=machine, host=host))
+    said_s = time.monotonic()
+    for count, row in enumerate(rows_of(path)):
+        number = int(row.pop(ROW))
+        if on_progress is not None and time.monotonic() - said_s > _SAYS_EVERY_S:
+            said_s = time.monotonic()
+            on_progress(f"{count:,} rows, {len(reader.known):,} of them different")
+        try:
+            if (earlier := seen.setdefault(_identity(row), number)) != number:
+                raise Skip(f"it repeats row {earlier}")
+            group, result = reader.read(row, number)
+        except Skip as skip:
+            if (skipped_row := _skipped(row, number, skip)) not in skipped[-len(METRICS) :]:
+                skipped.append(skipped_row)
+            continue
+        groups.setdefault((result["source"], result["metric"]), []).append((group, result))
+        rows.append(result)
+    if not rows and not skipped:
+        raise TwofoldError(f"table {os.fspath(path)!r} has no rows")
+    sources = tuple(score(source, metric, found) for (source, metric), found in groups.items())
+    return Validation(sources=sources, rows=tuple(rows), skipped=tuple(skipped))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """The caller's settings for all rows, as of `validate`; None: as in the rows."""
+
+    stack: str | None
+    machine: str | None
+    host: str | None
+
+
+class _Reader:
+    """Predicts rows; those that differ in their value only are read and priced once."""
+
+    def __init__(self, given: _Given) -> None:
+        self.given = given
+        self.known: dict[bytes, tuple[tuple[str, ...], dict[str, Any]] | Skip] = {}
+
+    def read(self, row: Mapping[str, str], number: int) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """The group of a row and what `Validation.rows` says of it.
+
+        Raises:
+            Skip: it cannot be predicted.
+        """
+        if self.given.machine is not None and not row.get("gpu_type"):
+            row = {**row, "gpu_type": self.given.machine.rpartition("-x")[0]}
+        _, value, assumed = Cells(row).measured()
+        key = _digest((name, cell) for name, cell in row.items() if name not in ("value", FIGURE, READ_AS))
+        if key not in self.known:
+            try:
+                case, result = _read(row, number, self.given)
+                self.known[key] = case.group, result
+            except Skip as skip:
+                self.known[key] = skip
+            except (TwofoldError, OverflowError) as error:
+                reason = "its sizes are beyond what can be counted" if isinstance(error, OverflowError) else str(error)
+                self.known[key] = Skip(reason)
+        found = self.known[key]
+        if isinstance(found, Skip):
+            raise found
+        group, result = found
+        if (unit := _MEMORY_UNITS.get(result["metric"])) is not None:
+            room_bytes = load_machine(result["machine"]).memory_bytes
+            if value * unit > _MEMORY_MARGIN * room_bytes:
+                raise Skip(f"{result['metric']} {value:g}, but the device has {room_bytes / unit:.4g}", "value")
+        share = share_of_peak(result, value)
+        narrower = any("tf32" in reading["cells"].get("stack", "") for reading in result["readings"])
+        if not (narrower and share > 1):
+            factor, other, remarks = whose_rate(row, share)
+            value, assumed, result = factor * value, (*assumed, *remarks), with_reading(result, factor, other)
+            if factor * share > 1 and not row.get("precision") and has_products(result["machine"], "float8"):
+                group, result = self.read({**row, "precision": "fp8"}, number)
+                remark = (
+                    f"precision not stated: fp8, as the figure is {factor * share:.0%} of the peak of 16-bit products"
+                )
+                return group, {**result, "assumed": [remark, *result["assumed"]]}
+            if factor * share > MOST_SHARE:
+                raise Skip(f"{result['metric']} {value:g} would be {factor * share:.0%} of the device's peak", "value")
+        return group, {**result, "row": number, "value": value, "assumed": [*assumed, *result["assumed"]]}
+
+
+def _skipped(row: Mapping[str, str], number: int, skip: Skip) -> dict[str, Any]:
+    """A skipped row: its number, the reason, the column and the cell."""
+    value = row.get(BAD_VALUE, row.get(skip.column, "")) if skip.column else ""
+    return {"row": number, "column": skip.column, "value": value, "reason": str(skip), "source": row.get("source", "")}
+
+
+def _identity(row: Mapping[str, str]) -> bytes:
+    """A digest that is equal for rows of the same measurement: all cells but remarks."""
+    return _digest((name, cell) for name, cell in row.items() if name not in ("notes", "provenance"))
+
+
+def _digest(cells: Iterable[tuple[str, str]]) -> bytes:
+    return hashlib.blake2b(repr(sorted(cells)).encode(), digest_size=16).digest()
+
+
+_Reading = tuple[Filling, Case, dict[str, Any]]
+"""How the blank cells of a row are filled, the configuration, and its prediction."""
+
+
+def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dict[str, Any]]:
+    """The configuration of a row and its prediction, over all plausible readings of what the row leaves open.
+
+    The prediction is that of the most plausible reading; where a cell is missing that has no usual value it is that of
+    the middle one. The interval spans all of them. A reading that does not fit the device is left out where another
+    fits: the row ran.
+    """
+    found = _priced(row, number, given, needed_fillings(row))
+    if isinstance(found, Exception):
+        raise found
+    if any(name in each[0] for each in found for name in ("tp", "ep", "gpu_count")):
+        chosen = least_split([each[0] for each in found])
+        found = [each for each in found if each[0] in chosen] if found[0][2]["fits"] else found[-1:]
+    found.sort(key=lambda each: each[2]["predicted"] * (1 if each[1].metric in LESS_IS_BETTER else -1))
+    filled, case, result = found[(len(found) - 1) // 2]
+    others = [each for each in found if each[0] != filled]
+    base = {**row, **filled}
+    more = _others(base, case, number, given, is_split="tp" in filled)
+    if not result["runs"] and more and more[0][2]["fits"]:  # it ran, so it was not this one
+        fitting, case, result = more[0]
+        base |= fitting
+        more = _others(base, case, number, given, is_split="tp" in filled)
+        cells_text = ", ".join(f"{name} {cell}" for name, cell in fitting.items())
+        result["assumed"].append(f"{cells_text}: the first reading that fits the device")
+    others += [each for each in more if each[2]["fits"] or not result["runs"]]
+    result["readings"] = [
+        {"cells": dict(filling), "predicted": other["predicted"]} for filling, _, other in others
+    ]  # fmt: skip
+    result["low"] = min(result["low"], *(other["low"] for _, _, other in others), result["low"])
+    result["high"] = max(result["high"], *(other["high"] for _, _, other in others), result["high"])
+    for name, cell in filled.items():
+        which = f", the middle of {len(found)} readings" if len(found) > 1 else ""
+        result["assumed"].append(f"{name} not stated: {cell}{which}")
+    return case, result
+
+
+def _others(
+    base: Mapping[str, str], case: Case, number: int, given: _Given, *, is_split: bool
+) -> list[_Reading]:  # fmt: skip
+    """Other readings of a row, given its most plausible one, whose tensor and pipeline degrees may be assumed."""
+    fillings = list(other_fillings(base, case, stack_is_given=given.stack is not None, is_split=is_split))
+    found = _priced(base, number, given, fillings)
+    return [] if isinstance(found, Exception) else found
+
+
+def _priced(
+    row: Mapping[str, str], number: int, given: _Given, fillings: Sequence[Filling]
+) -> list[_Reading] | Exception:
+    """Every filling with its configuration and prediction, those that fit the device if any does; else why not."""
+    found: list[_Reading] = []
+    reason: Exception = Skip("nothing in it is open")
+    for filling in fillings:
+        try:
+            case = case_of({**row, **filling}, number, given.stack)
+            found.append((filling, case, _row(case, given)))
+        except (Skip, TwofoldError) as error:
+            reason = error
+    return [each for each in found if each[2]["fits"]] or found or reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """A key of rows that measure the same configuration on a machine with a software."""
+
+    found: Forecast
+    memory: tuple[float, float]
+    assumed: tuple[str, ...]
+    fits: bool
+    runs: bool
+
+
+_MEMORY_MARGIN = 1.1
+"""A row whose predicted peak is at most this times a device's memory may have run on it. A figure above it is wrong."""
+
+_MEMORY_UNITS = {"peak_memory_GiB": 2**30, "peak_memory_GB": 10**9}
+"""Bytes of the units of memory."""
+
+
+@lru_cache(maxsize=100_000)
+def _run(
+    config: TransformerConfig, degrees: Degrees, machine: str, network: Network | None, stack_name: str,
+    host: str | None, borrows: bool, beyond: Beyond,
+) -> _Run:  # fmt: skip
+    """The forecast of a configuration; `network` is None if the machine is unchanged."""
+    target = Machine.load(machine) if network is None else machine_of(machine, network)
+    target, stack = on_host(target, stack_named(stack_name), host)
+    if borrows or (config.experts is not None and not stack.runs_programs):  # no mixture of other software was measured
+        stack = dataclasses.replace(stack, is_measured=False)
+    if beyond.reserved is not None:
+        stack = dataclasses.replace(stack, reserved=beyond.reserved)
+    experts = config.experts
+    if experts is not None:
+        stack = dataclasses.replace(stack, exchanged=_exchanged(experts.top_k, degrees, target, beyond))
+    if experts is not None and (degrees.cp > 1 or beyond.whole_experts):
+        found = folded_mixture_forecast(
+            config, degrees, target, stack, beyond.expert_ranks, whole_experts=beyond.whole_experts
+        )
+    elif beyond.shards:
+        found = hybrid_forecast(config, degrees, target, stack, beyond.shards)
+    else:
+        found = forecast(config, degrees, target, stack=stack)
+    unknown = stack.unknown_bytes(config, degrees)
+    assumed = [*stack.assumptions(config, degrees), *(assumed_of(target, network) if network is not None else ())]
+    return _Run(
+        found=found, memory=memory_interval(found.memory, unknown_bytes=unknown, reserved=stack.reserved),
+        assumed=tuple(assumed), fits=found.peak_bytes <= target.free_bytes,
+        runs=found.peak_bytes <= _MEMORY_MARGIN * target.free_bytes,
+    )  # fmt: skip
+
+
+def _exchanged(top_k: int, degrees: Degrees, machine: Machine, beyond: Beyond) -> float:
+    """Bytes that a rank sends for experts, over those of one copy in 16 bits for each chosen expert."""
+    narrow = _HALF_NARROW if beyond.dispatches_float8 else 1.0
+    if not beyond.most_nodes:
+        return narrow
+    ways = 1 if beyond.whole_experts else degrees.tp  # ranks next to each other that have parts of one expert
+    per_node = max(1, machine.devices_per_node // ways)
+    nodes = -(-beyond.expert_ranks // per_node)
+    return narrow * exchanged_share(top_k, nodes, min(per_node, beyond.expert_ranks), beyond.most_nodes)
+
+
+_HALF_NARROW = 0.75
+"""Bytes of tokens that are sent in 8 bits and come back in 16, over those of 16 bits both ways."""
+
+
+def _row(case: Case, given: _Given) -> dict[str, Any]:
+    own = dataclasses.replace(case.config, name="model")  # rows name one model in several ways
+    machine, network = given.machine or case.machine, None if given.machine else case.network
+    run = _run(own, case.degrees, machine, network, case.stack, given.host, case.borrows, case.beyond)
+    found = run.found
+    predicted, low, high = (measured_as(case, found, seconds) for seconds in (found.step_s, found.low_s, found.high_s))
+    low, high = min(low, high), max(low, high)
+    assumed = [*map(sys.intern, case.assumed), *run.assumed]
+    share = dataclasses.replace(case, metric="mfu_percent", counts_recompute=False, peak=products_of(case.stack))
+    if case.metric.startswith("peak_memory"):
+        unit = predicted / found.peak_bytes
+        low, high = (unit * edge for edge in run.memory)
+    return {
+        "row": case.row, "source": case.source, "metric": case.metric, "value": case.value, "predicted": predicted,
+        "low": low, "high": high, "mfu": measured_as(share, found, found.step_s) / 100,
+        "machine": machine, "stack": case.stack, "fits": run.fits, "runs": run.runs, "assumed": assumed,
+    } | {_SHOWN[name]: sys.intern(text) for name, text in case.labels.items() if name in _SHOWN}  # fmt: skip
+
+
+_SHOWN = {
+    name: f"label_{name}" for name in (
+        "model", "seq", "global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "cp", "schedule", "sequence_parallel",
+        "recompute", "zero_level", "compile", "gpu_count",
+    )
+}  # fmt: skip
+"""Column -> its name next to a prediction."""
+
+
+def measured_as(case: Case, found: Forecast, step_s: float) -> float:
+    """A prediction in the unit of a row's metric.
+
+    Operations are those of the products and of all scores of attention, masked ones too: so count Narayanan et al.
+    2021 (arXiv 2104.04473, eq. 3), PaLM (arXiv 2204.02311, appendix B), Megatron-LM until 2024 and torchtitan. What is
+    recomputed counts where the source counts it (`Case.counts_recompute`): the blocks a second time forward, or their
+    attention's scores, never the head.
+    """
+    degrees, config = case.degrees, case.config
+    gpus = degrees.num_ranks
+    if case.metric == "iteration_time_s":
+        return step_s
+    if case.metric == "tokens_per_s_per_gpu":
+        return degrees.global_batch * config.seq / step_s / gpus
+    if case.metric == "samples_per_s_per_gpu":
+        return degrees.global_batch / step_s / gpus
+    if unit := _MEMORY_UNITS.get(case.metric):
+        return found.peak_bytes / unit
+    flops = model_flops(case)
+    if case.metric == "tflops_per_gpu":
+        return flops / step_s / gpus / 1e12
+    peaks = load_machine(case.machine_of_one).compute.matrix_flops_per_s
+    return 100 * flops / step_s / gpus / peaks[case.peak or config.dtype]
+
+
+def model_flops(case: Case) -> float:
+    """Forward and backward of all matrix products and attention of one step, as the row's source counts them."""
+    flops, own = (
+        utilization.model_flops(case.config, case.degrees.global_batch),
+        utilization.forward_products(case.config),
+    )
+    if case.counts_recompute and case.degrees.recompute != "none":
+        again = own["scores"] + (own["weights"] if case.degrees.recompute == "full" else 0.0)
+        flops += 2.0 * case.degrees.global_batch * case.config.seq * again
+    return flops
