@@ -9,8 +9,8 @@ from measured_table import write_table
 
 from interop.measurements.cells import Skip
 from interop.measurements.rows import case_of
-from interop.measurements.validation import validate
 from interop.measurements.tables import read_table
+from interop.measurements.validation import validate
 from plans.errors import TwofoldError
 from reports.validation import validation_page
 from twofold.cli import main
