@@ -311,7 +311,8 @@ def _report_changes(newest: Path, job: TrainingJob, plan: Plan, tell: Callable[[
     settings = RunSettings(seed=job.seed, data=job.data, steps=job.steps, learning_rate=job.learning_rate)
     changes = changes_since(newest, settings, plan)
     if changes and tell is None:
-        more = f" (and {len(changes) - 1} more changes)" if len(changes) > 1 else ""
+        others = len(changes) - 1
+        more = f" (and {others} other change{'s' if others > 1 else ''})" if others else ""
         raise TwofoldError(
             f"{newest}: {changes[0]}{more}; undo the change, or continue with it: --resume --allow-changes"
         )
