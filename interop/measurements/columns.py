@@ -123,7 +123,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "chunk_layers": ("layerspervirtualpipelinestage", "layerspervirtualstage", "layersperchunk", "layerspervpp",
                      "numlayerspervirtualpipelinestage", "numlayerspervirtualstage"),
     "dp_replicate": ("replicate", "dataparallelreplicate", "hsdpreplicate", "replicagroups"),
-    "dp_shard": ("shard", "dataparallelshard", "hsdpshard", "shardgroup", "shardinggroupsize"),
+    "dp_shard": ("shard", "dataparallelshard", "hsdpshard", "shardgroup", "shardinggroupsize", "fsdpsize",
+                 "fsdpdegree"),
     "year": ("date",),
     "float8": ("fp8", "quantization", "quantisation", "usefp8", "enablefp8", "fp8recipe", "float8recipe"),
     "offload": ("activationcpuoffload", "cpuoffload", "offloading", "optimizeroffload", "activationoffload"),
@@ -150,6 +151,9 @@ _LETTERS = re.compile(r"[(\[]([tpdc](?: ?[,;x/-] ?[tpdc])+)[)\]]|^([tpdc](?: ?[,
 _LONGEST = 200
 """Characters of a header; the patterns take the square of a longer one's length."""
 
+_OF_PARTS = ("dense", "moe", "sparse", "active", "activated", "min", "std")
+"""Words in brackets behind headers of other things: "Layers (dense)" are not all layers."""
+
 _SCALE = re.compile(r"\s*[(\[][kmbt][)\]]$")
 """The scale of a column's numbers, as in "Params (B)"."""
 
@@ -175,7 +179,7 @@ def column_named(header: str) -> str:
     low = _SCALE.sub("", low)
     bare, inside = _BRACKETS.sub("", low), _BRACKETS.search(low)
     words = (inside.group(1) if inside else "") or ""
-    for text in (low, f"{words} {bare}" if words else bare, bare):
+    for text in (low, f"{words} {bare}" if words else bare, "" if words in _OF_PARTS else bare):
         if column := _column(text):
             return column
     if words in _ORDERED:

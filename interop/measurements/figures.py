@@ -121,7 +121,7 @@ def _number_and_unit(header: str, cell: str, figure: Figure | None) -> tuple[str
     """The text of a cell's number, and its metric and unit, which may differ from those of its header."""
     if figure is not None and number(cell) is not None:
         return cell, figure
-    found = re.match(r"([~\d.,\s]+[kKM]?)[ ]*([A-Za-z%].*)$", cell)
+    found = re.match(r"([~\d.,\s]+(?:[kKM](?!i?B))?)[ ]*([A-Za-z%].*)$", cell)
     if found is None:
         return cell, figure
     unit = _figure_of_unit(found.group(2), header, figure)
