@@ -67,6 +67,12 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
         figure = dataclasses.replace(figure, of_all=False)  # of a device, as torchtitan's logs have it
     text, figure = _number_and_unit(header, cell, figure)
     value = number(text)
+    if (
+        figure is not None and figure.metric == "iteration_time_s" and text == cell
+        and (value or 0.0) > _LONGEST_STEP_S and not _UNIT_OF_TIME.search(header.lower())
+    ):  # fmt: skip
+        row = {**row, READ_AS: f"{header} {cell!r}: unit not stated, ms"}
+        figure = dataclasses.replace(figure, factor=1e-3)
     if figure is None or value is None:  # the row says that it is not a number
         return {**row, "metric": header if figure is None else figure.metric, "value": cell}
     if figure.of_memory and not (capacity := _memory_GiB(row.get("gpu_type", ""))):
@@ -104,6 +110,12 @@ def _memory_figure(row: Mapping[str, str], header: str, cell: str) -> tuple[Mapp
     unit = "MiB" if plain > _MOST_GIB else "GiB"
     return {**row, READ_AS: f"{header} {cell!r}: unit not stated, {unit}"}, figure_named(f"memory ({unit})")
 
+
+_LONGEST_STEP_S = 1000.0
+"""No published step takes longer; larger numbers without a unit are ms."""
+
+_UNIT_OF_TIME = re.compile(r"(?:\b|_)(?:m?s|sec\w*|min\w*|milli\w*|hours?)(?:\b|_)|\u79d2")
+"""Units of time in headers."""
 
 _MOST_GIB = 1024
 """No device has more memory in GiB; larger numbers are MiB."""
