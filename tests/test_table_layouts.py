@@ -322,6 +322,28 @@ def test_an_open_rate_is_read_by_shares_of_the_peak_that_runs_reach(tmp_path, ra
     assert row["value"] == pytest.approx(int(rate) / 8)
 
 
+@pytest.mark.parametrize(
+    ("precision", "tflops", "rate", "values", "reasons"),
+    [("bf16", "1100", "9100", [9100], ["111% of the device's peak"]), ("", "1100", "9100", [1100, 9100], []),
+     ("bf16", "400", "8.1", [400, 8100], []), ("bf16", "0.4", "0.081", [400], ["0.00% of the device's peak"])],
+)  # fmt: skip
+def test_figures_that_no_device_reaches_are_skipped_and_far_too_low_ones_are_in_thousands(
+    tmp_path, precision, tflops, rate, values, reasons
+):
+    """An H100 has 989 TFLOP/s in bf16, so 1100 are those of FP8 or none. 8.1 tokens a second of an 8B model are 0.05 %
+    of it, 8.1 thousand 50 %, and 81 are 0.5 %."""
+    (tmp_path / "table.csv").write_text(
+        "model,gpu,gpus,tp,mbs,gbs,seq,precision,TFLOPS/GPU,tokens/s/GPU\n"
+        f"llama-3-8b,H100,8,1,1,64,8192,{precision},{tflops},{rate}\n"
+    )
+    scores = validate(tmp_path / "table.csv")
+    assert [row["value"] for row in scores.rows] == pytest.approx(values)
+    assert [skipped["reason"].partition("would be ")[2] for skipped in scores.skipped] == reasons
+    for row in scores.rows:
+        is_scaled = row["value"] not in (float(tflops), float(rate))
+        assert any("in thousands" in told for told in row["assumed"]) == is_scaled
+
+
 def test_figures_of_an_npu_are_of_every_plausible_one_and_references_are_not_its(tmp_path):
     """MindSpeed's tables name no device; a column of references is of another one."""
     (tmp_path / "table.md").write_text(
@@ -457,7 +479,7 @@ def test_mixtures_of_other_software_have_the_interval_of_unmeasured_software(tmp
 def test_tf32_is_a_switch_of_all_products(tmp_path):
     """Also where attention is written out; an A100 multiplies eight times as fast as in float32 (data sheet)."""
     head = "model,gpu,gpus,tp,pp,seq,gbs,mbs,software,precision,tflops/gpu\nGPT 1.3B,A100 40GB,8,1,1,1024,64,4,"
-    lines = [f"{head.splitlines()[1]}Megatron-LM 2022,{precision},50" for precision in ("TF32", "fp32 (no TF32)")]
+    lines = [f"{head.splitlines()[1]}Megatron-LM 2022,{precision},12" for precision in ("TF32", "fp32 (no TF32)")]
     (tmp_path / "table.csv").write_text("\n".join([head.splitlines()[0], *lines]) + "\n")
     narrow, wide = validate(tmp_path / "table.csv").rows
     assert 3 < narrow["predicted"] / wide["predicted"] < 8

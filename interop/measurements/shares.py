@@ -8,10 +8,19 @@ from typing import Any
 from interop.measurements.cells import PARTS
 from interop.measurements.numbers import number
 
-__all__ = ["MOST_SHARE", "share_of_peak", "whose_rate", "with_reading"]
+__all__ = ["in_thousands", "most_share", "share_of_peak", "whose_rate", "with_reading"]
 
-MOST_SHARE = 3.0
+_MOST_SHARE = 3.0
 """Shares of the peak above this are those of a wrong unit, whatever sizes a row leaves open."""
+
+_MOST_COUNTED = 1.05
+"""The same of figures that count operations, which depend little on the sizes that a row leaves open."""
+
+_LEAST_LARGE = 0.005
+"""Shares of the peak below this are those of a wrong unit, for models of more than 1e9 parameters."""
+
+_IN_THOUSANDS = (0.05, 0.7)
+"""Shares of the peak that a figure in thousands may mean."""
 
 _RATES = ("tokens_per_s_per_gpu", "samples_per_s_per_gpu")
 
@@ -33,6 +42,32 @@ def share_of_peak(result: Mapping[str, Any], value: float) -> float:
         return 0.0
     ratio = value / result["predicted"]
     return float(result["mfu"] / ratio if result["metric"] == "iteration_time_s" else result["mfu"] * ratio)
+
+
+def most_share(metric: str) -> float:
+    """The largest share of the peak in its precision that a figure may mean.
+
+    >>> most_share("tflops_per_gpu"), most_share("tokens_per_s_per_gpu")
+    (1.05, 3.0)
+    """
+    return _MOST_COUNTED if metric in ("tflops_per_gpu", "mfu_percent") else _MOST_SHARE
+
+
+def in_thousands(metric: str, share: float, parameters: int) -> float:
+    """The factor of a figure's unit: 1000 if it is far too low and usual in thousands, 0 if it is too low anyway.
+
+    Args:
+        metric: of the figure; only rates can be too low.
+        share: of the devices' peak that it means.
+        parameters: of the model; small ones may be that slow.
+
+    >>> in_thousands("tokens_per_s_per_gpu", 5e-4, 8_000_000_000), in_thousands("tokens_per_s_per_gpu", 0.3, 10**10)
+    (1000.0, 1.0)
+    """
+    if metric not in (*_RATES, "tflops_per_gpu") or share >= _LEAST_LARGE or parameters <= 1e9:
+        return 1.0
+    least, most = _IN_THOUSANDS
+    return 1000.0 if least <= 1000 * share <= most else 0.0
 
 
 def whose_rate(row: Mapping[str, str], share: float) -> tuple[float, float | None, tuple[str, ...]]:

@@ -23,7 +23,7 @@ from interop.measurements.precisions import has_products
 from interop.measurements.readings import Filling, least_split, needed_fillings, other_fillings
 from interop.measurements.rows import case_of
 from interop.measurements.scores import LESS_IS_BETTER, score
-from interop.measurements.shares import MOST_SHARE, share_of_peak, whose_rate, with_reading
+from interop.measurements.shares import in_thousands, most_share, share_of_peak, whose_rate, with_reading
 from interop.measurements.tables import rows_of
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
@@ -129,7 +129,7 @@ class _Reader:
 
     def __init__(self, given: _Given) -> None:
         self.given = given
-        self.known: dict[bytes, tuple[tuple[str, ...], dict[str, Any]] | Skip] = {}
+        self.known: dict[bytes, tuple[tuple[str, ...], int, dict[str, Any]] | Skip] = {}
 
     def read(self, row: Mapping[str, str], number: int) -> tuple[tuple[str, ...], dict[str, Any]]:
         """The group of a row and what `Validation.rows` says of it.
@@ -144,7 +144,7 @@ class _Reader:
         if key not in self.known:
             try:
                 case, result = _read(row, number, self.given)
-                self.known[key] = case.group, result
+                self.known[key] = case.group, case.config.num_parameters, result
             except Skip as skip:
                 self.known[key] = skip
             except (TwofoldError, OverflowError) as error:
@@ -153,7 +153,7 @@ class _Reader:
         found = self.known[key]
         if isinstance(found, Skip):
             raise found
-        group, result = found
+        group, parameters, result = found
         if (unit := _MEMORY_UNITS.get(result["metric"])) is not None:
             room_bytes = load_machine(result["machine"]).memory_bytes
             if value * unit > _MEMORY_MARGIN * room_bytes:
@@ -169,8 +169,14 @@ class _Reader:
                     f"precision not stated: fp8, as the figure is {factor * share:.0%} of the peak of 16-bit products"
                 )
                 return group, {**result, "assumed": [remark, *result["assumed"]]}
-            if factor * share > MOST_SHARE:
+            if factor * share > most_share(result["metric"]):
                 raise Skip(f"{result['metric']} {value:g} would be {factor * share:.0%} of the device's peak", "value")
+            scale = in_thousands(result["metric"], factor * share, parameters)
+            if not scale:
+                raise Skip(f"{result['metric']} {value:g} would be {factor * share:.2%} of the device's peak", "value")
+            if scale > 1:
+                assumed = (*assumed, f"the figure is in thousands: {value:g} would be {factor * share:.2%} of the peak")
+                value *= scale
         return group, {**result, "row": number, "value": value, "assumed": [*assumed, *result["assumed"]]}
 
 
