@@ -17,6 +17,9 @@ _DITTO = re.compile(
 _NEEDED = ("model", "gpu_type")
 """Columns without which a row means nothing: a blank cell repeats the one above, wherever it stands."""
 
+_SHARED = ("global_batch", "seq")
+"""Columns whose merged cells may stand behind others: a blank cell repeats the one above if the row begins with one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
@@ -49,6 +52,7 @@ def with_cells_above(
     heading = ""
     merges = bool(figures)
     needed = {place for place, column in enumerate(columns) if column in _NEEDED} if "hidden" not in columns else set()
+    shared = {place for place, column in enumerate(columns) if column in _SHARED}
     lower = [header.lower() for header in headers]
     for row in rows:
         if row[0].lower() == lower[0] and [cell.lower() for cell in row] == lower:
@@ -56,7 +60,8 @@ def with_cells_above(
         if merges and (group := heading_of(row)):
             heading, above = group, ()
             continue
-        places = _repeated(row, above, figures, needed, merges=merges) if above else ()
+        anywhere = needed if row[0] else needed | shared
+        places = _repeated(row, above, figures, anywhere, merges=merges) if above else ()
         cells = [above[place] if place in places else cell for place, cell in enumerate(row)] if places else row
         above = cells
         yield Carried(cells=cells, places=places, heading=heading)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from interop.measurements.batches import BadCell, count_of, fill, product_of, with_batch
+from interop.measurements.capacities import CAPACITY, with_capacity
 from interop.measurements.columns import degree_order
 from interop.measurements.hybrid import HYBRID, hybrid_in, with_hybrid
 from interop.measurements.numbers import number
@@ -36,6 +37,12 @@ _BEHIND = re.compile(r"\w.*?\)? *[x\u00d7*] *(\d+)(?: *(?:gpus?|npus?|devices|ca
 _OFF = ("tp", "pp", "cp", "ep")
 """Degrees that tables write as 0 where they are not used."""
 
+_WHOLE = ("seq", "global_batch", "gpu_count", "hidden", "ffn", "vocab")
+"""Columns of whole numbers, most of which are above 1,000."""
+
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}\.(?!000)\d{3}")
+"""A number with a point between its thousands, "4.096"; in "8.000" the zeros may be decimals."""
+
 NO_FSDP = "no fsdp"
 """Cell of a sharding level where a column "FSDP" has a 0."""
 
@@ -59,6 +66,12 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         if words := degrees.pop("words", ""):  # "Megatron DP": the row's other cells may tell more
             made["notes"] = f"{made.get('notes', '')}; {words}".strip("; ")
         fill(made, degrees)
+    for column in _WHOLE:
+        in_millions = column == "global_batch" and "tok" in headers.get(column, "").lower()
+        if _THOUSANDS.fullmatch(made.get(column, "")) and not in_millions:
+            made[column] = made[column].replace(".", "")
+    if made.get("zero_level") == "-":
+        made["zero_level"] = "none"
     for column in ("zero_level", "notes"):
         fill(made, degrees_in(made.get(column, "")))
     if headers.get("zero_level", "").strip().lower() == "fsdp":
@@ -76,7 +89,7 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     if year := made.pop("year", ""):
         made["provenance"] = f"{made.get('provenance', '')} {year}".strip()
     with_batch(made, headers)
-    return made
+    return with_capacity(made, headers.get(CAPACITY, ""))
 
 
 def _counts_of_devices(made: dict[str, str]) -> None:

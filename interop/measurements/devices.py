@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 
 __all__ = [
-    "Network", "UnknownDevice", "device_named", "devices_meant", "is_device", "linked_within_node", "network_of",
+    "Network", "UnknownDevice", "capacities_of", "device_named", "devices_meant", "is_device", "linked_within_node",
+    "network_of",
 ]  # fmt: skip
 
 
@@ -54,6 +55,9 @@ _MEMORIES = {
     "h20": {"96": "h20"},
     "mi300x": {"192": "mi300x"},
 }
+
+_ASCEND_MEMORIES = {"ascend-910b4": 32, "ascend-910c": 128}
+"""Capacities in GB of Ascend devices, where they are not 64."""
 
 _KNOWN = (
     "V100, A100, A800, H100, H800, H20, H200, GH200, B200, B300, GB200, GB300, cards of A100 and H100 on PCIe, "
@@ -141,6 +145,25 @@ def devices_meant(text: str) -> tuple[str, ...]:
         numbers = (4,) if re.search(r"\b32 ?g", low) else (3, 2, 1) if re.search(r"\b64 ?g", low) else (4, 3, 2, 1)
         return tuple(f"Ascend 910B{number}" for number in numbers)
     return ()
+
+
+def capacities_of(text: str) -> frozenset[int]:
+    """The capacities in GB that the device of a name may have.
+
+    Raises:
+        UnknownDevice: it is not in the catalogue.
+
+    >>> sorted(capacities_of("A100")), sorted(capacities_of("A100-40GB")), sorted(capacities_of("Ascend 910B"))
+    ([40, 80], [40], [32, 64])
+    """
+    if text and (members := devices_meant(text)):
+        return frozenset().union(*map(capacities_of, members))
+    name, assumed = device_named(text)
+    if name.startswith("ascend"):
+        return frozenset({_ASCEND_MEMORIES.get(name, 64)})
+    kind = name.partition("-")[0]
+    sizes = (*_MEMORIES.get(kind, {}).items(), *_CARDS.get(kind, {}).items())
+    return frozenset(int(size) for size, own in sizes if own == name or assumed)
 
 
 _LIKE_DEVICES = re.compile(

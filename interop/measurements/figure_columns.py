@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from interop.measurements.capacities import CAPACITY
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FIGURE
 from interop.measurements.figures import measured
 from interop.measurements.grids import Grid
@@ -35,7 +36,7 @@ def figures_of(grid: Grid, columns: Sequence[str]) -> list[FigureColumn]:
     figure that a title or their cells name."""
     found = []
     for place, (header, above) in enumerate(zip(grid.headers, grid.above, strict=True)):
-        column = _figure_of(place, header, columns[place])
+        column = None if columns[place] == CAPACITY else _figure_of(place, header, columns[place])
         if column is None or (column.figure is not None and column.figure.tokens == 0 and "tokens" not in columns):
             continue
         stated = {**stated_in_titles((above,), ()), **column.stated} if above else column.stated
@@ -43,7 +44,11 @@ def figures_of(grid: Grid, columns: Sequence[str]) -> list[FigureColumn]:
     if found:
         return _on_one_device(found)
     clauses = (clause for title in grid.titles for clause in re.split(r"[.:;,](?:\s|$)", title.strip("* #")))
-    starts = (words for clause in clauses for words in (clause.strip(), _TITLE_END.split(clause)[0].strip()))
+    starts = (
+        clause[:end].strip()
+        for clause in clauses
+        for end in (len(clause), *(found.start() for found in _TITLE_END.finditer(clause)))
+    )
     header, figure = next(((words, own) for words in starts if (own := figure_named(words))), ("", None))
     conditions = (
         (place, stated_in_titles((name,), ())) for place, name in enumerate(grid.headers) if not columns[place]
@@ -78,7 +83,7 @@ _OF_NPUS = re.compile(r"tok\w*/s(?:ec)?/p\b|tok\w*/p/s", re.I)
 
 
 _TITLE_END = re.compile(r"\b(?:of|for|on|with|in|by|vs|versus)\b|[:;,]|\((?!m?s\))")
-"""Where the name of a figure at the beginning of a title ends."""
+"""Where the name of a figure at the beginning of a title may end."""
 
 
 def _figure_of(place: int, header: str, column: str) -> FigureColumn | None:

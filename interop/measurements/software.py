@@ -91,7 +91,10 @@ _CUBLAS_ROWS = r"\b2026\b|\btorch[ -]?v?2\.(?:9|1\d)"
 _EARLY = {"megatron": "megatron-2022", "megatron-deepspeed": "megatron-deepspeed-2022"}
 """Stack -> the one of 2022 and before."""
 
-_LEVEL_IN_WORDS = r"zero[ -]*(?:stage[ -]*)?[0-3]\b|full[_ ]shard|shard_grad_op|\bhsdp\b|\bddp\b"
+_LEVEL_IN_WORDS = (
+    r"\b(?:no|without|w/o) (?:deepspeed[ -]*)?zero\b(?![ -]*bubble)|zero[ -]*(?:stage[ -]*)?[0-3]\b|full[_ ]shard"
+    r"|shard_grad_op|\bhsdp\b|\bddp\b"
+)
 
 
 def level_of(cells: Cells) -> int | None:

@@ -29,6 +29,7 @@ _NO = (
 
 _HYBRID = r"hsdp|\bmics\b|hybrid(?! parallel)|replicat\w* \d.*shard|shard.*replicat\w* \d"
 _LEVELS = (
+    (r"\b(?:no|without) (?:deepspeed )?zero\b(?! bubble)", 0),
     (r"reshard after forward ?=? ?(false|no|0)|no reshard", 2),
     (r"\b(?:z|zero)[ ]*(?:stage[ ]*)?([0-3])\b|stage ?([0-3])\b|\blevel ?([0-3])\b|^([0-3])(?![\w./])", None),
     (r"full[ ]*shard|fully shard|os g p(arams?|arameters)?\b|optim\w* (and )?grad\w* (and )?(param|weight)",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from interop.measurements.batches import BadCell
+from interop.measurements.capacities import CAPACITY, capacity_place
 from interop.measurements.carried import heading_of, with_cells_above
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FROM_ABOVE, FROM_TITLE, ROW
 from interop.measurements.columns import COLUMNS, column_named, rank_of
@@ -22,10 +23,10 @@ from interop.measurements.headers import figure_named
 from interop.measurements.model_names import named_parameters
 from interop.measurements.models import catalogued
 from interop.measurements.numbers import number
-from interop.measurements.pairs import runs_of
+from interop.measurements.pairs import NOTHING, runs_of
 from interop.measurements.software import names_software, software_of_headers
 from interop.measurements.spellings import level_named, schedule_named, switch_named
-from interop.measurements.titles import stated_in_titles
+from interop.measurements.titles import stated_in_titles, without_conditions
 from plans.errors import TwofoldError
 from plans.reading import read_text
 
@@ -77,15 +78,21 @@ def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:
             yield {ROW: str(num_rows), BAD_COLUMN: "model", BAD_VALUE: "", BAD_REASON: reason}
 
 
+_LOOKED_AT = 200
+"""Rows at the beginning of a table whose cells decide what its columns are."""
+
+
 def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
     """The rows of a table that follows `before` rows of other tables."""
     headers = grid.headers
+    begin = list(itertools.islice(grid.rows, _LOOKED_AT))
     columns = _columns(headers)
+    _name_by_cells(columns, begin, headers, grid.titles)
     figures = figures_of(grid, columns) if "metric" not in columns else []
     for figure in figures:
         columns[figure.place] = ""
     stated = _stated_above(grid, columns)
-    first = next(grid.rows, [])
+    first = begin[0] if begin else []
     if not {"model", "hidden"} & {*columns, *stated} and (place := _place_of_models(first, columns)) is not None:
         columns[place] = "model"
     free = [cell for cell, column in zip(first, columns, strict=False) if column in ("", *_WORDY)]
@@ -100,7 +107,7 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
     named = {column: headers[place] for place in reversed(order) for column in [columns[place]]}
     places = {figure.place for figure in figures}
     order += [place for place, column in enumerate(columns) if not column and place not in places]
-    carried = with_cells_above(itertools.chain([first] if first else [], grid.rows), headers, columns, places)
+    carried = with_cells_above(itertools.chain(begin, grid.rows), headers, columns, places)
     for count, row in enumerate(carried, start=before + 1):
         about = {**stated, **stated_in_titles((row.heading,), ())} if row.heading else stated
         repeated = ", ".join(sorted({columns[place] or headers[place] for place in row.places}))
@@ -147,6 +154,32 @@ def _columns(headers: Sequence[str]) -> list[str]:
     if "metric" in columns and "value" not in columns:  # of another task, as "accuracy"
         columns[columns.index("metric")] = ""
     return columns
+
+
+def _name_by_cells(
+    columns: list[str], rows: Sequence[Sequence[str]], headers: Sequence[str], titles: Sequence[str]
+) -> None:  # fmt: skip
+    """Change the columns whose cells show that they are not what their headers alone mean.
+
+    Args:
+        columns: of the headers; changed in place.
+        rows: the first rows of the table.
+        headers, titles: of the table.
+    """
+    device = stated_in_titles(titles, ()).get("gpu_type", "")
+    if (place := capacity_place(rows, headers, columns, device)) is not None:
+        columns[place] = CAPACITY
+    precisions = [place for place, header in enumerate(headers) if header and not without_conditions(header)]
+    figures = [place for place in precisions if _are_figures([row[place] for row in rows])]
+    if len(figures) > 1:  # "BF16" and "FP8": figures by precision, no switch
+        for place in figures:
+            columns[place] = ""
+
+
+def _are_figures(cells: Sequence[str]) -> bool:
+    """Whether the cells of a column are numbers above 1, or state that nothing was measured."""
+    values = [number(cell) for cell in cells if cell.lower() not in NOTHING]
+    return bool(values) and all(value is not None and value > 1 for value in values)
 
 
 def _place_of_models(cells: Sequence[str], columns: Sequence[str]) -> int | None:
