@@ -325,16 +325,18 @@ def test_an_open_rate_is_read_by_shares_of_the_peak_that_runs_reach(tmp_path, ra
 @pytest.mark.parametrize(
     ("precision", "tflops", "rate", "values", "reasons"),
     [("bf16", "1100", "9100", [9100], ["111% of the device's peak"]), ("", "1100", "9100", [1100, 9100], []),
-     ("bf16", "400", "8.1", [400, 8100], []), ("bf16", "0.4", "0.081", [400], ["0.00% of the device's peak"])],
+     ("bf16", "400", "8.1", [400, 8100], []), ("bf16", "0.4", "0.081", [400], ["0.00% of the device's peak"]),
+     ("bf16, 10 GbE", "400", "8.1", [400, 8.1], [])],
 )  # fmt: skip
 def test_figures_that_no_device_reaches_are_skipped_and_far_too_low_ones_are_in_thousands(
     tmp_path, precision, tflops, rate, values, reasons
 ):
     """An H100 has 989 TFLOP/s in bf16, so 1100 are those of FP8 or none. 8.1 tokens a second of an 8B model are 0.05 %
-    of it, 8.1 thousand 50 %, and 81 are 0.5 %."""
+    of it and 8.1 thousand 50 %; with slow links they may be true."""
+    precision, _, link = precision.partition(", ")
     (tmp_path / "table.csv").write_text(
-        "model,gpu,gpus,tp,mbs,gbs,seq,precision,TFLOPS/GPU,tokens/s/GPU\n"
-        f"llama-3-8b,H100,8,1,1,64,8192,{precision},{tflops},{rate}\n"
+        "model,gpu,gpus,tp,mbs,gbs,seq,precision,interconnect,TFLOPS/GPU,tokens/s/GPU\n"
+        f"llama-3-8b,H100,16,1,1,64,8192,{precision},{link},{tflops},{rate}\n"
     )
     scores = validate(tmp_path / "table.csv")
     assert [row["value"] for row in scores.rows] == pytest.approx(values)

@@ -70,7 +70,7 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         in_millions = column == "global_batch" and "tok" in headers.get(column, "").lower()
         if _THOUSANDS.fullmatch(made.get(column, "")) and not in_millions:
             made[column] = made[column].replace(".", "")
-    if made.get("zero_level") == "-":
+    if made.get("zero_level") in ("-", "--", "\u2013", "\u2014"):
         made["zero_level"] = "none"
     for column in ("zero_level", "notes"):
         fill(made, degrees_in(made.get(column, "")))

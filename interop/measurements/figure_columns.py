@@ -15,10 +15,14 @@ from interop.measurements.pairs import NOTHING
 from interop.measurements.software import names_software
 from interop.measurements.titles import CONDITIONS, stated_in_titles, without_conditions
 
-__all__ = ["FigureColumn", "figures_of", "rows_of_figures"]
+__all__ = ["OF_PRECISION", "FigureColumn", "figures_of", "rows_of_figures"]
 
 _FAILED = ("oom", "out of memory", "oor", "failed")
 """Cells of runs that did not finish."""
+
+
+OF_PRECISION = "figures of a precision"
+"""Column of figures whose header is the name of a precision. No header has this name: the cells decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +36,8 @@ class FigureColumn:
 
 
 def figures_of(grid: Grid, columns: Sequence[str]) -> list[FigureColumn]:
-    """The columns of figures; where none is named, those whose headers state a device, a precision or the like, of a
-    figure that a title or their cells name."""
+    """The columns of figures: those whose headers name one, and of a figure that a title or their cells name those of
+    a precision and, where no header names a figure, those whose headers state a device or the like."""
     found = []
     for place, (header, above) in enumerate(zip(grid.headers, grid.above, strict=True)):
         column = None if columns[place] == CAPACITY else _figure_of(place, header, columns[place])
@@ -41,21 +45,25 @@ def figures_of(grid: Grid, columns: Sequence[str]) -> list[FigureColumn]:
             continue
         stated = {**stated_in_titles((above,), ()), **column.stated} if above else column.stated
         found.append(replace(column, stated=stated))
-    if found:
-        return _on_one_device(found)
-    clauses = (clause for title in grid.titles for clause in re.split(r"[.:;,](?:\s|$)", title.strip("* #")))
+    header, figure = _figure_of_titles(grid.titles)
+    by_condition = [
+        FigureColumn(place=place, header=header or name, figure=figure, stated=stated)
+        for place, name in enumerate(grid.headers)
+        if columns[place] == OF_PRECISION or not (columns[place] or found)
+        if (stated := stated_in_titles((name,), ()))
+    ]
+    return [*_on_one_device(found), *by_condition]
+
+
+def _figure_of_titles(titles: Sequence[str]) -> tuple[str, Figure | None]:
+    """The words of a title that name a figure, and the figure; None if no title names one."""
+    clauses = (clause for title in titles for clause in re.split(r"[.:;,](?:\s|$)", title.strip("* #")))
     starts = (
         clause[:end].strip()
         for clause in clauses
         for end in (len(clause), *(found.start() for found in _TITLE_END.finditer(clause)))
     )
-    header, figure = next(((words, own) for words in starts if (own := figure_named(words))), ("", None))
-    conditions = (
-        (place, stated_in_titles((name,), ())) for place, name in enumerate(grid.headers) if not columns[place]
-    )
-    return [
-        FigureColumn(place=place, header=header, figure=figure, stated=stated) for place, stated in conditions if stated
-    ]
+    return next(((words, own) for words in starts if (own := figure_named(words))), ("", None))
 
 
 def _on_one_device(figures: Sequence[FigureColumn]) -> list[FigureColumn]:

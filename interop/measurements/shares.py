@@ -17,10 +17,10 @@ _MOST_COUNTED = 1.05
 """The same of figures that count operations, which depend little on the sizes that a row leaves open."""
 
 _LEAST_LARGE = 0.005
-"""Shares of the peak below this are those of a wrong unit, for models of more than 1e9 parameters."""
+"""Shares of the peak below this are those of a wrong unit, where the model is large and no link is slow."""
 
 _IN_THOUSANDS = (0.05, 0.7)
-"""Shares of the peak that a figure in thousands may mean."""
+"""Shares of the peak that a figure in thousands of tokens/s or of TFLOP/s may mean."""
 
 _RATES = ("tokens_per_s_per_gpu", "samples_per_s_per_gpu")
 
@@ -53,21 +53,21 @@ def most_share(metric: str) -> float:
     return _MOST_COUNTED if metric in ("tflops_per_gpu", "mfu_percent") else _MOST_SHARE
 
 
-def in_thousands(metric: str, share: float, parameters: int) -> float:
-    """The factor of a figure's unit: 1000 if it is far too low and usual in thousands, 0 if it is too low anyway.
+def in_thousands(metric: str, share: float) -> float:
+    """The factor of the unit of a large model's figure: 1000 if it is far too low but usual in thousands, 0 if it is
+    not usual in thousands either.
 
     Args:
         metric: of the figure; only rates can be too low.
         share: of the devices' peak that it means.
-        parameters: of the model; small ones may be that slow.
 
-    >>> in_thousands("tokens_per_s_per_gpu", 5e-4, 8_000_000_000), in_thousands("tokens_per_s_per_gpu", 0.3, 10**10)
-    (1000.0, 1.0)
+    >>> [in_thousands("tokens_per_s_per_gpu", share) for share in (5e-4, 0.3, 5e-6)]
+    [1000.0, 1.0, 0.0]
     """
-    if metric not in (*_RATES, "tflops_per_gpu") or share >= _LEAST_LARGE or parameters <= 1e9:
+    if metric not in (*_RATES, "tflops_per_gpu") or share >= _LEAST_LARGE:
         return 1.0
     least, most = _IN_THOUSANDS
-    return 1000.0 if least <= 1000 * share <= most else 0.0
+    return 1000.0 if least <= 1000 * share <= most and metric != "samples_per_s_per_gpu" else 0.0
 
 
 def whose_rate(row: Mapping[str, str], share: float) -> tuple[float, float | None, tuple[str, ...]]:

@@ -16,7 +16,7 @@ from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FROM_A
 from interop.measurements.columns import COLUMNS, column_named, rank_of
 from interop.measurements.composed import ordered_degrees, plain_row
 from interop.measurements.devices import is_device
-from interop.measurements.figure_columns import figures_of, rows_of_figures
+from interop.measurements.figure_columns import OF_PRECISION, figures_of, rows_of_figures
 from interop.measurements.figures import with_unit
 from interop.measurements.grids import Grid, grids_of
 from interop.measurements.headers import figure_named
@@ -171,9 +171,9 @@ def _name_by_cells(
         columns[place] = CAPACITY
     precisions = [place for place, header in enumerate(headers) if header and not without_conditions(header)]
     figures = [place for place in precisions if _are_figures([row[place] for row in rows])]
-    if len(figures) > 1:  # "BF16" and "FP8": figures by precision, no switch
+    if len(figures) > 1:  # "BF16" and "FP8", which alone is a switch
         for place in figures:
-            columns[place] = ""
+            columns[place] = OF_PRECISION
 
 
 def _are_figures(cells: Sequence[str]) -> bool:

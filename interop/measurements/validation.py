@@ -129,7 +129,7 @@ class _Reader:
 
     def __init__(self, given: _Given) -> None:
         self.given = given
-        self.known: dict[bytes, tuple[tuple[str, ...], int, dict[str, Any]] | Skip] = {}
+        self.known: dict[bytes, tuple[tuple[str, ...], bool, dict[str, Any]] | Skip] = {}
 
     def read(self, row: Mapping[str, str], number: int) -> tuple[tuple[str, ...], dict[str, Any]]:
         """The group of a row and what `Validation.rows` says of it.
@@ -144,7 +144,7 @@ class _Reader:
         if key not in self.known:
             try:
                 case, result = _read(row, number, self.given)
-                self.known[key] = case.group, case.config.num_parameters, result
+                self.known[key] = case.group, _is_large(case), result
             except Skip as skip:
                 self.known[key] = skip
             except (TwofoldError, OverflowError) as error:
@@ -153,7 +153,7 @@ class _Reader:
         found = self.known[key]
         if isinstance(found, Skip):
             raise found
-        group, parameters, result = found
+        group, is_large, result = found
         if (unit := _MEMORY_UNITS.get(result["metric"])) is not None:
             room_bytes = load_machine(result["machine"]).memory_bytes
             if value * unit > _MEMORY_MARGIN * room_bytes:
@@ -162,6 +162,12 @@ class _Reader:
         narrower = any("tf32" in reading["cells"].get("stack", "") for reading in result["readings"])
         if not (narrower and share > 1):
             factor, other, remarks = whose_rate(row, share)
+            if not (scale := in_thousands(result["metric"], factor * share)) and is_large:
+                raise Skip(f"{result['metric']} {value:g} would be {factor * share:.2%} of the device's peak", "value")
+            if scale > 1 and is_large:
+                factor, other, remarks = whose_rate(row, scale * share)
+                thousands = f"the figure is in thousands: {value:g} would be {share:.2%} of the device's peak"
+                value, share, remarks = scale * value, scale * share, (thousands, *remarks)
             value, assumed, result = factor * value, (*assumed, *remarks), with_reading(result, factor, other)
             if factor * share > 1 and not row.get("precision") and has_products(result["machine"], "float8"):
                 group, result = self.read({**row, "precision": "fp8"}, number)
@@ -171,13 +177,17 @@ class _Reader:
                 return group, {**result, "assumed": [remark, *result["assumed"]]}
             if factor * share > most_share(result["metric"]):
                 raise Skip(f"{result['metric']} {value:g} would be {factor * share:.0%} of the device's peak", "value")
-            scale = in_thousands(result["metric"], factor * share, parameters)
-            if not scale:
-                raise Skip(f"{result['metric']} {value:g} would be {factor * share:.2%} of the device's peak", "value")
-            if scale > 1:
-                assumed = (*assumed, f"the figure is in thousands: {value:g} would be {factor * share:.2%} of the peak")
-                value *= scale
         return group, {**result, "row": number, "value": value, "assumed": [*assumed, *result["assumed"]]}
+
+
+def _is_large(case: Case) -> bool:
+    """Whether a run keeps its devices busy: more than 1e9 parameters, and no link that is stated to be slow."""
+    stated = case.network.per_device_Bps
+    return case.config.num_parameters > 1e9 and (stated is None or stated >= _SLOW_BPS)
+
+
+_SLOW_BPS = 50e9 / 8
+"""Bytes per second of links between nodes, below which a real run may reach less than 0.5 % of the peak."""
 
 
 def _skipped(row: Mapping[str, str], number: int, skip: Skip) -> dict[str, Any]:
