@@ -311,7 +311,7 @@ def test_blocks_are_modules_up_to_their_number():
         ({"parallel_level": 4}, "level 4 is not known; levels are 0, 1, 2 and 3"),
         ({"bucket_bytes": -1}, "bucket_bytes=-1 and prefetch=1 must not be negative"),
         ({"reduce_every": "epoch"}, "reduce_every 'epoch' is not known: micro_batch or step"),
-        ({"clip_norm": 0.0}, r"clip_norm must be above 0, not 0\.0"),
+        ({"clip_norm": 0.0}, r"clip_norm must be finite and above 0, not 0\.0; None disables clipping"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):

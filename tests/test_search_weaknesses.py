@@ -100,7 +100,7 @@ def test_a_weakness_is_beaten(name: str) -> None:
 def test_a_slower_network_changes_the_choice() -> None:
     """W3: elements stay the same, seconds do not."""
     found = cases.slower_network(
-        asked(devices=16).changed(pins=Pins(cp=1, recompute="none", micro_batch=1)), 128.0, 1.5
+        asked(devices=16).changed(pins=Pins(cp=1, recompute="none", micro_batch=1)), 256.0, 1.5
     )
     assert found.passed, found
 

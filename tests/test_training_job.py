@@ -95,8 +95,8 @@ def test_a_run_whose_rank_is_killed_and_raises_equals_one_that_does_neither(tmp_
     (tmp_path / "killed" / "weights.npz").unlink()  # as if the run ended after its last checkpoint
     assert main(["train", str(job), "--resume"]) == 0
     assert losses(tmp_path / "killed" / "metrics.jsonl") == ran
-    weights = [np.load(tmp_path / out / "weights.npz") for out in ("killed", "whole")]
-    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0].files)
+    with np.load(tmp_path / "killed" / "weights.npz") as killed, np.load(tmp_path / "whole" / "weights.npz") as whole:
+        assert all(np.array_equal(killed[name], whole[name]) for name in killed.files)
 
 
 def test_a_resume_with_settings_that_change_the_losses_names_them(tmp_path, capsys):
@@ -186,7 +186,8 @@ def test_evaluations_between_steps_are_those_of_a_plain_module_and_change_nothin
         job = tmp_path / f"{every}.toml"
         job.write_text(f'plan = "{plan}"\nout = "{out}"\n{common}{asked}')
         assert main(["train", str(job)]) == 0
-        weights[every] = dict(np.load(out / "weights.npz"))
+        with np.load(out / "weights.npz") as found:
+            weights[every] = dict(found)
     told = capsys.readouterr().out
     assert losses(tmp_path / "every2" / "metrics.jsonl") == losses(tmp_path / "every0" / "metrics.jsonl")
     assert all(np.array_equal(weights[0][name], weights[2][name]) for name in weights[0])

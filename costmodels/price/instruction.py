@@ -297,8 +297,10 @@ def price_compute(
             longer in a step than alone (`Compute.longer_in_steps`).
     """
     cost = _alone(machine, call, shapes, dtype, touched_bytes, flops, own)
-    longer = machine.compute.longer_in_steps if own else 0.0
-    return cost if not longer else dataclasses.replace(cost, work_ps=round(cost.work_ps * (1 + longer)))
+    if not own or not machine.compute.longer_in_steps:
+        return cost
+    times = 1 + machine.compute.longer_in_steps  # at the same power (assumed)
+    return dataclasses.replace(cost, work_ps=round(cost.work_ps * times), energy_pJ=round(cost.energy_pJ * times))
 
 
 def _alone(
