@@ -346,6 +346,15 @@ def test_figures_that_no_device_reaches_are_skipped_and_far_too_low_ones_are_in_
         assert any("in thousands" in told for told in row["assumed"]) == is_scaled
 
 
+def test_operations_of_recomputation_count_towards_the_peak(tmp_path):
+    """350 TFLOP/s are more than the 312 of an A100, although only three quarters of them are the model's."""
+    head = "model,gpu,gpus,tp,mbs,gbs,seq,software,recompute,TFLOPS/GPU\n"
+    run = 'gpt3-6.7b,A100,8,8,1,64,2048,"Megatron-LM, arXiv 2104.04473",full,'
+    (tmp_path / "table.csv").write_text(f"{head}{run}160\n{run}350\n")
+    scores = validate(tmp_path / "table.csv")
+    assert len(scores.rows) == 1 and "112% of the device's peak" in scores.skipped[0]["reason"]
+
+
 def test_figures_of_an_npu_are_of_every_plausible_one_and_references_are_not_its(tmp_path):
     """MindSpeed's tables name no device; a column of references is of another one."""
     (tmp_path / "table.md").write_text(

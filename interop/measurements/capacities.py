@@ -20,7 +20,7 @@ _OF_RUNS = re.compile(
 """Words in headers of the memory that a run takes."""
 
 _CAPACITY = re.compile(r"\b(?:capacity|size|installed)\b", re.I)
-_GIGABYTES = re.compile(r"(\d+)(?:\.0+)? *(?:g(?:i?b)?)?", re.I)
+_GIGABYTES = re.compile(r"(\d+)(?:\.0+)? *(?:g(?:i?b)?)?(?: *hbm\w*)?", re.I)
 _DEVICES = ("gpu_type", "gpu_count", "source")
 """Columns that may name the device."""
 
@@ -49,8 +49,8 @@ def capacity_place(
         named = (cell for cell, column in zip(row, columns, strict=True) if column in _DEVICES and is_device(cell))
         devices.append(next(named, devices[-1] if devices else device))
     for place in places:
-        filled = [(row[place], own) for row, own in zip(rows, devices, strict=True) if row[place]]
-        if filled and all(_is_capacity(cell, own) for cell, own in filled):
+        filled = [_is_capacity(row[place], own) for row, own in zip(rows, devices, strict=True) if row[place]]
+        if any(filled) and False not in filled:
             return place
     return None
 
@@ -63,12 +63,13 @@ def _may_be(header: str) -> bool:
     return (is_figure or is_memory(bare)) and not _OF_RUNS.search(header)
 
 
-def _is_capacity(cell: str, device: str) -> bool:
+def _is_capacity(cell: str, device: str) -> bool | None:
+    """Whether a cell is a capacity of a device; None if the device is not in the catalogue."""
     found = _GIGABYTES.fullmatch(cell)
     try:
-        return found is not None and int(found.group(1)) in capacities_of(device)
+        return int(found.group(1)) in capacities_of(device) if found else False
     except UnknownDevice:
-        return False
+        return None
 
 
 def with_capacity(row: dict[str, str], header: str) -> dict[str, str]:

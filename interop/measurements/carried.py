@@ -60,7 +60,7 @@ def with_cells_above(
         if merges and (group := heading_of(row)):
             heading, above = group, ()
             continue
-        anywhere = needed if row[0] else needed | shared
+        anywhere = needed | shared if above and above[0] and not row[0] else needed
         places = _repeated(row, above, figures, anywhere, merges=merges) if above else ()
         cells = [above[place] if place in places else cell for place, cell in enumerate(row)] if places else row
         above = cells

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from interop.measurements.cells import PARTS
+from interop.measurements.case import Case
+from interop.measurements.cells import PARTS, Skip
 from interop.measurements.numbers import number
 
-__all__ = ["in_thousands", "most_share", "share_of_peak", "whose_rate", "with_reading"]
+__all__ = ["as_read", "is_large_run", "most_share", "share_of_peak", "with_reading"]
 
 _MOST_SHARE = 3.0
 """Shares of the peak above this are those of a wrong unit, whatever sizes a row leaves open."""
@@ -53,24 +54,44 @@ def most_share(metric: str) -> float:
     return _MOST_COUNTED if metric in ("tflops_per_gpu", "mfu_percent") else _MOST_SHARE
 
 
-def in_thousands(metric: str, share: float) -> float:
-    """The factor of the unit of a large model's figure: 1000 if it is far too low but usual in thousands, 0 if it is
-    not usual in thousands either.
+def is_large_run(case: Case) -> bool:
+    """Whether a run keeps its devices busy: more than 1e9 parameters, and no link that is stated to be slow."""
+    stated_Bps = case.network.per_device_Bps
+    return case.config.num_parameters > 1e9 and (stated_Bps is None or stated_Bps >= _SLOW_BPS)
+
+
+_SLOW_BPS = 50e9 / 8
+"""Bytes per second of links between nodes, below which a real run may reach less than 0.5 % of the peak."""
+
+
+def as_read(
+    row: Mapping[str, str], metric: str, value: float, share: float, *, is_large: bool
+) -> tuple[float, float | None, tuple[str, ...]]:  # fmt: skip
+    """How a figure is read: the factor to that of one device in its unit, the factor of another plausible reading, and
+    what is assumed.
 
     Args:
-        metric: of the figure; only rates can be too low.
-        share: of the devices' peak that it means.
+        row: with `PARTS` where the rate was divided by the number of devices.
+        metric, value: of the figure, as its header has it.
+        share: of the devices' peak in its precision that this means.
+        is_large: whether a very low share must be a wrong unit.
 
-    >>> [in_thousands("tokens_per_s_per_gpu", share) for share in (5e-4, 0.3, 5e-6)]
-    [1000.0, 1.0, 0.0]
+    Raises:
+        Skip: the figure is far too low, and in thousands too.
     """
-    if metric not in (*_RATES, "tflops_per_gpu") or share >= _LEAST_LARGE:
-        return 1.0
+    factor, other, remarks = _whose_rate(row, share)
+    if not is_large or factor * share >= _LEAST_LARGE or metric not in (*_RATES, "tflops_per_gpu"):
+        return factor, other, remarks
     least, most = _IN_THOUSANDS
-    return 1000.0 if least <= 1000 * share <= most and metric != "samples_per_s_per_gpu" else 0.0
+    low = f"{value:g} would be {factor * share:.2%} of the device's peak"
+    if metric == "samples_per_s_per_gpu" or not least <= 1000 * factor * share <= most:
+        raise Skip(f"{metric} {low}", "value")
+    factor, other, remarks = _whose_rate(row, 1000 * share)
+    remark = f"the figure is in thousands: {low}"
+    return 1000 * factor, None if other is None else 1000 * other, (remark, *remarks)
 
 
-def whose_rate(row: Mapping[str, str], share: float) -> tuple[float, float | None, tuple[str, ...]]:
+def _whose_rate(row: Mapping[str, str], share: float) -> tuple[float, float | None, tuple[str, ...]]:
     """Whose a rate is: the factor to that of one device, the factor of another plausible reading, and what is assumed.
 
     The header decides, unless its reading means an impossible share of the peak. A header of a rate that names no

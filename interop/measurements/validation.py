@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from costmodels import Machine, utilization
 from costmodels.price.torch_hosts import load_host
@@ -23,7 +23,7 @@ from interop.measurements.precisions import has_products
 from interop.measurements.readings import Filling, least_split, needed_fillings, other_fillings
 from interop.measurements.rows import case_of
 from interop.measurements.scores import LESS_IS_BETTER, score
-from interop.measurements.shares import in_thousands, most_share, share_of_peak, whose_rate, with_reading
+from interop.measurements.shares import as_read, is_large_run, most_share, share_of_peak, with_reading
 from interop.measurements.tables import rows_of
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
@@ -124,12 +124,28 @@ class _Given:
     host: str | None
 
 
+class _Known(NamedTuple):
+    """A row without its value.
+
+    Args:
+        group: of the row.
+        result: what `Validation.rows` says of it.
+        is_large: whether it cannot be slow, as of `shares.is_large_run`.
+        counted: the operations that its metric counts, over those of one forward and backward.
+    """
+
+    group: tuple[str, ...]
+    result: dict[str, Any]
+    is_large: bool
+    counted: float
+
+
 class _Reader:
     """Predicts rows; those that differ in their value only are read and priced once."""
 
     def __init__(self, given: _Given) -> None:
         self.given = given
-        self.known: dict[bytes, tuple[tuple[str, ...], bool, dict[str, Any]] | Skip] = {}
+        self.known: dict[bytes, _Known | Skip] = {}
 
     def read(self, row: Mapping[str, str], number: int) -> tuple[tuple[str, ...], dict[str, Any]]:
         """The group of a row and what `Validation.rows` says of it.
@@ -144,7 +160,8 @@ class _Reader:
         if key not in self.known:
             try:
                 case, result = _read(row, number, self.given)
-                self.known[key] = case.group, _is_large(case), result
+                counted = model_flops(case) / model_flops(dataclasses.replace(case, counts_recompute=False))
+                self.known[key] = _Known(case.group, result, is_large_run(case), counted)
             except Skip as skip:
                 self.known[key] = skip
             except (TwofoldError, OverflowError) as error:
@@ -153,7 +170,7 @@ class _Reader:
         found = self.known[key]
         if isinstance(found, Skip):
             raise found
-        group, is_large, result = found
+        group, result, large, counted = found
         if (unit := _MEMORY_UNITS.get(result["metric"])) is not None:
             room_bytes = load_machine(result["machine"]).memory_bytes
             if value * unit > _MEMORY_MARGIN * room_bytes:
@@ -161,13 +178,7 @@ class _Reader:
         share = share_of_peak(result, value)
         narrower = any("tf32" in reading["cells"].get("stack", "") for reading in result["readings"])
         if not (narrower and share > 1):
-            factor, other, remarks = whose_rate(row, share)
-            if not (scale := in_thousands(result["metric"], factor * share)) and is_large:
-                raise Skip(f"{result['metric']} {value:g} would be {factor * share:.2%} of the device's peak", "value")
-            if scale > 1 and is_large:
-                factor, other, remarks = whose_rate(row, scale * share)
-                thousands = f"the figure is in thousands: {value:g} would be {share:.2%} of the device's peak"
-                value, share, remarks = scale * value, scale * share, (thousands, *remarks)
+            factor, other, remarks = as_read(row, result["metric"], value, share, is_large=large)
             value, assumed, result = factor * value, (*assumed, *remarks), with_reading(result, factor, other)
             if factor * share > 1 and not row.get("precision") and has_products(result["machine"], "float8"):
                 group, result = self.read({**row, "precision": "fp8"}, number)
@@ -175,19 +186,9 @@ class _Reader:
                     f"precision not stated: fp8, as the figure is {factor * share:.0%} of the peak of 16-bit products"
                 )
                 return group, {**result, "assumed": [remark, *result["assumed"]]}
-            if factor * share > most_share(result["metric"]):
-                raise Skip(f"{result['metric']} {value:g} would be {factor * share:.0%} of the device's peak", "value")
+            if (reached := counted * factor * share) > most_share(result["metric"]):
+                raise Skip(f"{result['metric']} {value:g} would be {reached:.0%} of the device's peak", "value")
         return group, {**result, "row": number, "value": value, "assumed": [*assumed, *result["assumed"]]}
-
-
-def _is_large(case: Case) -> bool:
-    """Whether a run keeps its devices busy: more than 1e9 parameters, and no link that is stated to be slow."""
-    stated = case.network.per_device_Bps
-    return case.config.num_parameters > 1e9 and (stated is None or stated >= _SLOW_BPS)
-
-
-_SLOW_BPS = 50e9 / 8
-"""Bytes per second of links between nodes, below which a real run may reach less than 0.5 % of the peak."""
 
 
 def _skipped(row: Mapping[str, str], number: int, skip: Skip) -> dict[str, Any]:
