@@ -145,7 +145,8 @@ def test_precisions_in_other_spellings(text, dtype):
      ("zero1", 1),
      ("distributed optimizer", 1), ("Os+g+p", 3), ("Pos+g", 2), ("P_os", 1), ("z3", 3), ("ZeRO++", 3),
      ("optim_grads", 2), ("optim_grads_params", 3), ("reshard_after_forward=False", 2),
-     ("deepspeed_stage_3", 3), ("DDP", 0), ("NO_SHARD", 0), ("y", 1)],
+     ("deepspeed_stage_3", 3), ("DDP", 0), ("NO_SHARD", 0), ("y", 1),
+     ("w/o ZeRO", 0), ("No ZeRO", 0), ("non-ZeRO", 0), ("disabled", 0), ("no ZeRO-offload, ZeRO-2", 2)],
 )  # fmt: skip
 def test_levels_in_other_spellings(text, level):
     assert case_of(ROW | {"zero_level": text, "pp": "1", "dp": "8"}, 1).degrees.optimizer.parallel_level == level

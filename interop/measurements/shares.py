@@ -84,9 +84,9 @@ def as_read(
         return factor, other, remarks
     least, most = _IN_THOUSANDS
     low = f"{value:g} would be {factor * share:.2%} of the device's peak"
+    factor, other, remarks = _whose_rate(row, 1000 * share)
     if metric == "samples_per_s_per_gpu" or not least <= 1000 * factor * share <= most:
         raise Skip(f"{metric} {low}", "value")
-    factor, other, remarks = _whose_rate(row, 1000 * share)
     remark = f"the figure is in thousands: {low}"
     return 1000 * factor, None if other is None else 1000 * other, (remark, *remarks)
 

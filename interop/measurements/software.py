@@ -92,8 +92,8 @@ _EARLY = {"megatron": "megatron-2022", "megatron-deepspeed": "megatron-deepspeed
 """Stack -> the one of 2022 and before."""
 
 _LEVEL_IN_WORDS = (
-    r"\b(?:no|without|w/o) (?:deepspeed[ -]*)?zero\b(?![ -]*bubble)|zero[ -]*(?:stage[ -]*)?[0-3]\b|full[_ ]shard"
-    r"|shard_grad_op|\bhsdp\b|\bddp\b"
+    r"\b(?:no|without|w/o)[ -](?:deepspeed[ -]*)?zero\b(?![ -]*(?:bubble|offload|infinity))"
+    r"|zero[ -]*(?:stage[ -]*)?[0-3]\b|full[_ ]shard|shard_grad_op|\bhsdp\b|\bddp\b"
 )
 
 
@@ -111,7 +111,7 @@ def level_of(cells: Cells) -> int | None:
         cells.assumed.append(assumed)
     if text == NO_FSDP:  # Megatron-LM may shard the optimizer's states without
         return 0 if re.search("torch|deepspeed|foundry|composer", cells.words("source")) else None
-    if level is None and not re.fullmatch(r"zero([- ]dp)?", text):  # its stage is left open
+    if level is None and not re.fullmatch(r"(w/|with)? ?zero([- ]dp)?", text):  # its stage is left open
         raise Skip(
             "zero_level must be 0 to 3, DDP, ZeRO-1 to ZeRO-3, FSDP or SHARD_GRAD_OP, not "
             f"{cells.text('zero_level')!r}",

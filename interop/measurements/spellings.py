@@ -29,7 +29,7 @@ _NO = (
 
 _HYBRID = r"hsdp|\bmics\b|hybrid(?! parallel)|replicat\w* \d.*shard|shard.*replicat\w* \d"
 _LEVELS = (
-    (r"\b(?:no|without) (?:deepspeed )?zero\b(?! bubble)", 0),
+    (r"\b(?:no|non|without) (?:deepspeed )?zero\b(?! (?:bubble|offload|infinity))", 0),
     (r"reshard after forward ?=? ?(false|no|0)|no reshard", 2),
     (r"\b(?:z|zero)[ ]*(?:stage[ ]*)?([0-3])\b|stage ?([0-3])\b|\blevel ?([0-3])\b|^([0-3])(?![\w./])", None),
     (r"full[ ]*shard|fully shard|os g p(arams?|arameters)?\b|optim\w* (and )?grad\w* (and )?(param|weight)",
@@ -72,7 +72,8 @@ UNMODELLED_SCHEDULES = re.compile(r"chimera|hanayo|\bwaves?\b|bpipe|terapipe|seq
 """Words of schedules that are predicted as the nearest one of `_SCHEDULES`."""
 
 _OFFLOADED = re.compile(
-    r"\b(?P<no>(?:no|not|without|w/o|disabled?)\b[ -]*(?:any|cpu|activations?|optimi[sz]ers?|states?|[-/,& ]|and|or)*)?"
+    r"\b(?P<no>(?:no|not|without|w/o|disabled?)\b[ -]*"
+    r"(?:any|cpu|zero|activations?|optimi[sz]ers?|states?|[-/,& ]|and|or)*)?"
     r"(?P<what>offload\w*|zero-infinity)\b(?P<off>[ :=]*(?:no|off|none|false|disabled|0)\b)?"
 )
 """Words about offloading to host memory, also of its absence."""

@@ -315,7 +315,7 @@ def _method(cell: str, named: Collection[str]) -> str:
 _SCHEDULES = re.compile(
     r"(?:interleaved|1f1b|zb|zero[- ]?bubble|g-?pipe|dual-?pipe|v-?(?:half|min)|dapple|pipedream|chimera|hanayo)", re.I
 )
-_LEVELS = re.compile(r"(?:ddp|fsdp2?|hsdp|zero[- ]?[1-3])\b.*", re.I)
+_LEVELS = re.compile(r"(?:ddp|fsdp2?|hsdp|zero[- ]?[1-3]|(?:no|non|without|w/o)[- ]zero(?![- ]*bubble))\b.*", re.I)
 
 _TUNES = re.compile(r"\b(q?lora|peft)\b", re.I)
 
