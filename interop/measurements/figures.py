@@ -67,10 +67,7 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
         figure = dataclasses.replace(figure, of_all=False)  # of a device, as torchtitan's logs have it
     text, figure = _number_and_unit(header, cell, figure)
     value = number(text)
-    if (
-        figure is not None and figure.metric == "iteration_time_s" and text == cell
-        and (value or 0.0) > _LONGEST_STEP_S and not _UNIT_OF_TIME.search(header.lower())
-    ):  # fmt: skip
+    if figure is not None and text == cell and _is_in_ms(figure, header, value or 0.0):
         row = {**row, READ_AS: f"{header} {cell!r}: unit not stated, ms"}
         figure = dataclasses.replace(figure, factor=1e-3)
     if figure is None or value is None:  # the row says that it is not a number
@@ -94,11 +91,22 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
         if figure.inverse:
             value = 1 / value if value else 0.0
     made = {**row, "metric": figure.metric, "value": f"{value:.12g}"}
+    return _of_one_device(_with_words_of_header(made, header, figure), header, value, figure)
+
+
+def _with_words_of_header(made: dict[str, str], header: str, figure: Figure) -> dict[str, str]:
+    """A row with the kind of memory and of operations that the header of its figure states."""
     if figure.metric.startswith("peak_memory") and (kind := re.search(r"reserved|alloc|active", header.lower())):
         made["memory"] = "reserved" if kind.group() == "reserved" else "allocated"
     if figure.hardware:
         made["notes"] = f"{made.get('notes', '')}; hardware FLOPs".strip("; ")
-    return _of_one_device(made, header, value, figure)
+    return made
+
+
+def _is_in_ms(figure: Figure, header: str, value: float) -> bool:
+    """Whether a step time without a unit is too long to be in seconds."""
+    is_long = figure.metric == "iteration_time_s" and value > _LONGEST_STEP_S
+    return is_long and not _UNIT_OF_TIME.search(header.lower())
 
 
 def _memory_figure(row: Mapping[str, str], header: str, cell: str) -> tuple[Mapping[str, str], Figure | None]:
