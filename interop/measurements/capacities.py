@@ -20,6 +20,7 @@ _OF_RUNS = re.compile(
 """Words in headers of the memory that a run takes."""
 
 _CAPACITY = re.compile(r"\b(?:capacity|size|installed)\b", re.I)
+_RAM = re.compile(r"(?<=\bgpu )ram\b|(?<=\bdevice )ram\b", re.I)
 _GIGABYTES = re.compile(r"(\d+)(?:\.0+)? *(?:g(?:i?b)?)?(?: *hbm\w*)?", re.I)
 _DEVICES = ("gpu_type", "gpu_count", "source")
 """Columns that may name the device."""
@@ -57,7 +58,7 @@ def capacity_place(
 
 def _may_be(header: str) -> bool:
     """Whether a header is of memory, and does not state that a run takes it."""
-    bare = _CAPACITY.sub("", header).strip()
+    bare = _RAM.sub("memory", _CAPACITY.sub("", header)).strip()
     figure = figure_named(bare)
     is_figure = figure is not None and figure.metric.startswith("peak_memory") and not figure.of_memory
     return (is_figure or is_memory(bare)) and not _OF_RUNS.search(header)

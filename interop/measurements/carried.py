@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from interop.measurements.capacities import CAPACITY
+
 __all__ = ["Carried", "heading_of", "with_cells_above"]
 
 _DITTO = re.compile(
@@ -52,7 +54,10 @@ def with_cells_above(
     heading = ""
     merges = bool(figures)
     needed = {place for place, column in enumerate(columns) if column in _NEEDED} if "hidden" not in columns else set()
-    shared = {place for place, column in enumerate(columns) if column in _SHARED}
+    shared, devices, capacities = (
+        {place for place, column in enumerate(columns) if column in names}
+        for names in (_SHARED, ("gpu_type",), (CAPACITY,))
+    )
     lower = [header.lower() for header in headers]
     for row in rows:
         if row[0].lower() == lower[0] and [cell.lower() for cell in row] == lower:
@@ -61,6 +66,8 @@ def with_cells_above(
             heading, above = group, ()
             continue
         anywhere = needed | shared if above and above[0] and not row[0] else needed
+        if not any(row[place] for place in devices):
+            anywhere = anywhere | capacities
         places = _repeated(row, above, figures, anywhere, merges=merges) if above else ()
         cells = [above[place] if place in places else cell for place, cell in enumerate(row)] if places else row
         above = cells
