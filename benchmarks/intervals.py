@@ -5,9 +5,8 @@ to hold 90 %: below 1 they are too wide, above 1 too narrow. A few rows say litt
 intervals that hold 90 % hold a share that is no likelier. A step that was repeated in several sessions is one row with
 its median time, since repetitions say nothing new about a prediction. Groups are the rows of a table by software, the
 steps of torch's parallel parts, and our own executor's steps by set and by execution, predicted with today's machines
-and the kernels that ran (`benchmarks.former_kernels`).
-The widths are those of `costmodels.widths`, which come from what was left out (`benchmarks.leave_one_out`). Written to
-benchmarks/results/intervals.json.
+and the kernels that ran (`benchmarks.former_kernels`). The widths are those of `costmodels.widths`, which come from
+what was left out (`benchmarks.leave_one_out`). Written to benchmarks/results/intervals.json.
 """
 
 from __future__ import annotations

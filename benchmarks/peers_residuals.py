@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -79,23 +78,17 @@ def main() -> None:
     """Print the ratios of every file."""
     argparse.ArgumentParser(prog="python -m benchmarks.peers_residuals", description=__doc__).parse_args()
     for name, device in FILES.items():
-        if own := [math.log(ratio) for ratio in own_residuals(RESULTS / name, device)]:
-            low, middle, high = np.exp(np.quantile(own, [0.05, 0.5, 0.95]))
-            print(
-                f"{name:34} {'own, replayed':16} {len(own):3} steps  "
-                f"median {middle - 1:+.1%}  90 % {low - 1:+.1%} to {high - 1:+.1%}"
-            )
         found = list(residuals(RESULTS / name, device))
-        for host_binds in (False, True):
-            ratios = [math.log(ratio) for binds, ratio in found if binds is host_binds]
+        groups = {
+            "own, replayed": list(own_residuals(RESULTS / name, device)),
+            "device-bound": [(1 + STEP_LONGER) * ratio for binds, ratio in found if not binds],
+            "a host may bind": [ratio for binds, ratio in found if binds],
+        }
+        for group, ratios in groups.items():
             if not ratios:
                 continue
-            low, middle, high = np.exp(np.quantile(ratios, [0.05, 0.5, 0.95]))
-            longer = 1 + STEP_LONGER * (not host_binds)
-            print(
-                f"{name:34} {'a host may bind' if host_binds else 'device-bound':16} {len(ratios):3} steps  "
-                f"median {longer * middle - 1:+.1%}  90 % {longer * low - 1:+.1%} to {longer * high - 1:+.1%}"
-            )
+            low, middle, high = np.exp(np.quantile(np.log(ratios), [0.05, 0.5, 0.95])) - 1
+            print(f"{name:34} {group:16} {len(ratios):3} steps  median {middle:+.1%}  90 % {low:+.1%} to {high:+.1%}")
 
 
 if __name__ == "__main__":

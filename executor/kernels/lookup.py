@@ -52,18 +52,18 @@ def embedding_grad(context: OpContext, attrs: Attrs, g: Tensor, ids: Tensor) -> 
     """
     padding = attrs.get("padding_id")
     kept = None if padding is None else ids != padding
-    num_rows = context.shape[0]
+    rows, num_rows = ids, context.shape[0]
     if num_parts(context, attrs, "v") > 1:
-        local, mine = local_ids(context, attrs, "v", ids, num_rows, "an id of an embedding")
+        rows, mine = local_ids(context, attrs, "v", ids, num_rows, "an id of an embedding")
         kept = mine if kept is None else kept & mine
-        # ids of other ranks add zeros to many rows: atomic additions to a single one wait for each other
-        ids = torch.where(mine, local, ids.remainder(num_rows))
     if is_gpu(g):
-        rows = ids if kept is None else torch.where(kept, ids, _NO_ROW)
+        rows = rows if kept is None else torch.where(kept, rows, _NO_ROW)
         return _aten.embedding_dense_backward(g, rows, num_rows, _NO_ROW, False)
     if kept is not None:
         g = g.masked_fill(~kept.unsqueeze(-1), 0)
-    return g.new_zeros(context.shape).index_add_(0, ids.reshape(-1), g.reshape(-1, g.shape[-1]))
+        # the zeros are added to many rows: atomic additions to a single one wait for each other
+        rows = torch.where(kept, rows, ids.remainder(num_rows))
+    return g.new_zeros(context.shape).index_add_(0, rows.reshape(-1), g.reshape(-1, g.shape[-1]))
 
 
 # -- linear layers of groups -------------------------------------------------------------------------------------------

@@ -171,13 +171,16 @@ def adamw_of_many(context: OpContext, attrs: Attrs, *tensors: Tensor) -> tuple[T
     if attrs.get("checked"):
         *own, skips, held = tensors
     parameters = [*zip(*(own[at::4] for at in range(4)), strict=True)]
-    left = [each for each in parameters if not _is_for_triton(each)]
-    if len(left) < len(parameters):
-        _by_triton(context, attrs, [each for each in parameters if _is_for_triton(each)], skips, held)
-    if left and is_gpu(own[0]) and len({each.dtype for of_one in left for each in of_one}) == 1:
-        _by_one_kernel(context, attrs, left, skips, held)
-    elif left:
-        _by_torch(context, attrs, left, skips, held)
+    large: list[_Parameter] = []
+    others: list[_Parameter] = []
+    for each in parameters:
+        (large if _is_for_triton(each) else others).append(each)
+    if large:
+        _by_triton(context, attrs, large, skips, held)
+    if others and is_gpu(own[0]) and len({each.dtype for of_one in others for each in of_one}) == 1:
+        _by_one_kernel(context, attrs, others, skips, held)
+    elif others:
+        _by_torch(context, attrs, others, skips, held)
     return tuple(each for weight, _, mean, square in parameters for each in (weight, mean, square))
 
 

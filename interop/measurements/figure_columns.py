@@ -11,15 +11,11 @@ from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FIGURE
 from interop.measurements.figures import measured
 from interop.measurements.grids import Grid
 from interop.measurements.headers import Figure, figure_named, has_units_in_cells, without_devices
-from interop.measurements.pairs import NOTHING
+from interop.measurements.pairs import FAILED, NOTHING
 from interop.measurements.software import names_software
 from interop.measurements.titles import CONDITIONS, stated_in_titles, without_conditions
 
 __all__ = ["OF_PRECISION", "FigureColumn", "figures_of", "rows_of_figures"]
-
-_FAILED = ("oom", "out of memory", "oor", "failed")
-"""Cells of runs that did not finish."""
-
 
 OF_PRECISION = "figures of a precision"
 """Column of figures whose header is the name of a precision. No header has this name: the cells decide."""
@@ -166,4 +162,4 @@ def _failure(cells: Sequence[str]) -> str:
     """The cell that explains why a row has no figure; "" if it has one or nothing explains it."""
     if any(cell.lower() not in NOTHING for cell in cells):
         return ""
-    return next((cell for cell in cells if cell.lower() in _FAILED), "")
+    return next((cell for cell in cells if cell.lower() in FAILED), "")

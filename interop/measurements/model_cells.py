@@ -41,10 +41,6 @@ def _published_settings(model: TransformerConfig) -> dict[str, Any]:
     return settings
 
 
-def _num_parameters(config: TransformerConfig) -> int:
-    return config.num_parameters
-
-
 class ModelCells(Mixtures):
     """The cells of a row that describe its model: name, sizes, vocabulary, experts."""
 
@@ -90,7 +86,7 @@ class ModelCells(Mixtures):
             seq=seq, dtype=dtype, dropout=dropout, attention_dropout=dropout, experts=experts, **settings,
         )  # fmt: skip
         named = named_parameters(name)
-        if named and not 0.8 < (made := _num_parameters(config)) / named < 1.25:
+        if named and not 0.8 < (made := config.num_parameters) / named < 1.25:
             self.assumed.append(f"its sizes make {made / 1e9:.3g}e9 parameters, its name says {named / 1e9:g}e9")
         return config
 

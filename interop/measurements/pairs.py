@@ -9,9 +9,12 @@ from interop.measurements.devices import is_device
 from interop.measurements.numbers import number
 from interop.measurements.precisions import precision_named
 
-__all__ = ["NOTHING", "runs_of"]
+__all__ = ["FAILED", "NOTHING", "runs_of"]
 
-NOTHING = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "x", "\u2717", "oom", "out of memory", "oor", "failed")
+FAILED = ("oom", "out of memory", "oor", "failed")
+"""Cells of runs that did not finish."""
+
+NOTHING = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "x", "\u2717", *FAILED)
 """Cells of a column of figures in which nothing was measured."""
 
 _PAIR = re.compile(r"([^()]*[^()\s]) *\(([^()]+)\)|([^/]*\S) / (\S[^/]*)")

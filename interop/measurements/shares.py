@@ -20,6 +20,9 @@ _MOST_COUNTED = 1.05
 _LEAST_LARGE = 0.005
 """Shares of the peak below this are those of a wrong unit, where the model is large and no link is slow."""
 
+_SLOW_BPS = 50e9 / 8
+"""Bytes per second of links between nodes, below which a real run may reach less than 0.5 % of the peak."""
+
 _IN_THOUSANDS = (0.05, 0.7)
 """Shares of the peak that a figure in thousands of tokens/s or of TFLOP/s may mean."""
 
@@ -58,10 +61,6 @@ def is_large_run(case: Case) -> bool:
     """Whether a run keeps its devices busy: more than 1e9 parameters, and no link that is stated to be slow."""
     stated_Bps = case.network.per_device_Bps
     return case.config.num_parameters > 1e9 and (stated_Bps is None or stated_Bps >= _SLOW_BPS)
-
-
-_SLOW_BPS = 50e9 / 8
-"""Bytes per second of links between nodes, below which a real run may reach less than 0.5 % of the peak."""
 
 
 def as_read(
@@ -106,11 +105,8 @@ def _whose_rate(row: Mapping[str, str], share: float) -> tuple[float, float | No
     if row.get(PARTS):
         least, most = _USUAL_SHARES
         if share < _LEAST_SHARE <= share * devices <= 1:
-            return (
-                devices,
-                None,
-                (f"the rate is of each device: of all {devices:g} it would be {share:.2%} of their peak",),
-            )
+            remark = f"the rate is of each device: of all {devices:g} it would be {share:.2%} of their peak"
+            return devices, None, (remark,)
         if _LEAST_SHARE <= share < least <= share * devices <= most:
             remark = (
                 f"the rate is of each device or of all {devices:g}: {share * devices:.0%} or {share:.1%} of their peak"
