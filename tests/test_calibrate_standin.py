@@ -290,3 +290,6 @@ def test_rules_are_measured_at_two_sizes_at_least(tmp_path):
         sizes[job.point.call].add(job.point.size_bytes)
     for call in ("rms_norm.grad0", "layer_norm.grad1", "rope.forward", "gelu.grad0", "adamw.update", "flat_pack"):
         assert len(sizes[call]) >= 2, call
+    assert {job.point.call for job in rule_jobs(files, calls=["adamw.update"])} == {"adamw.update"}
+    with pytest.raises(TwofoldError, match=r"call of these plans 'adamw' is not known; known are .*adamw\.update"):
+        rule_jobs(files, calls=["adamw.update", "adamw"])

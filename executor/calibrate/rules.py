@@ -24,6 +24,7 @@ from executor.calibrate.operands import DTYPES, Job, OperandPool
 from executor.calibrate.timing import Call
 from executor.kernels.context import OpContext, StepCounter, torch_dtype
 from executor.step.compute import prepared
+from plans.errors import TwofoldError, unknown_name
 from plans.lower import lower
 from plans.plan import load_plan
 from plans.program import GroupProgram, Instruction, Kind, Program, Value
@@ -41,15 +42,20 @@ def rule_jobs(plans: Sequence[Path], tiny_plans: Sequence[Path] = (), calls: Seq
         plans: whose instructions are taken first.
         tiny_plans: whose instructions tell the least time of each, and are taken after them.
         calls: the only instructions to take, such as "adamw.update"; empty: all.
+
+    Raises:
+        TwofoldError: a call that no plan has.
     """
     jobs: dict[Any, Job] = {}
     for tier, path in [*((0, path) for path in plans), *((1, path) for path in tiny_plans)]:
         plan, held_out = load_plan(path), _HELD_OUT in Path(path).stem
         for fused in sorted({False, plan.fused}):  # a run, and its steps alone
             for job in _jobs(lower(msgspec.structs.replace(plan, fused=fused)), held_out, tier):
-                if not calls or job.point.call in calls:
-                    jobs.setdefault(job.point.key, job)
-    return list(jobs.values())
+                jobs.setdefault(job.point.key, job)
+    known = sorted({job.point.call for job in jobs.values()})
+    if unknown := [call for call in calls if call not in known]:
+        raise TwofoldError(unknown_name("call of these plans", unknown[0], known))
+    return [job for job in jobs.values() if not calls or job.point.call in calls]
 
 
 def _jobs(program: Program, held_out: bool, tier: int) -> Iterator[Job]:
