@@ -26,7 +26,7 @@ from costmodels import Machine
 from executor.device import pick_device
 from executor.step.groups import connect
 from executor.train.batches import random_batches
-from executor.train.models import random_parameters
+from executor.train.models import RandomParameters
 from executor.train.run import run_rank
 from plans.lower import lower
 from plans.model.graph import Graph
@@ -60,7 +60,7 @@ def _trained(plan: Plan, weights: Graph, device: str, folder: Path) -> tuple[Any
     """Losses and the file of weights; initial weights and data are those of `weights`, whatever the plan's dtype."""
     path = folder / "weights.npz"
     result = run_rank(
-        lower(plan), plan, list(random_batches(weights, 0, STEPS)), random_parameters(weights, 0), STEPS, device=device,
+        lower(plan), plan, list(random_batches(weights, 0, STEPS)), RandomParameters(weights, 0), STEPS, device=device,
         weights_path=path,
     )  # fmt: skip
     return result, path

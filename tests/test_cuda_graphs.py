@@ -23,7 +23,7 @@ from executor.step.compiled import CompiledStep
 from executor.step.groups import connect
 from executor.step.interpreter import Interpreter
 from executor.train.batches import random_batches, rows_of_rank
-from executor.train.models import random_parameters
+from executor.train.models import RandomParameters
 from executor.train.options import RunOptions
 from executor.train.run import run_rank
 from plans.degrees import Degrees
@@ -129,7 +129,7 @@ def trained(of, rank, options, folder=None):
     feed = rows_of_rank(of, rank, random_batches(of.graph, 0, STEPS))
     path = None if folder is None else folder / "weights.npz"
     return run_rank(
-        lower(of), of, feed, random_parameters(of.graph, 0), STEPS, device="cuda", weights_path=path, options=options
+        lower(of), of, feed, RandomParameters(of.graph, 0), STEPS, device="cuda", weights_path=path, options=options
     )
 
 
@@ -251,7 +251,7 @@ def alone(rank, folder):
 
     def interpreter():
         made = Interpreter(lower(of), 0, device)
-        made.set_parameters(random_parameters(of.graph, 0))
+        made.set_parameters(RandomParameters(of.graph, 0))
         return made
 
     eager = interpreter()
@@ -275,7 +275,7 @@ def alone(rank, folder):
     again = interpreter()
     compiled = CompiledStep(again)
     first = [float(compiled.step(batch)) for batch in feed]
-    again.set_parameters(random_parameters(of.graph, 0))
+    again.set_parameters(RandomParameters(of.graph, 0))
     assert [float(compiled.step(batch)) for batch in feed] == first == expected
     assert compiled.execution == "graph"
     # the memory of a recording is given back

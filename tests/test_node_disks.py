@@ -22,6 +22,7 @@ plan = "plan.json"
 steps = {steps}
 out = "out"
 data = "random"
+gather_weights = true
 [checkpoints]
 every = 2
 """

@@ -37,6 +37,7 @@ steps = {steps}
 out = "{folder}/{out}"
 data = "{data}"
 log_dir = "{folder}/logs"
+gather_weights = true
 [learning_rate]
 kind = "cosine"
 peak = 0.05

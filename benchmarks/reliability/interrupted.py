@@ -78,7 +78,8 @@ def interrupted(folder: Path, steps: int, kills: int, seed: int, say: Callable[[
 
 def _job(folder: Path, steps: int, degrees: dict[str, int]) -> Path:
     plan_in(folder, **degrees)
-    return make_job(folder, steps, text_in(folder), f"print_every = 1000\n[checkpoints]\nevery = {EVERY}\n")
+    more = f"gather_weights = true\nprint_every = 1000\n[checkpoints]\nevery = {EVERY}\n"
+    return make_job(folder, steps, text_in(folder), more)
 
 
 def _killed(job: Path, at: int, draw: random.Random) -> str:

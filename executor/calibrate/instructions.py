@@ -24,7 +24,7 @@ from executor.kernels.fused import FusedRun
 from executor.step.groups import Groups
 from executor.step.interpreter import Interpreter
 from executor.train.batches import random_batches, rows_of_rank
-from executor.train.models import random_parameters
+from executor.train.models import RandomParameters
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.plan import load_plan
@@ -105,7 +105,7 @@ def _run(timer: Timer, plan: Any, between: list[float]) -> Iterator[tuple[Instru
         if groups is not None:
             stack.callback(groups.close)
         interpreter = Interpreter(program, rank, device, groups)
-        interpreter.set_parameters(random_parameters(plan.graph, 0))
+        interpreter.set_parameters(RandomParameters(plan.graph, 0))
         feed = rows_of_rank(plan, rank, random_batches(plan.graph, 0, WARM_STEPS + STEPS))
         for step, batch in enumerate(feed):
             if step < WARM_STEPS:

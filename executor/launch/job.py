@@ -61,6 +61,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         replicas: how often ranks are compared, and what follows.
         weights: file or folder of initial weights (`executor.train.weights_files`); "" takes those of the model.
         evaluate: how often the forward alone is run on other data; its `batches` are stated.
+        gather_weights: whether rank 0 collects the final weights and writes `weights.npz`.
     """
 
     plan: str
@@ -81,6 +82,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     replicas: Replicas = Replicas()
     evaluate: EvaluationSettings | None = None
     weights: str = ""
+    gather_weights: bool = True
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

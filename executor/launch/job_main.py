@@ -19,7 +19,7 @@ from executor.train.data import Prefetcher
 from executor.train.evaluations import Evaluations
 from executor.train.folders import ranks_by_folder, share_figures, spread_figures
 from executor.train.metrics import EvaluationRow, Metrics, StepFacts
-from executor.train.models import InitialParameters, load_model, random_parameters
+from executor.train.models import InitialParameters, RandomParameters, load_model
 from executor.train.module_weights import as_graph
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.rates import Rate
@@ -124,6 +124,7 @@ def _run(task: Task, job: Job) -> None:
         on_check=on_check, timeout_s=job.timeout_s, profile_steps=min(task.profile_steps, task.steps),
         profile_path=Path(task.out) / f"profile.rank.{rank}.json", learning_rate=rate, replicas=task.replicas,
         after_step=None if evaluations is None else evaluations.after, checkpoints=checkpoints,
+        gather_weights=task.gather_weights,
     )  # fmt: skip
     share = Share.of_rank(plan, rank)
     with Prefetcher(source.batches(graph, task.steps, first=first, share=share)) as feed:
@@ -170,7 +171,7 @@ def _save(result: RankResult, out: Path) -> None:
 
 def _parameters(task: Task, graph: Graph, device: Device) -> Mapping[str, Any]:
     """Initial weights: from a file where it has them, otherwise from the model, otherwise drawn."""
-    parameters: Mapping[str, Any] = random_parameters(graph, task.seed) if not task.model else {}
+    parameters: Mapping[str, Any] = RandomParameters(graph, task.seed) if not task.model else {}
     if task.model:
         module = load_model(task.model, task.seed)[0]
         check_same_start(module, device)

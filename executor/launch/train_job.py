@@ -45,7 +45,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     Args:
         plan: plan file.
         steps: total number of steps, including those before a resume.
-        out: folder of `metrics.jsonl`, `weights.npz` and `checkpoints`.
+        out: folder of `metrics.jsonl`, `checkpoints` and `weights.npz`.
         data: a name, see `executor.train.sources.Source`.
         model: "package.module:function" or "file.py:function" with initial weights; "": random.
         weights: initial weights by parameter name: FILE.safetensors, a folder of such files as saved by Hugging Face,
@@ -64,6 +64,8 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         max_restarts: number of restarts from the last checkpoint after failures.
         elastic: continuing on fewer nodes; None: only with all nodes.
         print_every: print the loss of every n-th step.
+        gather_weights: collect the final weights on rank 0, which writes `weights.npz`; None: only without checkpoints,
+            from which `twofold export` writes weights.
         log_dir: folder for the output of the ranks; None: `logs` in `out`.
         device: "auto", "cpu", "cuda" or "npu".
         timeout_s: time limit of one launch.
@@ -91,9 +93,15 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     max_restarts: int = 0
     elastic: ElasticSettings | None = None
     print_every: int = 10
+    gather_weights: bool | None = None
     log_dir: str | None = None
     device: Literal["auto", "cpu", "cuda", "npu"] = "auto"
     timeout_s: float | None = None
+
+    @property
+    def gathers_weights(self) -> bool:
+        """Whether rank 0 writes `weights.npz`."""
+        return self.checkpoints is None if self.gather_weights is None else self.gather_weights
 
 
 def load_training_job(path: str | os.PathLike[str]) -> TrainingJob:
@@ -271,6 +279,7 @@ def _checked(job: TrainingJob, plan: Plan) -> Task:
         plan="", out=job.out, steps=job.steps, model=job.model, weights=job.weights, data=job.data,
         seed=job.seed, count=False, print_every=job.print_every, learning_rate=job.learning_rate, metrics=job.metrics,
         peak_flops_per_s=job.peak_flops_per_s,
+        gather_weights=job.gathers_weights,
         replicas=job.replicas, evaluate=None if job.evaluation is None else _evaluation(job.evaluation, plan, job.seed),
     )  # fmt: skip
 

@@ -24,6 +24,7 @@ import threading
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,7 @@ class Saver:
 
     def _try(self, step: int, state: dict[str, Tensor]) -> None:
         try:
+            self._interpreter.device.use()  # a new thread begins on the first device
             self._write(step, state)
         except BaseException as error:
             self._failed = error
@@ -136,7 +138,7 @@ class Saver:
                 shutil.rmtree(left)
             writing.mkdir(parents=True)
         self._meet()
-        writer = FileSystemWriter(writing, sync_files=True)
+        writer = FileSystemWriter(writing, sync_files=False)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one rank
             save(
@@ -144,7 +146,7 @@ class Saver:
                 process_group=self._group, no_dist=self._group is None,
             )  # fmt: skip
         number = self._here.index(self._interpreter.rank)
-        mine = {path.name: _size_and_hash(path) for path in sorted(writing.glob(f"__{number}_*"))}
+        mine = {path.name: _synced(path) for path in sorted(writing.glob(f"__{number}_*"))}
         everybody: list[dict[str, Any]] = [mine]
         if self._group is not None:
             everybody = [{} for _ in range(self._group.size())]
@@ -248,6 +250,15 @@ def _share(
 def _held(interpreter: Interpreter) -> str | None:
     check = interpreter.group.step_check
     return None if check is None else check.held
+
+
+def _synced(path: Path) -> list[Any]:
+    """The size and hash of a file, which is brought to the disk meanwhile; both take about as long."""
+    with ThreadPoolExecutor(1) as pool:
+        synced = pool.submit(_sync, path)
+        found = _size_and_hash(path)
+        synced.result()
+    return found
 
 
 def _size_and_hash(path: Path) -> list[Any]:

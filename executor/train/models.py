@@ -20,7 +20,7 @@ from executor.train.published import published_model
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 
-__all__ = ["InitialParameters", "check_model", "load_model", "load_shapes", "random_parameters"]
+__all__ = ["InitialParameters", "RandomParameters", "check_model", "load_model", "load_shapes"]
 
 
 def load_shapes(spec: str) -> tuple[nn.Module, tuple[Any, ...], str | None]:
@@ -105,6 +105,9 @@ class InitialParameters(Mapping[str, npt.NDArray[Any]]):
             raise KeyError(name)
         return as_array(initial_parameter(self._module, name, self._seed).detach())
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
@@ -112,17 +115,30 @@ class InitialParameters(Mapping[str, npt.NDArray[Any]]):
         return len(self._names)
 
 
-def random_parameters(graph: Graph, seed: int) -> dict[str, npt.NDArray[Any]]:
-    """Parameters drawn from N(0, 1 / size of the last dim), each by its own name and `seed`.
+class RandomParameters(Mapping[str, npt.NDArray[Any]]):
+    """Random parameters of a graph, each created on access from its name and a seed alone.
 
-    Constants likewise, those that are not floats are zero (false).
+    Values are drawn from N(0, 1 / size of the last dim). Constants likewise; those that are not floats are zero (false).
     """
-    found: dict[str, npt.NDArray[Any]] = {}
-    for tensor in (*graph.parameters, *graph.constants):
+
+    def __init__(self, graph: Graph, seed: int) -> None:
+        """Take the graph whose parameters and constants are drawn."""
+        self._seed = seed
+        self._tensors = {tensor.name: tensor for tensor in (*graph.parameters, *graph.constants)}
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        tensor = self._tensors[name]
         if not tensor.differentiable:
-            found[tensor.name] = np.zeros(tensor.shape, tensor.dtype)
-            continue
-        random = np.random.default_rng((seed, zlib.crc32(tensor.name.encode())))
+            return np.zeros(tensor.shape, tensor.dtype)
+        random = np.random.default_rng((self._seed, zlib.crc32(name.encode())))
         spread = 1.0 / math.sqrt(tensor.shape[-1] if len(tensor.shape) > 1 else 100.0)
-        found[tensor.name] = np.asarray(spread * random.standard_normal(tensor.shape), np.float32)
-    return found
+        return np.asarray(spread * random.standard_normal(tensor.shape), np.float32)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)

@@ -76,6 +76,7 @@ class RunOptions:
         checkpoints: written, and resumed from; only of runs with a plan.
         after_step: called on all ranks after every step.
         replicas: how often ranks are compared; None never does it, nor do emulated runs.
+        gather_weights: collect the final parameters on rank 0.
     """
 
     emulation: Emulation | None = None
@@ -90,6 +91,7 @@ class RunOptions:
     checkpoints: Checkpoints | None = None
     after_step: AfterStep | None = None
     replicas: Replicas | None = field(default_factory=Replicas)
+    gather_weights: bool = True
 
 
 AS_PLANNED = RunOptions()

@@ -97,7 +97,7 @@ def run_rank(
     ran = _execution(compiled)
     if compiled is not None:
         compiled.close()  # before the groups whose communication it holds
-    weights = as_module(_graph(plan), gather_parameters(program, interpreter))
+    weights = as_module(_graph(plan), gather_parameters(program, interpreter)) if options.gather_weights else None
     if weights is not None and weights_path is not None:
         write_npz(weights_path, weights)
     differences, num_communications = None, 0

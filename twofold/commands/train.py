@@ -56,6 +56,10 @@ class Train:
             )  # fmt: skip
         last = figures[-1]["loss"]
         loss = "is not finite" if last is None else f"{last:.6g}"
-        files = "metrics.jsonl" if self.place.stated.node_rank else "metrics.jsonl and weights.npz"
-        console.print(f"{len(figures)} steps, loss {loss}; {job.out} has {files}")
+        files = ["metrics.jsonl"]
+        if job.checkpoints is not None:
+            files.append("checkpoints")
+        if job.gathers_weights and not self.place.stated.node_rank:
+            files.append("weights.npz")
+        console.print(f"{len(figures)} steps, loss {loss}; {job.out} has {' and '.join(files)}")
         return {"out": job.out, "steps": len(figures), "losses": [figure["loss"] for figure in figures]}, True
