@@ -118,7 +118,7 @@ class InitialParameters(Mapping[str, npt.NDArray[Any]]):
 class RandomParameters(Mapping[str, npt.NDArray[Any]]):
     """Random parameters of a graph, each created on access from its name and a seed alone.
 
-    Values are drawn from N(0, 1 / size of the last dim). Constants likewise; those that are not floats are zero (false).
+    Values are drawn from N(0, 1 / size of the last dim), those of constants too; integer and boolean ones are zero.
     """
 
     def __init__(self, graph: Graph, seed: int) -> None:
