@@ -6,6 +6,7 @@
 * `cases`: models, and the plans that are compared; `predictions`: both sides' step times, written before any step runs.
 * `own`: steps of a plan as this executor runs it. `peer`: the same on torch's parts, which are one file each: `single`
   (the loop over micro-batches), `ddp`, `fsdp`, `tensor`, `pipeline`; the model they share is `model` and `experts`.
+* `megatron` is the peer of the set "megatron": Megatron-Core, whose wheel is imported only there.
 * `weights`: the weights and tokens of both sides. `timing`: how steps are timed, the same for both.
 * `worker` walks the cases on every rank; `launches` starts it once per number of ranks, again where ranks died;
   `table` prints what was found.

@@ -7,6 +7,9 @@
     python -m benchmarks.peers --set second --gpus 1 2 --sides torch graph --out FOLDER      shapes of no earlier step
     python -m benchmarks.peers --set third --gpus 1 2 --sides torch graph --out FOLDER       others again
     python -m benchmarks.peers --set fourth --gpus 1 2 --device h100-sxm --out FOLDER        small layers, on H100
+    python -m benchmarks.peers --set megatron --gpus 4 --sides graph --out FOLDER            beside Megatron-Core
+    python -m benchmarks.peers --set megatron --gpus 4 --sides megatron --resume --out FOLDER
+                                   with CUDA_DEVICE_MAX_CONNECTIONS=1, as Megatron wants it for its own streams
     python -m benchmarks.peers --again benchmarks/results/peers_h200_third.json      today's scores on kept rows
     python -m benchmarks.peers --list                                      the cases, in their order
     python -m benchmarks.peers --smoke --gpus 2 --out FOLDER               tiny sizes on CPU ranks
@@ -31,7 +34,7 @@ from benchmarks.peers.launches import taken
 from benchmarks.peers.predictions import predictions
 from benchmarks.peers.scores import scores, scores_text
 from benchmarks.peers.sets import CASES, SETS, SMOKE_CASES, case_named
-from benchmarks.peers.table import row_of, table
+from benchmarks.peers.table import SIDES, row_of, table
 from plans.errors import TwofoldError
 from plans.files import write_atomically
 
@@ -89,7 +92,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="start no new case after this many seconds")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "peers")))
     parser.add_argument("--compile", choices=("none", "chosen", "all"), default=None, help="torch.compile of the peer")
-    parser.add_argument("--sides", nargs="*", default=[], choices=("graph", "apart", "eager", "torch", "compiled"))
+    parser.add_argument("--sides", nargs="*", default=[], choices=SIDES)
     parser.add_argument("--only", nargs="*", default=[], help="cases of these names, or all whose names begin so")
     parser.add_argument("--resume", action="store_true", help="take predictions and figures that FOLDER holds")
     parser.add_argument("--first", type=int, default=0, help="skip this many cases for each number of devices")

@@ -31,6 +31,8 @@ class Case:
         compiles: whether the peer is measured with torch.compile too where only a chosen part is.
         products: precision of the products in blocks, as `simulator.stacks.products.RECIPES` of torchao names it; ""
             is the model's own. Only the peer has others, always with torch.compile.
+        parts: whose parts the peer is made of: "torch", or "megatron" for Megatron-Core's layers, schedules and
+            optimizer.
     """
 
     model: str
@@ -39,6 +41,7 @@ class Case:
     reduce_every: str = "micro_batch"
     compiles: bool = False
     products: str = ""
+    parts: str = "torch"
 
     @property
     def config(self) -> TransformerConfig:
@@ -59,6 +62,7 @@ class Case:
         }  # fmt: skip
         said = [f"{short.get(key, key)}{'' if value is True else value}" for key, value in self.degrees.items()]
         more = [*(["once"] if self.reduce_every == "step" else []), *([self.products] if self.products else [])]
+        more += [self.parts] if self.parts != "torch" else []
         return "-".join([self.model, f"b{self.batch}", *said, *more])
 
     def degree(self, name: str) -> int:
@@ -67,8 +71,11 @@ class Case:
 
     @property
     def optimizer(self) -> Optimizer:
-        """AdamW in the dtype of the weights: gradients, reductions and states have it too."""
-        return Optimizer(kind="adamw", settings={"lr": 1e-4}, reduce_every=self.reduce_every)
+        """AdamW in the dtype of the weights, gradients and reductions too; in single precision beside Megatron."""
+        wider: Mapping[str, Any] = {}
+        if self.parts == "megatron":
+            wider = {"gradient_dtype": "float32", "master_dtype": "float32", "undecayed": ("*norm.weight", "*bias")}
+        return Optimizer(kind="adamw", settings={"lr": 1e-4}, reduce_every=self.reduce_every, **wider)
 
     def machine(self, device: str = "h200") -> Machine:
         """As many devices of the catalogue as the case has ranks."""

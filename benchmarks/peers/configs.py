@@ -97,6 +97,19 @@ MODELS: Mapping[str, TransformerConfig] = {
             name="moe-14", num_layers=4, hidden=1792, num_heads=28, ffn=3072, vocab=32000, seq=2048,
             experts=Experts(num_experts=14, top_k=2, ffn=3072),
         ),
+        # of the ninth set: others again
+        TransformerConfig(name="7x4352", num_layers=7, hidden=4352, num_heads=34, ffn=11776, vocab=32000, seq=2048),
+        TransformerConfig(name="13x2304", num_layers=13, hidden=2304, num_heads=36, ffn=6400, vocab=45056, seq=1536),
+        TransformerConfig(name="21x1152", num_layers=21, hidden=1152, num_heads=18, ffn=3072, vocab=28672, seq=1024),
+        TransformerConfig(name="3x7680", num_layers=3, hidden=7680, num_heads=60, ffn=20480, vocab=40960, seq=4096),
+        TransformerConfig(
+            name="3x2560-long", num_layers=3, hidden=2560, num_heads=20, ffn=7168, vocab=32000, seq=14336
+        ),
+        gpt("gpt-2816", num_layers=8, hidden=2816, num_heads=44, vocab=50304, seq=1024),
+        TransformerConfig(
+            name="moe-9", num_layers=5, hidden=1920, num_heads=30, ffn=3328, vocab=32000, seq=2048,
+            experts=Experts(num_experts=9, top_k=3, ffn=3328),
+        ),
         # for CPU ranks, in single precision, so that losses show every difference
         TransformerConfig(
             name="tiny", num_layers=4, hidden=64, num_heads=4, ffn=96, vocab=128, seq=16, dtype="float32"

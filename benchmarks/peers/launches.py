@@ -32,7 +32,7 @@ def taken(
         path: file of what was found, kept after every part.
         until: seconds since 1970; nothing begins after it.
         compiles: "none", "chosen" or "all", as in `worker`.
-        sides: "graph", "apart", "eager", "torch", "compiled"; all but "apart" where there are none.
+        sides: of `table.SIDES`; all but "apart" where there are none.
         resumes: what the file holds is not measured again.
         device: "auto", "cpu" or "cuda".
 

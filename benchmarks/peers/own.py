@@ -21,15 +21,12 @@ from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.plan import Plan
 
-__all__ = ["executions", "measured_plan", "with_execution"]
+__all__ = ["EXECUTIONS", "measured_plan", "with_execution"]
 
 
-def executions(plan: Plan) -> tuple[str, ...]:
-    """How this executor can run the plan, on a device that can record launches.
-
-    "graph" and "apart" are replayed, "apart" without joining runs of memory-bound instructions (`Plan.fused`).
-    """
-    return ("graph", "apart", "eager")
+EXECUTIONS = ("graph", "apart", "eager")
+"""How this executor runs a plan. "graph" and "apart" are replayed, on devices that can record launches; "apart" does
+not join runs of memory-bound instructions (`Plan.fused`)."""
 
 
 def with_execution(plan: Plan, execution: str) -> Plan:
@@ -43,11 +40,11 @@ def measured_plan(plan: Plan, execution: str, device: Device, sync: RankSync, ba
 
     Args:
         plan: for as many ranks as there are.
-        execution: one of `executions(plan)`.
+        execution: one of `EXECUTIONS`.
         device, sync: of this rank and of all.
         batch: inputs of the complete step.
     """
-    assert execution in executions(plan), execution
+    assert execution in EXECUTIONS, execution
     left_bytes = device.memory_allocated()
     program = lower(with_execution(plan, execution))
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A case on torch's own parts: which of them its degrees take, and which it has no part for."""
+"""A case on the parts of its peer: which of them its degrees take, and which the peer has no part for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from benchmarks.peers import ddp, fsdp, narrow, pipeline, single, tensor
+from benchmarks.peers import ddp, fsdp, megatron, narrow, pipeline, single, tensor
 from benchmarks.peers.cases import Case
 from benchmarks.peers.model import Decoder, cross_entropy, filled
 from benchmarks.peers.weights import SharedWeights
@@ -24,7 +24,9 @@ __all__ = ["cannot_compile", "lacks", "parts_of", "peer_step"]
 
 
 def parts_of(case: Case) -> str:
-    """The names of torch's parts that the case takes."""
+    """The names of the parts that the case takes."""
+    if case.parts == "megatron":
+        return "megatron-core"
     level, found = int(case.degrees.get("zero", 0)), []
     if case.degree("pp") > 1:
         found.append("pipelining")
@@ -36,7 +38,9 @@ def parts_of(case: Case) -> str:
 
 
 def lacks(case: Case) -> str:
-    """The feature of a case that this peer does not have; "" if it has them all."""
+    """The feature of a case that its peer does not have; "" if it has them all."""
+    if case.parts == "megatron":
+        return megatron.lacks(case)
     if case.degree("pp") > 1 and case.degree("tp") > 1:
         return "tensor parallelism inside a pipeline"
     if case.degree("tp") > 1 and case.config.experts is not None:
@@ -56,18 +60,33 @@ def cannot_compile(case: Case) -> str:
 def peer_step(
     case: Case, plan: Plan, device: Device, rank: int, *, compiles: bool
 ) -> Callable[[Sequence[Tensor]], Tensor | None]:
-    """One training step on torch's parts.
+    """One training step on the peer's parts.
 
     Returns:
         A function of this process's host tensors "tokens" and "labels", [batch, seq]; it returns the mean of the losses
         that this rank knows, or None.
     """
-    dp, tp, config = case.degree("dp"), case.degree("tp"), case.config
-    mesh = _mesh(device.kind, case.degree("pp"), dp, tp) if case.ranks > 1 else None
-    weights, loss = SharedWeights(plan.graph), cross_entropy
+    dp, tp = case.degree("dp"), case.degree("tp")
     rows = single.Rows(
         micro_batch=int(case.degrees["micro_batch"]), dp=dp, index=(rank // tp) % dp, count=plan.num_micro_batches
     )
+    if case.parts == "megatron":
+        train: Any = megatron.step_of(case, plan, device)
+    else:
+        train = _on_torch(case, plan, device, rank, compiles=compiles)
+
+    def step(batch: Sequence[Tensor]) -> Tensor | None:
+        found: Tensor | None = train([each.to(device.torch_device, non_blocking=True) for each in batch])
+        return found
+
+    return _fed(step, rows, device)
+
+
+def _on_torch(case: Case, plan: Plan, device: Device, rank: int, *, compiles: bool) -> Any:
+    """One training step on torch's parts, a function of this rank's tokens and labels on its device."""
+    dp, tp, config = case.degree("dp"), case.degree("tp"), case.config
+    mesh = _mesh(device.kind, case.degree("pp"), dp, tp) if case.ranks > 1 else None
+    weights, loss = SharedWeights(plan.graph), cross_entropy
 
     def built(blocks: list[int] | None = None, first: bool = True, last: bool = True) -> Decoder:
         with torch.device("meta"):
@@ -87,16 +106,9 @@ def peer_step(
         loss = torch.compile(cross_entropy, dynamic=False)
     if case.degree("pp") > 1:
         assert mesh is not None
-        train: Any = pipeline.step_of(plan, rank, mesh, built, loss)
-    else:
-        placed = _over_data(built(), mesh, plan, dp, tp)
-        train = single.step_of(placed, plan.optimizer, loss, plan.num_micro_batches)
-
-    def step(batch: Sequence[Tensor]) -> Tensor | None:
-        found: Tensor | None = train([each.to(device.torch_device, non_blocking=True) for each in batch])
-        return found
-
-    return _fed(step, rows, device)
+        return pipeline.step_of(plan, rank, mesh, built, loss)
+    placed = _over_data(built(), mesh, plan, dp, tp)
+    return single.step_of(placed, plan.optimizer, loss, plan.num_micro_batches)
 
 
 def _fed(step: Any, rows: single.Rows, device: Device) -> Any:

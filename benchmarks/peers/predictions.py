@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.peers.cases import Case, model_flops
-from benchmarks.peers.own import executions, with_execution
+from benchmarks.peers.own import EXECUTIONS, with_execution
 from benchmarks.peers.peer import lacks
 from plans.errors import TwofoldError
 from simulator import simulate
 from simulator.forecast.predict import forecast
 from simulator.stacks.base import Stack
+from simulator.stacks.names import stack_named
 from simulator.stacks.torch_native import TorchNative
 
 __all__ = ["PEER_STACKS", "predictions"]
@@ -27,6 +28,7 @@ def _as_written(**settings: Any) -> Stack:
 PEER_STACKS = {
     "torch": _as_written(),
     "compiled": _as_written(name="torch-compile", compiled=True, one_kernel_loss=True, narrows=True),
+    "megatron": stack_named("megatron"),
 }
 """Side of the peer -> the software stack that forecasts it."""
 
@@ -46,16 +48,17 @@ def predictions(cases: Iterable[Case], device: str = "h200") -> dict[str, dict[s
 def _of(case: Case, device: str) -> dict[str, Any]:
     plan, machine = case.plan(), case.machine(device)
     found: dict[str, Any] = {"machine": machine.name, "model_flops": model_flops(case.config, case.batch)}
-    for execution in executions(plan) if not case.products else ():
+    for execution in EXECUTIONS if not case.products else ():
         chosen = with_execution(plan, execution)
         timeline = simulate(chosen, machine)
         found[execution] = {
             "step_s": timeline.step_interval_s, "low_s": timeline.low_s, "high_s": timeline.high_s,
             "peak_bytes": timeline.peak_bytes,
         }  # fmt: skip
-    for side, stack in PEER_STACKS.items():
+    for side in ("torch", "compiled") if case.parts == "torch" else (case.parts,):
         if lacks(case):
             continue
+        stack = PEER_STACKS[side]
         stack = replace(stack, products=case.products, narrows=True) if case.products else stack
         try:
             told = forecast(case.config, case.degrees_value(), machine, stack=stack)

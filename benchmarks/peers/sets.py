@@ -12,11 +12,12 @@ __all__ = ["CASES", "SECOND_CASES", "SETS", "SMOKE_CASES", "case_named"]
 
 def _case(
     model: str, batch: int, reduce_every: str = "micro_batch", compiles: bool = False, products: str = "",
-    **degrees: Any,
+    parts: str = "torch", **degrees: Any,
 ) -> Case:  # fmt: skip
     return Case(
-        model=model, batch=batch, degrees=degrees, reduce_every=reduce_every, compiles=compiles, products=products
-    )
+        model=model, batch=batch, degrees=degrees, reduce_every=reduce_every, compiles=compiles, products=products,
+        parts=parts,
+    )  # fmt: skip
 
 
 _ON_1 = (
@@ -423,6 +424,82 @@ _EIGHTH_ON_4 = (
     _case("12x2688", 32, pp=4, micro_batch=4, schedule="zb_h1"),
 )
 
+_NINTH_ON_1 = (
+    _case("7x4352", 4, micro_batch=4),
+    _case("13x2304", 6, micro_batch=2),
+    _case("21x1152", 16, micro_batch=16),
+    _case("3x7680", 2, micro_batch=2),
+    _case("gpt-2816", 8, micro_batch=8),
+    _case("moe-9", 8, micro_batch=8),
+    _case("7x4352", 4, micro_batch=1),
+    _case("21x1152", 8, micro_batch=2),
+    _case("3x2560-long", 1, micro_batch=1),
+    _case("13x2304", 8, micro_batch=8, recompute="full"),
+    _case("gpt-2816", 8, micro_batch=2),
+    _case("3x7680", 3, micro_batch=1),
+)
+_NINTH_ON_2 = (
+    _case("7x4352", 8, dp=2, micro_batch=4),
+    _case("7x4352", 8, tp=2, micro_batch=4, sequence_parallel=True),
+    _case("13x2304", 12, dp=2, micro_batch=6, zero=3),
+    _case("13x2304", 16, pp=2, micro_batch=2),
+    _case("21x1152", 32, dp=2, micro_batch=16),
+    _case("3x7680", 4, dp=2, micro_batch=2, zero=2),
+    _case("3x7680", 4, tp=2, micro_batch=4),
+    _case("gpt-2816", 16, dp=2, micro_batch=8, zero=2),
+    _case("moe-9", 16, dp=2, micro_batch=8),
+    _case("7x4352", 8, pp=2, micro_batch=1, schedule="zb_h1"),
+    _case("21x1152", 16, tp=2, micro_batch=16),
+    _case("gpt-2816", 16, pp=2, micro_batch=2, schedule="interleaved_1f1b", virtual=2),
+    _case("3x2560-long", 2, dp=2, micro_batch=1, zero=2),
+    _case("13x2304", 12, dp=2, micro_batch=3, **_ONCE),
+    _case("21x1152", 16, dp=2, micro_batch=2, zero=3),
+    _case("gpt-2816", 8, tp=2, micro_batch=8),
+)
+_NINTH_ON_4 = (
+    _case("7x4352", 16, dp=4, micro_batch=4),
+    _case("7x4352", 16, dp=2, tp=2, micro_batch=4, zero=2),
+    _case("13x2304", 32, pp=2, dp=2, micro_batch=2, **_ONCE),
+    _case("3x7680", 8, dp=4, micro_batch=2, zero=3),
+    _case("13x2304", 24, tp=4, micro_batch=12, sequence_parallel=True),
+    _case("7x4352", 16, pp=4, micro_batch=1, schedule="zb_h1"),
+    _case("21x1152", 64, dp=4, micro_batch=16),
+    _case("gpt-2816", 32, dp=4, micro_batch=8),
+    _case("gpt-2816", 16, tp=4, micro_batch=8),
+    _case("moe-9", 32, dp=4, micro_batch=8, zero=2),
+    _case("7x4352", 8, pp=2, tp=2, micro_batch=2),
+    _case("21x1152", 64, pp=4, micro_batch=4),
+    _case("3x7680", 4, tp=4, micro_batch=2, sequence_parallel=True),
+    _case("13x2304", 24, dp=4, micro_batch=3, zero=2),
+    _case("3x2560-long", 4, dp=4, micro_batch=1),
+    _case("21x1152", 32, dp=2, tp=2, micro_batch=8, zero=3, sequence_parallel=True),
+)
+
+_MEGATRON: dict[str, Any] = {"parts": "megatron"}
+
+_MEGATRON_ON_1 = (
+    _case("8x4096", 4, micro_batch=4, **_MEGATRON),
+    _case("24x1024", 4, micro_batch=1, **_MEGATRON),
+    _case("8x4096", 4, micro_batch=1, **_MEGATRON),
+    _case("gpt", 8, micro_batch=8, **_MEGATRON),
+)
+_MEGATRON_ON_2 = (
+    _case("8x4096", 8, tp=2, micro_batch=4, **_MEGATRON),
+    _case("24x1024", 8, tp=2, micro_batch=1, sequence_parallel=True, **_MEGATRON),
+    _case("8x4096", 8, pp=2, micro_batch=1, schedule="interleaved_1f1b", virtual=2, **_MEGATRON),
+)
+_MEGATRON_ON_4 = (
+    _case("8x4096", 16, dp=4, micro_batch=4, **_MEGATRON),
+    _case("8x4096", 16, dp=4, micro_batch=4, zero=1, **_MEGATRON),
+    _case("8x4096", 16, tp=4, micro_batch=4, sequence_parallel=True, **_MEGATRON),
+    _case("8x4096", 16, pp=4, micro_batch=1, **_MEGATRON),
+    _case("8x4096", 16, pp=4, micro_batch=1, schedule="interleaved_1f1b", virtual=2, **_MEGATRON),
+    _case("8x4096", 16, pp=2, dp=2, micro_batch=1, **_MEGATRON),
+    _case("8x4096", 16, pp=2, tp=2, micro_batch=2, sequence_parallel=True, **_MEGATRON),
+    _case("24x1024", 16, dp=4, micro_batch=1, **_MEGATRON),
+    _case("4x8192", 16, tp=2, dp=2, micro_batch=2, zero=1, sequence_parallel=True, **_MEGATRON),
+)
+
 SETS: Mapping[str, Mapping[int, tuple[Case, ...]]] = {
     "first": CASES,
     "second": SECOND_CASES,
@@ -431,10 +508,12 @@ SETS: Mapping[str, Mapping[int, tuple[Case, ...]]] = {
     "fifth": {1: _FIFTH_ON_1, 2: _FIFTH_ON_2},
     "seventh": {1: _SEVENTH_ON_1, 2: _SEVENTH_ON_2, 4: _SEVENTH_ON_4},
     "eighth": {1: _EIGHTH_ON_1, 2: _EIGHTH_ON_2, 4: _EIGHTH_ON_4},
+    "ninth": {1: _NINTH_ON_1, 2: _NINTH_ON_2, 4: _NINTH_ON_4},
+    "megatron": {1: _MEGATRON_ON_1, 2: _MEGATRON_ON_2, 4: _MEGATRON_ON_4},
 }
 """Name -> the cases of a set. The third was chosen after the second had corrected prices of kernels, and predicted
-before any of it ran. The fourth has small layers in half of its plans. It, the fifth, the seventh and the eighth were
-predicted first too; the sixth is in `benchmarks.step_plans`."""
+before any of it ran. The fourth has small layers in half of its plans. It, the fifth and the seventh to ninth were
+predicted first too; the sixth is in `benchmarks.step_plans`. "megatron" compares with Megatron-Core."""
 
 SMOKE_CASES: Mapping[int, tuple[Case, ...]] = {
     1: (

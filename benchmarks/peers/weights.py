@@ -1,7 +1,8 @@
 """The weights and tokens that both sides start from.
 
 A weight is a window into one row of random numbers, whose rows overlap: made in no time, on the host and on a device
-alike, and the same numbers in both places. They are kept in half precision, which halves what the host copies.
+alike, and the same numbers in both places. They are kept in half precision, which halves what the host copies, with the
+eight significant bits of bfloat16, so that neither dtype rounds them and master weights start from them too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from plans.model.graph import Graph
 __all__ = ["SharedWeights", "tokens_of"]
 
 _LENGTH = 2**20
+_BFLOAT16_BITS = 0xFFF8
+"""Of a float16: without the three bits that a bfloat16 does not have."""
 _NOISE = 0.1
 """Of weights and biases of norms, and biases of products: around 1 where a norm multiplies with it, else around 0."""
 
@@ -65,7 +68,8 @@ class SharedWeights(Mapping[str, npt.NDArray[Any]]):
 @cache
 def _row(spread: float, mean: float) -> npt.NDArray[np.float16]:
     numbers = np.random.default_rng(0).standard_normal(_LENGTH, dtype=np.float32)
-    return (mean + spread * numbers).astype(np.float16)
+    halves = (mean + spread * numbers).astype(np.float16)
+    return (halves.view(np.uint16) & np.uint16(_BFLOAT16_BITS)).view(np.float16)
 
 
 def tokens_of(graph: Graph, vocab: int) -> dict[str, npt.NDArray[np.int64]]:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.peers.cases import Case
-from benchmarks.peers.own import executions, measured_plan
+from benchmarks.peers.own import EXECUTIONS, measured_plan
 from benchmarks.peers.peer import cannot_compile, lacks, parts_of, peer_step
 from benchmarks.peers.sets import case_named
 from benchmarks.peers.timing import Measured, measured_steps
@@ -85,14 +85,14 @@ class _Walk:
     compile: str
     only: Sequence[str]
 
-    def sides(self, case: Case, plan: Plan) -> list[str]:
+    def sides(self, case: Case) -> list[str]:
         """What is measured of a case, in this order."""
         if case.products:
             return ["compiled"]
-        sides = [side for side in executions(plan) if side == "eager" or self.device.can_record]
+        sides = [side for side in EXECUTIONS if side == "eager" or self.device.can_record]
         if not lacks(case):
-            sides.append("torch")
-            if self.compile == "all" or (self.compile == "chosen" and case.compiles):
+            sides.append(case.parts)
+            if case.parts == "torch" and (self.compile == "all" or (self.compile == "chosen" and case.compiles)):
                 sides.append("compiled")
         return [side for side in sides if (side in self.only if self.only else side != "apart")]
 
@@ -100,7 +100,7 @@ class _Walk:
         """Measure all sides that are missing; False once the time is over."""
         plan = case.plan()
         told = tokens_of(plan.graph, case.config.vocab)
-        for side in self.sides(case, plan):
+        for side in self.sides(case):
             if self.sync.from_rank_0(self.found.has(case.name, side)):
                 continue
             if self.sync.from_rank_0(time.time() > until):
@@ -112,7 +112,7 @@ class _Walk:
         return True
 
     def _measured(self, case: Case, plan: Plan, side: str, told: Mapping[str, Any]) -> Measured:
-        if side in executions(plan):
+        if side in EXECUTIONS:
             return measured_plan(plan, side, self.device, self.sync, told)
         left_bytes, batch = self.device.memory_allocated(), [torch.from_numpy(told[name]) for name in INPUTS]
         step = peer_step(case, plan, self.device, self.sync.rank, compiles=side == "compiled")
@@ -144,7 +144,7 @@ class _Walk:
         if error:
             figures = {"error": error}
         else:
-            figures |= {"parts": parts_of(case) if side in ("torch", "compiled") else "executor"}
+            figures |= {"parts": "executor" if side in EXECUTIONS else parts_of(case)}
             figures["taken_s"] = round(time.monotonic() - start, 1)
         self._keep(case, side, figures)
 
