@@ -99,6 +99,9 @@ def _micro_batch_of_tokens(row: dict[str, str], header: str) -> None:
 def _accumulate(row: dict[str, str], accumulation: str) -> None:
     """Complete the batch, or the micro-batch, from the number of micro-batches of a replica."""
     ways, steps = _replicas(row), count_of("accumulation", accumulation)
+    if ways and steps % ways == 0 and "nanogpt" in row.get("source", "").lower():
+        steps //= ways
+        row[REMARK] = "nanoGPT's accumulation steps are those of all devices (its train.py divides them)"
     batch, micro = row.get("global_batch", ""), row.get("micro_batch", "")
     if ways and micro and not batch:
         row["global_batch"] = str(steps * count_of("micro_batch", micro) * ways)
@@ -141,9 +144,10 @@ def _batch_of_lengths(row: dict[str, str]) -> None:
     elif named := dict(_NAMED.findall(text)):
         row["global_batch"] = next((size for name, size in named.items() if name.lower() == "gbs"), "")
         fill(row, {"micro_batch": next((size for name, size in named.items() if name.lower() == "mbs"), "")})
-    if both := re.fullmatch(r"(\d+) ?/ ?(\d+)", row.get("global_batch", "")):
-        row["global_batch"] = str(max(map(int, both.groups())))
-        fill(row, {"micro_batch": str(min(map(int, both.groups())))})
+    if both := re.fullmatch(r"(\d+) ?(?:/ ?(\d+)|\((\d+)\))", row.get("global_batch", "")):
+        sizes = [int(size) for size in both.groups() if size]
+        row["global_batch"] = str(max(sizes))
+        fill(row, {"micro_batch": str(min(sizes))})
     if each := re.fullmatch(rf"(\d+) ?(?:seqs?|sequences|samples)? ?{_EACH}", row.get("micro_batch", ""), re.I):
         row["micro_batch"] = each.group(1)
     for column in ("global_batch", "micro_batch"):
@@ -166,8 +170,16 @@ def _thousands(seq: float) -> float:
     return seq / 1000 * 1024 if seq % 1000 == 0 and seq / 1000 in (1, 2, 4, 8, 16, 32, 64, 128) else seq
 
 
+_ROUNDED = 0.005
+"""Largest relative error of a number of tokens with two or three digits."""
+
+
 def _binary(tokens: float, seq: float) -> float:
-    """Tokens of a batch: "4M" of sequences of 4096 are 4 x 2^20, for a batch has whole sequences."""
+    """Tokens of a batch: "4M" of sequences of 4096 are 4 x 2^20 and "16.8M" are 2^24, for a batch has whole sequences,
+    and often a power of two."""
+    power = 2.0 ** round(math.log2(max(1.0, tokens / seq)))
+    if abs(tokens / seq / power - 1) < _ROUNDED or math.log2(max(1.0, tokens / 1e3)).is_integer():
+        return power * seq
     for unit, binary in ((1e6, 2.0**20), (1e3, 1024.0)):
         if tokens % seq and tokens % (unit / 2) == 0 and tokens / unit * binary % seq == 0:
             return tokens / unit * binary

@@ -19,7 +19,7 @@ __all__ = [
 _OFTEN_FLOAT8 = r"nemo\b|megatron-?bridge|transformer ?engine"
 """Software whose published runs are as often in float8 as in bf16 on devices that have it."""
 
-_BLANK = ("", "-", "--", "n/a", "na", "nan", "unknown", "not stated", "?")
+_BLANK = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "nan", "unknown", "not stated", "?")
 
 ZERO_BUBBLE = "2401.10241"
 """Qi et al. 2024; its experiments ran examples/pretrain_zero_bubble.sh of sail-sg/zero-bubble-pipeline-parallelism:
@@ -155,7 +155,7 @@ class Cells:
         task = self.words("task", "notes")
         if match := re.search(r"\b(rlhf|rlaif|ppo|grpo|dpo|reinforce\w*|reward model\w*|distillation)\b", task):
             raise Skip(f"its task has {match.group()!r}, which runs more than one model's training step")
-        if match := re.search(r"\b(q?lora|peft|inference|decode|prefill|generation|serving)\b", words):
+        if match := re.search(r"\b(q?lora|peft|freez\w*|frozen|inference|decode|prefill|generation|serving)\b", words):
             raise Skip(f"its task has {match.group()!r}; only pre-training of all weights is modelled")
         for column in ("task", "notes", "model", "zero_level", "recompute", "source"):
             if said := is_offloaded(self.text(column)):

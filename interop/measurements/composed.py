@@ -10,6 +10,8 @@ from interop.measurements.capacities import CAPACITY, with_capacity
 from interop.measurements.columns import degree_order
 from interop.measurements.hybrid import HYBRID, hybrid_in, with_hybrid
 from interop.measurements.numbers import number
+from interop.measurements.pairs import NOTHING
+from interop.measurements.precisions import precision_named
 from interop.measurements.spellings import level_named, switch_named
 
 __all__ = ["NO_FSDP", "USUAL_NODE", "degrees_in", "ordered_degrees", "plain_row"]
@@ -66,6 +68,8 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         if words := degrees.pop("words", ""):  # "Megatron DP": the row's other cells may tell more
             made["notes"] = f"{made.get('notes', '')}; {words}".strip("; ")
         fill(made, degrees)
+    if made.get("seq", "").isdigit() and re.search(r"[(\[]k\b|thousand", headers.get("seq", "").lower()):
+        made["seq"] += "k"
     for column in _WHOLE:
         in_millions = column == "global_batch" and "tok" in headers.get(column, "").lower()
         if _THOUSANDS.fullmatch(made.get(column, "")) and not in_millions:
@@ -77,8 +81,9 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     if headers.get("zero_level", "").strip().lower() == "fsdp":
         _fsdp(made)
     narrow = made.pop("float8", "")
-    if narrow and switch_named(narrow) is not False:
-        made["precision"] = "float8" if switch_named(narrow) else f"float8 {narrow}"
+    if narrow.lower() not in NOTHING and switch_named(narrow) is not False:
+        named = precision_named(narrow) is not None or re.search(r"int ?\d", narrow, re.I)
+        made["precision"] = "float8" if switch_named(narrow) else narrow if named else f"float8 {narrow}"
     if switch_named(made.pop("offload", "")):
         made["notes"] = f"{made.get('notes', '')}; offload".strip("; ")
     _counts_of_devices(made)
@@ -166,7 +171,10 @@ def _next_to_dp(row: dict[str, str], ways: float) -> dict[str, str]:
     return {"dp": f"{ways:g}"}
 
 
-_DEGREES = re.compile(r"(?<![a-z])(tp|pp|dp|cp|ep|vpp?|fsdp)[ =:]*(\d+)(?![\d.])", re.I)
+_DEGREES = re.compile(r"(?<![a-z])(tp|pp|dp|cp|ep|etp|vpp?|fsdp|[tpd](?==))[ =:]*(\d+)(?![\d.])", re.I)
+
+
+_WAYS = re.compile(r"\b(\d+)-way (tp|pp|dp|cp|ep)\b", re.I)
 
 
 def degrees_in(words: str) -> dict[str, str]:
@@ -177,7 +185,8 @@ def degrees_in(words: str) -> dict[str, str]:
     """
     plain = re.sub(r"\bfsdp-?[12]\b(?! *[=:])", "", words, flags=re.I)  # versions
     found = [
-        ({"fsdp": "dp", "vp": "vpp"}.get(name.lower(), name.lower()), count) for name, count in _DEGREES.findall(plain)
+        ({"fsdp": "dp", "vp": "vpp", "t": "tp", "p": "pp", "d": "dp"}.get(name.lower(), name.lower()), count)
+        for name, count in (*_DEGREES.findall(plain), *(found[::-1] for found in _WAYS.findall(plain)))
     ]
     return dict(found) if len({name for name, _ in found}) == len(found) else {}
 
@@ -206,7 +215,7 @@ def ordered_degrees(text: str, header: str) -> dict[str, str]:
     ({'tp': '8', 'pp': '4'}, {})
     """
     order = degree_order(header)
-    numbers = re.findall(r"\d+", text)
+    numbers = re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}\b)", "", text))
     if not order or re.search(r"[a-wyz]", text.lower()):
         return {}
     if len(order) != len(numbers):

@@ -79,7 +79,7 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
     """
     plain = re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
     for instance, device in _INSTANCES:
-        if re.match(rf"(?:{instance})(?![a-z0-9])", plain):
+        if re.match(rf"(?:ml |standard )?(?:{instance})(?![a-z0-9])", plain):
             plain = device
             break
     for words, device, remark in _AS_OTHERS:

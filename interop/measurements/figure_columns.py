@@ -46,9 +46,15 @@ def figures_of(grid: Grid, columns: Sequence[str]) -> list[FigureColumn]:
         FigureColumn(place=place, header=header or name, figure=figure, stated=stated)
         for place, name in enumerate(grid.headers)
         if columns[place] == OF_PRECISION or not (columns[place] or found)
-        if (stated := stated_in_titles((name,), ()))
+        if (stated := _condition(name))
     ]
     return [*_on_one_device(found), *by_condition]
+
+
+def _condition(header: str) -> dict[str, str]:
+    """What the header of figures that a title names states: a device, a sequence ("32K") and the like."""
+    length = re.fullmatch(r"(\d{1,4} ?k)(?: tokens)?", header, re.I)
+    return {"seq": length.group(1).lower()} if length else stated_in_titles((header,), ())
 
 
 def _figure_of_titles(titles: Sequence[str]) -> tuple[str, Figure | None]:
@@ -97,10 +103,14 @@ def _figure_of(place: int, header: str, column: str) -> FigureColumn | None:
     figure = figure_named(header)
     if figure is not None or (has_units_in_cells(header) and not column):
         return FigureColumn(place=place, header=header, figure=figure, stated=_stated_in_header(header, figure))
-    bare = _without_software(without_conditions(header))
+    bare = _without_software(_LEVEL.sub("", without_conditions(header)))
     if not column and bare != header and (figure := figure_named(bare)) is not None:
         return FigureColumn(place=place, header=bare, figure=figure, stated=_stated_in_header(header, figure))
     return None
+
+
+_LEVEL = re.compile(r"(?:zero(?:[- ]?[0-3]|\+\+)|hsdp|ddp)\s+(?=\S)", re.I)
+"""A sharding level in front of a figure's name: "ZeRO-3 TFLOPs"."""
 
 
 def _without_software(header: str) -> str:
@@ -116,6 +126,8 @@ def _stated_in_header(header: str, figure: Figure | None) -> dict[str, str]:
     A precision next to a share of the peak is that of the peak.
     """
     stated = {name: cell for name, cell in stated_in_titles((header,), ()).items() if name in CONDITIONS}
+    if level := _LEVEL.match(header):
+        stated["zero_level"] = level.group().strip()
     if re.match(r"npu\b(?! *(?:memory|mem|hbm))", header, re.I) or (
         _OF_NPUS.search(header) and not _OTHERS.search(header)
     ):

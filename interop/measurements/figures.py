@@ -32,6 +32,8 @@ def _figure_of_unit(unit: str, header: str, figure: Figure | None) -> Figure | N
     plain = unit.strip(" %")
     if re.fullmatch(r"s|secs?|seconds?|ms|min|minutes?", plain):
         return figure_named(f"step time ({'min' if plain.startswith('min') else plain})")
+    if re.fullmatch(r"[GM]i?B", plain):
+        return figure_named(f"memory ({plain})")
     bare = re.sub(r"[(\[].*", "", header)
     found = figure_named(plain) or figure_named(f"{bare} ({plain})")
     return None if found is not None and found.tokens is not None else found
@@ -60,9 +62,12 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
     if middle := _middle(cell):
         row = {**row, READ_AS: f"{header} {cell!r}: the middle of it"}
         cell = middle
+    if re.match(r"[<>\u2264\u2265] *\d", cell) and not (figure and figure.metric.startswith("peak")):
+        row = {**row, READ_AS: f"{header} {cell!r}: the bound itself"}  # of memory it would be that of the device
+        cell = cell.lstrip("<>\u2264\u2265 ")
     if figure is None and is_memory(header):
         row, figure = _memory_figure(row, header, cell)
-    cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-|\(\d[\d.]* ?%\)).*$", "", cell)  # its spread, or its share
+    cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-|\([-+\u2212]?\d[\d.]* ?%\)).*$", "", cell)  # its spread, or its share
     if figure is not None and _LOGGED.search(header) and "torchtitan" in row.get("source", "").lower():
         figure = dataclasses.replace(figure, of_all=False)  # of a device, as torchtitan's logs have it
     text, figure = _number_and_unit(header, cell, figure)
@@ -183,5 +188,6 @@ def _middle(cell: str) -> str:
     found = _RANGE.match(cell)
     if found is None:
         return ""
-    first, last = number(found[1]), number(found[2])
+    unit = found[2][-1:] if found[2][-1:] in "kKM" and found[1][-1:] not in "kKM" else ""  # "3.1-3.3k"
+    first, last = number(f"{found[1]}{unit}"), number(found[2])
     return f"{(first + last) / 2:.12g}{found[3]}" if first is not None and last is not None and first < last else ""

@@ -13,6 +13,7 @@ from typing import Any
 from interop.measurements.headers import figure_named
 from interop.measurements.markup import html_tables, latex_tables
 from interop.measurements.numbers import number
+from interop.measurements.titles import stated_in_titles
 from plans.errors import TwofoldError
 from plans.reading import json_of
 
@@ -67,6 +68,8 @@ def grids_of(text: str, knows: Callable[[str], bool]) -> Iterator[Grid]:
         yield from (_grid(rows, knows, titles) for titles, rows in latex_tables(text))
     elif any(_RULE.match(line) for line in text.splitlines()):
         yield from _of_markdown(text.splitlines(), knows)
+    elif bullets := _of_bullets(text.splitlines()):
+        yield bullets
     else:
         yield _of_lines(text.splitlines(), knows)
 
@@ -81,14 +84,43 @@ def _grid(cells: Iterable[list[str]], knows: Callable[[str], bool], titles: Sequ
         first = [row for row in first if any(re.search(r"[^\s:|=+-]", cell) for cell in row)]
         first = [list(column) for column in itertools.zip_longest(*first, fillvalue="")]
         place = 0
+    if place and (spread := _spread(first[place - 1], first[place])):
+        first[place - 1] = spread
     start, stop = _header_lines(first, place, knows)
     stacks = list(itertools.zip_longest(*first[start:stop], fillvalue=""))
     headers, above = zip(*(_header(stack, knows) for stack in stacks), strict=True) if stacks else ((), ())
     said = tuple(" ".join(filter(None, map(str.strip, row))) for row in reversed(first[:start]))
+    notes = _footnotes(titles, first[stop:])
+    more = ["notes"] if notes else []
     return Grid(
-        headers=list(headers), above=list(above), rows=_filled(headers, first[stop:], rows),
-        titles=(*filter(None, said), *titles),
+        headers=[*headers, *more], above=[*above, *[""] * len(more)],
+        rows=_filled(headers, first[stop:], rows, notes),
+        titles=(*filter(None, said), *(title for title in titles if title not in notes.values())),
     )  # fmt: skip
+
+
+def _footnotes(lines: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, str]:
+    """The mark and the line of every footnote that cells of the first rows refer to.
+
+    >>> _footnotes(["\u00b9 full recomputation", "\u2020 by the authors"], [["7B\u00b9", "120"]])
+    {'\u00b9': '\u00b9 full recomputation'}
+    """
+    marks = {found.group(1) for row in rows for cell in row if (found := _MARKED.search(cell.strip()))}
+    begins = {found.group(1): line for line in lines if (found := _NOTE.match(line))}
+    return {mark: line for mark, line in begins.items() if mark in marks}
+
+
+def _spread(row: Sequence[str], below: Sequence[str]) -> list[str]:
+    """The merged cells of a line above a header, each repeated over the blank ones behind it; none if it has none.
+
+    >>> _spread(["", "FSDP", "", "DDP", ""], ["Model", "MFU", "GB", "MFU", "GB"])
+    ['', 'FSDP', 'FSDP', 'DDP', 'DDP']
+    """
+    filled = [cell for cell in row if cell.strip()]
+    repeats = len({cell.strip() for cell in below if cell.strip()}) < sum(bool(cell.strip()) for cell in below)
+    if len(filled) < 2 or not repeats or any(number(cell) is not None for cell in filled):
+        return []
+    return list(itertools.accumulate(row, lambda before, cell: cell if cell.strip() else before))
 
 
 def _header_lines(rows: Sequence[Sequence[str]], place: int, knows: Callable[[str], bool]) -> tuple[int, int]:
@@ -133,6 +165,8 @@ def _header(stack: Sequence[str], knows: Callable[[str], bool]) -> tuple[str, st
     if not parts:
         return "", ""
     *above, last = parts
+    if above and figure_named(last) is not None and stated_in_titles(above, ()):
+        return last, " ".join(above)  # "Seq = 2048" above rates
     if above and _UNIT.fullmatch(last):
         last = f"{above.pop()} {last if last[0] in '([' else f'({last})'}"
     group = " ".join(above)
@@ -150,15 +184,45 @@ def _without_marks(cell: str) -> str:
     """
     if cell.isascii() and cell[-1:].isalnum():  # most cells
         return cell
-    return re.sub(r"(?<=.)(?:\[\^\w+\]|[\u2020\u2021\u00a7\u00b9\u00b2\u00b3*]+)$", "", cell).rstrip()
+    return _MARKED.sub("", cell).rstrip()
 
 
-def _filled(headers: Sequence[str], first: Iterable[list[str]], rest: Iterable[list[str]]) -> Iterator[list[str]]:
-    """Rows with a cell for every header; empty ones and the rule below a header are left out."""
+_MARK = r"(\[\^\w+\]|[\u2020\u2021\u00a7\u00b9\u00b2\u00b3\u2074\u2075]|\*+)"
+_MARKED = re.compile(rf"(?<=.){_MARK}+$")
+_NOTE = re.compile(rf"\s*{_MARK}:?\s*\S")
+"""The mark of a footnote, behind a cell and in front of the note."""
+
+
+def _filled(
+    headers: Sequence[str], first: Iterable[list[str]], rest: Iterable[list[str]], notes: Mapping[str, str]
+) -> Iterator[list[str]]:  # fmt: skip
+    """Rows with a cell for every header, and one for their footnotes if there are any; empty rows and the rule below a
+    header are left out."""
     for row in itertools.chain(first, rest):
         if any(re.search(r"[^\s:|=+-]", cell) for cell in row):
-            cells = [_without_marks(cell.strip()) for cell in row[: len(headers)]]
-            yield cells + [""] * (len(headers) - len(cells))
+            own = [cell.strip() for cell in row[: len(headers)]]
+            cells = [_without_marks(cell) for cell in own]
+            cells += [""] * (len(headers) - len(cells))
+            if notes:
+                marks = (found.group(1) for cell in own if (found := _MARKED.search(cell)))
+                cells.append("; ".join(dict.fromkeys(notes[mark] for mark in marks if mark in notes)))
+            yield cells
+
+
+_BULLET = re.compile(
+    r"\s*[-*\u2022] +(.+?) *(?:[:=\u2192\u2013\u2014]|->) *([~\u2248]?\d[\d.,]*[kM]? *[A-Za-z%][^,;:]*)$"
+)
+"""A run and its figure in a list: "- Llama 3 8B, 8 H100, TP2: 410 TFLOPS/GPU"."""
+
+
+def _of_bullets(lines: Sequence[str]) -> Grid | None:
+    """A list of runs as a table; None if most lines of the text are no such runs."""
+    runs = [found for line in lines if (found := _BULLET.match(line))]
+    others = [line.strip("# ") for line in lines if line.strip() and not _BULLET.match(line)]
+    if len(runs) < 2 or len(runs) < len(others):
+        return None
+    rows = ([_plain_line(found[1]), found[2].rstrip(". ")] for found in runs)
+    return Grid(headers=["notes", "throughput"], rows=rows, above=["", ""], titles=tuple(map(_plain_line, others)))
 
 
 def _of_lines(lines: list[str], knows: Callable[[str], bool]) -> Grid:
@@ -172,10 +236,17 @@ def _of_lines(lines: list[str], knows: Callable[[str], bool]) -> Grid:
     if _COMMAS.search("\n".join(lines[:_MOST_ABOVE])):
         ways = [partial(_with_points, way) for way in ways[1:3]]
     stop = len(lines)
-    while stop and len(_spaced(lines[stop - 1])) == 1 and not re.search(r"[,;]\S|\t", lines[stop - 1]):
-        stop -= 1  # a caption below
-    below = [line.strip() for line in lines[stop:] if line.strip()] if stop else []
+    while stop and _is_caption(lines[stop - 1]):
+        stop -= 1
+    below = [line.strip(',;"\t ') for line in lines[stop:] if line.strip(",;\t ")] if stop else []
     return _grid(max(ways, key=num_known)(lines[:stop] if below else lines), knows, below)
+
+
+def _is_caption(line: str) -> bool:
+    """Whether a line below a table has one cell only."""
+    bare = line.strip(",;\t ")
+    is_quoted = re.fullmatch(r'"[^"]*"', bare) is not None
+    return is_quoted or (len(_spaced(bare)) == 1 and not re.search(r"[,;]\S|\t", bare))
 
 
 _COMMAS = re.compile(r"(?:^|[;\t])[~\s]*(?:\d{1,3}(?:\.\d{3})+,\d+|\d+,(?:\d{1,2}|\d{4,}))\s*%?\s*(?:[;\t]|$)", re.M)
@@ -286,13 +357,18 @@ def _flat(value: Any, around: Mapping[str, str], knows: Callable[[str], bool]) -
             yield from _flat(item, around, knows)
     elif isinstance(value, dict):
         own = {**around, **dict(_leaves(value, knows))}
-        lists = [
-            item for item in value.values() if isinstance(item, list) and any(isinstance(part, dict) for part in item)
-        ]
+        lists = [item for item in value.values() if _has_records(item)]
         if not lists:
             yield own
         for item in lists:
             yield from _flat(item, own, knows)
+
+
+def _has_records(value: Any) -> bool:
+    """Whether a value has a list of objects."""
+    if isinstance(value, dict):
+        return any(map(_has_records, value.values()))
+    return isinstance(value, list) and any(isinstance(part, dict) for part in value)
 
 
 def _of_records(records: Sequence[Mapping[str, str]]) -> Grid:

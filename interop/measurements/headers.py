@@ -76,7 +76,7 @@ _SCALES = {"k": 1e3, "t": 1e3, "m": 1e6, "b": 1e9}
 _STEP = r"(?:iter(?:ation)?s?|steps?|(?:global)?batch|its?)"
 _TIME = re.compile(
     rf"(?:avg|average|mean|median|train(?:ing)?|elapsed|e2e|end-?to-?end|wall-?clock)*"
-    rf"(?:{_STEP}(?:time|latency|duration)|(?:time|latency)/{_STEP})(?P<unit>s|ms|min)?|(?P<unit2>s|ms|min)/{_STEP}"
+    rf"(?:{_STEP}(?:time|timing|latency|duration)|(?:time|latency)/{_STEP})(?P<unit>s|ms|min)?|(?P<unit2>s|ms|min)/{_STEP}"
     r"|(?:elapsed)?time(?P<unit3>s|ms)|tstep(?P<unit4>s|ms)"
 )
 _TRAINING = re.compile(
@@ -87,7 +87,7 @@ _TRAINING = re.compile(
 """A time of training, or the hours of devices for some tokens."""
 _MEMORY = re.compile(
     r"(?:peak|max(?:imum)?)?(?:gpu|device|cuda|hbm|active|allocated|reserved|used)*"
-    r"(?:mem(?:ory)?|vram|alloc(?:ated)?|reserved|(?<=hbm))"
+    r"(?:mem(?:ory)?|vram|alloc(?:ated)?|reserved|(?<=hbm)|(?<=peak))"
     r"(?:usage|used|peak|max)?(?:alloc(?:ated)?|reserved|footprint)?(?:/gpu|/device|/npu)?"
     r"(?P<unit>gib|gb|mib|mb|%|percent|pct)(?:/gpu|/device|/npu)?"
 )
@@ -116,6 +116,8 @@ def figure_named(words: str) -> Figure | None:
     low = _plain_words(words)
     if (qualified := _qualified(low)) is not None:
         return qualified[0]
+    if section := re.match(r"(?:perf|train|metrics?)/(?=[a-z]+[_/]|mfu)", low):  # "perf/mfu"
+        return figure_named(low[section.end() :])
     plain = re.sub(r"[^a-z0-9/%]+", "", low)
     if found := _TRAINING.fullmatch(plain):
         return _of_training(found)
@@ -168,7 +170,7 @@ _SPELLINGS = (
     (r"\b(tok\w*?|samples?|seqs?|sequences?)_s(?=_|$)", r"\1/s"),  # "tok_s_gpu"
     (r"(?<=[a-z0-9])_(gpu|npu|device)$", r"/\1"),
     (rf"^({_DEVICE})[ _-]*(.+)$", r"\2\1"),  # "per-GPU TFLOPs"
-    (r"^(throughput|performance|speed) in (\S+)$", r"\1 (\2)"),
+    (r"^(throughput|performance|speed|.*tim(?:e|ing)) in (\S+)$", r"\1 (\2)"),
     (r"^(.+?)(?:[(\[] *|[ ,]+)(total|aggregate|all (?:gpus|devices)) *[)\]]?$", r"total \1"),
 )  # fmt: skip
 """Words of headers in lower case -> the spelling that the patterns of figures expect, in this order."""
@@ -196,6 +198,8 @@ def _qualified(low: str) -> tuple[Figure | None] | None:
     if found := re.search(r"(?<=/)(min(?:ute)?|h(?:ou)?r?|day)s?\b", low):
         figure = figure_named(f"{low[: found.start()]}s{low[found.end() :]}")
         return (None if figure is None else replace(figure, factor=figure.factor / _TIMES[found[1]]),)
+    if found := re.search(r"(?<=hours) *[(\[].*[)\]]$", low):  # "GPU hours (H100-80GB)"
+        return (figure_named(low[: found.start()]),)
     if found := re.search(r" *[(\[](k|m|b|thousands?|millions?|billions?)[)\]]$", low):  # "Tokens/day (B)"
         figure = figure_named(low[: found.start()])
         rate = figure is not None and figure.metric in ("tokens_per_s_per_gpu", "samples_per_s_per_gpu")
@@ -216,7 +220,7 @@ def has_units_in_cells(header: str) -> bool:
     """Whether the cells of a header contain their unit."""
     plain = re.sub(r"[^a-z]+", "", header.lower())
     return plain in ("throughput", "performance", "perf", "speed", "trainingthroughput", "trainingspeed", "result",
-                     "results", "rate") or is_memory(header)  # fmt: skip
+                     "results", "rate", "time") or is_memory(header)  # fmt: skip
 
 
 def is_memory(header: str) -> bool:

@@ -64,6 +64,7 @@ class LayoutCells(Mixtures):
             self.assumed.append(f"global_batch {batch} does not divide over dp {dp} x micro_batch {micro}: {near}")
             batch = near
         schedule, virtual = self.schedule(pp, config.num_layers)
+        batch = self.in_rounds(batch, dp * micro, pp if virtual > 1 else 1)
         again = self.recompute(stack, has_experts=config.experts is not None)
         level = self.sharding(dp * cp, pp, stack)
         first = Degrees(
@@ -84,6 +85,20 @@ class LayoutCells(Mixtures):
         if layers % chunks:
             self.assumed.append(f"{layers} layers do not divide over {chunks} chunks: some hold one more")
         return first
+
+    def in_rounds(self, batch: int, each: int, pp: int) -> int:
+        """A batch whose micro-batches an interleaved schedule can take in rounds of `pp`: it, or the nearest one.
+
+        Args:
+            batch: sequences.
+            each: sequences of one micro-batch of every replica.
+            pp: stages; 1 if the schedule is not interleaved.
+        """
+        near = max(1, round(batch / (each * pp))) * each * pp
+        if near != batch and abs(near / batch - 1) <= _UNEVEN_BATCH:
+            self.assumed.append(f"global_batch {batch} is no whole number of rounds over {pp} stages: {near}")
+            return near
+        return batch
 
     def replicas(self, tp: int, pp: int, cp: int, ep: int) -> int:
         """The data-parallel degree; tables count the ranks of context or expert parallelism in it, or not.

@@ -218,7 +218,7 @@ def _published(name: str) -> TransformerConfig | None:
         return None
     family, _ = family_of(
         name, hidden=sizes.hidden, heads=sizes.heads, kv_heads=sizes.kv_heads or sizes.heads,
-        ffn=sizes.ffn or 4 * sizes.hidden, has_experts=sizes.experts is not None,
+        ffn=sizes.ffn or 4 * sizes.hidden, has_experts=True,  # a row may state the experts of "GPT 1.3B MoE-128"
     )  # fmt: skip
     settings = dict(family.settings) | ({"head_dim": sizes.head_dim} if sizes.head_dim else {})
     settings |= {"tied": True} if sizes.tied else {}

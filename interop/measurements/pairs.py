@@ -14,7 +14,7 @@ __all__ = ["FAILED", "NOTHING", "runs_of"]
 FAILED = ("oom", "out of memory", "oor", "failed")
 """Cells of runs that did not finish."""
 
-NOTHING = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "x", "\u2717", *FAILED)
+NOTHING = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "nan", "x", "\u2717", *FAILED)
 """Cells of a column of figures in which nothing was measured."""
 
 _PAIR = re.compile(r"([^()]*[^()\s]) *\(([^()]+)\)|([^/]*\S) / (\S[^/]*)")

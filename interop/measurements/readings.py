@@ -311,7 +311,7 @@ def _cuts_batches(cells: Cells) -> bool:
 def _samples_of_a_replica(cells: Cells) -> int:
     """Micro-batches of one step; 0 if unknown."""
     batch, ways = _count(cells, "global_batch"), _replicas(cells)
-    return batch // ways if ways and batch % ways == 0 else 0
+    return round(batch / ways) if ways else 0
 
 
 def _replicas(cells: Cells) -> int:

@@ -133,7 +133,7 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     compiled = _is_compiled(cells, words)
     if _splits_model(cells) and re.search("deepspeed", source) and not re.search("ulysses", source):
         source = f"{source} megatron-deepspeed"  # ZeRO alone splits no layer
-    found = _named(source) or _named(words) or _named(cells.words("model")) or _named(_of_precision(cells))
+    found = _named(source) or _named(words) or _named(_of_model(cells)) or _named(_of_precision(cells))
     named = found is not None
     if found is None:
         found = _unnamed(cells, words)
@@ -184,6 +184,12 @@ def _unnamed(cells: Cells, words: str) -> Software:
         return Software(words="", stacks=("megatron",) if _splits_model(cells) else ("megatron", "torch"))
     splits = all(cells.text(name) not in ("", "1") for name in ("tp", "pp"))
     return Software(words="", stacks=("megatron", "torch") if splits and not own else ("torch",))
+
+
+def _of_model(cells: Cells) -> str:
+    """The name of a model; that of GPT-NeoX names its software only where the model is split, as other software trains
+    it with ZeRO."""
+    return re.sub("" if _splits_model(cells) else r"gpt-?neox", "", cells.words("model"))
 
 
 def _of_precision(cells: Cells) -> str:

@@ -21,9 +21,9 @@ __all__ = [
     "switch_named",
 ]
 
-_YES = ("y", "yes", "true", "1", "on", "enabled", "t", "是", "开启", "打开", "启用", "✓", "✔", "✅", "√")
+_YES = ("y", "yes", "true", "1", "on", "enabled", "t", "是", "开", "开启", "打开", "启用", "✓", "✔", "✅", "√")
 _NO = (
-    "n", "no", "false", "0", "off", "disabled", "none", "f", "否", "无", "关闭", "不开启", "未开启",
+    "n", "no", "false", "0", "off", "disabled", "none", "f", "否", "无", "关", "关闭", "不开启", "未开启",
     "✗", "✘", "✕", "❌", "×",
 )  # fmt: skip
 
@@ -46,7 +46,7 @@ _LEVELS = (
 _PARTIAL = r"partial|auto|adaptive|dynamic|mixed|some|optimi[sz]ed|\u90e8\u5206"
 
 _RECOMPUTE = (
-    (r"^(none( .*)?|no|n|false|off|0|disabled|without|without .*|never|no .*|not used|0 layers|0 ?%)$", "none"),
+    (r"^(none( .*)?|null|no|n|false|off|0|disabled|without|without .*|never|no .*|not used|0 layers|0 ?%)$", "none"),
     (r"per ?op|by op|selective op|\bop\b|operator|\bsac\b|save.*matmul", "selective_op"),
     (r"\bsel|recompute activations|\u9009\u62e9|core ?att|attention|\battn|softmax", "selective"),
     (r"^(yes|y|true|on|1|ac|ac on|enabled|all)$|full|every|all layers|uniform|block|layers?\b|ckpt|check ?point|"

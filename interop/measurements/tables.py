@@ -169,11 +169,28 @@ def _name_by_cells(
     device = stated_in_titles(titles, ()).get("gpu_type", "")
     if (place := capacity_place(rows, headers, columns, device)) is not None:
         columns[place] = CAPACITY
+    for place, header in enumerate(headers):
+        cells = [row[place] for row in rows]
+        if header == "#" and "gpu_count" not in columns and not _is_index(cells):
+            columns[place] = "gpu_count"
+        elif header.lower() == "deepspeed" and all(re.search("^[0-3]?$|^-$|z|stage", cell, re.I) for cell in cells):
+            columns[place] = "zero_level"
+        elif not (header or columns[place]) and all(_SEQUENCE.fullmatch(cell) for cell in cells):
+            columns[place] = "seq"
     precisions = [place for place, header in enumerate(headers) if header and not without_conditions(header)]
     figures = [place for place in precisions if _are_figures([row[place] for row in rows])]
     if len(figures) > 1:  # "BF16" and "FP8", which alone is a switch
         for place in figures:
             columns[place] = OF_PRECISION
+
+
+def _is_index(cells: Sequence[str]) -> bool:
+    """Whether cells count the rows from 0 or 1."""
+    return cells in ([str(count + start) for count in range(len(cells))] for start in (0, 1))
+
+
+_SEQUENCE = re.compile(r"\d{1,4} ?k(?: tokens)?", re.I)
+"""Lengths of sequences in a column without a header."""
 
 
 def _are_figures(cells: Sequence[str]) -> bool:
@@ -317,7 +334,7 @@ _SCHEDULES = re.compile(
 )
 _LEVELS = re.compile(r"(?:ddp|fsdp2?|hsdp|zero[- ]?[1-3]|(?:no|non|without|w/o)[- ]zero(?![- ]*bubble))\b.*", re.I)
 
-_TUNES = re.compile(r"\b(q?lora|peft)\b", re.I)
+_TUNES = re.compile(r"\b(q?lora|peft|freeze)\b", re.I)
 
 _BATCH_TOKENS = re.compile(r"tok|\(t\)")
 

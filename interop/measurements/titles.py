@@ -47,7 +47,7 @@ _MODEL = re.compile(
     r"|mixtral[- ]8x\d+b|gpt-?(?:neox|j|oss)[- ]?\d+b|mt-?nlg[- ]?\d+b"
     r"|(?:qwen|mpt|opt|bloom|falcon|mistral|deepseek|gemma|nemotron|yi|baichuan|internlm|pythia|olmo|phi|chatglm|glm"
     r"|starcoder|stablelm|palm)[-\w.]* ?\d+(?:\.\d+)?b\d?"
-    r"|deepseek[- ]v[23])\b",
+    r"|deepseek[- ]v[23]|\d+(?:\.\d+)?b(?=[- ](?:parameters?[- ])?models?\b))\b",
     re.I,
 )
 _NAMED_MODEL = re.compile(r"\W*(?:model|模型)(?: name)?\s*[:\uff1a]\s*([\w.+-]+(?:[ _-][\w.+-]+)*)\s*$", re.I)
@@ -61,7 +61,9 @@ _FAMILY = re.compile(
 """Families of models without the number of parameters of one."""
 
 _SEQ = re.compile(
-    r"(?:seq\w*|context)(?:[- ]len\w*)?(?: of| is|[:=])? *(\d[\d,]*k?)\b|\b(\d+k) (?:context|sequence|tokens)", re.I
+    r"(?:(?:seq|cut-?off)\w*|context|block[_ ]?size)(?:[- ]len\w*)? *(?:of\b|is\b|[:=])? *(\d[\d,]*k?)\b"
+    r"|\b(\d+k) (?:context|sequence|tokens)",
+    re.I,
 )
 _RECOMPUTE = re.compile(
     r"\b((?:no|full|selective(?: op)?|without|with) (?:activation |gradient )?(?:recompute|recomputation|recomputing"
@@ -71,7 +73,8 @@ _RECOMPUTE = re.compile(
     re.I,
 )
 _ASYNC_TP = re.compile(r"\basync(?:hronous)?[- ]?(?:tp|tensor)", re.I)
-_NODES = re.compile(r"\b(\d+) (?:nodes?|servers?|hosts?) *(?:[x\u00d7*]|of|with) *(\d+)\b", re.I)
+_NO_SEQUENCE_PARALLEL = re.compile(r"\b(?:no|without) (?:sequence[- ]parallel\w*|sp)\b", re.I)
+_NODES = re.compile(r"\b(\d+) (?:nodes?|servers?|hosts?) *(?:[x\u00d7*]|of|with) *(\d+)(?=[x\u00d7]|\b)", re.I)
 _SCHEDULE = re.compile(
     r"\b(interleaved(?: 1f1b)?(?: \(?v ?= ?\d+)?|1f1b(?:-i)?|zb-?h[12]|zb-?[12]p|zb-?v|dualpipe(?:-?v)?|gpipe)\b", re.I
 )
@@ -127,10 +130,12 @@ _SINGLE: Mapping[str, re.Pattern[str]] = {
     "seq": _SEQ,
     "recompute": _RECOMPUTE,
     "micro_batch": re.compile(
-        r"\b(?:mbs|micro[- ]?batch(?:[- ]size)?|local batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b"
+        r"\b(?:mbs|micro[- ]?batch(?:[- ]size)?|local batch(?:[- ]size)?|per_device_train_batch_size)"
+        r"(?: of|[:=])? *(\d+)\b"
         r"|batch(?:[- ]size)?(?: of|[:=])? *(\d+) *(?:per|/) ?(?:gpu|device|npu)",
         re.I,
     ),
+    "accumulation": re.compile(r"\bgrad(?:ient)?[_ ]acc\w*(?:[_ ]steps)?(?: of|[:=])? *(\d+)\b", re.I),
     "layers": re.compile(r"\b(?:n_?)?(?:num_)?layers? ?[=:] ?(\d+)\b|\b(\d+)(?: transformer)?-layer\b", re.I),
     "experts": re.compile(r"\b(\d+)(?: routed)? experts\b(?! *(?:per|/|a|for|active|chosen|of|on))", re.I),
     "top_k": re.compile(r"\btop-(\d{1,2})\b(?= *(?:[,;)+&]|rout|gat|$))", re.I),
@@ -139,8 +144,8 @@ _SINGLE: Mapping[str, re.Pattern[str]] = {
     "heads": re.compile(r"\bn_?(?:um_)?heads?[ =:]+(\d+)\b|\b(\d+)(?: attention)? heads\b", re.I),
     "global_batch": re.compile(
         r"\b(?:gbs|bs|(?<!micro[- ])(?<!local[- ])(?<!mini[- ])batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b"
-        r"(?! *(?:per|/|k\b|m\b|tok|[x\u00d7]))"
-        r"|\b(?:gbs|batch(?:[- ]size)?)(?: of|[:=])? *(\d+(?:\.\d+)?[km]? tok\w*)",
+        r"(?!\.\d| *(?:per|/|k\b|m\b|tok|[x\u00d7]))"
+        r"|\b(?:gbs|batch(?:[- ]size)?)(?: of| has| is|[:=])? *(\d+(?:\.\d+)?[km]? tok\w*)",
         re.I,
     ),
 }
@@ -172,6 +177,8 @@ def _stated_in(title: str) -> Mapping[str, str]:
         stated["model"] = named.group(1).strip()
     if _ASYNC_TP.search(title):
         stated["async_tp"] = "y"
+    if _NO_SEQUENCE_PARALLEL.search(title):
+        stated["sequence_parallel"] = "n"
     stated |= degrees_in(title)
     if names_software(title):
         stated["source"] = title
@@ -199,6 +206,8 @@ def _devices(title: str) -> dict[str, str]:
             stated["gpu_count"] = _SPELLED.get(count.lower(), count)
     if len(counts := set(_COUNT.findall(title))) == 1:
         stated.setdefault("gpu_count", counts.pop())
+    if re.search(r"\bsingle[- ](?:gpu|npu|device|card)\b", title, re.I):
+        stated.setdefault("gpu_count", "1")
     if len(nodes := _NODES.findall(title)) == 1:
         stated["gpu_count"] = str(int(nodes[0][0]) * int(nodes[0][1]))
     return stated
