@@ -11,15 +11,43 @@ from numbers import Real
 
 import msgspec
 
-from plans.errors import TwofoldError
-from plans.model.graph import Tensor, itemsize, matches_any
+from plans.errors import TwofoldError, number
+from plans.model.graph import Graph, Tensor, itemsize, matches_any, patterns_of_parts
 
-__all__ = ["Optimizer"]
+__all__ = ["Optimizer", "ParameterGroup"]
 
 _MOST = {"beta1": 1.0, "beta2": 1.0}
 """Settings that must be below a number, as in torch; all are finite and at least 0."""
 
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
+
+
+class ParameterGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters that are updated with settings of their own.
+
+    Args:
+        parameters: patterns (as in fnmatch) of their names, such as "*bias".
+        weight_decay: None: as in the settings of the optimizer.
+        lr_scale: factor of the learning rate, also of a scheduled one.
+
+    Raises:
+        TwofoldError: no pattern, or a negative or infinite number.
+
+    >>> ParameterGroup(parameters=("*bias", "*norm*"), weight_decay=0.0).lr_scale
+    1.0
+    """
+
+    parameters: tuple[str, ...]
+    weight_decay: float | None = None
+    lr_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.parameters:
+            raise TwofoldError("a parameter group has no parameters; list patterns of names, such as '*bias'")
+        for name in ("weight_decay", "lr_scale"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= number(f"{name} of a parameter group", value) < math.inf:
+                raise TwofoldError(f"{name} of a parameter group must be finite and at least 0, not {value!r}")
 
 
 class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -41,7 +69,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         master_dtype: dtype of master weights, from which the weights of the graph are rounded; None: no master weights.
         state_dtype: dtype of the optimizer states; None: as the updated weights.
         clip_norm: largest norm of all gradients; None: no clipping.
-        undecayed: patterns (as in fnmatch) of names of parameters without weight decay, such as "*bias".
+        groups: parameters with settings of their own; of several groups that match a name, the first one counts.
 
     Raises:
         TwofoldError: an unknown name, or an invalid setting, level or size.
@@ -65,7 +93,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     master_dtype: str | None = None
     state_dtype: str | None = None
     clip_norm: float | None = None
-    undecayed: tuple[str, ...] = ()
+    groups: tuple[ParameterGroup, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in ("sgd", "momentum", "adamw"):
@@ -102,11 +130,24 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def settings_of(self, parameter: str) -> dict[str, float]:
         """The settings of a parameter's update.
 
-        >>> Optimizer(kind="adamw", undecayed=("*bias",)).settings_of("head.bias")
+        >>> biases = ParameterGroup(parameters=("*bias",), weight_decay=0.0)
+        >>> Optimizer(kind="adamw", groups=(biases,)).settings_of("head.bias")
         {'lr': 0.01, 'weight_decay': 0.0}
         """
-        spared = matches_any(parameter, self.undecayed)
-        return self.settings | ({"weight_decay": 0.0} if spared else {})
+        found = dict(self.settings)
+        group = next((each for each in self.groups if matches_any(parameter, each.parameters)), None)
+        if group is not None and group.weight_decay is not None:
+            found["weight_decay"] = group.weight_decay
+        if group is not None and group.lr_scale != 1:
+            found["lr_scale"] = group.lr_scale
+        return found
+
+    def for_parts(self, graph: Graph) -> Optimizer:
+        """This optimizer with groups that match the parameters of a graph by the names of its module."""
+        groups = [
+            msgspec.structs.replace(each, parameters=patterns_of_parts(graph, each.parameters)) for each in self.groups
+        ]
+        return msgspec.structs.replace(self, groups=tuple(groups))
 
     @property
     def num_states(self) -> int:

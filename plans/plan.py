@@ -40,7 +40,7 @@ __all__ = [
     "slices_refused",
 ]
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 EXECUTIONS = ("graph", "eager")
 """Ways to run a step (`Plan.execution`)."""

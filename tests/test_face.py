@@ -135,6 +135,12 @@ def test_optimizers_are_read(cell: nn.Module) -> None:
     assert kind(torch.optim.SGD(parameters, 0.1, momentum=0.9))[0] == "momentum"
     adamw = kind(torch.optim.AdamW(parameters, 0.1, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.2))
     assert adamw == ("adamw", {"lr": 0.1, "weight_decay": 0.2, "beta1": 0.8, "beta2": 0.9, "eps": 1e-7})
+    names = [name for name, _ in cell.named_parameters()]
+    groups = [{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.05, "weight_decay": 0.0}]
+    read = tf.Model(tf.AutoParallel(cell), torch.optim.AdamW(groups, lr=0.2, weight_decay=0.3)).optimizer
+    rest = {"lr": 0.2, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "lr_scale": 0.25}
+    assert read.settings_of(names[0]) == read.settings and read.settings["weight_decay"] == 0.3
+    assert all(read.settings_of(name) == rest for name in names[1:])
 
 
 @pytest.mark.parametrize(
@@ -156,6 +162,18 @@ def test_optimizers_are_read(cell: nn.Module) -> None:
         (
             lambda cell: tf.Model(tf.AutoParallel(cell), torch.optim.SGD(cell.parameters(), 0.1, 0.9, nesterov=True)),
             "nesterov=True",
+        ),
+        (
+            lambda cell: tf.Model(tf.AutoParallel(cell), torch.optim.SGD(list(cell.parameters())[1:], 0.1)),
+            "the optimizer does not have the parameter",
+        ),
+        (
+            lambda cell: tf.Model(
+                tf.AutoParallel(cell),
+                torch.optim.SGD([{"params": [each], "momentum": 0.1 * number} for number, each in
+                                 enumerate(cell.parameters())], 0.1),
+            ),
+            "parameter group 2 of the optimizer has momentum=0.1",
         ),
         (lambda cell: tf.Model(tf.AutoParallel(cell), tf.Optimizer()).train(1, [([0], [0])]), "inside launched ranks"),
         (lambda cell: LossMonitor(0), "per_print_times must be .* not 0"),

@@ -47,10 +47,10 @@ from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
-from plans.model.graph import undecayed_parts
+from plans.model.graph import patterns_of_parts
 from plans.model.transformer import Rope, Scales, TransformerConfig, recognise, transformer
 from plans.model.whole import apart
-from plans.optimizer import Optimizer
+from plans.optimizer import Optimizer, ParameterGroup
 from plans.plan import Plan, Stage
 from search import search
 from simulator import simulate
@@ -265,12 +265,12 @@ def test_a_product_is_left_together_where_its_parts_are_not_all_of_it():
 def test_decay_follows_the_names_of_the_module():
     graph = found_in("nanoGPT").graph
     named = "transformer.h.0.attn.c_attn.bias"
-    (found,) = {undecayed_parts(graph, (named, "*ln_1.bias"))}
-    patterns = Optimizer(undecayed=found, settings={"lr": 1.0, "weight_decay": 1.0})
-    spared = {each.name for each in graph.parameters if patterns.settings_of(each.name)["weight_decay"] == 0}
+    group = ParameterGroup(parameters=(named, "*ln_1.bias"), weight_decay=0.0)
+    found = Optimizer(groups=(group,), settings={"lr": 1.0, "weight_decay": 1.0}).for_parts(graph)
+    spared = {each.name for each in graph.parameters if found.settings_of(each.name)["weight_decay"] == 0}
     norms = {f"transformer.h.{layer}.ln_1.bias" for layer in range(LAYERS)}
     assert spared == norms | {f"transformer.h.0.attn.c_attn.{number}.bias" for number in range(3)}
-    assert undecayed_parts(graph, ("*bias",)) == ("*bias",)
+    assert patterns_of_parts(graph, ("*bias",)) == ("*bias",)
 
 
 def test_one_half_of_a_doubled_table_is_enough_only_where_it_is_known_to_be():
@@ -356,7 +356,8 @@ def test_an_evaluation_is_the_loss_of_the_module(name):
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
-ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-3, "weight_decay": 0.1}, undecayed=("*bias", "*ln*"))
+SPARED = ParameterGroup(parameters=("*bias", "*ln*"), weight_decay=0.0)
+ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-3, "weight_decay": 0.1}, groups=(SPARED,))
 MOMENTUM = Optimizer(kind="momentum", settings={"lr": 0.1, "weight_decay": 0.01}, clip_norm=1.0)
 """For modules whose keys have a bias, which has no gradient but for rounding: Adam would train that."""
 

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,11 +22,11 @@ from executor.train.metrics import Metrics, StepFacts
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.rates import Rate
 from executor.train.run import run_rank
-from executor.train.settings import RunSettings
+from executor.train.settings import OptimizerSettings, RunSettings
 from executor.train.sources import Source
 from plans.lower import lower
 from plans.model.transformer import transformer
-from plans.optimizer import Optimizer
+from plans.optimizer import Optimizer, ParameterGroup
 from plans.plan import load_plan, save_plan
 from search import search
 from tests.small_training import batches, four_ranks, one_rank, parameters
@@ -225,6 +226,12 @@ def breaks():
         ({"more": "[spike]\nfactor = 2\nwindow = 1000000000\n"}, "spike.window must be at most 1,000,000"),
         ({"data": "nowhere.npy"}, "cannot read the data 'nowhere.npy': No such file"),
         ({"more": "\n[other\n"}, "toml: "),
+        ({"more": "[optimizer]\nlr = 0.1\n"}, r"optimizer.lr and \[learning_rate\] are both in the job"),
+        (
+            {"more": "[optimizer]\nbeta1 = 0.5\n"},
+            r"\[optimizer\] of the job: optimizer 'sgd' has no setting \['beta1'\]",
+        ),
+        ({"more": "[[optimizer.groups]]\nparameters = ['*.bais']\n"}, r"no parameter matches '\*.bais'; names are w1"),
         ({"more": "keep = 0\n"}, "checkpoints.keep must be .* not 0"),
         ({"data": 'random"\nweights = "nowhere.pt'}, "weights 'nowhere.pt': there is no such file"),
         ({"data": 'random"\nmodel = "nowhere.py:build'}, "model 'nowhere.py:build': there is no file 'nowhere.py'"),
@@ -244,24 +251,37 @@ def test_a_bad_job_is_refused_in_one_line_before_a_launch(changed, says, tmp_pat
     assert not (tmp_path / "logs").exists()
 
 
-def test_weights_that_match_a_pattern_do_not_decay():
+@pytest.mark.parametrize(
+    ("kind", "rate"), [("adamw", None), ("adamw", lambda step: 0.01 * (step + 1)), ("sgd", None), ("momentum", None)]
+)
+def test_parameter_groups_have_a_decay_and_a_rate_of_their_own_as_in_torch(kind, rate):
     import torch.nn.functional as F
 
-    settings = {"lr": 0.02, "weight_decay": 0.3}
-    plan = one_rank(optimizer=Optimizer(kind="adamw", settings=settings, undecayed=("b*",)))
-    options = RunOptions(count=False, record_steps=0)
+    asked = OptimizerSettings(
+        kind=kind, weight_decay=0.3,
+        groups=(
+            ParameterGroup(parameters=("b*",), weight_decay=0.0), ParameterGroup(parameters=("?2",), lr_scale=0.25),
+        ),
+    )  # fmt: skip
+    optimizer = asked.of(Optimizer(settings={"lr": 0.02}))
+    plan = one_rank(optimizer=optimizer.for_parts(one_rank().graph))
+    options = RunOptions(count=False, record_steps=0, learning_rate=rate)
     ran = run_rank(lower(plan), plan, iter(batches(5)), parameters(), 5, device="cpu", options=options)
     weights = {name: torch.tensor(array, requires_grad=True) for name, array in parameters().items()}
     groups = [
-        {"params": [weights["w1"], weights["w2"]]},
+        {"params": [weights["w1"]]},
         {"params": [weights["b1"], weights["b2"]], "weight_decay": 0.0},
+        {"params": [weights["w2"]], "lr": 0.02 / 4},
     ]
-    update = torch.optim.AdamW(groups, **settings, foreach=False)
+    of_kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9)}
+    update = of_kind[kind](groups, lr=0.02, weight_decay=0.3, foreach=False)
+    schedule = torch.optim.lr_scheduler.LambdaLR(update, lambda step: 1.0 if rate is None else rate(step) / 0.02)
     for batch in batches(5):
         update.zero_grad()
         hidden = torch.relu(F.linear(torch.tensor(batch["x"]), weights["w1"], weights["b1"]))
         F.l1_loss(F.linear(hidden, weights["w2"], weights["b2"]), torch.tensor(batch["t"])).backward()
         update.step()
+        schedule.step()
     assert ran.weights is not None
     for name, weight in weights.items():
         np.testing.assert_allclose(ran.weights[name], weight.detach().numpy(), rtol=1e-6, atol=1e-7)

@@ -20,6 +20,7 @@ from plans.model.graph import Graph
 from plans.optimizer import Optimizer
 from plans.plan import Plan, Strategy, check_execution, plan_from_json, plan_to_json
 from twofold.context import ParallelMode
+from twofold.optimizers import optimizer_of_torch
 from twofold.wrappers import Wrapped, unwrap
 
 if TYPE_CHECKING:
@@ -317,33 +318,6 @@ def _optimizer(given: Any, wrapped: Wrapped) -> Optimizer:
     level, threshold = settings.optimizer_level, settings.threshold_bytes
     if given is None:
         raise TwofoldError("Model needs an optimizer, e.g. torch.optim.SGD(net.parameters(), lr=1e-2)")
-    if isinstance(given, Optimizer):  # with its buckets, dtypes and clipping
-        return msgspec.structs.replace(given, parallel_level=level, threshold_bytes=threshold)
-    kind, values = _of_torch(given)
-    return Optimizer(kind=kind, settings=values, parallel_level=level, threshold_bytes=threshold)
-
-
-def _of_torch(given: Any) -> tuple[str, dict[str, float]]:
-    """Kind and settings of a torch optimizer.
-
-    Raises:
-        TwofoldError: an optimizer other than SGD and AdamW, several parameter groups, unsupported settings.
-    """
-    name = type(given).__name__
-    if name not in ("SGD", "AdamW") or not hasattr(given, "param_groups"):
-        raise TwofoldError(f"optimizer {name} is not supported; use torch.optim.SGD or torch.optim.AdamW")
-    if len(given.param_groups) != 1:
-        raise TwofoldError(f"the optimizer has {len(given.param_groups)} parameter groups; only one is supported")
-    group = given.param_groups[0]
-    for switch in ("nesterov", "amsgrad", "maximize"):
-        if group.get(switch):
-            raise TwofoldError(f"{name}({switch}=True) is not supported; omit it")
-    values = {"lr": float(group["lr"]), "weight_decay": float(group.get("weight_decay", 0.0))}
-    if name == "AdamW":
-        beta1, beta2 = group["betas"]
-        return "adamw", values | {"beta1": float(beta1), "beta2": float(beta2), "eps": float(group["eps"])}
-    if group.get("dampening"):
-        raise TwofoldError("SGD(dampening=...) is not supported; leave it at 0")
-    if group.get("momentum"):
-        return "momentum", values | {"momentum": float(group["momentum"])}
-    return "sgd", values
+    # a `twofold.Optimizer` has buckets, dtypes and clipping, too
+    planned = given if isinstance(given, Optimizer) else optimizer_of_torch(given, wrapped.module)
+    return msgspec.structs.replace(planned, parallel_level=level, threshold_bytes=threshold)

@@ -292,7 +292,8 @@ def adamw(context: OpContext, attrs: Attrs, *tensors: Tensor) -> tuple[Tensor, .
     weights, gradients, means, squares = (list(tensors[at::4]) for at in range(4))
     step = context.counter.number(step_number, (), torch.float32, first.device)
     _aten._fused_adamw_(
-        weights, gradients, means, squares, [], [step] * len(weights), lr=attrs.get("lr", DEFAULT_LR),
+        weights, gradients, means, squares, [], [step] * len(weights),
+        lr=attrs.get("lr", DEFAULT_LR) * attrs.get("lr_scale", 1.0),
         beta1=attrs.get("beta1", 0.9), beta2=attrs.get("beta2", 0.999), weight_decay=attrs.get("weight_decay", 1e-2),
         eps=attrs.get("eps", 1e-8), amsgrad=False, maximize=False,
     )  # fmt: skip

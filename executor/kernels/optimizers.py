@@ -1,9 +1,9 @@
 """Optimizer updates in place, with the arithmetic and the defaults of torch.optim (its single-tensor forms).
 
-attrs are the settings of `plans.optimizer.Optimizer`: lr, weight_decay, momentum, dampening, nesterov, beta1, beta2,
-eps. States start at zero. Inputs (weight, gradient, states...), outputs (weight, states...). The arithmetic is that of
-the weight's dtype; states that are kept in another one are read into it and rounded back. On a GPU large parameters are
-updated by `triton_adamw`, and small ones by torch's fused kernel.
+attrs are the settings of `plans.optimizer.Optimizer`: lr, lr_scale, weight_decay, momentum, dampening, nesterov, beta1,
+beta2, eps. States start at zero. Inputs (weight, gradient, states...), outputs (weight, states...). The arithmetic is
+that of the weight's dtype; states that are kept in another one are read into it and rounded back. On a GPU large
+parameters are updated by `triton_adamw`, and small ones by torch's fused kernel.
 
 The learning rate and what else changes from step to step are scalars on the device (`StepCounter.number`), so that a
 recorded step can be replayed. A scalar of the dtype of a half-precision weight would lose digits: there the last
@@ -64,12 +64,12 @@ def adamw(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """One update, as by torch.optim.AdamW (Loshchilov and Hutter 2019); its bias corrections may be given."""
     beta1, beta2, eps = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs.get("eps", 1e-8)
-    decay, lr, number = attrs.get("weight_decay", 1e-2), attrs.get("lr", DEFAULT_LR), context.counter.number
+    decay, number = attrs.get("weight_decay", 1e-2), context.counter.number
     device = weight.device
     scalar = _scalar_dtype(weight)
     precise = scalar == weight.dtype
     if decay:
-        left = number(_left_by_decay, (lr, decay), scalar, device)
+        left = number(_left_by_decay, (*_stated(attrs), decay), scalar, device)
         weight.mul_(left) if precise else weight.copy_(weight.to(scalar).mul_(left))
     first, second = _in(mean, weight.dtype), _in(square, weight.dtype)
     first.lerp_(gradient, 1 - beta1)
@@ -88,14 +88,15 @@ def _corrections(
     context: OpContext, attrs: Attrs, dtype: torch.dtype, device: torch.device, held: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The root of the correction of the mean square, and the rate over that of the mean."""
-    beta1, beta2, lr = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs.get("lr", DEFAULT_LR)
-    number = context.counter.number
+    beta1, beta2, number = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), context.counter.number
     if held is None:
-        return number(_root_of_bias, (beta2,), dtype, device), number(_unbiased_rate, (lr, beta1), dtype, device)
+        return number(_root_of_bias, (beta2,), dtype, device), number(
+            _unbiased_rate, (*_stated(attrs), beta1), dtype, device
+        )
     wide = dtype if device.type == "npu" else torch.float64  # in which torch.optim computes them
     done = _number(context, held).to(wide)
     corrections = [-torch.expm1(done * math.log(beta)) if beta else torch.ones_like(done) for beta in (beta1, beta2)]
-    rate = number(learning_rate, (lr,), wide, device)
+    rate = number(learning_rate, _stated(attrs), wide, device)
     return corrections[1].sqrt().to(dtype), (rate / corrections[0]).to(dtype)
 
 
@@ -118,21 +119,26 @@ def step_number(now: StepCounter) -> float:
     return now.step
 
 
-def learning_rate(now: StepCounter, stated: float) -> float:
-    """The learning rate of the step, for `StepCounter.number`: that of the run, or else the instruction's."""
-    return stated if now.learning_rate is None else now.learning_rate
+def learning_rate(now: StepCounter, stated: float, scale: float) -> float:
+    """The learning rate of the step, for `StepCounter.number`: the run's or the instruction's, times a factor."""
+    return scale * (stated if now.learning_rate is None else now.learning_rate)
 
 
-def _left_by_decay(now: StepCounter, stated: float, decay: float) -> float:
-    return 1 - learning_rate(now, stated) * decay
+def _stated(attrs: Attrs) -> tuple[float, float]:
+    """The learning rate of an instruction and its factor, for `learning_rate`."""
+    return attrs.get("lr", DEFAULT_LR), attrs.get("lr_scale", 1.0)
+
+
+def _left_by_decay(now: StepCounter, stated: float, scale: float, decay: float) -> float:
+    return 1 - learning_rate(now, stated, scale) * decay
 
 
 def _root_of_bias(now: StepCounter, beta2: float) -> float:
     return math.sqrt(1 - beta2**now.step)
 
 
-def _unbiased_rate(now: StepCounter, stated: float, beta1: float) -> float:
-    return learning_rate(now, stated) / (1 - beta1**now.step)
+def _unbiased_rate(now: StepCounter, stated: float, scale: float, beta1: float) -> float:
+    return learning_rate(now, stated, scale) / (1 - beta1**now.step)
 
 
 def _scalar_dtype(weight: Tensor) -> torch.dtype:
@@ -141,7 +147,7 @@ def _scalar_dtype(weight: Tensor) -> torch.dtype:
 
 def _rate(context: OpContext, attrs: Attrs, weight: Tensor) -> Tensor:
     """The learning rate of this step."""
-    return context.counter.number(learning_rate, (attrs.get("lr", DEFAULT_LR),), _scalar_dtype(weight), weight.device)
+    return context.counter.number(learning_rate, _stated(attrs), _scalar_dtype(weight), weight.device)
 
 
 def _moved(weight: Tensor, step: Tensor, rate: Tensor) -> Tensor:
@@ -206,7 +212,7 @@ def _by_triton(
     from executor.kernels.triton_adamw import adamw_in_one_pass
 
     device = parameters[0][0].device
-    decay = (attrs.get("lr", DEFAULT_LR), attrs.get("weight_decay", 1e-2))
+    decay = (*_stated(attrs), attrs.get("weight_decay", 1e-2))
     left = context.counter.number(_left_by_decay, decay, torch.float32, device)
     root, rate = _corrections(context, attrs, torch.float32, device, held)
     settings = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs.get("eps", 1e-8)
@@ -223,7 +229,7 @@ def _by_one_kernel(
     step = number(step_number, (), torch.float32, device) if held is None else _number(context, held)
     _aten._fused_adamw_.tensor_lr(  # the overload by name: matching a rate against a float would read it to the host
         weights, gradients, means, squares, [], [step] * len(weights),
-        lr=number(learning_rate, (attrs.get("lr", DEFAULT_LR),), torch.float32, device),
+        lr=number(learning_rate, _stated(attrs), torch.float32, device),
         beta1=attrs.get("beta1", 0.9), beta2=attrs.get("beta2", 0.999), weight_decay=attrs.get("weight_decay", 1e-2),
         eps=attrs.get("eps", 1e-8), amsgrad=False, maximize=False, found_inf=skips,
     )  # fmt: skip

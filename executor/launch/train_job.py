@@ -18,9 +18,9 @@ from executor.launch.nodes import ONE_NODE, Nodes, refusing
 from executor.launch.resumable import Held, changes_since, held_here, newest_complete
 from executor.train.checkpoint_files import checkpoint_name, written_checkpoints
 from executor.train.rates import Rate
-from executor.train.settings import EvaluationSettings, Replicas, RunSettings
+from executor.train.settings import EvaluationSettings, OptimizerSettings, Replicas, RunSettings
 from plans.errors import TwofoldError, number, whole_number
-from plans.model.graph import undecayed_parts
+from plans.model.graph import matches_any
 from plans.plan import Plan, load_plan, plan_digest, plan_from_json, plan_to_json, save_plan
 from plans.reading import json_of, read_toml
 from plans.step_check import LossScale, Spike, StepCheck
@@ -51,11 +51,11 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         weights: initial weights by parameter name: FILE.safetensors, a folder of such files as saved by Hugging Face,
             FILE.pt with a state_dict, or FILE.npz; every rank reads its part. "": those of `model`.
         seed: random seed of initial weights and data order.
-        learning_rate: learning-rate schedule; None: the rate of the plan's optimizer.
+        optimizer: kind, settings and parameter groups instead of those of the plan; None: the plan's.
+        learning_rate: learning-rate schedule; None: the rate of the optimizer.
         checkpoints: settings of checkpoints; None: no checkpoints.
         metrics: further files of figures: "csv", "tensorboard".
         peak_flops_per_s: peak rate of one device, for the utilization (MFU).
-        undecayed: patterns of names of parameters without weight decay, such as "*bias", instead of those of the plan.
         replicas: comparison of equal values on several ranks.
         loss_scale: dynamic loss scaling, for plans in float16; None: as in the plan.
         spike: guard against steps with far too large gradients; None: as in the plan.
@@ -81,11 +81,11 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     model: str = ""
     weights: str = ""
     seed: int = 1
+    optimizer: OptimizerSettings | None = None
     learning_rate: Rate | None = None
     checkpoints: CheckpointSettings | None = None
     metrics: tuple[Literal["csv", "tensorboard"], ...] = ()
     peak_flops_per_s: float | None = None
-    undecayed: tuple[str, ...] | None = None
     replicas: Replicas = Replicas()
     loss_scale: LossScale | None = None
     spike: Spike | None = None
@@ -219,10 +219,8 @@ def _facts(job: TrainingJob, plan: Plan) -> dict[str, str]:
 
 def _with_settings(job: TrainingJob, plan: Plan) -> Plan:
     """A plan with the settings of the job instead of its own, and the parameter names of its weight files."""
-    if job.undecayed is not None:
-        undecayed = undecayed_parts(plan.graph, job.undecayed)
-        optimizer = msgspec.structs.replace(plan.optimizer, undecayed=undecayed)
-        plan = msgspec.structs.replace(plan, optimizer=optimizer)
+    if job.optimizer is not None:
+        plan = _with_optimizer(plan, job.optimizer)
     if job.loss_scale is not None or job.spike is not None:
         given = plan.step_check or StepCheck()
         check = StepCheck(loss_scale=job.loss_scale or given.loss_scale, spike=job.spike or given.spike)
@@ -232,6 +230,24 @@ def _with_settings(job: TrainingJob, plan: Plan) -> Plan:
 
         plan = msgspec.structs.replace(plan, graph=with_names_of_files(plan.graph, job.weights))
     return plan
+
+
+def _with_optimizer(plan: Plan, asked: OptimizerSettings) -> Plan:
+    """A plan with another optimizer; its prediction is dropped where that keeps other states."""
+    try:
+        optimizer = asked.of(plan.optimizer)
+    except TwofoldError as error:
+        raise TwofoldError(f"[optimizer] of the job: {error}") from None
+    names = list(dict.fromkeys(map(plan.graph.of_module, plan.graph.parameters)))
+    for group in asked.groups or ():
+        if not any(matches_any(name, group.parameters) for name in names):
+            raise TwofoldError(
+                f"optimizer.groups: no parameter matches {', '.join(map(repr, group.parameters))}; names are "
+                f"{', '.join(names[:3])}, ..."
+            )
+    optimizer = optimizer.for_parts(plan.graph)
+    prediction = plan.prediction if optimizer.num_states == plan.optimizer.num_states else None
+    return msgspec.structs.replace(plan, optimizer=optimizer, prediction=prediction)
 
 
 def _ignore(rank: int, line: str) -> None:
@@ -262,6 +278,8 @@ def _checked(job: TrainingJob, plan: Plan) -> Task:
         raise TwofoldError("max_restarts needs checkpoints: set every = STEPS in [checkpoints]")
     if job.learning_rate is not None:
         job.learning_rate.check(job.steps)
+        if job.optimizer is not None and job.optimizer.lr is not None:
+            raise TwofoldError("optimizer.lr and [learning_rate] are both in the job; omit one of them")
     if job.peak_flops_per_s is not None:
         number("peak_flops_per_s", job.peak_flops_per_s, above=0)
     if "tensorboard" in job.metrics and importlib.util.find_spec("tensorboard") is None:

@@ -236,10 +236,12 @@ def _micro_batches(batch: Sequence[Any], count: int) -> list[tuple[torch.Tensor,
 
 def _torch_optimizer(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     settings: dict[str, Any] = dict(optimizer.settings)
-    groups: dict[bool, list[nn.Parameter]] = {}
+    groups: dict[tuple[tuple[str, float], ...], list[nn.Parameter]] = {}
     for name, parameter in named.items():
-        groups.setdefault(optimizer.settings_of(name) == settings, []).append(parameter)
-    parameters = [{"params": group} | ({} if same else {"weight_decay": 0.0}) for same, group in groups.items()]
+        own = optimizer.settings_of(name)
+        own["lr"] *= own.pop("lr_scale", 1.0)
+        groups.setdefault(tuple((key, own[key]) for key in ("lr", "weight_decay") if key in own), []).append(parameter)
+    parameters: list[dict[str, Any]] = [dict(own) | {"params": group} for own, group in groups.items()]
     if optimizer.kind == "adamw":
         betas = (settings.pop("beta1", 0.9), settings.pop("beta2", 0.999))
         return torch.optim.AdamW(parameters, betas=betas, **settings)

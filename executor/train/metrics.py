@@ -137,7 +137,10 @@ class Metrics:
         for row in kept:
             self._write(row)
         self._evaluations = evaluations
-        evaluations.write_text("".join(json.dumps(row) + "\n" for row in evaluated))
+        if evaluated:
+            evaluations.write_text("".join(json.dumps(row) + "\n" for row in evaluated))
+        else:
+            evaluations.unlink(missing_ok=True)
         self._board: Any = None
         if "tensorboard" in also:
             from torch.utils.tensorboard import SummaryWriter

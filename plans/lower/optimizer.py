@@ -294,8 +294,10 @@ class OptimizerLowering:
             gradient = self.optimizer.reduces_in(home.dtype) if self.local[home.name].needs_reduction else None
             is_cast = (gradient or self.optimizer.accumulates_in(home.dtype)) != dtype
             alone = self.optimizer.kind != "adamw" or is_cast
-            decays = self.optimizer.settings_of(home.name) == self.optimizer.settings
-            key = home.name if alone else (self.block_of.get(home.name, home.name), dtype, home.master is None, decays)
+            settings = tuple(self.optimizer.settings_of(home.name).items())
+            key = (
+                home.name if alone else (self.block_of.get(home.name, home.name), dtype, home.master is None, settings)
+            )
             found.setdefault(key, []).append(home)
         return list(found.values())
 

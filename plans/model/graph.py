@@ -19,7 +19,7 @@ from plans.errors import TwofoldError
 from plans.model.part import Part
 from plans.operators import OperatorSpec, declare, factors
 
-__all__ = ["Attr", "Graph", "Operator", "Tensor", "TensorKind", "itemsize", "matches_any", "undecayed_parts"]
+__all__ = ["Attr", "Graph", "Operator", "Tensor", "TensorKind", "itemsize", "matches_any", "patterns_of_parts"]
 
 Attr = bool | int | float | str | tuple[int, ...]
 """A setting of an operator, such as the axis of a softmax."""
@@ -270,14 +270,14 @@ def matches_any(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def undecayed_parts(graph: Graph, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Patterns for parameters that match a part where the given ones match the module's tensor that it is a part of.
+def patterns_of_parts(graph: Graph, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Patterns for the parameters of a graph from patterns for the tensors of its module, of which some are parts.
 
-    These are the given ones, where they do that already.
+    These are the given ones if they match the same parameters.
     """
-
-    wanted = {tensor.name for tensor in graph.parameters if matches_any(graph.of_module(tensor), patterns)}
-    if wanted == {tensor.name for tensor in graph.parameters if matches_any(tensor.name, patterns)}:
+    named = {tensor.name: graph.of_module(tensor) for tensor in graph.parameters}
+    wanted = {name for name, of_module in named.items() if matches_any(of_module, patterns)}
+    if wanted == {name for name in named if matches_any(name, patterns)}:
         return tuple(patterns)
     return tuple(glob.escape(name) for name in sorted(wanted))
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -55,6 +55,7 @@ _MOST_ROWS = 80
 _FOR_TRANSFORMERS = {
     "stages": "use --pp", "micro_batches": "use --micro-batch, the samples of one micro-batch",
     "widths": "use --stage-layers", "lr": "`twofold train` takes the learning rate",
+    "optimizer": "transformers are planned with AdamW; `twofold train` takes another one",
 }  # fmt: skip
 """Counterparts for transformers of the options in `OperatorOptions`."""
 
@@ -68,12 +69,14 @@ class OperatorOptions:
         micro_batches: number of micro-batches; 1 by default.
         widths: devices per stage, such as 4,2,2; even (the default if the stages divide the devices); or any, which
             also searches stages, micro-batches and slices that are not given and may leave devices idle.
-        lr: learning rate of SGD; 0.01 by default.
+        optimizer: sgd by default; `twofold train` takes its other settings.
+        lr: learning rate; 0.01 by default, 0.001 for adamw.
     """
 
     stages: AtLeast1 | None = None
     micro_batches: AtLeast1 | None = None
     widths: str | None = None
+    optimizer: Literal["sgd", "momentum", "adamw"] | None = None
     lr: Above0 | None = None
 
 
@@ -373,6 +376,8 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, c
     batch = options.global_batch or options.devices or machine.num_devices
     graph = model.at_batch(batch)
     widths, pins = _widths(operators.widths), options.degrees.pins
+    kind = operators.optimizer or "sgd"
+    rate = operators.lr or (1e-3 if kind == "adamw" else 0.01)
     unless = None if widths == "any" else 1
     is_usual_limit = options.time_limit is None and len(graph.operators) > _FEW_OPERATORS
     limit_s = _USUAL_LIMIT_S if is_usual_limit else options.time_limit
@@ -385,7 +390,7 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, c
             schedule=schedule_text(pins["schedule"]) if "schedule" in pins else None,
             recompute=() if graph.recompute else None, any_level="zero" not in pins, interleave=unless,
             global_batch=options.global_batch, top_k=result.top_k or _SHOWN, fused=options.fused,
-            optimizer=Optimizer(settings={"lr": operators.lr or 0.01}, parallel_level=pins.get("zero", 0)),
+            optimizer=Optimizer(kind=kind, settings={"lr": rate}, parallel_level=pins.get("zero", 0)),
             memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
         )  # fmt: skip
     path = save_plan(plans.best, result.out)

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import structs
 
 from plans.errors import TwofoldError
-from plans.model.graph import Graph, Operator, Tensor, undecayed_parts
+from plans.model.graph import Graph, Operator, Tensor
 from plans.model.transformer.builder import build_graph
 from plans.model.transformer.config import Rope, Scales, TransformerConfig
 from plans.model.transformer.recompute import recompute_set
@@ -84,7 +84,7 @@ class Recognised:
             ),
             strategies={names[name]: strategy for name, strategy in plan.strategies.items()},
             recompute=tuple(names[name] for name in plan.recompute),
-            optimizer=structs.replace(plan.optimizer, undecayed=undecayed_parts(self.graph, plan.optimizer.undecayed)),
+            optimizer=plan.optimizer.for_parts(self.graph),
         )
 
 
