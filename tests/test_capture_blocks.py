@@ -13,7 +13,9 @@ from torch import nn
 from costmodels import Machine
 from costmodels.price.instruction import price
 from executor.capture.capture import capture
+from executor.capture.independence import Call, Read, dims_of
 from executor.device import Device
+from executor.kernels.programs import aten_call
 from executor.kernels.random import kept_elements
 from executor.reference.reference import train_reference
 from executor.step.interpreter import Interpreter
@@ -350,6 +352,37 @@ def test_dims_of_an_operator_without_an_entry_are_found_by_trying_it_out(name):
     graph = capture(module, (torch.randn(4, 6), torch.randn(made.shape)))
     (found,) = [operator for operator in graph.operators if operator.kind == "opaque"]
     assert found.attrs["dims"] == dims
+
+
+LARGE = {
+    "shifted by half the sizes tried otherwise": (
+        "roll.default",
+        "[[{'tensor': 0}, [20], [1]], {}]",
+        (40, 96),
+        "a.b->a.b",
+    ),
+    "stretched to stated sizes": (
+        "upsample_nearest2d.vec",
+        "[[{'tensor': 0}, [32, 32], null], {}]",
+        (96, 16, 16),
+        "ab..->ab..",
+    ),
+    "viewed in sizes that halves do not have": (
+        "view.default",
+        "[[{'tensor': 0}, [4, 40, 2, 48]], {}]",
+        (40, 96),
+        "A..->A...",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_operators_have_the_dims_that_they_have_in_small_sizes(name):
+    target, arguments, sizes, dims = LARGE[name]
+    read = Read(shape=(4, *sizes), dtype="float32", batch=0)
+    call = Call(target=f"aten.{target}", arguments=arguments.replace("'", '"'), inputs=(read,))
+    made = aten_call(call.target, call.arguments)(torch.device("meta"), torch.empty(read.shape, device="meta"))
+    assert dims_of(call, -1, tuple(made.shape)) == dims
 
 
 class Called(nn.Module):

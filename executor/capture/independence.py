@@ -27,11 +27,16 @@ __all__ = ["Call", "Read", "dims_of", "samples_meet"]
 _MOST_TRIED = 2**22
 """Elements; larger operators are tried out in smaller sizes, or not at all."""
 
+_QUICK = 2**13
+"""Elements above which an operator is tried out in smaller sizes if it can be: a trial runs it about twenty times."""
+
 _SMALL = 8
 """Sizes that do not change in smaller trials; whole numbers among the arguments up to it are taken for no sizes."""
 
 _SAMPLES = 4
 """Samples of the batch that is tried."""
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,25 +110,45 @@ def samples_meet(call: Call, places: Sequence[int | None] = ()) -> bool:
 
 def _shrunk(call: Call) -> Call:
     """The same call for a small batch, with small sizes if the tensors are still large; unchanged if its arguments
-    contain sizes."""
+    contain sizes.
+    """
     small = _with_shapes(
         call, [tuple(min(size, _SAMPLES) if at == read.batch else size for at, size in enumerate(read.shape))
                for read in call.inputs]
     )  # fmt: skip
-    if _is_too_large(small):
-        smaller = _in_small_sizes(small)
-        return smaller if smaller is not None and _can_be_tried(smaller) else call
+    smaller = _in_small_sizes(small) if _num_elements(small) > _QUICK else None
+    if smaller is not None and _can_be_tried(smaller):
+        return smaller
     return small if small == call or _can_be_tried(small) else call
 
 
 def _in_small_sizes(call: Call) -> Call | None:
-    """The call with other sizes, equal ones for equal ones; None where an argument may be a size or a position."""
-    if any(abs(number) > _SMALL for number in _whole_numbers(json_of(call.arguments.encode(), "arguments"))):
-        return None
+    """The call with other sizes, equal ones for equal ones; None where an argument is a size or a position.
+
+    They are larger than small numbers among the arguments and divide no other, so that a roll by such a number still
+    moves elements.
+    """
+    numbers = {abs(number) for number in _whole_numbers(json_of(call.arguments.encode(), "arguments"))}
+    stated = [number for number in numbers if number > _SMALL]
     sizes = sorted({size for read in call.inputs for size in read.shape})
-    free = (size for size in range(2, 1000, 2) if size not in sizes)
+    free = (
+        size for size in range(_SMALL + 2, 1000, 2)
+        if size not in sizes and all(number % size for number in stated)
+    )  # fmt: skip
     instead = {size: size if size <= _SMALL else next(free) for size in sizes}
-    return _with_shapes(call, [tuple(instead[size] for size in read.shape) for read in call.inputs])
+    smaller = _with_shapes(call, [tuple(instead[size] for size in read.shape) for read in call.inputs])
+    if stated:
+        before, after = _result_shapes(call), _result_shapes(smaller)
+        if before is None or after != [tuple(instead.get(size, size) for size in shape) for shape in before]:
+            return None
+    return smaller
+
+
+def _result_shapes(call: Call) -> list[tuple[int, ...]] | None:
+    """The shapes of the results, without computing them; None if the call does not accept these sizes."""
+    inputs = [torch.empty(read.shape, dtype=getattr(torch, read.dtype), device="meta") for read in call.inputs]
+    made = _results(call, inputs, torch.device("meta"))
+    return None if made is None else [tuple(result.shape) for result in made]
 
 
 def _whole_numbers(argument: Any) -> Iterator[int]:
@@ -144,8 +169,8 @@ def _with_shapes(call: Call, shapes: Sequence[tuple[int, ...]]) -> Call:
     )
 
 
-def _is_too_large(call: Call) -> bool:
-    return sum(math.prod(read.shape) for read in call.inputs) > _MOST_TRIED
+def _num_elements(call: Call) -> int:
+    return sum(math.prod(read.shape) for read in call.inputs)
 
 
 def _can_be_tried(call: Call) -> bool:
@@ -155,7 +180,7 @@ def _can_be_tried(call: Call) -> bool:
 def _draws(call: Call) -> Iterator[list[Tensor]]:
     """Random inputs for a call: floating point in double precision, integers 0 or 1. A call that is too large to try
     yields nothing."""
-    if _is_too_large(call):
+    if _num_elements(call) > _MOST_TRIED:
         return
     for seed in (0, 1):
         generator = torch.Generator().manual_seed(seed)
@@ -170,12 +195,12 @@ def _draws(call: Call) -> Iterator[list[Tensor]]:
         yield [numbers(read) for read in call.inputs]
 
 
-def _results(call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
-    """The result of the call on the CPU; None if it does not accept other numbers or sizes."""
+def _results(call: Call, inputs: Sequence[Tensor], device: torch.device = _CPU) -> tuple[Tensor, ...] | None:
+    """The result of the call; None if it does not accept other numbers or sizes."""
     try:
         with torch.no_grad():
             run = aten_call(call.target, call.arguments) if call.target else program(call.arguments)
-            made = run(torch.device("cpu"), *inputs)
+            made = run(device, *inputs)
     except (RuntimeError, IndexError, ValueError, NotImplementedError):
         return None
     results = made if isinstance(made, tuple | list) else (made,)
@@ -305,7 +330,7 @@ def _in_halves(
             found = _results(call, [part.contiguous() for part in parts])
             if found is None or found[which].shape != expected.shape:
                 return False
-            if not torch.allclose(found[which].double(), expected.double(), rtol=1e-9, atol=1e-12, equal_nan=True):
+            if not _is_close(found[which], expected):
                 return False
     return True
 
@@ -336,11 +361,17 @@ def _gradients_in_halves(
                     if place is not None:
                         place += part
             pairs = [(one, two) for one, two in zip(summed, whole, strict=True) if one is not None]
-            if not all(torch.allclose(one, two, rtol=1e-9, atol=1e-12, equal_nan=True) for one, two in pairs):
+            if not all(_is_close(one, two) for one, two in pairs):
                 return False
     except (RuntimeError, IndexError, ValueError):  # sizes that the backward does not take
         return False
     return True
+
+
+def _is_close(one: Tensor, two: Tensor) -> bool:
+    if torch.equal(one, two):
+        return True
+    return torch.allclose(one.double(), two.double(), rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
 def _equal(one: Tensor, two: Tensor) -> bool:
