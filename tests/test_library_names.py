@@ -15,9 +15,10 @@ from executor.launch.checkpointed_main import main as job_main
 from executor.launch.job import Job, Task, TaskCheckpoints, save_job
 from executor.train import weights_out
 from executor.train.library_names import library_parts, with_names_of_files
+from executor.train.module_weights import as_graph
 from executor.train.result import RankResult
 from executor.train.sources import Source
-from executor.train.weights_files import check_weights
+from executor.train.weights_files import check_weights, read_weights
 from executor.train.weights_out import write_weights
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
@@ -265,3 +266,26 @@ def test_other_models_are_refused(tmp_path):
     assert with_names_of_files(of, str(tmp_path / "weights")) is of  # no config.json
     with pytest.raises(TwofoldError, match=r"the folder has no .safetensors file"):
         check_weights(str(tmp_path / "weights"), of)
+
+
+def test_a_state_dict_by_the_names_of_the_library_is_read_with_its_config(tmp_path):
+    config = write_config(tmp_path / "saved" / "config.json", model_type="phi3", pad_token_id=1,
+                          original_max_position_embeddings=16)  # fmt: skip
+    of = transformer(config, batch_size=2)
+    parts = library_parts(of, config)
+    theirs = {part.name: torch.arange(float(np.prod(part.shape))).view(part.shape) for part in parts.values()}
+    for path in (tmp_path / "alone.pt", tmp_path / "saved" / "beside.pt"):
+        torch.save(theirs, path)
+    torch.save({each.name: torch.zeros(each.shape) for each in of.parameters}, tmp_path / "saved" / "own.pt")
+    assert with_names_of_files(of, str(tmp_path / "saved" / "own.pt")) is of
+    with pytest.raises(TwofoldError, match=r"lack the parameter .* state config = '.../config.json'"):
+        check_weights(str(tmp_path / "alone.pt"), with_names_of_files(of, str(tmp_path / "alone.pt")))
+    for path, named in (("alone.pt", str(config)), ("saved/beside.pt", "")):
+        weights = str(tmp_path / path)
+        found = with_names_of_files(of, weights, named)
+        check_weights(weights, found)
+        read = as_graph(found, read_weights(weights))
+        rows = theirs["model.layers.1.self_attn.qkv_proj.weight"]
+        assert np.array_equal(
+            read["layers.1.attention.wk.weight"][...], rows[32:48].numpy()
+        )

@@ -50,6 +50,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         model: "package.module:function" or "file.py:function" with initial weights; "": random.
         weights: initial weights by parameter name: FILE.safetensors, a folder of such files as saved by Hugging Face,
             FILE.pt with a state_dict, or FILE.npz; every rank reads its part. "": those of `model`.
+        config: config.json of transformers, if `weights` has its names and no config.json next to it.
         seed: random seed of initial weights and data order.
         optimizer: kind, settings and parameter groups instead of those of the plan; None: the plan's.
         learning_rate: learning-rate schedule; None: the rate of the optimizer.
@@ -80,6 +81,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     data: str = "random"
     model: str = ""
     weights: str = ""
+    config: str = ""
     seed: int = 1
     optimizer: OptimizerSettings | None = None
     learning_rate: Rate | None = None
@@ -225,10 +227,12 @@ def _with_settings(job: TrainingJob, plan: Plan) -> Plan:
         given = plan.step_check or StepCheck()
         check = StepCheck(loss_scale=job.loss_scale or given.loss_scale, spike=job.spike or given.spike)
         plan = msgspec.structs.replace(plan, step_check=check)
+    if job.config and not job.weights:
+        raise TwofoldError("config gives the names of weights; state weights, too, or omit it")
     if job.weights:
         from executor.train.library_names import with_names_of_files
 
-        plan = msgspec.structs.replace(plan, graph=with_names_of_files(plan.graph, job.weights))
+        plan = msgspec.structs.replace(plan, graph=with_names_of_files(plan.graph, job.weights, job.config))
     return plan
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from executor.train.weights_files import read_weights
 from plans.errors import TwofoldError
 from plans.model.graph import Graph, Tensor
 from plans.model.part import Part
@@ -91,12 +92,25 @@ def library_parts(graph: Graph, config: str | os.PathLike[str]) -> dict[str, Par
     return {tensor.name: part for name, tensors in beside.items() for tensor, part in _cut(name, tensors, heads)}
 
 
-def with_names_of_files(graph: Graph, weights: str) -> Graph:
-    """The graph that reads a folder as the library saves a model; with another file or graph it stays unchanged."""
-    config = Path(weights) / "config.json"
-    if graph.parts or not is_transformer(graph) or not config.is_file():
+def with_names_of_files(graph: Graph, weights: str, config: str = "") -> Graph:
+    """The graph that reads weights by the library's names; unchanged if they have its own names.
+
+    Args:
+        graph: of a plan.
+        weights: file or folder of weights (`executor.train.weights_files`).
+        config: config.json of the library; "": that of the folder, or of the folder of the file, if there is one.
+
+    Raises:
+        TwofoldError: see `library_parts` and `read_weights`; a config for a graph that is no transformer by name.
+    """
+    place = Path(weights)
+    path = Path(config) if config else (place if place.is_dir() else place.parent) / "config.json"
+    if not config and (graph.parts or not is_transformer(graph) or not path.is_file()):
         return graph
-    return msgspec.structs.replace(graph, parts=library_parts(graph, config))
+    found = read_weights(weights)
+    if all(tensor.name in found for tensor in graph.parameters):
+        return graph
+    return msgspec.structs.replace(graph, parts=library_parts(graph, path))
 
 
 def _name(name: str, known: Mapping[str, str]) -> str:

@@ -126,8 +126,8 @@ def check_weights(path: str, graph: Graph) -> None:
             some = ", ".join(sorted(file)[:3])
             raise TwofoldError(
                 f"weights {path!r} lack the parameter {name!r}; they have {len(file)} tensors: {some}, ...; "
-                "plan the module that they were saved from, or give the folder of a model of transformers, config.json "
-                "included"
+                "plan the module that they were saved from, or, for names of transformers, state config = "
+                "'.../config.json'"
             )
         found = file[name]
         if found.shape != wanted:
