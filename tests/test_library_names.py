@@ -286,6 +286,4 @@ def test_a_state_dict_by_the_names_of_the_library_is_read_with_its_config(tmp_pa
         check_weights(weights, found)
         read = as_graph(found, read_weights(weights))
         rows = theirs["model.layers.1.self_attn.qkv_proj.weight"]
-        assert np.array_equal(
-            read["layers.1.attention.wk.weight"][...], rows[32:48].numpy()
-        )
+        assert np.array_equal(read["layers.1.attention.wk.weight"][...], rows[32:48].numpy())
