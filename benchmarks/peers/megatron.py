@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -24,7 +25,7 @@ from benchmarks.peers.weights import SharedWeights
 from executor.device import Device
 from plans.plan import Plan
 
-__all__ = ["lacks", "step_of"]
+__all__ = ["chunks_of", "lacks", "over_data", "step_of"]
 
 _SCHEDULES = ("1f1b", "interleaved_1f1b")
 
@@ -52,25 +53,14 @@ def step_of(case: Case, plan: Plan, device: Device) -> Callable[[Sequence[Tensor
         A function of this rank's tokens and labels [rows, seq] on its device; it returns the mean of the losses, or
         None where the rank has no last chunk.
     """
-    from megatron.core import parallel_state as ranks
-    from megatron.core import tensor_parallel
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     virtual = case.degree("virtual")
-    ranks.destroy_model_parallel()
-    ranks.initialize_model_parallel(
-        tensor_model_parallel_size=case.degree("tp"),
-        pipeline_model_parallel_size=case.degree("pp"),
-        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
-        create_gloo_process_groups=False,
-    )
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
-    config = _config(case)
-    chunks = [_chunk(case, config, number if virtual > 1 else None, device) for number in range(virtual)]
+    chunks, config = chunks_of(case, device)
     for chunk in chunks:
         _fill(chunk, case, SharedWeights(plan.graph), device.torch_device)
-    models = _over_data(chunks, config, sharded=plan.optimizer.parallel_level == 1)
+    models = over_data(chunks, config, sharded=plan.optimizer.parallel_level == 1)
     update = _optimizer(models, plan)
     config.grad_scale_func = update.scale_loss
     config.finalize_model_grads_func = finalize_model_grads
@@ -96,6 +86,29 @@ def step_of(case: Case, plan: Plan, device: Device) -> Callable[[Sequence[Tensor
         return torch.stack([each["loss"] for each in losses]).mean() if losses else None
 
     return step
+
+
+def chunks_of(case: Case, device: Device) -> tuple[list[nn.Module], Any]:
+    """The chunks of the model that this rank has, weights as memory held them, and Megatron's configuration of it.
+
+    Megatron's groups of ranks are made again for the degrees of the case.
+    """
+    from megatron.core import parallel_state as ranks
+    from megatron.core import tensor_parallel
+
+    virtual = case.degree("virtual")
+    if not dist.is_initialized():  # on one rank
+        dist.init_process_group(device.backend, store=dist.HashStore(), rank=0, world_size=1)
+    ranks.destroy_model_parallel()
+    ranks.initialize_model_parallel(
+        tensor_model_parallel_size=case.degree("tp"),
+        pipeline_model_parallel_size=case.degree("pp"),
+        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
+        create_gloo_process_groups=False,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    config = _config(case)
+    return [_chunk(case, config, number if virtual > 1 else None, device) for number in range(virtual)], config
 
 
 def _mean(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -231,7 +244,7 @@ def _fill(chunk: nn.Module, case: Case, weights: SharedWeights, device: torch.de
                 parameter.copy_(found[name]())
 
 
-def _over_data(chunks: Sequence[nn.Module], config: Any, *, sharded: bool) -> list[Any]:
+def over_data(chunks: Sequence[nn.Module], config: Any, *, sharded: bool) -> list[Any]:
     """The chunks with gradients in single precision, reduced in buckets beside the backward."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
