@@ -316,7 +316,7 @@ def pick_device(kind: str = "auto", local_rank: int | None = None) -> Device:
         return Device(kind="cpu")
     if there is None or there.type not in KINDS or kind not in ("auto", there.type):
         if there is None:
-            raise TwofoldError(f"device {kind!r} is not available: no accelerator found on this host; use --device cpu")
+            raise TwofoldError(f"device {kind!r} is not available: no accelerator found on this host; use cpu")
         raise TwofoldError(
             f"device {kind!r} is not available: the accelerator of this host is {there.type}; use cpu or {there.type}"
         )

@@ -43,6 +43,7 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _KEY = re.compile(rb'"\s*:')
 _LARGE = re.compile(rb"(?<![\d.eE+])(?<![eE]-)(\d{19,})(?![\d.eE])")
 _NOT_SPACE = re.compile(r"\S")
+_CHOICE = re.compile(r"Invalid enum value (.+) - at `(\$\.[^`]+)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `(.*)`)?$", re.DOTALL)
 _SHOWN = 60
 
@@ -266,8 +267,11 @@ def toml_of(text: str, source: str, type: Any = dict[str, Any]) -> Any:
 
 
 def _plain(error: Exception, type: Any) -> str:
-    """Errors of msgspec about keys, in words for people who do not know its objects, with the keys that are known."""
+    """Errors of msgspec in words for people who do not know its objects, with the keys or values that are known."""
     said = str(error).replace("Object missing required field", "missing key")
+    if (choice := _CHOICE.match(said)) is not None:
+        value, place = choice.groups()
+        return f"{place.removeprefix('$.')} is {value}; it must be {' or '.join(map(repr, _choices_at(type, place)))}"
     found = _UNKNOWN.match(said)
     if found is None:
         return said
@@ -280,6 +284,17 @@ def _plain(error: Exception, type: Any) -> str:
 
 def _keys_at(type: Any, place: str) -> list[str]:
     """The keys of the object at a place such as "$.stages[0]" in a value of a type; none where it is not known."""
+    return [each.encode_name for each in getattr(_type_at(type, place), "fields", ())]
+
+
+def _choices_at(type: Any, place: str) -> list[Any]:
+    """The values of a literal type at a place."""
+    at = _type_at(type, place)
+    return list(getattr(at, "values", ()))
+
+
+def _type_at(type: Any, place: str) -> Any:
+    """What msgspec knows of the type at a place in a value of a type; None where it is not known."""
     at: Any = msgspec.inspect.type_info(type)
     for step in (*re.findall(r"\.[^.\[]+|\[[^\]]*\]", place), ""):
         if isinstance(at, msgspec.inspect.UnionType):  # an object or nothing
@@ -288,7 +303,7 @@ def _keys_at(type: Any, place: str) -> list[str]:
             at = next((each.type for each in getattr(at, "fields", ()) if each.encode_name == step[1:]), None)
         elif step:
             at = getattr(at, "value_type", getattr(at, "item_type", None))
-    return [each.encode_name for each in getattr(at, "fields", ())]
+    return at
 
 
 def _scalars(value: Any, place: str) -> Iterator[tuple[str, Any]]:

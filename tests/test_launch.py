@@ -357,9 +357,9 @@ def test_a_busy_port_is_named_and_the_old_logs_stay(script, job):
     ("stated", "message"),
     [
         ({"target": "no_such.py"}, r"script 'no_such\.py' does not exist"),
-        ({"num_ranks": 0}, "num_ranks 0 must be a multiple of num_nodes 1, both at least 1"),
+        ({"num_ranks": 0}, "0 ranks cannot be shared evenly by 1 nodes"),
         ({"num_ranks": 10**39}, "ranks on one machine; at most 1,024 can be started"),
-        ({"num_ranks": 3, "nodes": Nodes(num_nodes=2)}, "num_ranks 3 must be a multiple of num_nodes 2"),
+        ({"num_ranks": 3, "nodes": Nodes(num_nodes=2)}, "3 ranks cannot be shared evenly by 2 nodes"),
         ({"nodes": Nodes(num_nodes=2, node_rank=2, port=29500)}, "node_rank 2 must be in 0 to 1"),
         ({"nodes": Nodes(num_nodes=2)}, "num_nodes is 2: state the port"),
         ({"nodes": Nodes(port=70000)}, "port 70000 must be in 1 to 65535"),

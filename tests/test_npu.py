@@ -255,9 +255,7 @@ def test_tensors_keep_the_order_of_their_dims(torch_npu):
 
 
 def test_torch_npu_that_does_not_load_is_explained(monkeypatch, tmp_path):
-    with pytest.raises(
-        TwofoldError, match="'npu' is not available: no accelerator found on this host; use --device cpu"
-    ):
+    with pytest.raises(TwofoldError, match="'npu' is not available: no accelerator found on this host; use cpu"):
         pick_device("npu")  # it loads, but there is no device
     monkeypatch.delitem(sys.modules, "torch_npu")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *(each for each in sys.path if each != str(STANDINS))])

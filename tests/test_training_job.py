@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import re
 import sys
@@ -233,6 +234,11 @@ def breaks():
         ),
         ({"more": "[[optimizer.groups]]\nparameters = ['*.bais']\n"}, r"no parameter matches '\*.bais'; names are w1"),
         ({"more": "keep = 0\n"}, "checkpoints.keep must be .* not 0"),
+        ({"steps": 0}, "bad.toml: steps must be a whole number of at least 1, not 0"),
+        ({"data": 'random"\ndevice = "gpu'}, "device is 'gpu'; it must be 'auto' or 'cpu' or 'cuda' or 'npu'"),
+        ({"data": 'random"\ndevice = "npu'}, "device 'npu' "),
+        ({"data": "banana"}, "data 'banana' is no file or folder; give random, digits"),
+        ({"data": ""}, "data is empty; name a source"),
         ({"data": 'random"\nweights = "nowhere.pt'}, "weights 'nowhere.pt': there is no such file"),
         ({"data": 'random"\nmodel = "nowhere.py:build'}, "model 'nowhere.py:build': there is no file 'nowhere.py'"),
         ({"more": '[evaluation]\ndata = "random"\nevery = 0\n'}, "evaluation.every must be .* not 0"),
@@ -248,7 +254,20 @@ def test_a_bad_job_is_refused_in_one_line_before_a_launch(changed, says, tmp_pat
     assert line.startswith("error: ")
 
     assert re.search(says, line), line
-    assert not (tmp_path / "logs").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"plan.json", "bad.toml"}  # nothing is written
+
+
+def test_only_one_job_trains_in_a_folder(tmp_path, capsys):
+    save_plan(four_ranks()["two stages"], tmp_path / "plan.json")
+    job = write_job(tmp_path, "held", "random")
+    (tmp_path / "held").mkdir()
+    with (tmp_path / "held" / ".lock-0").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(["train", str(job)]) == 2
+    assert "another job trains in" in capsys.readouterr().err
+    job.write_text(job.read_text().replace(f"{tmp_path}/held", f"{job}/out"))
+    assert main(["train", str(job)]) == 2
+    assert f"{job} is a file; name a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

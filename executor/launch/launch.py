@@ -126,7 +126,7 @@ def launch(
     with contextlib.closing(meet(nodes, num_ranks) if isinstance(nodes, Nodes) else nodes) as others:
         here = others.nodes
         try:
-            ranks = _local_ranks(num_ranks, here)
+            ranks = local_ranks(num_ranks, here)
             rendezvous, followed = _rendezvous(here), _followed_rank(follow, ranks)
             with (
                 fresh_folders(job, ranks, keep_others=here.num_nodes > 1),
@@ -344,7 +344,7 @@ def meet(nodes: Nodes, num_ranks: int) -> NodeConnections:
         TwofoldError: ranks that the nodes do not share evenly, a node that does not join, or that starts another job.
     """
     with refusing(nodes):
-        _local_ranks(num_ranks, nodes)
+        local_ranks(num_ranks, nodes)
     if nodes.num_nodes > 1 and nodes.port is None:
         raise TwofoldError(
             f"num_nodes is {nodes.num_nodes}: state the port that node 0 ({nodes.master_addr}) listens on"
@@ -370,10 +370,18 @@ def _target(target: str | os.PathLike[str]) -> tuple[str, str]:
     raise TwofoldError(f"script {name!r} does not exist (searched from {os.getcwd()}); give the path of a Python file")
 
 
-def _local_ranks(num_ranks: int, nodes: Nodes) -> range:
+def local_ranks(num_ranks: int, nodes: Nodes) -> range:
+    """The ranks of this node.
+
+    Raises:
+        TwofoldError: ranks that the nodes cannot share evenly, or too many of them; no such node.
+    """
     num_nodes, node_rank = nodes.num_nodes, nodes.node_rank
     if num_ranks < 1 or num_nodes < 1 or num_ranks % num_nodes != 0:
-        raise TwofoldError(f"num_ranks {num_ranks} must be a multiple of num_nodes {num_nodes}, both at least 1")
+        raise TwofoldError(
+            f"{num_ranks} ranks cannot be shared evenly by {num_nodes} nodes; use a number of nodes that divides the "
+            "number of ranks"
+        )
     if not 0 <= node_rank < num_nodes:
         raise TwofoldError(f"node_rank {node_rank} must be in 0 to {num_nodes - 1} (num_nodes is {num_nodes})")
     num_local = num_ranks // num_nodes

@@ -138,8 +138,9 @@ def run(
     >>> result.losses[-1], result.step_s, result.collectives_match  # doctest: +SKIP
     (2.31, 0.0471, True)
     """
+    from executor.device import pick_device
     from executor.launch.job import Emulate, Job, Task, save_job
-    from executor.launch.launch import Follow, launch
+    from executor.launch.launch import Follow, launch, local_ranks
     from executor.train.models import check_model
 
     with refusing(nodes):
@@ -155,6 +156,7 @@ def run(
             raise TwofoldError("a profile needs a folder for its traces: give out (--out FOLDER)")
         if execution is not None:
             plan = msgspec.structs.replace(plan, execution=execution)
+        pick_device(device, len(local_ranks(plan.num_ranks, nodes)) - 1)
         if model:
             check_model(model, plan.graph)
         emulation = None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -161,7 +162,8 @@ def _train_once(
     job: TrainingJob, resume: bool, allow_changes: bool, tell: Callable[[int, str], None], nodes: Nodes
 ) -> None:
     """Train until all steps are done or something fails."""
-    from executor.launch.launch import Follow, launch, meet
+    from executor.device import pick_device
+    from executor.launch.launch import Follow, launch, local_ranks, meet
 
     with refusing(nodes):
         if allow_changes and not resume:
@@ -169,6 +171,7 @@ def _train_once(
         saved = load_plan(job.plan)
         plan, elastic = _with_settings(job, saved), job.elastic
         task, offer = _checked(job, plan), _Offer()
+        pick_device(job.device, len(local_ranks(plan.num_ranks, nodes)) - 1)
         if elastic is not None:
             check_elastic(elastic, nodes)
             if nodes.node_rank == 0:  # the other nodes may not have the plans
@@ -181,7 +184,7 @@ def _train_once(
     if elastic is not None:
         nodes = replace(nodes, least_nodes=elastic.least_nodes, wait_s=elastic.wait_s)
     nodes = replace(nodes, facts=_facts(job, plan), offer=msgspec.to_builtins(offer, str_keys=True))
-    with contextlib.closing(meet(nodes, plan.num_ranks)) as met:
+    with _only_job_in(Path(job.out), nodes), contextlib.closing(meet(nodes, plan.num_ranks)) as met:
         offers = [msgspec.convert(each, _Offer, strict=False) for each in met.offers]
         count = len(met.joined)
         if count == nodes.num_nodes:
@@ -191,6 +194,8 @@ def _train_once(
             file = save_plan(plan, Path(job.out) / f"plan-{plan.num_ranks}.json")
             tell(0, f"{count} of {nodes.num_nodes} nodes have joined; they train with {file}")
         chosen = newest_complete(dict(zip(met.joined, [each.held for each in offers], strict=True)))
+        if resume and chosen is None:
+            tell(0, f"{Path(job.out) / 'checkpoints'} has no checkpoint; training begins with step 1")
         main, checkpoints = "job_main", None
         if job.checkpoints is not None:
             main, checkpoints = "checkpointed_main", _checkpoints(job, job.checkpoints, held, chosen)
@@ -268,8 +273,9 @@ def _checked(job: TrainingJob, plan: Plan) -> Task:
         whole_number(name, getattr(job, name), least=0)
     if job.steps > _MOST_STEPS:
         raise TwofoldError(f"steps must be at most {_MOST_STEPS:,}, not {job.steps:,}")
-    if not job.out:
-        raise TwofoldError("out is empty; name a folder for the results")
+    _check_out(job.out)
+    if not job.data:
+        raise TwofoldError("data is empty; name a source, or omit it for random numbers")
     if job.timeout_s is not None:
         number("timeout_s", job.timeout_s, above=0)
     if job.checkpoints is not None:
@@ -304,6 +310,41 @@ def _checked(job: TrainingJob, plan: Plan) -> Task:
         gather_weights=job.gathers_weights,
         replicas=job.replicas, evaluate=None if job.evaluation is None else _evaluation(job.evaluation, plan, job.seed),
     )  # fmt: skip
+
+
+def _check_out(out: str) -> None:
+    """Refuse a folder that cannot be made or written."""
+    if not out:
+        raise TwofoldError("out is empty; name a folder for the results")
+    place = Path(out)
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise TwofoldError(f"out {out!r}: {place} is a file; name a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise TwofoldError(f"out {out!r}: no permission to write into {place}; name another folder")
+
+
+@contextlib.contextmanager
+def _only_job_in(out: Path, nodes: Nodes) -> Iterator[None]:
+    """Hold the folder of a job until it ends, however this process ends.
+
+    Raises:
+        TwofoldError: another job of this node holds it.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TwofoldError(f"out {str(out)!r} cannot be made: {error.strerror}; name another folder") from None
+    with (out / f".lock-{nodes.node_rank}").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with refusing(nodes):
+                raise TwofoldError(f"another job trains in {out}; wait for its end, or name another out") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 def _evaluation(asked: EvaluationSettings, plan: Plan, seed: int) -> EvaluationSettings:

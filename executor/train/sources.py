@@ -121,9 +121,17 @@ class Source:
             return lambda epoch: packed(documents, graph, seed=seed, epoch=epoch, name=word)
         if word != "digits" and ":" in word:
             return lambda epoch: _made(word, seed, epoch, graph.batch_size)
-        if word == "digits" or has_idx_files(word) or not any(path.is_dir() for path in Path(word).glob("*")):
+        if word == "digits" or has_idx_files(word):
             digits = ArrayDataset.of(load_digits(None if word == "digits" else word)).shuffle(seed)
             return lambda epoch: _of_digits(digits, epoch)
+        if not Path(word).is_dir():
+            what = "a file of another kind" if Path(word).exists() else "no file or folder"
+            raise TwofoldError(
+                f"data {word!r} is {what}; give random, digits, a folder of images or of MNIST's files, FILE.npz, "
+                "FILE.npy, FILE.idx or file.py:function"
+            )
+        if not any(path.is_dir() for path in Path(word).glob("*")):
+            raise TwofoldError(f"data {word!r} has neither folders of images, one for each class, nor MNIST's files")
         images = rows_of_images(Path(word), graph)
         return lambda epoch: images.shuffled(seed, epoch)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import tyro
 
+from plans.errors import TwofoldError
 from twofold.commands.options import NodeOptions, Output
 from twofold.commands.values import Above0, AtLeast0
 
@@ -40,6 +41,7 @@ class Train:
     def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Train; passes if all steps were done."""
         from executor.launch.nodes import refusing
+        from executor.launch.rank_failures import RunFailed
         from executor.launch.train_job import load_training_job
         from twofold.elastic import train
 
@@ -49,11 +51,16 @@ class Train:
             job = msgspec.structs.replace(job, max_restarts=self.max_restarts)
         if self.timeout is not None:
             job = msgspec.structs.replace(job, timeout_s=self.timeout)
-        with console.doing(f"training {job.steps} steps"):
-            figures = train(
-                job, resume=self.resume, allow_changes=self.allow_changes,
-                on_line=lambda rank, line: console.print(line), nodes=self.place.stated
-            )  # fmt: skip
+        try:
+            with console.doing(f"training {job.steps} steps"):
+                figures = train(
+                    job, resume=self.resume, allow_changes=self.allow_changes,
+                    on_line=lambda rank, line: console.print(line), nodes=self.place.stated
+                )  # fmt: skip
+        except RunFailed:
+            raise
+        except TwofoldError as error:
+            raise TwofoldError(f"{self.job}: {error}") from error
         last = figures[-1]["loss"]
         loss = "is not finite" if last is None else f"{last:.6g}"
         files = ["metrics.jsonl"]
