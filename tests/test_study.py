@@ -252,7 +252,7 @@ def test_processes_give_the_same_results(backend):
         ("[base]\n[[together]]\ntp = [1]\nzap = [4]", "zap"),
         ("[base]\n[[together]]", "linked axes is empty"),
         ("[base]\n[together]\ntp = [1]", "Expected `array`, got `object`"),
-        ("points = 'all'\n[base]\n[axes]", "Invalid enum value 'all'"),
+        ("points = 'all'\n[base]\n[axes]", "points is 'all'; it must be 'grid' or 'one-at-a-time'"),
         ("pionts = 'grid'\n[base]\n[axes]", "unknown key `pionts`"),
         ("base = [", "Invalid value"),
     ],
