@@ -12,16 +12,17 @@ factor of two, so what counts is the ratio to plain torch.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.peers.cases import Case
@@ -34,6 +35,10 @@ from plans.model.transformer import TransformerConfig
 
 LAYERS = (2, 12)
 LENGTH = 16
+WARM, REPEATS = 3, 20
+
+Times = tuple[float, float]
+"""Microseconds of a layer's forward and backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,43 +58,45 @@ class _Small(Case):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="also write the figures here")
-    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=4, help="in which everything is measured once")
     options = parser.parse_args()
     device, ranks = pick_device("auto"), int(os.environ.get("WORLD_SIZE", "1"))
     device.use()
     if ranks > 1:
         connect(device, 120.0)
-    found: dict[str, Any] = {"environment": environment(device), "ranks": ranks, "layer_us": {}}
-    found["layer_us"]["plain torch"] = _plain_us(device)
+    measured: dict[str, Callable[[], Times]] = {"plain torch": functools.partial(_plain_us, device)}
     for sequence_parallel in (False, True)[: 1 + (ranks > 1)]:
         for gradients in (False, True):
             name = ("gradients" if gradients else "layers") + (" by sequence" if sequence_parallel else "")
-            found["layer_us"][name] = _megatron_us(device, ranks, sequence_parallel, gradients, options.repeats)
-    found["layer_us"]["plain torch again"] = _plain_us(device)
+            steps = [_passes(device, ranks, count, sequence_parallel, gradients) for count in LAYERS]
+            measured[name] = functools.partial(_layer_us, steps)
+    rounds = [{name: measure() for name, measure in measured.items()} for _ in range(options.rounds)]
     if int(os.environ.get("RANK", "0")) == 0:
-        for name, times in found["layer_us"].items():
-            print(f"{name:24s} forward {times[0]:7.0f} us   backward {times[1]:7.0f} us")
+        print("host us of a layer, in the median of rounds")
+        for name in measured:
+            forward, backward = (statistics.median(each[name][way] for each in rounds) for way in (0, 1))
+            print(f"{name:24s} forward {forward:7.0f}   backward {backward:7.0f}")
         if options.out:
+            found = {"environment": environment(device), "ranks": ranks, "layer_us": rounds}
             options.out.write_text(json.dumps(found, indent=1) + "\n")
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
-def _plain_us(device: Device) -> tuple[float, float]:
+def _plain_us(device: Device) -> Times:
     """Microseconds of the forward and backward of a block of plain torch modules."""
     forward, backward = [each.seconds * 1e6 for each in block_points(Timer(device, repeats=10, busy_s=0.0))][:2]
     return round(forward, 1), round(backward, 1)
 
 
-def _megatron_us(
-    device: Device, ranks: int, sequence_parallel: bool, gradients: bool, repeats: int
-) -> tuple[float, float]:
-    """The same of a Megatron layer."""
-    steps = [_passes(device, ranks, count, sequence_parallel, gradients) for count in LAYERS]
+def _layer_us(steps: Sequence[Callable[[], tuple[float, float]]]) -> Times:
+    """The same of a Megatron layer, from models of `LAYERS` layers in turns."""
     times: list[list[tuple[float, float]]] = [[], []]
-    for _ in range(repeats + 4):
+    for _ in range(WARM + REPEATS):
         for place, step in enumerate(steps):
             times[place].append(step())
-    medians = [[statistics.median(each[way] for each in of[4:]) for way in (0, 1)] for of in times]
     few, many = LAYERS
+    medians = [[statistics.median(each[way] for each in of[WARM:]) for way in (0, 1)] for of in times]
     forward, backward = ((medians[1][way] - medians[0][way]) / (many - few) * 1e6 for way in (0, 1))
     return round(forward, 1), round(backward, 1)
 

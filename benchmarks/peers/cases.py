@@ -12,7 +12,7 @@ from benchmarks.peers.configs import MODELS
 from costmodels import Machine
 from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig, transformer
-from plans.optimizer import Optimizer
+from plans.optimizer import Optimizer, ParameterGroup
 from plans.plan import Plan
 from search import uniform_plan
 
@@ -74,7 +74,8 @@ class Case:
         """AdamW in the dtype of the weights, gradients and reductions too; in single precision beside Megatron."""
         wider: Mapping[str, Any] = {}
         if self.parts == "megatron":
-            wider = {"gradient_dtype": "float32", "master_dtype": "float32", "undecayed": ("*norm.weight", "*bias")}
+            undecayed = ParameterGroup(parameters=("*norm.weight", "*bias"), weight_decay=0.0)
+            wider = {"gradient_dtype": "float32", "master_dtype": "float32", "groups": (undecayed,)}
         return Optimizer(kind="adamw", settings={"lr": 1e-4}, reduce_every=self.reduce_every, **wider)
 
     def machine(self, device: str = "h200") -> Machine:

@@ -79,7 +79,7 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
             + ("" if row["losses_agree"] else " !"),
             _said(max((each["later"] for each in row["losses"].values()), default=None), ".1e"),
         ])  # fmt: skip
-    shown = [at for at in range(len(titles)) if any(line[at] != "-" for line in lines[1:])]
+    shown = [at for at in range(len(titles)) if at == 0 or any(line[at] != "-" for line in lines[1:])]
     lines = [[line[at] for at in shown] for line in lines]
     widths = [max(len(line[at]) for line in lines) for at in range(len(shown))]
     text = [
