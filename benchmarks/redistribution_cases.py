@@ -1,4 +1,4 @@
-"""Random redistributions: mesh, tensor, source and target layout. Shared by the tests and by `redistribution.py`."""
+"""Random redistributions for tests: mesh, tensor, source and target layout."""
 
 from __future__ import annotations
 
