@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests import warm
 
@@ -29,6 +30,10 @@ gc.set_threshold(50_000, 20, 50)
 # No deadline and no random start: no test may depend on how fast or how often it is run.
 settings.register_profile("twofold", deadline=None, derandomize=True, database=None)
 settings.load_profile("twofold")
+
+# Hypothesis would parse every module of the project for constants to draw, which takes seconds in every worker and makes
+# examples depend on code that a test does not use.
+providers.is_local_module_file = lambda path: False  # type: ignore[attr-defined]
 
 
 def find_chromium() -> str | None:

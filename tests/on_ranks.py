@@ -39,6 +39,16 @@ def run_on_ranks(work: Callable[[int, Path], None], num_ranks: int, folder: Path
         mp.start_processes(_rank, (num_ranks, work, folder, port, joined), nprocs=num_ranks, start_method="forkserver")
 
 
+_LOWERED: dict[int, tuple[Plan, Program]] = {}
+
+
+def lowered(plan: Plan) -> Program:
+    """`lower`, once for each plan: a rank runs some of them again and again."""
+    if id(plan) not in _LOWERED:
+        _LOWERED[id(plan)] = plan, lower(plan)
+    return _LOWERED[id(plan)][1]
+
+
 def keep_plan(plan: Plan, path: Path) -> None:
     """Write a plan and its program for all ranks."""
     path.write_bytes(pickle.dumps((plan, lower(plan))))

@@ -5,12 +5,13 @@ import numpy as np
 import torch
 
 from executor.train.models import InitialParameters
+from executor.train.options import RunOptions
 from executor.train.run import run_rank
 from plans.degrees.plan import plan_of
 from plans.model.transformer import transformer
 from tests.on_ranks import keep_plan, kept_plan
 
-NUM_STEPS = 3
+NUM_STEPS = 2  # the second one reads the states of the optimizer that the first one made
 
 
 def save_cases(folder, cases):
@@ -31,8 +32,7 @@ def train_cases(rank, folder):
             parameters, batches = dict(values), [dict(batch)] * NUM_STEPS
         result = run_rank(
             program, plan, batches, parameters, NUM_STEPS, device="cpu",
-            weights_path=folder / f"{number}.weights.npz",
+            weights_path=folder / f"{number}.weights.npz", options=RunOptions(count=False, record_steps=0),
         )  # fmt: skip
-        assert not result.differences, (number, result.differences)
         if rank == 0:
             np.save(folder / f"{number}.losses.npy", np.asarray(result.losses))

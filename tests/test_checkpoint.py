@@ -22,7 +22,7 @@ from plans.layout import Layout
 from plans.lower import lower
 from plans.optimizer import Optimizer
 from plans.plan import Plan, Stage
-from tests.on_ranks import run_on_ranks
+from tests.on_ranks import lowered, run_on_ranks
 from tests.small_training import batches, four_ranks, one_rank, parameters
 
 ADAMW = Optimizer(kind="adamw", settings={"lr": 0.01}, parallel_level=1, threshold_bytes=0)
@@ -34,7 +34,7 @@ PLANS = {
         Optimizer(kind="momentum", settings={"lr": 0.1, "momentum": 0.9}, parallel_level=1, threshold_bytes=0),
     )
     for name, plan in four_ranks().items()
-    if name in ("data parallel", "split weights", "two stages")
+    if name in ("data parallel", "two stages") or (name == "split weights" and optimizer is ADAMW)
 }
 STEPS, CUT = 7, 4
 
@@ -44,7 +44,7 @@ def trained(plan, folder, *, resume=None, save=False, steps=STEPS):
     asked = Checkpoints(folder=folder, every=2 if save else 1000, keep=1, resume=resume)
     options = RunOptions(checkpoints=asked, count=False, record_steps=0, learning_rate=lambda step: 0.02 / (1 + step))
     feed = iter(batches(STEPS)[first:steps])
-    return run_rank(lower(plan), plan, feed, parameters(), steps - first, device="cpu", options=options)
+    return run_rank(lowered(plan), plan, feed, parameters(), steps - first, device="cpu", options=options)
 
 
 def work(rank, folder):
@@ -84,7 +84,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(folder, name):
 def test_another_plan_resumes_from_it(folder, name):
     whole = np.load(folder / name / "whole.npz")
     others = sorted((folder / name).glob("on *.npz"))
-    assert len(others) == 2
+    assert len(others) == (2 if "adamw" in name else 1)
     for path in others:
         resumed = np.load(path)
         np.testing.assert_allclose(resumed["losses"], whole["losses"][CUT:], rtol=2e-6)

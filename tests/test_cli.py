@@ -188,7 +188,7 @@ def test_an_output_that_nobody_reads_ends_quietly(plan_file: Path, start: list[s
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["simulate"], ["simulate", "--json"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["simulate", "--json"]])
 def test_a_full_device_as_output_is_an_error_of_one_line(plan_file: Path, arguments: list[str]) -> None:
     more = [str(plan_file), "--machine", "h200-x8"] if "simulate" in arguments else []
     with Path("/dev/full").open("wb") as full:

@@ -3,6 +3,8 @@ the same thing print the same number."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 from pathlib import Path
@@ -56,11 +58,14 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, 
     return found
 
 
-@pytest.fixture
-def planned(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    arguments = ["plan", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES]
+@pytest.fixture(scope="module")
+def planned(folder: Path) -> dict[str, Any]:
+    arguments = ["plan", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES, "--json"]
     arguments += ["--sequence-parallel", "False", "--out", str(folder / "plan.json")]
-    return said([*arguments, "--report", str(folder / "search.html")], capsys)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main([*arguments, "--report", str(folder / "search.html")]) == 0
+    found: dict[str, Any] = json.loads(out.getvalue())
+    return found
 
 
 def test_every_figure_is_defined_once() -> None:

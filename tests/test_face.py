@@ -66,7 +66,7 @@ def test_results_show_themselves_in_a_line_a_picture_and_a_frame() -> None:
     plan = tf.uniform_plan(tf.transformer("llama-3-8b", batch_size=8, num_layers=1, seq=512), machine, dp=2, tp=4)
     timeline, forecast = tf.simulate(plan, machine), tf.predict("llama-3-8b", "h200-x8", tp=8, global_batch=8)
     graph = tf.transformer("llama-3-8b", batch_size=8, num_layers=1)
-    found = tf.search(graph, machine, degrees={})
+    found = tf.search(graph, machine, degrees={"tp": 8, "micro_batch": 1})
     assert (repr(machine), repr(graph).startswith("<Graph ")) == ("<Machine h200-x8: 8 cuda devices>", True)
     for result in (plan, timeline, forecast, found):
         line = repr(result)

@@ -221,7 +221,8 @@ def private_names_imported(module: Module, known: Collection[str]) -> list[str]:
     ]
 
 
-def functions(module: Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+@functools.cache
+def functions(module: Module) -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Every function of `module`, by its name in the module: `Machine.read`, `fit.one`."""
 
     def visit(node: ast.AST, above: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -233,7 +234,7 @@ def functions(module: Module) -> Iterator[tuple[str, ast.FunctionDef | ast.Async
                 yield name, child
             yield from visit(child, name)
 
-    yield from visit(module.tree, "")
+    return list(visit(module.tree, ""))
 
 
 def num_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

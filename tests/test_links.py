@@ -539,6 +539,7 @@ def test_with_the_plan_of_a_run_a_change_of_links_is_simulated(tmp_path, capsys)
     msgspec.structs.replace(fast, name="slow", links=(fast.links[0].scaled(0.5, 1.0), *fast.links[1:])).save(slow)
     plan, traces = str(tmp_path / "plan.json"), str(tmp_path / "traces")
     degrees = ["--global-batch", "2", "--devices", "4", "--tp", "2", "--pp", "2", "--micro-batch", "1"]
+    degrees += ["--schedule", "1f1b", "--recompute", "none", "--zero", "0"]
     assert main(["plan", "llama-3-8b", "--layers", "2", "--machine", str(slow), *degrees, "--out", plan]) == 0
     assert main(["simulate", plan, "--machine", str(slow), "--no-fold", "--rank-traces", traces]) == 0
     capsys.readouterr()

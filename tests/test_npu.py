@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from npu_device import STANDINS, NpuDevice
-from on_ranks import run_on_ranks
+from on_ranks import keep_plan, kept_plan, run_on_ranks
 from transformer_module import Decoder, random_tokens, random_weights
 
 from costmodels import Machine
@@ -220,10 +220,10 @@ def split_plan(name):
 def train_on_ranks(rank, folder):
     sys.path.insert(0, str(STANDINS))
     for name in SPLIT:
-        plan, device = split_plan(name), NpuDevice()
+        (plan, program), device = kept_plan(folder / f"{name}.plan"), NpuDevice()
         weights = {key: each.float().numpy() for key, each in random_weights(plan.graph).items()}
         result = run_rank(
-            lower(plan), plan, batches_of(plan, 5), weights, 5, device=device, weights_path=folder / f"{name}.npz",
+            program, plan, batches_of(plan, 5), weights, 5, device=device, weights_path=folder / f"{name}.npz",
             options=RunOptions(record_steps=1),
         )  # fmt: skip
         assert (result.execution, result.differences) == ("graph", ()), result.fallback
@@ -232,9 +232,12 @@ def train_on_ranks(rank, folder):
 
 @pytest.mark.ranks
 def test_ranks_train_as_one_device_does(tmp_path):
+    plans = {name: split_plan(name) for name in SPLIT}
+    for name, plan in plans.items():
+        keep_plan(plan, tmp_path / f"{name}.plan")
     run_on_ranks(train_on_ranks, 4, tmp_path)
     for name, (config, _) in SPLIT.items():
-        losses, weights = trained_by_torch(config, batches_of(split_plan(name), 5), [None] * 5)
+        losses, weights = trained_by_torch(config, batches_of(plans[name], 5), [None] * 5)
         np.testing.assert_allclose(np.load(tmp_path / f"{name}.0.npy"), losses, rtol=2e-5)
         with np.load(tmp_path / f"{name}.npz") as found:
             assert set(found.files) == set(weights)

@@ -43,7 +43,7 @@ def graph_of(seed: int) -> Graph:
 
 
 @pytest.mark.parametrize("cells", [70_000, 1])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_bounds_are_below_what_every_value_costs(seed: int, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables whole and as pairs; the bound never falls, also where values are taken away."""
     monkeypatch.setattr("search.operators.dual.MOST_CELLS", cells)
@@ -79,7 +79,7 @@ def test_the_bound_rises_with_prices(seed: int) -> None:
         assert before * (1 - 1e-12) <= dual.bound() <= min(met).cost_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(21))
+@pytest.mark.parametrize("seed", range(12))
 def test_the_dual_finds_what_elimination_finds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(seed)
     priced = costs_of(graph, seed, bounded=False).problem()
@@ -127,7 +127,7 @@ def test_the_search_states_the_gap_of_its_strategies(llama: Graph) -> None:
     assert found.to_json()["strategies_gap"] == found.strategies_gap
 
 
-@pytest.mark.parametrize(("name", "devices"), [("plain Llama", 2), ("plain Llama", 4), ("nanoGPT", 2)])
+@pytest.mark.parametrize(("name", "devices"), [("plain Llama", 4), ("nanoGPT", 2)])
 def test_no_plan_is_slower_than_data_parallel(name: str, devices: int) -> None:
     """The search of a wide Llama on 4 devices takes minutes: it is not here."""
     graph, machine = capture(*MODELS[name]()), Machine.load("h200-x8")

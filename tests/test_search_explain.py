@@ -33,17 +33,20 @@ MIXTURE = TransformerConfig(
 )  # fmt: skip
 
 
-@cache
-def best(config: TransformerConfig = CONFIG, **pins: Any) -> SearchResult[Candidate]:
-    asked = Problem(
+def problem(config: TransformerConfig = CONFIG, **pins: Any) -> Problem:
+    return Problem(
         config=config, machine=Machine.load("h100-sxm-x8"), num_devices=8, global_batch=16, pins=Pins(**pins)
     )  # fmt: skip
-    return solve(asked)
+
+
+@cache
+def best(config: TransformerConfig = CONFIG, **pins: Any) -> SearchResult[Candidate]:
+    return solve(problem(config, **pins))
 
 
 @cache
 def with_alternatives() -> SearchResult[Candidate]:
-    return solve(best(tp=2, pp=1, cp=1).problem.changed(pins=Pins(cp=1, zero=1)), explain=True)
+    return solve(problem(cp=1, zero=1, micro_batch=1, schedule="1f1b"), explain=True)
 
 
 def costs(found: SearchResult[Candidate]) -> list[OperatorCost]:
@@ -73,7 +76,7 @@ def test_products_of_the_operators_are_those_of_the_model(pins: dict[str, Any]) 
     """All ranks together make each product once forward and twice backward, and all but the last again where a block is
     recomputed, as no gradient reads its result; no kernel beats the roofline of its device."""
     again = pins.get("recompute_layers", 0)  # of four blocks on one stage
-    found = best(WIDE, cp=1, recompute="full" if again else "none", **pins)
+    found = best(WIDE, cp=1, recompute="full" if again else "none", schedule="1f1b", zero=1, **pins)
     problem, rows = found.problem, costs(found)
     products = sum(each.flops for each in rows if each.operator.partition(".")[2].startswith("w")) * problem.num_devices
     tokens = problem.global_batch * WIDE.seq
@@ -152,7 +155,7 @@ def test_the_critical_path_of_a_pipeline_adds_up_to_the_step() -> None:
 
 
 def test_the_composition_of_a_step_adds_up_and_computes_what_its_ranks_do() -> None:
-    found = best(WIDE, pp=2).best
+    found = best(WIDE, pp=2, cp=1, recompute="none", schedule="1f1b").best
     parts = composition(found)
     assert sum(parts.values()) == pytest.approx(found.forecast.step_s)
     ranks = found.forecast.rank_s
@@ -173,10 +176,8 @@ def test_tables_and_json_agree() -> None:
 
 
 def test_neighbours_are_what_they_say() -> None:
-    asked = replace(
-        best(WIDE, tp=2, pp=2).problem, pins=Pins(tp=2, pp=2, cp=1, schedule="1f1b", micro_batch=1, zero=0),
-        memory_limit_bytes=6_500_000_000,
-    )  # fmt: skip
+    asked = problem(WIDE, tp=2, pp=2, cp=1, schedule="1f1b", micro_batch=1, zero=0)
+    asked = asked.changed(memory_limit_bytes=6_500_000_000)
     found = solve(asked, explain=True)
     told = {each.change: each.candidate.degrees for each in found.alternatives if each.candidate is not None}
     mode, some = found.best.degrees.recompute, found.best.degrees.recompute_layers

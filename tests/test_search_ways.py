@@ -12,6 +12,7 @@ from torch import nn
 from costmodels import Machine, executing
 from executor.capture.capture import capture
 from executor.reference.reference import compare_losses, compare_weights, train_reference
+from executor.train.options import RunOptions
 from executor.train.result import RankResult
 from executor.train.run import run_rank
 from plans.model.mlp import mlp_graph
@@ -134,7 +135,7 @@ def work(rank, folder):
             batches, parameters = [dict(batch)] * NUM_STEPS, dict(values)
         result = run_rank(
             program, plan, batches, parameters, NUM_STEPS, device="cpu",
-            weights_path=folder / f"{path.stem}.weights.npz",
+            weights_path=folder / f"{path.stem}.weights.npz", options=RunOptions(record_steps=0),
         )  # fmt: skip
         assert not result.differences, (path.stem, result.differences)
         result.save(folder / f"{path.stem}.{rank}.npz")

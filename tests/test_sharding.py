@@ -321,7 +321,7 @@ def test_the_cases_train_as_one_process_does(tmp_path):
         )  # fmt: skip
         folder = tmp_path / name
         file = save_plan(plan, folder / "plan.json")
-        tasks.append(Task(plan=str(file), out=str(folder), steps=3, model=case.model, data="digits"))
+        tasks.append(Task(plan=str(file), out=str(folder), steps=2, model=case.model, data="digits"))
     save_job(Job(tasks=tuple(tasks), device="cpu"), tmp_path / "job.json")
     run_on_ranks(run_job, 8, tmp_path, joined=False)
     for name in names:

@@ -30,7 +30,7 @@ SCHEDULES = {  # torch's class, chunks per rank where they are given
     "dualpipe_v": (torch_schedules.ScheduleDualPipeV, 2),
 }
 KINDS = {"FORWARD": "F", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W", "FULL_BACKWARD": "B"}
-NUM_PIPELINES = 60  # of each schedule
+NUM_PIPELINES = 20  # of each schedule
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,19 @@ Its critical_path_analysis, which needs pandas 2, was last run by hand with pand
 
 import pytest
 from handmade import Script, program_of, written_price
-from hta.trace_analysis import TraceAnalysis
 from reports_example import predicted, small_program
 
 from interop.chrome_trace import write_rank_traces
 from simulator import run_program
 
 MS = 10**9
+
+
+def analysis_of(folder):
+    """What is imported takes a second; the tests of other files need not wait for it when tests are collected."""
+    from hta.trace_analysis import TraceAnalysis
+
+    return TraceAnalysis(trace_dir=str(folder))
 
 
 @pytest.fixture
@@ -27,7 +33,7 @@ def analysis(tmp_path):
     timeline = run_program(program, written_price, num_steps=3)
     assert timeline.step_end_ps[-1] - timeline.step_start_ps[-1] == 8 * MS
     write_rank_traces(tmp_path, timeline, program=program)
-    return TraceAnalysis(trace_dir=str(tmp_path))
+    return analysis_of(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -45,7 +51,7 @@ def test_hta_finds_what_we_put_in(analysis):
 @pytest.mark.filterwarnings("ignore")
 def test_hta_reads_a_real_plan(tmp_path):
     write_rank_traces(tmp_path, predicted(3), program=small_program())
-    analysis = TraceAnalysis(trace_dir=str(tmp_path))
+    analysis = analysis_of(tmp_path)
     idle, _ = analysis.get_idle_time_breakdown(ranks=[0], visualize=False)
     assert set(idle["stream"]) >= {7, 20}
     launches = analysis.get_cuda_kernel_launch_stats(ranks=[0], visualize=False)[0]

@@ -75,11 +75,19 @@ TURNS = {
 }
 
 
+PATTERNS = NAMES | TURNS
+AT_WORDS = [pattern for pattern in PATTERNS if pattern.startswith(r"\b")]
+ANY_AT_WORDS = re.compile(rf"\b(?:{'|'.join(pattern.removeprefix(chr(92) + 'b') for pattern in AT_WORDS)})")
+"""One pass over a text, which is all that nearly every text takes."""
+
+
 def forbidden(text: str) -> list[str]:
     """What `text` should say otherwise, one line each."""
+    skipped = [] if ANY_AT_WORDS.search(text) else AT_WORDS
     return [
         f"line {text.count(chr(10), 0, match.start()) + 1}: {match.group()!r}; say {better!r}"
-        for pattern, better in (NAMES | TURNS).items()
+        for pattern, better in PATTERNS.items()
+        if pattern not in skipped
         for match in re.finditer(pattern, text, re.MULTILINE)
     ]
 
