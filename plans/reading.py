@@ -268,13 +268,13 @@ def toml_of(text: str, source: str, type: Any = dict[str, Any]) -> Any:
 
 def _plain(error: Exception, type: Any) -> str:
     """Errors of msgspec in words for people who do not know its objects, with the keys or values that are known."""
-    said = str(error).replace("Object missing required field", "missing key")
-    if (choice := _CHOICE.match(said)) is not None:
+    text = str(error).replace("Object missing required field", "missing key")
+    if (choice := _CHOICE.match(text)) is not None:
         value, place = choice.groups()
         return f"{place.removeprefix('$.')} is {value}; it must be {' or '.join(map(repr, _choices_at(type, place)))}"
-    found = _UNKNOWN.match(said)
+    found = _UNKNOWN.match(text)
     if found is None:
-        return said
+        return text
     name, place = found.groups()
     known = _keys_at(type, place or "$")
     close = difflib.get_close_matches(name, known, 1)

@@ -152,11 +152,11 @@ def example_machines() -> dict[str, Machine]:
 
 _DATE = "2026-11-22"
 
-_Said = tuple[Literal["assumed", "cited"], str]
+_Origin = tuple[Literal["assumed", "cited"], str]
 
 
 def _in_tiers(
-    device: str, variant: str, links: tuple[Link, ...], said: Mapping[str, _Said], per_host: int | None = None
+    device: str, variant: str, links: tuple[Link, ...], sources: Mapping[str, _Origin], per_host: int | None = None
 ) -> Machine:
     known = load_device(device)
     made = Machine.of_device(known, known.per_node)
@@ -164,7 +164,7 @@ def _in_tiers(
         entry: provenance for entry, provenance in made.provenance.items() if entry.partition(".")[0] != "links"
     }
     provenance |= {
-        entry: Provenance(status=status, source=source, date=_DATE) for entry, (status, source) in said.items()
+        entry: Provenance(status=status, source=source, date=_DATE) for entry, (status, source) in sources.items()
     }  # fmt: skip
     return msgspec.structs.replace(
         made, num_devices=links[-1].ranks, devices_per_node=per_host or links[0].ranks, links=links,
@@ -185,9 +185,9 @@ def _by_rail(machine: Machine) -> Machine:
     return msgspec.structs.replace(machine, collectives={**machine.collectives, "all_to_all": exchange})
 
 
-def _on_graph(number: int, per_node: int, graph: Graph, variant: str, said: _Said) -> Machine:
+def _on_graph(number: int, per_node: int, graph: Graph, variant: str, origin: _Origin) -> Machine:
     summary = graph.summary(number, per_node)
-    entries: dict[str, _Said] = {"graph": said, "links": ("assumed", "the graph, summed up")}
+    entries: dict[str, _Origin] = {"graph": origin, "links": ("assumed", "the graph, summed up")}
     made = _in_tiers("h100-sxm", variant, summary, entries, per_node)
     return msgspec.structs.replace(made, graph=graph)
 

@@ -51,8 +51,8 @@ def _axes() -> dict[str, Axis]:
     ]  # fmt: skip
     listed += [Axis(name=degree.flag, type=degree.type, meaning=degree.meaning) for degree in DEGREES.values()]
     listed += [
-        Axis(name=name, type=float, meaning=f"factor on the {said}", has_parts=name in ("bandwidth", "latency"))
-        for name, said in KNOBS.items()
+        Axis(name=name, type=float, meaning=f"factor on the {quantity}", has_parts=name in ("bandwidth", "latency"))
+        for name, quantity in KNOBS.items()
     ]
     listed += [
         Axis(name="slow", type=str, meaning="slow ranks: none, RANKS=FACTOR such as 3=1.2, stage1=1.1 or "

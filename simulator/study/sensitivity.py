@@ -77,8 +77,8 @@ def sensitivity(
 def _turns(base: WhatIf, machine: Machine) -> list[tuple[str, Callable[[float], WhatIf]]]:
     """For each knob, the what-if with it multiplied by a factor."""
     found: list[tuple[str, Callable[[float], WhatIf]]] = [
-        (said, lambda factor, name=name: replace(base, **{name: getattr(base, name) * factor}))  # type: ignore[misc]
-        for name, said in KNOBS.items()
+        (quantity, lambda factor, name=name: replace(base, **{name: getattr(base, name) * factor}))  # type: ignore[misc]
+        for name, quantity in KNOBS.items()
     ]
     links: dict[str | int, str] = {number: link.name for number, link in enumerate(machine.links)}
     if machine.graph is not None:

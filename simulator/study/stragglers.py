@@ -55,13 +55,13 @@ class Ranks:
         return tuple(dict.fromkeys(rank for number in numbers for rank in self.stages[number]))
 
     def given(
-        self, texts: Iterable[str], said: str, what: str, looks_like: str
+        self, texts: Iterable[str], option: str, what: str, looks_like: str
     ) -> Iterator[tuple[str, tuple[int, ...], str]]:
         """Text, ranks and value of each RANKS=VALUE.
 
         Args:
             texts: to be read.
-            said: before a text in messages, such as an option.
+            option: name of the option, for messages.
             what: the value is.
             looks_like: examples, for messages.
 
@@ -74,11 +74,11 @@ class Ranks:
             try:
                 named = self.named(name)
             except TwofoldError as error:
-                raise TwofoldError(f"{said} {error}") from None
+                raise TwofoldError(f"{option} {error}") from None
             except ValueError:
-                raise TwofoldError(f"cannot read {said} {text}; write {said} {looks_like}") from None
+                raise TwofoldError(f"cannot read {option} {text}; write {option} {looks_like}") from None
             if again := found.intersection(named):
-                raise TwofoldError(f"{said} {text}: rank {min(again)} already has a {what}; give one per rank")
+                raise TwofoldError(f"{option} {text}: rank {min(again)} already has a {what}; give one per rank")
             found.update(named)
             yield text, named, value
 
@@ -86,13 +86,13 @@ class Ranks:
 _FORMS = "3=1.2, 0-7=1.05, stage1=1.3 or 1/1000=1.1"
 
 
-def slow_ranks(texts: Iterable[str], ranks: Ranks, said: str = "slow") -> dict[int, float]:
+def slow_ranks(texts: Iterable[str], ranks: Ranks, option: str = "slow") -> dict[int, float]:
     """Rank -> factor of texts such as "3=1.2", "stage1=1.3" and "1/1000=1.1".
 
     Args:
         texts: each RANKS=FACTOR.
         ranks: ranks of the plan.
-        said: before a text in messages.
+        option: name of the option, for messages.
 
     Raises:
         TwofoldError: another text, a rank that is named twice.
@@ -103,11 +103,11 @@ def slow_ranks(texts: Iterable[str], ranks: Ranks, said: str = "slow") -> dict[i
     plans.errors.TwofoldError: slow 1/2=1.1: rank 1 already has a factor; give one per rank
     """
     found: dict[int, float] = {}
-    for text, named, factor in ranks.given(texts, said, "factor", _FORMS):
+    for text, named, factor in ranks.given(texts, option, "factor", _FORMS):
         try:
             found |= dict.fromkeys(named, float(factor))
         except ValueError:
-            raise TwofoldError(f"cannot read {said} {text}; write {said} {_FORMS}") from None
+            raise TwofoldError(f"cannot read {option} {text}; write {option} {_FORMS}") from None
     return found
 
 
