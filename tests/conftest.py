@@ -31,8 +31,8 @@ gc.set_threshold(50_000, 20, 50)
 settings.register_profile("twofold", deadline=None, derandomize=True, database=None)
 settings.load_profile("twofold")
 
-# Hypothesis would parse every module of the project for constants to draw, which takes seconds in every worker and makes
-# examples depend on code that a test does not use.
+# Hypothesis would parse every module of the project for constants to draw, which takes seconds in every worker and
+# makes examples depend on code that a test does not use.
 providers.is_local_module_file = lambda path: False  # type: ignore[attr-defined]
 
 

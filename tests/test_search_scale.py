@@ -327,8 +327,8 @@ def test_the_smallest_relaxation_does_fit_and_less_does_not() -> None:
 @pytest.mark.parametrize("stack", ["torchtitan", "megatron-2022"])
 def test_every_relaxation_holds_for_what_a_stack_adds(stack: str) -> None:
     asked = problem(
-        small(hidden=1024, num_layers=4), num_devices=8, global_batch=16, pins=Pins(dp=2, micro_batch=2, schedule="1f1b"),
-        memory_limit_bytes=150_000_000, stack=stack_named(stack),
+        small(hidden=1024, num_layers=4), num_devices=8, global_batch=16, memory_limit_bytes=150_000_000,
+        pins=Pins(dp=2, micro_batch=2, schedule="1f1b"), stack=stack_named(stack),
     )  # fmt: skip
     changes = {
         "memory": lambda each: {"memory_limit_bytes": each.value},
