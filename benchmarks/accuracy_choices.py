@@ -21,11 +21,11 @@ import msgspec
 from costmodels import Machine
 from interop.measurements.case import Case
 from interop.measurements.cells import Skip
+from interop.measurements.forecasts import measured_as
 from interop.measurements.machines import machine_of
 from interop.measurements.readings import needed_fillings
 from interop.measurements.rows import case_of
 from interop.measurements.tables import read_table
-from interop.measurements.validation import measured_as
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.files import write_atomically

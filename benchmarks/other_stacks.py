@@ -15,11 +15,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from interop.measurements.cells import ROW, Skip
+from interop.measurements.forecasts import measured_as
 from interop.measurements.machines import machine_of
 from interop.measurements.readings import needed_fillings
 from interop.measurements.rows import case_of
 from interop.measurements.tables import read_table
-from interop.measurements.validation import measured_as
 from plans.errors import TwofoldError
 from simulator.forecast import forecast
 from simulator.stacks import on_host, stack_named

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from measured_table import assert_read
 
-from interop.measurements import validation
+from interop.measurements import forecasts
 from interop.measurements.models import catalogued
 from interop.measurements.rows import case_of
 from interop.measurements.tables import read_table
@@ -355,7 +355,7 @@ def test_a_table_without_models_beside_one_with_them_is_reported(tmp_path):
 def test_equal_configurations_are_priced_once(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        validation, "forecast", lambda *given, **named: asked.append(given[:2]) or forecast(*given, **named)
+        forecasts, "forecast", lambda *given, **named: asked.append(given[:2]) or forecast(*given, **named)
     )
     rows = [
         BASE | {"model": "GPT-3 2.7B", "micro_batch": str(size), "value": str(value)}

@@ -12,12 +12,13 @@ from measured_table import write_table
 from costmodels import Machine
 from interop.measurements.cells import Skip
 from interop.measurements.devices import UnknownDevice, device_named, network_of
+from interop.measurements.forecasts import measured_as, model_flops
 from interop.measurements.machines import machine_of
 from interop.measurements.model_names import named_parameters
 from interop.measurements.models import catalogued, family_of
 from interop.measurements.rows import case_of
 from interop.measurements.tables import read_table
-from interop.measurements.validation import measured_as, model_flops, validate
+from interop.measurements.validation import validate
 from plans.errors import TwofoldError
 from plans.optimizer import Optimizer
 from simulator.forecast import forecast
@@ -307,6 +308,12 @@ def test_notes_that_rule_a_precision_out_are_no_reason_to_skip():
 
 
 MIXTURE = ROW | {"model": "Mixtral-8x7B", "layers": "", "hidden": "", "heads": "", "pp": "1", "dp": "8"}
+
+
+@pytest.mark.parametrize(("software", "vocab"), [("nanoGPT", 50304), ("torch DDP", 50257), ("Megatron-LM", 50304)])
+def test_the_vocabulary_of_gpt_2_is_padded_as_its_software_pads_it(software, vocab):
+    row = {"source": software, "model": "gpt2", "gpu_type": "A100", "gpu_count": "1", "micro_batch": "8", "seq": "1024"}
+    assert case_of(row | {"metric": "mfu_percent", "value": "40"}, 1).config.vocab == vocab
 
 
 @pytest.mark.parametrize(("cell", "value"), [("ffn", "1024"), ("vocab", "256000"), ("kv_heads", "32")])

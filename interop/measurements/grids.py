@@ -120,7 +120,10 @@ def _spread(row: Sequence[str], below: Sequence[str]) -> list[str]:
     repeats = len({cell.strip() for cell in below if cell.strip()}) < sum(bool(cell.strip()) for cell in below)
     if len(filled) < 2 or not repeats or any(number(cell) is not None for cell in filled):
         return []
-    return list(itertools.accumulate(row, lambda before, cell: cell if cell.strip() else before))
+    found: list[str] = []
+    for cell in row:
+        found.append(cell if cell.strip() or not found else found[-1])
+    return found
 
 
 def _header_lines(rows: Sequence[Sequence[str]], place: int, knows: Callable[[str], bool]) -> tuple[int, int]:

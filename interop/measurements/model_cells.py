@@ -28,6 +28,10 @@ _ZERO_BUBBLE_VOCAB = 32_000
 """The zero-bubble experiments use a SentencePiece model; the parameters that their models' names state (1.5B, 6.2B,
 14.6B, 28.3B) leave 28,000 to 35,000 entries next to their layers."""
 
+_PADS_TO_64 = r"nanogpt|llm\.c\b|lit-?gpt"
+"""Software that pads GPT-2's vocabulary to a multiple of 64, 50304 (nanoGPT's model.py, llm.c's train_gpt2.py,
+LitGPT's config.py)."""
+
 _UNEVEN_LAYERS = 0.1
 """Largest relative change of an assumed number of layers that makes it divide evenly over the stages of a pipeline."""
 
@@ -153,6 +157,8 @@ class ModelCells(Mixtures):
         """Entries of the vocabulary; Megatron-LM pads it (--make-vocab-size-divisible-by), torch splits it unevenly."""
         stated = self.count("vocab", _ZERO_BUBBLE_VOCAB if ZERO_BUBBLE in self.words("source") else usual)
         parts = self.count("tp", 1) * (1 if stack.startswith("torch") else 128)
+        if re.search(_PADS_TO_64, self.words("source", "notes")):
+            parts = 64
         vocab = -(-stated // parts) * parts
         if not self.text("vocab"):
             self.assumed.append(f"vocabulary not stated: {vocab}")

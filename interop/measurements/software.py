@@ -317,7 +317,7 @@ def _composer_of(year: str, words: str, device: str) -> tuple[str, ...]:
     both = ("torch-composer", "torch-composer-triton")
     if re.search(r"\battn_impl[=: ]*flash|flash-?attn|flash ?attention", words) or year > "23":
         return both[:1]
-    early = year == "23" or device.startswith("a100") or "triton" in words
+    early = year == "23" or device.startswith(("a100", "a800")) or "triton" in words
     return both[::-1] if early else both
 
 

@@ -186,7 +186,7 @@ def _name_by_cells(
 
 def _is_index(cells: Sequence[str]) -> bool:
     """Whether cells count the rows from 0 or 1."""
-    return cells in ([str(count + start) for count in range(len(cells))] for start in (0, 1))
+    return any(list(cells) == [str(count + start) for count in range(len(cells))] for start in (0, 1))
 
 
 _SEQUENCE = re.compile(r"\d{1,4} ?k(?: tokens)?", re.I)

@@ -9,33 +9,25 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
-from costmodels import Machine, utilization
 from costmodels.price.torch_hosts import load_host
-from interop.measurements.case import Beyond, Case, products_of
+from interop.measurements.case import Case, products_of
 from interop.measurements.cells import BAD_VALUE, FIGURE, READ_AS, ROW, Cells, Skip
-from interop.measurements.devices import Network
+from interop.measurements.forecasts import MEMORY_MARGIN, MEMORY_UNITS, measured_as, model_flops, run_of
 from interop.measurements.headers import METRICS
-from interop.measurements.machines import assumed_of, load_machine, machine_of
+from interop.measurements.machines import load_machine
 from interop.measurements.precisions import has_products
 from interop.measurements.readings import Filling, least_split, needed_fillings, other_fillings
 from interop.measurements.rows import case_of
 from interop.measurements.scores import LESS_IS_BETTER, score
 from interop.measurements.shares import as_read, is_large_run, most_share, share_of_peak, with_reading
 from interop.measurements.tables import rows_of
-from plans.degrees import Degrees
 from plans.errors import TwofoldError
-from plans.model.transformer import TransformerConfig
 from plans.shown import Shown
-from simulator.estimate.memory import memory_interval
-from simulator.forecast import Forecast, forecast
-from simulator.forecast.composed import folded_mixture_forecast, hybrid_forecast
-from simulator.stacks import on_host, stack_named
-from simulator.stacks.base import exchanged_share
+from simulator.stacks import stack_named
 
-__all__ = ["Validation", "measured_as", "validate"]
+__all__ = ["Validation", "validate"]
 
 _SAYS_EVERY_S = 5.0
 
@@ -171,9 +163,9 @@ class _Reader:
         if isinstance(found, Skip):
             raise found
         group, result, large, counted = found
-        if (unit := _MEMORY_UNITS.get(result["metric"])) is not None:
+        if (unit := MEMORY_UNITS.get(result["metric"])) is not None:
             room_bytes = load_machine(result["machine"]).memory_bytes
-            if value * unit > _MEMORY_MARGIN * room_bytes:
+            if value * unit > MEMORY_MARGIN * room_bytes:
                 raise Skip(f"{result['metric']} {value:g}, but the device has {room_bytes / unit:.4g}", "value")
         share = share_of_peak(result, value)
         narrower = any("tf32" in reading["cells"].get("stack", "") for reading in result["readings"])
@@ -270,75 +262,8 @@ def _priced(
     return [each for each in found if each[2]["fits"]] or found or reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """A key of rows that measure the same configuration on a machine with a software."""
-
-    found: Forecast
-    memory: tuple[float, float]
-    assumed: tuple[str, ...]
-    fits: bool
-    runs: bool
-
-
-_MEMORY_MARGIN = 1.1
-"""A row whose predicted peak is at most this times a device's memory may have run on it. A figure above it is wrong."""
-
-_MEMORY_UNITS = {"peak_memory_GiB": 2**30, "peak_memory_GB": 10**9}
-"""Bytes of the units of memory."""
-
-
-@lru_cache(maxsize=100_000)
-def _run(
-    config: TransformerConfig, degrees: Degrees, machine: str, network: Network | None, stack_name: str,
-    host: str | None, borrows: bool, beyond: Beyond,
-) -> _Run:  # fmt: skip
-    """The forecast of a configuration; `network` is None if the machine is unchanged."""
-    target = Machine.load(machine) if network is None else machine_of(machine, network)
-    target, stack = on_host(target, stack_named(stack_name), host)
-    if borrows or (config.experts is not None and not stack.runs_programs):  # no mixture of other software was measured
-        stack = dataclasses.replace(stack, is_measured=False)
-    if beyond.reserved is not None:
-        stack = dataclasses.replace(stack, reserved=beyond.reserved)
-    experts = config.experts
-    if experts is not None:
-        stack = dataclasses.replace(stack, exchanged=_exchanged(experts.top_k, degrees, target, beyond))
-    if experts is not None and (degrees.cp > 1 or beyond.whole_experts):
-        found = folded_mixture_forecast(
-            config, degrees, target, stack, beyond.expert_ranks, whole_experts=beyond.whole_experts
-        )
-    elif beyond.shards:
-        found = hybrid_forecast(config, degrees, target, stack, beyond.shards)
-    else:
-        found = forecast(config, degrees, target, stack=stack)
-    unknown = stack.unknown_bytes(config, degrees)
-    assumed = [*stack.assumptions(config, degrees), *(assumed_of(target, network) if network is not None else ())]
-    return _Run(
-        found=found, memory=memory_interval(found.memory, unknown_bytes=unknown, reserved=stack.reserved),
-        assumed=tuple(assumed), fits=found.peak_bytes <= target.free_bytes,
-        runs=found.peak_bytes <= _MEMORY_MARGIN * target.free_bytes,
-    )  # fmt: skip
-
-
-def _exchanged(top_k: int, degrees: Degrees, machine: Machine, beyond: Beyond) -> float:
-    """Bytes that a rank sends for experts, over those of one copy in 16 bits for each chosen expert."""
-    narrow = _HALF_NARROW if beyond.dispatches_float8 else 1.0
-    if not beyond.most_nodes:
-        return narrow
-    ways = 1 if beyond.whole_experts else degrees.tp  # ranks next to each other that have parts of one expert
-    per_node = max(1, machine.devices_per_node // ways)
-    nodes = -(-beyond.expert_ranks // per_node)
-    return narrow * exchanged_share(top_k, nodes, min(per_node, beyond.expert_ranks), beyond.most_nodes)
-
-
-_HALF_NARROW = 0.75
-"""Bytes of tokens that are sent in 8 bits and come back in 16, over those of 16 bits both ways."""
-
-
 def _row(case: Case, given: _Given) -> dict[str, Any]:
-    own = dataclasses.replace(case.config, name="model")  # rows name one model in several ways
-    machine, network = given.machine or case.machine, None if given.machine else case.network
-    run = _run(own, case.degrees, machine, network, case.stack, given.host, case.borrows, case.beyond)
+    run = run_of(case, machine=given.machine, host=given.host)
     found = run.found
     predicted, low, high = (measured_as(case, found, seconds) for seconds in (found.step_s, found.low_s, found.high_s))
     low, high = min(low, high), max(low, high)
@@ -350,7 +275,8 @@ def _row(case: Case, given: _Given) -> dict[str, Any]:
     return {
         "row": case.row, "source": case.source, "metric": case.metric, "value": case.value, "predicted": predicted,
         "low": low, "high": high, "mfu": measured_as(share, found, found.step_s) / 100,
-        "machine": machine, "stack": case.stack, "fits": run.fits, "runs": run.runs, "assumed": assumed,
+        "machine": given.machine or case.machine, "stack": case.stack, "fits": run.fits, "runs": run.runs,
+        "assumed": assumed,
     } | {_SHOWN[name]: sys.intern(text) for name, text in case.labels.items() if name in _SHOWN}  # fmt: skip
 
 
@@ -361,40 +287,3 @@ _SHOWN = {
     )
 }  # fmt: skip
 """Column -> its name next to a prediction."""
-
-
-def measured_as(case: Case, found: Forecast, step_s: float) -> float:
-    """A prediction in the unit of a row's metric.
-
-    Operations are those of the products and of all scores of attention, masked ones too: so count Narayanan et al.
-    2021 (arXiv 2104.04473, eq. 3), PaLM (arXiv 2204.02311, appendix B), Megatron-LM until 2024 and torchtitan. What is
-    recomputed counts where the source counts it (`Case.counts_recompute`): the blocks a second time forward, or their
-    attention's scores, never the head.
-    """
-    degrees, config = case.degrees, case.config
-    gpus = degrees.num_ranks
-    if case.metric == "iteration_time_s":
-        return step_s
-    if case.metric == "tokens_per_s_per_gpu":
-        return degrees.global_batch * config.seq / step_s / gpus
-    if case.metric == "samples_per_s_per_gpu":
-        return degrees.global_batch / step_s / gpus
-    if unit := _MEMORY_UNITS.get(case.metric):
-        return found.peak_bytes / unit
-    flops = model_flops(case)
-    if case.metric == "tflops_per_gpu":
-        return flops / step_s / gpus / 1e12
-    peaks = load_machine(case.machine_of_one).compute.matrix_flops_per_s
-    return 100 * flops / step_s / gpus / peaks[case.peak or config.dtype]
-
-
-def model_flops(case: Case) -> float:
-    """Forward and backward of all matrix products and attention of one step, as the row's source counts them."""
-    flops, own = (
-        utilization.model_flops(case.config, case.degrees.global_batch),
-        utilization.forward_products(case.config),
-    )
-    if case.counts_recompute and case.degrees.recompute != "none":
-        again = own["scores"] + (own["weights"] if case.degrees.recompute == "full" else 0.0)
-        flops += 2.0 * case.degrees.global_batch * case.config.seq * again
-    return flops

@@ -61,6 +61,8 @@ class Megatron(Stack):
         weights_early: whether the weights of routing multiply what goes into the last product of an expert, so that its
             output is not kept (since 2025, megatron/core/transformer/moe/experts.py, TEGroupedMLP).
         sinks_graph: whether the device has the complete graph of a step, so that the host issues nothing.
+        holds_gradients: as in `Stack`: they are views of buffers that are made with the model
+            (megatron/core/distributed/param_and_grad_buffer.py).
     """
 
     name: str = "megatron"
@@ -79,6 +81,7 @@ class Megatron(Stack):
     recomputes_norms: bool = False
     weights_early: bool = False
     sinks_graph: bool = False
+    holds_gradients: bool = True
 
     def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
         """See `Stack`."""

@@ -71,10 +71,10 @@ _STACKS: dict[str, Callable[[], Stack]] = {
     "megatron-deepspeed-2022": lambda: Megatron(
         name="megatron-deepspeed-2022", flash_attention=False, fetch_s=FETCH_S, **_DEEPSPEED
     ),
-    "mindspore": lambda: Megatron(name="mindspore", sinks_graph=True, **_UNMEASURED),
+    "mindspore": lambda: Megatron(name="mindspore", sinks_graph=True, holds_gradients=False, **_UNMEASURED),
     "torch": TorchNative,
     "torch-half-loss": lambda: TorchNative(name="torch-half-loss", float_loss=False),
-    "torch-compile": lambda: TorchNative(name="torch-compile", **_COMPILED, **_UNMEASURED),
+    "torch-compile": lambda: TorchNative(name="torch-compile", **_COMPILED),
     "torch-composer": lambda: TorchNative(name="torch-composer", **_COMPOSER),
     "torch-composer-triton": lambda: TorchNative(name="torch-composer-triton", triton_attention=True, **_COMPOSER),
     "torch-2024": lambda: TorchNative(name="torch-2024", **_TORCH_2024),
