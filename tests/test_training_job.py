@@ -18,7 +18,10 @@ import torch
 from costmodels import Machine
 from executor.capture.capture import capture
 from executor.device import pick_device
-from executor.train.checkpoint_files import written_checkpoints
+from executor.launch import train_job
+from executor.launch.resumable import Held
+from executor.launch.train_job import CheckpointSettings, TrainingJob
+from executor.train.checkpoint_files import read_manifest, written_checkpoints
 from executor.train.metrics import Metrics, StepFacts
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.rates import Rate
@@ -100,6 +103,18 @@ def test_a_run_whose_rank_is_killed_and_raises_equals_one_that_does_neither(tmp_
     assert losses(tmp_path / "killed" / "metrics.jsonl") == ran
     with np.load(tmp_path / "killed" / "weights.npz") as killed, np.load(tmp_path / "whole" / "weights.npz") as whole:
         assert all(np.array_equal(killed[name], whole[name]) for name in killed.files)
+
+
+def test_a_node_that_waited_to_join_resumes_from_a_checkpoint_written_since(tmp_path):
+    plan, settings = one_rank(), CheckpointSettings(every=5)
+    asked = Checkpoints(folder=tmp_path / "out" / "checkpoints", every=5)
+    options = RunOptions(count=False, record_steps=0, checkpoints=asked)
+    run_rank(lower(plan), plan, iter(batches(6)), parameters(), 6, device="cpu", options=options)
+    written = written_checkpoints(asked.folder)[-1]
+    job = TrainingJob(plan="plan.json", steps=9, out=str(tmp_path / "out"), checkpoints=settings)
+    for run, resume in ((read_manifest(written).run, str(written)), ("other", None)):
+        found = train_job._checkpoints(job, settings, Held(step=6, run=run, share=(0, 1)))
+        assert (found.resume, found.first) == (resume, 6)
 
 
 def test_a_resume_with_settings_that_change_the_losses_names_them(tmp_path, capsys):

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from executor.launch.elastic import ElasticSettings, check_elastic, smaller_plan
 from executor.launch.job import Job, Task, TaskCheckpoints, save_job
 from executor.launch.nodes import ONE_NODE, Nodes, refusing
 from executor.launch.resumable import Held, changes_since, held_here, newest_complete
-from executor.train.checkpoint_files import checkpoint_name, written_checkpoints
+from executor.train.checkpoint_files import checkpoint_name, read_manifest, written_checkpoints
 from executor.train.rates import Rate
 from executor.train.settings import EvaluationSettings, OptimizerSettings, Replicas, RunSettings
 from plans.errors import TwofoldError, number, whole_number
@@ -198,7 +198,7 @@ def _train_once(
             tell(0, f"{Path(job.out) / 'checkpoints'} has no checkpoint; training begins with step 1")
         main, checkpoints = "job_main", None
         if job.checkpoints is not None:
-            main, checkpoints = "checkpointed_main", _checkpoints(job, job.checkpoints, held, chosen)
+            main, checkpoints = "checkpointed_main", _checkpoints(job, job.checkpoints, chosen)
         task = msgspec.structs.replace(task, plan=str(file), checkpoints=checkpoints)
         path = save_job(Job(tasks=(task,), device=job.device), Path(job.out) / "job.json")
         launch(
@@ -393,14 +393,16 @@ def _report_changes(newest: Path, job: TrainingJob, plan: Plan, tell: Callable[[
         tell(0, f"after {newest}: {change}")
 
 
-def _checkpoints(
-    job: TrainingJob, asked: CheckpointSettings, held: Mapping[Held, Path], chosen: Held | None
-) -> TaskCheckpoints:
-    """The folder for checkpoints, and the checkpoint to resume from; this node may have none of its files."""
+def _checkpoints(job: TrainingJob, asked: CheckpointSettings, chosen: Held | None) -> TaskCheckpoints:
+    """The folder for checkpoints, and the checkpoint to resume from; this node may have none of its files.
+
+    A node that waited to join looks at its disk again: on a common one, others have written checkpoints since.
+    """
     resume, first = None, 0
     if chosen is not None:
         first = chosen.step
-        resume = next((path for own, path in held.items() if (own.step, own.run) == (first, chosen.run)), None)
+        path = Path(job.out) / "checkpoints" / checkpoint_name(first)
+        resume = path if path.is_dir() and read_manifest(path).run == chosen.run else None
         if first > job.steps:
             where = checkpoint_name(first) if resume is None else resume
             raise TwofoldError(f"{where}: {first} steps are done, but the job has {job.steps}; increase steps")
