@@ -29,6 +29,10 @@ PROBLEMS = {
         config=transformer_config("llama-3-8b", num_layers=8), machine=Machine.load("h100-sxm-x16"), num_devices=16,
         global_batch=64,
     ),
+    "little memory": Problem(  # all but the smallest micro-batches recompute
+        config=transformer_config("llama-3-8b", num_layers=16), machine=Machine.load("h100-sxm-x8"), num_devices=8,
+        global_batch=32, memory_limit_bytes=20 * 10**9,
+    ),
     "recompute is pinned": Problem(  # of some blocks
         config=transformer_config("llama-3-8b", num_layers=4), machine=Machine.load("h100-sxm-x8"), num_devices=8,
         global_batch=32, pins=Pins(recompute="full"),
@@ -69,15 +73,22 @@ def test_no_bound_on_the_way_to_a_configuration_exceeds_its_estimate(name):
 
 
 def _check_least_memory(branching, nodes, decided, layers):
+    """Against the peak of every number of blocks that recompute, with limits that some or all of them exceed."""
     mesh, stage, level, shape = decided
     count = branching.problem.global_batch // (mesh.dp * stage.micro_batch)
     group, stage = nodes.spaces.group(mesh.pp, count, split=stage.split), in_any_place(stage)
     partial = nodes.spaces.is_partial(stage.recompute)
-    least = group.memory.bytes_of(branching.peak_memory, stage, dp=mesh.dp, level=level, partial=partial)
     space = branching.space(shape, mesh.pp, count)
     rows, spread = branching.rows(space, stage.recompute), space.layers.index(layers)
-    peaks = branching.peak_memory.peaks_bytes(stage, space, dp=mesh.dp, level=level, rows=rows)
-    assert least[group.linear.starts[group.shapes.index(shape)] + spread] <= peaks[rows.spread == spread].min()
+    own = rows.take(np.flatnonzero(rows.spread == spread))
+    peaks = branching.peak_memory.peaks_bytes(stage, space, dp=mesh.dp, level=level, rows=own)
+    number = group.linear.starts[group.shapes.index(shape)] + spread
+    for limit in np.quantile(peaks, [0.0, 0.5, 1.0]).astype(int).tolist():
+        least, blocks = group.memory.needs(
+            branching.peak_memory, stage, dp=mesh.dp, level=level, partial=partial, limit=limit
+        )
+        assert least[number] <= peaks.min()
+        assert blocks[number] <= own.recomputed[peaks <= limit].min()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -14,6 +14,7 @@ from plans.model.graph import itemsize
 from search.devices.axis_orders import AxisOrders, Tiers
 from search.devices.bubbles import Bubbles
 from search.devices.costs import Costs, Table, num_dense
+from search.devices.linear import Longer
 from search.devices.peak_memory import PeakMemory
 from search.devices.problem import Problem
 from search.devices.schedule_space import ScheduleSpaces
@@ -193,6 +194,20 @@ class Estimates:
             )
             for ordered in self.in_orders(mesh, stage)
         ])  # fmt: skip
+
+    def floor_and_longer(
+        self, mesh: Mesh, stage: StageConfig, level: int, count: int, blocks: Floats
+    ) -> tuple[Table, Longer]:
+        """An early table of blocks that keep everything, and what each of `blocks` that recompute adds to it.
+
+        No gather or reduction runs beside either of them.
+        """
+        once = self.costs.floor_table(stage, mesh.dp, 0, partial=True)
+        table = self._least_table(
+            [self.costs.with_optimizer(once, ordered, mesh.dp, level) for ordered in self.in_orders(mesh, stage)]
+        )
+        again = self.costs.relaxed_table(stage, mesh.dp, 0)
+        return table, Longer.of(once, again, list(self.costs.blocks), count, blocks)
 
     @staticmethod
     def _least_table(tables: Sequence[Table]) -> Table:

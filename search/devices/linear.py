@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from search.devices.bounds import ScheduleSpace
 from search.devices.costs import WAYS, Table
 
-__all__ = ["Linear", "Terms"]
+__all__ = ["Linear", "Longer", "Terms"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -25,6 +25,38 @@ Ints = NDArray[np.int64]
 _FIRST, _FORWARD, _CLOSING, _LAST, _INPUTS, _JOINED = range(len(WAYS))
 
 _LARGEST_CODE = 2**62
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Longer:
+    """What recomputing some blocks of every chunk adds to a table in which all blocks keep everything.
+
+    Args:
+        blocks: (spread) the least number of blocks of every chunk that recompute.
+        busy_s: seconds that one such block adds to the work of its rank in a step.
+        inputs_s: the same without what it adds to the gradients of weights, where these are apart.
+    """
+
+    blocks: Floats
+    busy_s: float
+    inputs_s: float
+
+    @classmethod
+    def of(cls, once: Table, again: Table, pieces: Sequence[int], count: int, blocks: Floats) -> Longer:
+        """From the tables of blocks that keep everything and of blocks that recompute.
+
+        Args:
+            once, again: simple tables; no entry of `once` is above that of a block that is there.
+            pieces: numbers of the pieces that are blocks.
+            count: micro-batches.
+            blocks: as the attribute.
+        """
+        added = (again.work - once.work)[pieces]
+        inputs = count * (added[:, _FORWARD] + added[:, _INPUTS])
+        # the last gradients of weights may end with reductions that hide what recomputing adds
+        closing = (count - 1) * added[:, _CLOSING] + np.minimum(added[:, _CLOSING], 0.0)
+        busy = inputs + closing + count * np.minimum(added[:, _JOINED], 0.0)
+        return cls(blocks=blocks, busy_s=max(0.0, float(busy.min())), inputs_s=max(0.0, float(inputs.min())))
 
 
 class Linear:
@@ -41,27 +73,38 @@ class Linear:
         self.terms = terms
         lengths = [len(term.space.layers) for term in terms]
         self.starts = np.cumsum([0, *lengths])
+        self._paths = [term.space.paths for term in terms]
         self._links: dict[tuple[float, ...], Floats] = {}
         self._num_paths = -1
 
-    def bounds_s(self, table: Table, transfers_s: Sequence[float]) -> Floats:
+    def bounds_s(self, table: Table, transfers_s: Sequence[float], longer: Longer | None = None) -> Floats:
         """A bound for each spread of each schedule, as of `ScheduleSpace.bounds_s`; `table` as of `Costs.floor_table`.
 
         Of one schedule they are at `starts[number] : starts[number + 1]`.
         """
-        num_paths = sum(len(term.space.paths) for term in self.terms)
-        if num_paths != self._num_paths:
-            self._num_paths = num_paths
+        if self.num_paths != self._num_paths:
+            self._num_paths = self.num_paths
             self._links.clear()
             every = [term.coefficients() for term in self.terms]
             self._coefficients = np.concatenate([each for each, _ in every])
             before = np.cumsum([0, *(len(each) for each, _ in every)])
             self._first = np.concatenate([first + own for (_, first), own in zip(every, before, strict=False)])
+            self._spread = np.repeat(np.arange(len(self._first)), np.diff(self._first, append=before[-1]))
+            self._blocks = np.concatenate([term.blocks() for term in self.terms], axis=1)
         key = tuple(transfers_s)
         if key not in self._links:
             self._links[key] = np.concatenate([term.on_links(key) for term in self.terms])
-        times = _columns(table)
-        return np.asarray(np.maximum.reduceat(self._coefficients @ times + self._links[key], self._first))
+        terms_s = self._coefficients @ _columns(table) + self._links[key]
+        if longer is not None:
+            busy, inputs, largest = self._blocks
+            share = np.minimum(longer.blocks[self._spread] / largest, 1.0)
+            terms_s += share * (busy * longer.busy_s + inputs * longer.inputs_s)
+        return np.asarray(np.maximum.reduceat(terms_s, self._first))
+
+    @property
+    def num_paths(self) -> int:
+        """How many longest paths are known."""
+        return sum(map(len, self._paths))
 
     def learn(self, table: Table, transfers_s: Sequence[float], numbers: Sequence[int]) -> bool:
         """Find the longest paths of some schedules with these times, where none are known yet; whether any were not."""
@@ -112,6 +155,20 @@ class Terms:
         self._order = np.argsort(of, kind="stable")
         starts = np.searchsorted(of[self._order], np.arange(num_spreads))
         return np.ascontiguousarray(every[self._order]), starts
+
+    def blocks(self) -> Floats:
+        """(kind, term) blocks in the work of a rank, in its work without gradients of weights, and of its largest
+        chunk: all that a rank recomputes if k blocks of every chunk do is at least its blocks times k / largest."""
+        space, (spread, rank, _) = self.space, self._ranks
+        blocks = space.pieces[..., 1] + space.pieces[..., 3:].sum(axis=2)  # spread, chunk
+        own = (blocks @ space.owners)[spread, rank]
+        largest = np.stack([(blocks * mine).max(axis=1) for mine in space.owners.T], axis=1)[spread, rank]
+        found = np.zeros((3, len(self._order)))
+        found[2] = 1.0
+        found[0, : len(own)] = own
+        found[1 if space.split else 0, len(own) : 2 * len(own)] = own
+        found[2, : 2 * len(own)] = np.tile(np.maximum(largest, 1.0), 2)
+        return found[:, self._order]
 
     def on_links(self, transfers_s: tuple[float, ...]) -> Floats:
         """(term) the time on links."""

@@ -41,6 +41,10 @@ Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
+_MOST_BOUNDS = 512
+"""Layouts whose bounds of all spreads are kept at a time, for the recompute modes that share them."""
+
+
 class Kind(IntEnum):
     """The kind of a node: the last decision that was made."""
 
@@ -82,7 +86,8 @@ class Nodes:
         known = self.estimates
         self.problem, self.costs, self.peak_memory = known.problem, known.costs, known.peak_memory
         self.spaces, self.axis_orders = known.spaces, known.axis_orders
-        self._fit: dict[tuple[StageConfig, int, int, int], Mask] = {}
+        self._bounds: dict[tuple[object, ...], Floats] = {}
+        self._fit: dict[tuple[StageConfig, int, int, int], tuple[Mask, Floats]] = {}
 
     def open(self, kind: Kind, bound: float, node: tuple[Any, ...], enough_s: float) -> Iterator[Child]:
         """The parts of a node; some of those whose bound is not below `enough_s` may be missing."""
@@ -142,35 +147,48 @@ class Nodes:
                 own = max(own, self.estimates.inner_bound_s(mesh, size, stage, excess, enough_s))
             if own >= enough_s:
                 continue
-            may_fit = self._may_fit(mesh, stage, level, group)
+            may_fit, _ = self._may_fit(mesh, stage, level, group)
             if not may_fit.any():
                 continue
-            table = self.estimates.quick_floor(mesh, stage, level)
-            known = group.linear.bounds_s(table, self._transfers(mesh, stage)) + self.problem.stack.step_s
-            own = max(own, float(known.min(where=may_fit, initial=np.inf)))
+            bounds = self._quick_bounds_s(mesh, stage, level, group, self.estimates.quick_floor)
+            own = max(own, float(bounds.min(where=may_fit, initial=np.inf)))
             if own < enough_s:
                 yield own, Kind.LEVEL, (mesh, size, stage, level)
 
     def _quick_bounds_s(
-        self, mesh: Mesh, stage: StageConfig, group: ScheduleGroup, table: Table, may_fit: Mask, enough_s: float
-    ) -> Floats:
-        """The bound of each spread of each schedule of a group; infinite if it cannot fit."""
-        transfers, starts, step_s = self._transfers(mesh, stage), group.linear.starts, self.problem.stack.step_s
-        bounds = np.where(may_fit, group.linear.bounds_s(table, transfers) + step_s, np.inf)
-        good = np.flatnonzero(np.minimum.reduceat(bounds, starts[:-1]) < enough_s)
-        if group.linear.learn(table, transfers, good.tolist()):
-            bounds = np.where(may_fit, group.linear.bounds_s(table, transfers) + step_s, np.inf)
-        return bounds
+        self, mesh: Mesh, stage: StageConfig, level: int, group: ScheduleGroup,
+        table_of: Callable[[Mesh, StageConfig, int], Table],
+    ) -> Floats:  # fmt: skip
+        """The bound of each spread of each schedule of a group, by a table; equal for modes with the same table."""
+        alike = stage
+        if self.spaces.is_partial(stage.recompute) and self.costs.recompute_only_adds:
+            alike = without_recompute(stage)  # as if every block kept everything
+        key = mesh, alike, level, table_of.__name__, group.linear.num_paths
+        if key not in self._bounds:
+            if len(self._bounds) >= _MOST_BOUNDS:
+                del self._bounds[next(iter(self._bounds))]  # the first that was made
+            found = group.linear.bounds_s(table_of(mesh, stage, level), self._transfers(mesh, stage))
+            self._bounds[key] = found + self.problem.stack.step_s
+        return self._bounds[key]
 
-    def _may_fit(self, mesh: Mesh, stage: StageConfig, level: int, group: ScheduleGroup) -> Mask:
-        """Which spreads of each schedule of a group may fit if every block recomputes."""
+    def _recomputing_bounds_s(
+        self, mesh: Mesh, stage: StageConfig, level: int, group: ScheduleGroup, blocks: Floats
+    ) -> Floats:
+        """The same with no gathers or reductions beside blocks, of which at least a number (spread) recompute."""
+        count = self.problem.global_batch // (mesh.dp * stage.micro_batch)
+        table, longer = self.estimates.floor_and_longer(mesh, stage, level, count, blocks)
+        return group.linear.bounds_s(table, self._transfers(mesh, stage), longer) + self.problem.stack.step_s
+
+    def _may_fit(self, mesh: Mesh, stage: StageConfig, level: int, group: ScheduleGroup) -> tuple[Mask, Floats]:
+        """Which spreads of each schedule of a group may fit, and the least blocks of every chunk that recompute."""
         key = (in_any_place(stage), mesh.pp, mesh.dp, level)
         if key not in self._fit:
-            least = group.memory.bytes_of(
-                self.peak_memory, key[0], dp=mesh.dp, level=level, partial=self.spaces.is_partial(stage.recompute)
-            )  # fmt: skip
             limit = self._limit_bytes(mesh, stage, level)
-            self._fit[key] = least <= limit
+            least, blocks = group.memory.needs(
+                self.peak_memory, key[0], dp=mesh.dp, level=level, partial=self.spaces.is_partial(stage.recompute),
+                limit=limit,
+            )  # fmt: skip
+            self._fit[key] = least <= limit, blocks
             if (least > limit).any():
                 self._refuse_memory(f"{_text(mesh, stage)} optimizer level {level}", least, limit)
         return self._fit[key]
@@ -185,10 +203,20 @@ class Nodes:
         partial = self.spaces.is_partial(stage.recompute)
         group = self.spaces.group(mesh.pp, self.problem.global_batch // (mesh.dp * size), split=stage.split)
         assert group is not None
-        table, may_fit = self.estimates.floor(mesh, stage, level), self._may_fit(mesh, stage, level, group)
-        bounds = self._quick_bounds_s(mesh, stage, group, table, may_fit, enough_s)
+        may_fit, blocks = self._may_fit(mesh, stage, level, group)
         starts = group.linear.starts
-        least = np.minimum.reduceat(bounds, starts[:-1])
+
+        def bounded() -> tuple[Floats, Floats]:
+            bounds = self._quick_bounds_s(mesh, stage, level, group, self.estimates.floor)
+            if blocks.any():
+                bounds = np.maximum(bounds, self._recomputing_bounds_s(mesh, stage, level, group, blocks))
+            bounds = np.where(may_fit, bounds, np.inf)
+            return bounds, np.minimum.reduceat(bounds, starts[:-1])
+
+        bounds, least = bounded()
+        good = np.flatnonzero(least < enough_s).tolist()
+        if group.linear.learn(self.estimates.floor(mesh, stage, level), self._transfers(mesh, stage), good):
+            bounds, least = bounded()
         for number in np.flatnonzero(least < enough_s).tolist():
             decided, own = Scheduled(mesh, stage, level, group.shapes[number]), max(bound, float(least[number]))
             if partial:
