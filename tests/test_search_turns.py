@@ -87,19 +87,19 @@ def test_slices_are_left_where_nothing_is_exposed_or_hosts_take_longer() -> None
 
 @pytest.mark.parametrize("level", [0, 1, 3])
 @pytest.mark.parametrize("turned", [{"interleave": 2}, {"schedule": "dualpipe_v", "overlap_pairs": True}])
-def test_a_step_with_slices_or_pairs_has_no_fewer_instructions_than_the_kernels_counted_without(turned, level) -> None:
+def test_a_step_with_slices_or_pairs_has_at_least_the_operations_counted_without(turned, level) -> None:
     optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=level)
     degrees = Degrees(
         dp=2, tp=2, pp=2, micro_batch=2, global_batch=32, optimizer=optimizer, recompute="selective", **turned
     )
     plain = replace(degrees, interleave=1, overlap_pairs=False)
-    counted = step_forecast(CONFIG, plain, Machine.load("h200-x8")).num_kernels
+    counted = step_forecast(CONFIG, plain, Machine.load("h200-x8")).num_operations
     program, usual = program_of(CONFIG, degrees), program_of(CONFIG, plain)
     written, without = (
         sum(len(block.body.instructions) for group in each.groups for block in group.blocks)
         for each in (program, usual)
     )  # fmt: skip
-    assert 0.7 * without < counted <= without
+    assert 0.9 * without < counted <= without
     assert counted <= written
 
 

@@ -182,7 +182,7 @@ def _short(config: TransformerConfig, degrees: Degrees) -> tuple[TransformerConf
 def _least_instructions(problem: Problem, degrees: Degrees) -> int:
     """A lower bound on the number of instructions of a step: those without slices and pairs, counted without
     lowering."""
-    return step_forecast(problem.config, degrees, problem.machine).num_kernels
+    return step_forecast(problem.config, degrees, problem.machine).num_operations
 
 
 def _too_long(count: str) -> str:

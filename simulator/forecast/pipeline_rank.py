@@ -11,7 +11,7 @@ from plans.schedules import Schedule
 from simulator.channels import pair_rates
 from simulator.estimate.chunk import Chunk
 from simulator.estimate.pieces import PricedPieces
-from simulator.forecast.body import COMPUTE, ISSUE, opened
+from simulator.forecast.body import opened
 from simulator.forecast.held import RankMemory
 from simulator.forecast.parts import RankWalk
 from simulator.forecast.rank import RankBodies
@@ -98,11 +98,10 @@ class PipelineRank:
         """Weights and optimizer states from step to step."""
         return sum(size for role, size in self._memory.kept.items() if role in ("weight", "optimizer"))
 
-    def num_kernels(self, counts: Mapping[tuple[int, str], int]) -> int:
-        """Kernels and collectives of a step; `counts` as of `counts_of_variants`."""
+    def num_operations(self, counts: Mapping[tuple[int, str], int]) -> int:
+        """Kernels, collectives, sends and waits of a step; `counts` as of `counts_of_variants`."""
         own = self.undisturbed
-        every = ((own.begin, 1), (own.end, 1), *((own.action(*key), count) for key, count in counts.items()))
-        return sum(count * sum(op.kind in (COMPUTE, ISSUE) for op in ops) for ops, count in every)
+        return len(own.begin) + len(own.end) + sum(count * len(own.action(*key)) for key, count in counts.items())
 
 
 _RANKS: dict[tuple[object, ...], PipelineRank] = {}

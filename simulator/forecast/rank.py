@@ -29,6 +29,9 @@ __all__ = ["RankBodies", "Transfers", "pipeline_costs"]
 
 Ops = tuple[Op, ...]
 
+_OPENING = (0, "F.first")
+"""The first forward of a step, next to what opens the step."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
@@ -81,6 +84,8 @@ class RankBodies:
     _issued: dict[tuple[int, str], tuple[Mapping[tuple[str, Payload], int], int]] = field(default_factory=dict)
     _seconds: dict[tuple[int, str], WorkSeconds] = field(default_factory=dict)
     _of_steps: dict[tuple[object, ...], WorkSeconds] = field(default_factory=dict)
+    _rows: dict[tuple[int, str], dict[str, Row]] = field(default_factory=dict)
+    _slowed: dict[PairRates, RankBodies] = field(default_factory=dict)
 
     def action(self, number: int, variant: str) -> Ops:
         """The body of an action; if the variant has none, that of its kind."""
@@ -132,7 +137,8 @@ class RankBodies:
         """The same rank with the work of operations under mutual slowdown.
 
         The first forward overlaps with the gathers of the opening block that have not finished, and the optimizer
-        updates overlap with the reductions that the last backward issued.
+        updates overlap with the reductions that the last backward issued. All but the opening block and the first
+        forward is the same for any arrival.
 
         Args:
             rates: of pairs; None: overlap costs nothing.
@@ -140,17 +146,24 @@ class RankBodies:
         """
         if rates is None:
             return self
-        first, begin, end = self.actions.get((0, "F.first")), self.begin, self.end
-        closing = [key for key in ((0, "B.last"), (0, "W.last")) if key in self.actions]
-        together = {(0, "F.first"), *closing}
+        if rates not in self._slowed:
+            self._slowed[rates] = self._slowed_after_arrival(rates)
+        later = self._slowed[rates]
+        first = self.actions.get(_OPENING)
+        if first is None:
+            return later
+        begin, first = _slowed_together(self.begin, first, rates, arrival_ps)
+        actions = {key: first if key == _OPENING else ops for key, ops in later.actions.items()}
+        return RankBodies(begin=begin, actions=actions, end=later.end, _rows=later._rows)
+
+    def _slowed_after_arrival(self, rates: PairRates) -> RankBodies:
+        """What does not depend on the arrival of the first tensor, slowed; the first forward as it is."""
+        end, closing = self.end, [key for key in ((0, "B.last"), (0, "W.last")) if key in self.actions]
+        together = {_OPENING, *closing}
         actions = {key: slowed(ops, rates) if key not in together else ops for key, ops in self.actions.items()}
-        if first is not None:
-            begin, actions[0, "F.first"] = _slowed_together(begin, first, rates, arrival_ps)
-        else:
-            begin = slowed(begin, rates)
         for key in closing:
             actions[key], end = _slowed_together(actions[key], self.end, rates)
-        return RankBodies(begin=begin, actions=actions, end=end)
+        return RankBodies(begin=slowed(self.begin, rates), actions=actions, end=end)
 
     def changed(self, change: Callable[[str, Op], Op]) -> RankBodies:
         """The same with other operations: what `change` makes of each, given "begin", "end" or the action's variant."""
@@ -255,9 +268,7 @@ class RankMaps:
         self._last_opened = steps_of(bodies.begin).last
         self._end = steps_of(bodies.end)
         self._rests = rests(self._end)
-        self._rows: dict[tuple[int, str], dict[str, Row]] = {
-            key: self._of(ops, is_last=key[1].endswith(".last")) for key, ops in bodies.actions.items()
-        }
+        self._rows = {key: self._of(bodies, key) for key in bodies.actions}
         self.channels = {
             clock.removeprefix("channel:")
             for rows in self._rows.values()
@@ -269,7 +280,15 @@ class RankMaps:
             if any(f"channel:{channel}" in rows["stream"] for (_, name), rows in self._rows.items() if name[0] == "F")
         }  # fmt: skip
 
-    def _of(self, ops: Ops, *, is_last: bool) -> dict[str, Row]:
+    def _of(self, bodies: RankBodies, key: tuple[int, str]) -> dict[str, Row]:
+        """The rows of an action, made once for all arrivals of the first tensor but those of the first forward."""
+        known = bodies._rows if key != _OPENING else {}
+        if key not in known:
+            known[key] = self._made(bodies.actions[key], is_last=key[1].endswith(".last"))
+        rows = known[key]
+        return {clock: self._from_start(coefficients) for clock, coefficients in rows.items()}
+
+    def _made(self, ops: Ops, *, is_last: bool) -> dict[str, Row]:
         steps = steps_of(ops)
         rows = {"stream": row(steps, after="stream"), "host": row(steps, after="host")}
         if any(kind == SEND for kind, *_ in steps.backwards):
@@ -280,10 +299,12 @@ class RankMaps:
             issued = {token for kind, _, _, _, token, _ in steps.backwards if kind == ISSUE}
             if ends := {token: rest for token, rest in self._rests.items() if token in issued}:
                 rows["final"] = row(steps, ends=ends)
-        return {clock: self._from_start(coefficients) for clock, coefficients in rows.items()}
+        return rows
 
     def _from_start(self, coefficients: Row) -> Row:
         """Tokens of the opening block, known from the start of the step."""
+        if not any(clock.startswith("token:") for clock in coefficients):
+            return coefficients
         found: dict[str, int] = {}
         for clock, constant in coefficients.items():
             if clock.startswith("token:"):

@@ -306,10 +306,11 @@ class StepForecast:
         return max(rank.kept_bytes for rank in self.ranks)
 
     @property
-    def num_kernels(self) -> int:
-        """Kernels and collectives of a step, of one rank for each pipeline rank."""
+    def num_operations(self) -> int:
+        """Kernels, collectives, sends and waits of a step, of one rank for each pipeline rank: no more than the
+        instructions of its program, which also receives, and waits for what it sent."""
         return sum(
-            rank.num_kernels(counts)
+            rank.num_operations(counts)
             for rank, counts in zip(self.ranks, counts_of_variants(self.schedule), strict=True)
         )  # fmt: skip
 
