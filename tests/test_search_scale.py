@@ -29,6 +29,7 @@ from search.devices.space import (
     enumerate_degrees,
     layer_choices,
     meshes,
+    recomputes,
     schedule_of,
     shapes,
     values_of,
@@ -452,6 +453,23 @@ def test_bad_questions_are_refused(values: dict[str, object], message: str) -> N
 def test_bad_pins_are_refused(pins: dict[str, object], message: str) -> None:
     with pytest.raises(TwofoldError, match=message):
         Pins(**pins)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("stack", "mode", "message"),
+    [
+        ("megatron", "selective", "megatron applies recompute selective to all blocks of a chunk.*pin recompute full"),
+        ("torchtitan", "selective_op", "torchtitan applies .* to all blocks of a chunk.*; omit recompute_layers"),
+        ("torchtitan", None, "any recompute mode to all blocks"),
+    ],
+)
+def test_some_blocks_that_recompute_are_refused_where_the_software_has_no_such_mode(stack, mode, message) -> None:
+    with pytest.raises(TwofoldError, match=message):
+        problem(stack=stack_named(stack), pins=Pins(recompute=mode, recompute_layers=1))
+    asked = problem(stack=stack_named("megatron"), pins=Pins(recompute_layers=1))
+    assert recomputes(asked) == ("full",)
+    every = problem(stack=stack_named(stack), pins=Pins(recompute=mode, recompute_layers=asked.config.num_layers))
+    assert mode is None or recomputes(every) == (mode,)
 
 
 def test_an_empty_search_space_is_reported_with_reasons() -> None:

@@ -149,6 +149,20 @@ class Problem:
         pins = self.pins.changed(recompute=self.recognised.recompute, recompute_layers=every)
         object.__setattr__(self, "pins", pins)
 
+    def _check_recompute_layers(self) -> None:
+        """Refuse a number of blocks that recompute where the software recomputes either all blocks or none."""
+        mode, some = self.pins.recompute, self.stack.recomputes_some
+        if not self.pins_some_blocks or (mode in some if mode else some):
+            return
+        what = f"recompute {mode}" if mode else "any recompute mode"
+        way_out = f"pin recompute {' or '.join(some)}, or omit recompute_layers" if some else "omit recompute_layers"
+        raise TwofoldError(f"{self.stack.name} applies {what} to all blocks of a chunk, not to some of them; {way_out}")
+
+    @property
+    def pins_some_blocks(self) -> bool:
+        """Whether fewer blocks than the model has are pinned to recompute."""
+        return self.pins.recompute_layers is not None and self.pins.recompute_layers < self.config.num_layers
+
     def _check_pins(self) -> None:
         pins, model = self.pins, sizes_of(self.config)
         axes = {name: pins.given[name] for name in ("dp", "tp", "pp", "cp") if name in pins.given}
@@ -168,6 +182,7 @@ class Problem:
             raise TwofoldError(f"only twofold supports slices and pairs; omit them for {self.stack.name}")
         if reason := self.refused(**pins.given):
             raise TwofoldError(reason)
+        self._check_recompute_layers()
         if pins.layers is not None and pins.pp is None:
             raise TwofoldError("layers are pinned for every chunk, so pp must be pinned too")
 

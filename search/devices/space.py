@@ -248,6 +248,8 @@ def recomputes(problem: Problem) -> tuple[str, ...]:
     modes = problem.stack.recompute_modes if pins.recompute is None else (pins.recompute,)
     some = pins.recompute_layers
     modes = tuple(mode for mode in modes if problem.refused(recompute=mode, recompute_layers=some) is None)
+    if problem.pins_some_blocks:
+        return tuple(mode for mode in modes if recomputes_some(problem, mode))
     return modes if some is None else tuple(mode for mode in modes if mode != "none")
 
 
