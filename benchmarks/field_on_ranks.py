@@ -35,11 +35,11 @@ from benchmarks.field.models import CLASSES, MODELS
 from benchmarks.kept import measured_with, write_results
 from costmodels import Machine, executing
 from executor.capture.capture import capture
+from executor.npz import write_npz
 from executor.reference.reference import compare_losses, train_reference
-from executor.train.initial import as_array
-from executor.train.module_weights import as_graph
-from executor.train.result import write_npz
 from executor.train.run import run_rank
+from executor.weights.initial import as_array
+from executor.weights.module_weights import as_graph
 from plans.lower import lower
 from plans.model.graph import Graph
 from plans.optimizer import Optimizer

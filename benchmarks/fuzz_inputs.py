@@ -22,12 +22,12 @@ from costmodels import Machine
 from costmodels.fit.points import load_points
 from costmodels.price.torch_hosts import KINDS as HOST_KINDS
 from costmodels.price.torch_hosts import load_host
+from executor.data.digits import IMAGES_NAME, LABELS_NAME, load_digits
+from executor.data.sources import Source
 from executor.launch import launch
 from executor.launch.train_job import load_training_job
-from executor.train.checkpoint_files import MANIFEST, check_checkpoint
-from executor.train.data import IMAGES_NAME, LABELS_NAME, load_digits
-from executor.train.sources import Source
-from executor.train.weights_files import check_weights
+from executor.train.checkpoints.files import MANIFEST, check_checkpoint
+from executor.weights.files import check_weights
 from interop.accelerate import fsdp2_words
 from interop.chrome_trace import read_trace, write_trace
 from interop.link_traces import read_links

@@ -59,7 +59,7 @@ NAMED = (
     ("plans/lower/optimizer.py", "flops=2 * (1 + len(first.states))", "flops=2 * (1 - len(first.states))"),
     ("search/devices/bounds.py", "best = ended + update", "best = ended - update"),
     ("search/operators/pricing.py", "fixed_s = 2 * _counted_s", "fixed_s = 3 * _counted_s"),
-    ("executor/train/data.py", "len(self.items) < self.depth", "len(self.items) <= self.depth"),
+    ("executor/data/digits.py", "len(self.items) < self.depth", "len(self.items) <= self.depth"),
 )
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from benchmarks.kept import measured_with, write_results
 from executor.calibrate.steps import CheapParameters
+from executor.data.batches import Batch, random_batches
 from executor.device import Device, pick_device
 from executor.step.compiled import CompiledStep
 from executor.step.interpreter import Interpreter
-from executor.train.batches import Batch, random_batches
 from plans.lower import lower
 from plans.plan import Plan, load_plan
 

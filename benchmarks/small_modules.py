@@ -26,8 +26,8 @@ from benchmarks.peers.own import measured_plan, with_execution
 from costmodels import Machine
 from executor.calibrate.rank_sync import RankSync
 from executor.capture.capture import capture
+from executor.data.batches import random_batches
 from executor.device import pick_device
-from executor.train.batches import random_batches
 from plans.optimizer import Optimizer
 from plans.plan import Plan
 from search import uniform_plan

@@ -9,7 +9,7 @@ import os
 import torch
 from torch import nn
 
-from executor.train.data import ArrayDataset, load_digits
+from executor.data.digits import ArrayDataset, load_digits
 from twofold import (
     AutoParallel,
     LossMonitor,

@@ -11,8 +11,8 @@ from torch import nn
 from executor import ops
 from executor.recompute import recompute
 from executor.sharding import shard
-from executor.train.initial import initializer, no_init_parameters
 from executor.train.losscell import MAELoss, WithLossCell
+from executor.weights.initial import initializer, no_init_parameters
 from plans.layout import Layout
 
 __all__ = [

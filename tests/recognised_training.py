@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 import torch
 
-from executor.train.models import InitialParameters
 from executor.train.options import RunOptions
 from executor.train.run import run_rank
+from executor.weights.models import InitialParameters
 from plans.degrees.plan import plan_of
 from plans.model.transformer import transformer
 from tests.on_ranks import keep_plan, kept_plan

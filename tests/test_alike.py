@@ -7,9 +7,9 @@ from on_ranks import run_on_ranks
 from torch import nn
 
 from executor.device import Device
-from executor.train.initial import no_init_parameters
-from executor.train.models import load_model
-from executor.train.same_start import check_same_start
+from executor.weights.initial import no_init_parameters
+from executor.weights.models import load_model
+from executor.weights.same_start import check_same_start
 from plans.errors import TwofoldError
 
 pytestmark = pytest.mark.ranks

@@ -15,11 +15,11 @@ from executor.capture.capture import capture
 from executor.device import Device
 from executor.reference.reference import compare_losses, compare_weights, train_reference
 from executor.step.interpreter import Interpreter
-from executor.train.initial import as_array
-from executor.train.module_weights import as_graph, as_module
 from executor.train.options import RunOptions
 from executor.train.result import RankResult
 from executor.train.run import gather_parameters, run_rank
+from executor.weights.initial import as_array
+from executor.weights.module_weights import as_graph, as_module
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower

@@ -12,11 +12,11 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from executor.capture.capture import capture
-from executor.train.checkpoint_files import check_checkpoint, written_checkpoints
+from executor.train.checkpoints.export import write_weights
+from executor.train.checkpoints.files import check_checkpoint, written_checkpoints
 from executor.train.losscell import MAELoss, WithLossCell
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.run import run_rank
-from executor.train.weights_out import write_weights
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower

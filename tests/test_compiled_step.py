@@ -16,6 +16,7 @@ from small_training import batches, four_ranks, one_rank, parameters, trained
 from torch import nn
 
 from executor.capture.capture import capture
+from executor.data.batches import rows_of_rank
 from executor.device import Device
 from executor.kernels.context import StepCounter
 from executor.launch.launch import launch
@@ -24,8 +25,7 @@ from executor.reference.random import PlannedRandom
 from executor.step.compiled import CompiledStep
 from executor.step.interpreter import Interpreter
 from executor.train import run as run_module
-from executor.train.batches import rows_of_rank
-from executor.train.checkpoint_files import written_checkpoints
+from executor.train.checkpoints.files import written_checkpoints
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.result import spans_of
 from executor.train.run import run_rank
@@ -497,7 +497,7 @@ DIES_IN_A_REPLAY = """
 import os, signal
 from recording_device import RecordingDevice, TapeRecording
 from small_training import batches, four_ranks, parameters
-from executor.train.batches import rows_of_rank
+from executor.data.batches import rows_of_rank
 from executor.train.run import run_rank
 from plans.lower import lower
 

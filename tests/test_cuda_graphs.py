@@ -18,14 +18,14 @@ import torch
 import torch.distributed as dist
 from on_ranks import run_on_ranks
 
+from executor.data.batches import random_batches, rows_of_rank
 from executor.device import Device, pick_device
 from executor.step.compiled import CompiledStep
 from executor.step.groups import connect
 from executor.step.interpreter import Interpreter
-from executor.train.batches import random_batches, rows_of_rank
-from executor.train.models import RandomParameters
 from executor.train.options import RunOptions
 from executor.train.run import run_rank
+from executor.weights.models import RandomParameters
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
 from plans.lower import lower

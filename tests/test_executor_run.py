@@ -13,9 +13,9 @@ import torch.distributed as dist
 from on_ranks import run_on_ranks
 from small_training import batches, four_ranks, parameters, trained
 
+from executor.data.batches import rows_of_rank
 from executor.step.count import Communication, compare, counted, planned_collectives
 from executor.step.emulate import Emulation
-from executor.train.batches import rows_of_rank
 from executor.train.options import RunOptions
 from executor.train.result import RankResult, merged_timeline
 from executor.train.run import run_rank

@@ -8,7 +8,8 @@ import torch
 from on_ranks import run_on_ranks
 from torch import nn
 
-from executor.train.initial import (
+from executor.train.losscell import MAELoss, WithLossCell
+from executor.weights.initial import (
     get_seed,
     initial_parameter,
     initial_shard,
@@ -18,7 +19,6 @@ from executor.train.initial import (
     no_init_parameters,
     set_seed,
 )
-from executor.train.losscell import MAELoss, WithLossCell
 from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
 

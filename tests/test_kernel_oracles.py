@@ -13,7 +13,7 @@ from costmodels.fit.curves import product_rates
 from costmodels.machine.machine import Compute
 from costmodels.price.recurrent import recurrent_s
 from costmodels.price.tiled import ProductTerms, Tiled, tiled_s
-from executor.train.sources import usual_data
+from executor.data.sources import usual_data
 from plans.layout import Layout, TensorLayout
 from plans.lower.symbolic.template import ParameterTemplate
 from plans.model.flops import necessary_flops

@@ -11,15 +11,15 @@ from on_ranks import run_on_ranks
 from plain_llama import PlainLlama
 from test_weights_files import write_safetensors
 
+from executor.data.sources import Source
 from executor.launch.checkpointed_main import main as job_main
 from executor.launch.job import Job, Task, TaskCheckpoints, save_job
-from executor.train import weights_out
-from executor.train.library_names import library_parts, with_names_of_files
-from executor.train.module_weights import as_graph
+from executor.train.checkpoints import export
+from executor.train.checkpoints.export import write_weights
 from executor.train.result import RankResult
-from executor.train.sources import Source
-from executor.train.weights_files import check_weights, read_weights
-from executor.train.weights_out import write_weights
+from executor.weights.files import check_weights, read_weights
+from executor.weights.library_names import library_parts, with_names_of_files
+from executor.weights.module_weights import as_graph
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
@@ -121,7 +121,7 @@ def test_a_saved_model_is_trained_as_plain_torch_and_saved_again(model_type, tmp
     assert (
         main(["export", str(checkpoint), str(tmp_path / "one.safetensors")]) == 0
     )  # the plan of the run has the names
-    monkeypatch.setattr(weights_out, "_FILE_BYTES", 20_000)
+    monkeypatch.setattr(export, "_FILE_BYTES", 20_000)
     assert main(["export", str(checkpoint), str(tmp_path / "end"), "--config", str(config)]) == 0
     assert json.loads((tmp_path / "end" / "config.json").read_text()) == json.loads(config.read_text())
     index = json.loads((tmp_path / "end" / "model.safetensors.index.json").read_text())

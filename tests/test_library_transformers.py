@@ -30,18 +30,18 @@ from recognised_training import NUM_STEPS, save_cases, train_cases
 
 from costmodels import Machine
 from executor.capture.capture import capture
+from executor.data.batches import as_read
 from executor.device import Device
 from executor.reference.reference import compare_losses, compare_weights, train_reference
-from executor.train.batches import as_read
-from executor.train.checkpoint_files import written_checkpoints
+from executor.train.checkpoints.export import write_weights
+from executor.train.checkpoints.files import written_checkpoints
 from executor.train.evaluate import evaluate
-from executor.train.initial import no_init_parameters
-from executor.train.models import InitialParameters
-from executor.train.module_weights import as_graph, as_module
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.run import run_rank
-from executor.train.weights_files import check_weights, read_weights
-from executor.train.weights_out import write_weights
+from executor.weights.files import check_weights, read_weights
+from executor.weights.initial import no_init_parameters
+from executor.weights.models import InitialParameters
+from executor.weights.module_weights import as_graph, as_module
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError

@@ -10,7 +10,7 @@ from test_nodes import data_parallel, port, started
 
 from executor.launch.resumable import Held, newest_complete
 from executor.launch.train_job import TrainingJob, train
-from executor.train.checkpoint_files import read_manifest, written_checkpoints
+from executor.train.checkpoints.files import read_manifest, written_checkpoints
 from plans.errors import TwofoldError
 from plans.optimizer import Optimizer
 from plans.plan import save_plan

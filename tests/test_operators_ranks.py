@@ -21,10 +21,10 @@ from test_capture_blocks import (
 
 from executor.capture.capture import capture
 from executor.reference.reference import train_reference
-from executor.train.models import InitialParameters
 from executor.train.options import RunOptions
 from executor.train.result import RankResult
 from executor.train.run import run_rank
+from executor.weights.models import InitialParameters
 from plans.layout import Layout
 from plans.plan import Plan, Stage
 from search.operators.space import strategies

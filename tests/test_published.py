@@ -32,7 +32,7 @@ def file(tmp_path):
 
 
 def test_without_transformers_the_error_suggests_it(monkeypatch):
-    monkeypatch.setattr("executor.train.published.has_transformers", lambda: False)
+    monkeypatch.setattr("executor.weights.published.has_transformers", lambda: False)
     with pytest.raises(
         TwofoldError, match=r"t5: encoder-decoder models .*; install transformers to plan the module that it builds"
     ):

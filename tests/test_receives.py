@@ -12,7 +12,7 @@ from test_interleave import check_training
 
 from costmodels import Machine
 from costmodels.price.instruction import Cost
-from executor.train.batches import rows_of_rank
+from executor.data.batches import rows_of_rank
 from executor.train.run import run_rank
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of

@@ -10,8 +10,8 @@ from torch import nn
 
 from executor.reference.reference import compare_losses, compare_weights, train_reference
 from executor.reference.verification import Verification
-from executor.train.initial import initial_parameter, no_init_parameters
 from executor.train.losscell import MAELoss, WithLossCell
+from executor.weights.initial import initial_parameter, no_init_parameters
 from plans.errors import TwofoldError
 from plans.optimizer import Optimizer
 
@@ -26,7 +26,7 @@ def batches(count=4, size=8):
     made = []
     for _ in range(count):
         x = random.normal(size=(size, 3)).astype(np.float32)
-        x.flags.writeable = False  # as those of executor.train.data may be
+        x.flags.writeable = False  # as those of executor.data.digits may be
         made.append((x, random.integers(0, 10, size)))
     return made
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from executor.train.batches import rows_of_rank
+from executor.data.batches import rows_of_rank
 from executor.train.options import RunOptions
 from executor.train.replicas import checksum
 from executor.train.run import run_rank

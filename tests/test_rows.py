@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from executor.capture.capture import capture
-from executor.train.batches import Share
-from executor.train.sources import Source
-from executor.train.token_files import read_documents
+from executor.data.batches import Share
+from executor.data.sources import Source
+from executor.data.token_files import read_documents
 from plans.errors import TwofoldError
 from plans.model.graph import Graph, Operator, Tensor
 from plans.model.mlp import mlp_graph
@@ -94,7 +94,7 @@ def test_only_the_samples_of_a_rank_are_read(monkeypatch):
     read = []
     get = language_model.Sentences.__getitem__
     monkeypatch.setattr(language_model.Sentences, "__getitem__", lambda self, at: read.append(at) or get(self, at))
-    monkeypatch.setattr("executor.train.sources.load_named", lambda word, what: language_model.Sentences)
+    monkeypatch.setattr("executor.data.sources.load_named", lambda word, what: language_model.Sentences)
     graph = capture(*language_model.model())
     list(Source(data="m:Sentences").batches(graph, 6, first=4, share=Share(parts=4, part=3)))
     assert len(read) == 2 * language_model.BATCH // 4

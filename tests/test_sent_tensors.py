@@ -10,7 +10,7 @@ from pipeline_programs import random_schedule
 from small_training import batches, parameters, plan
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from executor.train.batches import rows_of_rank
+from executor.data.batches import rows_of_rank
 from executor.train.run import run_rank
 from plans.layout import Layout
 from plans.lower import lower

@@ -18,7 +18,7 @@ from executor.networks import OperatorNetwork
 from executor.reference.verification import check_run
 from executor.sharding import given_strategies, shard, sharded_modules
 from executor.train.losscell import WithLossCell
-from executor.train.models import load_model
+from executor.weights.models import load_model
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower

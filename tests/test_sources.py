@@ -13,10 +13,10 @@ from torch import nn
 
 import twofold as tf
 from executor.capture.capture import capture
+from executor.data.batches import BatchCheck, input_limits, input_probabilities, random_batches
+from executor.data.sources import Source, save_batches
 from executor.device import Device
-from executor.train.batches import BatchCheck, input_limits, input_probabilities, random_batches
-from executor.train.same_start import check_same_batch
-from executor.train.sources import Source, save_batches
+from executor.weights.same_start import check_same_batch
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.model.graph import Graph, Operator, Tensor

@@ -17,7 +17,7 @@ from executor.kernels import OpContext, StepCounter, optimizers, rule_of
 from executor.reference.verification import verify
 from executor.step.compiled import CompiledStep
 from executor.step.interpreter import Interpreter
-from executor.train.checkpoint_files import written_checkpoints
+from executor.train.checkpoints.files import written_checkpoints
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.run import run_rank
 from executor.train.verdict import Verdict

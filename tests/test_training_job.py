@@ -17,17 +17,17 @@ import torch
 
 from costmodels import Machine
 from executor.capture.capture import capture
+from executor.data.sources import Source
 from executor.device import pick_device
 from executor.launch import train_job
 from executor.launch.resumable import Held
 from executor.launch.train_job import CheckpointSettings, TrainingJob
-from executor.train.checkpoint_files import read_manifest, written_checkpoints
+from executor.train.checkpoints.files import read_manifest, written_checkpoints
 from executor.train.metrics import Metrics, StepFacts
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.rates import Rate
 from executor.train.run import run_rank
 from executor.train.settings import OptimizerSettings, RunSettings
-from executor.train.sources import Source
 from plans.lower import lower
 from plans.model.transformer import transformer
 from plans.optimizer import Optimizer, ParameterGroup

@@ -11,7 +11,7 @@ import torch
 
 from executor.train.options import RunOptions
 from executor.train.run import run_rank
-from executor.train.weights_files import check_weights, read_weights
+from executor.weights.files import check_weights, read_weights
 from plans.errors import TwofoldError
 from plans.lower import lower
 from tests.small_training import batches, graph, one_rank, parameters

@@ -25,7 +25,7 @@ from twofold.calibration import CalibrationResult, calibrate
 from twofold.console import Console
 
 if TYPE_CHECKING:
-    from executor.train.data import Digits
+    from executor.data.digits import Digits
     from reports import Table
     from twofold.commands.options import DemoOptions
 
@@ -118,8 +118,8 @@ def demo(options: DemoOptions, console: Console) -> DemoResult:
     case, folder = options.case, Path(options.out) / options.case
     if case not in CASES:
         raise TwofoldError(f"case {case!r} is not known; known: {', '.join(CASES)}")
+    from executor.data.digits import load_digits
     from executor.launch.launch import check_port
-    from executor.train.data import load_digits
 
     check_port(options.port)
     digits = load_digits(options.data)
@@ -173,7 +173,7 @@ def _network(
     case: Case, digits: Digits, options: DemoOptions, console: Console
 ) -> tuple[Graph, tuple[tuple[str, ...], ...], int]:
     """The case's graph, its stages and the number of steps."""
-    from executor.train.data import ArrayDataset
+    from executor.data.digits import ArrayDataset
 
     console.step("network")
     with console.doing("capturing the network"):
@@ -224,7 +224,7 @@ def captured(case: Case) -> tuple[Graph, tuple[tuple[str, ...], ...]]:
     """The case's graph, and the operators of its stages."""
     from executor.capture.capture import capture
     from executor.stages import assign_stages
-    from executor.train.models import load_model
+    from executor.weights.models import load_model
 
     module, examples = load_model(case.model)
     graph = capture(module, examples)
@@ -235,7 +235,7 @@ def captured(case: Case) -> tuple[Graph, tuple[tuple[str, ...], ...]]:
 def _given(case: Case, graph: Graph) -> dict[str, Strategy]:
     """The strategies that the case's module gives, for a slice of a micro-batch."""
     from executor.sharding import given_strategies
-    from executor.train.models import load_model
+    from executor.weights.models import load_model
 
     part = graph.with_batch(graph.batch_size // (case.num_micro_batches * case.interleave))
     return given_strategies(part, load_model(case.model)[0], NUM_RANKS // case.num_stages)

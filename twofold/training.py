@@ -135,14 +135,14 @@ class Model:
             TwofoldError: not inside launched ranks, an invalid stage configuration, no plan that fits the memory, or an
                 error of the search.
         """
-        from executor.train.batches import batches_of, placed
-        from executor.train.data import Prefetcher
-        from executor.train.initial import get_seed
-        from executor.train.models import InitialParameters
+        from executor.data.batches import batches_of, placed
+        from executor.data.prefetch import Prefetcher
         from executor.train.options import RunOptions
-        from executor.train.returned import take_back
         from executor.train.run import run_rank
-        from executor.train.same_start import check_same_start
+        from executor.weights.initial import get_seed
+        from executor.weights.models import InitialParameters
+        from executor.weights.returned import take_back
+        from executor.weights.same_start import check_same_start
         from plans.lower import lower
 
         if epoch < 1:
@@ -189,10 +189,10 @@ class Model:
         Raises:
             TwofoldError: as `train`.
         """
-        from executor.train.batches import batches_of
+        from executor.data.batches import batches_of
         from executor.train.evaluate import evaluate
-        from executor.train.initial import get_seed
-        from executor.train.models import InitialParameters
+        from executor.weights.initial import get_seed
+        from executor.weights.models import InitialParameters
 
         device = self._joined(dataset)
         if self.plan is None:

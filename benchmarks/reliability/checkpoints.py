@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.reliability.gpt import plan_in, text_in
 from benchmarks.reliability.training import losses, make_job
-from executor.train.checkpoint_files import written_checkpoints
+from executor.train.checkpoints.files import written_checkpoints
 from simulator import Checkpoints, goodput
 
 __all__ = ["cost"]
@@ -26,7 +26,7 @@ MOST, WITHIN = 0.03, 0.2
 _DATA = """
 import atexit, json, os, time
 import numpy as np
-from executor.train.checkpoint import Saver
+from executor.train.checkpoints.checkpoint import Saver
 
 spent, marks = {{"checkpoints_s": 0.0, "count": 0}}, {{}}
 

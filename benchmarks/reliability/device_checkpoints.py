@@ -28,7 +28,7 @@ from benchmarks.kept import measured_with, write_results
 from benchmarks.reliability.training import NotEnded, ended, figures, make_job, started
 from costmodels import Machine
 from executor.device import Device, pick_device
-from executor.train.checkpoint_files import written_checkpoints
+from executor.train.checkpoints.files import written_checkpoints
 from plans.model.transformer import TransformerConfig, transformer
 from plans.optimizer import Optimizer
 from plans.plan import save_plan
@@ -52,7 +52,7 @@ MODELS = {
 _WEIGHTS = """
 import torch
 from torch import nn
-from executor.train.initial import no_init_parameters
+from executor.weights.initial import no_init_parameters
 from plans.plan import load_plan
 
 def build():

@@ -34,7 +34,7 @@ from benchmarks.reliability.training import (
     set_steps,
     started,
 )
-from executor.train.checkpoint_files import check_checkpoint, written_checkpoints
+from executor.train.checkpoints.files import check_checkpoint, written_checkpoints
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.model.mlp import mlp_graph

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from executor.train.data import ArrayDataset, load_digits
+from executor.data.digits import ArrayDataset, load_digits
 
 __all__ = ["digits_test", "digits_train", "images_test", "images_train", "text_in"]
 

@@ -15,12 +15,12 @@ from torch import nn
 from benchmarks.verification.data import text_in
 from costmodels import Machine
 from executor.capture.capture import capture
+from executor.data.sources import Source
 from executor.launch.train_job import TrainingJob, train
 from executor.reference.reference import train_reference
 from executor.train.evaluate import is_classifier
-from executor.train.models import load_model
 from executor.train.settings import EvaluationSettings
-from executor.train.sources import Source
+from executor.weights.models import load_model
 from plans.optimizer import Optimizer
 from plans.plan import Plan, save_plan
 from plans.reading import read_json_values

@@ -19,12 +19,12 @@ import torch.distributed as dist
 from costmodels.fit.points import Point
 from costmodels.price.instruction import compute_class
 from executor.calibrate.timing import Timer
+from executor.data.batches import random_batches, rows_of_rank
 from executor.kernels import rule_of
 from executor.kernels.fused import FusedRun
 from executor.step.groups import Groups
 from executor.step.interpreter import Interpreter
-from executor.train.batches import random_batches, rows_of_rank
-from executor.train.models import RandomParameters
+from executor.weights.models import RandomParameters
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.plan import load_plan

@@ -28,12 +28,12 @@ from executor.calibrate.main import surroundings
 from executor.calibrate.rank_sync import RankSync
 from executor.calibrate.resume import resume
 from executor.calibrate.timing import Timer, sampled
+from executor.data.batches import random_batches, rows_of_rank
 from executor.device import pick_device
 from executor.step.code import RecordedStep
 from executor.step.compiled import CompiledStep, Stepper
 from executor.step.groups import Groups, connect
 from executor.step.interpreter import Batch, Interpreter
-from executor.train.batches import random_batches, rows_of_rank
 from plans.lower import lower
 from plans.model.graph import Graph
 from plans.plan import Plan, load_plan

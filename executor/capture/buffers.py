@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from executor.train.initial import initial_parameter
+from executor.weights.initial import initial_parameter
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 

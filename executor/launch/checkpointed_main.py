@@ -4,7 +4,7 @@ imported.
 Forked ranks share imported modules, and importing torch's checkpoint code takes most of a second.
 """
 
-import executor.train.checkpoint  # noqa: F401
+import executor.train.checkpoints.checkpoint  # noqa: F401
 from executor.launch.job_main import main
 
 __all__ = ["main"]

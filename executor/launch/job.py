@@ -47,7 +47,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         steps: training steps.
         model: "package.module:function" or "file.py:function" that gives the module (and example inputs), for initial
             weights; "" draws them at random.
-        data: where batches come from, as `executor.train.sources.Source` has it.
+        data: where batches come from, as `executor.data.sources.Source` has it.
         seed: of initial weights, random data and the order of the digits.
         record_steps: of how many of the last steps spans are kept.
         count: compare executed with planned communication after the last step.
@@ -59,7 +59,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         metrics: the files of figures that are written next to `metrics.jsonl` ("csv", "tensorboard"); None writes none.
         peak_flops_per_s: of one device, for the utilization.
         replicas: how often ranks are compared, and what follows.
-        weights: file or folder of initial weights (`executor.train.weights_files`); "" takes those of the model.
+        weights: file or folder of initial weights (`executor.weights.files`); "" takes those of the model.
         evaluate: how often the forward alone is run on other data; its `batches` are stated.
         gather_weights: whether rank 0 collects the final weights and writes `weights.npz`.
     """

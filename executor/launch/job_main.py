@@ -10,26 +10,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from executor.data.batches import Share
+from executor.data.prefetch import Prefetcher
+from executor.data.sources import Source
 from executor.device import Device, pick_device
 from executor.launch.job import Job, Task, load_job
 from executor.step.emulate import Emulation
 from executor.step.groups import connect
-from executor.train.batches import Share
-from executor.train.data import Prefetcher
 from executor.train.evaluations import Evaluations
 from executor.train.folders import ranks_by_folder, share_figures, spread_figures
 from executor.train.metrics import EvaluationRow, Metrics, StepFacts
-from executor.train.models import InitialParameters, RandomParameters, load_model
-from executor.train.module_weights import as_graph
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.rates import Rate
 from executor.train.result import RankResult
 from executor.train.run import run_rank
-from executor.train.same_start import check_same_batch, check_same_start
 from executor.train.settings import RunSettings
-from executor.train.sources import Source
 from executor.train.verdict import Verdict
-from executor.train.weights_files import read_weights
+from executor.weights.files import read_weights
+from executor.weights.models import InitialParameters, RandomParameters, load_model
+from executor.weights.module_weights import as_graph
+from executor.weights.same_start import check_same_batch, check_same_start
 from plans.files import write_atomically
 from plans.lower import lower
 from plans.model.graph import Graph

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor.train.checkpoint_files import check_checkpoint, checkpoint_name, read_manifest, written_checkpoints
+from executor.train.checkpoints.files import check_checkpoint, checkpoint_name, read_manifest, written_checkpoints
 from executor.train.settings import RunSettings
 from plans.differences import changed_values, plan_differences
 from plans.errors import TwofoldError
@@ -17,7 +17,7 @@ __all__ = ["Held", "changes_since", "held_here", "newest_complete"]
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint in the folder of a node; its fields are those of `executor.train.checkpoint_files.Manifest`."""
+    """A checkpoint in the folder of a node; its fields are those of `executor.train.checkpoints.files.Manifest`."""
 
     step: int
     run: str

@@ -112,7 +112,7 @@ def run(
     Args:
         plan: the plan to run.
         steps: number of training steps.
-        data: a name, see `executor.train.sources.Source`; or an iterable of batches, of which `steps` are saved for the
+        data: a name, see `executor.data.sources.Source`; or an iterable of batches, of which `steps` are saved for the
             ranks. A batch is a tuple of arrays or tensors in the order of the model's arguments, or a dict by the names
             of its inputs.
         model: "package.module:function" or "file.py:function", for initial weights; "" draws them at random.
@@ -141,7 +141,7 @@ def run(
     from executor.device import pick_device
     from executor.launch.job import Emulate, Job, Task, save_job
     from executor.launch.launch import Follow, launch, local_ranks
-    from executor.train.models import check_model
+    from executor.weights.models import check_model
 
     with refusing(nodes):
         whole_number("steps", steps)
@@ -182,7 +182,7 @@ def run(
 
 def _checked_data(plan: Plan, data: str | Iterable[Any], steps: int, seed: int, folder: Path) -> str:
     """The name of the data, after checking that its first batch fits the plan."""
-    from executor.train.sources import Source, save_batches
+    from executor.data.sources import Source, save_batches
 
     if not isinstance(data, str):
         return str(save_batches(plan.graph, data, steps, folder / "data.npz"))

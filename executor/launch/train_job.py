@@ -17,7 +17,7 @@ from executor.launch.elastic import ElasticSettings, check_elastic, smaller_plan
 from executor.launch.job import Job, Task, TaskCheckpoints, save_job
 from executor.launch.nodes import ONE_NODE, Nodes, refusing
 from executor.launch.resumable import Held, changes_since, held_here, newest_complete
-from executor.train.checkpoint_files import checkpoint_name, read_manifest, written_checkpoints
+from executor.train.checkpoints.files import checkpoint_name, read_manifest, written_checkpoints
 from executor.train.rates import Rate
 from executor.train.settings import EvaluationSettings, OptimizerSettings, Replicas, RunSettings
 from plans.errors import TwofoldError, number, whole_number
@@ -47,7 +47,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         plan: plan file.
         steps: total number of steps, including those before a resume.
         out: folder of `metrics.jsonl`, `checkpoints` and `weights.npz`.
-        data: a name, see `executor.train.sources.Source`.
+        data: a name, see `executor.data.sources.Source`.
         model: "package.module:function" or "file.py:function" with initial weights; "": random.
         weights: initial weights by parameter name: FILE.safetensors, a folder of such files as saved by Hugging Face,
             FILE.pt with a state_dict, or FILE.npz; every rank reads its part. "": those of `model`.
@@ -235,7 +235,7 @@ def _with_settings(job: TrainingJob, plan: Plan) -> Plan:
     if job.config and not job.weights:
         raise TwofoldError("config gives the names of weights; state weights, too, or omit it")
     if job.weights:
-        from executor.train.library_names import with_names_of_files
+        from executor.weights.library_names import with_names_of_files
 
         plan = msgspec.structs.replace(plan, graph=with_names_of_files(plan.graph, job.weights, job.config))
     return plan
@@ -265,7 +265,7 @@ def _ignore(rank: int, line: str) -> None:
 
 def _checked(job: TrainingJob, plan: Plan) -> Task:
     """The task of a job, without its checkpoints and its plan file."""
-    from executor.train.sources import Source
+    from executor.data.sources import Source
 
     for name in ("steps", "print_every"):
         whole_number(name, getattr(job, name))
@@ -296,11 +296,11 @@ def _checked(job: TrainingJob, plan: Plan) -> Task:
         raise TwofoldError("metrics: 'tensorboard' is not installed; pip install tensorboard, or omit it")
     Source(data=job.data, seed=job.seed).check(plan.graph)
     if job.model:
-        from executor.train.models import check_model
+        from executor.weights.models import check_model
 
         check_model(job.model, plan.graph)
     if job.weights:
-        from executor.train.weights_files import check_weights
+        from executor.weights.files import check_weights
 
         check_weights(job.weights, plan.graph)
     return Task(
@@ -349,7 +349,7 @@ def _only_job_in(out: Path, nodes: Nodes) -> Iterator[None]:
 
 def _evaluation(asked: EvaluationSettings, plan: Plan, seed: int) -> EvaluationSettings:
     """The evaluations asked for, with the number of their batches."""
-    from executor.train.sources import Source
+    from executor.data.sources import Source
 
     whole_number("evaluation.every", asked.every)
     source = Source(data=asked.data, seed=seed)

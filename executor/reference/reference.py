@@ -16,7 +16,7 @@ from executor.flex import flex_attention_by_formula
 from executor.kernels.context import torch_dtype
 from executor.loss_of import loss_of
 from executor.reference.random import PlannedRandom
-from executor.train.initial import initialised_copy
+from executor.weights.initial import initialised_copy
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.optimizer import Optimizer
@@ -61,7 +61,7 @@ def train_reference(
         num_steps: how many batches to train on.
         num_micro_batches: into how many equal parts each batch is cut; loss and gradients are the mean over them, the
             same function as the full batch at once (1), summed in another order.
-        seed: seed of the initial weights (`executor.train.initial`).
+        seed: seed of the initial weights (`executor.weights.initial`).
         graph: graph of the module, to check that its dropouts are those of the graph. Dropout drops the elements that
             it drops in a run of a plan (`executor.reference.random`).
         nudge: begin with weights that are off by a few units in the last place, drawn with this seed: the difference to

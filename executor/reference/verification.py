@@ -149,9 +149,9 @@ def check_run(
     Raises:
         TwofoldError: the run has no model to train in one process.
     """
+    from executor.data.sources import Source
     from executor.reference.reference import Reference, compare_losses, compare_weights, train_reference
-    from executor.train.models import load_model
-    from executor.train.sources import Source
+    from executor.weights.models import load_model
 
     _check_model(model)
     plan, steps = result.plan, len(result.losses)

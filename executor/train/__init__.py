@@ -1,1 +1,1 @@
-"""Training with a program: data, initial values, batches, results."""
+"""Trains a program on one rank: the loop, evaluations between steps, metrics, and the result."""

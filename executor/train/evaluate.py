@@ -17,15 +17,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from executor.data.batches import as_read
 from executor.device import Device
 from executor.kernels.context import torch_dtype
 from executor.step.code import Code
 from executor.step.groups import Groups
 from executor.step.interpreter import Batch, Interpreter
-from executor.train.batches import as_read
-from executor.train.copied import copy_weights
-from executor.train.initial import as_array
-from executor.train.module_weights import as_graph
+from executor.weights.copied import copy_weights
+from executor.weights.initial import as_array
+from executor.weights.module_weights import as_graph
 from plans.errors import TwofoldError
 from plans.layout import TensorLayout
 from plans.lower import lower

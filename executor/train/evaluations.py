@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from executor.data.batches import Share
+from executor.data.sources import Source
 from executor.step.interpreter import Interpreter
-from executor.train.batches import Share
 from executor.train.evaluate import Evaluator
 from executor.train.metrics import EvaluationRow
 from executor.train.settings import EvaluationSettings
-from executor.train.sources import Source
 from plans.plan import Plan
 from plans.program import Program
 

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.step.interpreter import Batch, Interpreter
-from executor.train.parts import STEP_CHECK, holders, kept
 from executor.train.settings import Replicas
+from executor.weights.parts import STEP_CHECK, holders, kept
 from plans.errors import TrainingStopped
 from plans.plan import Plan
 from plans.program import Program

@@ -6,7 +6,6 @@ Times are nanoseconds of the monotonic clock of rank 0's host; ranks on other ho
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -17,14 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from executor.npz import write_npz
 from executor.step.code import Code, RecordedStep
 from plans.errors import TwofoldError
-from plans.files import write_atomically
 from plans.program import Kind
 from plans.reading import json_of, read_arrays
 from plans.timeline import STREAMS, MemoryPeak, Timeline
 
-__all__ = ["RankResult", "SpanColumns", "merged_timeline", "spans_of", "write_npz"]
+__all__ = ["RankResult", "SpanColumns", "merged_timeline", "spans_of"]
 
 PS_PER_NS = 1000
 
@@ -201,20 +200,6 @@ class RankResult:
 
 
 _COLUMNS = ("step", "stream", "name_index", "start_ns", "end_ns", "step_start_ns", "step_end_ns")
-
-
-def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[Any]]) -> Path:
-    """Write arrays to an .npz file (no pickle) atomically.
-
-    Raises:
-        TwofoldError: the file cannot be written.
-    """
-    content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **arrays)
-    try:
-        return write_atomically(path, content.getvalue())
-    except OSError as error:
-        raise TwofoldError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
 
 
 def merged_timeline(results: Sequence[RankResult], **meta: Any) -> Timeline:

@@ -16,29 +16,30 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from executor.data.batches import as_read
 from executor.device import Device, environment, pick_device
 from executor.kernels.context import torch_dtype
+from executor.npz import write_npz
 from executor.step.compiled import CompiledStep
 from executor.step.count import compare, counted, planned_collectives
 from executor.step.emulate import EmulatedInterpreter, Emulation
 from executor.step.groups import Groups, connect
 from executor.step.interpreter import Batch, Interpreter
-from executor.train.batches import as_read
 from executor.train.clocks import ahead_ns
 from executor.train.heartbeat import beating
-from executor.train.initial import as_array
 from executor.train.loop import Training, train
-from executor.train.module_weights import as_graph, as_module
 from executor.train.options import AS_PLANNED, Checkpoints, RunOptions
 from executor.train.replicas import ReplicaCheck
-from executor.train.result import RankResult, spans_of, write_npz
+from executor.train.result import RankResult, spans_of
+from executor.weights.initial import as_array
+from executor.weights.module_weights import as_graph, as_module
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.plan import Plan, plan_digest
 from plans.program import GroupProgram, ParameterPlacement, Program
 
 if TYPE_CHECKING:
-    from executor.train.checkpoint import Saver
+    from executor.train.checkpoints.checkpoint import Saver
 
 __all__ = ["gather_parameters", "run_rank"]
 
@@ -177,7 +178,7 @@ def _checkpoints(
     """The writer of checkpoints, and the number of steps of the checkpoint that is resumed."""
     if asked is None or plan is None:
         return None, 0
-    from executor.train.checkpoint import Saver, restore  # what it imports of torch takes most of a second
+    from executor.train.checkpoints.checkpoint import Saver, restore  # what it imports of torch takes most of a second
 
     first = restore(interpreter, asked) if asked.resumes else 0
     return Saver(program, plan, interpreter, asked, first + steps), first

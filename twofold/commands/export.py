@@ -34,7 +34,7 @@ class Export:
 
     def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Write the file."""
-        from executor.train.weights_out import write_weights
+        from executor.train.checkpoints.export import write_weights
 
         with console.doing(f"writing {self.file}"):
             names = write_weights(self.checkpoint, self.file, config=self.config)

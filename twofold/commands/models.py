@@ -72,7 +72,7 @@ def given_model(word: str, seq: int | None, layers: int | None) -> GivenModel:
             return _published(word, seq, layers, error)
     if seq is not None or layers is not None:
         raise TwofoldError(f"--seq and --layers are for transformers by name or config.json, not for {word!r}")
-    from executor.train.models import load_shapes
+    from executor.weights.models import load_shapes
 
     module, examples, real = load_shapes(word)
     remark = None if real is None else (
@@ -87,7 +87,7 @@ def _published(word: str, seq: int | None, layers: int | None, error: TwofoldErr
     Raises:
         TwofoldError: transformers is not installed, or the module cannot be built or captured.
     """
-    from executor.train.published import has_transformers, shapes_of_published
+    from executor.weights.published import has_transformers, shapes_of_published
 
     if not has_transformers():
         raise TwofoldError(f"{error}; install transformers to plan the module that it builds") from None

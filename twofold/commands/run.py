@@ -66,9 +66,9 @@ class Run:
         return {"elapsed_s": ended.elapsed_s, "devices": devices}, True
 
     def _plan(self, console: Console) -> tuple[dict[str, Any], bool]:
+        from executor.data.sources import usual_data
         from executor.launch.nodes import refusing
         from executor.launch.run_plan import run
-        from executor.train.sources import usual_data
         from plans.figures import figures_text
         from plans.plan import load_plan
         from plans.units import Bytes

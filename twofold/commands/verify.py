@@ -35,11 +35,11 @@ class Verify:
     def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Run and compare; passes if loss, weights, communication and memory are correct."""
         from costmodels import Machine
+        from executor.data.sources import usual_data
         from executor.launch.launch import check_port
         from executor.launch.nodes import refusing
         from executor.launch.run_plan import run
         from executor.reference.verification import verify
-        from executor.train.sources import usual_data
         from plans.figures import figures_of, figures_text
         from plans.plan import load_plan
         from reports import verification_table

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from executor.kernels.context import torch_dtype
 from executor.step.interpreter import Interpreter
-from executor.train.parts import WEIGHT, Part, common_region, kept, part_of, within
+from executor.weights.parts import WEIGHT, Part, common_region, kept, part_of, within
 from plans.layout import Region
 from plans.program import Program
 

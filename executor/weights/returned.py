@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from executor.device import Device
-from executor.train.initial import initial_parameter
+from executor.weights.initial import initial_parameter
 
 __all__ = ["take_back"]
 

@@ -36,7 +36,7 @@ def running_user_code(what: str) -> Iterator[None]:
     ...     {}["images"]
     Traceback (most recent call last):
         ...
-    executor.train.named.UserCodeError: data 'train.py:batches' raised KeyError: 'images'
+    executor.user_code.UserCodeError: data 'train.py:batches' raised KeyError: 'images'
     """
     try:
         yield

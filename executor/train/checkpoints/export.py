@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from executor.kernels.context import torch_dtype
-from executor.train.checkpoint_files import check_checkpoint
-from executor.train.checkpoint_parts import ELSEWHERE, CheckpointFolder, SavedParts
-from executor.train.library_names import library_parts
-from executor.train.parts import WEIGHT, Part
+from executor.train.checkpoints.files import check_checkpoint
+from executor.train.checkpoints.parts import ELSEWHERE, CheckpointFolder, SavedParts
+from executor.weights.library_names import library_parts
+from executor.weights.parts import WEIGHT, Part
 from plans.errors import TwofoldError
 from plans.files import atomic_file, check_writable
 from plans.model.graph import Graph, itemsize
@@ -60,7 +60,7 @@ def write_weights(
         path: FILE.safetensors; FILE.pt, .pth or .bin for a state_dict; a name without an ending for a folder, new or
             empty, with files of at most 5 GB and their index.
         config: config.json of transformers, whose names the weights of a plan by configuration get
-            (`executor.train.library_names`); a folder gets a copy of it.
+            (`executor.weights.library_names`); a folder gets a copy of it.
 
     Raises:
         TwofoldError: no checkpoint or one that was changed, another kind of file, one that cannot be written, a

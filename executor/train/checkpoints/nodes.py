@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from executor.train.checkpoint_parts import CheckpointFolder
+from executor.train.checkpoints.parts import CheckpointFolder
 
 __all__ = ["NodesStore"]
 

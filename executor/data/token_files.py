@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from executor.train.rows import Given, Positions, Rows
+from executor.data.rows import Given, Positions, Rows
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.reading import read_file, read_rows

@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from executor.kernels.movement import flat_part
-from executor.train.checkpoint_files import read_manifest
-from executor.train.checkpoint_reader import CheckpointReader
-from executor.train.parts import Part, common_region, within
+from executor.train.checkpoints.files import read_manifest
+from executor.train.checkpoints.reader import CheckpointReader
+from executor.weights.parts import Part, common_region, within
 from plans.errors import TwofoldError
 from plans.layout import Region
 
@@ -38,7 +38,7 @@ class Store(Protocol):
 
     @property
     def stored(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of every tensor by key (`executor.train.parts.Part.key`)."""
+        """Shape and dtype of every tensor by key (`executor.weights.parts.Part.key`)."""
 
     def load(self, keys: Collection[str]) -> dict[str, Tensor]:
         """Read tensors."""

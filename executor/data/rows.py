@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from executor.train.named import running_user_code
+from executor.user_code import running_user_code
 from plans.errors import TwofoldError
 from plans.reading import read_arrays
 

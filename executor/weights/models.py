@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from executor.train.initial import as_array, initial_parameter, no_init_parameters
-from executor.train.named import UserCodeError, load_named, running_user_code
-from executor.train.published import published_model
+from executor.user_code import UserCodeError, load_named, running_user_code
+from executor.weights.initial import as_array, initial_parameter, no_init_parameters
+from executor.weights.published import published_model
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 
@@ -43,7 +43,7 @@ def load_shapes(spec: str) -> tuple[nn.Module, tuple[Any, ...], str | None]:
 def load_model(spec: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
     """The module and example inputs that a function "package.module:function" or "file.py:function" returns.
 
-    Of a config.json, those of transformers (`executor.train.published`). What is drawn with torch's generator on the
+    Of a config.json, those of transformers (`executor.weights.published`). What is drawn with torch's generator on the
     CPU follows from `seed`; the generator is then as before.
 
     Raises:

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from executor.train.initial_recording import Recorded, Recording
+from executor.weights.initial_recording import Recorded, Recording
 from plans.errors import TwofoldError
 from plans.layout import TensorLayout
 

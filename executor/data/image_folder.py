@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from executor.train.rows import Given, Positions, Rows
+from executor.data.rows import Given, Positions, Rows
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 
@@ -34,7 +34,7 @@ def rows_of_images(folder: Path, graph: Graph) -> Rows:
         TwofoldError: a model of other inputs, a class without images, more classes than the model has, no Pillow; while
             samples are read, a file that is not an image.
     """
-    from executor.train.batches import input_limits
+    from executor.data.batches import input_limits
 
     name = str(folder)
     shapes = [tensor.shape for tensor in graph.inputs]

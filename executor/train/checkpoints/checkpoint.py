@@ -37,11 +37,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from executor.step.interpreter import Interpreter
-from executor.train.checkpoint_files import MANIFEST, checkpoint_name, written_checkpoints
-from executor.train.checkpoint_nodes import NodesStore
-from executor.train.checkpoint_parts import CheckpointFolder, SavedParts, Store
+from executor.train.checkpoints.files import MANIFEST, checkpoint_name, written_checkpoints
+from executor.train.checkpoints.nodes import NodesStore
+from executor.train.checkpoints.parts import CheckpointFolder, SavedParts, Store
 from executor.train.options import Checkpoints
-from executor.train.parts import STEP_CHECK, WEIGHT, Place, holders, kept
+from executor.weights.parts import STEP_CHECK, WEIGHT, Place, holders, kept
 from plans.errors import TrainingStopped
 from plans.files import write_atomically
 from plans.plan import Plan, plan_to_json

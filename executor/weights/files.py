@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.train.initial import as_array
+from executor.weights.initial import as_array
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.reading import read_arrays
