@@ -34,7 +34,7 @@ CONFIG = {
     "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 16, "torch_dtype": "float32",
     "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "rope_theta": 10000.0, "hidden_act": "silu",
 }  # fmt: skip
-STEPS, LR = 4, 0.01
+STEPS, LR = 2, 0.01
 
 NAMES = {
     "first": "input_layernorm", "wq": "self_attn.q_proj", "wk": "self_attn.k_proj", "wv": "self_attn.v_proj",
@@ -182,7 +182,7 @@ def trained_families(tmp_path_factory):
     """A folder for each family, with its weights before ("start") and after ("out") training, all by one launch."""
     folder, tasks = tmp_path_factory.mktemp("families"), []
     np.save(folder / "tokens.npy", np.random.default_rng(0).integers(1, 64, 16 * 40 + 1).astype(np.uint16))
-    optimizer = Optimizer(settings={"lr": 0.1}, parallel_level=2, threshold_bytes=0)
+    optimizer = Optimizer(settings={"lr": 0.3}, parallel_level=2, threshold_bytes=0)
     for family in FAMILIES:
         own = folder / family
         made(family).save_pretrained(own / "start")
@@ -210,7 +210,7 @@ def test_transformers_reads_what_was_trained_from_what_it_wrote(family, trained_
     assert main(["export", str(checkpoint), str(tmp_path / "end"), "--config", str(config)]) == 0
     trained = dict(type(module).from_pretrained(tmp_path / "end", dtype=torch.float32).named_parameters())
 
-    update, losses = torch.optim.SGD(module.parameters(), lr=0.1, foreach=False), []
+    update, losses = torch.optim.SGD(module.parameters(), lr=0.3, foreach=False), []
     of = transformer(config, batch_size=4)
     for batch in Source(data=str(trained_families / "tokens.npy"), seed=1).batches(of, STEPS):
         update.zero_grad()

@@ -314,10 +314,10 @@ def test_an_error_of_one_node_ends_the_command_on_both(tmp_path, port, wrong, co
 
 
 def calibrated_briefly(*words):
-    """A command with half a second of measurements and four steps of each probe program."""
+    """A command with half a second of measurements and two steps of each probe program."""
     from twofold import calibration
 
-    calibration.QUICK_S, calibration.PROBE_STEPS = 0.5, 4
+    calibration.QUICK_S, calibration.PROBE_STEPS = 0.5, 2
     run_command(*words)
 
 

@@ -33,7 +33,7 @@ ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=1)
 TURNS = {
     "slices, tp 2": {"tp": 2, "micro_batch": 2, "global_batch": 4, "interleave": 2},
     "slices, tp 2 dp 2 pp 2": {
-        "tp": 2, "dp": 2, "pp": 2, "micro_batch": 2, "global_batch": 16, "interleave": 2, "sequence_parallel": True,
+        "tp": 2, "dp": 2, "pp": 2, "micro_batch": 2, "global_batch": 8, "interleave": 2, "sequence_parallel": True,
     },
     "three slices, cp 2": {"cp": 2, "micro_batch": 3, "global_batch": 6, "interleave": 3},
     "pairs, pp 2": {"pp": 2, "schedule": "dualpipe_v", "global_batch": 6, "overlap_pairs": True},

@@ -24,7 +24,7 @@ __all__ = ["Command", "ensure_running", "run_command", "start_agent"]
 
 IMPORTED_ONCE = [
     "torch.distributed", "torch.distributed.run", "torch._dynamo", "executor.launch.checkpointed_main",
-    "executor.capture.capture", "search", "scipy.sparse", "pytest",
+    "executor.capture.capture", "search", "scipy.sparse", "pytest", "twofold.cli", "tyro",
 ]  # fmt: skip
 """What is imported at first, and what some of the processes import later."""
 
