@@ -37,6 +37,8 @@ def machine() -> Machine:
 class CollectivesCounted:
     """A price: every collective costs a second, all else nothing."""
 
+    fused = False
+
     def __call__(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> float:
         return 1.0 if instruction.kind is Kind.COLLECTIVE else 0.0
 

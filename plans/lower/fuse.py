@@ -20,11 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from plans.lower.emit import ValueTable
-from plans.model.graph import Operator
+from plans.model.graph import Graph, Operator
 from plans.operators.elementwise import UNARY
 from plans.program import Instruction, Kind, Scope
 
-__all__ = ["FUSIBLE", "MADE_AGAIN", "block_names", "fuse_runs"]
+__all__ = ["FUSIBLE", "MADE_AGAIN", "block_names", "fuse_runs", "fused_alone"]
 
 _UNARY = (*UNARY, "cast")
 _BINARY = ("add", "sub", "mul", "div")
@@ -88,6 +88,50 @@ def fuse_runs(
 def _names(body: Sequence[Instruction]) -> Iterator[str]:
     for line in body:
         yield from (*line.inputs, *line.outputs, *(each for each in (line.token, line.waits) if each))
+
+
+def fused_alone(graph: Graph) -> dict[str, tuple[bool, bool]]:
+    """Operator -> whether its memory-bound instructions join no others and so stay in place, in forward and backward.
+
+    Others may join them if they share a tensor and a block, or in any block if runs compute a cheap value again; and so
+    may the sum of the gradients of a tensor that several operators read.
+
+    >>> from plans.model.mlp import mlp_graph
+    >>> graph = mlp_graph([8, 4, 2], 16)
+    >>> {operator.kind: fused_alone(graph)[operator.name] for operator in graph.operators}
+    {'linear': (True, False), 'relu': (True, False), 'mse_loss': (True, True)}
+    """
+    blocks, around = block_names(graph.operators), dict[str, list[Operator]]()
+    readers: dict[str, list[Operator]] = {}
+    for operator in graph.operators:
+        for name in dict.fromkeys((*operator.inputs, *operator.outputs)):
+            around.setdefault(name, []).append(operator)
+        for name in operator.inputs:
+            readers.setdefault(name, []).append(operator)
+    again = {
+        operator.name for operator in graph.operators
+        if operator.kind in _UNARY and all(_fusible(other, forward=True) for other in readers[operator.outputs[0]])
+    }  # fmt: skip
+    found = {}
+    for operator in graph.operators:
+        tensors = (*operator.inputs, *operator.outputs)
+        near = [other for name in tensors for other in around[name] if other is not operator]
+        beside = [other for other in near if blocks[other.name] == blocks[operator.name]]
+        is_again = any(other.name in again for other in (operator, *near))
+        is_summed = any(len(readers.get(name, ())) > 1 for name in tensors if graph.tensors[name].kind == "activation")
+        joins = [is_again or any(_fusible(other, forward=forward) for other in beside) for forward in (True, False)]
+        joins[1] |= is_summed
+        forward, backward = (
+            not (joined and _fusible(operator, forward=way)) for joined, way in zip(joins, (True, False), strict=True)
+        )
+        found[operator.name] = forward, backward
+    return found
+
+
+def _fusible(operator: Operator, *, forward: bool) -> bool:
+    """Whether an operator has memory-bound instructions in the forward, or in the backward."""
+    parts = [call.split(".")[1] for call in FUSIBLE if call.startswith(f"{operator.kind}.")]
+    return any(forward != part.startswith("grad") for part in parts)
 
 
 class _Run:

@@ -6,7 +6,7 @@ The variables are the operators, by position; their values are strategies on the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,12 +18,14 @@ from plans.operators import OperatorSpec
 from plans.optimizer import Optimizer
 from plans.plan import Strategy
 from search.operators.cost_keys import CostKeys
+from search.operators.eliminate import best_assignment
 from search.operators.moves import Moves
 from search.operators.operator_costs import InstructionCost, OperatorCosts, OperatorSeconds, seconds_of_least_bytes
 from search.operators.problem import Problem
 from search.operators.refine import Question
 from search.operators.space import strategies
 from search.operators.tensor_costs import TensorCosts
+from search.operators.tensor_edges import TensorEdge
 
 __all__ = ["StageCosts"]
 
@@ -46,6 +48,7 @@ class StageCosts:
         choice: of the steps of redistributions; those of least bytes where it is None.
         moves: seconds of redistributions, or bounds of them; by `choice`, all exact, where it is None.
         known: costs of single operators by all that they depend on; may be shared by stages, meshes and optimizers.
+        alone, in_order: as of `OperatorCosts`.
 
     Besides, `choices` has the strategies of every operator, `own` prices single operators, `tensors` what is handed on,
     and `memory` is for `best_assignment`.
@@ -64,6 +67,8 @@ class StageCosts:
     choice: Choice | None = None
     moves: Moves | None = None
     known: dict[object, OperatorSeconds] = field(default_factory=dict)
+    alone: Mapping[str, tuple[bool, bool]] = field(default_factory=dict)
+    in_order: bool = False
     choices: list[list[Strategy]] = field(init=False)
     own: OperatorCosts = field(init=False)
     tensors: TensorCosts = field(init=False)
@@ -81,7 +86,8 @@ class StageCosts:
         self.choices = [self._choices(operator) for operator in self.operators]
         self.own = OperatorCosts(
             micro=self.micro, mesh=self.mesh, num_micro_batches=self.num_micro_batches, optimizer=self.optimizer,
-            cost=self.cost, ways=self.choice or least_bytes,
+            cost=self.cost, ways=self.choice or least_bytes, alone=self.alone,
+            in_order=self.in_order,
         )  # fmt: skip
         self.tensors = TensorCosts(
             micro=self.micro, operators=self.operators, choices=self.choices, mesh=self.mesh,
@@ -158,6 +164,34 @@ class StageCosts:
         compute, others, host, device = self._own_parts(position)
         return float((compute + others).min()), float(host.min()), float(device.min())
 
+    def stream_s(self) -> float:
+        """A lower bound on the time of the compute streams in a step, for any strategies on this mesh."""
+        problem = self.stream_problem()
+        return best_assignment(problem.sizes, problem.tables())[0]
+
+    def stream_problem(self) -> Problem:
+        """The part of the time of the compute streams that is a sum over operators and pairs of neighbours.
+
+        Kernels run in the order of the graph, and backwards. If an operator reads what the one before it makes in
+        another layout, no other kernel runs while the tensor is redistributed.
+        """
+        floors = [self._own_parts(position)[3] for position in range(len(self.operators))]
+        edges = [edge for edge in map(self._awaited, self.tensors.edges()) if edge is not None]
+        return Problem(
+            own=floors, edges=edges, seconds=self.tensors.seconds, left=[np.arange(len(each)) for each in floors]
+        )
+
+    def _awaited(self, edge: TensorEdge) -> TensorEdge | None:
+        """The part of a tensor's redistributions during which no kernel runs: None if there is none."""
+        if len(edge.variables) != 2 or edge.variables[0] + 1 != edge.variables[1] or not self.in_order:
+            return None
+        maker, reader = (self.operators[variable] for variable in edge.variables)
+        forward, backward = (all(self.alone[each.name][way] for each in (maker, reader)) for way in range(2))
+        reads_weights = any(self.micro.tensors[name].kind == "parameter" for name in reader.inputs)
+        if not forward:
+            return None
+        return replace(edge, wanted=edge.wanted and backward and not reads_weights)
+
     def _own_table(self, position: int) -> np.ndarray:
         """The time of each strategy of an operator; equal operators share the array."""
         compute, others, *_ = self._own_parts(position)
@@ -172,10 +206,11 @@ class StageCosts:
         return self._parts[key]
 
     def _own_s(self, operator: Operator, strategy: Strategy) -> OperatorSeconds:
-        key = self._keys.of(operator, self.micro.spec(operator), strategy)
+        key = self.alone.get(operator.name), self._keys.of(operator, self.micro.spec(operator), strategy)
         if key not in self.known:
             self.known[key] = self.own.seconds(operator, strategy)
         return self.known[key]
 
     def _column_key(self, position: int) -> object:
-        return self._keys.signature(self.operators[position]), id(self.choices[position])
+        operator = self.operators[position]
+        return self.alone.get(operator.name), self._keys.signature(operator), id(self.choices[position])

@@ -6,12 +6,13 @@ the optimizer's level requires (`plans.lower.operator_bodies`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from plans.layout import Layout, TensorLayout
 from plans.lower.emit import Emitter, ValueTable, Ways, least_bytes
+from plans.lower.fuse import FUSIBLE, fuse_runs
 from plans.lower.operator_bodies import OperatorBodies, lower_operator
 from plans.model.graph import Graph, Operator
 from plans.optimizer import Optimizer
@@ -28,6 +29,10 @@ class InstructionCost(Protocol):
     def __call__(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> float:
         """Seconds of an instruction in the search. `values`: bytes that the instruction reads and writes, if known."""
 
+    @property
+    def fused(self) -> bool:
+        """Whether lowering fuses runs of memory-bound instructions (`plans.lower.fuse`)."""
+
     def parts(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> tuple[float, float]:
         """Seconds on the host and on the device."""
 
@@ -36,7 +41,9 @@ class InstructionCost(Protocol):
 
 
 class OperatorSeconds(NamedTuple):
-    """The time of an operator alone in a step: kernels, everything else, and kernels on host and device."""
+    """The time of an operator alone in a step: kernels, everything else; and lower bounds on the time of its kernels on
+    host and device, whatever they are fused with.
+    """
 
     compute_s: float
     others_s: float
@@ -55,6 +62,9 @@ class OperatorCosts:
         optimizer: what happens to the parameters.
         cost: seconds of an instruction.
         ways: by which steps tensors are redistributed.
+        alone: operator -> whether its memory-bound instructions join no others in the forward, and in the backward
+            (`plans.lower.fuse.fused_alone`).
+        in_order: whether a rank has one compute stream, which waits where a kernel reads what a collective makes.
     """
 
     micro: Graph
@@ -63,20 +73,59 @@ class OperatorCosts:
     optimizer: Optimizer
     cost: InstructionCost
     ways: Ways = least_bytes
+    alone: Mapping[str, tuple[bool, bool]] = field(default_factory=dict)
+    in_order: bool = False
 
     def seconds(self, operator: Operator, strategy: Strategy) -> OperatorSeconds:
         """The total time of the operator alone in a step."""
         bodies = self._bodies(operator, strategy, self.num_micro_batches)
-        compute_s = others_s = host_s = device_s = 0.0
+        compute_s = others_s = 0.0
+        kernels: list[tuple[float, tuple[float, float]]] = []
         for times, instruction in bodies.counted(self.num_micro_batches):
             seconds = times * self.cost(instruction, bodies.values)
             if _is_kernel(instruction, operator):
                 compute_s += seconds
-                host, device = self.cost.parts(instruction, bodies.values)
-                host_s, device_s = host_s + times * host, device_s + times * device
+                if not (self.cost.fused and instruction.call in FUSIBLE):
+                    kernels.append((times, self.cost.parts(instruction, bodies.values)))
             else:
                 others_s += seconds
+                kernels.append((times * self._share_at_any_level(instruction), (0.0, seconds / times)))
+        alone = self.alone.get(operator.name, (False, False))
+        parts = self._fused_parts(bodies, f"{operator.kind}.forward", alone) if self.cost.fused else []
+        if self.in_order and alone[0]:
+            parts += [(0.0, self.cost(line, bodies.values)) for line in _between_kernels(bodies.forward, operator)]
+        kernels += [(self.num_micro_batches, each) for each in parts]
+        host_s, device_s = (sum(times * each[at] for times, each in kernels) for at in range(2))
         return OperatorSeconds(compute_s, others_s, host_s, device_s)
+
+    def _fused_parts(self, bodies: OperatorBodies, call: str, alone: tuple[bool, bool]) -> list[tuple[float, float]]:
+        """The least seconds on host and device of memory-bound instructions that nothing joins: of one micro-batch.
+
+        A schedule may split the backward between them, so they may be fused or not. `call` makes the output.
+        """
+        plain = [bodies.forward, bodies.last_backward]
+        if not any(line.call in FUSIBLE for body in plain for line in body):
+            return []
+        read = {name for body in plain for line in body for name in line.inputs}
+        made = {line.outputs[0] for line in bodies.forward if line.call == call}
+        table = ValueTable(
+            values={
+                name: value if name in read and name not in made else replace(value, role="gradient")  # others read it
+                for name, value in bodies.values.items()
+            }
+        )
+        ((*fused,),) = fuse_runs([plain], table, {}, 1)
+        found = []
+        for is_alone, *forms in zip(alone, plain, fused, strict=True):
+            if is_alone:
+                parts = [
+                    [self.cost.parts(line, table.values if body is forms[1] else bodies.values)
+                     for line in body if line.call in FUSIBLE or line.call == "fused"]
+                    for body in forms
+                ]  # fmt: skip
+                sums = [[sum(each[at] for each in form) for at in range(2)] for form in parts]
+                found.append((min(each[0] for each in sums), min(each[1] for each in sums)))
+        return found
 
     def compute_s(self, operator: Operator, strategy: Strategy) -> float:
         """Seconds of the operator's forward and gradients for one micro-batch."""
@@ -87,11 +136,33 @@ class OperatorCosts:
             if _is_kernel(instruction, operator)
         )
 
+    def _share_at_any_level(self, instruction: Instruction) -> float:
+        """The share of a parameter's update, or of adding to its gradient, that every optimizer-parallel level leaves.
+
+        Levels shard large parameters and add up several gradients at once; AdamW updates several parameters at once.
+        """
+        own_update = f"{self.optimizer.kind}.update" if self.optimizer.kind != "adamw" else ""
+        if instruction.call not in (own_update, "accumulate") or not instruction.outputs:
+            return 0.0
+        tensor = self.micro.tensors.get(instruction.outputs[0].removeprefix("g:"))
+        if tensor is None or tensor.kind != "parameter":
+            return 0.0
+        if tensor.size_bytes < self.optimizer.threshold_bytes:
+            return 1.0
+        return 1.0 / self.mesh.num_ranks if instruction.call == own_update else 0.0
+
     def _bodies(self, operator: Operator, strategy: Strategy, num_micro_batches: int) -> OperatorBodies:
         return lower_operator(
             self.micro, operator, strategy, self.mesh, optimizer=self.optimizer, num_micro_batches=num_micro_batches,
             ways=self.ways,
         )  # fmt: skip
+
+
+def _between_kernels(body: Sequence[Instruction], operator: Operator) -> list[Instruction]:
+    """The collectives of what one kernel of the operator makes and a later one reads."""
+    kernels = [at for at, line in enumerate(body) if _is_kernel(line, operator)]
+    inside = body[kernels[0] : kernels[-1]] if kernels else ()
+    return [line for line in inside if line.kind is Kind.COLLECTIVE]
 
 
 def _is_kernel(instruction: Instruction, operator: Operator) -> bool:

@@ -79,7 +79,8 @@ class PlanSearch:
             self._stages[key] = StageSearch(
                 graph=self.graph, machine=self.machine, num_ranks=num_ranks, num_micro_batches=num_micro_batches,
                 interleave=self.interleave, optimizer=optimizer, full_batch=self.full_batch, fused=self.fused,
-                pinned=self.pinned, known=others[0].known if others else {}, moves=others[0].moves if others else {},
+                in_order=self.interleave == 1 and not self.ways.slices, pinned=self.pinned,
+                known=others[0].known if others else {}, moves=others[0].moves if others else {},
             )  # fmt: skip
         return self._stages[key]
 

@@ -27,7 +27,6 @@ from costmodels import (
 from plans.layout import Layout
 from plans.lower import Choice
 from plans.lower.emit import step_instructions
-from plans.lower.fuse import FUSIBLE
 from plans.program import GroupProgram, Instruction, Kind, Value
 from plans.redistribution import Step, StepKind
 from plans.redistribution.price import LocalPrice
@@ -50,7 +49,7 @@ def instruction_cost(machine: Machine, mesh: Layout, num_ranks: int, *, fused: b
     SEND and its RECV both take host and processor time, but are under way together: the RECV has the time on the links.
 
     Where lowering fuses runs of instructions (`fused`) what may become part of one is priced alone, which is more than
-    its part of the run; `parts`, which bounds are made of, has nothing for it.
+    its part of the run.
     """
     return _InstructionSeconds(machine, mesh, num_ranks, fused)
 
@@ -72,8 +71,6 @@ class _InstructionSeconds:
 
     def parts(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> tuple[float, float]:
         """Seconds on the host and on the device, as if no other rank had anything to do."""
-        if self.fused and instruction.call in FUSIBLE:
-            return 0.0, 0.0
         cost = self._price(instruction, values)
         work_ps = 0 if instruction.call in _PASSED_ON else cost.together_ps
         if self.machine.host_async:

@@ -5,6 +5,7 @@ Shapes have stages in common, so every stage on a number of devices is kept once
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ from search.operators.shapes import Option, ShapeSpace
 from search.operators.stage import Floor, StageSearch
 
 __all__ = ["ShapeCosts"]
+
+_SMALL_STAGE = 100
+"""Operators of a stage whose bound includes redistributions: their tables take long in large graphs."""
 
 _Stage = tuple[int, int, int, int, int]
 """Micro-batches, ranks of the complete plan, the ends of the stage (`ShapeSpace.ends`), and its devices."""
@@ -81,17 +85,35 @@ class ShapeCosts:
     def relaxed_s(self, options: Sequence[Option]) -> float:
         """No plan of these shapes is faster: the compute of its slowest stage, split as far as each operator can be.
 
-        Where ranks share cores, all that the ranks of a single stage compute must also pass through them.
+        In small stages the redistributions that no kernel can overlap are added (`StageCosts.stream_s`). Where ranks
+        share cores, all that the ranks of a single stage compute must also pass through them.
         """
-        least, machine = math.inf, self.machine
-        for option in options:
-            floors = [self._floor[entry] for entry in self.entries(option)]
-            total = max(max(host, device) for host, device in floors)
-            if machine.cores_per_node is not None and len(floors) == 1:  # all ranks at the same time
-                sharing = min(option[2][0], machine.devices_per_node) / machine.cores_per_node
-                total *= max(1.0, sharing)
-            least = min(least, total)
-        return least
+        bounds = [(self._floor_s(option), number, False) for number, option in enumerate(options)]
+        heapq.heapify(bounds)
+        while bounds:
+            least_s, number, is_final = bounds[0]
+            if is_final:
+                return least_s
+            heapq.heapreplace(bounds, (max(least_s, self._stream_s(options[number])), number, True))
+        return math.inf
+
+    def _floor_s(self, option: Option) -> float:
+        floors, machine = [self._floor[entry] for entry in self.entries(option)], self.machine
+        total = max(max(host, device) for host, device in floors)
+        if machine.cores_per_node is not None and len(floors) == 1:  # all ranks at the same time
+            sharing = min(option[2][0], machine.devices_per_node) / machine.cores_per_node
+            total *= max(1.0, sharing)
+        return total
+
+    def _stream_s(self, option: Option) -> float:
+        """The compute stream of the slowest small stage of a shape."""
+        found = [0.0]
+        for entry in self.entries(option) if self.machine.host_async else ():
+            count, ranks, start, end, width = self._stages[entry]
+            names = self.space.segment(start, end)
+            if len(names) <= _SMALL_STAGE:
+                found.append(self.stage_search(count, ranks).stream_s(names, range(width)))
+        return max(found)
 
     def weights(self) -> list[float]:
         """About the work of every operator: the least that it takes on one device."""

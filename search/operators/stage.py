@@ -12,6 +12,7 @@ from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import Choice
+from plans.lower.fuse import fused_alone
 from plans.model.graph import Graph
 from plans.optimizer import Optimizer
 from plans.plan import Strategy
@@ -61,6 +62,7 @@ class StageSearch:
         machine: whose prices are taken.
         num_ranks: number of ranks of the complete plan.
         num_micro_batches, interleave, optimizer, full_batch, fused: as of a `Plan`.
+        in_order: whether every rank of the plans has one compute stream.
         pinned: operator -> strategy to keep.
         known, moves: costs of operators, and of redistributions on each mesh; searches that differ only in the
             optimizer's level share them.
@@ -76,6 +78,7 @@ class StageSearch:
     optimizer: Optimizer
     full_batch: bool
     fused: bool
+    in_order: bool
     pinned: Mapping[str, Strategy]
     known: dict[object, OperatorSeconds]
     moves: dict[Layout, Moves]
@@ -83,6 +86,7 @@ class StageSearch:
     solved: dict[tuple[tuple[str, ...], int], tuple[float, float]] = field(init=False, default_factory=dict)
     micro: Graph = field(init=False)
     _choice: Choice = field(init=False)
+    _alone: dict[str, tuple[bool, bool]] = field(init=False)
     _known_moves: dict[object, float] = field(init=False)
     _floors: dict[tuple[int, ...], dict[str, Floor]] = field(init=False, default_factory=dict)
     _answers: dict[object, list[StageAnswer]] = field(init=False, default_factory=dict)
@@ -91,6 +95,10 @@ class StageSearch:
     def __post_init__(self) -> None:
         self.micro = self.graph.with_batch(self.graph.batch_size // (self.num_micro_batches * self.interleave))
         self._choice = redistribution_choice(self.machine, self.num_ranks)
+        self._alone = (
+            fused_alone(self.micro) if self.fused
+            else {operator.name: (True, True) for operator in self.micro.operators}
+        )  # fmt: skip
         self._known_moves = known_moves(self.machine, self.num_ranks)
 
     def costs(self, names: Sequence[str], mesh: Layout) -> StageCosts:
@@ -116,7 +124,7 @@ class StageSearch:
             mesh=mesh, num_micro_batches=self.num_micro_batches * self.interleave, optimizer=self.optimizer,
             full_batch=self.full_batch, pinned=pinned, suggested=suggestions(self.micro, mine, pinned, mesh),
             cost=instruction_cost(self.machine, mesh, self.num_ranks, fused=self.fused), choice=self._choice,
-            moves=moves, known=self.known,
+            moves=moves, known=self.known, alone=self._alone, in_order=self.in_order,
         )  # fmt: skip
 
     def meshes(self, names: Sequence[str], ranks: Sequence[int]) -> list[Layout]:
@@ -260,6 +268,10 @@ class StageSearch:
                 )  # fmt: skip
         self._floors[tuple(ranks)] = found
         return found
+
+    def stream_s(self, names: Sequence[str], ranks: Sequence[int]) -> float:
+        """A lower bound on the time of a stage's compute streams in a step, for any strategies (`StageCosts`)."""
+        return min(self.costs(names, mesh).stream_s() for mesh in self.meshes((), ranks))
 
     # ---------------------------------------------------------------- helpers
 
