@@ -22,8 +22,6 @@ from plans.reading import json_of
 
 __all__ = ["EvaluationRow", "Figures", "Metrics", "StepFacts"]
 
-_NOT_DRAWN = ("step", "predicted_step_s")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
@@ -171,7 +169,7 @@ class Metrics:
         self._write(row)
         if self._board is not None:
             for name, value in row.items():
-                if name not in _NOT_DRAWN and value is not None:
+                if name != "step" and value is not None:
                     self._board.add_scalar(name, value, step + 1)
 
     def evaluated(self, found: EvaluationRow) -> None:
