@@ -38,6 +38,8 @@ def changed_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[
 
     >>> changed_values({"a": {"b": 1, "c": 2}}, {"a": {"b": 3, "c": 2}, "d": None})
     {'a.b': (1, 3)}
+    >>> changed_values({"groups": [{"scale": 1}]}, {"groups": [{"scale": 2}]})
+    {'groups[0].scale': (1, 2)}
     """
     first, second = dict(_leaves("", before)), dict(_leaves("", after))
     pairs = {path: (first.get(path), second.get(path)) for path in first | second}
@@ -62,6 +64,10 @@ def _computation(plan: Plan) -> dict[str, Any]:
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
+        for number, each in enumerate(value):
+            yield from _leaves(f"{path}[{number}]", each)
+        return
     if not isinstance(value, Mapping):
         yield path, value
         return

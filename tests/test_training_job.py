@@ -225,6 +225,11 @@ def leaves():
     sys.exit(0)
 
 
+def undefined():
+    for batch in batches(14):
+        yield batch | {"x": np.full_like(batch["x"], np.nan)}
+
+
 def breaks():
     for batch in batches(14):
         yield batch | {"x": batch["x"] / (1 // 0)}
@@ -252,6 +257,7 @@ def breaks():
         ({"steps": 0}, "bad.toml: steps must be a whole number of at least 1, not 0"),
         ({"data": 'random"\ndevice = "gpu'}, "device is 'gpu'; it must be 'auto' or 'cpu' or 'cuda' or 'npu'"),
         ({"data": 'random"\ndevice = "npu'}, "device 'npu' "),
+        ({"data": f"{__file__}:undefined"}, "input 'x' of the first batch has a number that is not finite"),
         ({"data": "banana"}, "data 'banana' is no file or folder; give random, digits"),
         ({"data": ""}, "data is empty; name a source"),
         ({"data": 'random"\nweights = "nowhere.pt'}, "weights 'nowhere.pt': there is no such file"),

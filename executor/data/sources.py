@@ -87,9 +87,13 @@ class Source:
         """Refuse data whose first batch is not for the graph.
 
         Raises:
-            TwofoldError: as `batches`.
+            TwofoldError: as `batches`; a number that is not finite.
         """
-        next(self.batches(graph, 1))
+        for name, array in next(self.batches(graph, 1)).items():
+            if not np.isfinite(_plain(array)).all():
+                raise TwofoldError(
+                    f"data {self._name}: input {name!r} of the first batch has a number that is not finite; remove it"
+                )
 
     def num_batches(self, graph: Graph) -> int | None:
         """The batches of an epoch, where that is known."""

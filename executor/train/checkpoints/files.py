@@ -66,7 +66,10 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         TwofoldError: there is none, or it is damaged.
     """
-    return read_json(path / MANIFEST, "the checkpoint", Manifest, advice="resume from another checkpoint")
+    advice = "delete this checkpoint and resume from another"
+    if not (path / MANIFEST).exists():
+        raise TwofoldError(f"{path}: the checkpoint has no {MANIFEST}; {advice}")
+    return read_json(path / MANIFEST, "the checkpoint", Manifest, advice=advice)
 
 
 def check_checkpoint(path: Path, plan: Plan) -> Manifest:
@@ -90,7 +93,8 @@ def check_checkpoint(path: Path, plan: Plan) -> Manifest:
     for name, (size, digest) in manifest.files.items():
         if not _is_as_written(path / name, size, digest):
             raise TwofoldError(
-                f"{path / name}: changed after it was written; delete this checkpoint and resume from another"
+                f"{path / name}: changed after it was written, or missing; delete this checkpoint and "
+                "resume from another"
             )
     return manifest
 
