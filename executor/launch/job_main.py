@@ -109,7 +109,7 @@ def _run(task: Task, job: Job) -> None:
 
     def on_step(step: int, loss: float | None) -> None:
         if metrics is not None and loss is not None:
-            metrics.add(step, loss, None if rate is None else rate(step))
+            metrics.add(step, loss, plan.optimizer.settings["lr"] if rate is None else rate(step))
         if loss is not None and task.print_every and (step + 1) % task.print_every == 0:
             print(f"epoch: {step // per_epoch + 1} step: {step % per_epoch + 1}, loss is {loss:.9g}", flush=True)
 

@@ -61,7 +61,7 @@ class Figures:
     Args:
         step: its number, from 1.
         loss: of the full batch; None where it is not finite and the step was skipped.
-        learning_rate: of the schedule; None where the plan's optimizer has its own.
+        learning_rate: of the schedule, or else of the optimizer; a parameter group may scale it.
         step_s: from the end of the step before; None in the first step of a process, which compiles and checks.
         samples_per_s: of all ranks.
         tokens_per_s: of all ranks; None where samples are not rows of tokens.

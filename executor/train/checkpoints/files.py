@@ -84,7 +84,10 @@ def check_checkpoint(path: Path, plan: Plan) -> Manifest:
     if manifest.optimizer != plan.optimizer.kind or dict(manifest.parameters) != wanted:
         odd = sorted(set(wanted.items()) ^ set(manifest.parameters.items()))
         what = f"parameter {odd[0][0]!r}" if odd else f"optimizer {manifest.optimizer!r}"
-        raise TwofoldError(f"{path}: a checkpoint of another model or optimizer ({what} differs from the plan's)")
+        raise TwofoldError(
+            f"{path}: a checkpoint of another model or optimizer ({what} differs from the plan's); use those of its "
+            "plan.json, or another out to train from the start"
+        )
     if manifest.skipped and plan.step_check is None:
         raise TwofoldError(
             f"{path}: {manifest.skipped} of its steps were skipped, which AdamW depends on; keep "
