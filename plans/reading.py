@@ -18,7 +18,7 @@ import tomllib
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -252,18 +252,31 @@ def toml_of(text: str, source: str, type: Any = dict[str, Any]) -> Any:
     """
     try:
         found = tomllib.loads(text)
-        for place, value in _scalars(found, ""):
+    except (ValueError, RecursionError, OverflowError) as error:
+        how = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise TwofoldError(f"{source}: not TOML ({how})") from None
+    return typed(found, source, type)
+
+
+def typed(tables: Mapping[str, Any], source: str, type: type[T]) -> T:
+    """Tables, as of a TOML file, as a value of a type that is checked.
+
+    Raises:
+        TwofoldError: see `toml_of`.
+
+    >>> typed({"a": 1}, "the job", dict[str, int])
+    {'a': 1}
+    """
+    try:
+        for place, value in _scalars(tables, ""):
             if isinstance(value, int | float) and not (math.isfinite(value) and abs(value) < _MOST_NUMBER):
                 raise TwofoldError(f"{source}: {place} is {str(value)[:_SHOWN]}; numbers must be finite and below 2^63")
             if isinstance(value, str) and "\0" in value:
                 raise TwofoldError(f"{source}: {place} has a NUL character; remove it")
-        return msgspec.convert(found, type)
-    except TwofoldError:
-        raise
-    except (ValueError, RecursionError, OverflowError) as error:
+        return msgspec.convert(tables, type)
+    except (msgspec.ValidationError, RecursionError, OverflowError) as error:
         how = "nested too deeply" if isinstance(error, RecursionError) else _plain(error, type)
-        is_toml = isinstance(error, msgspec.ValidationError)
-        raise TwofoldError(f"{source}: {how}" if is_toml else f"{source}: not TOML ({how})") from None
+        raise TwofoldError(f"{source}: {how}") from None
 
 
 def _plain(error: Exception, type: Any) -> str:

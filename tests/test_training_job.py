@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import twofold as tf
 from costmodels import Machine
 from executor.capture.capture import capture
 from executor.data.sources import Source
@@ -28,6 +29,7 @@ from executor.train.options import Checkpoints, RunOptions
 from executor.train.rates import Rate
 from executor.train.run import run_rank
 from executor.train.settings import OptimizerSettings, RunSettings
+from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import transformer
 from plans.optimizer import Optimizer, ParameterGroup
@@ -276,6 +278,13 @@ def test_a_bad_job_is_refused_in_one_line_before_a_launch(changed, says, tmp_pat
 
     assert re.search(says, line), line
     assert {path.name for path in tmp_path.iterdir()} == {"plan.json", "bad.toml"}  # nothing is written
+
+
+def test_a_job_in_python_has_the_keys_of_the_file(tmp_path):
+    plan = str(save_plan(one_rank(), tmp_path / "plan.json"))
+    job = {"plan": plan, "steps": 3, "out": str(tmp_path / "out"), "learning_rate": {"peak": 0.1, "pek": 1}}
+    with pytest.raises(TwofoldError, match="the training job: unknown key `pek` .*; did you mean `peak`"):
+        tf.train(job)
 
 
 def test_only_one_job_trains_in_a_folder(tmp_path, capsys):

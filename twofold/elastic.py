@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ SEARCH_S = 60.0
 
 
 def train(
-    job: TrainingJob,
+    job: TrainingJob | Mapping[str, Any],
     *,
     resume: bool = False,
     allow_changes: bool = False,
@@ -33,7 +33,7 @@ def train(
     """Run a training job (see `executor.launch.train_job.train`); node 0 first searches the plans for fewer nodes.
 
     Args:
-        job: the job. Plans are searched if it has `elastic.machine`.
+        job: the job, or a mapping with the keys of a job file. Plans are searched if it has `elastic.machine`.
         resume: resume from the newest checkpoint.
         allow_changes: resume although settings that losses depend on have changed.
         on_line: called with (rank, line) for every line that the last rank of this machine prints.
@@ -42,13 +42,13 @@ def train(
     Raises:
         TwofoldError: bad input, no plan that fits the memory of fewer devices, or an error of the training.
 
-    >>> from executor.launch.train_job import TrainingJob
-    >>> train(TrainingJob(plan="plan.json", steps=100, out="runs/gpt"))[-1]["loss"]  # doctest: +SKIP
+    >>> job = {"plan": "plan.json", "steps": 100, "out": "runs/gpt", "checkpoints": {"every": 20}}
+    >>> train(job)[-1]["loss"]  # doctest: +SKIP
     """
     from executor.launch import train_job
 
     with refusing(nodes):
-        job = _with_searched_plans(job, nodes)
+        job = _with_searched_plans(train_job.training_job(job) if isinstance(job, Mapping) else job, nodes)
     return train_job.train(job, resume=resume, allow_changes=allow_changes, on_line=on_line, nodes=nodes)
 
 

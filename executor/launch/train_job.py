@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +23,10 @@ from executor.train.settings import EvaluationSettings, OptimizerSettings, Repli
 from plans.errors import TwofoldError, number, whole_number
 from plans.model.graph import matches_any
 from plans.plan import Plan, load_plan, plan_digest, plan_from_json, plan_to_json, save_plan
-from plans.reading import json_of, read_toml
+from plans.reading import json_of, read_toml, typed
 from plans.step_check import LossScale, Spike, StepCheck
 
-__all__ = ["CheckpointSettings", "ElasticSettings", "TrainingJob", "load_training_job", "train"]
+__all__ = ["CheckpointSettings", "ElasticSettings", "TrainingJob", "load_training_job", "train", "training_job"]
 
 
 _MOST_STEPS = 10**9
@@ -105,6 +105,18 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def gathers_weights(self) -> bool:
         """Whether rank 0 writes `weights.npz`."""
         return self.checkpoints is None if self.gather_weights is None else self.gather_weights
+
+
+def training_job(tables: Mapping[str, Any]) -> TrainingJob:
+    """The job of a mapping with the keys of a job file.
+
+    Raises:
+        TwofoldError: an unknown or missing key, a value of another type.
+
+    >>> training_job({"plan": "plan.json", "steps": 100, "out": "runs/gpt", "checkpoints": {"every": 20}}).checkpoints
+    CheckpointSettings(every=20, keep=2)
+    """
+    return typed(tables, "the training job", TrainingJob)
 
 
 def load_training_job(path: str | os.PathLike[str]) -> TrainingJob:
