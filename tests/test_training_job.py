@@ -283,7 +283,7 @@ def test_a_bad_job_is_refused_in_one_line_before_a_launch(changed, says, tmp_pat
 def test_a_job_in_python_has_the_keys_of_the_file(tmp_path):
     plan = str(save_plan(one_rank(), tmp_path / "plan.json"))
     job = {"plan": plan, "steps": 3, "out": str(tmp_path / "out"), "learning_rate": {"peak": 0.1, "pek": 1}}
-    with pytest.raises(TwofoldError, match="the training job: unknown key `pek` .*; did you mean `peak`"):
+    with pytest.raises(TwofoldError, match=r"the training job: unknown key `pek` .*; did you mean `peak`"):
         tf.train(job)
 
 
