@@ -3,6 +3,7 @@
 Most scripts wait for files that other processes write, never for a time to pass.
 """
 
+import json
 import os
 import signal
 import socket
@@ -20,7 +21,8 @@ import pytest
 from executor.launch.launch import WORKER_MAIN, Follow, LaunchResult, Nodes, launch
 from executor.launch.rank_failures import RankFailed, RunFailed, RunTimedOut, first_failure, timed_out
 from executor.launch.rank_logs import JobFolder, LineReader, fresh_folders
-from executor.launch.worker_main import AGENT_PID, is_lost_peer
+from executor.launch.worker_main import AGENT_PID, is_lost_peer, report_exception
+from executor.user_code import UserCodeError, running_user_code
 from plans.errors import TwofoldError
 
 TOKEN = "TWOFOLD_TEST_TOKEN"
@@ -611,3 +613,14 @@ def test_a_rank_killed_inside_a_gloo_collective_is_the_one_named(script, job, en
     with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
         launch(script(body), num_ranks=2, log_dir=job.log_dir, env=env)
     assert processes_with(env[TOKEN]) == []
+
+
+def test_an_error_of_user_code_is_told_with_the_users_frames_only(tmp_path, capsys):
+    with pytest.raises(UserCodeError) as raised, running_user_code("data 'train.py:batches'"):
+        {}["images"]
+    assert report_exception(str(tmp_path), raised.value) == 1
+    content = json.loads((tmp_path / "error.json").read_text())
+    assert content["error"].startswith("data 'train.py:batches' raised KeyError: 'images'") and not content["refusal"]
+    first, frame, *_, last = content["traceback"].splitlines()
+    assert first.startswith("Traceback") and __file__ in frame and last == "KeyError: 'images'"
+    assert "user_code.py" not in content["traceback"] + capsys.readouterr().err

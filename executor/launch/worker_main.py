@@ -283,17 +283,20 @@ def report_exception(folder: str, error: BaseException) -> int:
     import time
     import traceback
 
-    ours = (__file__, runpy.run_path.__code__.co_filename)
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename in ours:
-        frames = frames.tb_next
-    error.with_traceback(frames)
-    story = "".join(traceback.format_exception(error))
-    summary = "".join(traceback.format_exception_only(error)).strip().splitlines()
-    lost_peer = is_lost_peer(error)
     # Told apart by name since nothing of ours is imported here.
     kinds = {kind.__name__ for kind in type(error).__mro__}
     is_of_user = "UserCodeError" in kinds  # no refusal: a restart may help
+    ours: tuple[str, ...] = (__file__, runpy.run_path.__code__.co_filename)
+    told = error
+    if is_of_user and error.__cause__ is not None:  # the frames of the user's code only
+        told, ours = error.__cause__, (*ours, os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
+    frames = told.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(ours):
+        frames = frames.tb_next
+    told.with_traceback(frames)
+    story = "".join(traceback.format_exception(told))
+    summary = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    lost_peer = is_lost_peer(error)
     is_refusal = "TwofoldError" in kinds and not is_of_user
     if is_of_user:
         summary = [str(error)]
@@ -303,7 +306,7 @@ def report_exception(folder: str, error: BaseException) -> int:
         "refusal": str(error) if is_refusal else "",
     }
     report_error(folder, content | {"traceback": story, "lost_peer": lost_peer})
-    sys.excepthook(type(error), error, frames)
+    sys.excepthook(type(told), told, frames)
     if lost_peer:
         time.sleep(LOST_PEER_WAIT_S)
     return 1
