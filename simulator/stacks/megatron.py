@@ -28,8 +28,8 @@ inside the product that makes a weight's gradient."""
 
 
 _HOST_S = (405e-6, 615e-6)
-"""Host seconds of one block, forward and backward: those of plain torch modules (kinds of dispatch in benchmarks/data,
-stack torch, H200 host), since Megatron's layer is torch modules too. Assumed for other hosts."""
+"""Host seconds of a block of plain torch modules, forward and backward (kinds of dispatch in benchmarks/data, stack
+torch, H200 host). A layer of Megatron takes `Megatron.host_factors` times as long. Assumed for other hosts."""
 
 _PRODUCT_HOST_S = 11e-6
 """Host time of a matrix product alone (the same data), from which the weight-gradient part is computed."""
