@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,12 @@ from benchmarks.peers.sets import CASES, SMOKE_CASES, case_named
 from benchmarks.peers.single import Rows
 from benchmarks.peers.table import row_of, table
 from benchmarks.peers.weights import SharedWeights
+from plans.degrees import Degrees
 from plans.model.transformer import transformer
 from simulator.forecast import forecast
+from simulator.stacks import stack_named
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 EVERY = [case for table in (CASES, SMOKE_CASES) for cases in table.values() for case in cases]
 
@@ -120,8 +125,29 @@ def test_cases_that_are_not_there_are_refused(capsys: pytest.CaptureFixture[str]
 )
 def test_peaks_of_split_backwards_and_of_gathered_weights_are_as_measured(file: str, device: str, name: str) -> None:
     """Torch's split backward keeps its graph; blocks are not gathered while a large loss is computed."""
-    rows = json.loads((Path(__file__).parents[1] / "benchmarks" / "results" / f"{file}.json").read_bytes())["rows"]
+    rows = json.loads((RESULTS / f"{file}.json").read_bytes())["rows"]
     measured = next(row["measured"]["torch"]["peak_bytes"] for row in rows if row["case"] == name)
     case = case_named(name)
     found = forecast(case.config, case.degrees_value(), case.machine(device), stack=PEER_STACKS["torch"])
     assert found.peak_bytes == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "tp", "sequence_parallel"),
+    [
+        ("megatron_host_h200", "layers", 1, False),
+        ("megatron_host_h200_x2", "layers", 2, False),
+        ("megatron_host_h200_x2", "layers by sequence", 2, True),
+    ],
+)
+def test_the_host_of_megatron_takes_what_was_measured_over_plain_torch(
+    file: str, name: str, tp: int, sequence_parallel: bool
+) -> None:
+    rounds = json.loads((RESULTS / f"{file}.json").read_bytes())["layer_us"]
+    degrees = Degrees(tp=tp, sequence_parallel=sequence_parallel)
+    for way, part in enumerate("FB"):
+        measured = statistics.median(each[name][way] for each in rounds)
+        measured /= statistics.median(each["plain torch"][way] for each in rounds)
+        seconds = [stack_named(stack).block_host_s(one, part, reduces=False)
+                   for stack, one in (("megatron", degrees), ("megatron-2022", Degrees()))]  # fmt: skip
+        assert seconds[0] / seconds[1] == pytest.approx(measured, rel=0.06)

@@ -34,6 +34,11 @@ torch, H200 host). A layer of Megatron takes `Megatron.host_factors` times as lo
 _PRODUCT_HOST_S = 11e-6
 """Host time of a matrix product alone (the same data), from which the weight-gradient part is computed."""
 
+_SPLIT_HOST = {False: (1.0, 1.2), True: (1.15, 1.55)}
+"""Without and with sequence parallelism: the host's time for a layer's forward and backward where tensor parallelism
+splits it, over a layer that is not split. Megatron-Core 0.16.1 on two H200 (benchmarks/megatron_host.py,
+benchmarks/results/megatron_host_h200_x2.json)."""
+
 _MESSAGE_HOST_S = 30e-6
 """Host time of a collective in eager torch (kind collective, small messages back to back)."""
 
@@ -61,6 +66,7 @@ class Megatron(Stack):
         weights_early: whether the weights of routing multiply what goes into the last product of an expert, so that its
             output is not kept (since 2025, megatron/core/transformer/moe/experts.py, TEGroupedMLP).
         sinks_graph: whether the device has the complete graph of a step, so that the host issues nothing.
+        host_factors: the host's time for a layer's forward and backward, over those of plain torch modules.
         holds_gradients: as in `Stack`: they are views of buffers that are made with the model
             (megatron/core/distributed/param_and_grad_buffer.py).
     """
@@ -81,17 +87,19 @@ class Megatron(Stack):
     recomputes_norms: bool = False
     weights_early: bool = False
     sinks_graph: bool = False
+    host_factors: tuple[float, float] = (1.0, 1.0)
     holds_gradients: bool = True
 
     def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
         """See `Stack`."""
         own = f"software {self.name}:"
-        blocks = host_s(self.host, "plain") if self.host else _HOST_S
+        forward_s, backward_s = self._layer_host_s()
+        factors = "" if self.host_factors == (1.0, 1.0) else "{:g} and {:g} times ".format(*self.host_factors)
         attention = "one fused kernel" if self.flash_attention else "written out (products, softmax, dropout)"
         notes = [
             f"{own} attention {attention}, other kernels fused as in arXiv 2104.04473, section 4.2",
-            f"{own} host {blocks[0] * 1e6:.0f} and {blocks[1] * 1e6:.0f} us for a block's forward and backward, "
-            f"those of plain torch modules on {self.host or 'an H200 host'}",
+            f"{own} host {forward_s * 1e6:.0f} and {backward_s * 1e6:.0f} us for a block's forward and backward, "
+            f"{factors}those of plain torch modules on {self.host or 'an H200 host'}",
         ]
         if config.experts is not None:
             notes.append(
@@ -144,12 +152,13 @@ class Megatron(Stack):
     def block_host_s(
         self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
     ) -> float | None:
-        """See `_HOST_S`; two messages each way with tensor parallelism."""
+        """Longer where tensor parallelism splits a layer."""
         if self.sinks_graph:
             return 0.0
-        messages = 2 * _MESSAGE_HOST_S if degrees.tp > 1 else 0.0
-        blocks = host_s(self.host, "plain") if self.host else _HOST_S
-        forward, backward = (own + messages for own in blocks)
+        forward, backward = self._layer_host_s()
+        if degrees.tp > 1:
+            factors = _SPLIT_HOST[degrees.sequence_parallel]
+            forward, backward = forward * factors[0], backward * factors[1]
         if part == "F":
             return forward
         if part == "W":
@@ -157,6 +166,11 @@ class Megatron(Stack):
         if part == "I":
             backward -= 4 * _PRODUCT_HOST_S
         return backward + (forward if degrees.recompute == "full" else 0.0)
+
+    def _layer_host_s(self) -> tuple[float, float]:
+        """A layer's forward and backward without messages."""
+        forward, backward = host_s(self.host, "plain") if self.host else _HOST_S
+        return forward * self.host_factors[0], backward * self.host_factors[1]
 
     def kernels(
         self, call: str, shapes: Sequence[Shape], dtype: str, touched_bytes: int, part: str
