@@ -100,9 +100,9 @@ def _check_names(sizes: dict[str, int], path: str) -> None:
             raise TwofoldError(f"{path}: placements over {name} are not read; state those degrees otherwise")
         if name != "cp" and ("cp" in name.lower() or "context" in parts):
             raise TwofoldError(
-                f"{path}: of mesh dim {name!r} placements do not say how many ranks are context parallel; state it as "
-                f'two, such as "dp": {sizes[name]}, "cp": 1, with the placement along each; only "cp" is read as '
-                "context parallel"
+                f"{path}: placements along mesh dim {name!r} do not state how many ranks are context parallel; use two "
+                f'mesh dims, such as "dp": {sizes[name]}, "cp": 1, with a placement for each (only "cp" is read as '
+                "context parallel)"
             )
 
 

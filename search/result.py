@@ -212,16 +212,16 @@ class SearchResult(Shown, Generic[PlanT]):
         is_beyond = isinstance(self.best, Candidate) and self.best.degrees.takes_turns
         space = "the search space" + (" (which has no slices or pairs)" if is_beyond else "")
         assumed = self._assumed()
-        if_margin = f", if {' and '.join(assumed)}" if assumed else ""
+        holds = f" This holds if {' and '.join(assumed)}." if assumed else ""
         if self.num_proven > 1:
             sentences.append(
-                f"Proven: the first {self.num_proven} plans have the shortest forecasts of {space}{if_margin}."
+                f"Proven: the first {self.num_proven} plans have the shortest forecasts of {space}.{holds}"
             )
         elif self.num_proven:
-            sentences.append(f"Proven: the first plan has the shortest forecast of {space}{if_margin}.")
+            sentences.append(f"Proven: the first plan has the shortest forecast of {space}.{holds}")
         elif is_beyond or not self.complete or self.lower_bound_s > self.relaxed_bound_s:
             most = "less than 0.1 % longer than" if self.gap < 5e-4 else f"at most {_longer_than(self.gap)}"
-            sentences.append(f"Its forecast is {most} the shortest of {space}{if_margin}.")
+            sentences.append(f"Its forecast is {most} the shortest of {space}.{holds}")
         relaxed = f"the optimistic relaxation ({Seconds(self.relaxed_bound_s)})" if self.method == "search" else ""
         bounds = [f"{_longer_than(self.gap_to_relaxation)} {relaxed}"] if relaxed else []
         bounds.append(f"{_longer_than(self.gap_to_physics)} the physical bound ({Seconds(self.physics_bound_s)})")

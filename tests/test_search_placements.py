@@ -57,7 +57,7 @@ def test_replicas_context_and_batch(tmp_path: Path) -> None:
     ("mesh", "dims", "more", "message"),
     [
         ({"dp": 2, "tp": 2, "fsdp": 2}, [{}, SPLIT, {}], {}, "must be next to each other"),
-        ({"dp_shard_cp": 4}, [{}], {}, 'state it as two, such as "dp": 4, "cp": 1'),
+        ({"dp_shard_cp": 4}, [{}], {}, 'use two mesh dims, such as "dp": 4, "cp": 1'),
         ({"context_ranks": 4}, [{}], {}, "how many ranks are context parallel"),
         ({"dp_shard_mod_ep": 4}, [{}], {}, "over dp_shard_mod_ep"),
         ({"a": 2, "b": 4}, [{}, dict.fromkeys(EVERY, Shard(0))], {}, "hybrid"),

@@ -139,8 +139,8 @@ def cross_entropy(
         label, mine = _labels(context, attrs, t, x.shape[-1])
     except RuntimeError as error:  # on an accelerator the device says it, later
         raise TwofoldError(
-            f"{error} in a cross_entropy of {x.shape[-1]} classes. Labels that are to be ignored need an ignore_index "
-            f"that the loss is given and that is not torch's default of -100, such as CrossEntropyLoss(ignore_index=-1)"
+            f"{error} in a cross_entropy of {x.shape[-1]} classes. To ignore labels, pass an ignore_index other than "
+            f"torch's default of -100 to the loss, such as CrossEntropyLoss(ignore_index=-1)"
         ) from None
     sums, logit = _read(x, label, mine, _wide(x))
     return _mean(context, attrs, sums - logit, t, count), sums
