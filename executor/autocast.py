@@ -117,8 +117,8 @@ class _Casts(TorchFunctionMode):
             if parts is None:
                 raise TwofoldError(
                     f"torch.autocast casts in the middle of {getattr(func, '__name__', func)}, which a graph cannot "
-                    "represent; call it under torch.autocast(..., enabled=False), on values that already have the dtype "
-                    "to compute in"
+                    "represent; call it under torch.autocast(..., enabled=False), on values that already have the "
+                    "target dtype"
                 )
             with self:
                 return parts()

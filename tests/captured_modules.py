@@ -489,12 +489,12 @@ ONE_RANK = {
 
 
 ON_RANKS = (
-    "several means at once", "sequence first", "random numbers", "a class for every pixel", "Fourier transforms",
+    "several means at once", "sequence first", "random numbers", "a class for every pixel",
     "choice by the data", "own gradients", "experts by bmm", "convolutions", "batch norm",
     "lists as an index, biases of heads", "class weights, smoothed, ignored", "transformer layer, norm first",
-    "recurrent", "complex rotations", "mean over what counts", "CTC", "derivatives in the forward",
+    "recurrent", "complex rotations", "mean over what counts", "derivatives in the forward",
     "running statistics, own", "counter", "codebook of moving averages", "chosen in every sample",
-    "packed sequences", "kernels of samples", "functions of means",
+    "kernels of samples", "functions of means",
 )  # fmt: skip
 """Modules that have, between them, every kind of operator that is in `MODULES`."""
 

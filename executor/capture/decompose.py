@@ -54,7 +54,7 @@ def _decompose(node: fx.Node) -> None:
     def simpler(*values: torch.Tensor) -> object:
         given = [values[read.index(each)] if isinstance(each, fx.Node) else each for each in flat]
         args, kwargs = pytree.tree_unflatten(given, structure)
-        return decomposition_table[node.target](*args, **kwargs)  # type: ignore[index]
+        return decomposition_table[node.target](*args, **kwargs)
 
     with torch.device("meta"):
         traced = make_fx(simpler)(*on_meta(read))
