@@ -96,10 +96,9 @@ ON_RANKS = {
     "level 2, clipped": scaled(DP, adamw(2, clip_norm=0.05), num_micro_batches=2),
     "level 3": scaled(DP, adamw(3), num_micro_batches=2),
     "level 3, two stages": two_stages(adamw(3), step_check=SCALED),
-    "momentum, level 2, two stages": two_stages(momentum(2, clip_norm=0.05), step_check=SCALED),
     "float16 weights, level 1": scaled(DP, adamw(1, **MEGATRON), of=HALF),  # a rank's rows are a micro-batch
     "spikes": scaled(DP, adamw(2), check=SPIKES, num_micro_batches=2),
-    "spikes, two stages, momentum": two_stages(momentum(1), step_check=SPIKES),
+    "spikes, two stages, momentum, clipped": two_stages(momentum(1, clip_norm=0.05), step_check=SPIKES),
 }
 NEXT = {
     "level 0": "level 3, two stages",

@@ -32,8 +32,8 @@ CASES = {
             config, {"sequence_parallel": sequence_parallel, "recompute": recompute, "zero": zero},
         )
         for name, config, recompute, sequence_parallel, zero in (
-            ("llama", LLAMA, "selective", False, 1), ("gpt", GPT, "full", False, 0),
-            ("gpt", GPT, "none", True, 1), ("llama", LLAMA, "memory_bound", True, 0),
+            ("llama", LLAMA, "selective", False, 1), ("gpt", GPT, "full", True, 1),
+            ("llama", LLAMA, "memory_bound", True, 0),
         )
     },
     "some blocks recompute, stages innermost": (
@@ -44,7 +44,6 @@ CASES = {
         replace(LLAMA, num_layers=4),
         {"schedule": "dualpipe_v", "virtual": 2, "micro_batch": 1, "sequence_parallel": True, "zero": 1},
     ),
-    "tensor parallel outermost": (LLAMA, {"sequence_parallel": True, "order": ("dp", "cp", "pp", "tp")}),
     "dropping": (DROPPING, {"sequence_parallel": True, "recompute": "full"}),
 }  # fmt: skip
 
