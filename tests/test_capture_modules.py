@@ -109,7 +109,7 @@ def work(rank, folder):
             batches, parameters = [dict(batch)] * NUM_STEPS, dict(values)
         result = run_rank(
             program, plan, batches, parameters, NUM_STEPS, device="cpu", weights_path=folder / f"{name}.npz",
-            options=RunOptions(record_steps=0),
+            options=RunOptions(record_steps=0, count=False),  # tests/test_operators_ranks.py counts communication
         )  # fmt: skip
         result.save(folder / f"{name}.{rank}.npz")
 
@@ -138,7 +138,6 @@ def test_ranks_train_as_torch(on_ranks, name):
     expected = expected_of(module, batch, plan)
     for rank in range(NUM_RANKS):
         result = RankResult.load(folder / f"{name}.{rank}.npz")
-        assert not result.differences
         assert compare_losses(result.losses, expected.losses).max_rel_diff < 1e-12
     with np.load(folder / f"{name}.npz") as found:
         weights = dict(found)

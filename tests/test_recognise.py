@@ -208,15 +208,12 @@ def test_degrees_and_choices_for_operators_exclude_each_other():
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
-OF_FREQUENCIES = replace(SMALL, rope=FREQUENCIES)
 RANKS = {
     "dp 2 pp 2": Degrees(dp=2, pp=2, micro_batch=2, global_batch=8),
     "tp 2 pp 2, sequence parallel": Degrees(
         tp=2, pp=2, sequence_parallel=True, schedule="interleaved_1f1b", virtual=2, micro_batch=2, global_batch=8
     ),
     "dp 2 cp 2, level 1, recompute": Degrees(dp=2, cp=2, recompute="full", micro_batch=2, global_batch=8),
-    "tp 4": Degrees(tp=4, micro_batch=4, global_batch=8),
-    "cp 2 tp 2, frequencies": Degrees(cp=2, tp=2, micro_batch=4, global_batch=8),
     "dp 2 pp 2, bfloat16 to the loss": Degrees(dp=2, pp=2, micro_batch=2, global_batch=8),
 }
 
@@ -225,7 +222,7 @@ def small(name):
     torch.manual_seed(3)
     if "bfloat16" in name:
         return PlainLlama(replace(SMALL, dtype="bfloat16", float_loss=False)).bfloat16()
-    return PlainLlama(OF_FREQUENCIES if "frequencies" in name else SMALL)
+    return PlainLlama(SMALL)
 
 
 def batch():
