@@ -55,7 +55,7 @@ _MOST_ROWS = 80
 _FOR_TRANSFORMERS = {
     "stages": "use --pp", "micro_batches": "use --micro-batch, the samples of one micro-batch",
     "widths": "use --stage-layers", "lr": "`twofold train` takes the learning rate",
-    "optimizer": "transformers are planned with AdamW; `twofold train` takes another one",
+    "optimizer": "AdamW is planned, and `twofold train` takes another one",
 }  # fmt: skip
 """Counterparts for transformers of the options in `OperatorOptions`."""
 
