@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zipfile
 
 import numpy as np
 import pytest
@@ -83,3 +84,16 @@ def test_wrong_files_are_refused(tmp_path):
     refused("less.npz", "lack the parameter 'b1'; they have 1 tensors: w1")
     np.savez(tmp_path / "shape.npz", **parameters() | {"w2": np.zeros((3, 3), np.float32)})
     refused("shape.npz", r"'w2' has the shape \(3, 3\), the plan \(2, 8\)")
+
+
+def test_a_state_dict_with_a_damaged_tensor_is_refused(tmp_path):
+    torch.save({"w": torch.zeros(3)}, tmp_path / "good.pt")
+    with zipfile.ZipFile(tmp_path / "good.pt") as good, zipfile.ZipFile(tmp_path / "bad.pt", "w") as bad:
+        for name in good.namelist():
+            content = good.read(name)
+            if name.endswith("data.pkl"):
+                assert content.count(b"K\x01\x85") == 1  # the strides, a tuple of one number
+                content = content.replace(b"K\x01\x85", b"K\x01")
+            bad.writestr(name, content)
+    with pytest.raises(TwofoldError, match=r"torch\.load cannot read a state_dict from it"):
+        read_weights(str(tmp_path / "bad.pt"))
