@@ -91,13 +91,13 @@ ALONE = {
     "sgd": scaled(ONE, Optimizer(settings={"lr": 0.1}, **MEGATRON), of=HALF, num_micro_batches=2),
 }
 ON_RANKS = {
-    "level 0": scaled(DP, adamw(0), num_micro_batches=2),
+    "level 0": scaled(BOTH, adamw(0), num_micro_batches=2),  # twice the same rows, as in the third and in the spikes
     "level 1, columns too": scaled(BOTH, adamw(1), tp="tp"),
-    "level 2, clipped": scaled(DP, adamw(2, clip_norm=0.05), num_micro_batches=2),
+    "level 2, clipped": scaled(BOTH, adamw(2, clip_norm=0.05), num_micro_batches=2),
     "level 3": scaled(DP, adamw(3), num_micro_batches=2),
     "level 3, two stages": two_stages(adamw(3), step_check=SCALED),
     "float16 weights, level 1": scaled(DP, adamw(1, **MEGATRON), of=HALF),  # a rank's rows are a micro-batch
-    "spikes": scaled(DP, adamw(2), check=SPIKES, num_micro_batches=2),
+    "spikes": scaled(BOTH, adamw(2), check=SPIKES, num_micro_batches=2),
     "spikes, two stages, momentum, clipped": two_stages(momentum(1, clip_norm=0.05), step_check=SPIKES),
 }
 NEXT = {
