@@ -100,15 +100,14 @@ def drawn(name):
     """A plan of random strategies on two or four ranks, its module and a batch."""
     draw, number = random.Random(f"strategies of {name}"), ON_RANKS.index(name)
     module, batch, graph = captured(name)
-    return module, batch, plan_of(graph, MESHES[number % 2], (0, 1, 3)[number % 3], draw, 1 + number % 2)
+    return module, batch, plan_of(graph, MESHES[number % len(MESHES)], (0, 1, 3)[number % 3], draw, 1 + number % 2)
 
 
 def work(rank, folder):
     """Ranks need the plan only: the module is captured once, by the test."""
-    for name in ON_RANKS:
+    turn = [mesh.num_ranks for mesh in MESHES].index(dist.get_world_size())
+    for name in ON_RANKS[turn :: len(MESHES)]:
         plan, program = kept_plan(folder / f"{name}.plan")
-        if program.num_ranks != dist.get_world_size():
-            continue
         with np.load(folder / f"{name}.values.npz") as values, np.load(folder / f"{name}.batch.npz") as batch:
             batches, parameters = [dict(batch)] * NUM_STEPS, dict(values)
         result = run_rank(
