@@ -197,6 +197,36 @@ class Turned(torch.autograd.Function):
         return *(g * angle.cos() + (g * angle.sin()).flip(-1) for g in gradients), None
 
 
+class Estimated(torch.autograd.Function):
+    """A gate whose backward reads what its forward does not, as the routers of Phi-MoE have it."""
+
+    @staticmethod
+    def forward(ctx, scores, gate, chosen):
+        ctx.save_for_backward(scores, gate, chosen)
+        return gate * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        scores, gate, chosen = ctx.saved_tensors
+        g = g * gate
+        return (scores.softmax(-1) * -g).scatter_add_(-1, chosen, g), None, None
+
+
+def estimated(m, x):
+    scores = m.fc(x).flatten(0, 1)
+    gate, chosen = scores.softmax(-1).max(-1, keepdim=True)
+    return m.out(x) * Estimated.apply(scores, gate, chosen).view(*x.shape[:2], 1)
+
+
+def mapped(m, x):
+    """Functions of one sample, of members of an ensemble, and of pairs of places."""
+    members = torch.vmap(lambda w, b: (x @ w).add_(b).tanh(), out_dims=1)(m.weights, m.biases).mean(1)
+    near = torch.vmap(
+        lambda y: torch.vmap(lambda a: torch.vmap(lambda b: (-(a - b).square() * m.scale).sum().exp())(y))(y)
+    )
+    return torch.vmap(m.fc)(x) + members + near(x) @ x + torch.vmap(m.out, in_dims=1, out_dims=1, chunk_size=2)(x)
+
+
 def chosen_in_samples(m, x):
     """Places of every sample that the data, positions or both choose, read and written."""
     sample, which = torch.arange(len(x), device=x.device), (x[:, 0, 0] > 0).long()
@@ -454,6 +484,13 @@ MODULES = {
     ),
     "flex attention": (
         lambda: Net(flexible, fc=linear(), out=linear(), bias=parameter(2, 2 * LENGTH)), sequences
+    ),
+    "gradients of an estimate": (lambda: Net(estimated, fc=linear(), out=linear()), sequences),
+    "vmap": (
+        lambda: Net(
+            mapped, fc=linear(), out=linear(), weights=parameter(3, WIDTH, WIDTH), biases=parameter(3, WIDTH),
+            scale=parameter(WIDTH),
+        ), sequences
     ),
     "chosen in every sample": (lambda: Net(chosen_in_samples, fc=linear(), out=linear()), sequences),
     "weights of eight bits": (

@@ -444,7 +444,10 @@ REFUSED = {
         mean_to(lambda m, x: m.fc(x) + torch.autograd.grad(x.sum(), m.fc.bias)[0]), "does not depend on the input"
     ),
     "torch.func": (mean_to(lambda m, x: m.fc(x) + torch.func.grad(lambda y: m.fc(y).sum())(x)), "uses torch.func or"),
-    "vmap": (mean_to(lambda m, x: torch.vmap(m.fc)(x)), r"forward \|.* runs under torch.vmap.* for all samples"),
+    "random numbers under vmap": (
+        mean_to(lambda m, x: torch.vmap(lambda y: m.fc(y) * torch.rand(()), randomness="different")(x)),
+        "draws random numbers under torch.vmap",
+    ),
     "fixed batch": (mean_to(lambda m, x: m.fc(x.view(4, 6))), "batch of 8"),
     "batch against batch": (mean_to(lambda m, x: m.fc(x) + m.fc(x).view(-1, 1, 6)), "mixes the batch|repeats"),
     "batch moved": (mean_to(lambda m, x: m.fc(x.view(2, -1, 6)).view(-1, 6)), "mixes the batch"),

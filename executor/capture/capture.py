@@ -38,7 +38,7 @@ from executor.capture.decompose import decompose_sized, divide_by_samples
 from executor.capture.derivatives import derivatives_as_calls, write_derivatives
 from executor.capture.examples import batch_size_of, examples_of, with_batch
 from executor.capture.export_contexts import buffers_changed_in_place, data_without_gradient, parameters_on_meta, silent
-from executor.capture.functional import without_in_place
+from executor.capture.functional import line_of, without_in_place
 from executor.capture.functions import functions_as_calls
 from executor.capture.gradients import check_hooks, check_memory, refusing_own_gradients
 from executor.capture.histograms import count_by_sums
@@ -51,6 +51,7 @@ from executor.capture.rows import choose_in_samples
 from executor.capture.rules import RULES
 from executor.capture.straight import drop_empty, drop_zeros, inline_nested, keep_batch_first, take_stacked
 from executor.capture.translation import Translation
+from executor.capture.vmapped import vmap_in_one_piece, write_vmapped
 from executor.capture.written_attention import join_attention
 from executor.flex import flex_attention_by_formula
 from executor.loss_of import loss_of
@@ -201,6 +202,7 @@ def _exported(
             f"{_reason(error)}{_where(error, module)}; {_way_out(error)}"
         ) from error
     inline_nested(exported)
+    write_vmapped(exported)
     _check_shapes(exported)
     without_in_place(exported)
     write_derivatives(exported)
@@ -218,10 +220,8 @@ def _check_shapes(exported: ExportedProgram) -> None:
         made = node.meta.get("val")
         for tensor in made if isinstance(made, tuple | list) else (made,):
             if isinstance(tensor, torch.Tensor) and not all(type(size) is int for size in tensor.shape):
-                lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
                 raise TwofoldError(
-                    f"{node.target} ({' | '.join(lines[-2:]) or 'in forward'}) makes a tensor whose shape depends on "
-                    f"values; {_FIXED}"
+                    f"{node.target} ({line_of(node)}) makes a tensor whose shape depends on values; {_FIXED}"
                 )
 
 
@@ -325,6 +325,7 @@ def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
         in_other_forms(module),
         functions_as_calls(),
         noting_checkpoints(),
+        vmap_in_one_piece(),
         autocast_as_casts(),
         torch.device("meta"),
         refusing_own_gradients(),

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from plans.errors import TwofoldError
 
-__all__ = ["called_as", "copied", "on_meta", "without_in_place"]
+__all__ = ["called_as", "copied", "line_of", "on_meta", "without_in_place"]
 
 _LIBRARY = torch.library.Library("twofold", "FRAGMENT")
 _LIBRARY.define("assign(Tensor state, Tensor value) -> Tensor")
@@ -35,7 +35,8 @@ def _assign(state: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 _RESHAPES = {
     aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints, aten.unflatten.int,
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.view_as.default,
-    aten.reshape_as.default, aten.alias.default, aten.contiguous.default, aten.to.dtype,
+    aten.reshape_as.default, aten.alias.default, aten.contiguous.default, aten.to.dtype, aten.to.dtype_layout,
+    aten.to.other, aten.type_as.default,
 }  # fmt: skip
 _FUNCTIONAL = {"normal": "normal_functional"}
 """In-place calls whose other form has another name."""
@@ -76,6 +77,12 @@ def called_as(graph: fx.Graph, like: fx.Node, target: Any, args: Any, kwargs: An
         on_meta = tree_map_only(torch.device, lambda _: torch.device("meta"), on_meta)
         made.meta = like.meta | {"val": target(*on_meta[0], **on_meta[1])}
     return made
+
+
+def line_of(node: fx.Node) -> str:
+    """The line of the forward that makes a call."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
+    return " | ".join(lines[-2:]) or "in forward"
 
 
 def on_meta(nodes: Sequence[fx.Node]) -> list[torch.Tensor]:
@@ -166,7 +173,7 @@ def _memories(exported: ExportedProgram) -> dict[fx.Node, _Memory]:
             key = made.untyped_storage()._cdata
         except NotImplementedError:
             raise TwofoldError(
-                f"{node.target} ({_line(node)}) runs under torch.vmap, which is not supported; write it for all samples"
+                f"{node.target} ({line_of(node)}) runs under torch.func; use torch.autograd.grad instead"
             ) from None
         memory = of_storage.get(key)
         source = next(
@@ -276,7 +283,7 @@ def _without_out(target: torch._ops.OpOverload, node: fx.Node) -> torch._ops.OpO
 
 def _only_in_place(node: fx.Node) -> TwofoldError:
     return TwofoldError(
-        f"{node.target} ({_line(node)}) changes a tensor in place and has no form that makes a new value; make a new "
+        f"{node.target} ({line_of(node)}) changes a tensor in place and has no form that makes a new value; make a new "
         f"tensor instead"
     )
 
@@ -304,15 +311,10 @@ def _with_part(graph: fx.Graph, view: fx.Node, source: fx.Node, part: fx.Node) -
             where = (dim, start, start + length)
         return called_as(graph, view, aten.slice_scatter.default, (source, part, *where))
     raise TwofoldError(
-        f"{target} ({_line(view)}) is written through in place, which works for slices, selections, reshapes and "
+        f"{target} ({line_of(view)}) is written through in place, which works for slices, selections, reshapes and "
         f"transposes alone; make a new tensor instead"
     )
 
 
 def _mapped(arguments: Any, to: Callable[[fx.Node], fx.Node]) -> Any:
     return fx.map_arg(arguments, to)
-
-
-def _line(node: fx.Node) -> str:
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
-    return " | ".join(lines[-2:]) or "in forward"

@@ -204,7 +204,10 @@ def _results(call: Call, inputs: Sequence[Tensor], device: torch.device = _CPU) 
     except (RuntimeError, IndexError, ValueError, NotImplementedError):
         return None
     results = made if isinstance(made, tuple | list) else (made,)
-    return tuple(torch.view_as_real(result) if result.is_complex() else result for result in results)
+    return tuple(
+        torch.zeros(()) if result is None else torch.view_as_real(result) if result.is_complex() else result
+        for result in results
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
@@ -237,7 +240,7 @@ def _meet(
         if before is None or after is None:
             return False  # made for other numbers than random ones
         for which, (one, two) in enumerate(zip(before, after, strict=True)):
-            if not one.dim():
+            if not one.dim() or not one.numel():
                 continue
             at = known[which] if which < len(known) else None
             at = at if at is not None else place if one.dim() > place else 0
@@ -261,6 +264,7 @@ def _links(call: Call, which: int, backward: str) -> tuple[tuple[int, Ends], ...
     found: list[tuple[int, Ends]] = []
     taken: set[tuple[int, int]] = set()
     pointwise = _is_pointwise(call.target)
+    of_backward = _unread(call, draws, which) if backward else ()
     for at, size in enumerate(shape):
         if size < 2:
             continue
@@ -270,7 +274,11 @@ def _links(call: Call, which: int, backward: str) -> tuple[tuple[int, Ends], ...
                 if own != size or (index, dim) in taken:
                     continue
                 is_aligned = dim - len(read.shape) == at - len(shape)
-                if is_aligned if pointwise else _follows(call, draws, which, at, index, dim):
+                if index in of_backward:
+                    follows = dim == at
+                else:
+                    follows = is_aligned if pointwise else _follows(call, draws, which, at, index, dim)
+                if follows:
                     ends.append((index, dim))
                     break
         link = (at, tuple(ends))
@@ -282,6 +290,21 @@ def _links(call: Call, which: int, backward: str) -> tuple[tuple[int, Ends], ...
             found.append(link)
             taken.update(ends)
     return tuple(found)
+
+
+def _unread(call: Call, draws: Sequence[Draw], which: int) -> list[int]:
+    """The inputs that result `which` does not depend on: a backward may read them."""
+
+    def changes(index: int) -> bool:
+        fresh = [draws[at - 1][0][index] for at in range(len(draws))]
+        altered = [[*inputs[:index], new, *inputs[index + 1 :]] for (inputs, _), new in zip(draws, fresh, strict=True)]
+        results = [_results(call, inputs) for inputs in altered]
+        return any(
+            after is None or not _equal(made[which], after[which])
+            for (_, made), after in zip(draws, results, strict=True)
+        )
+
+    return [index for index in range(len(call.inputs)) if not changes(index)]
 
 
 def _is_pointwise(target: str) -> bool:

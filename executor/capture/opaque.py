@@ -142,7 +142,11 @@ def computed(build: Translation, node: fx.Node) -> Value:
     if whole is not None and one.shape[:1] != (1,) and one.shape != whole.shape and _is_tiled(one, whole):
         return _over_samples(build, node, one, attrs)
     if whole is None or not _is_repeated(one, whole):
-        raise build.refused(node, "it follows from shapes alone but differs between samples of the batch")
+        raise build.refused(
+            node, "it depends on the position of a sample in the batch, which micro-batches change; a loss that "
+            "compares samples, such as a contrastive one, needs what each is compared with as a separate input, such "
+            "as negatives of [batch, negatives, ...]"
+        )  # fmt: skip
     if one.is_complex():
         if one.shape != whole.shape:
             raise build.refused(node, "it makes complex numbers for every sample; make real ones")
