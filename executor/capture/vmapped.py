@@ -12,9 +12,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch._functorch.apis as functorch_apis
-import torch._functorch.vmap as functorch_vmap
 from torch import Tensor, fx
+from torch._functorch.predispatch import _remove_batch_dim
+from torch._functorch.vmap import vmap_impl
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -31,20 +31,19 @@ _BEGIN, _END = "_vmap_increment_nesting", "_vmap_decrement_nesting"
 def vmap_in_one_piece() -> Iterator[None]:
     """Within this context vmap runs without chunks, and stacks its results along dim 0 before they move to `out_dims`:
     torch.export records this, but not chunks and other dims."""
-    run, remove = functorch_apis.vmap_impl, functorch_vmap._remove_batch_dim
 
     def whole(
         func: Any, in_dims: Any, out_dims: Any, randomness: str, chunk_size: int | None, *args: Any, **kwargs: Any
     ) -> Any:
-        return run(func, in_dims, out_dims, randomness, None, *args, **kwargs)
+        return vmap_impl(func, in_dims, out_dims, randomness, None, *args, **kwargs)
 
     def first(stacked: Tensor, level: int, size: int, out_dim: int) -> Tensor:
-        made: Tensor = remove(stacked, level, size, 0)
+        made: Tensor = _remove_batch_dim(stacked, level, size, 0)
         return made.movedim(0, out_dim) if out_dim else made
 
     with (
-        mock.patch.object(functorch_apis, "vmap_impl", whole),
-        mock.patch.object(functorch_vmap, "_remove_batch_dim", first),
+        mock.patch("torch._functorch.apis.vmap_impl", whole),
+        mock.patch("torch._functorch.vmap._remove_batch_dim", first),
     ):
         yield
 
