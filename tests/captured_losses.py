@@ -55,7 +55,7 @@ def regularised(m, made, x, label):
 
 
 def of_whole_batches(m, made, x, label):
-    """Functions of means over the batch: RMSE, flooding, a Dice of all samples, and the spread of mean shares."""
+    """Functions of means over the batch: RMSE, flooding, a Dice of all samples, the spread of mean shares, extremes."""
     shares, wanted = made.softmax(-1), (label > 0).to(x.dtype)
     dice = 1 - (2 * (made.sigmoid() * wanted).sum() + 1) / (made.sigmoid().sum() + wanted.sum() + 1)
     mean = shares.mean(0)
@@ -68,6 +68,8 @@ def of_whole_batches(m, made, x, label):
         + F.mse_loss(m.inside(x), label).exp().clamp(max=1e3).reciprocal()
         + made.mean() * (made - label).pow(2).mean() / (1 + made.square().mean()) ** 2
         + F.relu(shares.square().mean()).rsqrt()
+        + torch.maximum(made.square().mean(), m.weight[0])
+        - torch.min(F.mse_loss(made, label), made.abs().mean())
     )
 
 

@@ -108,7 +108,8 @@ def modulated(m, x):
 def bags(m, ids):
     """Bags with padding, one of them with nothing else."""
     some = ids[:, :3] * ids.new_tensor([[0, 0, 1]])
-    return m.fc(m.mean(ids) + m.sum(ids) + m.most(some)).unsqueeze(1).expand(-1, LENGTH, -1)
+    bags = F.embedding_bag(ids, m.mean.weight, mode="sum", per_sample_weights=m.scale[ids])
+    return m.fc(m.mean(ids) + m.sum(ids) + m.most(some) + bags).unsqueeze(1).expand(-1, LENGTH, -1)
 
 
 def masked_attention(m, ids):
@@ -512,7 +513,7 @@ ONE_RANK = {
         lambda: Net(
             bags, mean=nn.EmbeddingBag(WORDS, WIDTH, padding_idx=1),
             sum=nn.EmbeddingBag(WORDS, WIDTH, mode="sum", padding_idx=2),
-            most=nn.EmbeddingBag(WORDS, WIDTH, mode="max", padding_idx=0), fc=linear(out=WORDS),
+            most=nn.EmbeddingBag(WORDS, WIDTH, mode="max", padding_idx=0), fc=linear(out=WORDS), scale=parameter(WORDS),
         ), tokens
     ),
 } | {

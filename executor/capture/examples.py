@@ -77,7 +77,10 @@ def batch_size_of(examples: Mapping[str, torch.Tensor]) -> int:
     sizes = {argument: example.shape[0] if example.dim() else None for argument, example in examples.items()}
     if None in sizes.values() or len(set(sizes.values())) != 1:
         shown = ", ".join(f"{argument} {tuple(example.shape)}" for argument, example in examples.items())
-        raise TwofoldError(f"every input needs the batch as its dim 0, of one size; given are {shown}")
+        raise TwofoldError(
+            f"every input needs the batch as its dim 0, of one size; given are {shown}. Lists of several lengths, "
+            f"such as bags of ids with offsets, need one row per sample, padded to one length"
+        )
     return next(iter(examples.values())).shape[0]
 
 

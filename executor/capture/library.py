@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from executor.capture.own_kernels import kernels_of_samples_as_products
 from executor.capture.recurrent import recurrent_layers_one_by_one
+from executor.instead import called_instead
 from plans.errors import TwofoldError
 
 __all__ = ["in_other_forms"]
@@ -45,7 +46,7 @@ def in_other_forms(module: nn.Module) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(recurrent_layers_one_by_one())
         stack.enter_context(kernels_of_samples_as_products())
-        stack.enter_context(mock.patch.object(nn.EmbeddingBag, "forward", _bag))
+        stack.enter_context(called_instead({F.embedding_bag: _bag}))
         with torch.device("meta"):
             torch.empty(0)  # torch then looks up, once, which functions a device is given to: torch's own torch.tensor
         stack.enter_context(mock.patch.object(torch, "ctc_loss", _ctc_loss))
@@ -154,21 +155,23 @@ def _gaussian_nll_loss(
 
 
 def _bag(
-    self: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
-) -> Tensor:
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+    per_sample_weights: Tensor | None = None, include_last_offset: bool = False, padding_idx: int | None = None,
+) -> Tensor:  # fmt: skip
     """Rows of every sample, and their sum, mean or maximum; those of `padding_idx` do not count."""
-    if offsets is not None or input.dim() != 2 or self.max_norm is not None:
+    if offsets is not None or input.dim() != 2 or max_norm is not None:
         raise TwofoldError(
-            "nn.EmbeddingBag is supported for ids [batch, bag] only, without offsets and max_norm: pad bags of several "
-            "lengths to one length with the id padding_idx"
+            "bags of embeddings are supported for ids [batch, bag] only, without offsets and max_norm: pad bags of "
+            "several lengths to one length with the id padding_idx"
         )
-    rows = F.embedding(input, self.weight)
+    rows = F.embedding(input, weight, scale_grad_by_freq=scale_grad_by_freq)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
-    if self.padding_idx is None:
-        return rows.amax(1) if self.mode == "max" else rows.mean(1) if self.mode == "mean" else rows.sum(1)
-    counts = (input != self.padding_idx).unsqueeze(-1)
-    if self.mode == "max":  # 0 where all ids are padding
+    if padding_idx is None:
+        return rows.amax(1) if mode == "max" else rows.mean(1) if mode == "mean" else rows.sum(1)
+    counts = (input != padding_idx % len(weight)).unsqueeze(-1)
+    if mode == "max":  # 0 where all ids are padding
         return rows.masked_fill(~counts, -torch.inf).amax(1).masked_fill(~counts.any(1), 0)
     total = rows.masked_fill(~counts, 0).sum(1)
-    return total / counts.sum(1).clamp(min=1) if self.mode == "mean" else total
+    return total / counts.sum(1).clamp(min=1) if mode == "mean" else total

@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -127,6 +128,41 @@ def _function(build: Translation, node: fx.Node, x: Mean, *settings: Any, **name
         build, node, [x], lambda at: str(rule(build, node, at, *settings, **named)),
         lambda whole, at: [_slope(make, called, whole, at, given)],
     )  # fmt: skip
+
+
+# -- the larger or smaller of two means --------------------------------------------------------------------------------
+
+
+@mean_rule("maximum.default", "minimum.default", "max.other", "min.other")
+def _extreme(build: Translation, node: fx.Node, x: Value, y: Value) -> Value:
+    """Its gradient goes to the larger (smaller) one, and in halves to both if they are equal, as torch's does."""
+    means = [each for each in (x, y) if isinstance(each, Mean)]
+    if any(mean.is_sum for mean in means) or any(
+        isinstance(each, str) and (each in build.batched or build.is_trained(each)) for each in (x, y)
+    ):
+        raise build.samples_meet(node)
+    make, sign = _Numbers(build, node), 1.0 if "max" in str(node.target) else -1.0
+
+    def both(values: Sequence[str]) -> list[str]:
+        left = iter(values)
+        return [next(left) if isinstance(each, Mean) else str(each) for each in (x, y)]
+
+    def shares(*values: str) -> tuple[str, str]:
+        apart = make("mul", make("sub", *both(values)), sign)
+        first = make("mul", make("add", make.holds("gt", apart, 0), make.holds("ge", apart, 0)), 0.5)
+        return first, make("sub", 1.0, first)
+
+    def value(*values: str) -> str:
+        one, two = map(partial(make, "mul"), shares(*values), both(values))
+        return make("add", one, two)
+
+    def slopes(_: str, *values: str) -> list[Value | Number]:
+        pairs = zip(shares(*values), (x, y), strict=True)
+        return [share for share, each in pairs if isinstance(each, Mean)]
+
+    if not any(build.is_trained(mean.terms()) for mean in means):
+        return value(*(build.of_batch(node, mean) for mean in means))
+    return _linearised(build, node, means, value, slopes)
 
 
 # -- products and quotients --------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ class Translation(Building):
         target = str(node.target) if node.target is not python_operator.getitem else "getitem"
         is_complex = target != "getitem" and any(isinstance(each, Complex) for each in self._read_by(node))
         rule = self.complex_rule(target) if is_complex else self.rules.get(target)
-        if rule is None:
+        if rule is None and not self._reads_means(node, target):
             return self.fallback(self, node)
         args, kwargs = self.held(node, tuple(node.args)), self.held(node, dict(node.kwargs))
         rule, args = self._with_means(node, rule, args)
@@ -194,13 +194,18 @@ class Translation(Building):
     def _read_by(self, node: fx.Node) -> list[Value]:
         return [self.values.get(input_node) for input_node in node.all_input_nodes]
 
-    def _with_means(self, node: fx.Node, rule: Rule, args: tuple[Any, ...]) -> tuple[Rule, tuple[Any, ...]]:
+    def _reads_means(self, node: fx.Node, target: str) -> bool:
+        """Whether a call reads a `Mean` and has a rule for that."""
+        return of_means(target) in self.rules and any(isinstance(each, Mean) for each in self._read_by(node))
+
+    def _with_means(self, node: fx.Node, rule: Rule | None, args: tuple[Any, ...]) -> tuple[Rule, tuple[Any, ...]]:
         """The rule of a call that may read values of all samples, and its arguments."""
         tensors = _flat(args)
         means = [tensor for tensor in tensors if isinstance(tensor, Mean)]
         meets = any(tensor in self.batched for tensor in tensors if isinstance(tensor, str))
         if means and (of_means_rule := self.rules.get(of_means(str(node.target)))) is not None:
             return of_means_rule, args
+        assert rule is not None  # otherwise there is a rule for means
         if means and not meets:
             return rule, _mapped(args, lambda each: self.of_batch(node, each) if isinstance(each, Mean) else each)
         if means or (meets and any(tensor in self.shared for tensor in tensors if isinstance(tensor, str))):
