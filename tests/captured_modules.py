@@ -228,6 +228,16 @@ def mapped(m, x):
     return torch.vmap(m.fc)(x) + members + near(x) @ x + torch.vmap(m.out, in_dims=1, out_dims=1, chunk_size=2)(x)
 
 
+def checked(m, x):
+    """Numbers out of a mask that follows from shapes and is written in place, before and after."""
+    mask = torch.ones(LENGTH, dtype=x.dtype)
+    factor = mask.sum().item() / LENGTH
+    mask.view(2, -1)[1] = 3
+    assert mask.max().item() == 3
+    made = m.fc(x) * float(mask.sum()) * factor if (mask == 3).any() else x
+    return made + mask.unsqueeze(1) if not bool(mask[0] > 1) else x
+
+
 def chosen_in_samples(m, x):
     """Places of every sample that the data, positions or both choose, read and written."""
     sample, which = torch.arange(len(x), device=x.device), (x[:, 0, 0] > 0).long()
@@ -487,6 +497,7 @@ MODULES = {
         lambda: Net(flexible, fc=linear(), out=linear(), bias=parameter(2, 2 * LENGTH)), sequences
     ),
     "gradients of an estimate": (lambda: Net(estimated, fc=linear(), out=linear()), sequences),
+    "numbers out of shapes": (lambda: Net(checked, fc=linear()), sequences),
     "vmap": (
         lambda: Net(
             mapped, fc=linear(), out=linear(), weights=parameter(3, WIDTH, WIDTH), biases=parameter(3, WIDTH),

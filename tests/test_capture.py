@@ -320,6 +320,12 @@ def sets_a_buffer(m, x):
     return m.fc(x)
 
 
+def reads_a_changed_mask(m, x):
+    mask = torch.zeros(6)
+    mask[0] += x.sum()
+    return m.fc(x) if (mask == 0).all() else x
+
+
 def keeps_samples(m, x):
     m.norm.running_mean.copy_(x[0])
     return m.fc(x)
@@ -444,6 +450,8 @@ REFUSED = {
         mean_to(lambda m, x: m.fc(x) + torch.autograd.grad(x.sum(), m.fc.bias)[0]), "does not depend on the input"
     ),
     "torch.func": (mean_to(lambda m, x: m.fc(x) + torch.func.grad(lambda y: m.fc(y).sum())(x)), "uses torch.func or"),
+    "number out of a changed mask": (mean_to(reads_a_changed_mask), "control flow depends on values of tensors"),
+    "fixed sizes": (mean_to(lambda m, x: m.fc(x.view(4, 12))), "works with batches of these shapes, of any size"),
     "random numbers under vmap": (
         mean_to(lambda m, x: torch.vmap(lambda y: m.fc(y) * torch.rand(()), randomness="different")(x)),
         "draws random numbers under torch.vmap",

@@ -25,6 +25,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -33,6 +34,7 @@ from executor.capture.attention import batch_first_attention
 from executor.capture.buffers import doubled_tables, known_masks, known_numbers
 from executor.capture.complex_numbers import complex_rule
 from executor.capture.concatenated import split_concatenated
+from executor.capture.control_flow import numbers_from_shapes
 from executor.capture.counts import state_counts
 from executor.capture.decompose import decompose_sized, divide_by_samples
 from executor.capture.derivatives import derivatives_as_calls, write_derivatives
@@ -254,6 +256,9 @@ _FIXED = (
 )
 
 
+_DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
+
 def _way_out(error: BaseException) -> str:
     if type(error).__name__ == "FakeTensorDeviceMismatchError":
         return "a tensor that the forward reads must be a parameter, a buffer (self.register_buffer) or an input"
@@ -261,9 +266,11 @@ def _way_out(error: BaseException) -> str:
         return "a forward may not set parameters (p.data = ...) or keep what it makes; do so between steps"
     if "Meta" in str(error) and isinstance(error, NotImplementedError):
         return "torch cannot compute the shape of its result; write it with other operators"
-    if isinstance(error, AttributeError | KeyError | NameError | TypeError):
-        return "check that the forward works with one batch of these shapes"
-    return _FIXED
+    if "torch.func" in "".join(traceback.format_tb(error.__traceback__)):
+        return "torch.func is not captured; use torch.autograd.grad instead"
+    if isinstance(error, _DEPENDS_ON_VALUES):
+        return _FIXED
+    return "check that the forward works with batches of these shapes, of any size"
 
 
 def _where(error: BaseException, module: nn.Module) -> str:
@@ -285,7 +292,7 @@ _KEPT = "fake tensor in the exported program constant's list"
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, GuardOnDataDependentSymNode):
+    if isinstance(error, _DEPENDS_ON_VALUES):
         return "a shape or the control flow depends on values of tensors"
     if _KEPT in str(error):
         return "a tensor that the forward makes outlives it"
@@ -326,6 +333,7 @@ def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
         functions_as_calls(),
         noting_checkpoints(),
         vmap_in_one_piece(),
+        numbers_from_shapes(),
         autocast_as_casts(),
         torch.device("meta"),
         refusing_own_gradients(),
