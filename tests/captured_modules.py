@@ -238,6 +238,24 @@ def checked(m, x):
     return made + mask.unsqueeze(1) if not bool(mask[0] > 1) else x
 
 
+def repeated_rows(m, x):
+    """Tokens of all samples, read once for each of their two experts and added up again."""
+    rows = x.flatten(0, 1)
+    shares, chosen = m.out(rows).topk(2, dim=1)
+    tokens = torch.arange(chosen.numel()).div(2, rounding_mode="trunc")
+    made = torch.bmm(m.w[chosen.flatten()], rows[tokens].unsqueeze(-1)).squeeze(-1) * shares.flatten()[:, None]
+    return m.fc(x) + torch.zeros_like(rows).index_add(0, tokens, made).view_as(x)
+
+
+def spectral(m, x):
+    """The lowest frequencies times complex weights, in the zeros of all of them (Li et al., 2021)."""
+    spectrum = torch.fft.rfft(m.fc(x), dim=1)
+    kept = torch.zeros_like(spectrum)
+    kept[:, :2] = torch.einsum("bki,kio->bko", spectrum[:, :2], torch.view_as_complex(m.mixed))
+    kept[:, 2] = spectrum[:, 2]
+    return torch.fft.irfft(torch.cat([kept[:, :1], kept[:, 1:]], 1), n=LENGTH, dim=1)
+
+
 def chosen_in_samples(m, x):
     """Places of every sample that the data, positions or both choose, read and written."""
     sample, which = torch.arange(len(x), device=x.device), (x[:, 0, 0] > 0).long()
@@ -497,6 +515,10 @@ MODULES = {
         lambda: Net(flexible, fc=linear(), out=linear(), bias=parameter(2, 2 * LENGTH)), sequences
     ),
     "gradients of an estimate": (lambda: Net(estimated, fc=linear(), out=linear()), sequences),
+    "repeated rows": (
+        lambda: Net(repeated_rows, fc=linear(), out=linear(out=4), w=parameter(4, WIDTH, WIDTH)), sequences
+    ),
+    "Fourier neural operator": (lambda: Net(spectral, fc=linear(), mixed=parameter(2, WIDTH, WIDTH, 2)), sequences),
     "numbers out of shapes": (lambda: Net(checked, fc=linear()), sequences),
     "vmap": (
         lambda: Net(

@@ -301,7 +301,7 @@ class Doubled(nn.Module):
 
 
 def test_a_mask_of_twice_the_batch_is_refused_in_a_sentence():
-    with pytest.raises(TwofoldError, match=r"eye.* in forward \(.*line \d+.*differs between samples of the batch"):
+    with pytest.raises(TwofoldError, match=r"eye.* in forward \(.*line \d+.*on the position of a sample .* negatives"):
         capture(Doubled(), ((8, 16), (8, 16)))
 
 

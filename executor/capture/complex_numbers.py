@@ -21,7 +21,7 @@ __all__ = ["complex_rule"]
 _EACH = (
     "view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "slice", "narrow", "select", "expand", "permute",
     "transpose", "unflatten", "flatten", "alias", "clone", "contiguous", "neg", "to", "_to_copy", "split", "unbind",
-    "chunk", "repeat", "detach",
+    "chunk", "repeat", "detach", "cat", "concat", "stack", "slice_scatter", "select_scatter", "zeros_like",
 )  # fmt: skip
 """Calls of aten that do the same to both parts."""
 
@@ -36,13 +36,24 @@ def complex_rule(target: str) -> Callable[..., Value] | None:
 
 def _each(build: Translation, node: fx.Node, *args: Any, **kwargs: Any) -> Value:
     """The rule for real tensors, applied to both parts."""
-    made = []
-    for part in ("real", "imaginary"):
-        read = [getattr(argument, part) if isinstance(argument, Complex) else argument for argument in args]
-        made.append(RULES[str(node.target)](build, node, *read, **kwargs))
+    tensors = [each for argument in args for each in (argument if isinstance(argument, tuple) else (argument,))]
+    if any(isinstance(each, str) for each in tensors):
+        raise build.refused(node, "it combines real and complex tensors; make both complex")
+    made = [RULES[str(node.target)](build, node, *_part(args, part), **kwargs) for part in ("real", "imaginary")]
     if isinstance(made[0], tuple):
         return tuple(Complex(real=one, imaginary=other) for one, other in zip(*made, strict=True))
+    if not isinstance(made[0], str):
+        raise build.refused(
+            node, "it writes every second complex number, or in larger steps; join the parts with torch.cat"
+        )
     return Complex(real=str(made[0]), imaginary=str(made[1]))
+
+
+def _part(argument: Any, part: str) -> Any:
+    """An argument with the real or imaginary parts of its tensors."""
+    if isinstance(argument, tuple):
+        return tuple(_part(each, part) for each in argument)
+    return getattr(argument, part) if isinstance(argument, Complex) else argument
 
 
 def _parts(build: Translation, node: fx.Node, x: Any) -> tuple[str, str | None]:

@@ -49,6 +49,10 @@ def in_other_forms(module: nn.Module) -> Iterator[None]:
         stack.enter_context(called_instead({F.embedding_bag: _bag}))
         with torch.device("meta"):
             torch.empty(0)  # torch then looks up, once, which functions a device is given to: torch's own torch.tensor
+        for kind in {type(submodule) for submodule in module.modules()}:
+            for name, forward in _SORTED_EXPERTS.items():
+                if kind.__name__ == name and kind.__module__.startswith("transformers."):
+                    stack.enter_context(mock.patch.object(kind, "forward", forward))
         stack.enter_context(mock.patch.object(torch, "ctc_loss", _ctc_loss))
         stack.enter_context(mock.patch.object(F, "gaussian_nll_loss", _gaussian_nll_loss))
         stack.enter_context(mock.patch.object(torch, "tensor", _filled))
@@ -152,6 +156,23 @@ def _gaussian_nll_loss(
     if full:
         terms = terms + 0.5 * math.log(2 * math.pi)
     return terms.mean() if reduction == "mean" else terms.sum() if reduction == "sum" else terms
+
+
+def _chosen_experts(self: nn.Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The router of JetMoE for tokens in their order: it sorts them by expert, and counts the tokens of each."""
+    logits = self.layer(hidden_states).float()
+    best, chosen = logits.topk(self.top_k, dim=1)
+    gates = torch.softmax(best, dim=1).type_as(hidden_states)
+    order = torch.arange(chosen.numel(), device=chosen.device)
+    return order, order.div(self.top_k, rounding_mode="trunc"), gates.flatten(), chosen.flatten(), logits
+
+
+def _of_chosen_experts(self: nn.Module, inputs: Tensor, chosen: Tensor) -> Tensor:
+    """The experts of JetMoE for tokens in their order, with the expert of each in place of the counts."""
+    return torch.bmm(self.weight[chosen], inputs.unsqueeze(-1)).squeeze(-1)
+
+
+_SORTED_EXPERTS = {"JetMoeTopKGating": _chosen_experts, "JetMoeParallelExperts": _of_chosen_experts}
 
 
 def _bag(

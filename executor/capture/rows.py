@@ -1,6 +1,8 @@
 """Elements that are selected per sample: `x[torch.arange(len(x)), chosen]`.
 
-Reads become gathers and writes become scatters along a dim of all places of a sample, which keep the batch apart.
+Reads become gathers and writes become scatters along a dim of all places of a sample, which keep the batch apart. Rows
+that are repeated for several experts each, `x[torch.arange(len(x)).repeat_interleave(2)]`, and added up again by
+`index_add`, become an expansion and a sum.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ def choose_in_samples(graph: fx.Graph, grown: Mapping[str, int]) -> None:
         grown: call -> the dim of its result that is the batch.
     """
     known, grown = shape_only(graph), dict(grown)
+    _repeat_rows(graph, known, grown)
     for target in (aten.index.Tensor, aten.index_put.default):
         for node in graph.find_nodes(op="call_function", target=target):
             if node in known:
@@ -38,6 +41,56 @@ def choose_in_samples(graph: fx.Graph, grown: Mapping[str, int]) -> None:
                 grown[made.name] = 0
                 node.replace_all_uses_with(made)
                 graph.erase_node(node)
+
+
+def _repeat_rows(graph: fx.Graph, known: Collection[fx.Node], grown: dict[str, int]) -> None:
+    """Write rows that are read several times in a row, or added up again, without an index, in place."""
+    for node in list(graph.nodes):
+        if node.target is aten.index.Tensor and len(node.args[1]) == 1:
+            whole, (index,), source = *node.args, None
+        elif node.target is aten.index_add.default and len(node.args) == 4 and node.args[1] == 0 and not node.kwargs:
+            whole, _, index, source = node.args
+        else:
+            continue
+        if index not in known or grown.get(node.name) != 0:
+            continue
+        count = _repeats(index, whole.meta["val"].shape[0])
+        if count is None:
+            continue
+        with graph.inserting_before(node):
+            if source is None:
+                made = _expanded(graph, node, whole, count)
+            else:
+                made = called_as(graph, node, aten.add.Tensor, (whole, _added_up(graph, node, source, count)))
+        grown[made.name] = 0
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+
+
+def _expanded(graph: fx.Graph, node: fx.Node, whole: fx.Node, count: int) -> fx.Node:
+    """Every row several times."""
+    size, *rest = whole.meta["val"].shape
+    apart = called_as(graph, node, aten.unsqueeze.default, (whole, 1))
+    wide = called_as(graph, node, aten.expand.default, (apart, [size, count, *rest]))
+    return called_as(graph, node, aten.reshape.default, (wide, [size * count, *rest]))
+
+
+def _added_up(graph: fx.Graph, node: fx.Node, rows: fx.Node, count: int) -> fx.Node:
+    """The sum of every `count` rows."""
+    if count == 1:
+        return rows
+    size, *rest = rows.meta["val"].shape
+    apart = called_as(graph, node, aten.reshape.default, (rows, [size // count, count, *rest]))
+    return called_as(graph, node, aten.sum.dim_IntList, (apart, [1]))
+
+
+def _repeats(index: fx.Node, rows: int) -> int | None:
+    """How many times an index has each of the rows, in order."""
+    found = value_of(index)
+    if found is None or found.dim() != 1 or found.dtype != torch.int64 or found.numel() % rows:
+        return None
+    count = found.numel() // rows
+    return count if torch.equal(found, torch.arange(rows).repeat_interleave(count)) else None
 
 
 def _count_samples(
