@@ -158,7 +158,7 @@ def _gaussian_nll_loss(
     return terms.mean() if reduction == "mean" else terms.sum() if reduction == "sum" else terms
 
 
-def _chosen_experts(self: nn.Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _chosen_experts(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The router of JetMoE for tokens in their order: it sorts them by expert, and counts the tokens of each."""
     logits = self.layer(hidden_states).float()
     best, chosen = logits.topk(self.top_k, dim=1)
@@ -167,7 +167,7 @@ def _chosen_experts(self: nn.Module, hidden_states: Tensor) -> tuple[Tensor, Ten
     return order, order.div(self.top_k, rounding_mode="trunc"), gates.flatten(), chosen.flatten(), logits
 
 
-def _of_chosen_experts(self: nn.Module, inputs: Tensor, chosen: Tensor) -> Tensor:
+def _of_chosen_experts(self: Any, inputs: Tensor, chosen: Tensor) -> Tensor:
     """The experts of JetMoE for tokens in their order, with the expert of each in place of the counts."""
     return torch.bmm(self.weight[chosen], inputs.unsqueeze(-1)).squeeze(-1)
 

@@ -46,10 +46,11 @@ def choose_in_samples(graph: fx.Graph, grown: Mapping[str, int]) -> None:
 def _repeat_rows(graph: fx.Graph, known: Collection[fx.Node], grown: dict[str, int]) -> None:
     """Write rows that are read several times in a row, or added up again, without an index, in place."""
     for node in list(graph.nodes):
-        if node.target is aten.index.Tensor and len(node.args[1]) == 1:
-            whole, (index,), source = *node.args, None
-        elif node.target is aten.index_add.default and len(node.args) == 4 and node.args[1] == 0 and not node.kwargs:
-            whole, _, index, source = node.args
+        given: Any = node.args
+        if node.target is aten.index.Tensor and len(given[1]) == 1:
+            whole, (index,), source = given[0], given[1], None
+        elif node.target is aten.index_add.default and len(given) == 4 and given[1] == 0 and not node.kwargs:
+            whole, _, index, source = given
         else:
             continue
         if index not in known or grown.get(node.name) != 0:
