@@ -12,6 +12,7 @@ from interop.measurements.devices import Network
 from interop.measurements.machines import machine_of
 from interop.measurements.models import catalogued
 from interop.measurements.rows import case_of
+from interop.measurements.tables import read_table
 from interop.measurements.titles import stated_in_titles
 from interop.measurements.validation import validate
 
@@ -513,3 +514,38 @@ def test_a_pipeline_is_not_left_idle_by_a_missing_micro_batch(tmp_path):
 def test_only_the_beginning_of_a_very_long_title_is_read():
     found = stated_in_titles(("A100 80GB, ", "H100 SXM " + "a" * 100_000 + " bf16"), ())
     assert found["gpu_type"] == "A100 80GB" and "precision" not in found
+
+
+def test_marks_of_footnotes_in_markdown_are_escaped_or_raised(tmp_path):
+    rows = (
+        "| Model | GPUs | TP | MBS | GBS | tok/s/GPU |\n|--|--|--|--|--|--|\n| Llama-3-8B | 8 | 1 | 1 | 64 | 9273 |\n"
+    )
+    for cell, note in (("8137\\*", "\\* with FP8"), ("8137<sup>1</sup>", "<sup>1</sup> with FP8")):
+        path = tmp_path / "footnotes.md"
+        path.write_text(f"## H100, Megatron-LM\n\n{rows}| Llama-3-8B | 8 | 2 | 1 | 128 | {cell} |\n\n{note}\n")
+        plain, narrow = read_table(path)
+        assert "precision" not in plain and narrow["precision"].lower() == "fp8" and narrow["value"] == "8137"
+
+
+def test_rows_that_add_one_technique_after_another(tmp_path):
+    path = tmp_path / "techniques.md"
+    path.write_text(
+        "torchtitan, Llama 3.1 8B, 8 H100, seq 8192, local batch size 1\n\n"
+        "| | TPS/GPU | Peak memory (GiB) |\n|--|--|--|\n"
+        "| FSDP | 5,645 | 65.2 |\n| FSDP + torch.compile | 6,482 | 65 |\n| FSDP + compile + float8 | 8137 | 65 |\n"
+        "| + async TP | 8532 | |\n"
+    )
+    rates = [row for row in read_table(path) if row["metric"] == "tokens_per_s_per_gpu"]
+    assert [row["value"] for row in rates] == ["5645", "6482", "8137", "8532"]
+    assert [row.get("compile", "") for row in rates[:3]] == ["", "y", "y"]
+    assert rates[2]["precision"] == "float8" and "precision" not in rates[1]
+    assert all("torchtitan" in row["source"] for row in rates)
+
+
+def test_times_in_minutes_and_seconds(tmp_path):
+    path = tmp_path / "minutes.md"
+    path.write_text(
+        "GPT-3 175B, Megatron-LM, 192 A100-80GB\n\n| TP | PP | micro bs | batch | s/it |\n|--|--|--|--|--|\n"
+        "| 8 | 12 | 1 | 1536 | 1m 52s |\n| 8 | 6 | 1 | 1536 | 1 min 52.5 sec |\n"
+    )
+    assert [float(row["value"]) for row in read_table(path)] == [112, 112.5]

@@ -62,6 +62,7 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
     if middle := _middle(cell):
         row = {**row, READ_AS: f"{header} {cell!r}: the middle of it"}
         cell = middle
+    cell = _in_seconds(cell)
     if re.match(r"[<>\u2264\u2265] *\d", cell) and not (figure and figure.metric.startswith("peak")):
         row = {**row, READ_AS: f"{header} {cell!r}: the bound itself"}  # of memory it would be that of the device
         cell = cell.lstrip("<>\u2264\u2265 ")
@@ -177,6 +178,16 @@ _COUNTS = ("gpu_count", "dp", "nodes")
 
 _TOTAL = re.compile(r"total|aggregate|overall|cluster|system|global|\ball\b|pflop|peta", re.I)
 """Words in headers of rates that are certainly of all devices."""
+
+
+def _in_seconds(cell: str) -> str:
+    """A cell with minutes and seconds in seconds; other cells unchanged.
+
+    >>> _in_seconds("1m 52s"), _in_seconds("1 min 2.5 sec"), _in_seconds("3 min")
+    ('112 s', '62.5 s', '3 min')
+    """
+    found = re.fullmatch(r"(\d+) ?m(?:ins?|inutes?)? ?(\d+(?:\.\d+)?) ?s(?:ec|ecs|econds?)?", cell)
+    return f"{60 * int(found[1]) + float(found[2]):g} s" if found else cell
 
 
 def _middle(cell: str) -> str:

@@ -19,7 +19,10 @@ from plans.reading import json_of
 
 __all__ = ["Grid", "grids_of"]
 
-_MARKUP = re.compile(r"\*\*|__|`|<br ?/?>|\[([^\]]*)\]\([^)]*\)")
+_MARKUP = re.compile(r"\*\*|__|`|<br ?/?>|\\(?=[*_~])|\[([^\]]*)\]\([^)]*\)")
+_RAISED = re.compile(r"<sup>\\?([^<]*)</sup>")
+"""The mark of a footnote in HTML."""
+
 _MOST_ABOVE = 30
 """Lines of titles above a table."""
 
@@ -80,7 +83,8 @@ def _grid(cells: Iterable[list[str]], knows: Callable[[str], bool], titles: Sequ
     first = [row for _, row in zip(range(_MOST_ABOVE), rows, strict=False)]
     known = [sum(knows(header) for header in row) for row in first]
     place = known.index(max(known)) if known else 0
-    if len(first) < _MOST_ABOVE and known[place:] and known[place] < sum(knows(row[0]) for row in first if row):
+    num_named = sum(knows(row[0]) for row in first if row)
+    if len(first) < _MOST_ABOVE and known[place:] and known[place] < num_named and not _has_figures(first[place][1:]):
         first = [row for row in first if any(re.search(r"[^\s:|=+-]", cell) for cell in row)]
         first = [list(column) for column in itertools.zip_longest(*first, fillvalue="")]
         place = 0
@@ -97,6 +101,11 @@ def _grid(cells: Iterable[list[str]], knows: Callable[[str], bool], titles: Sequ
         rows=_filled(headers, first[stop:], rows, notes),
         titles=(*filter(None, said), *(title for title in titles if title not in notes.values())),
     )  # fmt: skip
+
+
+def _has_figures(headers: Iterable[str]) -> bool:
+    """Whether one of the headers names a figure: then a table has one row for each run."""
+    return any(figure_named(header) is not None for header in headers)
 
 
 def _footnotes(lines: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, str]:
@@ -334,7 +343,13 @@ def _of_markdown(lines: list[str], knows: Callable[[str], bool]) -> Iterator[Gri
 
 
 def _plain_line(line: str) -> str:
-    return _MARKUP.sub(lambda found: found.group(1) or "", line.strip())
+    r"""A line of Markdown without markup.
+
+    >>> _plain_line("| **7B**<sup>1</sup> | 12\\* |"), _plain_line("<sup>*</sup> with FP8")
+    ('| 7B[^1] | 12* |', '* with FP8')
+    """
+    line = _RAISED.sub(lambda found: f"[^{found[1]}]" if found[1].isalnum() else found[1], line.strip())
+    return _MARKUP.sub(lambda found: found.group(1) or "", line)
 
 
 def _bars(line: str) -> list[str]:

@@ -265,7 +265,7 @@ def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
     said |= {name: cell for name, cell in model.items() if name in beside or (several and name != "family")}
     if several and "model" in model:
         found = {**found, "model": model["model"]}
-    words = [found.get(name, "") for name in ("notes", "layout", "source")]
+    words = [found.get(name, "") for name in ("notes", "layout", "source", "zero_level")]  # "FSDP + compile"
     said |= stated_in_titles(words, _READ_IN_NOTES) | stated_in_titles(free, ())
     return found | {name: cell for name, cell in said.items() if not found.get(name)}
 
