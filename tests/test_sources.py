@@ -98,7 +98,7 @@ def test_a_file_of_rows_gives_whole_batches(graph, tmp_path):
         (word("missing"), "has no 'missing'"),
         ("nowhere.at.all:batches", "there is no module 'nowhere'; name an installed one, or a file"),
         ("/nowhere/data.npz", "cannot read the data '/nowhere/data.npz': No such file or directory"),
-        ("/nowhere", "data '/nowhere' is no file or folder"),
+        ("/nowhere", "data '/nowhere' does not exist"),
         ([(np.zeros((8, 6), np.int64),)], "a batch of the data has 1 arrays; the plan asks for ids int64"),
         ([{"ids": 1, "words": 2}], "a batch of the data has the names ids, words; the plan asks for ids int64"),
         ([7], "is not a tuple or dict of arrays but int"),

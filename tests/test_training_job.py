@@ -260,7 +260,7 @@ def breaks():
         ({"data": 'random"\ndevice = "gpu'}, "device is 'gpu'; it must be 'auto' or 'cpu' or 'cuda' or 'npu'"),
         ({"data": 'random"\ndevice = "npu'}, "device 'npu' "),
         ({"data": f"{__file__}:undefined"}, "input 'x' of the first batch has a number that is not finite"),
-        ({"data": "banana"}, "data 'banana' is no file or folder; give random, digits"),
+        ({"data": "banana"}, "data 'banana' does not exist; give random, digits"),
         ({"data": ""}, "data is empty; name a source"),
         ({"data": 'random"\nweights = "nowhere.pt'}, "weights 'nowhere.pt': there is no such file"),
         ({"data": 'random"\nmodel = "nowhere.py:build'}, "model 'nowhere.py:build': there is no file 'nowhere.py'"),

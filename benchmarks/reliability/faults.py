@@ -300,4 +300,4 @@ def _goes_on(job: Path, said: str, expected: list[float], fault: Fault) -> list[
         return wrong + ["other losses"] * ([figure["loss"] for figure in figures(job)] != expected)
     data = job.parent / "data.py"
     data.write_text(data.read_text().replace("happens(batch)\n", "pass\n", 1))
-    return wrong + ["other losses after resuming"] * (losses(job, resume=True) != expected)
+    return wrong + ["other losses after resuming"] * (losses(job, resume=True, limit_s=ENDS_S) != expected)

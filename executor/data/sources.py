@@ -129,9 +129,9 @@ class Source:
             digits = ArrayDataset.of(load_digits(None if word == "digits" else word)).shuffle(seed)
             return lambda epoch: _of_digits(digits, epoch)
         if not Path(word).is_dir():
-            what = "a file of another kind" if Path(word).exists() else "no file or folder"
+            what = "is a file of another kind" if Path(word).exists() else "does not exist"
             raise TwofoldError(
-                f"data {word!r} is {what}; give random, digits, a folder of images or of MNIST's files, FILE.npz, "
+                f"data {word!r} {what}; give random, digits, a folder of images or of MNIST's files, FILE.npz, "
                 "FILE.npy, FILE.idx or file.py:function"
             )
         if not any(path.is_dir() for path in Path(word).glob("*")):

@@ -101,7 +101,7 @@ def with_names_of_files(graph: Graph, weights: str, config: str = "") -> Graph:
         config: config.json of the library; "": that of the folder, or of the folder of the file, if there is one.
 
     Raises:
-        TwofoldError: see `library_parts` and `read_weights`; a config for a graph that is no transformer by name.
+        TwofoldError: see `library_parts` and `read_weights`; a config for a graph that is not of a transformer by name.
     """
     place = Path(weights)
     path = Path(config) if config else (place if place.is_dir() else place.parent) / "config.json"
