@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
 
 from costmodels.machine.catalogue import load_device
 from interop.measurements.case import Beyond, Case, products_of
-from interop.measurements.cells import FROM_ABOVE, FROM_TITLE, REMARK, Skip
+from interop.measurements.cells import FIGURE, FROM_ABOVE, FROM_TITLE, PARTS, READ_AS, REMARK, Cells, Skip
 from interop.measurements.columns import COLUMNS
-from interop.measurements.devices import UnknownDevice, device_named, linked_within_node, network_of
+from interop.measurements.devices import Network, UnknownDevice, device_named, linked_within_node, network_of
 from interop.measurements.layout_cells import LayoutCells
 from interop.measurements.model_cells import ModelCells
 from interop.measurements.software import COMPOSER, borrows, counts_recompute, software_of
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
+from plans.model.transformer import TransformerConfig
 
 __all__ = ["case_of"]
 
@@ -29,22 +33,63 @@ def case_of(row: Mapping[str, str], number: int, stack: str | None = None) -> Ca
     Raises:
         Skip: the row cannot be predicted. The message has the reason.
     """
-    return _Reading(row, number, stack).case()
+    metric, value, _ = Cells(row).measured()
+    setting = _setting(tuple(item for item in row.items() if item[0] not in _OF_FIGURES), stack)
+    reading = _Reading(row, stack)
+    counts = counts_recompute(reading, metric, setting.stack, setting.degrees.recompute)
+    group = tuple(
+        row.get(name, "")
+        for name in ("source", "model", "seq", "precision", "compile", "async_tp", "gpu_type", "gpu_count",
+                     "global_batch", "metric")
+    )  # fmt: skip
+    return Case(
+        config=setting.config, degrees=setting.degrees, machine=setting.machine, network=setting.network,
+        stack=setting.stack, metric=metric, value=value, counts_recompute=counts,
+        assumed=tuple(dict.fromkeys((*setting.assumed, *reading.assumed))), group=group, row=number,
+        source=reading.text("source"), labels={name: row.get(name, "") for name in COLUMNS if row.get(name)},
+        other_stacks=setting.stacks[1:], peak=reading.peak(metric, setting.stack), borrows=setting.borrows,
+        beyond=setting.beyond,
+    )  # fmt: skip
+
+
+_OF_FIGURES = ("metric", "value", FIGURE, READ_AS, PARTS)
+"""Cells in which the rows of a configuration's figures differ."""
+
+
+class _Setting(NamedTuple):
+    """What the rows of all figures of a configuration share."""
+
+    config: TransformerConfig
+    degrees: Degrees
+    machine: str
+    network: Network
+    stack: str
+    stacks: tuple[str, ...]
+    borrows: bool
+    beyond: Beyond
+    assumed: tuple[str, ...]
+
+
+@lru_cache(maxsize=4096)
+def _setting(cells: tuple[tuple[str, str], ...], stack: str | None) -> _Setting:
+    return _Reading(dict(cells), stack).setting()
 
 
 class _Reading(ModelCells, LayoutCells):
     """All cells of a row."""
 
-    def __init__(self, row: Mapping[str, str], number: int, stack: str | None) -> None:
+    def __init__(self, row: Mapping[str, str], stack: str | None) -> None:
         super().__init__(row)
-        self.number = number
         self.given_stack = stack
         self.expert_ranks = 1
         self.has_whole_experts = False
 
-    def case(self) -> Case:
-        row = self.row
-        metric, value, _ = self.measured()
+    def setting(self) -> _Setting:
+        """The configuration without the figure.
+
+        Raises:
+            Skip: see `case_of`.
+        """
         if self.switch("layout_complete") is False:
             raise Skip("its parallel layout is not stated (layout_complete n)", "layout_complete")
         self.check_task()
@@ -78,7 +123,6 @@ class _Reading(ModelCells, LayoutCells):
             network = network_of(interconnect, notes, 4 if device == "gh200" else 8)
         except UnknownDevice as error:
             raise Skip(str(error), "interconnect") from None
-        labels = {name: row.get(name, "") for name in COLUMNS if row.get(name)}
         beyond = Beyond(
             most_nodes=self.most_nodes(
                 config, stack, self.expert_ranks * (1 if self.has_whole_experts else degrees.tp)
@@ -88,17 +132,10 @@ class _Reading(ModelCells, LayoutCells):
             reserved={"reserved": True, "allocated": False}.get(self.text("memory")),
             shards=self.shards(degrees, network.devices_per_node or load_device(device).per_node),
         )  # fmt: skip
-        group = tuple(
-            row.get(name, "")
-            for name in ("source", "model", "seq", "precision", "compile", "async_tp", "gpu_type", "gpu_count",
-                         "global_batch", "metric")
-        )  # fmt: skip
-        return Case(
-            config=config, degrees=degrees, machine=f"{device}-x{gpus}", network=network, stack=stack, metric=metric,
-            value=value, counts_recompute=counts_recompute(self, metric, stack, degrees.recompute),
-            assumed=tuple(dict.fromkeys(self.assumed)), group=group, row=self.number, source=self.text("source"),
-            labels=labels, other_stacks=stacks[1:], peak=self.peak(metric, stack),
-            borrows=not self.given_stack and borrows(self), beyond=beyond,
+        return _Setting(
+            config=config, degrees=degrees, machine=f"{device}-x{gpus}", network=network, stack=stack,
+            stacks=tuple(stacks), borrows=not self.given_stack and borrows(self), beyond=beyond,
+            assumed=tuple(self.assumed),
         )  # fmt: skip
 
     def peak(self, metric: str, stack: str) -> str:

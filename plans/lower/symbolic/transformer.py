@@ -46,6 +46,11 @@ _NOPE, _ROPE, _QUERY = 79, 139, 109  # twos of them: a query has 2 x 79 + 2 x 13
 _BATCH, _SEQ, _HIDDEN, _KV, _GROUP, _HEAD, _FFN, _VOCAB, _ROWS = 43, 47, 53, 19, 23, 29, 31, 37, 10_007
 
 
+_LARGE = 3
+"""Sizes of axes from which on the shorter way to communicate a tensor along several of them is the same, apart from
+mixtures of experts (tests/test_symbolic.py)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTemplate:
     """The pieces of a transformer with symbolic sizes: "embedding", "block" and "head".
@@ -92,6 +97,8 @@ def model_template(
         real = ("tp_kv", config.kv_heads), ("tp_q", tp // config.kv_heads)
     if copies:
         real = *(real or (("tp", tp),)), ("dp", dp // ep), ("cp", cp)
+    if config.experts is None:
+        real = tuple((axis, min(size, _LARGE)) for axis, size in real)
     made = _structure(_without_sizes(config), grouping, real, tp > 1, cp > 1, sp, ep > 1, copies)
     return made.template(recompute, fused)
 

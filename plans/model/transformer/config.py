@@ -372,7 +372,11 @@ class TransformerConfig:
     @property
     def num_parameters(self) -> int:
         """The number of parameters of the complete model; a tied table counts once."""
-        return sum(self.block_parameters(layer) for layer in range(self.num_layers)) + self._end_parameters()
+        dense = min(self.num_layers, self.experts.num_dense_layers) if self.experts is not None else self.num_layers
+        blocks = dense * self.block_parameters(0) if dense else 0
+        if dense < self.num_layers:
+            blocks += (self.num_layers - dense) * self.block_parameters(dense)
+        return blocks + self._end_parameters()
 
     def _end_parameters(self) -> int:
         """Number of parameters before and after the blocks."""
