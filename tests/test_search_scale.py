@@ -254,7 +254,7 @@ def test_what_is_forecast_first_is_of_the_space_and_fits() -> None:
     asked = problem(num_devices=8, global_batch=8)
     branching = Branching(problem=asked)
     every = {identity(each) for each in enumerate_degrees(asked)}
-    first = list(seeds(asked, branching.costs, branching.spaces, branching.peak_memory))
+    first = [degrees for _, degrees in seeds(asked, branching.costs, branching.spaces, branching.peak_memory)]
     assert {each.tp > 1 for each in first} == {False, True}
     for degrees in first:
         assert identity(degrees) in every

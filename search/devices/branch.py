@@ -235,11 +235,12 @@ class Branching:
 
     def _seed(self) -> None:
         """Forecast a few usual configurations, the fastest by estimate first: most others then need no forecast."""
-        usual = [
-            (found.step_s, number, degrees)
-            for number, degrees in enumerate(seeds(self.problem, self.costs, self.spaces, self.peak_memory))
-            if (found := self.estimated(degrees)) is not None
-        ]
+        usual: list[tuple[float, int, Degrees]] = []
+        for rough_s, degrees in seeds(self.problem, self.costs, self.spaces, self.peak_memory):
+            if usual and (rough_s >= min(usual)[0] or self._is_late):
+                break
+            if (found := self.estimated(degrees)) is not None:
+                usual.append((found.step_s, len(usual), degrees))
         for estimated_s, _, degrees in sorted(usual):
             if estimated_s < self._best_s:
                 self.consider(degrees)

@@ -14,6 +14,7 @@ from plans.plan import Plan
 from plans.program import Program
 from search.candidate import Candidate
 from search.devices.problem import Problem
+from search.devices.turns import least_instructions
 from search.result import SearchResult
 from simulator import simulate
 
@@ -61,16 +62,19 @@ def confirmed(
         deadline_s: `time.monotonic()` after which no other than the first is begun.
     """
     problem, left = found.problem, float("inf") if most_instructions is None else most_instructions
+    too_many = f"too many instructions to simulate it unasked (more than {most_instructions or 0:,} together)"
     checked, left_out = list[Candidate](), list[tuple[Candidate, str]]()
     for each in found.plans[:count]:
         if checked and deadline_s is not None and time.monotonic() > deadline_s:
             left_out.append((each, "no time was left"))
             continue
         try:
+            if least_instructions(problem, each.degrees) > left:
+                left_out.append((each, too_many))
+                continue
             program = lower(plan_of(problem, each))
-            size = _num_instructions(program)
-            if size > left:
-                left_out.append((each, f"its step has too many instructions to simulate it unasked ({size:,})"))
+            if (size := _num_instructions(program)) > left:
+                left_out.append((each, too_many))
                 continue
             left -= size
             timeline = simulate(program, problem.machine, with_memory=False, fold_ranks=True)

@@ -180,8 +180,8 @@ class Costs:
             if len(priced) == 4:
                 found[:, 2] = np.minimum(found[:, 2], found[:, 3] - found[:, 1])
                 found = found[:, :3]
-            left = (3 if stage.split else 2) - found.shape[1]
-            self._piece_seconds[key] = np.pad(found, ((0, 0), (0, left)))
+            self._piece_seconds[key] = np.zeros((len(self.pieces), 3 if stage.split else 2))
+            self._piece_seconds[key][:, : found.shape[1]] = found
             self.num_tables += 1
         return self._piece_seconds[key]
 

@@ -37,6 +37,9 @@ class Estimates:
         keep: how many of the fastest are searched for.
         costs, peak_memory, spaces, places: of the problem.
         rejected: filled with what cannot fit.
+
+    Attributes:
+        modes: of recomputing, that may be chosen.
     """
 
     problem: Problem
@@ -49,6 +52,10 @@ class Estimates:
 
     def __post_init__(self) -> None:
         self.bubbles = Bubbles(problem=self.problem, together=self.spaces.together)
+        self.modes = recomputes(self.problem)
+        config, dense = self.problem.config, num_dense(self.problem.config)
+        self._block_parameters = dense * config.block_parameters()
+        self._block_parameters += (config.num_layers - dense) * config.block_parameters(dense)
 
     def may_hold(self, mesh: Mesh, size: int, sp: bool) -> bool:
         """Whether the inputs of the blocks alone, kept in every recompute mode, leave room for sharded weights."""
@@ -58,9 +65,7 @@ class Estimates:
         assert problem.optimizer is not None
         each = problem.optimizer.bytes_per_element(config.dtype)
         each -= itemsize(problem.optimizer.accumulates_in(config.dtype))  # gradients may come where activations were
-        dense = num_dense(config)
-        blocks = dense * config.block_parameters() + (config.num_layers - dense) * config.block_parameters(dense)
-        weights = blocks / mesh.tp * each
+        weights = self._block_parameters / mesh.tp * each
         weights /= mesh.dp * mesh.cp if max(levels(problem, mesh)) > 0 else mesh.ep
         least = (kept * config.num_layers + weights) / mesh.pp
         if least > problem.limit_bytes:
@@ -84,13 +89,14 @@ class Estimates:
     ) -> float:
         """A bound for everything on a mesh, with its groups or on other `tiers`; `enough_s` as of `inner_bound_s`."""
         stages = [
-            self.axis_orders.stage_config(mesh, sp, size, recomputes(self.problem)[0], split, tiers)
-            for split in self.splits(mesh)
+            self.axis_orders.stage_config(mesh, sp, size, self.modes[0], split, tiers) for split in self.splits(mesh)
         ]
         return min(self.inner_bound_s(mesh, size, stage, 0.0, enough_s) for stage in stages)
 
-    def _pipeline_bound_s(self, mesh: Mesh, size: int, split: bool, pieces_s: Floats, more_s: float = 0.0) -> float:
-        """A bound for any schedule and any spread of the layers.
+    def _pipeline_bound_s(
+        self, mesh: Mesh, size: int, split: bool, pieces_s: Floats, more_s: float = 0.0, enough_s: float = float("inf")
+    ) -> float:
+        """A bound for any schedule and any spread of the layers; one that reaches `enough_s` may be lower.
 
         Args:
             mesh, size: with the samples of a micro-batch.
@@ -102,7 +108,9 @@ class Estimates:
         forward, backward = pieces_s[:, 0], pieces_s[:, 1:].sum(axis=1)
         mean = (float(counts @ (forward + backward)) + more_s) * count / mesh.pp
         way = float(counts @ (forward + pieces_s[:, 1]))
-        return max(mean, way, self.bubbles.bound_s(mesh.pp, count, forward, pieces_s[:, 1], backward, split=split))
+        if (least_s := max(mean, way)) >= enough_s:
+            return least_s
+        return max(least_s, self.bubbles.bound_s(mesh.pp, count, forward, pieces_s[:, 1], backward, split=split))
 
     def fitting_levels(self, mesh: Mesh, stage: StageConfig, chosen: Sequence[int]) -> tuple[int, ...]:
         """The optimizer levels among `chosen` with which it may fit."""
@@ -123,7 +131,7 @@ class Estimates:
 
     def saves_nothing(self, stage: StageConfig) -> bool:
         """Whether a mode keeps no less than none at all, which takes no longer."""
-        if self.keep > 1 or stage.recompute == "none" or "none" not in recomputes(self.problem):
+        if self.keep > 1 or stage.recompute == "none" or "none" not in self.modes:
             return False
         own, whole = self.peak_memory.kept_bytes(stage), self.peak_memory.kept_bytes(without_recompute(stage))
         return self.costs.recompute_only_adds and all(map(operator.ge, own, whole))
@@ -147,10 +155,11 @@ class Estimates:
         if enough_s < float("inf") and (not partial or self.costs.recompute_only_adds):
             for num_parts in range(1, 3 if stage.split else 2):
                 pieces_s = self.costs.piece_seconds(without_recompute(stage) if partial else stage, num_parts)
-                if (bound_s := self._pipeline_bound_s(mesh, size, stage.split, pieces_s)) >= enough_s:
+                bound_s = self._pipeline_bound_s(mesh, size, stage.split, pieces_s, enough_s=enough_s)
+                if bound_s >= enough_s:
                     return bound_s
         pieces_s, more_s = self._least_s(stage, excess_bytes)
-        return self._pipeline_bound_s(mesh, size, stage.split, pieces_s, more_s)
+        return self._pipeline_bound_s(mesh, size, stage.split, pieces_s, more_s, enough_s)
 
     def quick_floor(self, mesh: Mesh, stage: StageConfig, level: int) -> Table:
         """An early table no entry of which is above `floor`, from quickly known values."""

@@ -26,7 +26,6 @@ from search.devices.space import (
     ScheduleChoice,
     levels,
     micro_batches,
-    recomputes,
     sequence_parallels,
     values_of,
 )
@@ -100,8 +99,8 @@ class Nodes:
     def roots(self, mesh: Mesh, enough_s: float) -> Iterator[Child]:
         """A mesh with the samples of a micro-batch; bounds from `enough_s` on may be lower than they could be."""
         places, nearest = self.axis_orders.of(mesh), self.axis_orders.nearest_tiers(mesh)
+        sps = sequence_parallels(self.problem, mesh)
         for size in micro_batches(self.problem, mesh):
-            sps = sequence_parallels(self.problem, mesh)
             if not sps or not self.estimates.may_hold(mesh, size, max(sps)):
                 continue
             if len(places) > 1 and nearest is not None:  # bounds all places, which are priced when they come up
@@ -123,7 +122,7 @@ class Nodes:
             if len(sps) > 1 and self.estimates.mesh_bound_s(mesh, size, sp, enough_s=enough_s) >= enough_s:
                 continue
             for split in self.estimates.splits(mesh):
-                for recompute in recomputes(self.problem):
+                for recompute in self.estimates.modes:
                     stage = self.axis_orders.stage_config(mesh, sp, size, recompute, split)
                     chosen = self.estimates.fitting_levels(mesh, stage, levels(self.problem, mesh))
                     if not chosen:
@@ -295,7 +294,7 @@ class Nodes:
         fewest = np.full(len(space.layers), np.iinfo(np.int64).max)
         sure = np.flatnonzero(most <= limit)
         np.minimum.at(fewest, rows.spread[sure], rows.recomputed[sure])
-        if "none" in recomputes(problem):
+        if "none" in self.estimates.modes:
             once = self.peak_memory.peaks_bytes(without_recompute(bare), space, dp=mesh.dp, level=level, most=True)
             fewest[once <= limit] = 0
         return np.asarray(fit[rows.recomputed[fit] <= fewest[rows.spread[fit]]])

@@ -26,7 +26,7 @@ from simulator.forecast import forecast
 from simulator.forecast.predict import step_forecast
 from simulator.forecast.turns import program_of, simulated
 
-__all__ = ["Tried", "turns"]
+__all__ = ["Tried", "least_instructions", "turns"]
 
 _NUM_TRIED = 6
 """Configurations on which slices and pairs are tried."""
@@ -95,7 +95,7 @@ def _trials(
             if deadline_s is not None and time.monotonic() > deadline_s:
                 return trials
             degrees, expected_s, reason = replace(own.degrees, **change), own.forecast.step_s, ""
-            if not problem.pins.takes_turns and _least_instructions(problem, own.degrees) > _MOST_INSTRUCTIONS:
+            if not problem.pins.takes_turns and least_instructions(problem, own.degrees) > _MOST_INSTRUCTIONS:
                 reason = _too_long(f"more than {_MOST_INSTRUCTIONS:,}")
             elif not problem.pins.takes_turns:
                 try:
@@ -179,10 +179,11 @@ def _short(config: TransformerConfig, degrees: Degrees) -> tuple[TransformerConf
     return replace(config, num_layers=num_layers), short, longer
 
 
-def _least_instructions(problem: Problem, degrees: Degrees) -> int:
-    """A lower bound on the number of instructions of a step: those without slices and pairs, counted without
-    lowering."""
-    return step_forecast(problem.config, degrees, problem.machine).num_operations
+def least_instructions(problem: Problem, degrees: Degrees) -> int:
+    """A lower bound on the number of instructions of a step, counted without lowering it: those of the same step
+    without slices and pairs."""
+    plain = replace(degrees, interleave=1, overlap_pairs=False)
+    return step_forecast(problem.config, plain, problem.machine).num_operations
 
 
 def _too_long(count: str) -> str:
