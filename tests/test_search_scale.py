@@ -29,7 +29,6 @@ from search.devices.space import (
     enumerate_degrees,
     layer_choices,
     meshes,
-    recomputes,
     schedule_of,
     shapes,
     values_of,
@@ -465,11 +464,19 @@ def test_bad_pins_are_refused(pins: dict[str, object], message: str) -> None:
 )
 def test_some_blocks_that_recompute_are_refused_where_the_software_has_no_such_mode(stack, mode, message) -> None:
     with pytest.raises(TwofoldError, match=message):
-        problem(stack=stack_named(stack), pins=Pins(recompute=mode, recompute_layers=1))
-    asked = problem(stack=stack_named("megatron"), pins=Pins(recompute_layers=1))
-    assert recomputes(asked) == ("full",)
-    every = problem(stack=stack_named(stack), pins=Pins(recompute=mode, recompute_layers=asked.config.num_layers))
-    assert mode is None or recomputes(every) == (mode,)
+        problem(stack=stack_named(stack), pins=Pins(recompute=mode, recompute_layers=1, pp=1))
+
+
+def test_software_that_recomputes_all_blocks_of_a_chunk_may_do_so_where_as_many_are_pinned() -> None:
+    pins = Pins(recompute_layers=2, pp=2, tp=2, zero=0)
+    asked = problem(stack=stack_named("megatron"), pins=pins, num_devices=4)
+    modes = {(each.recompute, each.recompute_layers) for each in enumerate_degrees(asked)}
+    assert modes == {("memory_bound", None), ("selective", None), ("full", None), ("full", 2)}
+    every = [
+        found.step_s for each in enumerate_degrees(asked)
+        if (found := estimate(asked.config, each, asked.machine, stack=asked.stack)).peak_bytes <= asked.limit_bytes
+    ]  # fmt: skip
+    assert solve(asked).best.forecast.step_s == pytest.approx(min(every), rel=1e-9)
 
 
 def test_an_empty_search_space_is_reported_with_reasons() -> None:

@@ -158,14 +158,14 @@ class ScheduleSpace:
         """The blocks of the largest chunk of any spread."""
         return max(max(layers) for layers in self.layers)
 
-    def some(self, counts: Callable[[int], Sequence[int | None]]) -> LayerSplits:
-        """All spreads with all numbers of blocks that recompute, `counts` of the largest chunk's; kept by its name."""
-        if "some" not in self._known:
+    def some(self, name: str, counts: Callable[[int], Sequence[int | None]]) -> LayerSplits:
+        """All spreads with all numbers of blocks that recompute, `counts` of the largest chunk's; kept by a name."""
+        if name not in self._known:
             numbers = [
                 (number, max(layers) if some is None else some)
                 for number, layers in enumerate(self.layers) for some in counts(max(layers))
             ]  # fmt: skip
-            spread, recomputed = (np.array(each, dtype=np.int64) for each in zip(*numbers, strict=True))
+            spread, recomputed = np.array(numbers, dtype=np.int64).reshape(-1, 2).T
             plain = self.pieces[spread]
             dense = plain[:, :, 3] if self.num_dense else np.zeros(plain.shape[:2])
             kept = np.maximum(plain[:, :, 1] + dense - recomputed[:, None], 0)
@@ -181,8 +181,8 @@ class ScheduleSpace:
                     own = order[:, :, way]
                     own[(own == 1) & (full_memory_blocks > 0)] = width
                     own[(own == 3) & (kept > full_memory_blocks)] = width + 1
-            self._known["some"] = LayerSplits(spread=spread, recomputed=recomputed, pieces=pieces, order=order)
-        return self._known["some"]
+            self._known[name] = LayerSplits(spread=spread, recomputed=recomputed, pieces=pieces, order=order)
+        return self._known[name]
 
     def choice(self, rows: LayerSplits, number: int) -> tuple[tuple[int, ...], int | None]:
         """The layers of a row, and how many blocks of a chunk recompute, None for all."""

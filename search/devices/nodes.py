@@ -207,13 +207,14 @@ class Nodes:
 
         def bounded() -> tuple[Floats, Floats]:
             bounds = self._quick_bounds_s(mesh, stage, level, group, self.estimates.floor)
-            if blocks.any():
-                bounds = np.maximum(bounds, self._recomputing_bounds_s(mesh, stage, level, group, blocks))
             bounds = np.where(may_fit, bounds, np.inf)
+            if blocks.any() and bounds.min() < enough_s:
+                bounds = np.maximum(bounds, self._recomputing_bounds_s(mesh, stage, level, group, blocks))
             return bounds, np.minimum.reduceat(bounds, starts[:-1])
 
         bounds, least = bounded()
-        good = np.flatnonzero(least < enough_s).tolist()
+        if not (good := np.flatnonzero(least < enough_s).tolist()):
+            return
         if group.linear.learn(self.estimates.floor(mesh, stage, level), self._transfers(mesh, stage), good):
             bounds, least = bounded()
         for number in np.flatnonzero(least < enough_s).tolist():

@@ -64,6 +64,9 @@ class Pins:
         return Pins(**{**self.given, **pins})
 
 
+MAX_VIRTUAL = 8
+"""Chunks per pipeline rank of schedules that take any number."""
+
 _MOST_PER_DEVICE = 2**14
 """Sequences of a step: schedules grow with them."""
 
@@ -150,18 +153,20 @@ class Problem:
         object.__setattr__(self, "pins", pins)
 
     def _check_recompute_layers(self) -> None:
-        """Refuse a number of blocks that recompute where the software recomputes either all blocks or none."""
-        mode, some = self.pins.recompute, self.stack.recomputes_some
-        if not self.pins_some_blocks or (mode in some if mode else some):
+        """Refuse a number of blocks that recompute where the software recomputes either all blocks or none.
+
+        Chunks of no more blocks than that recompute all of them.
+        """
+        pins, some, num_layers = self.pins, self.stack.recomputes_some, self.config.num_layers
+        ranks = self.num_devices if pins.pp is None else pins.pp
+        fewest = -(-num_layers // (1 if ranks == 1 else ranks * MAX_VIRTUAL))  # blocks of a chunk
+        if pins.recompute_layers is None or pins.recompute_layers >= fewest or (pins.recompute or "none") in some:
             return
-        what = f"recompute {mode}" if mode else "any recompute mode"
+        if pins.recompute is None and some:
+            return
+        what = f"recompute {pins.recompute}" if pins.recompute else "any recompute mode"
         way_out = f"pin recompute {' or '.join(some)}, or omit recompute_layers" if some else "omit recompute_layers"
         raise TwofoldError(f"{self.stack.name} applies {what} to all blocks of a chunk, not to some of them; {way_out}")
-
-    @property
-    def pins_some_blocks(self) -> bool:
-        """Whether fewer blocks than the model has are pinned to recompute."""
-        return self.pins.recompute_layers is not None and self.pins.recompute_layers < self.config.num_layers
 
     def _check_pins(self) -> None:
         pins, model = self.pins, sizes_of(self.config)

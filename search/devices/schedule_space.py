@@ -66,7 +66,8 @@ class ScheduleSpaces:
         """The spreads of layers in a space for a recompute mode."""
         if not self.is_partial(mode):
             return space.all
-        return space.some(lambda most: recompute_counts(self.problem, mode, most))
+        name = "some blocks" if recomputes_some(self.problem, mode) else "all blocks"
+        return space.some(name, lambda most: recompute_counts(self.problem, mode, most))
 
     def together(self, shape: ScheduleChoice) -> bool:
         """Whether the stack begins every step on all ranks together."""

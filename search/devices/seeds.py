@@ -120,7 +120,7 @@ def _first_fitting(
             if level > most:
                 break
             peaks = peak_memory.peaks_bytes(stage, space, dp=mesh.dp, level=level, rows=rows)
-            if peaks.min() <= problem.limit_bytes:
+            if peaks.min(initial=np.iinfo(np.int64).max) <= problem.limit_bytes:
                 layers, some = space.choice(rows, int(np.argmax(peaks <= problem.limit_bytes)))
                 return problem.degrees(values_of(mesh, size, sp, recompute, shape, level, layers, some))
     return None

@@ -24,7 +24,7 @@ from plans.degrees.rules import OF_DEGREES, broken, unpredicted
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, sizes_of
 from plans.schedules import Schedule, chunks_per_rank, make_schedule, schedule_names
-from search.devices.problem import Problem
+from search.devices.problem import MAX_VIRTUAL, Problem
 
 __all__ = [
     "LEAST_TOKENS",
@@ -51,9 +51,6 @@ MAX_MICRO_BATCH = 64
 
 LEAST_TOKENS = 512
 """Tokens of a sequence that a rank of cp holds at least, unless cp is pinned."""
-
-MAX_VIRTUAL = 8
-"""Chunks per pipeline rank of schedules that take any number."""
 
 MOST_FEWER = 6
 """By how many layers fewer than an even share the last chunk, which has the head, may hold at most."""
@@ -248,8 +245,6 @@ def recomputes(problem: Problem) -> tuple[str, ...]:
     modes = problem.stack.recompute_modes if pins.recompute is None else (pins.recompute,)
     some = pins.recompute_layers
     modes = tuple(mode for mode in modes if problem.refused(recompute=mode, recompute_layers=some) is None)
-    if problem.pins_some_blocks:
-        return tuple(mode for mode in modes if recomputes_some(problem, mode))
     return modes if some is None else tuple(mode for mode in modes if mode != "none")
 
 
@@ -269,8 +264,10 @@ def recompute_counts(problem: Problem, mode: str, most: int) -> tuple[int | None
     ((1, 2, 3, None), (None,))
     """
     pinned = problem.pins.recompute_layers
+    if pinned is not None and pinned < most:
+        return (pinned,) if recomputes_some(problem, mode) else ()
     if pinned is not None:
-        return (None if pinned >= most else pinned,)
+        return (None,)
     if not recomputes_some(problem, mode) or problem.refused(recompute=mode, recompute_layers=1):
         return (None,)
     return (*range(1, most), None)
