@@ -52,9 +52,6 @@ MEASURED = ("h200", "h100-sxm")
 SOURCES = dict.fromkeys(("h100-sxm-96gb", "gh200", "h100-pcie", "h100-nvl", "h800"), "h100-sxm")
 """Device -> the measured one it is most like, if that is not the first."""
 
-LIMITED_W = {"h100-sxm-96gb": 500.0, "h100-pcie": 350.0, "h100-nvl": 400.0}
-"""Devices with another power limit than the 700 W of the measured ones."""
-
 STATIC_W = 100.0
 """Power that a chip draws at any clock (assumed; the exponent of the clock moves by 0.2 between 50 and 150 W)."""
 
@@ -277,14 +274,15 @@ def clock_exponents(points: Sequence[Point]) -> tuple[float, float] | None:
 
 
 def with_power_limit(device: Device, bounds: tuple[float, float], date: str) -> Device:
-    """`device` at the clock that its power limit leaves it, from that of a chip of 700 W, and wider for not being sure.
+    """The device at the clock that its power limit leaves it, with a wider interval.
 
     Args:
-        device: carried over from a chip of 700 W.
+        device: carried over from a chip with a limit of 700 W, with a limit of its own.
         bounds: of the exponent, as `clock_exponents` gives them.
         date: of the carrying.
     """
-    limit_W = LIMITED_W[device.name]
+    limit_W = device.limit_W
+    assert limit_W is not None
     share = (limit_W - STATIC_W) / (700.0 - STATIC_W)
     least, clock, most = (round(share ** (1 / power), 4) for power in (bounds[0], CLOCK_POWER, bounds[1]))
     unsure = math.log(most / least) / 4  # the bounds as two standard deviations either side
@@ -365,7 +363,9 @@ def carry_over(sources: Mapping[str, Device], bounds: tuple[float, float] | None
             device = carried(device, source, date=today)
             if device.device == "cuda":
                 device = with_residuals(device, "assumed", today)
-            if name in LIMITED_W and bounds is not None:
+            # a source with a model of its power gives the clock itself (`costmodels.fit.transfer_calibration`)
+            limited = device.limit_W is not None and source.compute.power is None and device.limit_W != source.limit_W
+            if limited and bounds is not None:
                 device = with_power_limit(device, bounds, today)
             save_device(device)
 

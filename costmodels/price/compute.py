@@ -143,8 +143,8 @@ class Compute(Section, frozen=True, kw_only=True):
         cache_Bps: bandwidth of that; None: everything comes from memory.
         attention: the fused attention kernel; None: priced as a matrix product.
         rules: cost of an instruction of twofold's executor, by `rule_name`; other stacks have separate kernels.
-        longer_in_steps: share by which kernels of twofold's executor take longer in a step than alone, in the median of
-            measured steps (`costmodels.widths.STEP_LONGER`).
+        longer_in_steps: share by which kernels of twofold's executor and of torch's parts take longer in a step than
+            alone, in the median of measured steps (`costmodels.widths.STEP_LONGER`).
     """
 
     matrix_flops_per_s: dict[str, float]

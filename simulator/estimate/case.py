@@ -175,11 +175,11 @@ class PipelineForecast:
         total_of = [sum(share.values()) for share in share_of]
         busiest = kinds[total_of.index(max(total_of))]
         parts = self._parts(step_s, busiest)
-        if stack.longer:
+        if longer := stack.longer_on(costs.machine):
             host_s = parts.get("dispatch", 0.0)
-            stretch = 1 + stack.longer * (1 - host_s / step_s)
+            stretch = 1 + longer * (1 - host_s / step_s)
             step_s *= stretch
-            parts = {name: seconds * (1 + stack.longer * (name != "dispatch")) for name, seconds in parts.items()}
+            parts = {name: seconds * (1 + longer * (name != "dispatch")) for name, seconds in parts.items()}
             share_of = [{call: stretch * seconds for call, seconds in share.items()} for share in share_of]
         compute = sum(share_of[kind]["compute"] for kind in of_rank) / len(of_rank)
         exposed = sum(sum(share_of[kind].values()) for kind in of_rank) / len(of_rank) - compute

@@ -160,8 +160,7 @@ class Stack:
             return None
         return SOFTWARE if self.is_measured else OTHER_SOFTWARE
 
-    @property
-    def longer(self) -> float:
+    def longer_on(self, machine: Machine) -> float:
         """Share by which the device's work takes longer than the prices of its parts, in the median of measured steps;
         of software that was not measured that of steps predicted as other software."""
         return 0.0 if self.runs_programs or self.is_measured else OTHER_LONGER
@@ -185,9 +184,9 @@ class Stack:
     def _common_assumptions(self, degrees: Degrees) -> tuple[str, ...]:
         own = f"software {self.name}:"
         notes = [f"{own} the slowest of equal chips sets the pace: they vary by {self.chip_spread:.1%}"]
-        if self.longer:
-            of = "like it" if self.is_measured else "predicted as other software"
-            notes.append(f"{own} {self.longer:.1%} longer than its parts, as measured steps {of} in the median")
+        if not (self.runs_programs or self.is_measured):
+            how = "as measured steps predicted as other software in the median"
+            notes.append(f"{own} {OTHER_LONGER:.1%} longer than its parts, {how}")
         if self.recipe is not None:
             notes.append(f"{own} {self.recipe.words}")
         if degrees.pp > 1 and not self.waits_for_sends(degrees):

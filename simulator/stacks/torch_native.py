@@ -22,7 +22,7 @@ from costmodels.price.torch_hosts import (
     host_s,
     median_over,
 )
-from costmodels.widths import CHIP_SPREAD, OTHER_LONGER, STEP_LONGER, TORCH_HOST
+from costmodels.widths import CHIP_SPREAD, OTHER_LONGER, TORCH_HOST
 from plans.degrees import Degrees
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
@@ -170,6 +170,8 @@ class TorchNative(Stack):
             notes.append(f"{own} experts as grouped products, tokens permuted in one pass: assumed")
         if self.clips:
             notes.append(f"{own} gradients are clipped by their norm")
+        if self.is_measured:
+            notes.append(f"{own} kernels take longer in steps than alone, as much as twofold's own on the device")
         return *notes, *self._common_assumptions(degrees)
 
     def on(self, machine: Machine) -> Stack:
@@ -195,10 +197,10 @@ class TorchNative(Stack):
         """FSDP2 shards weights again after a backward (FSDPParamGroup.reshard_after_backward); but see `as_run`."""
         return degrees.optimizer.parallel_level >= 2 and degrees.pp == 1
 
-    @property
-    def longer(self) -> float:
-        """As in `Stack`, of torch's parts."""
-        return STEP_LONGER if self.is_measured else OTHER_LONGER
+    def longer_on(self, machine: Machine) -> float:
+        """As in `Stack`. Kernels of torch's parts take as much longer in steps as those of twofold's executor
+        (`costmodels.widths.STEP_LONGER`)."""
+        return machine.compute.longer_in_steps if self.is_measured else OTHER_LONGER
 
     @property
     def slower_hosts(self) -> float:
