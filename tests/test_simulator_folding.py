@@ -110,7 +110,7 @@ def random_program(draw):
 
 def test_groups_whose_ranks_are_not_all_equal():
     num_folded = num_split = 0
-    for seed in range(150):
+    for seed in range(80):
         program = random_program(random.Random(seed))
 
         def cost_of(instruction, group):
@@ -120,8 +120,8 @@ def test_groups_whose_ranks_are_not_all_equal():
         check_equal(folded, run_program(program, cost_of, num_steps=2, with_memory=False))
         num_folded += len(folded.represents) < program.num_ranks
         num_split += 2 < len(folded.represents) < program.num_ranks
-    assert num_folded > 50
-    assert num_split > 20
+    assert num_folded > 25
+    assert num_split > 10
 
 
 def test_equal_ranks_that_send_each_other_something_do_not_fold():
@@ -168,7 +168,7 @@ def options_of(draw):
 
 def test_slow_ranks_and_shared_ports_on_random_programs():
     num_folded = 0
-    for seed in range(200):
+    for seed in range(100):
         draw = random.Random(1000 + seed)
         program = random_program(draw)
         slow = {draw.randrange(program.num_ranks): draw.choice((1.5, 2.0)) for _ in range(draw.randint(0, 2))}
@@ -185,7 +185,7 @@ def test_slow_ranks_and_shared_ports_on_random_programs():
         )
         check_equal(folded, whole)
         num_folded += len(folded.represents) < program.num_ranks
-    assert num_folded > 60
+    assert num_folded > 30
 
 
 @pytest.mark.parametrize("uplink_Bps", [None, 11e9, 60e9])
