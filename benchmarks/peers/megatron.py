@@ -91,7 +91,7 @@ def step_of(case: Case, plan: Plan, device: Device) -> Callable[[Sequence[Tensor
 def chunks_of(case: Case, device: Device) -> tuple[list[nn.Module], Any]:
     """The chunks of the model that this rank has, weights as memory held them, and Megatron's configuration of it.
 
-    Megatron's groups of ranks are made again for the degrees of the case.
+    Megatron's groups of ranks are created for the degrees of the case.
     """
     from megatron.core import parallel_state as ranks
     from megatron.core import tensor_parallel
@@ -164,7 +164,7 @@ def _chunk(case: Case, config: Any, virtual: int | None, device: Device) -> nn.M
 
 
 class Attention(nn.Module):
-    """Causal attention by torch's flash kernels in the place of `megatron.core.transformer.DotProductAttention`."""
+    """Causal attention by torch's flash kernels instead of `megatron.core.transformer.DotProductAttention`."""
 
     def __init__(self, config: Any, **unused: Any) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ _OF_FIGURES = ("metric", "value", FIGURE, READ_AS, PARTS)
 
 
 class _Setting(NamedTuple):
-    """What the rows of all figures of a configuration share."""
+    """Values that the rows of all figures of a configuration share."""
 
     config: TransformerConfig
     degrees: Degrees

@@ -84,8 +84,8 @@ class Stack:
         is_measured: whether steps of it were measured; else its interval is that of software predicted as another one.
         reserved: whether memory is the reserved memory of the allocator, not the allocated memory.
         copies_shards: whether gathered weights are copied out of a flat buffer and gradients into one.
-        holds_gradients: whether gradients have buffers during the whole step; else they come while the first backward
-            frees activations.
+        holds_gradients: whether gradients have buffers from the start of a step to its end; else they come while the
+            first backward frees activations.
         runs_programs: whether it is twofold's executor, which runs lowered programs as they are: the machine's rules
             for its calls hold (`Compute.rules`).
         rearranges: whether `arranged` changes anything.
