@@ -489,6 +489,19 @@ def test_runs_without_a_time_or_of_adapters_are_listed_with_the_reason(tmp_path)
     assert [row["row"] for row in found.rows] == [3]
 
 
+def test_runs_out_of_memory_are_compared_with_the_predicted_peak(tmp_path):
+    """7e9 parameters need 112 GB of weights, gradients and states on one device, and 14 GB of it on each of eight."""
+    (tmp_path / "a.csv").write_text(
+        "model,gpu,gpus,strategy,mbs,gbs,seq,recompute,s/step\nLlama-2-7B,A100 80GB,8,DDP,1,8,1024,full,OOM\n"
+        "Llama-2-7B,A100 80GB,8,FSDP,1,8,1024,full,OOM\nLlama-2-7B,A100 80GB,8,FSDP,1,8,1024,full,1.2\n"
+        "Llama-2-7B,L4,8,DDP,1,8,1024,full,OOM\n"
+    )
+    found = validate(tmp_path / "a.csv")
+    assert [(each["row"], each["agrees"]) for each in found.out_of_memory] == [(1, True), (2, False)]
+    assert found.out_of_memory[0]["predicted"] > 112 > 86 > found.out_of_memory[0]["room"] > 75
+    assert [each["row"] for each in found.skipped] == [1, 2, 4]
+
+
 def test_a_precision_in_the_notes_and_experts_over_tensor_parallel_ranks_are_assumed():
     row = {"model": "Mixtral 8x22B", "gpu_type": "H100", "gpu_count": "128", "tp": "4", "pp": "8", "ep": "8",
            "micro_batch": "1", "global_batch": "256", "seq": "4096", "metric": "mfu_percent", "value": "40",

@@ -12,8 +12,8 @@ from interop.measurements.precisions import BLACKWELL, HOPPER, Precision, has_pr
 from interop.measurements.spellings import compile_named, is_offloaded, switch_named
 
 __all__ = [
-    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_ABOVE", "FROM_TITLE", "OWN_RUNS", "PARTS", "READ_AS",
-    "REMARK", "ROW", "ZERO_BUBBLE", "Cells", "Skip",
+    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_ABOVE", "FROM_TITLE", "OUT_OF_MEMORY", "OWN_RUNS",
+    "PARTS", "READ_AS", "REMARK", "ROW", "ZERO_BUBBLE", "Cells", "Skip",
 ]  # fmt: skip
 
 _OFTEN_FLOAT8 = r"nemo\b|megatron-?bridge|transformer ?engine"
@@ -50,6 +50,9 @@ _LEAST_VALUE, _MOST_VALUE = 1e-6, 1e9
 
 BAD_COLUMN, BAD_VALUE, BAD_REASON = "bad column", "bad value", "bad reason"
 """Keys of a row with a cell that could not be read: the column, its content, and the reason."""
+
+OUT_OF_MEMORY = "ran out of memory"
+"""Key of a row of a run that needed more memory than its device has; its content is the cell that states it."""
 
 ROW, FIGURE = "row of the table", "figures of the row"
 """Keys of a row: its number in the table, and its own figure among all of that table row."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from interop.measurements.capacities import CAPACITY
-from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FIGURE
+from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FIGURE, OUT_OF_MEMORY
 from interop.measurements.figures import measured
 from interop.measurements.grids import Grid
 from interop.measurements.headers import Figure, figure_named, has_units_in_cells, without_devices
-from interop.measurements.pairs import FAILED, NOTHING
+from interop.measurements.pairs import FAILED, NO_MEMORY, NOTHING
 from interop.measurements.software import names_software
 from interop.measurements.titles import CONDITIONS, stated_in_titles, without_conditions
 
@@ -158,7 +158,8 @@ def rows_of_figures(
     cells = [row[figure.place] for figure in figures]
     if failed := _failure(cells):
         reason = f"nothing was measured: {failed!r}"
-        yield {**made, BAD_COLUMN: "value", BAD_VALUE: failed, BAD_REASON: reason}
+        memory = {OUT_OF_MEMORY: failed} if failed.lower() in NO_MEMORY else {}
+        yield {**made, BAD_COLUMN: "value", BAD_VALUE: failed, BAD_REASON: reason, **memory}
     for figure in figures:
         if row[figure.place].lower() not in NOTHING:
             meaning = figure.figure or figure_named(made.get("unit", ""))

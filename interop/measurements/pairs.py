@@ -9,9 +9,12 @@ from interop.measurements.devices import is_device
 from interop.measurements.numbers import number
 from interop.measurements.precisions import precision_named
 
-__all__ = ["FAILED", "NOTHING", "runs_of"]
+__all__ = ["FAILED", "NOTHING", "NO_MEMORY", "runs_of"]
 
-FAILED = ("oom", "out of memory", "oor", "failed")
+NO_MEMORY = ("oom", "out of memory", "cuda oom", "cuda out of memory")
+"""Cells of runs that needed more memory than there is."""
+
+FAILED = (*NO_MEMORY, "oor", "failed")
 """Cells of runs that did not finish."""
 
 NOTHING = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "nan", "x", "\u2717", *FAILED)

@@ -13,7 +13,17 @@ from typing import Any, NamedTuple
 
 from costmodels.price.torch_hosts import load_host
 from interop.measurements.case import Case, products_of
-from interop.measurements.cells import BAD_VALUE, FIGURE, READ_AS, ROW, Cells, Skip
+from interop.measurements.cells import (
+    BAD_COLUMN,
+    BAD_REASON,
+    BAD_VALUE,
+    FIGURE,
+    OUT_OF_MEMORY,
+    READ_AS,
+    ROW,
+    Cells,
+    Skip,
+)  # fmt: skip
 from interop.measurements.forecasts import MEMORY_MARGIN, MEMORY_UNITS, measured_as, model_flops, run_of
 from interop.measurements.headers import METRICS
 from interop.measurements.machines import load_machine
@@ -40,11 +50,14 @@ class Validation(Shown):
         sources: per source and metric the scores, as `--json` prints them.
         rows: per predicted row the measured and the predicted value with its interval.
         skipped: number of the row and the reason.
+        out_of_memory: of the skipped rows whose runs ran out of memory the number, the predicted peak with its
+            interval, the room of the device, all in GB, and whether the prediction says so too (`agrees`).
     """
 
     sources: tuple[dict[str, Any], ...]
     rows: tuple[dict[str, Any], ...]
     skipped: tuple[dict[str, Any], ...]
+    out_of_memory: tuple[dict[str, Any], ...] = ()
 
     def __repr__(self) -> str:
         errors_text = ", ".join(
@@ -55,7 +68,10 @@ class Validation(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of `twofold validate`."""
-        return {"sources": list(self.sources), "rows": list(self.rows), "skipped": list(self.skipped)}
+        return {
+            "sources": list(self.sources), "rows": list(self.rows), "skipped": list(self.skipped),
+            "out_of_memory": list(self.out_of_memory),
+        }  # fmt: skip
 
 
 def validate(
@@ -82,6 +98,7 @@ def validate(
         load_host(host)
     rows: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
+    out_of_memory: list[dict[str, Any]] = []
     groups: dict[tuple[str, str], list[tuple[tuple[str, ...], dict[str, Any]]]] = {}
     seen: dict[bytes, int] = {}
     reader = _Reader(_Given(stack=stack, machine=machine, host=host))
@@ -96,6 +113,8 @@ def validate(
                 raise Skip(f"it repeats row {earlier}")
             group, result = reader.read(row, number)
         except Skip as skip:
+            if OUT_OF_MEMORY in row and (peak := reader.peak_of(row, number)) is not None:
+                out_of_memory.append(peak)
             if (skipped_row := _skipped(row, number, skip)) not in skipped[-len(METRICS) :]:
                 skipped.append(skipped_row)
             continue
@@ -104,7 +123,9 @@ def validate(
     if not rows and not skipped:
         raise TwofoldError(f"table {os.fspath(path)!r} has no rows")
     sources = tuple(score(source, metric, found) for (source, metric), found in groups.items())
-    return Validation(sources=sources, rows=tuple(rows), skipped=tuple(skipped))
+    return Validation(
+        sources=sources, rows=tuple(rows), skipped=tuple(skipped), out_of_memory=tuple(out_of_memory)
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +203,21 @@ class _Reader:
                 raise Skip(f"{result['metric']} {value:g} would be {reached:.0%} of the device's peak", "value")
         return group, {**result, "row": number, "value": value, "assumed": [*assumed, *result["assumed"]]}
 
+    def peak_of(self, row: Mapping[str, str], number: int) -> dict[str, Any] | None:
+        """What `Validation.out_of_memory` says of a row; None if it cannot be predicted."""
+        cells = {name: cell for name, cell in row.items() if name not in (BAD_COLUMN, BAD_REASON, BAD_VALUE)}
+        cells |= {"metric": "peak_memory_GB", "value": "1"}
+        found = _priced(cells, number, self.given, needed_fillings(cells), fits_only=False)
+        if isinstance(found, Exception):
+            return None
+        peaks = [result for _, _, result in found]
+        room_GB = load_machine(peaks[0]["machine"]).free_bytes / 1e9
+        most = max(each["high"] for each in peaks)
+        return {
+            "row": number, "source": row.get("source", ""), "predicted": peaks[0]["predicted"],
+            "low": min(each["low"] for each in peaks), "high": most, "room": room_GB, "agrees": most > room_GB,
+        }  # fmt: skip
+
 
 def _skipped(row: Mapping[str, str], number: int, skip: Skip) -> dict[str, Any]:
     """A skipped row: its number, the reason, the column and the cell."""
@@ -248,9 +284,15 @@ def _others(
 
 
 def _priced(
-    row: Mapping[str, str], number: int, given: _Given, fillings: Sequence[Filling]
+    row: Mapping[str, str], number: int, given: _Given, fillings: Sequence[Filling], *, fits_only: bool = True
 ) -> list[_Reading] | Exception:
-    """Every filling with its configuration and prediction, those that fit the device if any does; else why not."""
+    """Every filling with its configuration and prediction; the reason if there is none.
+
+    Args:
+        row, number, given: as of the reader.
+        fillings: of blank cells.
+        fits_only: whether those that do not fit the device are left out where others do: the row ran.
+    """
     found: list[_Reading] = []
     reason: Exception = Skip("nothing in it is open")
     for filling in fillings:
@@ -259,7 +301,8 @@ def _priced(
             found.append((filling, case, _row(case, given)))
         except (Skip, TwofoldError) as error:
             reason = error
-    return [each for each in found if each[2]["fits"]] or found or reason
+    fitting = [each for each in found if each[2]["fits"]] if fits_only else []
+    return fitting or found or reason
 
 
 def _row(case: Case, given: _Given) -> dict[str, Any]:

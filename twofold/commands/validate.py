@@ -78,6 +78,10 @@ class Validate:
             console.print(
                 f"{len(large)} {rows_are} predicted to need more memory than the device has, yet ran: {shown}"
             )
+        if failed := result.out_of_memory:
+            agree = sum(each["agrees"] for each in failed)
+            runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
+            console.print(f"{runs} out of memory, {agree} of them predicted to need more than the device has")
         for reason, rows in skipped.items():
             shown = ", ".join(map(str, rows[:_MOST_SHOWN])) + (", ..." if len(rows) > _MOST_SHOWN else "")
             console.print(f"skipped {'row' if len(rows) == 1 else f'{len(rows)} rows:'} {shown}: {reason}")
