@@ -140,6 +140,8 @@ def kinds(folder: Path) -> list[Kind]:
         job = load_training_job(path)
         if job.learning_rate is not None:
             job.learning_rate.check(job.steps)
+        if job.optimizer is not None:
+            job.optimizer.of(Optimizer())
 
     def schedule(path: Path) -> None:
         with contextlib.suppress(ScheduleError):  # its lines show the row and the cell
@@ -305,6 +307,15 @@ decay = 20
 [checkpoints]
 every = 10
 keep = 2
+[spike]
+factor = 10
+[optimizer]
+kind = "adamw"
+weight_decay = 0.1
+clip_norm = 1.0
+[[optimizer.groups]]
+parameters = ["*"]
+lr_scale = 0.5
 """
 _STUDY = b"""[base]
 model = "llama-3-8b"
