@@ -59,13 +59,18 @@ def _condition(header: str) -> dict[str, str]:
 
 def _figure_of_titles(titles: Sequence[str]) -> tuple[str, Figure | None]:
     """The words of a title that name a figure, and the figure; None if no title names one."""
-    clauses = (clause for title in titles for clause in re.split(r"[.:;,](?:\s|$)", title.strip("* #")))
+    clauses = (
+        clause for title in titles for clause in re.split(r"[.:;,](?:\s|$)|\s[-\u2013\u2014]\s", title.strip("* #"))
+    )
     starts = (
         clause[:end].strip()
         for clause in clauses
         for end in (len(clause), *(found.start() for found in _TITLE_END.finditer(clause)))
     )
     return next(((words, own) for words in starts if (own := figure_named(words))), ("", None))
+
+
+_CLAUSE_END = re.compile(r"[.:;,](?:\s|$)|\s[-\u2013\u2014]\s")
 
 
 def _on_one_device(figures: Sequence[FigureColumn]) -> list[FigureColumn]:
