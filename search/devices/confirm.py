@@ -62,7 +62,7 @@ def confirmed(
         deadline_s: `time.monotonic()` after which no other than the first is begun.
     """
     problem, left = found.problem, float("inf") if most_instructions is None else most_instructions
-    too_many = f"too many instructions to simulate it unasked (more than {most_instructions or 0:,} together)"
+    too_many = f"too many instructions to simulate them unasked (more than {most_instructions or 0:,} together)"
     checked, left_out = list[Candidate](), list[tuple[Candidate, str]]()
     for each in found.plans[:count]:
         if checked and deadline_s is not None and time.monotonic() > deadline_s:
