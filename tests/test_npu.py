@@ -225,7 +225,7 @@ def train_on_ranks(rank, folder):
         (plan, program), device = kept_plan(folder / f"{name}.plan"), NpuDevice()
         weights = {key: each.float().numpy() for key, each in random_weights(plan.graph).items()}
         result = run_rank(
-            program, plan, batches_of(plan, 5), weights, 5, device=device, weights_path=folder / f"{name}.npz",
+            program, plan, batches_of(plan, 4), weights, 4, device=device, weights_path=folder / f"{name}.npz",
             options=RunOptions(record_steps=1),
         )  # fmt: skip
         assert (result.execution, result.differences) == ("graph", ()), result.fallback
@@ -239,7 +239,7 @@ def test_ranks_train_as_one_device_does(tmp_path):
         keep_plan(plan, tmp_path / f"{name}.plan")
     run_on_ranks(train_on_ranks, 4, tmp_path)
     for name, (config, _) in SPLIT.items():
-        losses, weights = trained_by_torch(config, batches_of(plans[name], 5), [None] * 5)
+        losses, weights = trained_by_torch(config, batches_of(plans[name], 4), [None] * 4)
         np.testing.assert_allclose(np.load(tmp_path / f"{name}.0.npy"), losses, rtol=2e-5)
         with np.load(tmp_path / f"{name}.npz") as found:
             assert set(found.files) == set(weights)
