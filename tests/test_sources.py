@@ -160,6 +160,24 @@ def test_limits_of_a_model_with_segments():
     assert next(random_batches(graph, 0, 1))["token_types"].max() < 2
 
 
+class Columns(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.countries, self.ages = nn.Embedding(11, 4), nn.Embedding(5, 4)
+
+    def forward(self, ids):
+        return (self.countries(ids[:, 0]) * self.ages(ids[:, 1])).mean()
+
+
+def test_columns_of_an_input_have_limits_of_their_own():
+    graph = capture(Columns(), (torch.zeros(8, 2, dtype=torch.int64),))
+    ids = np.stack([np.full(8, 10), np.full(8, 4)], 1)
+    assert (BatchCheck(graph)((ids,))["ids"] == ids).all()
+    with pytest.raises(TwofoldError, match="11, the plan asks for numbers from 0 to 10"):
+        BatchCheck(graph)((np.add(ids, 1),))
+    assert next(random_batches(graph, 0, 1))["ids"].max() < 5
+
+
 class Clicks(nn.Module):
     """Its targets reach the loss through a reshape; beyond 0 to 1 torch's CUDA kernel ends the process."""
 

@@ -34,16 +34,22 @@ _OF_PROBABILITIES = frozenset({"aten.binary_cross_entropy.default", "aten.binary
 """Losses whose second operand holds probabilities; a CUDA kernel of the first ends the process at any other number."""
 
 
-def input_limits(graph: Graph) -> dict[str, int]:
+def input_limits(graph: Graph, *, in_any_part: bool = False) -> dict[str, int]:
     """Input of whole numbers -> the number below which they must be: rows of a table, classes of a loss.
 
     Inputs without an entry are read by neither.
+
+    Args:
+        graph: of the plan.
+        in_any_part: whether the columns of an input may have limits of their own, as ids of several tables: then the
+            largest of these counts, else the smallest.
 
     >>> from plans.model.transformer import transformer
     >>> input_limits(transformer("gpt2", num_layers=1))
     {'tokens': 50257, 'labels': 50257}
     """
     limits: dict[str, int] = {}
+    of_parts: dict[str, int] = {}
     for operator, reads in _operands(graph):
         if operator.kind == "embedding":
             limit, read = graph.tensors[operator.inputs[1]].shape[0], reads[0]
@@ -51,9 +57,12 @@ def input_limits(graph: Graph) -> dict[str, int]:
             limit, read = graph.tensors[operator.inputs[0]].shape[-1], reads[1]
         else:
             continue
-        for name in read:
-            limits[name] = min(limit, limits.get(name, limit))
-    return limits
+        for name, is_whole in read.items():
+            if is_whole or not in_any_part:
+                limits[name] = min(limit, limits.get(name, limit))
+            else:
+                of_parts[name] = max(limit, of_parts.get(name, limit))
+    return of_parts | limits
 
 
 def input_probabilities(graph: Graph) -> frozenset[str]:
@@ -70,13 +79,15 @@ def input_probabilities(graph: Graph) -> frozenset[str]:
     return frozenset(name for name in found if graph.tensors[name].differentiable)
 
 
-def _operands(graph: Graph) -> Iterator[tuple[Operator, list[set[str]]]]:
-    """Every operator, with the inputs of the graph whose numbers each of its operands holds."""
-    came_from = {tensor.name: {tensor.name} for tensor in graph.inputs}
+def _operands(graph: Graph) -> Iterator[tuple[Operator, list[dict[str, bool]]]]:
+    """Every operator, with the inputs of the graph whose numbers each of its operands holds, and whether it holds all
+    numbers of the input."""
+    came_from = {tensor.name: {tensor.name: True} for tensor in graph.inputs}
     for operator in graph.operators:
-        reads = [came_from.get(name, set()) for name in operator.inputs]
+        reads = [came_from.get(name, {}) for name in operator.inputs]
         if operator.kind in _PASSING:
-            came_from |= {name: set[str]().union(*reads) for name in operator.outputs}
+            passed = {name: is_whole and operator.kind != "narrow" for read in reads for name, is_whole in read.items()}
+            came_from |= dict.fromkeys(operator.outputs, passed)
         yield operator, reads
 
 
@@ -91,7 +102,7 @@ class BatchCheck:
     def __init__(self, graph: Graph, parts: int = 1) -> None:
         self._parts = parts
         self._inputs = [tensor for tensor in graph.tensors.values() if tensor.kind == "input"]
-        self._limits = input_limits(graph)
+        self._limits = input_limits(graph, in_any_part=True)
         self._probabilities = input_probabilities(graph)
         self._ignored = {
             operator.attrs["ignore_index"] for operator in graph.operators if "ignore_index" in operator.attrs
