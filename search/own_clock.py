@@ -30,6 +30,8 @@ def with_own_clocks(found: SearchResult[PlanT], plans: Sequence[PlanT], shares: 
         shares: the step of each of these, in any order, over its step at the one clock.
     """
     share = min(shares)
-    lower_s, relaxed_s = found.lower_bound_s * share, found.relaxed_bound_s * share
+    lower_s, relaxed_s = (
+        max(bound_s * share, found.physics_bound_s) for bound_s in (found.lower_bound_s, found.relaxed_bound_s)
+    )
     own = replace(found, plans=plans, lower_bound_s=lower_s, relaxed_bound_s=min(relaxed_s, lower_s), clock_share=share)
     return replace(own, num_proven=min(found.num_proven, int(own.gap < _ROUNDING)))

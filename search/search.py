@@ -170,8 +170,11 @@ def search(
     found = plan_search.run(stages, num_stages, widths, num_micro_batches, top_k)
     if usual is machine:
         return _with_settings(found, settings)
-    own = [predicted(plan, machine, plan_search.limit_bytes) for plan in found.plans]
-    shares = [step_s(after) / step_s(before) for before, after in zip(found.plans, own, strict=True)]
+    own: list[Plan] = []
+    for plan in found.plans:
+        if not own or not plan_search.is_over():
+            own.append(predicted(plan, machine, plan_search.limit_bytes, plan_search.time_left_s))
+    shares = [step_s(after) / step_s(before) for before, after in zip(found.plans, own, strict=False)]
     return _with_settings(with_own_clocks(found, sorted(own, key=step_s), shares), settings)
 
 

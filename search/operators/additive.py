@@ -49,6 +49,7 @@ class StageCosts:
         moves: seconds of redistributions, or bounds of them; by `choice`, all exact, where it is None.
         known: costs of single operators by all that they depend on; may be shared by stages, meshes and optimizers.
         alone, in_order: as of `OperatorCosts`.
+        check_time: called between steps of long work; may raise to end it.
 
     Besides, `choices` has the strategies of every operator, `own` prices single operators, `tensors` what is handed on,
     and `memory` is for `best_assignment`.
@@ -69,6 +70,7 @@ class StageCosts:
     known: dict[object, OperatorSeconds] = field(default_factory=dict)
     alone: Mapping[str, tuple[bool, bool]] = field(default_factory=dict)
     in_order: bool = False
+    check_time: Callable[[], None] = lambda: None
     choices: list[list[Strategy]] = field(init=False)
     own: OperatorCosts = field(init=False)
     tensors: TensorCosts = field(init=False)
@@ -92,6 +94,7 @@ class StageCosts:
         self.tensors = TensorCosts(
             micro=self.micro, operators=self.operators, choices=self.choices, mesh=self.mesh,
             num_micro_batches=self.num_micro_batches, full_batch=self.full_batch, moves=self.moves,
+            check_time=self.check_time,
         )  # fmt: skip
         self._keys = CostKeys(
             self.micro, self.mesh, self.num_micro_batches, self.optimizer, self.cost.group_key
@@ -159,10 +162,37 @@ class StageCosts:
             edges=self.tensors.edges(), seconds=self.tensors.seconds, left=[np.arange(len(each)) for each in own],
         )  # fmt: skip
 
-    def least_parts_s(self, position: int) -> tuple[float, float, float]:
-        """The least time of an operator alone in a step; its compute on the host, and on the device."""
-        compute, others, host, device = self._own_parts(position)
-        return float((compute + others).min()), float(host.min()), float(device.min())
+    def least_own_s(self, position: int) -> float:
+        """The least time of an operator alone in a step."""
+        compute, others, *_ = self._own_parts(position)
+        return float((compute + others).min())
+
+    def longest_first(self) -> list[int]:
+        """The positions of the operators: those first whose equals take longest together with their batch split."""
+        total: dict[object, float] = {}
+        for position, value in enumerate(self.batch_split()):
+            seconds = self._own_s(self.operators[position], self.choices[position][value])
+            key = self._column_key(position)
+            total[key] = total.get(key, 0.0) + seconds.compute_s
+        return sorted(range(len(self.operators)), key=lambda position: -total[self._column_key(position)])
+
+    def least_kernels_s(self, position: int) -> tuple[float, float]:
+        """Lower bounds on the time of an operator's kernels in a step, on the host and on the device."""
+        key = "kernels", self._column_key(position)
+        if key not in self._parts:
+            operator = self.operators[position]
+            alone, spec = self.alone.get(operator.name), self.micro.spec(operator)
+            different = {
+                ("kernels", alone, self._keys.of_kernels(operator, spec, strategy)): strategy
+                for strategy in self.choices[position]
+            }
+            for own, strategy in different.items():
+                if own not in self.known:
+                    self.known[own] = self.own.seconds(operator, strategy)
+            parts = [self.known[own] for own in different]
+            self._parts[key] = np.array([min(each.host_s for each in parts), min(each.device_s for each in parts)])
+        host_s, device_s = self._parts[key].tolist()
+        return host_s, device_s
 
     def stream_s(self) -> float:
         """A lower bound on the time of the compute streams in a step, for any strategies on this mesh."""
@@ -201,6 +231,7 @@ class StageCosts:
         """[4, strategies]: the `OperatorSeconds` of an operator with each strategy."""
         key = self._column_key(position)
         if key not in self._parts:
+            self.check_time()
             operator = self.operators[position]
             self._parts[key] = np.array([self._own_s(operator, strategy) for strategy in self.choices[position]]).T
         return self._parts[key]

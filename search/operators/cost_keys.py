@@ -67,10 +67,21 @@ class CostKeys:
             return signature, self.mesh, strategy.mesh, tuple(strategy.dims.items()), strategy.out
         return signature, self._cuts(operator, spec, strategy)
 
+    def of_kernels(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
+        """A key of the kernels of an operator with a strategy: these depend on the shapes of the parts alone."""
+        if strategy.out is not None or strategy.mesh is not None or spec.statistic is not None:
+            return self.of(operator, spec, strategy)
+        return self.signature(operator), self._parts(spec, strategy)
+
+    def _parts(self, spec: OperatorSpec, strategy: Strategy) -> tuple[int, ...]:
+        """The number of parts of every dim."""
+        dims, sizes = strategy.dims, self._axis_sizes
+        return tuple([math.prod([sizes[axis] for axis in dims.get(dim, ())]) for dim in spec.sizes])
+
     def _cuts(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
         """Numbers of parts of the dims, and the groups over which parameters and the loss are summed or gathered."""
         dims, sizes = strategy.dims, self._axis_sizes
-        parts = tuple([math.prod([sizes[axis] for axis in dims.get(dim, ())]) for dim in spec.sizes])
+        parts = self._parts(spec, strategy)
         groups: list[object] = []
         for summed in self._summed(operator, spec):
             axes = [axis for dim in summed for axis in dims.get(dim, ())]

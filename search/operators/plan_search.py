@@ -11,12 +11,13 @@ import msgspec
 
 from costmodels import Machine
 from plans.errors import TwofoldError
-from plans.layout import Layout, TensorLayout
+from plans.layout import Layout
 from plans.model.graph import Graph
 from plans.optimizer import Optimizer
 from plans.plan import Plan, Stage, Strategy
 from plans.units import Seconds
 from search.attach_prediction import predicted
+from search.operators.describe import describe_strategy
 from search.operators.equal_blocks import alike_plans
 from search.operators.fitting import leaner_plan, peaks, picks_that_may_fit
 from search.operators.ranking import NUM_NEAR, Ranking
@@ -28,7 +29,7 @@ from search.operators.ways import LEVELS, Ways, at_level
 from search.physics import physics_s
 from search.result import Alternative, AlternativesTo, Rejected, SearchResult
 
-__all__ = ["PlanSearch", "describe_strategy"]
+__all__ = ["PlanSearch"]
 
 NUM_NEIGHBOURS = 6
 """Number of the cheapest answers of a stage that are simulated."""
@@ -42,6 +43,10 @@ _WORTH_VARYING = 1.5
 _EVERY = 1 << 30
 _LEAN = 4
 """Number of answers of a stage whose memory is checked even after the time limit."""
+
+
+class _OutOfTimeError(Exception):
+    """Time is up, and there is an answer."""
 
 
 @dataclass(slots=True)
@@ -66,6 +71,7 @@ class PlanSearch:
     deadline: float | None
     rejected: list[Rejected] = field(default_factory=list)
     complete: bool = True
+    _is_searching: bool = False
     _stages: dict[tuple[int, int, int], StageSearch] = field(default_factory=dict)
     _tried: dict[Plan, Plan] = field(default_factory=dict)
 
@@ -80,6 +86,7 @@ class PlanSearch:
                 graph=self.graph, machine=self.machine, num_ranks=num_ranks, num_micro_batches=num_micro_batches,
                 interleave=self.interleave, optimizer=optimizer, full_batch=self.full_batch, fused=self.fused,
                 in_order=self.interleave == 1 and not self.ways.slices, pinned=self.pinned,
+                check_time=self._check_time,
                 known=others[0].known if others else {}, moves=others[0].moves if others else {},
             )  # fmt: skip
         return self._stages[key]
@@ -90,9 +97,26 @@ class PlanSearch:
             self.complete = False
         return not self.complete
 
+    def time_left_s(self) -> float:
+        """Seconds until the time limit."""
+        return float("inf") if self.deadline is None else self.deadline - time.perf_counter()
+
+    def _check_time(self) -> None:
+        """End long work when time is up, if there is an answer.
+
+        Raises:
+            _OutOfTimeError: that it is.
+        """
+        if self._is_searching and self.is_over() and self._fitting():
+            raise _OutOfTimeError
+
     def _is_late(self) -> bool:
         """Whether the search of strategies has used its share of the time; the rest is for simulations."""
-        return self.deadline is not None and time.perf_counter() > (self.started + self.deadline) / 2
+        return self._has_used(0.5)
+
+    def _has_used(self, share: float) -> bool:
+        """Whether a share of the time is over."""
+        return self.deadline is not None and time.perf_counter() > self.started + share * (self.deadline - self.started)
 
     def run(
         self,
@@ -119,13 +143,17 @@ class PlanSearch:
                 f"{self.graph.batch_size}"
             )
         asked: list[PipelineShape] = []
-        priced: Sequence[Option] = ()
+        priced: list[Option] = []
+        self._is_searching = True
         try:
-            priced = self._searched(costs, options, asked)
+            self._searched(costs, options, asked, priced)
+        except _OutOfTimeError:
+            pass
         except KeyboardInterrupt:
             self.complete = False
             if not self._fitting():
                 raise
+        self._is_searching = False
         fitting = self._fitting()
         smallest = min(_peak_bytes(plan) for plan in self._tried.values())
         if not fitting and self.limit_bytes is not None:
@@ -138,7 +166,7 @@ class PlanSearch:
         plans = sorted(fitting, key=_rank)
         best = plans[0]
         least_s = physics_s(self.graph, self.machine, self.num_devices, self.optimizer)
-        relaxed_s = costs.relaxed_s(options) if len(priced) == len(options) else least_s
+        relaxed_s = max(least_s, costs.relaxed_s(options)) if len(priced) == len(options) else least_s
         return SearchResult(
             plans=plans[:top_k],
             lower_bound_s=relaxed_s,
@@ -153,18 +181,19 @@ class PlanSearch:
             rejected=self.rejected,
         )
 
-    def _searched(self, costs: ShapeCosts, options: Sequence[Option], asked: list[PipelineShape]) -> Sequence[Option]:
-        """Simulate shapes and the neighbours of the best; fill `asked` with them, the fastest that fits first.
-
-        Returns:
-            the options that there was time to look at.
+    def _searched(
+        self, costs: ShapeCosts, options: Sequence[Option], asked: list[PipelineShape], priced: list[Option]
+    ) -> None:
+        """Simulate shapes and the neighbours of the best; fill `asked` with them, the fastest that fits first, and
+        `priced` with the options that there was time to look at.
         """
-        if self.deadline is not None and len(options) > 1 and not self.pinned:
+        if self.deadline is not None and not self.pinned:
             self._usual(costs, options, asked)
-            self._ways(costs.weights)
-            if not self.is_over():
+            if len(options) > 1:
+                self._ways(costs.weights)
+                self._check_time()
                 self._neighbours(asked[0])
-        priced = costs.affordable(options, self._is_late)
+        priced[:] = costs.affordable(options, lambda: self._has_used(0.35))
         self.complete = self.complete and len(priced) == len(options)
         if priced and not (asked and self.is_over()):
             self._shapes(costs, priced, asked)
@@ -173,7 +202,7 @@ class PlanSearch:
             self._leveled(asked[0])
         self._fitted()
         self._ways(costs.weights)
-        return priced
+        costs.affordable(priced, self.is_over)
 
     # --------------------------------------------------------------- simulation
 
@@ -184,7 +213,7 @@ class PlanSearch:
         micro-batches, each row of them until it gets slower, or is much slower than another.
         """
         found: list[tuple[bool, float, int, PipelineShape]] = []
-        for row in costs.space.usual(options, costs.weights):
+        for row in costs.space.usual(options, costs.weights) if len(options) > 1 else [options]:
             before_s = float("inf")
             for option in row:
                 if found and self._is_late():
@@ -242,10 +271,13 @@ class PlanSearch:
     def _neighbours(self, shape: PipelineShape) -> None:
         """Simulate data parallelism in a shape, the best answers of all its stages, and their nearest neighbours.
 
-        Data parallelism is first and the best answers follow even if time is up, so that the fastest of these is found.
+        If strategies have used their share of the time, data parallelism is enough.
         """
         if not self.pinned:
             self._simulated(self._spread(shape))
+            if self._fitting() and self._is_late():
+                self.complete = False
+                return
         answers = self._answers(shape, NUM_NEIGHBOURS)
         for number, (stage, found) in enumerate(zip(shape.names, answers, strict=True)):
             self.say(
@@ -255,6 +287,7 @@ class PlanSearch:
         for number, pick in enumerate(_picks([len(found) for found in answers])):
             if number and self.is_over():
                 break
+            self._check_time()
             self._simulated(self._plan(shape, [found[at] for found, at in zip(answers, pick, strict=True)]))
         fitting = self._fitting()
         for plan in alike_plans(min(fitting, key=_rank), self.pinned) if fitting else ():
@@ -355,7 +388,7 @@ class PlanSearch:
     def _simulated(self, plan: Plan) -> Plan:
         """The plan with the simulator's prediction."""
         if plan not in self._tried:
-            found = self._tried[plan] = predicted(plan, self.machine, self.limit_bytes)
+            found = self._tried[plan] = predicted(plan, self.machine, self.limit_bytes, self.time_left_s)
             assert found.prediction is not None
             if not self._fits(found):
                 what = f"candidate {len(self._tried)}"
@@ -435,22 +468,6 @@ class PlanSearch:
                         )
                     )  # fmt: skip
         return found
-
-
-def describe_strategy(strategy: Strategy) -> str:
-    """A strategy in one line.
-
-    >>> describe_strategy(Strategy(dims={"b0": ("d0",), "n": ("d1",)}))
-    'b0 over d0, n over d1'
-    """
-    parts = [f"{dim} over {'.'.join(axes)}" for dim, axes in strategy.dims.items() if axes]
-    text = ", ".join(parts) or "replicated"
-    if strategy.mesh is not None:
-        text += f" of {strategy.mesh!r}"
-    if strategy.out is not None:
-        out = strategy.out if strategy.mesh is None else TensorLayout(mesh=strategy.mesh, dims=strategy.out)
-        text += f", handed on as {out}"
-    return text
 
 
 def _gap(found: Sequence[tuple[float, float]]) -> float | None:

@@ -47,9 +47,9 @@ class ShapeCosts:
     _numbers: dict[_Stage, int] = field(init=False, default_factory=dict)
     _stages: list[_Stage] = field(init=False, default_factory=list)
     _own: list[float] = field(init=False, default_factory=list)
-    _floor: list[tuple[float, float]] = field(init=False, default_factory=list)
     _exact: set[int] = field(init=False, default_factory=set)
     _floors: dict[tuple[int, int, int], dict[str, Floor]] = field(init=False, default_factory=dict)
+    _kernels: dict[_Stage, Floor] = field(init=False, default_factory=dict)
 
     def entries(self, option: Option) -> list[int]:
         """The numbers of the stages of a shape."""
@@ -58,10 +58,10 @@ class ShapeCosts:
     def affordable(self, options: Sequence[Option], is_over: Callable[[], bool]) -> list[Option]:
         """The options whose lower bounds can be computed in time, one stage first; at least those of the first."""
         keys = {self._floors_key(option[0], option[2], width): None for option in options for width in option[2]}
-        for number, key in enumerate(sorted(keys, key=lambda key: (key[0], -key[2]))):
-            if number and is_over():
+        for count, ranks, width in sorted(keys, key=lambda key: (key[0], -key[2])):
+            if self._floors and is_over():
                 break
-            self._floors_of(*key)
+            self._floors[count, ranks, width] = self.stage_search(count, ranks).floors(range(width), is_over)
         return [
             option for option in options
             if all(self._floors_key(option[0], option[2], width) in self._floors for width in option[2])
@@ -98,18 +98,28 @@ class ShapeCosts:
         return math.inf
 
     def _floor_s(self, option: Option) -> float:
-        floors, machine = [self._floor[entry] for entry in self.entries(option)], self.machine
-        total = max(max(host, device) for host, device in floors)
+        floors, machine = [self._floor(option, stage) for stage in range(len(option[2]))], self.machine
+        total = max(map(max, floors))
         if machine.cores_per_node is not None and len(floors) == 1:  # all ranks at the same time
             sharing = min(option[2][0], machine.devices_per_node) / machine.cores_per_node
             total *= max(1.0, sharing)
         return total
 
+    def _floor(self, option: Option, stage: int) -> Floor:
+        """The kernels of a stage; `affordable` has those of its operators."""
+        key = self._stage(option, stage)
+        if key not in self._kernels:
+            count, ranks, start, end, width = key
+            floors = self._floors[count, ranks, width]
+            mine = [floors[name] for name in self.space.segment(start, end)]
+            self._kernels[key] = Floor(sum(floor.host_s for floor in mine), sum(floor.device_s for floor in mine))
+        return self._kernels[key]
+
     def _stream_s(self, option: Option) -> float:
         """The compute stream of the slowest small stage of a shape."""
         found = [0.0]
-        for entry in self.entries(option) if self.machine.host_async else ():
-            count, ranks, start, end, width = self._stages[entry]
+        for stage in range(len(option[2])) if self.machine.host_async else ():
+            count, ranks, start, end, width = self._stage(option, stage)
             names = self.space.segment(start, end)
             if len(names) <= _SMALL_STAGE:
                 found.append(self.stage_search(count, ranks).stream_s(names, range(width)))
@@ -117,33 +127,28 @@ class ShapeCosts:
 
     def weights(self) -> list[float]:
         """About the work of every operator: the least that it takes on one device."""
-        floors = self._floors_of(1, self.space.num_devices, 1)
-        return [max(floors[operator.name].own_s, 1e-12) for operator in self.space.graph.operators]
+        least_s = self.stage_search(1, self.space.num_devices).least_own_s(range(1))
+        return [max(least_s[operator.name], 1e-12) for operator in self.space.graph.operators]
 
     def _entry(self, option: Option, stage: int) -> int:
-        count, _, widths = option
-        start, end = self.space.ends(option, stage)
-        ranks = self._floors_key(count, widths, widths[stage])[1]
-        key = (count, ranks, start, end, widths[stage])
+        key = self._stage(option, stage)
         if key not in self._numbers:
             self._numbers[key] = len(self._numbers)
-            floors = self._floors_of(count, ranks, widths[stage])
-            mine = [floors[name] for name in self.space.segment(start, end)]
+            count, ranks, start, end, width = key
+            least_s = self.stage_search(count, ranks).least_own_s(range(width))
             self._stages.append(key)
-            self._own.append(sum(floor.own_s for floor in mine))
+            self._own.append(sum(least_s[name] for name in self.space.segment(start, end)))
             self.seconds.append(self._own[-1] + self._borders_s(*key))
-            self._floor.append((sum(floor.host_s for floor in mine), sum(floor.device_s for floor in mine)))
         return self._numbers[key]
+
+    def _stage(self, option: Option, stage: int) -> _Stage:
+        count, _, widths = option
+        ranks = self._floors_key(count, widths, widths[stage])[1]
+        return (count, ranks, *self.space.ends(option, stage), widths[stage])
 
     def _floors_key(self, count: int, widths: Sequence[int], width: int) -> tuple[int, int, int]:
         """Micro-batches, ranks of the complete plan, and devices of a stage."""
         return count, self.space.num_devices if self.machine.host_async else sum(widths), width
-
-    def _floors_of(self, count: int, ranks: int, width: int) -> dict[str, Floor]:
-        key = (count, ranks, width)
-        if key not in self._floors:
-            self._floors[key] = self.stage_search(count, ranks).floors(range(width))
-        return self._floors[key]
 
     def _borders_s(self, count: int, ranks: int, start: int, end: int, width: int) -> float:
         """Estimated time of a stage for the tensors that cross its borders, sent from rank to rank."""

@@ -92,7 +92,7 @@ class ShapeSpace:
             num_stages = len(self.stages)
         most = min(_MAX_STAGES, self.num_devices, len(self.graph.operators))
         found = []
-        cuts = self._cuts(weights) if self.stages is None else []
+        cuts = self._cuts(weights) if self.stages is None and num_stages != 1 else []
         for number in [num_stages] if num_stages is not None else range(1, most + 1):
             offered = self._widths(number, widths)
             inner = [()] if self.stages is not None else list(itertools.combinations(cuts, number - 1))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,16 +40,9 @@ class StageAnswer:
     strategies: dict[str, Strategy]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
-    """A lower bound on the time of an operator on one of its ranks in one step.
+class Floor(NamedTuple):
+    """Lower bounds on the time of an operator's kernels on one of its ranks in one step, on host and device."""
 
-    Args:
-        own_s: of its additive cost, without tensors between stages.
-        host_s, device_s: of its compute on the host, and on the device behind it.
-    """
-
-    own_s: float
     host_s: float
     device_s: float
 
@@ -64,6 +58,7 @@ class StageSearch:
         num_micro_batches, interleave, optimizer, full_batch, fused: as of a `Plan`.
         in_order: whether every rank of the plans has one compute stream.
         pinned: operator -> strategy to keep.
+        check_time: called between steps of long work; may raise to end it.
         known, moves: costs of operators, and of redistributions on each mesh; searches that differ only in the
             optimizer's level share them.
 
@@ -80,6 +75,7 @@ class StageSearch:
     fused: bool
     in_order: bool
     pinned: Mapping[str, Strategy]
+    check_time: Callable[[], None]
     known: dict[object, OperatorSeconds]
     moves: dict[Layout, Moves]
     num_combinations: int = 0
@@ -89,6 +85,8 @@ class StageSearch:
     _alone: dict[str, tuple[bool, bool]] = field(init=False)
     _known_moves: dict[object, float] = field(init=False)
     _floors: dict[tuple[int, ...], dict[str, Floor]] = field(init=False, default_factory=dict)
+    _floors_left: dict[tuple[int, ...], tuple[list[StageCosts], list[int]]] = field(init=False, default_factory=dict)
+    _least_own: dict[tuple[int, ...], dict[str, float]] = field(init=False, default_factory=dict)
     _answers: dict[object, list[StageAnswer]] = field(init=False, default_factory=dict)
     _costs: dict[tuple[tuple[str, ...], Layout], StageCosts] = field(init=False, default_factory=dict)
 
@@ -125,6 +123,7 @@ class StageSearch:
             full_batch=self.full_batch, pinned=pinned, suggested=suggestions(self.micro, mine, pinned, mesh),
             cost=instruction_cost(self.machine, mesh, self.num_ranks, fused=self.fused), choice=self._choice,
             moves=moves, known=self.known, alone=self._alone, in_order=self.in_order,
+            check_time=self.check_time,
         )  # fmt: skip
 
     def meshes(self, names: Sequence[str], ranks: Sequence[int]) -> list[Layout]:
@@ -198,10 +197,10 @@ class StageSearch:
         return [self._coarser(names, kept[0]), *kept[1:]]
 
     def _look(self, names: Sequence[str], mesh: Layout, is_over: Callable[[], bool]) -> Answers:
-        """A first bound for a mesh; if time is up, only the least cost of its operators."""
+        """A first bound for a mesh; if time is up, only that of the kernels, where it is known."""
         if is_over():
-            least = self.floors(mesh.rank_list)
-            return Answers(found=[], bound_s=sum(least[name].own_s for name in names))
+            least = self._floors.get(tuple(mesh.rank_list), {})
+            return Answers(found=[], bound_s=sum(max(least[name]) for name in names) if least else 0.0)
         look = glance(self.costs(names, mesh).question())
         if look is not NO_LOOK:
             self._forget(names, mesh)
@@ -251,23 +250,41 @@ class StageSearch:
             ]
         return sorted(found, key=lambda answer: (answer.cost_s, str(answer.strategies)))
 
-    def floors(self, ranks: Sequence[int]) -> dict[str, Floor]:
-        """A lower bound on the time of every operator of the graph on some ranks, for any strategy."""
-        if tuple(ranks) in self._floors:
-            return self._floors[tuple(ranks)]
-        names = tuple(operator.name for operator in self.micro.operators)
-        found: dict[str, Floor] = {}
-        for mesh in self.meshes((), ranks):
-            costs = self._tables(names, mesh, {}, self._choice.price_of)  # type: ignore[arg-type]
-            for position, operator in enumerate(costs.operators):
-                own_s, host_s, device_s = costs.least_parts_s(position)
-                known = found.get(operator.name, Floor(own_s=math.inf, host_s=math.inf, device_s=math.inf))
-                found[operator.name] = Floor(
-                    own_s=min(known.own_s, own_s), host_s=min(known.host_s, host_s),
-                    device_s=min(known.device_s, device_s),
-                )  # fmt: skip
-        self._floors[tuple(ranks)] = found
+    def floors(self, ranks: Sequence[int], is_over: Callable[[], bool] = lambda: False) -> dict[str, Floor]:
+        """A lower bound on the time of every operator's kernels on some ranks, for any strategy.
+
+        `is_over`: whether time is up; operators that are left have a bound of 0 until the next call. Those that take
+        longest come first.
+        """
+        key = tuple(ranks)
+        found = self._floors.setdefault(key, {operator.name: Floor(0.0, 0.0) for operator in self.micro.operators})
+        if key not in self._floors_left and not is_over():
+            every = list(self._all_tables(ranks))
+            self._floors_left[key] = every, every[0].longest_first()[::-1]
+        every, left = self._floors_left.get(key, ([], []))
+        while left and not is_over():
+            position = left.pop()
+            host, device = zip(*(costs.least_kernels_s(position) for costs in every), strict=True)
+            found[self.micro.operators[position].name] = Floor(min(host), min(device))
+        if not left:
+            every.clear()
         return found
+
+    def least_own_s(self, ranks: Sequence[int]) -> dict[str, float]:
+        """A lower bound on the additive cost of every operator on some ranks, without tensors between operators."""
+        if tuple(ranks) not in self._least_own:
+            found = dict.fromkeys((operator.name for operator in self.micro.operators), math.inf)
+            for costs in self._all_tables(ranks):
+                for position, operator in enumerate(costs.operators):
+                    found[operator.name] = min(found[operator.name], costs.least_own_s(position))
+            self._least_own[tuple(ranks)] = found
+        return self._least_own[tuple(ranks)]
+
+    def _all_tables(self, ranks: Sequence[int]) -> Iterator[StageCosts]:
+        """Costs of all operators of the graph, on every mesh of some ranks."""
+        names = tuple(operator.name for operator in self.micro.operators)
+        for mesh in self.meshes((), ranks):
+            yield self._tables(names, mesh, {}, self._choice.price_of)  # type: ignore[arg-type]
 
     def stream_s(self, names: Sequence[str], ranks: Sequence[int]) -> float:
         """A lower bound on the time of a stage's compute streams in a step, for any strategies (`StageCosts`)."""

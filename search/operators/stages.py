@@ -32,6 +32,8 @@ def balanced_cuts(costs: Sequence[float], num_stages: int) -> list[tuple[int, in
     for stage in range(1, num_stages + 1):
         for end in range(stage, count + 1):
             for start in range(end - 1, stage - 2, -1):
+                if sums[end] - sums[start] >= best[stage][end]:
+                    break  # and longer stages are no faster
                 slowest = max(best[stage - 1][start], sums[end] - sums[start])
                 if slowest < best[stage][end]:
                     best[stage][end], cut[stage][end] = slowest, start

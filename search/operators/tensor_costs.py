@@ -7,7 +7,7 @@ have equal edges.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -35,6 +35,7 @@ class TensorCosts:
         num_micro_batches: how often tensors are passed in a step.
         full_batch: whether inputs are fed whole (any layout is a free slice) or in parts.
         moves: seconds of redistributions, or bounds of them.
+        check_time: as of `StageCosts`.
     """
 
     micro: Graph
@@ -44,6 +45,7 @@ class TensorCosts:
     num_micro_batches: int
     full_batch: bool
     moves: Moves
+    check_time: Callable[[], None] = lambda: None
     _position: dict[str, int] = field(init=False)
     _edges: list[TensorEdge] | None = field(init=False, default=None)
     _kinds: dict[object, tuple[list[Layouts], np.ndarray]] = field(init=False, default_factory=dict)
@@ -63,6 +65,7 @@ class TensorCosts:
     def seconds(self, edge: TensorEdge) -> np.ndarray:
         """[layouts, layouts]: seconds per step from one to another, for the tensor of an edge; the same array until a
         price changes."""
+        self.check_time()
         tensor = self.micro.tensors[edge.tensor]
         if self.moves.floors is None:
             self._price_all(edge)
