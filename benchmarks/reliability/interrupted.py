@@ -59,6 +59,9 @@ def interrupted(folder: Path, steps: int, kills: int, seed: int, say: Callable[[
     ran = losses(killed, resume=True, limit_s=LIMIT_S)
     weights = [np.load(job.parent / "out" / "weights.npz") for job in (whole, killed)]
     same = all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0].files)
+    say(
+        f"after {kills} kills: losses {'equal' if ran == expected else 'differ'}, weights {'equal' if same else 'differ'}"
+    )
     apart = {}
     shutil.copytree(killed.parent / "out" / "checkpoints", folder / "checkpoints")
     set_steps(whole, steps + MORE_STEPS)
@@ -79,7 +82,7 @@ def interrupted(folder: Path, steps: int, kills: int, seed: int, say: Callable[[
 def _job(folder: Path, steps: int, degrees: dict[str, int]) -> Path:
     plan_in(folder, **degrees)
     more = f"gather_weights = true\nprint_every = 1000\n[checkpoints]\nevery = {EVERY}\n"
-    return make_job(folder, steps, text_in(folder), more)
+    return make_job(folder, steps, text_in(folder.parent), more)  # the same data for all: a resume compares their names
 
 
 def _killed(job: Path, at: int, draw: random.Random) -> str:
