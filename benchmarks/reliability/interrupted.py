@@ -59,9 +59,7 @@ def interrupted(folder: Path, steps: int, kills: int, seed: int, say: Callable[[
     ran = losses(killed, resume=True, limit_s=LIMIT_S)
     weights = [np.load(job.parent / "out" / "weights.npz") for job in (whole, killed)]
     same = all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0].files)
-    say(
-        f"after {kills} kills: losses {'equal' if ran == expected else 'differ'}, weights {'equal' if same else 'differ'}"
-    )
+    say(f"after {kills} kills: equal losses: {ran == expected}, equal weights: {same}")
     apart = {}
     shutil.copytree(killed.parent / "out" / "checkpoints", folder / "checkpoints")
     set_steps(whole, steps + MORE_STEPS)
