@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import fcntl
 import json
+import os
 import re
 import sys
 from functools import partial
@@ -291,9 +292,10 @@ def test_only_one_job_trains_in_a_folder(tmp_path, capsys):
     save_plan(four_ranks()["two stages"], tmp_path / "plan.json")
     job = write_job(tmp_path, "held", "random")
     (tmp_path / "held").mkdir()
-    with (tmp_path / "held" / ".lock-0").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert main(["train", str(job)]) == 2
+    folder = os.open(tmp_path / "held", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    assert main(["train", str(job)]) == 2
+    os.close(folder)
     assert "another job trains in" in capsys.readouterr().err
     job.write_text(job.read_text().replace(f"{tmp_path}/held", f"{job}/out"))
     assert main(["train", str(job)]) == 2

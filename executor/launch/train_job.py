@@ -339,24 +339,30 @@ def _check_out(out: str) -> None:
 
 @contextlib.contextmanager
 def _only_job_in(out: Path, nodes: Nodes) -> Iterator[None]:
-    """Hold the folder of a job until it ends, however this process ends.
+    """Lock the folder of a job until it ends, however this process ends. Node 0 does it for all nodes.
 
     Raises:
-        TwofoldError: another job of this node holds it.
+        TwofoldError: another job has locked it, or it cannot be made.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TwofoldError(f"out {str(out)!r} cannot be made: {error.strerror}; name another folder") from None
-    with (out / f".lock-{nodes.node_rank}").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with refusing(nodes):
-                raise TwofoldError(f"another job trains in {out}; wait for its end, or name another out") from None
-        except OSError:  # a file system without locks
-            pass
+    if nodes.node_rank:
         yield
+        return
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        with refusing(nodes):
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise TwofoldError(f"another job trains in {out}; wait for its end, or name another out") from None
+            except OSError:  # a file system without locks
+                pass
+        yield
+    finally:
+        os.close(folder)
 
 
 def _evaluation(asked: EvaluationSettings, plan: Plan, seed: int) -> EvaluationSettings:
