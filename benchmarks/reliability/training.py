@@ -81,8 +81,9 @@ def losses(job: Path, *, resume: bool = False, limit_s: float = 90.0) -> list[fl
 
 
 def figures(job: Path) -> list[dict[str, float]]:
-    """The lines of `metrics.jsonl`."""
-    return [json.loads(line) for line in (job.parent / "out" / "metrics.jsonl").read_text().splitlines()]
+    """The complete lines of `metrics.jsonl`, to which a run may be adding one."""
+    lines = (job.parent / "out" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def pids_of(job: Path, rank: int) -> dict[str, int] | None:
