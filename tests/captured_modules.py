@@ -225,7 +225,10 @@ def mapped(m, x):
     near = torch.vmap(
         lambda y: torch.vmap(lambda a: torch.vmap(lambda b: (-(a - b).square() * m.scale).sum().exp())(y))(y)
     )
-    return torch.vmap(m.fc)(x) + members + near(x) @ x + torch.vmap(m.out, in_dims=1, out_dims=1, chunk_size=2)(x)
+    last = torch.vmap(lambda y: m.out.weight @ y[-1])(x).unsqueeze(1)
+    return (
+        torch.vmap(m.fc)(x) + members + near(x) @ x + last + torch.vmap(m.out, in_dims=1, out_dims=1, chunk_size=2)(x)
+    )
 
 
 def checked(m, x):

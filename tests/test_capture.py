@@ -452,6 +452,9 @@ REFUSED = {
     "torch.func": (mean_to(lambda m, x: m.fc(x) + torch.func.grad(lambda y: m.fc(y).sum())(x)), "uses torch.func or"),
     "number out of a changed mask": (mean_to(reads_a_changed_mask), "control flow depends on values of tensors"),
     "fixed sizes": (mean_to(lambda m, x: m.fc(x.view(4, 12))), "works with batches of these shapes, of any size"),
+    "buffer changed under vmap": (
+        mean_to(lambda m, x: torch.vmap(lambda y: m.fc(y) * m.norm.running_mean.add_(1))(x)), "changed in place under"
+    ),
     "random numbers under vmap": (
         mean_to(lambda m, x: torch.vmap(lambda y: m.fc(y) * torch.rand(()), randomness="different")(x)),
         "draws random numbers under torch.vmap",

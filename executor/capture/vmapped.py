@@ -38,6 +38,8 @@ def vmap_in_one_piece() -> Iterator[None]:
         return vmap_impl(func, in_dims, out_dims, randomness, None, *args, **kwargs)
 
     def first(stacked: Tensor, level: int, size: int, out_dim: int) -> Tensor:
+        if torch._C._functorch.maybe_get_bdim(stacked) > 0:
+            stacked = stacked.unsqueeze(0).squeeze(0)  # which moves the slices to dim 0
         made: Tensor = _remove_batch_dim(stacked, level, size, 0)
         return made.movedim(0, out_dim) if out_dim else made
 
@@ -52,7 +54,7 @@ def write_vmapped(exported: ExportedProgram) -> None:
     """Replace the calls under vmap by calls for all slices, in place.
 
     Raises:
-        TwofoldError: a call that vmap cannot batch, or that draws random numbers.
+        TwofoldError: a call that vmap cannot batch, that draws random numbers, or that changes a tensor from outside.
     """
     graph = exported.graph
     for inner in list(_maps(graph)):
@@ -90,20 +92,20 @@ def _write(graph: fx.Graph, inner: list[fx.Node]) -> None:
     results = [each for each in inner if any(user not in own for user in each.users)]
     current = inner[0]
 
-    def run(*given: Tensor) -> list[Tensor]:
+    def run(*values: Tensor) -> list[Tensor]:
         nonlocal current
-        known: dict[fx.Node, Any] = dict(zip(outside, given, strict=True))
-        for current in inner:
+        known: dict[fx.Node, Any] = dict(zip(outside, values, strict=True))
+        for current in (each for each in inner if each.op == "call_function"):
             args, kwargs = fx.map_arg((current.args, current.kwargs), lambda read: known[read])
             made = current.target(*args, **kwargs)  # type: ignore[operator]
             without = NO_GRADIENT in current.meta and isinstance(made, Tensor)
             known[current] = made.detach() if without else made
         return [known[each] for each in results]
 
-    levels = torch._C._functorch.maybe_current_level()
+    levels, given = torch._C._functorch.maybe_current_level(), on_meta(outside)
     try:
         with torch.device("meta"):
-            traced = make_fx(run)(*on_meta(outside))
+            traced = make_fx(run)(*given)
     except Exception as error:  # whatever torch raises
         while torch._C._functorch.maybe_current_level() != levels:
             torch._C._functorch.pop_dynamic_layer_stack()
@@ -112,6 +114,8 @@ def _write(graph: fx.Graph, inner: list[fx.Node]) -> None:
             f"{current.target} ({line_of(current)}) under torch.vmap cannot be written for all slices at once "
             f"({reason}); write it without vmap"
         ) from error
+    if changed := [node for node, tensor in zip(outside, given, strict=True) if tensor._version]:
+        raise TwofoldError(f"{changed[0].name} is changed in place under torch.vmap; change it after the map")
     traced.graph.eliminate_dead_code()
     with graph.inserting_before(inner[0]):
         written = copied(graph, results[0], traced.graph, outside)
