@@ -517,18 +517,6 @@ MODULES = {
     "flex attention": (
         lambda: Net(flexible, fc=linear(), out=linear(), bias=parameter(2, 2 * LENGTH)), sequences
     ),
-    "gradients of an estimate": (lambda: Net(estimated, fc=linear(), out=linear()), sequences),
-    "repeated rows": (
-        lambda: Net(repeated_rows, fc=linear(), out=linear(out=4), w=parameter(4, WIDTH, WIDTH)), sequences
-    ),
-    "Fourier neural operator": (lambda: Net(spectral, fc=linear(), mixed=parameter(2, WIDTH, WIDTH, 2)), sequences),
-    "numbers out of shapes": (lambda: Net(checked, fc=linear()), sequences),
-    "vmap": (
-        lambda: Net(
-            mapped, fc=linear(), out=linear(), weights=parameter(3, WIDTH, WIDTH), biases=parameter(3, WIDTH),
-            scale=parameter(WIDTH),
-        ), sequences
-    ),
     "chosen in every sample": (lambda: Net(chosen_in_samples, fc=linear(), out=linear()), sequences),
     "weights of eight bits": (
         lambda: Net(
@@ -545,6 +533,18 @@ MODULES |= {
 }
 
 ONE_RANK = {
+    "gradients of an estimate": (lambda: Net(estimated, fc=linear(), out=linear()), sequences),
+    "repeated rows": (
+        lambda: Net(repeated_rows, fc=linear(), out=linear(out=4), w=parameter(4, WIDTH, WIDTH)), sequences
+    ),
+    "Fourier neural operator": (lambda: Net(spectral, fc=linear(), mixed=parameter(2, WIDTH, WIDTH, 2)), sequences),
+    "numbers out of shapes": (lambda: Net(checked, fc=linear()), sequences),
+    "vmap": (
+        lambda: Net(
+            mapped, fc=linear(), out=linear(), weights=parameter(3, WIDTH, WIDTH), biases=parameter(3, WIDTH),
+            scale=parameter(WIDTH),
+        ), sequences
+    ),
     "bags with padding": (
         lambda: Net(
             bags, mean=nn.EmbeddingBag(WORDS, WIDTH, padding_idx=1),

@@ -161,7 +161,7 @@ def _extreme(build: Translation, node: fx.Node, x: Value, y: Value) -> Value:
         return [share for share, each in pairs if isinstance(each, Mean)]
 
     if not any(build.is_trained(mean.terms()) for mean in means):
-        return value(*(build.of_batch(node, mean) for mean in means))
+        return build.fallback(build, node)
     return _linearised(build, node, means, value, slopes)
 
 
