@@ -170,12 +170,17 @@ def search(
     found = plan_search.run(stages, num_stages, widths, num_micro_batches, top_k)
     if usual is machine:
         return _with_settings(found, settings)
+    return _with_settings(_at_own_clocks(found, plan_search, machine), settings)
+
+
+def _at_own_clocks(found: SearchResult[Plan], plan_search: PlanSearch, machine: Machine) -> SearchResult[Plan]:
+    """The plans at their own clocks, the fastest first: the best one, and the others that there is time for."""
     own: list[Plan] = []
     for plan in found.plans:
         if not own or not plan_search.is_over():
             own.append(predicted(plan, machine, plan_search.limit_bytes, plan_search.time_left_s))
     shares = [step_s(after) / step_s(before) for before, after in zip(found.plans, own, strict=False)]
-    return _with_settings(with_own_clocks(found, sorted(own, key=step_s), shares), settings)
+    return with_own_clocks(found, sorted(own, key=step_s), shares)
 
 
 def _with_settings(found: SearchResult[Plan], settings: Mapping[str, Any]) -> SearchResult[Plan]:
