@@ -52,7 +52,7 @@ def figures_of(grid: Grid, columns: Sequence[str]) -> list[FigureColumn]:
 
 
 def _condition(header: str) -> dict[str, str]:
-    """What the header of figures that a title names states: a device, a sequence ("32K") and the like."""
+    """The condition that the header of figures states where a title names them: a device, a sequence ("32K")."""
     length = re.fullmatch(r"(\d{1,4} ?k)(?: tokens)?", header, re.I)
     return {"seq": length.group(1).lower()} if length else stated_in_titles((header,), ())
 

@@ -63,9 +63,7 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
         row = {**row, READ_AS: f"{header} {cell!r}: the middle of it"}
         cell = middle
     cell = _in_seconds(cell)
-    if re.match(r"[<>\u2264\u2265] *\d", cell) and not (figure and figure.metric.startswith("peak")):
-        row = {**row, READ_AS: f"{header} {cell!r}: the bound itself"}  # of memory it would be that of the device
-        cell = cell.lstrip("<>\u2264\u2265 ")
+    row, cell = _without_bound(row, header, cell, figure)
     if figure is None and is_memory(header):
         row, figure = _memory_figure(row, header, cell)
     cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-|\([-+\u2212]?\d[\d.]* ?%\)).*$", "", cell)  # its spread, or its share
@@ -98,6 +96,15 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
             value = 1 / value if value else 0.0
     made = {**row, "metric": figure.metric, "value": f"{value:.12g}"}
     return _of_one_device(_with_words_of_header(made, header, figure), header, value, figure)
+
+
+def _without_bound(
+    row: Mapping[str, str], header: str, cell: str, figure: Figure | None
+) -> tuple[Mapping[str, str], str]:  # fmt: skip
+    """A row and the cell of its figure without "<" or ">"; one of memory keeps it, as it is the room of the device."""
+    if not re.match(r"[<>\u2264\u2265] *\d", cell) or (figure and figure.metric.startswith("peak")):
+        return row, cell
+    return {**row, READ_AS: f"{header} {cell!r}: the bound itself"}, cell.lstrip("<>\u2264\u2265 ")
 
 
 def _with_words_of_header(made: dict[str, str], header: str, figure: Figure) -> dict[str, str]:

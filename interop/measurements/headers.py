@@ -116,8 +116,6 @@ def figure_named(words: str) -> Figure | None:
     low = _plain_words(words)
     if (qualified := _qualified(low)) is not None:
         return qualified[0]
-    if section := re.match(r"(?:perf|train|metrics?)/(?=[a-z]+[_/]|mfu)", low):  # "perf/mfu"
-        return figure_named(low[section.end() :])
     plain = re.sub(r"[^a-z0-9/%]+", "", low)
     if found := _TRAINING.fullmatch(plain):
         return _of_training(found)
@@ -155,6 +153,7 @@ def figure_named(words: str) -> Figure | None:
 
 
 _SPELLINGS = (
+    (r"^(?:perf|train|metrics?)/(?=[a-z]+[_/]|mfu)", ""),  # "perf/mfu"
     (r"单卡(.*?)([(\uff08].*?)?([)\uff09])?$", r"\1\2/card\3"),  # "of one card"
     (r"(?:单步|每步|单次)?(?:迭代)?(?:耗时|时间|时长|用时)", "step time "),
     (r"(?:模型)?(?:浮点)?算力利用率", "mfu "),

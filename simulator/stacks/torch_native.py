@@ -170,9 +170,11 @@ class TorchNative(Stack):
             notes.append(f"{own} experts as grouped products, tokens permuted in one pass: assumed")
         if self.clips:
             notes.append(f"{own} gradients are clipped by their norm")
-        if self.is_measured:
-            notes.append(f"{own} kernels take longer in steps than alone, as much as twofold's own on the device")
         return *notes, *self._common_assumptions(degrees)
+
+    def _common_assumptions(self, degrees: Degrees) -> tuple[str, ...]:
+        longer = f"software {self.name}: kernels take longer in steps than alone, like twofold's own"
+        return (*([longer] if self.is_measured else []), *super()._common_assumptions(degrees))
 
     def on(self, machine: Machine) -> Stack:
         """Without the slower attention where the machine's figures are those of FlashAttention-2 already."""
