@@ -479,6 +479,15 @@ def test_software_that_recomputes_all_blocks_of_a_chunk_may_do_so_where_as_many_
     assert solve(asked).best.forecast.step_s == pytest.approx(min(every), rel=1e-9)
 
 
+def test_pipelines_whose_chunks_have_more_blocks_than_are_pinned_are_left_out() -> None:
+    """Of 4 blocks only those of pipelines with 4 chunks stand alone; in small memory nothing fits."""
+    asked = problem(stack=stack_named("megatron"), pins=Pins(recompute="selective", recompute_layers=1), global_batch=4)
+    best = solve(asked).best.degrees
+    assert best.recompute == "selective" and best.pp * best.virtual == 4 and best.pp in (2, 4)
+    with pytest.raises(NothingFits, match="would be enough"):
+        solve(replace(asked, memory_limit_bytes=1_000_000))
+
+
 def test_an_empty_search_space_is_reported_with_reasons() -> None:
     with pytest.raises(TwofoldError, match=r"no configuration is valid.*does not divide"):
         solve(problem(num_devices=7, global_batch=8))

@@ -272,7 +272,7 @@ def _lean(branching: Branching) -> Iterator[tuple[int, int, dict[str, Any]]]:
                 StageConfig(mesh.tp, mesh.cp, sps[0], sizes[0], mode, space.split, mesh.ep),
                 branching.rows(space, mode),
             )
-            for level in levels(problem, mesh)[-2:]:
+            for level in levels(problem, mesh)[-2:] if len(rows.spread) else ():
                 peaks = branching.peak_memory.peaks_bytes(stage, space, dp=mesh.dp, level=level, rows=rows)
                 least = len(peaks) - 1 - int(np.argmin(peaks[::-1]))  # of equal ones that which recomputes most
                 layers, some = space.choice(rows, least)

@@ -229,7 +229,8 @@ class _Alive:
         if self.state.shape[2] > own.shape[1]:
             own = np.concatenate([own, kept_for_weights.T[self.chunks]], axis=1)
         total = self.state @ own
-        total += np.ascontiguousarray(during.transpose(0, 2, 1)).reshape(-1, len(kept))[self.runs]
+        kinds, rows, chunks = during.shape
+        total += during.transpose(0, 2, 1).reshape(kinds * chunks, rows)[self.runs]
         if gradients is not None:
             total -= self.to_come @ gradients.T[self.chunks]
         return np.asarray(np.maximum(total.max(axis=1), 0.0).T)
