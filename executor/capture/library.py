@@ -8,6 +8,7 @@ Numbers that a forward turns into tensors are filled in.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import math
 from collections.abc import Iterator
@@ -175,20 +176,24 @@ def _of_chosen_experts(self: Any, inputs: Tensor, chosen: Tensor) -> Tensor:
 _SORTED_EXPERTS = {"JetMoeTopKGating": _chosen_experts, "JetMoeParallelExperts": _of_chosen_experts}
 
 
-def _bag(
-    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2,
-    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
-    per_sample_weights: Tensor | None = None, include_last_offset: bool = False, padding_idx: int | None = None,
-) -> Tensor:  # fmt: skip
-    """Rows of every sample, and their sum, mean or maximum; those of `padding_idx` do not count."""
-    if offsets is not None or input.dim() != 2 or max_norm is not None:
+_BAG_ARGUMENTS = inspect.signature(F.embedding_bag)
+
+
+def _bag(*arguments: Any, **named: Any) -> Tensor:
+    """Rows of every sample, and their sum, mean or maximum; those of `padding_idx` do not count. Takes the arguments of
+    `F.embedding_bag`."""
+    given = _BAG_ARGUMENTS.bind(*arguments, **named)
+    given.apply_defaults()
+    options = given.arguments
+    input, weight, mode, padding_idx = (options[name] for name in ("input", "weight", "mode", "padding_idx"))
+    if options["offsets"] is not None or input.dim() != 2 or options["max_norm"] is not None:
         raise TwofoldError(
             "bags of embeddings are supported for ids [batch, bag] only, without offsets and max_norm: pad bags of "
             "several lengths to one length with the id padding_idx"
         )
-    rows = F.embedding(input, weight, scale_grad_by_freq=scale_grad_by_freq)
-    if per_sample_weights is not None:
-        rows = rows * per_sample_weights.unsqueeze(-1)
+    rows = F.embedding(input, weight, scale_grad_by_freq=options["scale_grad_by_freq"])
+    if options["per_sample_weights"] is not None:
+        rows = rows * options["per_sample_weights"].unsqueeze(-1)
     if padding_idx is None:
         return rows.amax(1) if mode == "max" else rows.mean(1) if mode == "mean" else rows.sum(1)
     counts = (input != padding_idx % len(weight)).unsqueeze(-1)

@@ -1,7 +1,7 @@
 """Calls of `torch.vmap`, written for all of its slices at once.
 
 `torch.export` records the calls of a function under vmap for one slice, between calls that begin and end the map.
-torch's batching rules then give the calls for whole tensors, which take their place.
+torch's batching rules then give the calls for complete tensors, which take their place.
 """
 
 from __future__ import annotations
