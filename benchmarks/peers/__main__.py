@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{ranks} devices {number:3d} {case.name}{' (compiled too)' if case.compiles else ''}")
         return 0
     if options.again is not None:
-        rows = json.loads(options.again.read_bytes())["rows"]
+        content = json.loads(options.again.read_bytes())
+        rows = [*content["rows"], *content.get("printed_rows", ())]
         told = predictions((case_named(row["case"]) for row in rows), options.device)
         print(scores_text(scores([{**row, "predicted": told[row["case"]]} for row in rows])))
         return 0

@@ -39,7 +39,7 @@ def scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | int
         for row, told, done in pairs:
             groups[row["model"], row["batch"]].append((told["step_s"], done["step_s"]))
         memory = [
-            abs(told["peak_bytes"] / (done["peak_bytes"] - done["left_bytes"]) - 1)
+            abs(told["peak_bytes"] / (done["peak_bytes"] - done.get("left_bytes", 0)) - 1)
             for _, told, done in pairs
             if done["peak_bytes"]
         ]
