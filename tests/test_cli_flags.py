@@ -16,7 +16,7 @@ _LAUNCH = f"steps data emulate dilate out log-dir seed execution fused profile t
 FLAGS = {
     "demo": "case steps epochs data machine out log-dir seed port timeout json",
     "plan": f"machine devices global-batch seq layers method {_DEGREES} stage-layers stack stages micro-batches widths "
-    "lr memory host execution fused time-limit top-k out report for simulate explain json force",
+    "lr optimizer memory host execution fused time-limit top-k out report for simulate explain json force",
     "simulate": "machine schedule trace rank-traces report measured steps execution fused fold recost model "
     "global-batch seq stack json force",
     "whatif": f"machine {_FACTORS} slow jitter seed link device beside on checkpoint-every checkpoint-GBps "

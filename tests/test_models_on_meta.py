@@ -62,7 +62,7 @@ def test_a_model_that_is_not_of_the_plan_is_refused_before_ranks_start(tmp_path,
     for command, message in (
         ("run plan.json --model wide.py:make", shape),
         ("verify plan.json --model wide.py:make", shape),
-        ("train job.toml", shape),
+        ("train job.toml", shape.replace("error:", "error: job.toml:")),
         ("run plan.json --model less.py:make", "error: less.py:make has no parameter 'layers.2.weight'"),
         ("run plan.json --model asks.py:make", "is called without arguments: missing a required argument: 'width'"),
     ):

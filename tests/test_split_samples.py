@@ -79,7 +79,7 @@ _MIXTURE = TransformerConfig(
 
 
 def test_a_mixture_with_split_samples_takes_as_much_longer_as_its_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(_MEGATRON), "longer", 0.0)  # the prices of the parts alone
+    monkeypatch.setattr(type(_MEGATRON), "longer_on", lambda stack, machine: 0.0)  # the prices of the parts alone
     optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=1, master_dtype="float32")
     split = Degrees(dp=2, cp=4, global_batch=8, optimizer=optimizer)
     short = dataclasses.replace(_MIXTURE, seq=_MIXTURE.seq // 4)

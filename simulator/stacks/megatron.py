@@ -34,11 +34,6 @@ torch, H200 host). A layer of Megatron takes `Megatron.host_factors` times as lo
 _PRODUCT_HOST_S = 11e-6
 """Host time of a matrix product alone (the same data), from which the weight-gradient part is computed."""
 
-_SPLIT_HOST = {False: (1.0, 1.2), True: (1.15, 1.55)}
-"""Without and with sequence parallelism: the host's time for a layer's forward and backward where tensor parallelism
-splits it, over a layer that is not split. Megatron-Core 0.16.1 on two H200 (benchmarks/megatron_host.py,
-benchmarks/results/megatron_host_h200_x2.json)."""
-
 _MESSAGE_HOST_S = 30e-6
 """Host time of a collective in eager torch (kind collective, small messages back to back)."""
 
@@ -66,7 +61,9 @@ class Megatron(Stack):
         weights_early: whether the weights of routing multiply what goes into the last product of an expert, so that its
             output is not kept (since 2025, megatron/core/transformer/moe/experts.py, TEGroupedMLP).
         sinks_graph: whether the device has the complete graph of a step, so that the host issues nothing.
-        host_factors: the host's time for a layer's forward and backward, over those of plain torch modules.
+        host_factors: the host's time for a layer's forward and backward, over those of plain torch modules. Layers of
+            Megatron-Core 0.16.1 without Transformer Engine take 2.7 and 1.5 times as long (benchmarks/megatron_host.py,
+            an H200 host); with it, none was measured.
         holds_gradients: as in `Stack`: they are views of buffers that are made with the model
             (megatron/core/distributed/param_and_grad_buffer.py).
     """
@@ -152,13 +149,11 @@ class Megatron(Stack):
     def block_host_s(
         self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
     ) -> float | None:
-        """Longer where tensor parallelism splits a layer."""
+        """Two messages each way with tensor parallelism."""
         if self.sinks_graph:
             return 0.0
-        forward, backward = self._layer_host_s()
-        if degrees.tp > 1:
-            factors = _SPLIT_HOST[degrees.sequence_parallel]
-            forward, backward = forward * factors[0], backward * factors[1]
+        messages = 2 * _MESSAGE_HOST_S if degrees.tp > 1 else 0.0
+        forward, backward = (own + messages for own in self._layer_host_s())
         if part == "F":
             return forward
         if part == "W":

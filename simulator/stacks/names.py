@@ -39,12 +39,8 @@ _TORCHTITAN_2024 = {**_TORCHTITAN, **_COMPILED, "splits_evenly": False}
 
 _UNMEASURED: dict[str, Any] = {"is_measured": False}
 
-_CORE: dict[str, Any] = {
-    **_UNMEASURED, "narrows": True, "recomputes_norms": True, "weights_early": True, "host_factors": (2.7, 1.5),
-}  # fmt: skip
-"""Megatron-core of 2025 (megatron/core/transformer/transformer_config.py, recompute_modules). The host's factors are
-those of the layers of 0.16.1 without Transformer Engine on an H200 host (torch 2.11, benchmarks/megatron_host.py,
-benchmarks/results/megatron_host_h200.json); with it they are assumed."""
+_CORE: dict[str, Any] = {**_UNMEASURED, "narrows": True, "recomputes_norms": True, "weights_early": True}
+"""Megatron-core of 2025 (megatron/core/transformer/transformer_config.py, recompute_modules)."""
 
 _TORCH_2024: dict[str, Any] = {**_UNMEASURED, "fused_norm": False, "update": "foreach", "flash_2": True}
 """torch's parts as other people ran them until 2025: scaled_dot_product_attention took FlashAttention-2, an RMS norm
