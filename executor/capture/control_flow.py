@@ -14,8 +14,9 @@ from unittest import mock
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+
+from executor.capture.masks import run_on_cpu
 
 __all__ = ["numbers_from_shapes"]
 
@@ -71,9 +72,7 @@ def _values(graph: fx.Graph) -> dict[fx.Node, Tensor]:
                 if node.target._schema.is_mutable:
                     unknown.update(_memory(made[each]) for each in read if each in made)
                 continue
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: made[each])
-            args, kwargs = pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), (args, kwargs))
-            value = node.target(*args, **kwargs)
+            value = run_on_cpu(node, made)
             if isinstance(value, Tensor):
                 made[node] = value
     return {node: value for node, value in made.items() if known(node)}

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-__all__ = ["calls_of", "fix_sizes", "hides_later", "shape_only", "state_masks", "value_of"]
+__all__ = ["calls_of", "fix_sizes", "hides_later", "run_on_cpu", "shape_only", "state_masks", "value_of"]
 
 _ONE_SAMPLE = "twofold_one_sample"
 """Key in the `meta` of calls of `shape_only`: positional and named arguments for a batch of one sample."""
@@ -156,15 +156,20 @@ def value_of(
         if each in held:
             made[each] = held[each]
             continue
-        read = fx.map_arg((each.args, each.kwargs), lambda one: made[one])
-        args, kwargs = pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), read)
-        made[each] = each.target(*args, **kwargs)
+        made[each] = run_on_cpu(each, made)
         for before in each.all_input_nodes:
             needed[before] -= 1
             if not needed[before]:
                 del made[before]
     found = made[node]
     return found if isinstance(found, torch.Tensor) else None
+
+
+def run_on_cpu(call: fx.Node, made: Mapping[fx.Node, Any]) -> Any:
+    """The result of a recorded call on the CPU, from the results of the calls that it reads."""
+    read = fx.map_arg((call.args, call.kwargs), lambda each: made[each])
+    args, kwargs = pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), read)
+    return call.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def hides_later(mask: torch.Tensor) -> bool | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -92,18 +92,11 @@ def check_model(spec: str, graph: Graph) -> None:
             )
 
 
-class InitialParameters(Mapping[str, npt.NDArray[Any]]):
-    """The full initial parameters and buffers of a module; each is created on access."""
+class _CreatedByName(Mapping[str, npt.NDArray[Any]]):
+    """Arrays by name; each is created on access."""
 
-    def __init__(self, module: nn.Module, seed: int) -> None:
-        """Take the module, whose parameters may be on meta, and the seed that decides their values."""
-        self._module, self._seed = module, seed
-        self._names = [name for name, _ in [*module.named_parameters(), *module.named_buffers()]]
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        if name not in self._names:
-            raise KeyError(name)
-        return as_array(initial_parameter(self._module, name, self._seed).detach())
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -115,7 +108,21 @@ class InitialParameters(Mapping[str, npt.NDArray[Any]]):
         return len(self._names)
 
 
-class RandomParameters(Mapping[str, npt.NDArray[Any]]):
+class InitialParameters(_CreatedByName):
+    """The full initial parameters and buffers of a module; each is created on access."""
+
+    def __init__(self, module: nn.Module, seed: int) -> None:
+        """Take the module, whose parameters may be on meta, and the seed that decides their values."""
+        super().__init__([name for name, _ in [*module.named_parameters(), *module.named_buffers()]])
+        self._module, self._seed = module, seed
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        if name not in self._names:
+            raise KeyError(name)
+        return as_array(initial_parameter(self._module, name, self._seed).detach())
+
+
+class RandomParameters(_CreatedByName):
     """Random parameters of a graph, each created on access from its name and a seed alone.
 
     Values are drawn from N(0, 1 / size of the last dim), those of constants too; integer and boolean ones are zero.
@@ -123,8 +130,9 @@ class RandomParameters(Mapping[str, npt.NDArray[Any]]):
 
     def __init__(self, graph: Graph, seed: int) -> None:
         """Take the graph whose parameters and constants are drawn."""
-        self._seed = seed
         self._tensors = {tensor.name: tensor for tensor in (*graph.parameters, *graph.constants)}
+        super().__init__(self._tensors)
+        self._seed = seed
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         tensor = self._tensors[name]
@@ -133,12 +141,3 @@ class RandomParameters(Mapping[str, npt.NDArray[Any]]):
         random = np.random.default_rng((self._seed, zlib.crc32(name.encode())))
         spread = 1.0 / math.sqrt(tensor.shape[-1] if len(tensor.shape) > 1 else 100.0)
         return np.asarray(spread * random.standard_normal(tensor.shape), np.float32)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
