@@ -89,7 +89,7 @@ def step_of(case: Case, plan: Plan, device: Device) -> Callable[[Sequence[Tensor
 
 
 def chunks_of(case: Case, device: Device) -> tuple[list[nn.Module], Any]:
-    """The chunks of the model that this rank has, weights as memory held them, and Megatron's configuration of it.
+    """The chunks of the model on this rank, with uninitialised weights, and Megatron's configuration of the model.
 
     Megatron's groups of ranks are created for the degrees of the case.
     """
@@ -177,7 +177,7 @@ class Attention(nn.Module):
 
 
 class Norm:
-    """torch's norm, whose weights say whether each rank has the gradients of a part of the sequence only."""
+    """torch's norm. Its parameters are marked if a rank has gradients of its part of the sequence only."""
 
     def __new__(cls, config: Any, hidden_size: int, eps: float, **unused: Any) -> nn.Module:
         """The module."""
@@ -190,7 +190,7 @@ class Norm:
 def _fill(chunk: nn.Module, case: Case, weights: SharedWeights, device: torch.device) -> None:
     """Copy this rank's part of the shared weights into the chunk, as Megatron lays it out.
 
-    The rows of q, k and v stand head by head in one matrix, those of the gate above those of the other projection.
+    One matrix has the rows of q, k and v head by head; another has those of the gate above those of the up-projection.
     """
     from megatron.core import parallel_state as ranks
 

@@ -91,12 +91,11 @@ class Megatron(Stack):
         """See `Stack`."""
         own = f"software {self.name}:"
         forward_s, backward_s = self._layer_host_s()
-        factors = "" if self.host_factors == (1.0, 1.0) else "{:g} and {:g} times ".format(*self.host_factors)
         attention = "one fused kernel" if self.flash_attention else "written out (products, softmax, dropout)"
         notes = [
             f"{own} attention {attention}, other kernels fused as in arXiv 2104.04473, section 4.2",
             f"{own} host {forward_s * 1e6:.0f} and {backward_s * 1e6:.0f} us for a block's forward and backward, "
-            f"{factors}those of plain torch modules on {self.host or 'an H200 host'}",
+            f"those of plain torch modules on {self.host or 'an H200 host'}",
         ]
         if config.experts is not None:
             notes.append(
