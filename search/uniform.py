@@ -163,7 +163,7 @@ class _Searched:
             micro=self.micro, operators=[op for op in self.micro.operators if chosen is None or op.name in chosen],
             mesh=mesh, num_micro_batches=self.degrees.num_micro_batches, optimizer=self.degrees.optimizer,
             full_batch=self.full_batch, cost=instruction_cost(self.machine, mesh, self.degrees.num_ranks),
-            allowed=_follows_the_degrees,
+            allowed=self._follows_the_degrees,
         )  # fmt: skip
 
     def balanced(self, num_chunks: int, mesh: Layout) -> list[list[str]]:
@@ -183,22 +183,24 @@ class _Searched:
             found |= table.picked(cheapest(table.question(), 1).found[0].values)
         return found
 
+    def _follows_the_degrees(self, operator: Operator, spec: OperatorSpec, strategy: Strategy, mesh: Layout) -> bool:
+        """The data-parallel axis on the batch dim wherever that divides; the tensor-parallel one on another dim.
 
-def _follows_the_degrees(operator: Operator, spec: OperatorSpec, strategy: Strategy, mesh: Layout) -> bool:
-    """The data-parallel axis on the batch dim wherever that divides; the tensor-parallel one on another dim.
+        An operator that contracts (a matrix product) must use the tensor-parallel axis if any of its other dims
+        divides.
+        """
+        batch = self.micro.batch_dims.get(operator.name)
+        given = {axis: dim for dim, axes in strategy.dims.items() for axis in axes}
+        split = batch if _divides(spec, batch, mesh.size(("dp",))) else None
+        if given.get("dp") != split or (batch is not None and given.get("tp") == batch):
+            return False
+        others = [dim for dim in spec.splittable if dim != batch]
+        must = (
+            bool(spec.contracted) and bool(spec.outputs[0])
+            and any(_divides(spec, dim, mesh.size(("tp",))) for dim in others)
+        )  # fmt: skip
+        return not must or "tp" in given
 
-    An operator that contracts (a matrix product) must use the tensor-parallel axis if any of its other dims divides.
-    """
-    batch = spec.leading
-    given = {axis: dim for dim, axes in strategy.dims.items() for axis in axes}
-    if given.get("dp") != (batch if _divides(spec, batch, mesh.size(("dp",))) else None) or given.get("tp") == batch:
-        return False
-    others = [dim for dim in spec.splittable if dim != batch]
-    must = (
-        bool(spec.contracted) and bool(spec.outputs[0]) and any(_divides(spec, d, mesh.size(("tp",))) for d in others)
-    )
-    return not must or "tp" in given
 
-
-def _divides(spec: OperatorSpec, dim: str, degree: int) -> bool:
+def _divides(spec: OperatorSpec, dim: str | None, degree: int) -> bool:
     return degree > 1 and dim in spec.splittable and spec.sizes[dim] % degree == 0

@@ -306,3 +306,26 @@ def test_uniform_plan_follows_the_degrees(machine: Machine) -> None:
     assert plan_to_json(plan)
     with pytest.raises(TwofoldError, match=r"dp\(4\) \* tp\(4\) = 16 ranks"):
         uniform_plan(graph, machine, dp=4, tp=4)
+
+
+def test_data_parallelism_splits_the_batch_wherever_it_is(machine: Machine) -> None:
+    """Of a batch norm the output is not as long as the batch, and of a permuted tensor the first dim is not the batch;
+    what does not depend on the batch stays whole."""
+    shapes = {"x": (64, 8, 4), "c": (4, 8), "p": (8, 64, 4), "s": (2, 8), "y": (8, 64, 4), "l": (), "v": (4, 8)}
+    kinds = {"x": "input", "c": "constant"}
+    graph = Graph(
+        name="norm", batch_size=64, loss="l",
+        tensors={name: Tensor(name=name, shape=shape, kind=kinds.get(name, "activation"), dtype="float32")
+                 for name, shape in shapes.items()},
+        operators=(
+            Operator(name="moved", kind="permute", inputs=("x",), outputs=("p",), attrs={"dims": (1, 0, 2)}),
+            Operator(name="relu", kind="relu", inputs=("p",), outputs=("y",)),
+            Operator(name="statistics", kind="batch_statistics", inputs=("x",), outputs=("s",)),
+            Operator(name="table", kind="relu", inputs=("c",), outputs=("v",)),
+            Operator(name="loss", kind="mse_loss", inputs=("y", "p"), outputs=("l",)),
+        ),
+    )  # fmt: skip
+    plan = uniform_plan(graph, machine, dp=8)
+    split = {name: strategy.dims for name, strategy in plan.strategies.items()}
+    assert set(split) == {"moved", "relu", "statistics", "loss"}
+    assert all(graph.spec(graph.by_name[name]).sizes[dim] == 64 for name, dims in split.items() for dim in dims)

@@ -110,13 +110,15 @@ _KEPT: list[torch.library.Library] = []
 @lru_cache(maxsize=1)
 def load_torchvision() -> Any:
     """torchvision. A wheel for CUDA does not load its library on other machines; no model here uses its operators."""
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    import torchvision
-
-    _KEPT.append(library)
+    try:
+        import torchvision
+    except RuntimeError:  # it registers kernels of operators that its library would have defined
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, name):
+                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _KEPT.append(library)
+        import torchvision
     return torchvision
 
 

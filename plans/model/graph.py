@@ -210,6 +210,16 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return {name: operator for operator in self.operators for name in operator.outputs}
 
     @cached_property
+    def batch_dims(self) -> Mapping[str, str]:
+        """The dim that holds the batch, by operator; operators without the batch are absent.
+
+        >>> from plans.model.mlp import mlp_graph
+        >>> mlp_graph([64, 8], batch_size=16).batch_dims
+        {'layer1.linear': 'b0', 'loss.mse_loss': 'd0'}
+        """
+        return _followed(self, 2 * self.batch_size)[1]
+
+    @cached_property
     def _trained(self) -> dict[str, tuple[int, ...]]:
         return {}
 
@@ -302,8 +312,10 @@ def _needs_gradient(graph: Graph) -> frozenset[str]:
     return frozenset(needed & useful)
 
 
-def _resized(graph: Graph, batch_size: int) -> Graph:
+def _followed(graph: Graph, batch_size: int) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """The shapes of all tensors for another batch size, and the dim of every operator that changes with it."""
     shapes: dict[str, tuple[int, ...]] = {}
+    followed: dict[str, str] = {}
     for name, tensor in graph.tensors.items():
         if tensor.kind == "input":
             if not tensor.shape or tensor.shape[0] != graph.batch_size:
@@ -332,8 +344,14 @@ def _resized(graph: Graph, batch_size: int) -> Graph:
                             f"of {rest}"
                         )
                     sizes[which] = new // rest
+                    followed.setdefault(operator.name, which)
         for dims, name in zip(spec.outputs, operator.outputs, strict=True):
             shapes[name] = tuple(math.prod(sizes[factor] for factor in factors(dim)) for dim in dims)
+    return shapes, followed
+
+
+def _resized(graph: Graph, batch_size: int) -> Graph:
+    shapes, _ = _followed(graph, batch_size)
     tensors = {
         name: msgspec.structs.replace(tensor, shape=shapes.get(name, tensor.shape))
         for name, tensor in graph.tensors.items()

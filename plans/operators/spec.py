@@ -147,11 +147,6 @@ class OperatorSpec:
             kept.add(self.statistic.over)
         return tuple(dict.fromkeys(name for dims in self.inputs for name in _names(dims) if name not in kept))
 
-    @property
-    def leading(self) -> str:
-        """The major named dim of the output (of the first input where the output is a scalar); "" if there is none."""
-        return next((factors(dims[0])[0] for dims in (*self.outputs, *self.inputs) if dims), "")
-
     def output_shape(self, index: int) -> tuple[int, ...]:
         """The full shape of output `index`."""
         return self._shape(self.outputs[index])

@@ -131,9 +131,9 @@ class StageCosts:
         """Numbers of the strategies that split the batch dim of every operator as far as possible, and no other dim."""
         found = []
         for operator, choices in zip(self.operators, self.choices, strict=True):
-            batch = self.micro.spec(operator).leading
+            batch = self.micro.batch_dims.get(operator.name)
             parts = [
-                (set(strategy.dims) <= {batch}, (strategy.mesh or self.mesh).size(strategy.dims.get(batch, ())))
+                (set(strategy.dims) <= {batch}, (strategy.mesh or self.mesh).size(strategy.dims.get(batch or "", ())))
                 for strategy in choices
             ]
             found.append(parts.index(max(parts)))

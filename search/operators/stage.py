@@ -223,9 +223,9 @@ class StageSearch:
         mesh, mine = Layout(sizes, AXIS_NAMES[: len(sizes)], ranks), set(names)
         found = {}
         for operator in self.micro.operators:
-            spec = self.micro.spec(operator)
-            split: dict[str, tuple[str, ...]] = {spec.leading: AXIS_NAMES[:1]}
-            if operator.name in mine and parts > 1 and spec.leading in spec.splittable and spec.fits(mesh, split):
+            spec, batch = self.micro.spec(operator), self.micro.batch_dims.get(operator.name)
+            split: dict[str, tuple[str, ...]] = {batch: AXIS_NAMES[:1]} if batch in spec.splittable else {}
+            if operator.name in mine and parts > 1 and split and spec.fits(mesh, split):
                 found[operator.name] = Strategy(dims=split)
         return mesh, found
 
