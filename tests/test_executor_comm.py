@@ -14,7 +14,7 @@ from executor.step.comm import SelfTransfer, collective_launch, transfer_launch
 from executor.step.groups import Groups
 from plans.layout import Layout, TensorLayout
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Value
-from plans.redistribution import Step, StepKind, pieces
+from plans.redistribution import Step, StepKind, pieces, rows
 
 pytestmark = pytest.mark.ranks
 
@@ -24,6 +24,7 @@ SHAPE = (8, 12)
 MESH = Layout((2, 2), ("a", "b"), (3, 1, 2, 0))
 LINE = Layout((4,), ("c",), (2, 0, 3, 1))
 PAIR = Layout((2,), ("d",), (3, 1))
+SORTED = Layout((2, 2), ("e", "f"))
 FLAT_COUNTS = (16, 13, 3)
 
 
@@ -54,6 +55,10 @@ COLLECTIVES = {
     "reduce a,b": step(REDUCE, ("a", "b"), place((), (), partial=("a", "b")), WHOLE),
     "exchange a 0 to 1": step(EXCHANGE, ("a",), place(("a",), ()), place((), ("a",)), dim=0, to_dim=1),
     "exchange b,a 1 to 0": step(EXCHANGE, ("b", "a"), place((), ("b", "a")), place(("b", "a"), ()), dim=1, to_dim=0),
+    "gather rows": step(GATHER, ("f",), place(("e",), ("f",), mesh=SORTED), place(("e",), (), mesh=SORTED), dim=1),
+    "scatter rows": step(
+        SCATTER, ("e", "f"), place((), (), partial=("e", "f"), mesh=SORTED), place((), ("e", "f"), mesh=SORTED), dim=1
+    ),
     "exchange minor": step(EXCHANGE, ("b",), place(("a", "b"), ()), place(("a",), ("b",)), dim=0, to_dim=1),
 }
 TRANSFERS = {
@@ -78,8 +83,9 @@ def flat_parts(count, seed):
 
 
 def collective(name, call, axes, **attrs):
+    mesh = attrs["step"].before.mesh if "step" in attrs else MESH
     return Instruction(
-        name=name, kind=Kind.COLLECTIVE, call=call, part="C", inputs=("x",), outputs=("y",), mesh=MESH, axes=axes,
+        name=name, kind=Kind.COLLECTIVE, call=call, part="C", inputs=("x",), outputs=("y",), mesh=mesh, axes=axes,
         channel=f"over {axes}", dtype="float64", attrs=attrs,
     )  # fmt: skip
 
@@ -119,13 +125,14 @@ class Lanes(Device):
 def work(rank, folder):
     """Every case on one rank; results go to a file."""
     found = {}
+    rows.LEAST_ROW_BYTES = 1  # every row of these small tensors is a message where a team is sorted
     everything = program()
     cpu = Device(kind="cpu")
     groups = Groups(everything, cpu)
     shape = Value(name="y", shape=())
 
     def run(name, instruction, part, output=shape):
-        team = groups.team(instruction.channel, MESH.group_of(rank, instruction.axes))
+        team = groups.team(instruction.channel, instruction.mesh.group_of(rank, instruction.axes))
         given = torch.from_numpy(part)
         before = given.clone()
         found[name] = collective_launch(instruction, team, output)(given).finish()[0].numpy()

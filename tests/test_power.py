@@ -13,7 +13,7 @@ from costmodels.fit.power import CHECKED, fit_power, mixtures
 from costmodels.machine.catalogue import load_device
 from costmodels.price.clock import at_clock, at_usual_clock
 from costmodels.price.group import mesh_group
-from costmodels.price.instruction import num_copies, price, price_collective, price_compute
+from costmodels.price.instruction import copies_of, price, price_collective, price_compute
 from costmodels.price.power import Load, Power, mean_W, settled_MHz
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
@@ -225,14 +225,14 @@ def test_a_search_compares_the_plans_near_the_best_at_their_own_clocks():
     assert not found.num_proven and "no other plan speeds up more at its own clock" in found.summary()
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2])
-def test_gathers_along_an_inner_dim_are_priced_with_their_copy(micro_batch):
+@pytest.mark.parametrize(("micro_batch", "copies"), [(1, 0), (2, 0), (32, 1)])
+def test_gathers_of_many_rows_are_priced_with_their_copy(micro_batch, copies):
     machine = Machine.load("h200-x8")
-    degrees = Degrees(tp=2, micro_batch=micro_batch, global_batch=2, sequence_parallel=True)
-    program = lower(plan_of(degrees, transformer(CONFIG, batch_size=2)))
+    degrees = Degrees(tp=2, micro_batch=micro_batch, global_batch=32, sequence_parallel=True)
+    program = lower(plan_of(degrees, transformer(CONFIG, batch_size=32)))
     group = program.groups[0]
     line = next(each for _, each in group.walk() if each.call == "all_gather" and each.attrs["step"].dim == 1)
     plain = price_collective(machine, "all_gather", mesh_group(machine, group.mesh, line.axes), line.message_bytes, 2)
     copied_ps = price(line, group, machine, 2).work_ps - plain.work_ps
-    assert num_copies(line) == micro_batch - 1
-    assert copied_ps == (micro_batch - 1) * price_compute(machine, "slice", (), "uint8", 2 * line.message_bytes).work_ps
+    assert copies_of(line) == copies
+    assert copied_ps == copies * price_compute(machine, "slice", (), "uint8", 2 * line.message_bytes).work_ps

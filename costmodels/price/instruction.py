@@ -45,6 +45,7 @@ from plans.model.graph import itemsize
 from plans.operators.attention import heads_first
 from plans.program import GroupProgram, Instruction, Kind, moved_values
 from plans.redistribution import TransferPieces
+from plans.redistribution.rows import num_copies
 from plans.redistribution.step import Step, StepKind
 
 __all__ = [
@@ -53,7 +54,6 @@ __all__ = [
     "Shapes",
     "compute_class",
     "matrix_shape",
-    "num_copies",
     "overlap_class",
     "price",
     "price_collective",
@@ -142,7 +142,7 @@ def price(instruction: Instruction, group: GroupProgram, machine: Machine, num_r
         return price_compute(machine, instruction.call, shapes, instruction.dtype, touched, instruction.flops, True)
     if instruction.kind is Kind.COLLECTIVE:
         own = mesh_group(machine, instruction.mesh or group.mesh, instruction.axes)
-        size, copies = itemsize(instruction.dtype), num_copies(instruction)
+        size, copies = itemsize(instruction.dtype), copies_of(instruction)
         return price_collective(machine, instruction.call, own, instruction.message_bytes, size, copies)
     if instruction.kind is Kind.WAIT:
         return price_wait(machine)
@@ -159,18 +159,16 @@ def price_step(step: Step, shape: tuple[int, ...], dtype: str, machine: Machine)
         ranks = tuple(sorted({*step.before.mesh.rank_list, *step.after.mesh.rank_list}))
         return price_exchange(machine, 1, after, machine.tier(ranks))
     group = mesh_group(machine, step.before.mesh, step.axes)
-    copies = _copied(step.leading(*(layout.local_shape(shape) for layout in (step.before, step.after))))
+    leading = step.leading(*(layout.local_shape(shape) for layout in (step.before, step.after)))
+    copies = num_copies(str(step.kind), leading, max(before, after))
     return price_collective(machine, str(step.kind), group, max(before, after), size, copies)
 
 
-def num_copies(instruction: Instruction) -> int:
-    """Number of copies that a COLLECTIVE needs to cut or join its tensor along an inner dim."""
+def copies_of(instruction: Instruction) -> int:
+    """How often a COLLECTIVE copies all of its tensor, to cut or to join it along inner dims."""
     step = instruction.attrs.get("step")
-    return 0 if step is None else _copied(step.leading(*instruction.shapes))
-
-
-def _copied(leading: tuple[tuple[int, ...], ...]) -> int:
-    return sum(math.prod(sizes) > 1 for sizes in leading)
+    leading = () if step is None else step.leading(*instruction.shapes)
+    return num_copies(instruction.call, leading, instruction.message_bytes)
 
 
 def price_transfer(machine: Machine, src_rank: int, dst_rank: int, size_bytes: int, pairs: int = 1) -> Cost:
@@ -448,7 +446,7 @@ def price_collective(
         group: how its members are on the links (`costmodels.price.group`).
         size_bytes: of the larger of a member's input and output.
         item_bytes: of an element.
-        copies: of all of it that every member makes before or behind (`num_copies`).
+        copies: of all of it that every member makes before or behind (`plans.redistribution.rows`).
 
     Raises:
         TwofoldError: a call that has no price.

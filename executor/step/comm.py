@@ -31,6 +31,7 @@ from plans.errors import TwofoldError
 from plans.layout import Region
 from plans.program import Instruction, Kind, Value
 from plans.redistribution import Step, StepKind
+from plans.redistribution.rows import sends_rows
 
 __all__ = [
     "Launch", "SelfTransfer", "SelfTransfers", "Work", "collective_launch", "transfer_launch",
@@ -122,6 +123,10 @@ def _gather(team: Team, dim: int) -> Launch:
 
     def launch(x: Tensor) -> Work:
         x = x.contiguous()
+        if _sends_rows("all_gather", team, x.shape, dim, team.size * x.nbytes):
+            whole = x.new_empty((*x.shape[:dim], team.size * x.shape[dim], *x.shape[dim + 1 :]))
+            work = team.group.allgather_into_tensor_coalesced(_rows(whole, dim), _rows(x, dim))
+            return Work((work,), _kept(x, whole))
         buffer = x.new_empty((team.size, *x.shape))
         work = _all_gather(buffer.view(-1), x.view(-1), group=team.group, async_op=True)
         return Work((work,), lambda: (joined_parts(buffer, team, dim),))
@@ -130,7 +135,14 @@ def _gather(team: Team, dim: int) -> Launch:
 
 
 def _scatter(team: Team, dim: int) -> Launch:
+    """Sum a tensor and keep a member's part along `dim`."""
+
     def launch(x: Tensor) -> Work:
+        if _sends_rows("reduce_scatter", team, x.shape, dim, x.nbytes):
+            x = x.contiguous()
+            part = x.new_empty((*x.shape[:dim], x.shape[dim] // team.size, *x.shape[dim + 1 :]))
+            work = team.group.reduce_scatter_tensor_coalesced(_rows(part, dim), _rows(x, dim))
+            return Work((work,), _kept(x, part))
         rows = cut_parts(x, team, dim)
         mine = rows.new_empty(rows.shape[1:])
         work = _reduce_scatter(mine.view(-1), rows.view(-1), group=team.group, async_op=True)
@@ -147,6 +159,16 @@ def _exchange(team: Team, dim: int, to_dim: int) -> Launch:
         return Work((work,), lambda: (joined_parts(buffer, team, dim), rows)[:1])
 
     return launch
+
+
+def _sends_rows(call: str, team: Team, shape: Sequence[int], dim: int, size_bytes: int) -> bool:
+    num_rows = math.prod(shape[:dim])
+    return num_rows > 1 and team.is_sorted and sends_rows(call, num_rows, size_bytes)
+
+
+def _rows(x: Tensor, dim: int) -> list[Tensor]:
+    """The rows before `dim` of a contiguous tensor, each flattened."""
+    return list(x.view(math.prod(x.shape[:dim]), -1).unbind())
 
 
 # -- uneven dims

@@ -5,6 +5,7 @@
 * `search`: the cheapest sequence of steps, by bytes or by a `price` in seconds. On one mesh `astar` searches the states
   of `space`, starting from the sequences of `greedy`; `fastest` searches arrays of all steps (`table`) for prices that
   state their parts. `cuts` and `overlaps` have the regions of all ranks as arrays.
+* `rows`: whether a collective along an inner dim copies its parts.
 * `atomic`: the common refinement of two meshes; `reshape`: layouts through reshape and transpose.
 """
 

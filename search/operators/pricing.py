@@ -111,7 +111,7 @@ def known_moves(machine: Machine, num_ranks: int) -> dict[object, float]:
 
 
 def without_copies(instruction: Instruction) -> Instruction:
-    """The collective with parts that are contiguous, so that nothing is copied (`num_copies`)."""
+    """The collective with parts that are contiguous, so that nothing is copied (`plans.redistribution.rows`)."""
     if instruction.kind is not Kind.COLLECTIVE:
         return instruction
     attrs = {name: value for name, value in instruction.attrs.items() if name != "step"}

@@ -28,6 +28,7 @@ from costmodels.price.traffic import plain_call
 from plans.lower.symbolic import Cell, PartTemplate
 from plans.model.graph import itemsize
 from plans.program import Kind
+from plans.redistribution.rows import num_copies
 from simulator.estimate.exchanges import beside_exchanges, is_exchange, outlasting, sent_in_part, share_of_pair
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line, Payload
 from simulator.stacks import Stack
@@ -210,11 +211,12 @@ def _steps(cell: Cell, numbers: Sequence[int], stack: Stack) -> list[Step]:
     if cell.kind is Kind.WAIT:
         return [Message(call="wait", token=cell.token, part=cell.part)]
     if cell.kind is Kind.COLLECTIVE:
+        leading = [[numbers[size] for size in sizes] for sizes in cell.leading]
         return [
             Message(
                 call=cell.call, axes=cell.axes, size_bytes=numbers[cell.message], item_bytes=itemsize(cell.dtype),
                 token=cell.token, operator=cell.operator, part=cell.part,
-                copies=sum(math.prod(numbers[size] for size in sizes) > 1 for sizes in cell.leading),
+                copies=num_copies(cell.call, leading, numbers[cell.message]),
             )
         ]  # fmt: skip
     (call, shapes, dtype, touched), *steps = [

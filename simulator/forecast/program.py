@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from costmodels.machine.machine import Machine
-from costmodels.price.instruction import Cost, num_copies, overlap_class, price
+from costmodels.price.instruction import Cost, copies_of, overlap_class, price
 from costmodels.price.traffic import plain_call
 from plans.errors import TwofoldError
 from plans.lower.pairs import is_part
@@ -148,7 +148,7 @@ def ops_of(instructions: Sequence[Instruction], cost_of: CostOf) -> tuple[Op, ..
                 found.append(Op(WAIT, cost.dispatch_ps, token=str(line.waits)))
         elif line.kind is Kind.COLLECTIVE:
             token = line.token or f"{line.name}.blocking"
-            payload = Payload(line.call, line.message_bytes, itemsize(line.dtype), num_copies(line))
+            payload = Payload(line.call, line.message_bytes, itemsize(line.dtype), copies_of(line))
             call, channel = plain_call(line.call), channel_name(line)
             issue = Op(ISSUE, cost.dispatch_ps, cost.together_ps, call, channel, token, payload, alone_ps=cost.work_ps)
             found.append(issue)

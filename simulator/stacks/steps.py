@@ -43,7 +43,7 @@ class Message:
         token: of the collective in its body; a wait bears that of what it waits for; -1 blocks.
         operator: that needs it, where one does.
         part: as of `Instruction`.
-        copies: that every member makes (`costmodels.price.instruction.num_copies`).
+        copies: that every member makes (`plans.redistribution.rows`).
     """
 
     call: str
