@@ -153,7 +153,7 @@ def test_an_anchored_form_gives_the_cited_rate():
     assert 2 * m * n * k / seconds == pytest.approx(rate, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["b200", "gb200", "a100-pcie-80gb"])
+@pytest.mark.parametrize("name", ["b200", "b300", "gb200", "a100-pcie-80gb"])
 def test_typical_products_are_met_in_the_geometric_mean(name):
     device = load_device(name)
     ratios = []
