@@ -10,7 +10,7 @@ import pytest
 from measured_table import write_table
 
 from costmodels import Machine
-from interop.measurements.cells import Skip
+from interop.measurements.cells import BAD_COLUMN, BAD_REASON, Skip
 from interop.measurements.devices import UnknownDevice, device_named, network_of
 from interop.measurements.forecasts import measured_as, model_flops
 from interop.measurements.machines import machine_of
@@ -274,6 +274,41 @@ def test_a_cells_own_unit_counts_before_that_of_its_header(tmp_path, cell, metri
     )
     (row,) = read_table(path)
     assert (row["metric"], row["value"]) == (metric, value)
+
+
+@pytest.mark.parametrize(
+    ("header", "cell", "column"),
+    [("Step time (s)", "10.4 bananas", "Step time (s)"), ("tokens/s/GPU", "3000 W", "tokens/s/GPU"),
+     ("TFLOP/s/GPU", "410 apples/s", "TFLOP/s/GPU")],
+)  # fmt: skip
+def test_unknown_units_in_cells_are_refused_by_name(tmp_path, header, cell, column):
+    path = tmp_path / "table.md"
+    path.write_text(
+        f"| Model | GPU | GPUs | GBS | {header} | MFU |\n|---|---|---|---|---|---|\n"
+        f"| Llama 3 8B | H100 | 8 | 8 | {cell} | 40 |\n"
+    )
+    found = validate(path)
+    (skipped,) = found.skipped
+    assert (skipped["row"], skipped["column"], skipped["value"]) == (1, column, cell)
+    assert repr(cell.split(" ", 1)[1]) in skipped["reason"]
+    assert [row["metric"] for row in found.rows] == ["mfu_percent"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "value", "result"),
+    [("iteration_time_s", "ms", "1040", ("iteration_time_s", "1.04")),
+     ("step time", "min", "2", ("iteration_time_s", "120")),
+     ("peak_memory_GiB", "GB", "40", ("peak_memory_GB", "40")), ("iteration_time_s", "GB", "40", "none of a time"),
+     ("tokens_per_s_per_gpu", "bananas", "40", "not known")],
+)  # fmt: skip
+def test_units_in_a_column_of_their_own(tmp_path, metric, unit, value, result):
+    path = tmp_path / "table.csv"
+    path.write_text(f"model,gpu_type,gpu_count,metric,unit,value\nLlama 3 8B,H100,8,{metric},{unit},{value}\n")
+    (row,) = read_table(path)
+    if isinstance(result, tuple):
+        assert (row["metric"], row["value"]) == result
+    else:
+        assert row[BAD_COLUMN] == "unit" and result in row[BAD_REASON]
 
 
 def test_sizes_that_a_family_publishes_need_not_be_stated():

@@ -16,6 +16,9 @@ _DITTO = re.compile(
 )
 """Cells that repeat the cell above."""
 
+_ADDED = re.compile(r"\+ ?[A-Za-z]")
+"""A first cell that adds to that of the row above: "+ async TP"."""
+
 _NEEDED = ("model", "gpu_type")
 """Columns without which a row means nothing: a blank cell repeats the one above, wherever it stands."""
 
@@ -70,6 +73,8 @@ def with_cells_above(
             anywhere = anywhere | capacities
         places = _repeated(row, above, figures, anywhere, merges=merges) if above else ()
         cells = [above[place] if place in places else cell for place, cell in enumerate(row)] if places else row
+        if above and _ADDED.match(cells[0]):
+            cells = [f"{above[0]} {cells[0]}", *cells[1:]]
         above = cells
         yield Carried(cells=cells, places=places, heading=heading)
 

@@ -229,7 +229,7 @@ def _layout(text: str, header: str) -> dict[str, str]:
         return ordered
     found, low = {}, re.sub(r"\bfsdp-?[12]\b(?! *[=:])", "fsdp", text.lower())  # versions, not degrees
     for column, words in _WORDS.items():
-        after = re.search(rf"\b(?:{words})(?:(?!bf|fp|tf|float)[a-z -])*[=:_ ]*(\d+)", low)
+        after = re.search(rf"\b(?:{words})(?:(?!bf|fp|tf|float|zero|stage)[a-z -])*[=:_ ]*(\d+)", low)
         before = re.search(rf"\b(\d+)[ -]*(?:way|x|\u00d7)?[ -]*(?:{words})\b", low)
         if match := before if re.search(r"\d+-?way", low) else after:
             found[column] = match.group(1)

@@ -13,6 +13,7 @@ from interop.measurements.composed import USUAL_NODE
 from interop.measurements.devices import UnknownDevice, device_named
 from interop.measurements.headers import Figure, figure_named, is_memory
 from interop.measurements.numbers import number
+from interop.measurements.units import figure_of_unit, figure_with_unit
 
 __all__ = ["measured", "with_unit"]
 
@@ -20,23 +21,11 @@ __all__ = ["measured", "with_unit"]
 def with_unit(row: dict[str, str]) -> dict[str, str]:
     """A row with the columns metric and value, in the metrics' own names and units."""
     unit, metric = row.pop("unit", ""), row.get("metric", "")
-    named = (f"{metric} ({unit})", metric, unit) if unit else (metric,)
-    figure = next((found for words in named if (found := figure_named(words))), None)
-    if figure is None:
-        return row
-    return measured(row, metric, row.get("value", ""), figure)
-
-
-def _figure_of_unit(unit: str, header: str, figure: Figure | None) -> Figure | None:
-    """The figure of the unit in a cell, which may differ from its header; None without a unit."""
-    plain = unit.strip(" %")
-    if re.fullmatch(r"s|secs?|seconds?|ms|min|minutes?", plain):
-        return figure_named(f"step time ({'min' if plain.startswith('min') else plain})")
-    if re.fullmatch(r"[GM]i?B", plain):
-        return figure_named(f"memory ({plain})")
-    bare = re.sub(r"[(\[].*", "", header)
-    found = figure_named(plain) or figure_named(f"{bare} ({plain})")
-    return None if found is not None and found.tokens is not None else found
+    try:
+        figure = figure_with_unit(metric, unit)
+    except ValueError as error:
+        return {BAD_COLUMN: "unit", BAD_VALUE: unit, BAD_REASON: str(error), **row}
+    return row if figure is None else measured(row, metric, row.get("value", ""), figure)
 
 
 _RANGE = re.compile(r"~?([\d.,]+[kKM]?) *(?:[-~\u2013\u2014\u2026]|\.\.+|to) *([\d.,]+[kKM]?)(?!\d)(.*)$")
@@ -69,7 +58,10 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
     cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-|\([-+\u2212]?\d[\d.]* ?%\)).*$", "", cell)  # its spread, or its share
     if figure is not None and _LOGGED.search(header) and "torchtitan" in row.get("source", "").lower():
         figure = dataclasses.replace(figure, of_all=False)  # of a device, as torchtitan's logs have it
-    text, figure = _number_and_unit(header, cell, figure)
+    try:
+        text, figure = _number_and_unit(header, cell, figure)
+    except ValueError as error:
+        return {BAD_COLUMN: header, BAD_VALUE: cell, BAD_REASON: str(error), **row, "metric": header, "value": cell}
     value = number(text)
     if figure is not None and text == cell and _is_in_ms(figure, header, value or 0.0):
         row = {**row, READ_AS: f"{header} {cell!r}: unit not stated, ms"}
@@ -151,13 +143,17 @@ def _memory_GiB(device: str) -> float:
 
 
 def _number_and_unit(header: str, cell: str, figure: Figure | None) -> tuple[str, Figure | None]:
-    """The text of a cell's number, and its metric and unit, which may differ from those of its header."""
+    """The text of a cell's number, and its metric and unit, which may differ from those of its header.
+
+    Raises:
+        ValueError: a unit that is unknown.
+    """
     if figure is not None and number(cell) is not None:
         return cell, figure
-    found = re.match(r"([~\d.,\s]+(?:[kKM](?!i?B))?)[ ]*([A-Za-z%].*)$", cell)
+    found = re.match(r"[~\u2248\u223c ]*(?:ca\. ?|about )?([\d.,\s]+(?:[kKM](?!i?B))?)[ ]*([A-Za-z%].*)$", cell)
     if found is None:
         return cell, figure
-    unit = _figure_of_unit(found.group(2), header, figure)
+    unit = figure_of_unit(found.group(2), header)
     return (found.group(1), unit or figure) if unit or found.group(2).strip() == "%" else (cell, figure)
 
 

@@ -94,6 +94,7 @@ def _grid(cells: Iterable[list[str]], knows: Callable[[str], bool], titles: Sequ
     stacks = list(itertools.zip_longest(*first[start:stop], fillvalue=""))
     headers, above = zip(*(_header(stack, knows) for stack in stacks), strict=True) if stacks else ((), ())
     said = tuple(" ".join(filter(None, map(str.strip, row))) for row in reversed(first[:start]))
+    titles = [part for title in titles for part in _BEFORE_NOTE.split(title) if part.strip()]
     notes = _footnotes(titles, first[stop:])
     more = ["notes"] if notes else []
     return Grid(
@@ -203,6 +204,9 @@ _MARK = r"(\[\^\w+\]|[\u2020\u2021\u00a7\u00b9\u00b2\u00b3\u2074\u2075]|\*+)"
 _MARKED = re.compile(rf"(?<=.){_MARK}+$")
 _NOTE = re.compile(rf"\s*{_MARK}:?\s*\S")
 """The mark of a footnote, behind a cell and in front of the note."""
+
+_BEFORE_NOTE = re.compile(r"(?<=\s)(?=[\u2020\u2021\u00a7\u00b9\u00b2\u00b3\u2074\u2075]:? ?\w)")
+"""Where a footnote begins inside a line: "Runs of 2024. \u2020 full recomputation"."""
 
 
 def _filled(

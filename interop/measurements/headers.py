@@ -92,7 +92,7 @@ _MEMORY = re.compile(
     r"(?P<unit>gib|gb|mib|mb|%|percent|pct)(?:/gpu|/device|/npu)?"
 )
 _SHARE = re.compile(
-    r"(?:bf16|fp16)?(?:[mh]fu|(?:model|hardware|hw)?flop/?s?(?:/s)?(?:utili[sz]ation|efficiency))(?:[mh]fu)?(?:percent|%)?"
+    r"(?:bf16|fp16)?(?:[mh]fu|(?:model|hardware|hw)?flop/?s?(?:/s)?(?:util(?:i[sz]ation)?|efficiency))(?:[mh]fu)?(?:percent|%)?"
     r"(?:bf16|fp16|fp8)?|(?:(?:percent(?:age)?|share|%)(?:of)?|of)(?:theoretical|device)?peak(?:flop/?s?(?:/s)?)?"
 )
 _ALL = r"^(?:aggregate|total|overall|cluster|system|global)d?"
@@ -148,7 +148,9 @@ def figure_named(words: str) -> Figure | None:
             if found := re.fullmatch(f"{kilo}(?:{pattern})", plain):
                 return Figure(metric=metric, factor=factor, of_all=not any(found.groupdict().values()))
     if found := re.fullmatch(r"(.+?) *[(\[]([^()\[\]]+)[)\]]", low):  # "TGS (tokens/GPU/s)", "speed (it/s)"
-        return figure_named(found[2]) or figure_named(found[1])
+        outer, inner = figure_named(found[1]), figure_named(found[2])
+        is_other = outer is not None and inner is not None and outer.metric != inner.metric
+        return outer if is_other else inner or outer
     return None
 
 
@@ -157,13 +159,13 @@ _SPELLINGS = (
     (r"单卡(.*?)([(\uff08].*?)?([)\uff09])?$", r"\1\2/card\3"),  # "of one card"
     (r"(?:单步|每步|单次)?(?:迭代)?(?:耗时|时间|时长|用时)", "step time "),
     (r"(?:模型)?(?:浮点)?算力利用率", "mfu "),
-    (r"显存", "memory"), (r"吞吐", "throughput"), (r"性能", "performance"), (r"卡", "card"),
+    (r"显存", "memory"), (r"吞吐量?", "throughput"), (r"性能", "performance"), (r"卡", "card"),
     (r"\bzeit (?:pro|je)\b", "time per"), (r"\b(?:iterations|schritt)zeit\b", "step time"),
     (r"\bdurchsatz\b", "throughput"), (r"\bspeicher\b", "memory"),
     (r"seconds?|secs?\b|sec(?![a-z])", "s"), (r" *(?:\u00b1|\+/-).*$", ""), (r"milli-?s\b", "ms"),
     (r"minutes?\b", "min"),
-    (r"^(?:our|achieved|measured|observed|average|avg|mean|median)[ _.]+(?=\w)", ""),
-    (r"^((?:step|iter)(?:ation)?) *[(\[] *(m?s|min) *[)\]]$", r"\1 time (\2)"),
+    (r"^(?:our|achieved|measured|observed|average|avg|mean|median)[ _.]+(?=[\w%])", ""),
+    (r"^(?:e2e |end-to-end )?((?:step|iter)(?:ation)?) *[(\[] *(m?s|min) *[)\]]$", r"\1 time (\2)"),
     (r"(tera|peta|giga)[- ]?(?=flop)", lambda found: found.group()[0]),
     (r"[ _.-]*\bper\b[ _.-]*|[ _]per[ _]", "/"),
     (r"\b(tok\w*?|samples?|seqs?|sequences?)_s(?=_|$)", r"\1/s"),  # "tok_s_gpu"
@@ -177,7 +179,7 @@ _SPELLINGS = (
 
 def _plain_words(words: str) -> str:
     """A header in lower case, in English, with one spelling of units and of "per"."""
-    low = words.lower()
+    low = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", words).lower() if re.search("Per[A-Z]", words) else words.lower()
     for pattern, spelling in _SPELLINGS:
         low = re.sub(pattern, spelling, low)
     return low.strip()
@@ -203,9 +205,9 @@ def _qualified(low: str) -> tuple[Figure | None] | None:
         figure = figure_named(low[: found.start()])
         rate = figure is not None and figure.metric in ("tokens_per_s_per_gpu", "samples_per_s_per_gpu")
         return (replace(figure, factor=figure.factor * _SCALES[found[1][0]]) if figure and rate else None,)
-    if found := re.search(r"[ (\[]+([hm])fu[)\]]$", low):  # "TFLOPS/GPU (HFU)"
-        figure = figure_named(low[: found.start()])
-        return (None if figure is None else replace(figure, hardware=found[1] == "h"),)
+    if found := re.fullmatch(r"(?P<behind>.*?)[ (\[]+([hm])fu[)\]]?|([hm])fu[ (\[]+(?P<ahead>.*flop.*?)[)\]]?", low):
+        figure = figure_named(found["behind"] or found["ahead"])  # "TFLOPS/GPU (HFU)", "HFU TFLOPs"
+        return (None if figure is None else replace(figure, hardware="h" in (found[2], found[3])),)
     return None
 
 
@@ -217,7 +219,7 @@ def _of_training(found: re.Match[str]) -> Figure:
 
 def has_units_in_cells(header: str) -> bool:
     """Whether the cells of a header contain their unit."""
-    plain = re.sub(r"[^a-z]+", "", header.lower())
+    plain = re.sub(r"[^a-z\u4e00-\u9fff]+", "", _plain_words(header))
     return plain in ("throughput", "performance", "perf", "speed", "trainingthroughput", "trainingspeed", "result",
                      "results", "rate", "time") or is_memory(header)  # fmt: skip
 

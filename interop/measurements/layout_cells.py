@@ -30,6 +30,10 @@ _SHARDS_STATES = r"(?:megatron|mindspore)(?!.*2022)"
 
 _NARAYANAN = "2104.04473"
 
+_LARGE = 30e9
+"""Parameters above which torchtitan's train_configs recompute full blocks (llama3_70b.toml, llama3_405b.toml); smaller
+ones choose operators (llama3_8b.toml)."""
+
 _UNEVEN_BATCH = 0.05
 """Largest relative change of a batch that makes it divide evenly over the replicas and their micro-batches."""
 
@@ -65,7 +69,7 @@ class LayoutCells(Mixtures):
             batch = near
         schedule, virtual = self.schedule(pp, config.num_layers)
         batch = self.in_rounds(batch, dp * micro, pp if virtual > 1 else 1)
-        again = self.recompute(stack, has_experts=config.experts is not None)
+        again = self.recompute(stack, config)
         level = self.sharding(dp * cp, pp, stack)
         first = Degrees(
             dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=micro, global_batch=batch, schedule=schedule,
@@ -181,7 +185,7 @@ class LayoutCells(Mixtures):
             self.assumed.append(f"hybrid sharding: the weights are shared by the {shards} ranks of a node")
         return shards
 
-    def recompute(self, stack: str, *, has_experts: bool) -> Recompute:
+    def recompute(self, stack: str, config: TransformerConfig) -> Recompute:
         """The recomputation of the row.
 
         Raises:
@@ -194,6 +198,10 @@ class LayoutCells(Mixtures):
         if not text and is_deepseek_v3(self):
             self.assumed.append("norms, activation functions and up-projections recomputed (arXiv 2412.19437, 3.2.3)")
             return Recompute(mode=MEMORY_BOUND)
+        if not text and stack.startswith("torchtitan") and re.search("torchtitan(?!;)", self.words("source")):
+            mode = "full" if config.num_parameters > _LARGE else "selective_op"
+            self.assumed.append(f"recomputation not stated: {mode}, as in torchtitan's train_configs")
+            return Recompute(mode=mode)
         if not text:
             self.assumed.append("recomputation not stated: none")
             return Recompute(mode="none")
@@ -203,7 +211,7 @@ class LayoutCells(Mixtures):
         if (
             found.is_open
             and found.mode == "full"
-            and has_experts
+            and config.experts is not None
             and not re.search(r"\bmoe\b(?![-_ ]act)", text.lower())
         ):
             found = dataclasses.replace(found, mode="none")  # of the MLP of the few dense layers

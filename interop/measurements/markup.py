@@ -17,6 +17,9 @@ _RULES = re.compile(r"(?<!\\)%.*|\\(top|mid|bottom|c?mid|h|c)(rule|line)(\([^)]*
 _ACROSS = re.compile(r"\s*\\multicolumn\{(\d+)\}\{(?:[^{}]|\{[^{}]*\})*\}")
 _DOWN = re.compile(r"\s*\\multirow(?:\[\w\])?\{(-?\d+)\}(?:\{[^}]*\}|\*)")
 
+_MARKS = {r"\\dagger": "\u2020", r"\\ddagger": "\u2021", r"\\ast": "*", r"\^\{?\*": "*"}
+"""Commands of the marks of footnotes, and the marks."""
+
 Table = tuple[list[str], list[list[str]]]
 """The lines above a table, the nearest first, and its rows."""
 
@@ -39,6 +42,7 @@ def latex_tables(text: str) -> Iterator[Table]:
     [([], [['Batch', 'Batch'], ['8', '1'], ['']])]
     """
     captions = [_plain(caption) for caption in _CAPTION.findall(text)]
+    captions += [_plain(line) for line in text.splitlines() if re.match(r"\s*(?:\\\w+ +)*\$?\^?\{?\\d?dagger", line)]
     for columns, body in _TABULAR.findall(text):
         spreads = _columns_of_spreads(columns)
         rows: list[list[str]] = []
@@ -82,10 +86,13 @@ def _columns_of_spreads(columns: str) -> list[int]:
 
 
 def _plain(cell: str) -> str:
-    cell = re.sub(r"\$?\^\{?(\\dagger|\\ddagger|\\ast|\*|[a-z])\}?\$?", "", cell)  # marks of footnotes
+    for command, mark in _MARKS.items():
+        cell = re.sub(rf"\$?\^?\{{?{command}(?![a-z])\}}?\$?", mark, cell)
+    cell = re.sub(r"\$?\^\{?[a-z]\}?\$?", "", cell)
+    cell = re.sub(r"\\[,;: ]", " ", cell.replace(r"\!", ""))
     cell = re.sub(r"\\times|\\cdot", "x", re.sub(r"\\pm", "\u00b1", cell))
     cell = re.sub(r"\\(?:textbf|textit|underline|mathbf|text|emph|texttt|small|footnotesize)\b", "", cell)
-    return re.sub(r"[{}$]|\\(?=[%&_#,])|~", "", cell).strip()
+    return re.sub(r"[{}$]|\\(?=[%&_#])|~", "", cell).strip()
 
 
 class _Tables(HTMLParser):

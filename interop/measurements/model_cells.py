@@ -36,6 +36,10 @@ _UNEVEN_LAYERS = 0.1
 """Largest relative change of an assumed number of layers that makes it divide evenly over the stages of a pipeline."""
 
 
+_SIZES_OF_LLAMA = r"(?:8|70|405) ?b"
+"""Numbers of parameters that few other models have."""
+
+
 @lru_cache(maxsize=4096)
 def _published_settings(model: TransformerConfig) -> dict[str, Any]:
     """Settings in which a published model differs from its family: an output that shares the embedding, wider heads."""
@@ -101,10 +105,12 @@ class ModelCells(Mixtures):
             return name
         if family := self.text("family"):
             return f"{family} {name}"
-        usual = "MPT" if re.search(COMPOSER, source) else "Llama-3" if "torchtitan" in source else ""
+        of_llama = re.fullmatch(_SIZES_OF_LLAMA, name.lower()) and not self.text("hidden")
+        usual = "MPT" if re.search(COMPOSER, source) else "Llama-3" if "torchtitan" in source or of_llama else ""
         if not usual:
             return name
-        self.assumed.append(f"model {name} of {self.text('source')}: {usual}")
+        of_source = f" of {self.text('source')}" if source else ""
+        self.assumed.append(f"model {name}{of_source}: {usual}")
         return f"{usual}-{name}"
 
     def usual_ffn(self, name: str, hidden: int, heads: int, kv_heads: int) -> int:

@@ -17,6 +17,8 @@ def number(text: str) -> float | None:
 
     >>> number("11,000"), number("3,25"), number("1.234,5"), number("6950,5"), number("7.1k"), number("fast")
     (11000.0, 3.25, 1234.5, 6950.5, 7100.0, None)
+    >>> number("3,2e3"), number("3.2e3")
+    (3200.0, 3200.0)
     >>> number("1'536"), number("~ 42 %"), number("350~"), number("ca. 5")
     (1536.0, 42.0, 350.0, 5.0)
     """
@@ -26,7 +28,7 @@ def number(text: str) -> float | None:
     plain = plain.removesuffix(suffix)
     if re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?", plain):
         plain = plain.replace(",", "")
-    elif re.fullmatch(r"[+-]?(?:\d{1,3}(\.\d{3})*,\d+|\d+,\d{1,2})", plain):
+    elif re.fullmatch(r"[+-]?(?:\d{1,3}(\.\d{3})*,\d+|\d+,\d{1,2})(e[+-]?\d+)?", plain):
         plain = plain.replace(".", "").replace(",", ".")
     try:
         found = float(plain) * _SUFFIXES[suffix]

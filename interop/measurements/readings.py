@@ -260,7 +260,9 @@ _WHOSE = re.compile(r"\b(?:per|each|/) ?-?(?:gpu|node|device|npu|card|server)|\d
 def _recompute(case: Case) -> tuple[str, ...]:
     """Modes of recomputation; those of norms and activation functions alone are usual for mixtures only."""
     own = (MEMORY_BOUND,) if case.config.experts is not None and re.match(_RECOMPUTES_NORMS, case.stack) else ()
-    return tuple(mode for mode in ("none", *own, "selective", "full") if mode != case.degrees.recompute)
+    return tuple(
+        mode for mode in ("none", *own, "selective", "full") if mode != case.degrees.recompute.removesuffix("_op")
+    )
 
 
 _RECOMPUTES_NORMS = r"megatron(?!-deepspeed|-2022)"

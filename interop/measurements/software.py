@@ -135,6 +135,8 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
         source = f"{source} megatron-deepspeed"  # ZeRO alone splits no layer
     found = _named(source) or _named(words) or _named(_of_model(cells)) or _named(_of_precision(cells))
     named = found is not None
+    if cells.switch("async_tp") and (found is None or found.is_part):  # which only torchtitan has as a setting
+        found = _named("torchtitan")
     if found is None:
         found = _unnamed(cells, words)
     stacks = found.stacks

@@ -122,15 +122,22 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
                 yield with_unit(made)
 
 
+_LOCAL_BATCH = re.compile(r"\blocal batch(?: size)?\b", re.I)
+"""What torchtitan calls the batch of a device, in titles."""
+
+
 def _stated_above(grid: Grid, columns: Sequence[str]) -> dict[str, str]:
     """Cells of all rows, from the titles and the headers of a table."""
     present = {*columns, "gpu_count"} if "nodes" in columns else columns
     stated = stated_in_titles(grid.titles, present) if grid.titles else {}
-    counted = [header for header, column in zip(grid.headers, columns, strict=True) if column == "gpu_count"]
-    if "gpu_type" not in columns and (device := stated_in_titles(counted, ()).get("gpu_type")):
+    counted = [header for header, column in zip(grid.headers, columns, strict=True) if column in ("gpu_count", "nodes")]
+    if "gpu_type" not in columns and (device := (of_counts := stated_in_titles(counted, ())).get("gpu_type")):
         stated["gpu_type"] = device  # "GPUs (V100 32GB)"
+        if "nodes" in columns and "gpu_count" in of_counts:  # "nodes (8x MI300X)"
+            stated["per_node"] = of_counts["gpu_count"]
     if "source" not in columns:
-        stated |= software_of_headers(grid.headers, stated.get("source", ""))
+        names = [*grid.headers, *(found.group() for title in grid.titles for found in _LOCAL_BATCH.finditer(title))]
+        stated |= software_of_headers(names, stated.get("source", ""))
     return stated
 
 
@@ -166,9 +173,11 @@ def _name_by_cells(
         rows: the first rows of the table.
         headers, titles: of the table.
     """
-    device = stated_in_titles(titles, ()).get("gpu_type", "")
-    if (place := capacity_place(rows, headers, columns, device)) is not None:
+    said = stated_in_titles(titles, ())
+    if (place := capacity_place(rows, headers, columns, said.get("gpu_type", ""))) is not None:
         columns[place] = CAPACITY
+    if "global_batch" in said and "micro_batch" not in columns and "b" in headers:
+        columns[headers.index("b")] = "micro_batch"
     for place, header in enumerate(headers):
         cells = [row[place] for row in rows]
         if header == "#" and "gpu_count" not in columns and not _is_index(cells):
@@ -259,7 +268,7 @@ def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
         free: cells of unknown columns.
     """
     device, model = (stated_in_titles((found.get(column, ""),), ()) for column in ("gpu_type", "model"))
-    said = {name: cell for name, cell in device.items() if name in ("model", "precision")}
+    said = {name: cell for name, cell in device.items() if name in _BESIDE_DEVICES}
     several = len(re.split(r"[,;|]| / ", found.get("model", ""))) > 2  # "Llama-2-7B, 8x A100, FSDP"
     beside = ("precision", "gpu_type", "gpu_count")  # "18.4B (128 GPUs)"
     said |= {name: cell for name, cell in model.items() if name in beside or (several and name != "family")}
@@ -272,6 +281,12 @@ def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
 
 _WORDY = ("notes", "source", "gpu_type")
 """Columns whose cells may name the model."""
+
+_BESIDE_DEVICES = (
+    "model", "precision", "source", "recompute", "seq", "global_batch", "micro_batch", "tp", "pp", "dp", "cp", "ep",
+    "vpp",
+)  # fmt: skip
+"""Columns that the cell of a device may state too: "8x H100, TP4 PP2, 8K context"."""
 
 _READ_IN_NOTES = ("source", "interconnect")
 """Columns that are read from notes and sources elsewhere."""

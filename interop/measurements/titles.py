@@ -16,7 +16,7 @@ CONDITIONS = ("gpu_type", "gpu_count", "precision", "recompute", "compile", "sou
 """Columns that the header of a figure may state."""
 
 _DEVICE = re.compile(
-    r"(?:\b(\d+|one|two|four|eight|sixteen) ?(?:x|\u00d7|\*)? ?)?"
+    r"(?:(?<![\d,])(\d{1,3}(?:,\d{3})+|\d+|\b(?:one|two|four|eight|sixteen)) ?(?:x|\u00d7|\*)? ?)?"
     r"(?:(?:nvidia|amd|instinct|ascend|[dh]gx)[- ])*(?:(?<![a-z0-9])|(?<=\dx))"
     r"(p[3-6][a-z]*(?:-b200)?\.\d+xlarge|a[23]-\w+gpu(?:-\dg)?|(?:g?[hb]\d00|a[18]00|h20|v100|mi\d{3}x?"
     r"|(?:ascend[- ]?)?910(?:b\d?|c)|gb[23]00|b300)"
@@ -30,7 +30,9 @@ _BEHIND = re.compile(r"\)? *[x\u00d7*] *(\d+)\b(?! ?g)", re.I)
 
 _SPELLED = {"one": "1", "two": "2", "four": "4", "eight": "8", "sixteen": "16"}
 _COUNT = re.compile(
-    r"\b(\d+) (?:gpus?|npus?|devices|accelerators|chips)\b(?! *(?:(?:per|/|a|each)[- ]?node|each|per))", re.I
+    r"(?<![\d,])\b(\d{1,3}(?:,\d{3})+|\d+) (?:gpus?|npus?|devices|accelerators|chips)\b"
+    r"(?! *(?:(?:per|/|a|each)[- ]?node|each|per))",
+    re.I,
 )
 _PRECISION = re.compile(
     r"(?<![a-z0-9])(?<!\bno )(?<!\bnot )(?<!\bvs )(?<!\bvs\. )(?<!\bwithout )"
@@ -62,7 +64,8 @@ _FAMILY = re.compile(
 
 _SEQ = re.compile(
     r"(?:(?:seq|cut-?off)\w*|context|block[_ ]?size)(?:[- ]len\w*)? *(?:of\b|is\b|[:=])? *(\d[\d,]*k?)\b"
-    r"|\b(\d+k) (?:context|sequence|tokens)",
+    r"|(?:(?<=[,;(] )|(?<=[,;(]))s ?= ?(\d[\d,]*k?)\b|\b(\d+k) (?:context|sequence|tokens(?! *batch))"
+    r"|\bbatch(?: size)?(?: of|[:=])? *\d+ *[x\u00d7] *(\d{3,6})\b",
     re.I,
 )
 _RECOMPUTE = re.compile(
@@ -136,7 +139,7 @@ _SINGLE: Mapping[str, re.Pattern[str]] = {
         re.I,
     ),
     "accumulation": re.compile(r"\bgrad(?:ient)?[_ ]acc\w*(?:[_ ]steps)?(?: of|[:=])? *(\d+)\b", re.I),
-    "layers": re.compile(r"\b(?:n_?)?(?:num_)?layers? ?[=:] ?(\d+)\b|\b(\d+)(?: transformer)?-layer\b", re.I),
+    "layers": re.compile(r"\b(?:n_?)?(?:num_)?layers? ?[=:] ?(\d+)\b|\b(\d+)(?: transformer)?[- ]layers?\b", re.I),
     "experts": re.compile(r"\b(\d+)(?: routed)? experts\b(?! *(?:per|/|a|for|active|chosen|of|on))", re.I),
     "top_k": re.compile(r"\btop-(\d{1,2})\b(?= *(?:[,;)+&]|rout|gat|$))", re.I),
     "shared_experts": re.compile(r"\b(\d+) shared(?: experts?)?\b", re.I),
@@ -145,7 +148,9 @@ _SINGLE: Mapping[str, re.Pattern[str]] = {
     "global_batch": re.compile(
         r"\b(?:gbs|bs|(?<!micro[- ])(?<!local[- ])(?<!mini[- ])batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b"
         r"(?!\.\d| *(?:per|/|k\b|m\b|tok|[x\u00d7]))"
-        r"|\b(?:gbs|batch(?:[- ]size)?)(?: of| has| is|[:=])? *(\d+(?:\.\d+)?[km]? tok\w*)",
+        r"|\b(?:gbs|batch(?:[- ]size)?)(?: of| has| is|[:=])? *(\d+(?:\.\d+)?[km]? tok\w*)"
+        r"|\b(\d+(?:\.\d+)?[km]?[- ]tok\w*)[- ](?:global )?batch(?:es)?\b"
+        r"|\bbatch(?:[- ]size)?(?: of|[:=])? *(\d+)(?= *[x\u00d7] *\d{3,6}\b)",
         re.I,
     ),
 }
@@ -203,9 +208,9 @@ def _devices(title: str) -> dict[str, str]:
         stated["gpu_type"] = device if "(" in device else device.rstrip(")")
         behind = _BEHIND.match(title[match.end() :])
         if count := match.group(1) or (behind and behind.group(1)):
-            stated["gpu_count"] = _SPELLED.get(count.lower(), count)
+            stated["gpu_count"] = _SPELLED.get(count.lower(), count.replace(",", ""))
     if len(counts := set(_COUNT.findall(title))) == 1:
-        stated.setdefault("gpu_count", counts.pop())
+        stated.setdefault("gpu_count", counts.pop().replace(",", ""))
     if re.search(r"\bsingle[- ](?:gpu|npu|device|card)\b", title, re.I):
         stated.setdefault("gpu_count", "1")
     if len(nodes := _NODES.findall(title)) == 1:

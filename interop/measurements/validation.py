@@ -257,9 +257,9 @@ def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dic
     base = {**row, **filled}
     more = _others(base, case, number, given, is_split="tp" in filled)
     if not result["runs"] and more and more[0][2]["fits"]:  # it ran, so it was not this one
-        fitting, case, result = more[0]
+        (fitting, case, result), *fit_too = more
         base |= fitting
-        more = _others(base, case, number, given, is_split="tp" in filled)
+        more = [*fit_too, *_others(base, case, number, given, is_split="tp" in filled)]
         cells_text = ", ".join(f"{name} {cell}" for name, cell in fitting.items())
         result["assumed"].append(f"{cells_text}: the first reading that fits the device")
     others += [each for each in more if each[2]["fits"] or not result["runs"]]
