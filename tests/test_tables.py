@@ -298,7 +298,7 @@ def test_unknown_units_in_cells_are_refused_by_name(tmp_path, header, cell, colu
     ("metric", "unit", "value", "result"),
     [("iteration_time_s", "ms", "1040", ("iteration_time_s", "1.04")),
      ("step time", "min", "2", ("iteration_time_s", "120")),
-     ("peak_memory_GiB", "GB", "40", ("peak_memory_GB", "40")), ("iteration_time_s", "GB", "40", "none of a time"),
+     ("peak_memory_GiB", "GB", "40", ("peak_memory_GB", "40")), ("iteration_time_s", "GB", "40", "not measure a time"),
      ("tokens_per_s_per_gpu", "bananas", "40", "not known")],
 )  # fmt: skip
 def test_units_in_a_column_of_their_own(tmp_path, metric, unit, value, result):

@@ -62,7 +62,7 @@ def figure_with_unit(metric: str, unit: str) -> Figure | None:
     """The figure of a metric with its unit in a column of its own; None if the metric is unknown.
 
     Raises:
-        ValueError: the unit is unknown, or it is none of what the metric is.
+        ValueError: the unit is unknown, or it measures something else than the metric.
 
     >>> figure_with_unit("iteration_time_s", "ms").factor, figure_with_unit("throughput", "tokens/s").of_all
     (0.001, True)
@@ -75,7 +75,7 @@ def figure_with_unit(metric: str, unit: str) -> Figure | None:
         return figure_named(f"{metric} ({unit})") or figure or figure_named(unit)
     own = figure_of_unit(unit, _NAMES[metric.strip().lower()])
     if own is not None and _FAMILIES[own.metric] != _FAMILIES[figure.metric]:
-        raise ValueError(f"the unit {unit!r} is none of {_FAMILIES[figure.metric]}")
+        raise ValueError(f"the unit {unit!r} does not measure {_FAMILIES[figure.metric]}")
     return own if own is not None and _FAMILIES[figure.metric] != "a rate" else figure
 
 
