@@ -75,7 +75,8 @@ class Step:
     def leading(self, before: Sequence[int], after: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """Per dim that a collective joins parts or cuts them along, the local sizes of the dims before it.
 
-        Where these are not all 1, the parts are not contiguous, and running the step may copy them (`plans.redistribution.rows`).
+        Where these are not all 1, the parts are not contiguous, and running the step may copy them
+        (`plans.redistribution.rows`).
 
         Args:
             before, after: local shapes.
