@@ -54,10 +54,8 @@ def parameter_layouts(
     homes: dict[str, TensorLayout] = {}
     partial: dict[str, tuple[str, ...]] = {}
     wanted, stage_of = micro.needs_gradient(), plan.stage_of()
-    mine = {name for stage in stages for name in plan.stages[stage].operators}
-    for operator in micro.operators:
-        if operator.name not in mine:
-            continue
+    mine = [micro.by_name[name] for stage in stages for name in plan.stages[stage].operators]
+    for operator in sorted(mine, key=micro.position):
         spec, dims = micro.spec(operator), plan.strategy(operator).dims
         for index, name in enumerate(operator.inputs):
             if micro.tensors[name].kind != "parameter":

@@ -205,6 +205,14 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         """Name -> operator."""
         return {operator.name: operator for operator in self.operators}
 
+    def position(self, operator: Operator) -> int:
+        """The place of an operator in `operators`."""
+        return self._positions[operator.name]
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {operator.name: at for at, operator in enumerate(self.operators)}
+
     @cached_property
     def _producers(self) -> dict[str, Operator]:
         return {name: operator for operator in self.operators for name in operator.outputs}

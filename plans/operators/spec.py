@@ -142,10 +142,7 @@ class OperatorSpec:
     @property
     def contracted(self) -> tuple[str, ...]:
         """The dims that are summed over: in an input, in no output, and not summed within the operator."""
-        kept = {name for dims in self.outputs for name in _names(dims)}
-        if self.statistic is not None:
-            kept.add(self.statistic.over)
-        return tuple(dict.fromkeys(name for dims in self.inputs for name in _names(dims) if name not in kept))
+        return _contracted(self)
 
     def output_shape(self, index: int) -> tuple[int, ...]:
         """The full shape of output `index`."""
@@ -272,6 +269,14 @@ class OperatorSpec:
 
 _Frozen = tuple[tuple[str, DimAxes], ...]
 """The items of an assignment: equal blocks have equal specs and assignments, so layouts are made once for all."""
+
+
+@lru_cache(maxsize=65_536)
+def _contracted(spec: OperatorSpec) -> tuple[str, ...]:
+    kept = {name for dims in spec.outputs for name in _names(dims)}
+    if spec.statistic is not None:
+        kept.add(spec.statistic.over)
+    return tuple(dict.fromkeys(name for dims in spec.inputs for name in _names(dims) if name not in kept))
 
 
 @lru_cache(maxsize=65_536)

@@ -23,6 +23,7 @@ from search.operators.moves import Moves
 from search.operators.operator_costs import InstructionCost, OperatorCosts, OperatorSeconds, seconds_of_least_bytes
 from search.operators.problem import Problem
 from search.operators.refine import Question
+from search.operators.runs import AtBorders
 from search.operators.space import strategies
 from search.operators.tensor_costs import TensorCosts
 from search.operators.tensor_edges import TensorEdge
@@ -48,7 +49,7 @@ class StageCosts:
         choice: of the steps of redistributions; those of least bytes where it is None.
         moves: seconds of redistributions, or bounds of them; by `choice`, all exact, where it is None.
         known: costs of single operators by all that they depend on; may be shared by stages, meshes and optimizers.
-        alone, in_order: as of `OperatorCosts`.
+        places, in_order: as of `OperatorCosts`.
         check_time: called between steps of long work; may raise to end it.
 
     Besides, `choices` has the strategies of every operator, `own` prices single operators, `tensors` what is handed on,
@@ -68,7 +69,7 @@ class StageCosts:
     choice: Choice | None = None
     moves: Moves | None = None
     known: dict[object, OperatorSeconds] = field(default_factory=dict)
-    alone: Mapping[str, tuple[bool, bool]] = field(default_factory=dict)
+    places: Mapping[str, AtBorders] = field(default_factory=dict)
     in_order: bool = False
     check_time: Callable[[], None] = lambda: None
     choices: list[list[Strategy]] = field(init=False)
@@ -88,7 +89,7 @@ class StageCosts:
         self.choices = [self._choices(operator) for operator in self.operators]
         self.own = OperatorCosts(
             micro=self.micro, mesh=self.mesh, num_micro_batches=self.num_micro_batches, optimizer=self.optimizer,
-            cost=self.cost, ways=self.choice or least_bytes, alone=self.alone,
+            cost=self.cost, ways=self.choice or least_bytes, places=self.places,
             in_order=self.in_order,
         )  # fmt: skip
         self.tensors = TensorCosts(
@@ -181,9 +182,9 @@ class StageCosts:
         key = "kernels", self._column_key(position)
         if key not in self._parts:
             operator = self.operators[position]
-            alone, spec = self.alone.get(operator.name), self.micro.spec(operator)
+            place, spec = self.places.get(operator.name), self.micro.spec(operator)
             different = {
-                ("kernels", alone, self._keys.of_kernels(operator, spec, strategy)): strategy
+                ("kernels", place, self._keys.of_kernels(operator, spec, strategy)): strategy
                 for strategy in self.choices[position]
             }
             for own, strategy in different.items():
@@ -216,7 +217,7 @@ class StageCosts:
         if len(edge.variables) != 2 or edge.variables[0] + 1 != edge.variables[1] or not self.in_order:
             return None
         maker, reader = (self.operators[variable] for variable in edge.variables)
-        forward, backward = (all(self.alone[each.name][way] for each in (maker, reader)) for way in range(2))
+        forward, backward = (all(self.places[each.name].alone[way] for each in (maker, reader)) for way in range(2))
         reads_weights = any(self.micro.tensors[name].kind == "parameter" for name in reader.inputs)
         if not forward:
             return None
@@ -237,11 +238,11 @@ class StageCosts:
         return self._parts[key]
 
     def _own_s(self, operator: Operator, strategy: Strategy) -> OperatorSeconds:
-        key = self.alone.get(operator.name), self._keys.of(operator, self.micro.spec(operator), strategy)
+        key = self.places.get(operator.name), self._keys.of(operator, self.micro.spec(operator), strategy)
         if key not in self.known:
             self.known[key] = self.own.seconds(operator, strategy)
         return self.known[key]
 
     def _column_key(self, position: int) -> object:
         operator = self.operators[position]
-        return self.alone.get(operator.name), self._keys.signature(operator), id(self.choices[position])
+        return self.places.get(operator.name), self._keys.signature(operator), id(self.choices[position])

@@ -6,7 +6,7 @@ the optimizer's level requires (`plans.lower.operator_bodies`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -19,6 +19,7 @@ from plans.optimizer import Optimizer
 from plans.plan import Strategy
 from plans.program import Instruction, Kind, Value
 from search.operators.moves import MoveSeconds
+from search.operators.runs import AtBorders, border_values, possible_runs
 
 __all__ = ["InstructionCost", "OperatorCosts", "OperatorSeconds", "seconds_of_least_bytes"]
 
@@ -35,6 +36,12 @@ class InstructionCost(Protocol):
 
     def parts(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> tuple[float, float]:
         """Seconds on the host and on the device."""
+
+    def run_s(self, calls: tuple[str, ...], dtype: str, touched_bytes: int) -> float:
+        """Seconds on the device of a run of fused instructions."""
+
+    def least_s_per_byte(self, runs: Sequence[tuple[str, ...]], dtype: str) -> float:
+        """The least time by which some bytes more lengthen any of some runs, per byte."""
 
     def group_key(self, mesh: Layout, axes: tuple[str, ...]) -> object:
         """Collectives over sets of axes with equal keys cost the same."""
@@ -62,8 +69,7 @@ class OperatorCosts:
         optimizer: what happens to the parameters.
         cost: seconds of an instruction.
         ways: by which steps tensors are redistributed.
-        alone: operator -> whether its memory-bound instructions join no others in the forward, and in the backward
-            (`plans.lower.fuse.fused_alone`).
+        places: operator -> its place between kernels and runs of fused instructions.
         in_order: whether a rank has one compute stream, which waits where a kernel reads what a collective makes.
     """
 
@@ -73,7 +79,7 @@ class OperatorCosts:
     optimizer: Optimizer
     cost: InstructionCost
     ways: Ways = least_bytes
-    alone: Mapping[str, tuple[bool, bool]] = field(default_factory=dict)
+    places: Mapping[str, AtBorders] = field(default_factory=dict)
     in_order: bool = False
 
     def seconds(self, operator: Operator, strategy: Strategy) -> OperatorSeconds:
@@ -89,11 +95,15 @@ class OperatorCosts:
                     kernels.append((times, self.cost.parts(instruction, bodies.values)))
             else:
                 others_s += seconds
-                kernels.append((times * self._share_at_any_level(instruction), (0.0, seconds / times)))
-        alone = self.alone.get(operator.name, (False, False))
-        parts = self._fused_parts(bodies, f"{operator.kind}.forward", alone) if self.cost.fused else []
-        if self.in_order and alone[0]:
-            parts += [(0.0, self.cost(line, bodies.values)) for line in _between_kernels(bodies.forward, operator)]
+                if share := self._share_at_any_level(instruction):
+                    kernels.append((times * share, self.cost.parts(instruction, bodies.values)))
+        place = self.places.get(operator.name, AtBorders(alone=(False, False)))
+        parts = []
+        if self.cost.fused:
+            parts += self._fused_parts(bodies, f"{operator.kind}.forward", place.alone)
+            parts += [(0.0, self._joined_s(bodies, operator, place, way)) for way in range(2) if not place.alone[way]]
+        if self.in_order and place.alone[0]:
+            parts += [self.cost.parts(line, bodies.values) for line in _between_kernels(bodies.forward, operator)]
         kernels += [(self.num_micro_batches, each) for each in parts]
         host_s, device_s = (sum(times * each[at] for times, each in kernels) for at in range(2))
         return OperatorSeconds(compute_s, others_s, host_s, device_s)
@@ -126,6 +136,35 @@ class OperatorCosts:
                 sums = [[sum(each[at] for each in form) for at in range(2)] for form in parts]
                 found.append((min(each[0] for each in sums), min(each[1] for each in sums)))
         return found
+
+    def _joined_s(self, bodies: OperatorBodies, operator: Operator, place: AtBorders, way: int) -> float:
+        """The least seconds of the runs that an operator's memory-bound instructions join, for this operator: of the
+        forward (0) or backward (1) of one micro-batch.
+        """
+        lines = [
+            line for line in (bodies.forward, bodies.last_backward)[way]
+            if line.call in FUSIBLE and line.operator == operator.name
+        ]  # fmt: skip
+        moved = [self._bytes(bodies, border_values(place, operator, [line], forward=way == 0)) for line in lines]
+        alone = [self.cost.parts(line, bodies.values)[1] for line in lines]
+        total = self._bytes(bodies, border_values(place, operator, lines, forward=way == 0))
+        if not total:
+            return 0.0
+        calls, dtype = possible_runs(self.micro), lines[0].dtype
+        rates = [seconds / size for seconds, size in zip(alone, moved, strict=True) if size]
+        byte_s = min(self.cost.least_s_per_byte(calls, dtype), *rates)
+        least_s = total * byte_s
+        sums = [at for at, line in enumerate(lines) if way == 1 and line.call in place.apart]
+        if sums:
+            size = self._bytes(bodies, border_values(place, operator, [lines[at] for at in sums], forward=False))
+            kernels = [self.cost.run_s((*some, *place.apart), dtype, size) for some in calls]
+            kernels += [alone[at] for at in sums if len(sums) == 1]  # two of them share a tensor: they are fused
+            least_s = max(least_s, min(kernels) + (total - size) * byte_s)
+        return least_s
+
+    @staticmethod
+    def _bytes(bodies: OperatorBodies, names: Iterable[str]) -> int:
+        return sum(bodies.values[name].span_bytes for name in names)
 
     def compute_s(self, operator: Operator, strategy: Strategy) -> float:
         """Seconds of the operator's forward and gradients for one micro-batch."""

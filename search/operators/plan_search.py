@@ -45,6 +45,10 @@ _LEAN = 4
 """Number of answers of a stage whose memory is checked even after the time limit."""
 
 
+_TO_BOUND = 0.8
+"""Share of the time after which the bound is left as it is; the rest is for the plans at their own clocks."""
+
+
 class _OutOfTimeError(Exception):
     """Time is up, and there is an answer."""
 
@@ -202,7 +206,7 @@ class PlanSearch:
             self._leveled(asked[0])
         self._fitted()
         self._ways(costs.weights)
-        costs.affordable(priced, self.is_over)
+        costs.affordable(priced, lambda: self._has_used(_TO_BOUND))
 
     # --------------------------------------------------------------- simulation
 

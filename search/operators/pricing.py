@@ -24,6 +24,7 @@ from costmodels import (
     price_exchange,
     price_wait,
 )
+from costmodels.price.compute import fused_name
 from plans.layout import Layout
 from plans.lower import Choice
 from plans.lower.emit import step_instructions
@@ -77,9 +78,31 @@ class _InstructionSeconds:
             return cost.dispatch_ps / PS_PER_S, work_ps / PS_PER_S
         return (cost.dispatch_ps + work_ps) / PS_PER_S, 0.0
 
+    def run_s(self, calls: tuple[str, ...], dtype: str, touched_bytes: int) -> float:
+        """Seconds on the device of a run of fused instructions."""
+        return _run_s(self.machine, calls, dtype, touched_bytes)
+
+    def least_s_per_byte(self, runs: Sequence[tuple[str, ...]], dtype: str) -> float:
+        """The least time by which some bytes more lengthen any of some runs, per byte."""
+        return min(_least_rise(self.machine, fused_name(calls), dtype) for calls in runs)
+
     def group_key(self, mesh: Layout, axes: tuple[str, ...]) -> object:
         """Collectives over sets of axes with equal keys cost the same."""
         return mesh_group(self.machine, mesh, tuple(sorted(axes)))
+
+
+@lru_cache(maxsize=65_536)
+def _run_s(machine: Machine, calls: tuple[str, ...], dtype: str, touched_bytes: int) -> float:
+    return price_compute(machine, fused_name(calls), (), dtype, touched_bytes, own=True).work_ps / PS_PER_S
+
+
+@lru_cache(maxsize=1024)
+def _least_rise(machine: Machine, name: str, dtype: str) -> float:
+    """The least rise of the seconds of a run over its bytes, between any two of many sizes."""
+    sizes = [round(2 ** (eighths / 8)) for eighths in range(16 * 8, 40 * 8)]
+    seconds = [price_compute(machine, name, (), dtype, size, own=True).work_ps / PS_PER_S for size in sizes]
+    rises = np.diff(seconds) / np.diff(sizes)
+    return max(0.0, float(rises.min()) * (1 - 1e-3))
 
 
 def _counted_s(machine: Machine, shared: float, kind: Kind, cost: Cost) -> float:

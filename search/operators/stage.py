@@ -13,7 +13,6 @@ from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import Choice
-from plans.lower.fuse import fused_alone
 from plans.model.graph import Graph
 from plans.optimizer import Optimizer
 from plans.plan import Strategy
@@ -24,6 +23,7 @@ from search.operators.operator_costs import OperatorSeconds
 from search.operators.pinned import on_ranks, suggestions
 from search.operators.pricing import instruction_cost, known_moves, redistribution_choice
 from search.operators.refine import NO_LOOK, Answers, Question, cheapest, glance
+from search.operators.runs import AtBorders, at_borders
 from search.operators.space import AXIS_NAMES, finest, meshes
 
 __all__ = ["Floor", "StageAnswer", "StageSearch"]
@@ -82,7 +82,7 @@ class StageSearch:
     solved: dict[tuple[tuple[str, ...], int], tuple[float, float]] = field(init=False, default_factory=dict)
     micro: Graph = field(init=False)
     _choice: Choice = field(init=False)
-    _alone: dict[str, tuple[bool, bool]] = field(init=False)
+    _places: dict[str, AtBorders] = field(init=False)
     _known_moves: dict[object, float] = field(init=False)
     _floors: dict[tuple[int, ...], dict[str, Floor]] = field(init=False, default_factory=dict)
     _floors_left: dict[tuple[int, ...], tuple[list[StageCosts], list[int]]] = field(init=False, default_factory=dict)
@@ -93,10 +93,9 @@ class StageSearch:
     def __post_init__(self) -> None:
         self.micro = self.graph.with_batch(self.graph.batch_size // (self.num_micro_batches * self.interleave))
         self._choice = redistribution_choice(self.machine, self.num_ranks)
-        self._alone = (
-            fused_alone(self.micro) if self.fused
-            else {operator.name: (True, True) for operator in self.micro.operators}
-        )  # fmt: skip
+        self._places = (
+            at_borders(self.micro) if self.fused else {operator.name: AtBorders() for operator in self.micro.operators}
+        )
         self._known_moves = known_moves(self.machine, self.num_ranks)
 
     def costs(self, names: Sequence[str], mesh: Layout) -> StageCosts:
@@ -122,7 +121,7 @@ class StageSearch:
             mesh=mesh, num_micro_batches=self.num_micro_batches * self.interleave, optimizer=self.optimizer,
             full_batch=self.full_batch, pinned=pinned, suggested=suggestions(self.micro, mine, pinned, mesh),
             cost=instruction_cost(self.machine, mesh, self.num_ranks, fused=self.fused), choice=self._choice,
-            moves=moves, known=self.known, alone=self._alone, in_order=self.in_order,
+            moves=moves, known=self.known, places=self._places, in_order=self.in_order,
             check_time=self.check_time,
         )  # fmt: skip
 
