@@ -11,6 +11,7 @@ import torch
 
 from executor.device import Device
 from executor.kernels import OpContext, StepCounter, rule_of
+from executor.kernels.expert_rows import PlainRouting
 from executor.kernels.losses import gradient_plainly
 from executor.kernels.positions import turned_plainly
 from plans.layout import Layout
@@ -132,6 +133,63 @@ def test_dropout_in_one_pass_drops_what_plain_torch_drops(region, p, dtype, monk
     close(*found)
 
 
+# samples, tokens, experts, choices of a token, places, width: dropped choices, one choice, experts that nobody chooses,
+# wide rows
+MIXTURES = [(3, 9, 5, 2, 2, 20), (2, 7, 4, 1, 7, 33), (1, 4, 70, 2, 1, 8), (1, 6, 3, 3, 4, 1027)]
+
+
+def mixture(sizes, dtype, weights):
+    """attrs, tokens, gradients of them, routed rows and logits, no two of a token equal."""
+    batch, length, experts, top_k, capacity, width = sizes
+    torch.manual_seed(0)
+    tokens, routed = (batch, length, width), (experts, batch * capacity, width)
+    x, g, made = (torch.randn(shape).to(DEVICE, dtype) for shape in (tokens, tokens, routed))
+    logits = (torch.rand(batch, length, experts).argsort(-1) / 8).to(DEVICE, dtype)
+    return {"top_k": top_k, "capacity": capacity, "weights": weights}, x, g, made, logits
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("weights", ["chosen", "all"])
+@pytest.mark.parametrize("sizes", MIXTURES)
+@pytest.mark.parametrize("blocks", ["as they are", "small"])
+def test_rows_of_experts_in_one_pass(sizes, blocks, weights, dtype, monkeypatch):
+    from executor.kernels.triton_experts import RoutingInOnePass
+
+    if blocks == "small":
+        for name in ("_LOGITS", "_CHOICES", "_WIDTH"):
+            monkeypatch.setattr(f"executor.kernels.triton_experts.{name}", 256 if sizes[-1] > 256 else 8)
+    attrs, x, g, routed, logits = mixture(sizes, dtype, weights)
+    found, exact = RoutingInOnePass(attrs, logits), PlainRouting(attrs, logits.double())
+    assert torch.equal(found.spread(x, weighted=False), exact.spread(x, weighted=False))
+    close(found.spread(g, weighted=True), exact.spread(g.double(), weighted=True).to(dtype))
+    wide = torch.cat([routed, routed], -1)[..., : routed.shape[-1]]  # rows apart, as a slice has them
+    for weighted in (False, True):
+        close(found.collected(wide, weighted=weighted), exact.collected(routed.double(), weighted=weighted).to(dtype))
+    close(found.logits_gradient(g, routed), exact.logits_gradient(g.double(), routed.double()).to(dtype))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # their weights are not numbers either
+def test_of_experts_with_equal_logits_the_first_are_chosen_and_what_is_no_number_comes_before_all():
+    from executor.kernels.triton_experts import RoutingInOnePass
+
+    logits = torch.tensor([[1.0, 1.0, 1.0], [-torch.inf] * 3, [1.0, 2.0, torch.nan]], device=DEVICE).unsqueeze(0)
+    x = torch.tensor([[[1.0], [2.0], [3.0]]], device=DEVICE)
+    routed = RoutingInOnePass({"top_k": 2, "capacity": 3}, logits).spread(x, weighted=False)
+    assert routed.squeeze(-1).tolist() == [[1, 2, 0], [1, 2, 3], [3, 0, 0]]
+
+
+@pytest.mark.needs("GPU")
+def test_rows_of_experts_behind_the_two_billionth_element():
+    from executor.kernels.triton_experts import RoutingInOnePass
+
+    x = torch.randn(1, 8200, 65536, device=DEVICE, dtype=torch.bfloat16)
+    logits = torch.randn(1, 8200, 4, device=DEVICE, dtype=torch.bfloat16)
+    routing = RoutingInOnePass({"top_k": 4, "capacity": 8200}, logits)
+    routed = routing.spread(x, weighted=False)
+    assert routed.numel() > 2**31
+    assert torch.equal(routing.collected(routed, weighted=False), 4 * x)
+
+
 # -- in a graph --------------------------------------------------------------------------------------------------------
 
 
@@ -155,7 +213,15 @@ def block(x, g, logits, labels):
     of_logits = rule_of("cross_entropy.grad0")(
         site(tuple(logits.shape)), {"count": labels.numel()}, logits, labels, kept
     )
-    return y, of_v, back, normed, of_x, of_weight, loss, of_logits
+    mixture, router = {"top_k": 2, "capacity": 20}, logits[..., :8]
+    tokens, of_tokens = x.flatten(2), g.flatten(2)
+    routed = rule_of("dispatch.forward")(site(()), mixture, tokens, router)
+    combined = rule_of("combine.forward")(site(()), mixture, routed, router)
+    of_routed = rule_of("combine.grad0")(site(()), mixture, of_tokens, router)
+    of_router = rule_of("combine.grad1")(site(()), mixture, of_tokens, routed, router)
+    of_tokens = rule_of("dispatch.grad0")(site(()), mixture, of_routed, router)
+    experts = routed, combined, of_routed, of_router, of_tokens
+    return y, of_v, back, normed, of_x, of_weight, loss, of_logits, *experts
 
 
 @pytest.mark.needs("GPU")

@@ -6,7 +6,7 @@ import torch
 from transformer_module import Decoder, Mixture, random_tokens, random_weights, trained
 
 from executor.kernels import OpContext, rule_of
-from executor.kernels.experts import choices, places
+from executor.kernels.expert_rows import choices, places
 from executor.train.run import run_rank
 from plans.degrees import Degrees, check
 from plans.errors import TwofoldError
