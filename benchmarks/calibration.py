@@ -68,9 +68,6 @@ NEWER = ("third", "fourth", "fifth")
 
 KERNELS = ("matrix", "memory", "attention")
 
-SAME_CODE = {"118c9c79": "900dbbfa"}
-"""Digest of a file of kernels -> that of a later one with other names and docstrings only (kernels/experts.py)."""
-
 NEW_LINEARS = ((1536, 6144), (2560, 6912), (3072, 8192), (3584, 18944), (6144, 16384), (7168, 2048), (1280, 5120))
 """Features in and out, the latter also split by 2 and 4 ranks, of held-out products of whole families."""
 
@@ -102,14 +99,9 @@ def points_of(files: Sequence[Path]) -> tuple[list[Point], dict[str, str]]:
     points: list[Point] = []
     environment: dict[str, str] = {}
     for (some, where), newer in read:
-        points += [_of_same_code(point) for point in some if newer or point.key not in again]
+        points += [point for point in some if newer or point.key not in again]
         environment |= where
     return points, environment
-
-
-def _of_same_code(point: Point) -> Point:
-    code = SAME_CODE.get(str(point.options.get("code")))
-    return point if code is None else msgspec.structs.replace(point, options={**point.options, "code": code})
 
 
 def _taken(environment: Mapping[str, str]) -> str:
@@ -148,7 +140,7 @@ def _last_codes(files: Sequence[Path]) -> dict[str, tuple[str, str]]:
     for file in files:
         points, where = load_points(file)
         taken = where.get("taken", where.get("date", ""))
-        for point in map(_of_same_code, points):
+        for point in points:
             if point.kind == "rule" and "code" in point.options:
                 found[point.call] = max(found.get(point.call, ("", "")), (taken, str(point.options["code"])))
     return found

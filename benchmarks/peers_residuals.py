@@ -2,8 +2,8 @@
 
 For every kept set of `benchmarks.peers`: the median and the 5 % and 95 % quantiles of measured over predicted seconds.
 
-- Replayed steps of twofold's executor. Most sets ran before AdamW had its kernel in Triton, and are predicted with what
-  torch's fused kernel took then (`benchmarks.former_kernels`).
+- Replayed steps of twofold's executor. Most sets ran before AdamW and mixtures had their kernels in Triton, and are
+  predicted with what torch's took then (`benchmarks.former_kernels`).
 - Steps of torch's parts, apart from those that a host may bind, which take 2 % longer on the slowest of the measured
   hosts.
 

@@ -4,6 +4,9 @@ One kernel chooses the experts of every token, and one counts for every expert a
 writes both the row of each choice and the choice of each row, so that copies in either direction read what they need
 and write every result once: nothing is filled with zeros before, and nothing is added by atomics. Weights and sums are
 in single precision (double for double), and every result is rounded once at the end.
+
+On H200 a call for 4 x 2048 tokens of 2048 bfloat16, 8 experts and 2 choices takes 36 to 47 us, plain torch 240 to 510
+(benchmarks/results/experts_h200.json).
 """
 
 from __future__ import annotations
@@ -18,13 +21,13 @@ from torch import Tensor
 
 __all__ = ["RoutingInOnePass"]
 
-_LOGITS = 2048
+_LOGITS = 512
 """Logits of one program that chooses experts."""
 
 _CHOICES = 4096
 """Choices that a program which counts them holds at once."""
 
-_WIDTH = 1024
+_WIDTH = 2048
 """Elements of a row that a program holds at once."""
 
 
@@ -153,6 +156,10 @@ def _rows(x: Tensor) -> Tensor:
     return flat if flat.stride(-1) == 1 else flat.contiguous()
 
 
+def _block(width: int) -> int:
+    return min(_WIDTH, triton.next_power_of_2(width))
+
+
 class RoutingInOnePass:
     """`executor.kernels.expert_rows.Routing` by these kernels.
 
@@ -187,16 +194,16 @@ class RoutingInOnePass:
 
     def spread(self, source: Tensor, *, weighted: bool) -> Tensor:
         """Routed rows: each is written once."""
-        return self._moved(_spread, source, (*self._choice.shape, source.shape[-1]), self._choice, weighted=weighted)
+        return self._moved(_spread, source, self._choice, weighted=weighted)
 
     def collected(self, routed: Tensor, *, weighted: bool) -> Tensor:
         """Tokens: each is written once."""
-        shape = (*self._logits.shape[:-1], routed.shape[-1])
-        return self._moved(_collect, routed, shape, self._row, weighted=weighted)
+        return self._moved(_collect, routed, self._row, weighted=weighted)
 
-    def _moved(self, kernel: Any, x: Tensor, shape: tuple[int, ...], index: Tensor, *, weighted: bool) -> Tensor:
-        x, y, width = _rows(x), x.new_empty(shape), shape[-1]
-        block = min(_WIDTH, triton.next_power_of_2(width))
+    def _moved(self, kernel: Any, source: Tensor, index: Tensor, *, weighted: bool) -> Tensor:
+        x, width = _rows(source), source.shape[-1]
+        y = x.new_empty(*index.shape[:2], width)
+        block = _block(width)
         parts = triton.cdiv(width, block)
         if y.numel():
             kernel[(y.numel() // width * parts,)](
@@ -214,6 +221,6 @@ class RoutingInOnePass:
                 (g, routed, self._logits, y, self._row, self._chosen, self._weight),
                 (self._logits.shape[1], self._logits.shape[2], width), (g.stride(0), routed.stride(0)),
                 TOP_K=self._top_k, OF_ALL=self._of_all, WIDTH=width,
-                BLOCK=min(_WIDTH, triton.next_power_of_2(width)), BLOCK_EXPERTS=self._experts_block,
+                BLOCK=_block(width), BLOCK_EXPERTS=self._experts_block,
             )  # fmt: skip
         return y
