@@ -5,8 +5,8 @@ writes both the row of each choice and the choice of each row, so that copies in
 and write every result once: nothing is filled with zeros before, and nothing is added by atomics. Weights and sums are
 in single precision (double for double), and every result is rounded once at the end.
 
-On H200 a call for 4 x 2048 tokens of 2048 bfloat16, 8 experts and 2 choices takes 36 to 47 us, plain torch 240 to 510
-(benchmarks/results/experts_h200.json).
+On H200 a call for 4 x 2048 tokens of 2048 bfloat16, 8 experts and 2 choices takes 31 to 42 us, plain torch 230 to 500
+(benchmarks/data/h200-expert-rows-x1.jsonl.gz and h200-rules-again-x1.jsonl.gz).
 """
 
 from __future__ import annotations
