@@ -33,11 +33,12 @@ _WIDTH = 2048
 
 @triton.jit
 def _choose(  # type: ignore[no-untyped-def]
-    tensors, num_tokens, length, num_experts, OF_ALL: tl.constexpr, TOP_K: tl.constexpr,
+    tensors, sizes, OF_ALL: tl.constexpr, TOP_K: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_CHOICES: tl.constexpr,
 ):  # fmt: skip
     """chosen[b, k, s] and weight[b, s, k]; of two experts with equal logits the first is chosen first."""
     logits, chosen, weight = tensors[0], tensors[1], tensors[2]
+    num_tokens, length, num_experts = sizes[0], sizes[1], sizes[2]
     token = tl.program_id(0) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)[:, None]
     expert = tl.arange(0, BLOCK_EXPERTS)[None, :]
     number = tl.arange(0, BLOCK_CHOICES)[None, :]
@@ -182,7 +183,7 @@ class RoutingInOnePass:
             return
         tokens = max(1, _LOGITS // self._experts_block)
         _choose[(triton.cdiv(self._num_tokens, tokens),)](
-            (self._logits, self._chosen, self._weight), self._num_tokens, length, num_experts, OF_ALL=self._of_all,
+            (self._logits, self._chosen, self._weight), (self._num_tokens, length, num_experts), OF_ALL=self._of_all,
             TOP_K=top_k, BLOCK_TOKENS=tokens, BLOCK_EXPERTS=self._experts_block,
             BLOCK_CHOICES=triton.next_power_of_2(top_k),
         )  # fmt: skip
