@@ -3,6 +3,7 @@
     python -m benchmarks.meetings --gpus 2 --out FILE
     python -m benchmarks.meetings --gpus 4 --out FILE
     python -m benchmarks.meetings --share        of kept results: how much of a large reduction depends on the clock
+    python -m benchmarks.meetings --wander       of kept results: by how much clocks differ between two meetings
 
 Every rank computes for about a given time, then all of them reduce, `SEGMENTS` times. Events inside the recording say
 on every rank when it had computed and when it had reduced, so that the parts of a meeting can be told apart:
@@ -23,7 +24,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ import torch.distributed as dist
 from benchmarks.in_a_row import in_a_row_s, settle
 from benchmarks.jobs import check_gpus, on_ranks
 from benchmarks.kept import measured_with, write_results
+from costmodels.price.power import slowest_of
 from executor.calibrate.communication import collective_call, recorded_together
 from executor.calibrate.rank_sync import RankSync
 from executor.calibrate.timing import Timer
@@ -59,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("meetings.json"))
     parser.add_argument("--share", action="store_true", help="print the share of time that depends on the clock")
+    parser.add_argument("--wander", action="store_true", help="print the spread of clocks between two meetings")
     parser.add_argument("--computes", nargs="*", choices=COMPUTES, default=list(COMPUTES))
     parser.add_argument("--budget-s", type=float, default=60.0, help="begin no row after this many seconds")
     parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)  # of the ranks
@@ -69,6 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.share:
         shares = [share for each in json.loads(KEPT.read_text()).values() for share in clock_shares(each["rows"])]
         print(f"{statistics.median(shares):.2f} of {', '.join(f'{share:.2f}' for share in sorted(shares))}")
+        return 0
+    if options.wander:
+        for between_s, spreads in sorted(wanders(json.loads(KEPT.read_text()).values()).items()):
+            each = ", ".join(f"{spread:.1%}" for spread in spreads)
+            print(f"{between_s * 1e3:.1f} ms: {statistics.median(spreads):.1%} of {each}")
         return 0
     check_gpus(parser, options.gpus)
     write_results(options.out, measured_with() | {"ranks": options.gpus, "rows": []})
@@ -159,6 +167,23 @@ def clock_shares(rows: Sequence[dict[str, Any]]) -> list[float]:
         for quick in free["add"]
         for row in free["product"]
     ]
+
+
+def wanders(results: Iterable[dict[str, Any]]) -> dict[float, list[float]]:
+    """Seconds between meetings -> of each row of products and small reductions: the standard deviation of the clocks.
+
+    A segment of n ranks takes longer than their mean compute and a reduction alone by as much as the slowest of n of a
+    normal sample differs from its mean.
+    """
+    found: dict[float, list[float]] = {}
+    for each in results:
+        for row in each["rows"]:
+            if row["compute"] != "product" or row["size_bytes"] == max(SIZES):
+                continue
+            compute_s = row["together"]["compute_s"]
+            later = 1 - (_mean(compute_s) + row["reduction_alone_s"]) / row["whole_s"]
+            found.setdefault(row["aim_s"], []).append(later / slowest_of(len(compute_s)))
+    return found
 
 
 def _mean(values: Sequence[float]) -> float:

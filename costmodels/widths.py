@@ -15,6 +15,7 @@ from costmodels.machine.sections import Interval
 __all__ = [
     "CARRIED", "CHIP_SPREAD", "DIFFERENT", "HOST", "MEMORY_ACTIVATIONS", "MEMORY_RESERVED", "MEMORY_RESIDUAL", "NINETY",
     "OTHER_CHIP", "OTHER_LONGER", "OTHER_SOFTWARE", "SOFTWARE", "STEP_LONGER", "TOGETHER", "TORCH_HOST", "UNEXPLAINED",
+    "WANDER",
 ]  # fmt: skip
 
 NINETY = 1.6449
@@ -25,6 +26,9 @@ CHIP_SPREAD = 0.015
 2208.11035, abstract; read as the range between the whiskers of a normal sample, 5.4 standard deviations: assumed). The
 large products of five H200 of ours vary by 0.86 % (benchmarks/data); five tell little about many: their 90 % interval,
 0.56 to 2.04 % (chi-squared), holds this."""
+
+WANDER = 0.045
+"""Of the mean clock of a chip at its power limit over 1.5 ms, against all the time (`costmodels.price.power`)."""
 
 HOST = 0.24
 """Standard deviation of the logarithm of a host's times to issue instructions of this executor, from the median of

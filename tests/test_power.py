@@ -14,7 +14,7 @@ from costmodels.machine.catalogue import load_device
 from costmodels.price.clock import at_clock, at_usual_clock
 from costmodels.price.group import mesh_group
 from costmodels.price.instruction import copies_of, price, price_collective, price_compute
-from costmodels.price.power import Load, Power, mean_W, settled_MHz
+from costmodels.price.power import Load, Power, mean_W, settled_MHz, slowest_of
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
@@ -55,6 +55,16 @@ def test_many_chips_in_step_go_at_the_pace_of_the_slowest():
     spread = msgspec.structs.replace(CHIP, chip_spread=0.015)
     clocks = [settled_MHz(spread, heavy(), count) for count in (1, 2, 1024)]
     assert clocks[0] > clocks[1] > clocks[2] > 0.94 * clocks[0]
+
+
+def test_chips_that_meet_often_wait_for_the_one_that_is_slower_at_that_moment():
+    wandering = msgspec.structs.replace(CHIP, wander=0.045)
+    steps = [heavy(0.1)._replace(meetings=count) for count in (0, 66)]
+    alone, *_ = (settled_MHz(wandering, step) for step in steps)
+    once, often = (settled_MHz(wandering, step, 4) for step in steps)
+    assert alone > once > often
+    # 67 stretches of 1.5 ms: the slowest of 4 such means is 1.03 * 4.5 % slower than their average
+    assert often / alone == pytest.approx(1 - 0.045 * slowest_of(4), abs=1e-3)
 
 
 def test_powers_in_no_order_are_refused():

@@ -16,7 +16,7 @@ from costmodels.fit.points import Point
 from costmodels.price.clock import START
 from costmodels.price.compute import Compute
 from costmodels.price.power import Power
-from costmodels.widths import CHIP_SPREAD
+from costmodels.widths import CHIP_SPREAD, WANDER
 
 __all__ = ["CHECKED", "SETTLED", "fit_power", "mixtures"]
 
@@ -157,8 +157,8 @@ def fit_power(points: Sequence[Point], others: Sequence[Point], compute: Compute
         update_W=round(q["update"], 1), peak_W=round(max(peak_W, limit_W), 1), exponent=round(q["exponent"], 3),
         memory_exponent=round(q["memory_exponent"], 3),
         memory_share=round((_share(fitted, "memory") + _share(fitted, "norm")) / 2, 4),
-        update_share=round(_share(fitted, "update"), 4), message_share=MESSAGE_SHARE, chip_spread=CHIP_SPREAD,
-        message_W=_message_W(others, q["idle"]),
+        update_share=round(_share(fitted, "update"), 4), message_share=MESSAGE_SHARE,
+        chip_spread=CHIP_SPREAD, wander=WANDER, message_W=_message_W(others, q["idle"]),
     )  # fmt: skip
     compute = msgspec.structs.replace(compute, power=power)
     if compute.step_clock_MHz is not None:  # what is not priced at its own clock keeps the one that was fitted for it

@@ -23,7 +23,13 @@ from typing import NamedTuple
 from costmodels.machine.sections import Section, check_share
 from plans.errors import TwofoldError
 
-__all__ = ["Load", "Power", "limited_clock", "mean_W", "settled_MHz", "slower", "slowest_of"]
+__all__ = ["WANDER_S", "Load", "Power", "limited_clock", "mean_W", "settled_MHz", "slower", "slowest_of"]
+
+WANDER_S = 1.5e-3
+WANDER_FALLS = 0.25
+"""The mean clock over t seconds deviates by t to the power of -0.25. H200: about 6 % over 0.45 ms and 4 % over 1.6 ms,
+between meetings of two and of four (`python -m benchmarks.meetings --wander`); 1.6 % over steps of 0.1 s, the spread of
+replayed steps of one device (benchmarks/results/peers_h200_ninth.json)."""
 
 _LOWEST = 0.2
 _HALVINGS = 40
@@ -50,6 +56,8 @@ class Power(Section, frozen=True, kw_only=True):
         message_share: likewise of the bytes of communication inside a node. Its start and its steps depend on the clock
             entirely.
         chip_spread: standard deviation of the logarithm of the clock among equal chips at their limit.
+        wander: standard deviation of the logarithm of the mean clock of one chip at its limit, over `WANDER_S` seconds
+            against all the time.
     """
 
     limit_W: float
@@ -67,6 +75,7 @@ class Power(Section, frozen=True, kw_only=True):
     message_share: float = 0.0
     message_W: float = 0.0
     chip_spread: float = 0.0
+    wander: float = 0.0
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
@@ -88,12 +97,14 @@ class Load(NamedTuple):
         seconds: "matrix", "attention", "memory" -> the seconds of these kernels at that clock, and of its messages
             ("message").
         energy_J: the same -> what they draw in all at the highest clock (`Cost.energy_pJ`).
+        meetings: how often the device waits for others (`costmodels.price.meetings`).
     """
 
     clock_MHz: float
     step_s: float
     seconds: Mapping[str, float]
     energy_J: Mapping[str, float]
+    meetings: int = 0
 
     @property
     def compute_s(self) -> float:
@@ -166,7 +177,13 @@ def settled_MHz(power: Power, load: Load, num_chips: int = 1) -> float:
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if mean_W(power, load, middle) <= power.limit_W else (low, middle)
-    return float(math.floor(low * (1 - power.chip_spread * slowest_of(num_chips))))
+    return float(math.floor(low * (1 - _spread(power, load) * slowest_of(num_chips))))
+
+
+def _spread(power: Power, load: Load) -> float:
+    """Of the clocks of chips between two meetings: chips differ, and the clock of each wanders."""
+    between_s = load.step_s / (1 + load.meetings)
+    return math.hypot(power.chip_spread, power.wander * (between_s / WANDER_S) ** -WANDER_FALLS)
 
 
 def slower(power: Power, clock_MHz: float, *, is_update: bool) -> float:

@@ -44,9 +44,14 @@ class ProgramPrices:
             known = self._known[key] = cost, instruction, group
         return known[0]
 
-    def of(self, group: GroupProgram) -> Iterator[tuple[Instruction, Cost, int]]:
-        """The instructions of a group's bodies, their prices, and how often each runs in a step."""
+    def bodies(self, group: GroupProgram) -> Iterator[tuple[list[tuple[Instruction, Cost]], int]]:
+        """The instructions of each body of a group with their prices, and how often the body runs in a step."""
         bodies = {id(block.body): block.body for block in group.blocks}
         for number, count in Counter(id(block.body) for block in group.blocks).items():
-            for instruction in bodies[number].instructions:
-                yield instruction, self(instruction, group), count
+            yield [(line, self(line, group)) for line in bodies[number].instructions], count
+
+    def of(self, group: GroupProgram) -> Iterator[tuple[Instruction, Cost, int]]:
+        """The instructions of a group's bodies, their prices, and how often each runs in a step."""
+        for lines, count in self.bodies(group):
+            for instruction, cost in lines:
+                yield instruction, cost, count

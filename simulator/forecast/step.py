@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from typing import Literal
 
 import numpy as np
 
 from costmodels.interval import step_interval
 from costmodels.machine.machine import Machine
 from costmodels.price.instruction import Cost, price_launch, price_pieces, price_transfer, price_wait
+from costmodels.price.meetings import Event, num_meetings
 from costmodels.price.power import Load
 from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig
@@ -28,7 +30,7 @@ from simulator.engine.garbage import without_collection
 from simulator.estimate.chunk import Chunk
 from simulator.estimate.classes import class_seconds
 from simulator.estimate.pieces import PricedPieces
-from simulator.forecast.body import COMPUTE, ISSUE, Op
+from simulator.forecast.body import COMPUTE, ISSUE, WAIT, Op
 from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_times, pipeline_times
 from simulator.forecast.contention import Contention
 from simulator.forecast.parts import Turn
@@ -60,6 +62,8 @@ def backward_kinds(schedule: Schedule) -> tuple[Wanted, ...]:
 
 _STEADY = 1e-6
 """Share of a step. If the intervals of ranks differ by less, every further step is like the last."""
+
+_EVENTS: Mapping[int, Literal["compute", "issue", "wait"]] = {COMPUTE: "compute", ISSUE: "issue", WAIT: "wait"}
 
 
 class StepForecast:
@@ -366,15 +370,18 @@ class StepForecast:
         for rank, counts in zip(self.ranks, counts_of_variants(self.schedule), strict=True):
             work = dict.fromkeys(("matrix", "attention", "memory", "message"), 0)
             energy = dict.fromkeys(work, 0)
-            own = rank.undisturbed
+            own, meetings = rank.undisturbed, 0
             for ops, count in ((own.begin, 1), (own.end, 1), *((own.action(*key), n) for key, n in counts.items())):
                 for op in ops:
                     if op.kind in (COMPUTE, ISSUE):
                         name = op.name if op.kind == COMPUTE else "message"
                         work[name] += count * op.work_ps
                         energy[name] += count * op.energy_pJ
+                meetings += count * num_meetings(
+                    Event(_EVENTS[op.kind], op.work_ps, op.token) for op in ops if op.kind in _EVENTS
+                )
             seconds, energy_J = ({name: each / PS_PER_S for name, each in some.items()} for some in (work, energy))
-            found.append(Load(self.machine.compute.at_MHz, step_s, seconds, energy_J))
+            found.append(Load(self.machine.compute.at_MHz, step_s, seconds, energy_J, meetings))
         return max(found, key=lambda load: load.compute_s)
 
     @cached_property
