@@ -21,40 +21,59 @@ from plans.plan import Plan, Stage, load_plan, save_plan
 
 __all__ = ["port"]
 
-STEPS = 6000
+STEPS, EVERY = 60, 10
 JOB = """
 plan = "{folder}/plan.json"
 steps = {steps}
 out = "{out}"
+data = "{folder}/data.py:batches"
 max_restarts = 2
 [checkpoints]
-every = 100
+every = {every}
 [elastic]
 wait_s = 0.5
 machine = "cpu-2core-x8"
+"""
+DATA = """
+import time
+from pathlib import Path
+import numpy as np
+
+def batches():
+    draw = np.random.default_rng(1)
+    for step in range({steps}):
+        while step in {waits} and not Path(__file__).with_name(f"passes {{step}}").exists():
+            time.sleep(0.02)  # until something has happened to the run
+        yield {{"x": draw.random((8, 6), dtype=np.float32), "labels": draw.random((8, 4), dtype=np.float32)}}
 """
 
 
 @pytest.mark.ranks
 def test_a_job_survives_a_killed_rank_and_then_a_lost_node(tmp_path, port):
-    save_plan(data_parallel(), tmp_path / "plan.json")
-    (tmp_path / "job.toml").write_text(JOB.format(folder=tmp_path, steps=STEPS, out=tmp_path / "out"))
+    """The run waits for its data where something happens to it, so that it is never over before."""
+    plan, waits = data_parallel(), (2 * EVERY, 4 * EVERY)
+    save_plan(plan, tmp_path / "plan.json")
+    data = DATA.format(steps=STEPS, waits=waits)
+    names = [tensor.name for tensor in plan.graph.inputs]
+    (tmp_path / "data.py").write_text(data.replace('"x"', f'"{names[0]}"').replace('"labels"', f'"{names[1]}"'))
+    job = JOB.format(folder=tmp_path, steps=STEPS, out=tmp_path / "out", every=EVERY)
+    (tmp_path / "job.toml").write_text(job)
     first, second = started(tmp_path, port, ["train", str(tmp_path / "job.toml")])
-    checkpoints, ranks = tmp_path / "out" / "checkpoints", tmp_path / "out" / "logs" / "1"
 
-    def wait_for_checkpoint(after=frozenset()):
+    def wait_for_checkpoint(step):
         deadline_s = time.monotonic() + 200
-        while not (seen := {path.name for path in checkpoints.glob("step-*")} - after):
+        while not (tmp_path / "out" / "checkpoints" / f"step-{step:08d}").exists():
             assert time.monotonic() < deadline_s and first.poll() is second.poll() is None
             time.sleep(0.02)
-        return seen
 
-    seen = wait_for_checkpoint()
-    os.kill(json.loads((ranks / "rank.1" / "pids.json").read_text())["rank"], signal.SIGKILL)
-    time.sleep(2)
-    wait_for_checkpoint(seen | wait_for_checkpoint())
+    wait_for_checkpoint(EVERY)
+    pids = tmp_path / "out" / "logs" / "1" / "rank.1" / "pids.json"
+    os.kill(json.loads(pids.read_text())["rank"], signal.SIGKILL)
+    (tmp_path / f"passes {waits[0]}").touch()
+    wait_for_checkpoint(3 * EVERY)
     os.kill(second.pid, signal.SIGKILL)
     second.communicate()
+    (tmp_path / f"passes {waits[1]}").touch()
     printed, messages = first.communicate(timeout=200)
     assert first.returncode == 0, messages
     assert (
@@ -66,7 +85,7 @@ def test_a_job_survives_a_killed_rank_and_then_a_lost_node(tmp_path, port):
 
     alone = TrainingJob(
         plan=str(tmp_path / "out" / "plans" / "plan-1.json"), steps=STEPS, out=str(tmp_path / "alone"),
-        log_dir=str(tmp_path / "logs"),
+        log_dir=str(tmp_path / "logs"), data=f"{tmp_path}/data.py:batches",
     )  # fmt: skip
     expected = [step["loss"] for step in train(alone)]
     assert json.loads(printed)["steps"] == STEPS
