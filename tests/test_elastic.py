@@ -101,7 +101,8 @@ def test_a_job_survives_a_killed_rank_and_then_a_lost_node(tmp_path, port):
         ({}, 2, "elastic has no plan for 1 devices, which is 1 of 2 nodes"),
     ],
 )
-def test_settings_that_no_node_could_use_are_refused_before_the_start(change, nodes, message, tmp_path):
+def test_settings_that_no_node_could_use_are_refused_before_the_start(change, nodes, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("executor.launch.nodes.LATE_S", 0.05)  # the time in which the other nodes would be told
     path = save_plan(data_parallel(), tmp_path / "plan.json")
     job = TrainingJob(
         plan=str(path), steps=1, out=str(tmp_path / "out"), max_restarts=1, elastic=ElasticSettings(**change),

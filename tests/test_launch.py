@@ -362,7 +362,7 @@ def test_a_busy_port_is_named_and_the_old_logs_stay(script, job):
         ({"num_ranks": 0}, "0 ranks cannot be shared evenly by 1 nodes"),
         ({"num_ranks": 10**39}, "ranks on one machine; at most 1,024 can be started"),
         ({"num_ranks": 3, "nodes": Nodes(num_nodes=2)}, "3 ranks cannot be shared evenly by 2 nodes"),
-        ({"nodes": Nodes(num_nodes=2, node_rank=2, port=29500)}, "node_rank 2 must be in 0 to 1"),
+        ({"nodes": Nodes(num_nodes=2, node_rank=2, port=29500, join_s=0.1)}, "node_rank 2 must be in 0 to 1"),
         ({"nodes": Nodes(num_nodes=2)}, "num_nodes is 2: state the port"),
         ({"nodes": Nodes(port=70000)}, "port 70000 must be in 1 to 65535"),
         ({"timeout_s": 0.0}, "timeout_s must be above 0"),
@@ -564,7 +564,7 @@ def test_a_guard_that_ends_before_writing_its_number(fault, headline, script, tm
     assert line in text
     faulty.write_text(text.replace(line, begun))
     monkeypatch.setattr("executor.launch.launch.WORKER_MAIN", faulty)
-    timeout_s = 12 if "19" in fault else None
+    timeout_s = 4 if "19" in fault else None
     with pytest.raises(RunFailed, match=headline):
         launch(script("hang()"), num_ranks=3, log_dir=tmp_path / "logs", env=env, timeout_s=timeout_s)
 

@@ -79,7 +79,8 @@ def until_failed(here):
     return here.agreed(error)
 
 
-def test_nodes_that_start_something_else_end_with_one_sentence_everywhere(port):
+def test_nodes_that_start_something_else_end_with_one_sentence_everywhere(port, monkeypatch):
+    monkeypatch.setattr(nodes, "LATE_S", 0.5)
     found = met(port, {**SAME, 2: {"plan": "b"}}, lambda node, here: None)
     assert {str(each) for each in found.values()} == {"node 2 has plan b, node 0 has a; start the same on every node"}
 
@@ -183,7 +184,7 @@ def test_a_lost_node_is_named_by_the_others(lost, port):
 def test_a_silent_node_is_lost_too(port, monkeypatch):
     monkeypatch.setattr(nodes, "LOST_S", 0.5)
     monkeypatch.setattr(nodes, "BEAT_S", 0.1)
-    found = met(port, SAME, lambda node, here: time.sleep(3) if node == 1 else until_failed(here))
+    found = met(port, SAME, lambda node, here: time.sleep(1.5) if node == 1 else until_failed(here))
     assert str(found[0]) == str(found[2]) == "node 1 was lost: its launcher sent nothing for 0.5 s"
 
 
