@@ -24,6 +24,13 @@ from tests import warm
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["LOCAL_WORLD_SIZE"] = str(os.cpu_count())
 
+# What Inductor compiles for a CPU runs once: preparing for more (workers, precompiled headers, the vectors that the
+# processor has) takes longer than the rest of the test.
+os.environ |= {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    "TORCHINDUCTOR_VEC_ISA_OK": "0",
+}  # fmt: skip
+
 # Python looks for cyclic garbage after every 700 new objects; less often it takes a tenth of the time.
 gc.set_threshold(50_000, 20, 50)
 
