@@ -1,9 +1,10 @@
-"""Files of results, with the command, the date and the machine that they were measured with."""
+"""Files of results, with the command, the date, the commit and the machine that they were measured with."""
 
 from __future__ import annotations
 
 import datetime
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,25 @@ from plans.files import write_atomically
 
 __all__ = ["keep", "measured_with", "write_results"]
 
+_ROOT = Path(__file__).parents[1]
+
 
 def measured_with(device: Device | None = None) -> dict[str, Any]:
-    """The command that runs, the date, and the machine; None: its CPU."""
+    """The command that runs, the date, the commit of this tree, and the machine; None: its CPU."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     program = getattr(sys.modules["__main__"].__spec__, "name", "").removesuffix(".__main__")
     command = " ".join([f"python -m {program}", *sys.argv[1:]])
-    return {"command": command, "date": now, "environment": environment(device or pick_device("cpu"))}
+    used = environment(device or pick_device("cpu"))
+    return {"command": command, "date": now, "commit": _commit(), "environment": used}
+
+
+def _commit() -> str:
+    """The commit of this tree, with "-dirty" if files differ from it; "" without git."""
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=8"]
+    try:
+        return subprocess.run(words, cwd=_ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def write_results(path: Path, found: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ class PipelineRank:
 _RANKS: dict[tuple[object, ...], PipelineRank] = {}
 _LOWERED: dict[tuple[object, ...], LoweredRank] = {}
 _MOST = 256
-"""Ranks of each kind that are kept, of about 0.15 MB each; searches on up to 128 GPUs make fewer than a hundred."""
+"""Ranks of each kind that are kept, of about 0.5 MB each; searches on up to 128 GPUs make fewer than a hundred."""
 
 
 def pipeline_rank(key: RankKey) -> PipelineRank:
