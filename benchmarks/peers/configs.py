@@ -110,6 +110,15 @@ MODELS: Mapping[str, TransformerConfig] = {
             name="moe-9", num_layers=5, hidden=1920, num_heads=30, ffn=3328, vocab=32000, seq=2048,
             experts=Experts(num_experts=9, top_k=3, ffn=3328),
         ),
+        # of the tenth set: others again
+        TransformerConfig(name="10x3328", num_layers=10, hidden=3328, num_heads=26, ffn=9216, vocab=32000, seq=2048),
+        TransformerConfig(name="6x4864", num_layers=6, hidden=4864, num_heads=38, ffn=12800, vocab=38912, seq=3072),
+        TransformerConfig(name="15x1920", num_layers=15, hidden=1920, num_heads=30, ffn=5376, vocab=49152, seq=1024),
+        gpt("gpt-1792", num_layers=12, hidden=1792, num_heads=28, vocab=50304, seq=1024),
+        TransformerConfig(
+            name="moe-8", num_layers=4, hidden=2304, num_heads=36, ffn=4096, vocab=32000, seq=2048,
+            experts=Experts(num_experts=8, top_k=2, ffn=4096),
+        ),
         # for CPU ranks, in single precision, so that losses show every difference
         TransformerConfig(
             name="tiny", num_layers=4, hidden=64, num_heads=4, ffn=96, vocab=128, seq=16, dtype="float32"

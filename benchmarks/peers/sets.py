@@ -475,6 +475,28 @@ _NINTH_ON_4 = (
     _case("21x1152", 32, dp=2, tp=2, micro_batch=8, zero=3, sequence_parallel=True),
 )
 
+_TENTH_ON_1 = (
+    _case("moe-8", 4, micro_batch=4),
+    _case("10x3328", 4, micro_batch=4),
+    _case("15x1920", 12, micro_batch=12),
+    _case("gpt-1792", 16, micro_batch=4),
+    _case("6x4864", 2, micro_batch=1),
+)
+_TENTH_ON_2 = (
+    _case("10x3328", 8, tp=2, micro_batch=4, sequence_parallel=True),
+    _case("15x1920", 16, tp=2, micro_batch=16),
+    _case("moe-8", 8, dp=2, micro_batch=4),
+    _case("6x4864", 4, dp=2, micro_batch=2, zero=2),
+    _case("gpt-1792", 32, tp=2, micro_batch=16),
+    _case("10x3328", 8, pp=2, micro_batch=1, schedule="zb_h1"),
+    _case("6x4864", 4, tp=2, micro_batch=2, sequence_parallel=True),
+    _case("15x1920", 24, dp=2, micro_batch=12),
+    _case("10x3328", 8, tp=2, micro_batch=8),
+    _case("gpt-1792", 32, dp=2, micro_batch=8, zero=3),
+    _case("15x1920", 16, pp=2, micro_batch=2),
+    _case("15x1920", 16, tp=2, micro_batch=8, sequence_parallel=True),
+)
+
 _MEGATRON: dict[str, Any] = {"parts": "megatron"}
 
 _MEGATRON_ON_1 = (
@@ -509,10 +531,11 @@ SETS: Mapping[str, Mapping[int, tuple[Case, ...]]] = {
     "seventh": {1: _SEVENTH_ON_1, 2: _SEVENTH_ON_2, 4: _SEVENTH_ON_4},
     "eighth": {1: _EIGHTH_ON_1, 2: _EIGHTH_ON_2, 4: _EIGHTH_ON_4},
     "ninth": {1: _NINTH_ON_1, 2: _NINTH_ON_2, 4: _NINTH_ON_4},
+    "tenth": {1: _TENTH_ON_1, 2: _TENTH_ON_2},
     "megatron": {1: _MEGATRON_ON_1, 2: _MEGATRON_ON_2, 4: _MEGATRON_ON_4},
 }
 """Name -> the cases of a set. The third was chosen after the second had corrected prices of kernels, and predicted
-before any of it ran. The fourth has small layers in half of its plans. It, the fifth and the seventh to ninth were
+before any of it ran. The fourth has small layers in half of its plans. It, the fifth and the seventh to tenth were
 predicted first too; the sixth is in `benchmarks.step_plans`. "megatron" compares with Megatron-Core."""
 
 SMOKE_CASES: Mapping[int, tuple[Case, ...]] = {
