@@ -12,7 +12,7 @@ from measured_table import write_table
 from costmodels import Machine
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, Skip
 from interop.measurements.devices import UnknownDevice, device_named, network_of
-from interop.measurements.forecasts import measured_as, model_flops
+from interop.measurements.forecasts import measured_as, model_flops, run_of
 from interop.measurements.machines import machine_of
 from interop.measurements.model_names import named_parameters
 from interop.measurements.models import catalogued, family_of
@@ -309,6 +309,40 @@ def test_units_in_a_column_of_their_own(tmp_path, metric, unit, value, result):
         assert (row["metric"], row["value"]) == result
     else:
         assert row[BAD_COLUMN] == "unit" and result in row[BAD_REASON]
+
+
+def test_parts_of_zero_plus_send_less_between_nodes_only():
+    def run(level, gpus):
+        row = ROW | {"source": "DeepSpeed", "model": "gpt3-13b", "layers": "", "hidden": "", "heads": "", "tp": "1",
+                     "pp": "1", "dp": "", "gpu_count": str(gpus), "global_batch": str(2 * gpus), "micro_batch": "2",
+                     "zero_level": level, "interconnect": "100 Gb/s per node", "recompute": "full"}  # fmt: skip
+        return run_of(case_of(row, 1)).found
+
+    whole, all_parts = run("3", 64), run("ZeRO++", 64)
+    ratios = [whole.step_s / run(level, 64).step_s for level in ("3 + qwZ", "3 + hpZ", "3 + qgZ")]
+    # of 6 bytes that a parameter sends between nodes 4, 4 and 4.5 are left (two gathers of 1 byte; one; half a byte),
+    # and 1.5 with all parts; what computes meanwhile makes the gain smaller
+    for ratio, most in zip([*ratios, whole.step_s / all_parts.step_s], [6 / 4, 6 / 4, 6 / 4.5, 6 / 1.5], strict=True):
+        assert 1 + 0.5 * (most - 1) < ratio < 1.02 * most
+    assert all_parts.peak_bytes - whole.peak_bytes == pytest.approx(2 * 13e9 / 8, rel=0.03)
+    assert run("3 + hpZ", 8).step_s == pytest.approx(run("3", 8).step_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("source", "notes", "stacks"),
+    [("NeMo 25.07", "", ("megatron", "megatron-graphs")), ("Megatron-LM 2024", "", ("megatron",)),
+     ("Megatron-LM 2024", "CUDA graphs", ("megatron-graphs", "megatron"))],
+)  # fmt: skip
+def test_layers_of_megatron_core_may_be_captured_in_cuda_graphs(source, notes, stacks):
+    row = ROW | {"source": source, "notes": notes, "gpu_type": "B200", "gpu_count": "8", "tp": "8", "pp": "1",
+                 "dp": "1", "seq": "256", "micro_batch": "1", "global_batch": "8"}  # fmt: skip
+    case = case_of(row, 1)
+    assert (case.stack, *case.other_stacks) == stacks
+    if "megatron-graphs" in stacks:
+        step_s = {name: run_of(case_of(row, 1, name)).found.step_s for name in stacks}
+        assert (
+            step_s["megatron-graphs"] < 0.5 * step_s["megatron"]
+        )  # the host issues a layer for longer than it computes
 
 
 def test_sizes_that_a_family_publishes_need_not_be_stated():

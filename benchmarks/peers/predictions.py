@@ -28,7 +28,7 @@ def _as_written(**settings: Any) -> Stack:
 PEER_STACKS = {
     "torch": _as_written(),
     "compiled": _as_written(name="torch-compile", compiled=True, one_kernel_loss=True, narrows=True),
-    "megatron": replace(stack_named("megatron"), host_factors=(2.7, 1.5)),  # its layers run without Transformer Engine
+    "megatron": stack_named("megatron"),
 }
 """Side of the peer -> the software stack that forecasts it."""
 

@@ -25,6 +25,7 @@ class Beyond:
             `Degrees.ep` can be.
         whole_experts: whether tensor parallelism splits no expert.
         dispatches_float8: whether tokens are sent to experts in 8 bits (they come back in 16).
+        zero_plus: parts of ZeRO++ that are on, of `zero_plus.PARTS`.
         reserved: whether its memory is what the allocator reserved, not what was allocated; None: as its software logs.
     """
 
@@ -33,6 +34,7 @@ class Beyond:
     expert_ranks: int = 1
     whole_experts: bool = False
     dispatches_float8: bool = False
+    zero_plus: tuple[str, ...] = ()
     reserved: bool | None = None
 
 

@@ -158,6 +158,7 @@ class Cells:
         task = self.words("task", "notes")
         if match := re.search(r"\b(rlhf|rlaif|ppo|grpo|dpo|reinforce\w*|reward model\w*|distillation)\b", task):
             raise Skip(f"its task has {match.group()!r}, which runs more than one model's training step")
+        words = re.sub(r"\b(?:no|not|without|w/o|non)[- ](?:q?lora|peft|freez\w*|frozen)\b", "", words)
         if match := re.search(r"\b(q?lora|peft|freez\w*|frozen|inference|decode|prefill|generation|serving)\b", words):
             raise Skip(f"its task has {match.group()!r}; only pre-training of all weights is modelled")
         for column in ("task", "notes", "model", "zero_level", "recompute", "source"):

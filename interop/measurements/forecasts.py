@@ -10,6 +10,7 @@ from costmodels import Machine, utilization
 from interop.measurements.case import Beyond, Case
 from interop.measurements.devices import Network
 from interop.measurements.machines import assumed_of, load_machine, machine_of
+from interop.measurements.zero_plus import with_copies, with_parts
 from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig
 from simulator.estimate.memory import memory_interval
@@ -75,6 +76,8 @@ def _run(
     target, stack = on_host(target, stack_named(stack_name), host)
     if borrows or (config.experts is not None and not stack.runs_programs):  # no mixture of other software was measured
         stack = dataclasses.replace(stack, is_measured=False)
+    if beyond.zero_plus:
+        stack = with_parts(stack, beyond.zero_plus)
     if beyond.reserved is not None:
         stack = dataclasses.replace(stack, reserved=beyond.reserved)
     experts = config.experts
@@ -88,6 +91,8 @@ def _run(
         found = hybrid_forecast(config, degrees, target, stack, beyond.shards)
     else:
         found = forecast(config, degrees, target, stack=stack)
+    if "hpz" in beyond.zero_plus:
+        found = with_copies(found, config, degrees, target.devices_per_node)
     unknown = stack.unknown_bytes(config, degrees)
     assumed = [*stack.assumptions(config, degrees), *(assumed_of(target, network) if network is not None else ())]
     return Run(

@@ -17,6 +17,7 @@ from interop.measurements.spellings import (
     recomputed_layers,
     schedule_named,
 )
+from interop.measurements.zero_plus import parts_in
 from plans.degrees import MEMORY_BOUND, Degrees
 from plans.model.transformer import TransformerConfig
 from plans.optimizer import Optimizer
@@ -184,6 +185,14 @@ class LayoutCells(Mixtures):
         if not stated:
             self.assumed.append(f"hybrid sharding: the weights are shared by the {shards} ranks of a node")
         return shards
+
+    def zero_plus(self, degrees: Degrees) -> tuple[str, ...]:
+        """The parts of ZeRO++ that are on."""
+        found = parts_in(self.words("zero_level", "notes", "source"))
+        if not found or degrees.optimizer.parallel_level < 3:
+            return ()
+        self.assumed.append(f"ZeRO++ ({', '.join(found)}): smaller messages; the time to quantise is not modelled")
+        return found
 
     def recompute(self, stack: str, config: TransformerConfig) -> Recompute:
         """The recomputation of the row.

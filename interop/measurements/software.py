@@ -88,6 +88,9 @@ _LATE = r"\b2026\b|\btorch[ -]?v?2\.(?:[89]|1\d)"
 _CUBLAS_ROWS = r"\b2026\b|\btorch[ -]?v?2\.(?:9|1\d)"
 """Words of runs in which cuBLAS multiplies with a scale a row; torch 2.9 came in October 2025."""
 
+_CUTLASS_ROWS = r"(?<!\d)(?:2024(?!\d)|2025-?0[1-9](?!\d))|\btorch[ -]?v?2\.[0-8]\b"
+"""Words of runs of before."""
+
 _EARLY = {"megatron": "megatron-2022", "megatron-deepspeed": "megatron-deepspeed-2022"}
 """Stack -> the one of 2022 and before."""
 
@@ -145,6 +148,8 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     if cells.switch("async_tp") and stacks[0] != "torchtitan":
         raise Skip("asynchronous tensor parallelism is modelled for torchtitan only", "async_tp")
     dated = [name for stack in stacks for name in _dated(cells, stack, words, device, compiled=compiled)]
+    if "megatron" in dated:
+        dated = _in_graphs(words, dated)
     if cells.count("ep", 1) > 1 and "megatron" in dated:
         dated = _exchanges(cells, dated)
     if cells.count("cp", 1) > 1 and stacks[0].startswith("torch") and not dated[0].startswith("torchtitan-2024"):
@@ -267,6 +272,15 @@ def _named(words: str) -> Software | None:
     return next((software for software in _SOFTWARE if re.search(software.words, words)), None)
 
 
+def _in_graphs(words: str, stacks: list[str]) -> list[str]:
+    """The stacks, with layers captured in CUDA graphs first if the row states it, and last if they are usual: in
+    recipes of NeMo since 2025 and of Megatron-Bridge."""
+    if re.search(r"cuda[-_ ]?graph", words):
+        return stacks if re.search(r"(no|without|w/o) cuda[-_ ]?graph", words) else ["megatron-graphs", *stacks]
+    is_late = re.search(r"bridge|nemo\D{0,12}(25|26)\b|nemo.*\b202[56]\b", words)
+    return [*stacks, "megatron-graphs"] if is_late else stacks
+
+
 def _exchanges(cells: Cells, stacks: list[str]) -> list[str]:
     """The stacks, with overlapped expert communication first if the row states it, last if it is possible."""
     words = cells.words("source", "provenance", "notes", "schedule")
@@ -367,8 +381,10 @@ def _with_products(cells: Cells, name: str, device: str) -> tuple[str, ...]:
         wanted = ("float8-block",)
     is_torch = name.startswith("torch")
     base = _NARROW.get(name, name)
-    if is_torch and wanted[0] == "float8-rowwise" and not re.search(_CUBLAS_ROWS, cells.words("source", "provenance")):
-        wanted = (*wanted, "float8-rowwise-cutlass")
+    words = cells.words("source", "provenance")
+    if is_torch and wanted[0] == "float8-rowwise" and not re.search(_CUBLAS_ROWS, words):
+        both = (*wanted, "float8-rowwise-cutlass")
+        wanted = both[::-1] if re.search(_CUTLASS_ROWS, words) else both
     nearest = {"float8-current": "float8"} if is_torch else {"float8-rowwise": "float8-block"}
     return tuple(dict.fromkeys(f"{base}-{nearest.get(products, products)}" for products in wanted))
 

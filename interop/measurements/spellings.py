@@ -135,9 +135,7 @@ def level_named(text: str) -> tuple[int | None, str]:
         if found := re.search(pattern, plain):
             if level is None:
                 return int(next(group for group in found.groups() if group)), ""
-            more = "ZeRO++ taken as ZeRO-3: its messages are of whole numbers" if "zero plus" in plain else ""
-            more = "Gemini taken as ZeRO-3 without moving chunks to the host" if "gemini" in plain else more
-            return level, more
+            return level, "Gemini taken as ZeRO-3 without moving chunks to the host" if "gemini" in plain else ""
     return None, ""
 
 

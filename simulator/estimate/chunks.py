@@ -8,12 +8,15 @@ it (`plans.lower.optimizer`).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from costmodels.price.group import Group, axes_group
 from costmodels.price.instruction import price_collective, price_compute, price_wait
+from plans.degrees.groups import rank_groups
 from plans.lower.symbolic import ParameterTemplate, plain
 from plans.model.graph import itemsize
 from simulator.channels import PairRates
@@ -48,6 +51,15 @@ class _Depends(tuple[Any, ...]):
         return self._hash
 
 
+def _mean(lines: Sequence[Line], others: Sequence[Line]) -> tuple[Line, ...]:
+    """One line that takes as long as the mean of two lists of lines of one kind."""
+    first = lines[0]
+    work, alone, dispatch = (
+        sum(getattr(line, name) for line in (*lines, *others)) // 2 for name in ("work_ps", "alone_ps", "dispatch_ps")
+    )
+    return (first._replace(work_ps=work, alone_ps=alone, dispatch_ps=dispatch),)
+
+
 @dataclass(kw_only=True)
 class Chunks(PricedPieces):
     """The clock maps of a transformer's chunks in one layout on one machine, under one software stack.
@@ -70,11 +82,17 @@ class Chunks(PricedPieces):
     # -------------------------------------------------------------- communication of the optimizer
 
     def _collective(
-        self, call: str, parameters: Sequence[ParameterTemplate], item_bytes: int, token: int, group: str = "dp"
-    ) -> tuple[Line, ...]:
-        """One collective over the ranks with copies, in the stack's messages."""
-        own = self.groups[group]
+        self, call: str, parameters: Sequence[ParameterTemplate], item_bytes: int, token: int, own: Group,
+        sent_bytes: float = 0.0,
+    ) -> tuple[Line, ...]:  # fmt: skip
+        """One collective over the ranks with copies, in the stack's messages.
+
+        Args:
+            sent_bytes: of an element in a message; 0: `item_bytes`.
+        """
         size_bytes = self.bytes_of(parameters, item_bytes)
+        if sent_bytes:
+            size_bytes = math.ceil(size_bytes / item_bytes * sent_bytes)
         if own.members == 1 or size_bytes == 0:
             return ()
         largest = item_bytes * max(self.numbers[parameter.elements] for parameter in parameters)
@@ -103,12 +121,26 @@ class Chunks(PricedPieces):
     def gather(self, piece: str) -> tuple[Line, ...]:
         """The gather of a piece's weights."""
         if (piece, "gather") not in self._moved:
-            size = itemsize(self.config.dtype)
-            self._moved[piece, "gather"] = tuple(
+            size, sent = itemsize(self.config.dtype), self.stack.gathered_item_bytes
+            moved = tuple(
                 line for group, some in self.by_group(piece)
-                for line in self._collective("all_gather", some, size, _GATHER, group)
+                for line in self._collective("all_gather", some, size, _GATHER, self.groups[group], sent)
             )  # fmt: skip
+            if (
+                self.stack.gathers_in_node and moved
+            ):  # as one gather of a backward and one of a forward take in the mean
+                some = [parameter for _, some in self.by_group(piece) for parameter in some]
+                within = self._collective("all_gather", some, size, _GATHER, self._node)
+                moved = _mean(moved, within)
+            self._moved[piece, "gather"] = moved
         return self._moved[piece, "gather"]
+
+    @cached_property
+    def _node(self) -> Group:
+        """The data-parallel ranks of a node."""
+        (ways, stride), *_ = rank_groups(self.degrees, self.config.kv_heads)["dp"]
+        within = math.gcd(ways, max(1, self.machine.devices_per_node // stride))
+        return axes_group(self.machine, [(within, stride)], self.degrees.num_ranks)
 
     def gather_busy_ps(self, piece: str) -> float:
         """The time for which the gather of a piece's weights occupies its channel."""
@@ -126,10 +158,10 @@ class Chunks(PricedPieces):
         if (piece, "reduce") not in self._moved:
             optimizer = self.degrees.optimizer
             call = "reduce_scatter" if optimizer.parallel_level >= 1 else "all_reduce"
-            size = itemsize(optimizer.reduces_in(self.config.dtype))
+            size, sent = itemsize(optimizer.reduces_in(self.config.dtype)), self.stack.reduced_item_bytes
             moved = tuple(
                 line for group, some in self.by_group(piece)
-                for line in self._collective(call, some, size, _REDUCE, group)
+                for line in self._collective(call, some, size, _REDUCE, self.groups[group], sent)
             )  # fmt: skip
             copied = self._copied(self.weight_bytes(piece), self.reduced_bytes(piece)) if moved else ()
             self._moved[piece, "reduce"] = (*copied, *moved)

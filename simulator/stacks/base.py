@@ -79,6 +79,9 @@ class Stack:
             run at the pace of the slowest.
         hides_experts: whether the messages of experts run during the compute of another micro-batch (Megatron-core's
             --overlap-moe-expert-parallel-comm, DualPipe; `simulator.estimate.exchanges`).
+        gathered_item_bytes: of an element of weights in the gathers of level 3; 0: as its dtype has.
+        reduced_item_bytes: of an element of gradients in their reduction; 0: as its dtype has.
+        gathers_in_node: whether the backward gathers weights from copies within a node.
         exchanged: share of the bytes of messages of experts that are sent, below 1 where a token goes to each node once
             (`exchanged_share`).
         is_measured: whether steps of it were measured; else its interval is that of software predicted as another one.
@@ -109,6 +112,9 @@ class Stack:
     holds_gradients: bool = False
     reserved: bool = False
     hides_experts: bool = False
+    gathered_item_bytes: float = 0.0
+    reduced_item_bytes: float = 0.0
+    gathers_in_node: bool = False
     exchanged: float = 1.0
     is_measured: bool = True
     chip_spread: float = 0.0

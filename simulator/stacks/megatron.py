@@ -20,7 +20,7 @@ from simulator.stacks.footprint import Footprint
 from simulator.stacks.kernels import elementwise, unfused_attention
 from simulator.stacks.steps import Kernel, Message, Shape, Step
 
-__all__ = ["Megatron"]
+__all__ = ["CORE_HOST_FACTORS", "FETCH_S", "Megatron"]
 
 _FREE = FREE_CALLS | {"accumulate", "add.forward"}
 """Also free are the sum of the residual, which is inside the fused bias, dropout and add, and accumulation, which is
@@ -30,6 +30,10 @@ inside the product that makes a weight's gradient."""
 _HOST_S = (405e-6, 615e-6)
 """Host seconds of a block of plain torch modules, forward and backward (kinds of dispatch in benchmarks/data, stack
 torch, H200 host). A layer of Megatron takes `Megatron.host_factors` times as long. Assumed for other hosts."""
+
+CORE_HOST_FACTORS = (2.7, 1.5)
+"""The same of layers of Megatron-Core 0.16.1, over plain torch modules on the same H200 host, in the median of four
+runs (benchmarks/megatron_host.py). They ran without Transformer Engine, whose modules are assumed to take as long."""
 
 _PRODUCT_HOST_S = 11e-6
 """Host time of a matrix product alone (the same data), from which the weight-gradient part is computed."""
@@ -60,10 +64,9 @@ class Megatron(Stack):
         recomputes_norms: whether it has a mode that recomputes norms and activation functions (since 2025).
         weights_early: whether the weights of routing multiply what goes into the last product of an expert, so that its
             output is not kept (since 2025, megatron/core/transformer/moe/experts.py, TEGroupedMLP).
-        sinks_graph: whether the device has the complete graph of a step, so that the host issues nothing.
-        host_factors: the host's time for a layer's forward and backward, over those of plain torch modules. Layers of
-            Megatron-Core 0.16.1 without Transformer Engine take 2.7 and 1.5 times as long (benchmarks/megatron_host.py,
-            an H200 host); with it, none was measured.
+        sinks_graph: whether the device has the complete graph of a step, so that the host issues nothing (MindSpore's
+            sunk graphs, Megatron-core's --enable-cuda-graph).
+        host_factors: the host's time for a layer's forward and backward, over those of plain torch modules.
         holds_gradients: as in `Stack`: they are views of buffers that are made with the model
             (megatron/core/distributed/param_and_grad_buffer.py).
     """

@@ -10,7 +10,7 @@ from typing import Any
 from plans.errors import TwofoldError, unknown_name
 from plans.extensions import load_extensions
 from simulator.stacks.base import Stack
-from simulator.stacks.megatron import FETCH_S, Megatron
+from simulator.stacks.megatron import CORE_HOST_FACTORS, FETCH_S, Megatron
 from simulator.stacks.products import RECIPES
 from simulator.stacks.torch_native import TorchNative
 
@@ -39,7 +39,9 @@ _TORCHTITAN_2024 = {**_TORCHTITAN, **_COMPILED, "splits_evenly": False}
 
 _UNMEASURED: dict[str, Any] = {"is_measured": False}
 
-_CORE: dict[str, Any] = {**_UNMEASURED, "narrows": True, "recomputes_norms": True, "weights_early": True}
+_CORE: dict[str, Any] = {
+    **_UNMEASURED, "narrows": True, "recomputes_norms": True, "weights_early": True, "host_factors": CORE_HOST_FACTORS,
+}  # fmt: skip
 """Megatron-core of 2025 (megatron/core/transformer/transformer_config.py, recompute_modules)."""
 
 _TORCH_2024: dict[str, Any] = {**_UNMEASURED, "fused_norm": False, "update": "foreach", "flash_2": True}
@@ -61,6 +63,7 @@ gradients are reduced after the last backward is not modelled."""
 _STACKS: dict[str, Callable[[], Stack]] = {
     "megatron": lambda: Megatron(**_CORE),
     "megatron-overlap": lambda: Megatron(name="megatron-overlap", hides_experts=True, **_CORE),
+    "megatron-graphs": lambda: Megatron(name="megatron-graphs", sinks_graph=True, **_CORE),
     "megatron-2022": lambda: Megatron(
         name="megatron-2022",
         flash_attention=False,
