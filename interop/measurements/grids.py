@@ -94,7 +94,7 @@ def _grid(cells: Iterable[list[str]], knows: Callable[[str], bool], titles: Sequ
     stacks = list(itertools.zip_longest(*first[start:stop], fillvalue=""))
     headers, above = zip(*(_header(stack, knows) for stack in stacks), strict=True) if stacks else ((), ())
     said = tuple(" ".join(filter(None, map(str.strip, row))) for row in reversed(first[:start]))
-    titles = [part for title in titles for part in _BEFORE_NOTE.split(title) if part.strip()]
+    titles = _apart(titles)
     notes = _footnotes(titles, first[stop:])
     more = ["notes"] if notes else []
     return Grid(
@@ -102,6 +102,11 @@ def _grid(cells: Iterable[list[str]], knows: Callable[[str], bool], titles: Sequ
         rows=_filled(headers, first[stop:], rows, notes),
         titles=(*filter(None, said), *(title for title in titles if title not in notes.values())),
     )  # fmt: skip
+
+
+def _apart(titles: Sequence[str]) -> list[str]:
+    """Titles with the footnotes inside them as lines of their own."""
+    return [part for title in titles for part in _BEFORE_NOTE.split(title) if part.strip()]
 
 
 def _has_figures(headers: Iterable[str]) -> bool:

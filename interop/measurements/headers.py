@@ -147,11 +147,18 @@ def figure_named(words: str) -> Figure | None:
         for pattern, metric in _RATES:
             if found := re.fullmatch(f"{kilo}(?:{pattern})", plain):
                 return Figure(metric=metric, factor=factor, of_all=not any(found.groupdict().values()))
-    if found := re.fullmatch(r"(.+?) *[(\[]([^()\[\]]+)[)\]]", low):  # "TGS (tokens/GPU/s)", "speed (it/s)"
-        outer, inner = figure_named(found[1]), figure_named(found[2])
-        is_other = outer is not None and inner is not None and outer.metric != inner.metric
-        return outer if is_other else inner or outer
-    return None
+    return _in_brackets(low)
+
+
+def _in_brackets(low: str) -> Figure | None:
+    """The figure of a header with brackets, "TGS (tokens/GPU/s)" or "speed (it/s)": that in them, or that before them if
+    both name one, of different metrics; None if neither does."""
+    found = re.fullmatch(r"(.+?) *[(\[]([^()\[\]]+)[)\]]", low)
+    if found is None:
+        return None
+    outer, inner = figure_named(found[1]), figure_named(found[2])
+    is_other = outer is not None and inner is not None and outer.metric != inner.metric
+    return outer if is_other else inner or outer
 
 
 _SPELLINGS = (

@@ -132,16 +132,9 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     Raises:
         Skip: a switch that is modelled for other software only.
     """
-    source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes", "gpu_type")
+    words = cells.words("source", "provenance", "notes", "gpu_type")
     compiled = _is_compiled(cells, words)
-    if _splits_model(cells) and re.search("deepspeed", source) and not re.search("ulysses", source):
-        source = f"{source} megatron-deepspeed"  # ZeRO alone splits no layer
-    found = _named(source) or _named(words) or _named(_of_model(cells)) or _named(_of_precision(cells))
-    named = found is not None
-    if cells.switch("async_tp") and (found is None or found.is_part):  # which only torchtitan has as a setting
-        found = _named("torchtitan")
-    if found is None:
-        found = _unnamed(cells, words)
+    found, named = _software(cells, words)
     stacks = found.stacks
     if found.is_known is False and _splits_model(cells) and "megatron" in stacks:
         stacks = ("megatron", *(stack for stack in stacks if stack != "megatron"))
@@ -157,6 +150,18 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     result = tuple(dict.fromkeys(product for name in dated for product in _with_products(cells, name, device)))
     _note_software(cells, found.name, result[0], is_named=named)
     return result
+
+
+def _software(cells: Cells, words: str) -> tuple[Software, bool]:
+    """The software of a row, and whether the row names it."""
+    source = cells.words("source", "provenance")
+    if _splits_model(cells) and re.search("deepspeed", source) and not re.search("ulysses", source):
+        source = f"{source} megatron-deepspeed"  # ZeRO alone splits no layer
+    found = _named(source) or _named(words) or _named(_of_model(cells)) or _named(_of_precision(cells))
+    named = found is not None
+    if cells.switch("async_tp") and (found is None or found.is_part):  # which only torchtitan has as a setting
+        found = _named("torchtitan")
+    return found or _unnamed(cells, words), named
 
 
 def _note_software(cells: Cells, name: str, stack: str, *, is_named: bool) -> None:
