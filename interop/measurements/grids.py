@@ -94,7 +94,7 @@ def _grid(cells: Iterable[list[str]], knows: Callable[[str], bool], titles: Sequ
     stacks = list(itertools.zip_longest(*first[start:stop], fillvalue=""))
     headers, above = zip(*(_header(stack, knows) for stack in stacks), strict=True) if stacks else ((), ())
     said = tuple(" ".join(filter(None, map(str.strip, row))) for row in reversed(first[:start]))
-    titles = _apart(titles)
+    titles = _with_notes_apart(titles)
     notes = _footnotes(titles, first[stop:])
     more = ["notes"] if notes else []
     return Grid(
@@ -104,7 +104,7 @@ def _grid(cells: Iterable[list[str]], knows: Callable[[str], bool], titles: Sequ
     )  # fmt: skip
 
 
-def _apart(titles: Sequence[str]) -> list[str]:
+def _with_notes_apart(titles: Sequence[str]) -> list[str]:
     """Titles with the footnotes inside them as lines of their own."""
     return [part for title in titles for part in _BEFORE_NOTE.split(title) if part.strip()]
 

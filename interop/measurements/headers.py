@@ -151,8 +151,8 @@ def figure_named(words: str) -> Figure | None:
 
 
 def _in_brackets(low: str) -> Figure | None:
-    """The figure of a header with brackets, "TGS (tokens/GPU/s)" or "speed (it/s)": that in them, or that before them if
-    both name one, of different metrics; None if neither does."""
+    """The figure of a header with brackets, "TGS (tokens/GPU/s)" or "speed (it/s)": theirs, or that before them if both
+    name one, of different metrics; None if neither does."""
     found = re.fullmatch(r"(.+?) *[(\[]([^()\[\]]+)[)\]]", low)
     if found is None:
         return None
