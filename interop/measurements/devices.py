@@ -43,7 +43,7 @@ _CARDS = {
 _MEMORIES = {
     "a100": {"40": "a100-40gb", "80": "a100-80gb"},
     "v100": {"16": "v100-16gb", "32": "v100-32gb"},
-    "h100": {"80": "h100-sxm", "96": "h100-sxm-96gb"},
+    "h100": {"80": "h100-sxm", "94": "h100-sxm-96gb", "96": "h100-sxm-96gb"},
     "h200": {"141": "h200", "140": "h200", "144": "h200"},
     "b200": {"180": "b200", "192": "b200", "179": "b200", "183": "b200"},
     "gh200": {"96": "gh200"},
@@ -233,14 +233,15 @@ _PORTS = {
     "fdr": 56e9, "edr": 100e9, "hdr100": 100e9, "hdr": 200e9, "ndr200": 200e9, "ndr": 400e9, "xdr": 800e9,
     "quantum-2": 400e9, "quantum": 200e9, "spectrum-x": 400e9, "slingshot-11": 200e9, "slingshot-10": 100e9,
     "connectx-5": 100e9, "connectx-6": 200e9, "connectx-7": 400e9, "connectx-8": 800e9, "bluefield-3": 400e9,
-    "omni-path": 100e9,
+    "omni-path": 100e9, "tcpxo": 200e9, "tcpx": 100e9,
 }  # fmt: skip
 """Bits per second of a port: InfiniBand generations with four lanes (InfiniBand Trade Association's road map), switches
-and cards by their data sheets."""
+and cards by their data sheets; GPUDirect-TCPX and -TCPXO are those of Google's a3-highgpu and a3-megagpu machines, of
+800 and 1,600 Gb/s for eight devices."""
 
 _PORT = re.compile(
     r"(?:(\d+)(?: ?x ?(?:\w+ )?| )|(?<![a-z]))"
-    r"(hdr100|ndr200|hdr|ndr|edr|fdr|xdr|quantum-2|quantum|spectrum-x|slingshot-1[01]|connectx-[5-8]|bluefield-3|omni-path)"
+    r"(hdr100|ndr200|hdr|ndr|edr|fdr|xdr|quantum-2|quantum|spectrum-x|slingshot-1[01]|connectx-[5-8]|bluefield-3|omni-path|tcpxo|tcpx)"
     r"(?![a-z])(?: 100)?(?: x ?(\d)\b)?"
 )
 _NETWORK = (
@@ -252,6 +253,7 @@ _RATE = re.compile(
     r"(?:(bits?|b|B)?(/s|ps|/sec)|(?:igabit|bit|b)?-?(E\b|(?= ?-?ethernet))|igabit|bit|b)?(?![a-zA-Z0-9])",
 )
 """A rate in bits or bytes a second, or of a kind of network by its rate: 10 GbE, 25Gb Ethernet, 100G RoCE."""
+_CARDS_OF_NODE = re.compile(r"\b\d ?[x*\u00d7] ?(?:25|50|100|200|400|800) ?G\b", re.I)
 _INSIDE = ("nvlink", "nvswitch", "nvl", "pcie", "c2c", "hbm", "xgmi")
 
 
@@ -277,6 +279,8 @@ def network_of(interconnect: str, notes: str, usual_per_node: int) -> Network:
     for clause in re.split(r"[;,+&]| / |\band\b|\bwith\b", interconnect):
         if any(word in clause.lower() for word in _INSIDE):
             continue
+        if _CARDS_OF_NODE.search(clause):  # "XGMI + 8x400G"
+            clause = f"network {clause}"
         if (found := _of_each(clause, per_node)) is not None:
             words, bits = found
             if not bits:

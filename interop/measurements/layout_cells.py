@@ -137,7 +137,8 @@ class LayoutCells(Mixtures):
 
     def sequence_parallel(self, tp: int, stack: str) -> bool:
         mode = re.search(r"(reduce[-_ ]scatter)|all[-_ ]reduce", self.words("sequence_parallel"))  # Nanotron's words
-        stated = bool(mode.group(1)) if mode else self.switch("sequence_parallel")
+        words = re.fullmatch(r"(?:megatron[- ]?)?(?:sp|tp)", self.text("sequence_parallel").lower())
+        stated = bool(mode.group(1)) if mode else words is not None or self.switch("sequence_parallel")
         if stated is None and tp > 1:
             stated = stack not in ("megatron-2022", "zero-bubble")
             self.assumed.append(f"sequence parallelism not stated: {'on' if stated else 'off'} with tensor parallelism")
@@ -228,6 +229,9 @@ class LayoutCells(Mixtures):
             self.assumed.append(f"recompute {text!r} taken as {found.mode}")
         if found.share is not None:
             self.assumed.append(f"recompute {text!r}: whole blocks, {found.share:.0%} of them")
+        if found.mode == "selective_op" and not stack.startswith("torch"):
+            found = dataclasses.replace(found, mode="selective")
+            self.assumed.append(f"recompute {text!r} taken as the attention core")
         if found.mode not in (modes := stack_named(stack).recompute_modes) and found.mode == MEMORY_BOUND:
             found = dataclasses.replace(found, mode=modes[0])
             self.assumed.append(f"recompute {text!r} taken as {found.mode}: norms and activation functions cost little")

@@ -70,7 +70,16 @@ class Mixtures(Cells):
         assert known.experts is not None
         self.assumed.append(f"experts as published ({known.source})")
         experts = dataclasses.replace(known.experts, capacity_factor=self.places(known.experts.num_experts))
-        return resized(known, num_layers=layers, seq=seq, dtype=dtype, experts=experts)
+        kv_heads = self.on_every_rank(known.kv_heads, known.num_heads)
+        return resized(known, num_layers=layers, seq=seq, dtype=dtype, experts=experts, num_kv_heads=kv_heads)
+
+    def on_every_rank(self, kv_heads: int, heads: int) -> int:
+        """Key-value heads of a model, of which every tensor-parallel rank has one."""
+        tp = self.count("tp", 1)
+        if not kv_heads < tp <= heads:
+            return kv_heads
+        self.assumed.append(f"{kv_heads} key-value heads: one on each of {tp} tensor-parallel ranks")
+        return tp
 
     def experts(self, name: str, known: TransformerConfig | None, ffn: int) -> Experts | None:
         """The experts that a row gives in columns or in its model's name; None if it gives none."""

@@ -70,10 +70,7 @@ class ModelCells(Mixtures):
         if known is not None and known.latent is not None:
             raise Skip(f"model {name!r} has other sizes than the catalogue's mixture {known.name}", "model")
         kv_heads = self.count("kv_heads", same.kv_heads if same else heads)
-        tp = self.count("tp", 1)
-        if kv_heads < tp <= heads:
-            self.assumed.append(f"{kv_heads} key-value heads: one on each of {tp} tensor-parallel ranks")
-            kv_heads = tp
+        kv_heads = self.on_every_rank(kv_heads, heads)
         ffn = self.count("ffn", same.inner if same else 4 * hidden)
         if not self.text("ffn") and same is None:
             ffn = self.usual_ffn(name, hidden, heads, kv_heads)

@@ -24,10 +24,11 @@ _PRODUCTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (rf"{_FLOAT8}.*(row|channel|axis)|row\w*[ ]*(fp8|float8)", ("float8-rowwise",)),
     (rf"{_FLOAT8}.*(current|dynamic|\bcs\b)", ("float8-current",)),
     (rf"{_FLOAT8}.*(delay|\bds\b|tensor)", ("float8",)),
-    (_FLOAT8, ("float8", "float8-current")),
+    (rf"{_FLOAT8}|^hybrid$", ("float8", "float8-current")),
     (r"tf32|tensorfloat", ("tf32",)),
 )  # fmt: skip
 """Words -> the products of a block's linears (`simulator.stacks.products.RECIPES`), the most plausible kind first.
+"hybrid" is Megatron-LM's --fp8-format.
 NeMo's recipes fp8_ds, fp8_cs, fp8_mx and fp8_sc scale with delay, by the step, a block of 32 and a block of 128."""
 
 _DTYPES = (

@@ -43,7 +43,7 @@ _LEVELS = (
 )  # fmt: skip
 """Patterns of words -> level; the first match counts. None: the number in the words."""
 
-_PARTIAL = r"partial|auto|adaptive|dynamic|mixed|some|optimi[sz]ed|\u90e8\u5206"
+_PARTIAL = r"partial|auto|adaptive|smart|dynamic|mixed|some|optimi[sz]ed|\u90e8\u5206"
 
 _RECOMPUTE = (
     (r"^(none( .*)?|null|no|n|false|off|0|disabled|without|without .*|never|no .*|not used|0 layers|0 ?%)$", "none"),
@@ -170,6 +170,8 @@ def recompute_named(text: str) -> Recompute | None:
         return Recompute(mode="full" if switch else "none")
     plain = _plain(text)
     mode = next((mode for pattern, mode in _RECOMPUTE if re.search(pattern, plain)), None)
+    if nth := re.fullmatch(r"(?:every|ac|each)? ?(\d+)", plain):  # torchtitan's selective_ac_option, too
+        return Recompute(mode="full", share=1 / int(nth.group(1))) if int(nth.group(1)) > 1 else None
     if mode == "selective" and (nth := re.fullmatch(r"sel\w* (\d+)", plain)):  # torchtitan's selective_ac_option
         return Recompute(mode="full", share=1 / max(1, int(nth.group(1))))
     if mode != "full":
