@@ -351,7 +351,6 @@ def test_layers_of_megatron_core_may_be_captured_in_cuda_graphs(source, notes, s
      ({"recompute": "every 2"}, lambda case: case.degrees.recompute_layers == 8),  # of 16 layers of a stage
      ({"sequence_parallel": "Megatron SP"}, lambda case: case.degrees.sequence_parallel),
      ({"precision": "hybrid"}, lambda case: case.stack == "megatron-float8"),
-     ({"gpu_type": "H100-SXM5-94GB"}, lambda case: case.machine == "h100-sxm-96gb-x16"),
      ({"interconnect": "XGMI + 8x400G"}, lambda case: case.network.per_device_Bps == 50e9),
      ({"interconnect": "GPUDirect-TCPX"}, lambda case: case.network.per_device_Bps == 12.5e9),
      ({"model": "Qwen3-30B-A3B", "layers": "", "hidden": "", "heads": "", "tp": "8", "pp": "1", "dp": "2"},
