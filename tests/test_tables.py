@@ -114,7 +114,7 @@ def test_what_is_not_stated_or_not_modelled_is_skipped(change, reason):
      ({"global_batch": "4", "micro_batch": "-"}, ("micro_batch", 1)),
      ({"recompute": "full activation checkpointing"}, ("recompute", "full")),
      ({"recompute": "no recomputation"}, ("recompute", "none")),
-     ({"recompute": "SAC (per op)"}, ("recompute", "selective_op")),
+     ({"recompute": "SAC (per op)"}, ("recompute", "selective")),  # Megatron-LM has no other
      ({"recompute": "full, 2 layers per stage"}, ("recompute_layers", 2)),
      ({"recompute": "every 2nd layer"}, ("recompute_layers", 8)), ({"recompute": "25 %"}, ("recompute_layers", 4)),
      ({"recompute": "\u2717"}, ("recompute", "none")),
