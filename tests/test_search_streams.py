@@ -119,6 +119,18 @@ def test_the_bound_of_any_strategies_is_below_their_simulated_step(name: str, ki
                 assert least_s <= problem.total(values) <= simulate(lower(plan), MACHINE, fold_ranks=True).step_s
 
 
+def test_bounds_of_kernels_grow_with_the_time_that_there_is() -> None:
+    """The operators that take longest come first; a later call goes on where the time was up."""
+    graph = mlp_graph([512, 256, 64, 256], 64)
+    stages, left = stage_search(graph, Optimizer(), 1), iter([False, False, True])
+    some = dict(stages.floors(range(8), lambda: next(left)))
+    (longest,) = [name for name, floor in some.items() if floor.device_s]
+    assert not stages.has_floors(range(8))
+    every = stages.floors(range(8))
+    assert stages.has_floors(range(8)) and all(floor.device_s > 0.0 for floor in every.values())
+    assert some[longest] == every[longest] == max(every.values(), key=lambda floor: floor.device_s)
+
+
 def test_what_an_operator_takes_alone_is_in_the_bound() -> None:
     """One device only computes, and no two of these layers are in one block."""
     graph = classifier(nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 8)))

@@ -163,23 +163,30 @@ class StageCosts:
             edges=self.tensors.edges(), seconds=self.tensors.seconds, left=[np.arange(len(each)) for each in own],
         )  # fmt: skip
 
+    def kind(self, position: int) -> object:
+        """A key of all that the time of an operator's strategies depends on."""
+        operator = self.operators[position]
+        return self.places.get(operator.name), self._keys.signature(operator), id(self.choices[position])
+
     def least_own_s(self, position: int) -> float:
         """The least time of an operator alone in a step."""
         compute, others, *_ = self._own_parts(position)
         return float((compute + others).min())
 
-    def longest_first(self) -> list[int]:
-        """The positions of the operators: those first whose equals take longest together with their batch split."""
+    def longest_first(self) -> list[tuple[str, ...]]:
+        """The names of equal operators; those first that take longest together with their batch split."""
         total: dict[object, float] = {}
+        alike: dict[object, list[str]] = {}
         for position, value in enumerate(self.batch_split()):
-            seconds = self._own_s(self.operators[position], self.choices[position][value])
-            key = self._column_key(position)
-            total[key] = total.get(key, 0.0) + seconds.compute_s
-        return sorted(range(len(self.operators)), key=lambda position: -total[self._column_key(position)])
+            operator, kind = self.operators[position], self.kind(position)
+            seconds = self._own_s(operator, self.choices[position][value])
+            total[kind] = total.get(kind, 0.0) + seconds.compute_s
+            alike.setdefault(kind, []).append(operator.name)
+        return [tuple(alike[kind]) for kind in sorted(alike, key=lambda kind: -total[kind])]
 
     def least_kernels_s(self, position: int) -> tuple[float, float]:
         """Lower bounds on the time of an operator's kernels in a step, on the host and on the device."""
-        key = "kernels", self._column_key(position)
+        key = "kernels", self.kind(position)
         if key not in self._parts:
             operator = self.operators[position]
             place, spec = self.places.get(operator.name), self.micro.spec(operator)
@@ -226,11 +233,11 @@ class StageCosts:
     def _own_table(self, position: int) -> np.ndarray:
         """The time of each strategy of an operator; equal operators share the array."""
         compute, others, *_ = self._own_parts(position)
-        return self._summed.setdefault(self._column_key(position), compute + others)
+        return self._summed.setdefault(self.kind(position), compute + others)
 
     def _own_parts(self, position: int) -> np.ndarray:
         """[4, strategies]: the `OperatorSeconds` of an operator with each strategy."""
-        key = self._column_key(position)
+        key = self.kind(position)
         if key not in self._parts:
             self.check_time()
             operator = self.operators[position]
@@ -242,7 +249,3 @@ class StageCosts:
         if key not in self.known:
             self.known[key] = self.own.seconds(operator, strategy)
         return self.known[key]
-
-    def _column_key(self, position: int) -> object:
-        operator = self.operators[position]
-        return self.places.get(operator.name), self._keys.signature(operator), id(self.choices[position])

@@ -201,6 +201,8 @@ class PlanSearch:
         self.complete = self.complete and len(priced) == len(options)
         if priced and not (asked and self.is_over()):
             self._shapes(costs, priced, asked)
+        if self._fitting() and self.deadline is not None and not self._has_floors(asked[0]):
+            self.complete = False  # strategies take longer to search than to bound
         if not (self._fitting() and self.is_over()):
             self._neighbours(asked[0])
             self._leveled(asked[0])
@@ -357,6 +359,11 @@ class PlanSearch:
                 return _gap([solved[stage] for stage in own])
         solved, made_of = self._search_of(shape).solved, list(zip(shape.names, shape.widths, strict=True))
         return _gap([solved[stage] for stage in made_of]) if all(stage in solved for stage in made_of) else None
+
+    def _has_floors(self, shape: PipelineShape) -> bool:
+        """Whether there was time to bound the kernels of all operators in a shape."""
+        search = self._search_of(shape)
+        return all(search.has_floors(range(width)) for width in shape.widths)
 
     def _num_ranks(self, widths: Sequence[int]) -> int:
         """Whose prices count: of a plan with stages of these widths."""

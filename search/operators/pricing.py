@@ -39,6 +39,8 @@ __all__ = [
 ]  # fmt: skip
 
 
+_FEW_PRICES = 256
+
 _PASSED_ON = ("add.grad0", "add.grad1")
 """Calls that may return their input without any work."""
 
@@ -61,14 +63,21 @@ class _InstructionSeconds:
     def __init__(self, machine: Machine, mesh: Layout, num_ranks: int, fused: bool) -> None:
         self.machine, self.num_ranks, self.fused = machine, num_ranks, fused
         self.mesh, self.shared = mesh, ranks_per_core(machine, num_ranks)
+        self._known: dict[tuple[int, int], tuple[Cost, object, object]] = {}
 
     def __call__(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> float:
         """Seconds, as the search counts them."""
         return _counted_s(self.machine, self.shared, instruction.kind, self._price(instruction, values))
 
     def _price(self, instruction: Instruction, values: Mapping[str, Value] | None) -> Cost:
-        group = GroupProgram(mesh=self.mesh, values=values or {}, blocks=())
-        return price(instruction, group, self.machine, self.num_ranks)
+        """The price, which is kept for some instructions: of those of an operator each is asked for several times."""
+        key = id(instruction), id(values)
+        if key not in self._known:
+            if len(self._known) >= _FEW_PRICES:
+                self._known.clear()
+            group = GroupProgram(mesh=self.mesh, values=values or {}, blocks=())
+            self._known[key] = price(instruction, group, self.machine, self.num_ranks), instruction, values
+        return self._known[key][0]  # what is kept has its ids to itself
 
     def parts(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> tuple[float, float]:
         """Seconds on the host and on the device, as if no other rank had anything to do."""

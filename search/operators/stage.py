@@ -85,7 +85,7 @@ class StageSearch:
     _places: dict[str, AtBorders] = field(init=False)
     _known_moves: dict[object, float] = field(init=False)
     _floors: dict[tuple[int, ...], dict[str, Floor]] = field(init=False, default_factory=dict)
-    _floors_left: dict[tuple[int, ...], tuple[list[StageCosts], list[int]]] = field(init=False, default_factory=dict)
+    _floors_left: dict[tuple[int, ...], list[tuple[str, ...]]] = field(init=False, default_factory=dict)
     _least_own: dict[tuple[int, ...], dict[str, float]] = field(init=False, default_factory=dict)
     _answers: dict[object, list[StageAnswer]] = field(init=False, default_factory=dict)
     _costs: dict[tuple[tuple[str, ...], Layout], StageCosts] = field(init=False, default_factory=dict)
@@ -258,16 +258,18 @@ class StageSearch:
         key = tuple(ranks)
         found = self._floors.setdefault(key, {operator.name: Floor(0.0, 0.0) for operator in self.micro.operators})
         if key not in self._floors_left and not is_over():
-            every = list(self._all_tables(ranks))
-            self._floors_left[key] = every, every[0].longest_first()[::-1]
-        every, left = self._floors_left.get(key, ([], []))
+            self._floors_left[key] = next(self._all_tables(ranks)).longest_first()[::-1]
+        left = self._floors_left.get(key, [])
         while left and not is_over():
-            position = left.pop()
-            host, device = zip(*(costs.least_kernels_s(position) for costs in every), strict=True)
-            found[self.micro.operators[position].name] = Floor(min(host), min(device))
-        if not left:
-            every.clear()
+            alike = left.pop()
+            every = [self._tables(alike[:1], mesh, {}, self._choice.price_of) for mesh in self.meshes((), ranks)]  # type: ignore[arg-type]
+            host, device = zip(*(costs.least_kernels_s(0) for costs in every), strict=True)
+            found |= dict.fromkeys(alike, Floor(min(host), min(device)))
         return found
+
+    def has_floors(self, ranks: Sequence[int]) -> bool:
+        """Whether `floors` has the bounds of all operators on some ranks."""
+        return self._floors_left.get(tuple(ranks)) == []
 
     def least_own_s(self, ranks: Sequence[int]) -> dict[str, float]:
         """A lower bound on the additive cost of every operator on some ranks, without tensors between operators."""
