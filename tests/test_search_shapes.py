@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
+import msgspec
 import pytest
 
 from benchmarks.search_exact import against_every_shape, random_problem
@@ -215,3 +217,24 @@ def test_every_width_adds_up() -> None:
     assert sum(stage.mesh.num_ranks for stage in found.best.stages) <= 5
     ends = list(itertools.accumulate(stage.mesh.num_ranks for stage in found.best.stages))
     assert [stage.mesh.rank_list[-1] + 1 for stage in found.best.stages] == ends
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 4])
+def test_no_boundary_is_better_where_a_shared_weight_forbids_many(machine: Machine, num_micro_batches: int) -> None:
+    """Small layers come before the large ones between whose readers no stage may end."""
+    graph = mlp_graph([256, 256, 256, 256, 1024, 1024, 1024, 1024, 1024, *[256] * 6], 512)
+    first, second = (graph.by_name[f"layer{number}.linear"] for number in (5, 8))
+    tied = msgspec.structs.replace(second, inputs=(second.inputs[0], *first.inputs[1:]))
+    graph = msgspec.structs.replace(
+        graph, operators=tuple(tied if operator is second else operator for operator in graph.operators),
+        tensors={name: tensor for name, tensor in graph.tensors.items() if name not in second.inputs[1:]},
+    )  # fmt: skip
+    names = [operator.name for operator in graph.operators]
+    asked: dict[str, Any] = {"num_devices": 2, "num_stages": 2, "num_micro_batches": num_micro_batches}
+    steps = []
+    for cut in range(1, len(names)):
+        with contextlib.suppress(TwofoldError):  # between the readers
+            found = search(graph, machine, stages=[names[:cut], names[cut:]], **asked)
+            steps.append(found.best.prediction.step_s)
+    assert 12 < len(steps) < len(names) - 1
+    assert search(graph, machine, **asked).best.prediction.step_s == min(steps)

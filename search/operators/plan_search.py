@@ -258,13 +258,16 @@ class PlanSearch:
             simulate(*following)
         if not found:
             raise TwofoldError(costs.reason)
-        left, best = NUM_NEAR, None
+        left, best, listed, tried = NUM_NEAR, None, set(options), set(options)
         while left and found[0][1] != best:
             best = found[0][1]
-            for option in ranking.near(best)[:left]:
+            moved = [option for option in costs.space.moved(best) if option not in tried]
+            tried.update(moved)
+            for option in [*moved, *ranking.near(best)][:left]:
                 if self.is_over():
                     return
-                if (estimate_s := ranking.take(option)) < float("inf"):
+                estimate_s = (ranking if option in listed else Ranking(costs, [option])).take(option)
+                if estimate_s < float("inf"):
                     simulate(option, estimate_s)
                 left -= 1
                 if found[0][1] != best:

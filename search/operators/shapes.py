@@ -123,6 +123,24 @@ class ShapeSpace:
             rows.append([min(by_count[count], key=slowest) for count in counts])
         return rows or [list(options[:1])]
 
+    def moved(self, option: Option) -> list[Option]:
+        """Options that differ in one boundary of stages, which is at one of the two next possible places on both sides.
+
+        >>> from plans.model.mlp import mlp_graph
+        >>> ShapeSpace(mlp_graph([8, 8, 8, 8], 4), 2, None).moved((1, (2,), (1, 1)))
+        [(1, (1,), (1, 1)), (1, (3,), (1, 1)), (1, (4,), (1, 1))]
+        """
+        count, inside, widths = option
+        found = []
+        for number, at in enumerate(inside):
+            ends = (0, *inside, len(self.graph.operators))
+            before = [place for place in range(ends[number] + 1, at) if place not in self._shared]
+            behind = [place for place in range(at + 1, ends[number + 2]) if place not in self._shared]
+            found += [
+                (count, (*inside[:number], place, *inside[number + 1 :]), widths) for place in before[-2:] + behind[:2]
+            ]
+        return found
+
     def shape(self, option: Option) -> PipelineShape:
         """The shapes of one option."""
         count, _, widths = option
@@ -155,13 +173,19 @@ class ShapeSpace:
         return [each for each in itertools.product(every, repeat=number) if sum(each) <= self.num_devices]
 
     def _cuts(self, weights: Callable[[], Sequence[float]]) -> list[int]:
-        """Possible boundaries of stages: in each even part of the work the place with the fewest crossing bytes."""
+        """Possible boundaries of stages: in each even part of the work the place with the fewest crossing bytes, and of
+        those with equally few the one nearest to the part's inner end.
+        """
         count = len(self.graph.operators)
-        if count - 1 <= _MAX_CUTS:
-            return [at for at in range(1, count) if at not in self._shared]
-        parts = balanced_cuts(weights(), _MAX_CUTS + 1)
-        possible = [[at for at in range(start, end) if at not in self._shared] for start, end in parts[1:]]
-        return [min(places, key=lambda at: (self.crossing_bytes[at], at)) for places in possible if places]
+        possible = [at for at in range(1, count) if at not in self._shared]
+        if len(possible) <= _MAX_CUTS:
+            return possible
+        found = []
+        for start, end in balanced_cuts(weights(), _MAX_CUTS):
+            inner = start or end
+            places = [at for at in possible if start <= at < end]
+            found += sorted(places, key=lambda at: (self.crossing_bytes[at], abs(at - inner)))[:1]
+        return found
 
 
 def _between_readers(graph: Graph) -> frozenset[int]:
