@@ -111,7 +111,8 @@ class SearchResult(Shown, Generic[PlanT]):
         relaxed_bound_s: the optimistic relaxation of the full space, without contention or waiting.
         physics_bound_s: all arithmetic at the peak rate, or all parameters through memory once (`search.physics`).
         search_s: how long the search took.
-        complete: whether it ended without a time limit or an interrupt.
+        complete: whether it ended without a time limit or an interrupt: all shapes and strategies that it looks at were
+            looked at. It proves nothing about the step; `gap` says what is proven.
         num_proven: how many of `plans`, from the first on, are proven to be the fastest of the space in this order.
         num_equal: how many of `plans`, from the first on, are equally fast as far as a forecast can tell. They are
             ordered by simplicity and memory that is left (`search.devices.preference`).
@@ -222,6 +223,11 @@ class SearchResult(Shown, Generic[PlanT]):
         elif is_beyond or not self.complete or self.lower_bound_s > self.relaxed_bound_s:
             most = "less than 0.1 % longer than" if self.gap < 5e-4 else f"at most {_longer_than(self.gap)}"
             sentences.append(f"Its forecast is {most} the shortest of {space}.{holds}")
+        if self.complete and self.problem is None and isinstance(self.best, Plan) and self.strategies_gap is not None:
+            lowest = "the lowest of all strategies" if self.strategies_gap < 5e-4 else (
+                f"at most {Share(self.strategies_gap)} above the lowest"
+            )  # fmt: skip
+            sentences.append(f"Its additive cost is {lowest} for its stages.")
         relaxed = f"the optimistic relaxation ({Seconds(self.relaxed_bound_s)})" if self.method == "search" else ""
         bounds = [f"{_longer_than(self.gap_to_relaxation)} {relaxed}"] if relaxed else []
         bounds.append(f"{_longer_than(self.gap_to_physics)} the physical bound ({Seconds(self.physics_bound_s)})")

@@ -125,6 +125,7 @@ def test_the_search_states_the_gap_of_its_strategies(llama: Graph) -> None:
     found = search(llama, Machine.load("h200-x8"), num_devices=4, top_k=1, method="operators")
     assert found.strategies_gap == pytest.approx(0.0, abs=1e-8)
     assert found.to_json()["strategies_gap"] == found.strategies_gap
+    assert "additive cost is the lowest of all strategies for its stages" in found.summary()
 
 
 @pytest.mark.parametrize(("name", "devices"), [("plain Llama", 4), ("nanoGPT", 2)])
