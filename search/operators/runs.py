@@ -1,4 +1,4 @@
-"""What is known of runs of fused instructions before they are formed: what an operator must read and write in any run.
+"""Reads and writes of an operator in any run of fused instructions, whichever runs are formed.
 
 Lowering fuses memory-bound instructions of neighbours into runs (`plans.lower.fuse`); which ones depends on the whole
 plan. But a run reads from memory what a kernel made, and writes what a kernel reads. So an operator's own instructions
@@ -51,8 +51,8 @@ class AtBorders(NamedTuple):
 def at_borders(graph: Graph) -> dict[str, AtBorders]:
     """The place of every operator, by name.
 
-    Nothing is known of runs that a loss may be part of, whose kernels read little of what they are given, and of
-    operators without effect on the loss, which are left out of runs.
+    Runs that a loss may be part of read little of what they are given, and operators without effect on the loss are
+    left out of runs: of both only `alone` is stated.
 
     >>> from plans.model.mlp import mlp_graph
     >>> places = at_borders(mlp_graph([8, 4, 2], 16))
