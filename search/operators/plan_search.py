@@ -17,11 +17,10 @@ from plans.optimizer import Optimizer
 from plans.plan import Plan, Stage, Strategy
 from plans.units import Seconds
 from search.attach_prediction import predicted
-from search.operators.describe import describe_strategy
+from search.operators.describe import alternatives
 from search.operators.equal_blocks import alike_plans
 from search.operators.fitting import leaner_plan, peaks, picks_that_may_fit
 from search.operators.ranking import NUM_NEAR, Ranking
-from search.operators.refine import cheapest
 from search.operators.shape_costs import ShapeCosts
 from search.operators.shapes import Option, PipelineShape, ShapeSpace, ranks_of
 from search.operators.stage import StageAnswer, StageSearch
@@ -40,7 +39,6 @@ _MOST_LARGE = 4
 _WORTH_VARYING = 1.5
 """Largest factor over the fastest plan at which a plan is still varied: micro-batches, schedule, level."""
 
-_EVERY = 1 << 30
 _LEAN = 4
 """Number of answers of a stage whose memory is checked even after the time limit."""
 
@@ -458,30 +456,10 @@ class PlanSearch:
                 return fitting, smallest
         return [], smallest
 
-    # -------------------------------------------------------------- explanation
-
     def _alternatives(self, best: Plan) -> list[Alternative]:
-        """The strategies of every operator of the best plan, and the extra cost of the best answer with each."""
-        found = []
+        """Changes of single operators of the best plan, and their costs."""
         key = best.num_micro_batches, self._num_ranks([best.num_ranks]), best.optimizer.parallel_level
-        search = self.stage_search(*key)
-        for stage in best.stages:
-            costs = search.costs(stage.operators, stage.mesh)
-            every = cheapest(costs.question(), _EVERY).found
-            for position, operator in enumerate(costs.operators):
-                kept = best.strategy(operator)
-                least: dict[int, float] = {}
-                for answer in every:
-                    least.setdefault(answer.values[position], answer.cost_s)
-                for value, cost_s in sorted(least.items()):
-                    strategy = costs.choices[position][value]
-                    found.append(
-                        Alternative(
-                            subject=operator.name, change=describe_strategy(strategy), extra_s=cost_s - every[0].cost_s,
-                            chosen=strategy == kept,
-                        )
-                    )  # fmt: skip
-        return found
+        return alternatives(self.stage_search(*key), best)
 
 
 def _gap(found: Sequence[tuple[float, float]]) -> float | None:

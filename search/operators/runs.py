@@ -59,47 +59,66 @@ def at_borders(graph: Graph) -> dict[str, AtBorders]:
     >>> places["layer1.relu"].alone, places["layer1.relu"].is_given, places["layer1.linear"].apart
     ((True, False), True, ('linear.grad2',))
     """
-    alone, apart = fused_alone(graph), _Flow(graph).apart()
-    producers, consumers = graph.producers(), graph.consumers()
+    alone, apart, borders, useful = fused_alone(graph), _Flow(graph).apart(), _Borders(graph), _useful(graph)
     blocks = block_names(graph.operators)
     losses = [each for each in graph.operators if each.kind == "cross_entropy"]
     logits = {(blocks[each.name], graph.tensors[each.inputs[0]].shape) for each in losses}
-    first_read: dict[str, str] = {}
-    first_kept: dict[str, str] = {}
-    useful = _useful(graph)
     found = {}
     for operator in graph.operators:
         tensors = (*operator.inputs, *operator.outputs)
-        shapes = {(blocks[operator.name], graph.tensors[name].shape) for name in tensors}
-        if operator.name not in useful or shapes & logits:
-            found[operator.name] = AtBorders(alone=alone[operator.name])
-            continue
-        spec, makers = graph.spec(operator), [producers.get(name) for name in operator.inputs]
-        readers = consumers[operator.outputs[0]]
-        again = f"{operator.kind}.forward" in MADE_AGAIN
-        fused = f"{operator.kind}.forward" in FUSIBLE and not (again and all(map(_is_fused, readers)))
-        reads = [
-            index for index, maker in enumerate(makers) if fused and not (maker is not None and _is_fused(maker))
-            and first_read.setdefault(operator.inputs[index], operator.name) == operator.name
-        ]  # fmt: skip
-        backward = any(f"{operator.kind}.grad{index}" in FUSIBLE for index in spec.gradients)
-        kept = [
-            index for index, maker in enumerate(makers)
-            if backward and not (maker is not None and f"{maker.kind}.forward" in MADE_AGAIN)
-            and first_kept.setdefault(operator.inputs[index], operator.name) == operator.name
-        ]  # fmt: skip
-        returns = [
-            index for index, maker in enumerate(makers)
-            if maker is not None and len(consumers[operator.inputs[index]]) == 1
-            and operator.inputs.count(operator.inputs[index]) == 1 and _reads_gradient_by_kernel(graph, maker)
-        ]  # fmt: skip
-        found[operator.name] = AtBorders(
-            alone=alone[operator.name], reads=tuple(reads),
-            is_read=fused and any(not _is_fused(each) and not graph.spec(each).blind for each in readers),
-            is_given=len(readers) == 1 and _gives_by_kernel(graph, readers[0], operator.outputs[0]),
-            kept=tuple(kept), returns=tuple(returns), apart=apart.get(operator.name, ()),
-        )  # fmt: skip
+        place = AtBorders(alone=alone[operator.name])
+        shapes = {(blocks[operator.name], graph.tensors[each].shape) for each in tensors}
+        if operator.name in useful and not shapes & logits:
+            place = borders.of(operator, place._replace(apart=apart.get(operator.name, ())))
+        found[operator.name] = place
     return found
+
+
+@dataclass(slots=True)
+class _Borders:
+    """Finds what operators read and write at the borders of runs, in the order of the graph."""
+
+    graph: Graph
+    _producers: Mapping[str, Operator] = field(init=False)
+    _consumers: Mapping[str, tuple[Operator, ...]] = field(init=False)
+    _read_by: dict[str, str] = field(init=False, default_factory=dict)
+    _kept_by: dict[str, str] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._producers, self._consumers = self.graph.producers(), self.graph.consumers()
+
+    def of(self, operator: Operator, place: AtBorders) -> AtBorders:
+        """The place with what the operator reads and writes."""
+        graph, readers = self.graph, self._consumers[operator.outputs[0]]
+        again = f"{operator.kind}.forward" in MADE_AGAIN and all(map(_is_fused, readers))
+        if _is_fused(operator) and not again:
+            is_read = any(not _is_fused(each) and not graph.spec(each).blind for each in readers)
+            place = place._replace(reads=self._reads(operator), is_read=is_read)
+        if any(f"{operator.kind}.grad{index}" in FUSIBLE for index in graph.spec(operator).gradients):
+            place = place._replace(kept=self._kept(operator))
+        is_given = len(readers) == 1 and _gives_by_kernel(graph, readers[0], operator.outputs[0])
+        return place._replace(is_given=is_given, returns=self._returns(operator))
+
+    def _reads(self, operator: Operator) -> tuple[int, ...]:
+        return tuple(
+            index for index, name in enumerate(operator.inputs)
+            if not (name in self._producers and _is_fused(self._producers[name]))
+            and self._read_by.setdefault(name, operator.name) == operator.name
+        )  # fmt: skip
+
+    def _kept(self, operator: Operator) -> tuple[int, ...]:
+        return tuple(
+            index for index, name in enumerate(operator.inputs)
+            if not (name in self._producers and f"{self._producers[name].kind}.forward" in MADE_AGAIN)
+            and self._kept_by.setdefault(name, operator.name) == operator.name
+        )  # fmt: skip
+
+    def _returns(self, operator: Operator) -> tuple[int, ...]:
+        return tuple(
+            index for index, name in enumerate(operator.inputs)
+            if name in self._producers and len(self._consumers[name]) == 1 and operator.inputs.count(name) == 1
+            and _reads_gradient_by_kernel(self.graph, self._producers[name])
+        )  # fmt: skip
 
 
 def _useful(graph: Graph) -> set[str]:
