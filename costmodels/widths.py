@@ -77,7 +77,7 @@ STEP_LONGER = 0.025
 
 Device-bound steps of torch's parts: 3.4, 1.6 and 2.4 % of 41, 30 and 39 steps of the second, third and fifth set of
 `benchmarks.peers` on H200, 2.8 % of 35 of the fifth on H100. Replayed steps of twofold's executor in the same sets:
-3.2, 1.4, 2.3 and 2.3 % of 61, 41, 62 and 58. The seventh set (4.5 % of 24, 4.3 % of 43) and published tables test it.
+2.6, 1.1, 1.9 and 2.3 % of 61, 41, 62 and 58. The seventh set (4.5 % of 24, 4.0 % of 43) and published tables test it.
 """
 
 OTHER_LONGER = 0.09
