@@ -37,7 +37,9 @@ _BEHIND = re.compile(r"\w.*?\)? *[x\u00d7*] *(\d+)(?: *(?:gpus?|npus?|devices|ca
 """Devices behind their name: "H200 x 8"."""
 
 _OFF = ("tp", "pp", "cp", "ep")
-"""Degrees that tables write as 0 where they are not used."""
+"""Degrees that tables write as 0 or as a dash where they are not used."""
+
+_NO_DEGREE = ("0", "\u2013", "\u2014")
 
 _WHOLE = ("seq", "global_batch", "gpu_count", "hidden", "ffn", "vocab")
 """Columns of whole numbers, most of which are above 1,000."""
@@ -84,6 +86,10 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     if narrow.lower() not in NOTHING and switch_named(narrow) is not False:
         named = precision_named(narrow) is not None or re.search(r"int ?\d", narrow, re.I)
         made["precision"] = "float8" if switch_named(narrow) else narrow if named else f"float8 {narrow}"
+    if (count := number(made.get("tokens", ""))) and (
+        scale := re.search(r"[(\[]([bt])\b", headers.get("tokens", "").lower())
+    ):
+        made["tokens"] = f"{count * (1e9 if scale.group(1) == 'b' else 1e12):g}"  # "Tokens (B)"
     if switch_named(made.pop("offload", "")):
         made["notes"] = f"{made.get('notes', '')}; offload".strip("; ")
     _counts_of_devices(made)
@@ -193,7 +199,7 @@ def degrees_in(words: str) -> dict[str, str]:
 
 def _with_degrees_of_model(row: Mapping[str, str]) -> dict[str, str]:
     """A row with the degrees in the cell of its model, as "Mixtral 8x7B (EP=8)", and with plain degrees: 1 for 0."""
-    made = {name: "1" if cell == "0" and name in _OFF else cell for name, cell in row.items()}
+    made = {name: "1" if cell in _NO_DEGREE and name in _OFF else cell for name, cell in row.items()}
     for name in _OFF:
         if (remark := re.fullmatch(r"(\d+) *\(([A-Za-z][^()\d]*)\)", made.get(name, ""))) is not None:  # "1 (FSDP)"
             made[name] = remark[1]

@@ -304,6 +304,8 @@ def _of_each(clause: str, per_node: int) -> tuple[str, float] | None:
     shared = ("node" in low and not re.search(r"between|inter", low)) or "efa" in low or "total" in low
     for found in _RATE.finditer(plain):
         cards, rate, giga, unit, per_second, ethernet = found.groups()
+        if giga in "Tt" and unit == "B" and not re.search(_NETWORK, low):  # of a memory: "3.35 TB/s"
+            continue
         if per_second is None and ethernet is None and not (each_device or re.search(_NETWORK, low)):
             continue
         bits = float(rate) * (1e12 if giga.lower() == "t" else 1e9) * (8 if unit == "B" else 1)

@@ -336,7 +336,7 @@ def _of_markdown(lines: list[str], knows: Callable[[str], bool]) -> Iterator[Gri
         done += len(run)
         if is_table:
             titles = [*reversed(said), *(line for depth in sorted(headings, reverse=True) for line in headings[depth])]
-            rows = [_bars(line) for line in run if "|" in line]
+            rows = [_bars(line) for line in run if "|" in line and not _RULE.match(line)]
             yield _grid(rows, knows, [*titles, *below] if done > last else titles)
             said = []
             continue

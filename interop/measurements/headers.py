@@ -168,6 +168,8 @@ _SPELLINGS = (
     (r"(?:模型)?(?:浮点)?算力利用率", "mfu "),
     (r"显存", "memory"), (r"吞吐量?", "throughput"), (r"性能", "performance"), (r"卡", "card"),
     (r"\bzeit (?:pro|je)\b", "time per"), (r"\b(?:iterations|schritt)zeit\b", "step time"),
+    (r"\btemps (?:par|d.une|d') ?(?:it[e\u00e9]ration|[e\u00e9]tape|pas)\b", "step time"), (r"\bjetons?\b", "tokens"),
+    (r"\bd[e\u00e9]bit\b", "throughput"), (r"\bm[e\u00e9]moire\b", "memory"),
     (r"\bdurchsatz\b", "throughput"), (r"\bspeicher\b", "memory"),
     (r"seconds?|secs?\b|sec(?![a-z])", "s"), (r" *(?:\u00b1|\+/-).*$", ""), (r"milli-?s\b", "ms"),
     (r"minutes?\b", "min"),

@@ -17,6 +17,11 @@ _RULES = re.compile(r"(?<!\\)%.*|\\(top|mid|bottom|c?mid|h|c)(rule|line)(\([^)]*
 _ACROSS = re.compile(r"\s*\\multicolumn\{(\d+)\}\{(?:[^{}]|\{[^{}]*\})*\}")
 _DOWN = re.compile(r"\s*\\multirow(?:\[\w\])?\{(-?\d+)\}(?:\{[^}]*\}|\*)")
 
+_RAISED = dict(zip("12345", "\u00b9\u00b2\u00b3\u2074\u2075", strict=True)) | {
+    mark: mark for mark in "\u2020\u2021\u00a7*"
+}
+"""Marks of footnotes inside <sup>, and the signs that are read as marks."""
+
 _MARKS = {r"\\dagger": "\u2020", r"\\ddagger": "\u2021", r"\\ast": "*", r"\^\{?\*": "*"}
 """Commands of the marks of footnotes, and the marks."""
 
@@ -32,6 +37,7 @@ def html_tables(text: str) -> list[Table]:
     """
     parser = _Tables()
     parser.feed(text)
+    parser.end()
     return [(titles, rows) for titles, rows in parser.tables]
 
 
@@ -109,6 +115,11 @@ class _Tables(HTMLParser):
         self._span = (1, 1)
         self._below: dict[int, tuple[int, str]] = {}
 
+    def end(self) -> None:
+        """Give the footnotes below the last table to it."""
+        if self.tables and self._rows is None:
+            self.tables[-1][0].extend(line for line in self._said if line[:1] in _RAISED.values())
+
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "table":
             self._rows, self._below = [], {}
@@ -144,7 +155,7 @@ class _Tables(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self._in_mark:  # of a footnote
-            return
+            data = _RAISED.get(data.strip(), data.strip() if data.strip() in _RAISED.values() else "")
         if self._cell is not None:
             self._cell.append(data)
         elif self._caption is not None:

@@ -167,7 +167,8 @@ UNNAMED_SEQ = 2048
 _SEQUENCES = (
     (r"llama[-_ ]?[34](?![\db])|qwen[-_ ]?[23]|gemma|nemotron|star[-_ ]?coder|grok", 8192),
     (
-        r"llama[-_ ]?2|mistral|mixtral|deepseek|yi\b|qwen|baichuan|glm|intern[-_ ]?lm|gpt[-_ ]?oss|dbrx|olmo|command",
+        r"llama[-_ ]?2|llama[-_ ]?70b|mistral|mixtral|deepseek|yi\b|qwen|baichuan|glm|intern[-_ ]?lm|gpt[-_ ]?oss|dbrx"
+        r"|olmo|command",
         4096,
     ),
     (r"gpt[-_ ]?3|\bopt\b|bloom|turing|mt[-_ ]?nlg|gpt[-_ ]?j|neo|pythia|\bmpt|falcon|llama|vicuna|alpaca|pangu", 2048),

@@ -270,10 +270,12 @@ def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
     device, model = (stated_in_titles((found.get(column, ""),), ()) for column in ("gpu_type", "model"))
     said = {name: cell for name, cell in device.items() if name in _BESIDE_DEVICES}
     several = len(re.split(r"[,;|]| / ", found.get("model", ""))) > 2  # "Llama-2-7B, 8x A100, FSDP"
+    several = several or bool(model.keys() & _BESIDE_MODELS and not catalogued(found.get("model", "")))
     beside = ("precision", "gpu_type", "gpu_count")  # "18.4B (128 GPUs)"
     said |= {name: cell for name, cell in model.items() if name in beside or (several and name != "family")}
     if several and "model" in model:
-        found = {**found, "model": model["model"]}
+        notes = "; ".join(filter(None, (found.get("notes", ""), found["model"])))  # "Llama-2-7B, ZeRO-2, ckpt"
+        found = {**found, "model": model["model"], "notes": notes}
     words = [found.get(name, "") for name in ("notes", "layout", "source", "zero_level")]  # "FSDP + compile"
     said |= stated_in_titles(words, _READ_IN_NOTES) | stated_in_titles(free, ())
     return found | {name: cell for name, cell in said.items() if not found.get(name)}
@@ -287,6 +289,9 @@ _BESIDE_DEVICES = (
     "vpp",
 )  # fmt: skip
 """Columns that the cell of a device may state too: "8x H100, TP4 PP2, 8K context"."""
+
+_BESIDE_MODELS = {"source", "compile", "recompute", "seq", "micro_batch"}
+"""Columns whose words are no part of a model's name: "Llama-3-8B FSDP2 seq 8192"."""
 
 _READ_IN_NOTES = ("source", "interconnect")
 """Columns that are read from notes and sources elsewhere."""

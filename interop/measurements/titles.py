@@ -65,12 +65,13 @@ _FAMILY = re.compile(
 _SEQ = re.compile(
     r"(?:(?:seq|cut-?off)\w*|context|block[_ ]?size)(?:[- ]len\w*)? *(?:of\b|is\b|[:=])? *(\d[\d,]*k?)\b"
     r"|(?:(?<=[,;(] )|(?<=[,;(]))s ?= ?(\d[\d,]*k?)\b|\b(\d+k) (?:context|sequence|tokens(?! *batch))"
+    r"|\bat (\d{1,3}k)\b(?! *(?:gpus?|steps?|tok|devices|samples))"
     r"|\bbatch(?: size)?(?: of|[:=])? *\d+ *[x\u00d7] *(\d{3,6})\b",
     re.I,
 )
 _RECOMPUTE = re.compile(
     r"\b((?:no|full|selective(?: op)?|without|with) (?:activation |gradient )?(?:recompute|recomputation|recomputing"
-    r"|checkpointing|ckpt|ac)|(?:activation|gradient) checkpointing|sac|(?<=\+ )ac)(?![a-z])"
+    r"|checkpointing|ckpt|ac)|(?:activation|gradient) checkpointing|sac|(?<=\+ )ac|(?<=, )(?:ckpt|full ac))(?![a-z])"
     r"|\b(?:ac|(?:activation |gradient )?(?:recompute|recomputation|checkpointing|ckpt)) ?[=:] ?"
     r"(full|selective(?: op)?|none|no|off|on)\b",
     re.I,
