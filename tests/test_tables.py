@@ -19,9 +19,12 @@ from interop.measurements.models import catalogued, family_of
 from interop.measurements.rows import case_of
 from interop.measurements.tables import read_table
 from interop.measurements.validation import validate
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
+from plans.model.transformer import transformer_config
 from plans.optimizer import Optimizer
 from simulator.forecast import forecast
+from simulator.forecast.composed import folded_mixture_forecast
 from simulator.stacks import stack_named
 from simulator.stacks.base import exchanged_share
 
@@ -358,6 +361,21 @@ def test_layers_of_megatron_core_may_be_captured_in_cuda_graphs(source, notes, s
 )  # fmt: skip
 def test_spellings_of_cells(cells, reads):
     assert reads(case_of(ROW | cells, 1))
+
+
+@pytest.mark.parametrize(("factor", "times"), [(1.0, (1.0, 1.0)), (2.7, (1.0, 1.02)), (60.0, (1.0, 1.002))])
+def test_splitting_sequences_of_a_mixture_costs_its_device_only(factor, times):
+    """A host that binds hides what splitting costs the device; one that binds the dense parts alone hides nothing."""
+    config = transformer_config("mixtral-8x7b", num_layers=4, seq=1024)
+    degrees = Degrees(dp=4, cp=2, ep=4, micro_batch=1, global_batch=8)
+    machine = Machine.load("h100-sxm-x8")
+    stack = dataclasses.replace(stack_named("megatron"), host_factors=(factor, factor))
+    found = folded_mixture_forecast(config, degrees, machine, stack, 8, whole_experts=False)
+    device = folded_mixture_forecast(config, degrees, machine, stack.without_host(), 8, whole_experts=False)
+    apart = dataclasses.replace(degrees, dp=8, cp=1, ep=8, global_batch=16)
+    alone = forecast(dataclasses.replace(config, seq=512), apart, machine, stack=stack)
+    most = max(alone.step_s, device.step_s)
+    assert times[0] * most <= found.step_s * (1 + 1e-9) <= times[1] * most * (1 + 1e-6)
 
 
 def test_sizes_that_a_family_publishes_need_not_be_stated():

@@ -28,7 +28,8 @@ def folded_mixture_forecast(
     Megatron-core calls it parallel folding (arXiv 2504.14960). Apart from attention, a rank with a part of each sample
     does what it would do with shorter samples of its own. So this is the forecast of short samples on more
     data-parallel ranks, plus what splitting costs a dense model with the same attention and hardly any MLP, in which
-    both read the same input, so that tensor parallelism sends no messages for the MLP.
+    both read the same input, so that tensor parallelism sends no messages for the MLP. That is the device's time, and
+    hidden where the host of the mixture takes longer.
 
     Args:
         config: the model, with whole samples.
@@ -47,17 +48,19 @@ def folded_mixture_forecast(
         sequence_parallel=degrees.sequence_parallel and tp > 1,
     )  # fmt: skip
     short = dataclasses.replace(config, seq=config.seq // parts)
-    mixture = forecast(short, dataclasses.replace(apart, ep=math.gcd(ep, apart.dp)), machine, stack=stack)
+    spread = dataclasses.replace(apart, ep=math.gcd(ep, apart.dp))
+    mixture, device = (forecast(short, spread, machine, stack=each) for each in (stack, stack.without_host()))
     dense = dataclasses.replace(
         config, experts=None, ffn=_LEAST_WIDTH * degrees.tp, parallel_residual=True, shared_norm=True
     )
-    split = forecast(dense, dataclasses.replace(degrees, ep=1), machine, stack=stack)
-    own = forecast(dataclasses.replace(dense, seq=short.seq), apart, machine, stack=stack)
+    split = forecast(dense, dataclasses.replace(degrees, ep=1), machine, stack=stack.without_host())
+    own = forecast(dataclasses.replace(dense, seq=short.seq), apart, machine, stack=stack.without_host())
     memory = {
         role: max(0, size + split.memory.get(role, 0) - own.memory.get(role, 0))
         for role, size in mixture.memory.items()
     }
-    return _longer(mixture, max(0.0, split.step_s - own.step_s), memory)
+    more_s = max(0.0, split.step_s - own.step_s) + device.step_s - mixture.step_s
+    return _longer(mixture, max(0.0, more_s), memory)
 
 
 _LEAST_WIDTH = 128

@@ -142,6 +142,10 @@ class Stack:
         """The stack as it runs on a machine's devices."""
         return self
 
+    def without_host(self) -> Stack:
+        """The stack as if its host took no time; itself where its kernels are not apart from its host."""
+        return self
+
     def gathers_each_forward(self, degrees: Degrees) -> bool:
         """Whether weights are gathered in every forward, not once a step; of degrees as they are run."""
         return degrees.optimizer.parallel_level >= 3

@@ -90,6 +90,10 @@ class Megatron(Stack):
     host_factors: tuple[float, float] = (1.0, 1.0)
     holds_gradients: bool = True
 
+    def without_host(self) -> Stack:
+        """See `Stack`."""
+        return replace(self, sinks_graph=True, fetch_s=0.0)
+
     def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
         """See `Stack`."""
         own = f"software {self.name}:"
