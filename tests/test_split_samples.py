@@ -88,8 +88,10 @@ def test_a_mixture_with_split_samples_takes_as_much_longer_as_its_attention(monk
     found = folded_mixture_forecast(_MIXTURE, split, _NODE, device, ep=8, whole_experts=False)
     base = forecast(short, apart, _NODE, stack=device)
     scores = 3.5 * 4 * _MIXTURE.num_layers * _MIXTURE.hidden * (_MIXTURE.seq**2 / 4 - short.seq**2) / 2
+    # keys and values of 3 other ranks in bf16, once forward and, with their gradients, twice backward
+    sent_bytes = 3 * 3 * 2 * 2 * short.seq * _MIXTURE.kv_heads * _MIXTURE.head_size * _MIXTURE.num_layers
     assert found.step_s > base.step_s
-    assert found.step_s - base.step_s == pytest.approx(4 * scores / 450e12, rel=0.35)
+    assert found.step_s - base.step_s == pytest.approx(4 * (scores / 450e12 + sent_bytes / 360e9), rel=0.35)
     assert found.peak_bytes == sum(found.memory.values()) >= base.peak_bytes
     assert found.low_s < found.step_s < found.high_s
 
