@@ -191,7 +191,7 @@ def test_forecast_program_and_engine_agree_on_a_structure(name, monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr("benchmarks.one_world.MODELS", (config,))
     draw, score = random.Random(3), Score()
-    while score.cases < 4:
+    while score.cases < 2:
         case = draw_case(draw, num_ranks=8)
         if case is not None:
             check(case, score)

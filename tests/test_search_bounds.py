@@ -55,7 +55,7 @@ def test_no_bound_on_the_way_to_a_configuration_exceeds_its_estimate(name):
     nodes = branching._nodes()
     roots = [child for mesh in meshes(problem)[0] for child in nodes.roots(mesh, float("inf"))]
     compared = 0
-    while compared < 30:
+    while compared < 15:
         child = draw.choice(roots)
         bounds = [child[0]]
         while child[1] is not Kind.LEAF and (children := list(nodes.open(child[1], child[0], child[2], float("inf")))):
