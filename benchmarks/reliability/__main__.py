@@ -37,7 +37,7 @@ def _interrupted(options: argparse.Namespace) -> dict[str, Any]:
 
 def _steps(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="twofold-leaks-") as folder:
-        return leaks.of_steps(Path(folder), options.long, options.ranks, partial(print, flush=True))
+        return leaks.of_steps(Path(folder) / "job", options.long, options.ranks, partial(print, flush=True))
 
 
 def _forecasts(options: argparse.Namespace) -> dict[str, Any]:

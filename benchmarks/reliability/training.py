@@ -45,9 +45,13 @@ def set_steps(job: Path, steps: int) -> None:
 
 
 def environment(job: Path) -> dict[str, str]:
-    """Of the processes of a job, which are known by it."""
+    """Of the processes of a job, which are known by it. All jobs of a run share their compiled modules."""
     paths = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return os.environ | {"PYTHONPATH": paths, "TMPDIR": str(job.parent / "tmp"), "OMP_NUM_THREADS": "1"}
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return inherited | {
+        "PYTHONPATH": paths, "PYTHONPYCACHEPREFIX": str(job.parents[1] / "compiled"),
+        "TMPDIR": str(job.parent / "tmp"), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
 
 
 def started(
