@@ -90,18 +90,18 @@ def _forecasts(problem: Problem, candidates: Iterable[Degrees], until_s: float =
             break
         part = chosen[first : first + at_once]
         seen = estimate_grid(problem.config, part, problem.machine, stack=problem.stack)
-        found += _promising(problem, list(zip(part, seen, strict=True)))
+        found += _promising(problem, list(zip(part, seen, strict=True)), until_s)
     return found
 
 
-def _promising(problem: Problem, estimated: list[tuple[Degrees, Forecast]]) -> list[Candidate]:
+def _promising(problem: Problem, estimated: list[tuple[Degrees, Forecast]], until_s: float) -> list[Candidate]:
     """The forecasts of those that may be the fastest by their estimates; what does not fit keeps its estimate."""
     if not problem.stack.runs_programs:
         return [Candidate(degrees=degrees, forecast=seen) for degrees, seen in estimated]
     found, best_s = list[Candidate](), float("inf")
     for degrees, seen in sorted(estimated, key=lambda each: each[1].step_s):
         if seen.peak_bytes <= problem.limit_bytes:
-            if seen.step_s * (1.0 - ESTIMATE_MARGIN) >= best_s:
+            if seen.step_s * (1.0 - ESTIMATE_MARGIN) >= best_s or (found and time.monotonic() > until_s):
                 break
             seen = forecast(problem.config, degrees, problem.machine)
             if seen.peak_bytes <= problem.limit_bytes:

@@ -149,7 +149,8 @@ class Branching:
                 if self.midway is not None and time.monotonic() > half_s:
                     half_s = float("inf")
                     self.midway(self)
-                    self._dive(nodes, _LATE_DIVES)
+                    assert self.deadline_s is not None
+                    self._dive(nodes, _LATE_DIVES, (time.monotonic() + self.deadline_s) / 2)
                     continue
                 if self._is_late or self.num_opened == most:
                     self.interrupted = True
@@ -247,8 +248,14 @@ class Branching:
             if self._is_late and self.candidates:
                 return
 
-    def _dive(self, nodes: Nodes, most: int) -> None:
-        """Follow the best meshes down to one configuration each: a good one that is known early leaves out others."""
+    def _dive(self, nodes: Nodes, most: int, until_s: float = float("inf")) -> None:
+        """Follow the best meshes down to one configuration each: a good one that is known early leaves out others.
+
+        Args:
+            nodes: opens them.
+            most: how many meshes.
+            until_s: `time.monotonic()` after which no further mesh is followed.
+        """
         chosen: dict[tuple[int, ...], _Entry] = {}
         for entry in sorted(self._heap):
             first = entry[3][0]
@@ -257,7 +264,7 @@ class Branching:
             if len(chosen) == most:
                 break
         for entry in chosen.values():
-            if self._is_late:
+            if self._is_late or time.monotonic() > until_s:
                 break
             self._dive_from(nodes, entry)
 

@@ -45,13 +45,13 @@ def descended(problem: Problem, estimated: Callable[[Degrees], Forecast | None],
     Args:
         problem: what is asked.
         estimated: the estimate of a configuration, None where there is none.
-        until_s: `time.monotonic()` after which no further mesh is tried.
+        until_s: `time.monotonic()` after which nothing more is tried.
     """
     found: list[tuple[float, int, Degrees]] = []
     for mesh in sorted(meshes(problem)[0], key=lambda mesh: (mesh.cp * mesh.ep, mesh.tp, mesh.pp)):
         if time.monotonic() > until_s:
             break
-        descent = _Descent(problem, mesh, estimated)
+        descent = _Descent(problem, mesh, estimated, until_s)
         descent.run()
         for (over, step_s), degrees in descent.best.values():
             if not over:
@@ -62,8 +62,10 @@ def descended(problem: Problem, estimated: Callable[[Degrees], Forecast | None],
 class _Descent:
     """The descent on one mesh."""
 
-    def __init__(self, problem: Problem, mesh: Mesh, estimated: Callable[[Degrees], Forecast | None]) -> None:
-        self._problem, self._mesh, self._estimated = problem, mesh, estimated
+    def __init__(
+        self, problem: Problem, mesh: Mesh, estimated: Callable[[Degrees], Forecast | None], until_s: float
+    ) -> None:
+        self._problem, self._mesh, self._estimated, self._until_s = problem, mesh, estimated, until_s
         self.best: dict[str, tuple[Score, Degrees]] = {}
         self._score: Score = (1 << 62, float("inf"))
 
@@ -101,8 +103,10 @@ class _Descent:
         yield [{"sequence_parallel": sp} for sp in sequence_parallels(problem, mesh)]
 
     def _try(self, values: dict[str, Any]) -> bool:
-        """Estimate a configuration; whether it is the best so far."""
+        """Estimate a configuration, if there is time; whether it is the best so far."""
         problem = self._problem
+        if time.monotonic() > self._until_s:
+            return False
         try:
             degrees = problem.degrees(self._mesh.values | values)
         except TwofoldError:

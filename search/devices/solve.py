@@ -72,10 +72,11 @@ def solve(
 
         def usual(branching: Branching) -> None:
             assert deadline_s is not None
-            quarter_s = (deadline_s - time.monotonic()) / 2
-            for degrees in descended(problem, branching.estimated, time.monotonic() + quarter_s):
+            now_s = time.monotonic()
+            quarter_s = (deadline_s - now_s) / 4  # half of what is left is for the bound
+            for degrees in descended(problem, branching.estimated, now_s + quarter_s):
                 branching.consider(degrees)
-            for degrees in usual_candidates(problem, deadline_s):
+            for degrees in usual_candidates(problem, now_s + 2 * quarter_s):
                 branching.consider(degrees)
 
         branching.midway = usual
