@@ -1,5 +1,8 @@
 """What `twofold plan` takes on large models: `python -m benchmarks.search_times [--before TREE] [--runs N] [CASE ...]`.
 
+`--gap SECONDS` prints instead the gap that a search has when it is stopped after so many seconds of processor time, as
+`--time-limit` would on a quiet machine.
+
 Processor seconds (user and system) of the complete command without simulating its plans, each run a separate process,
 and the median of the runs. Modules are compiled before, as those of an installed package are.
 With `--before` a second checkout of this repository takes turns with this one, so that other work on the machine slows
@@ -16,8 +19,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from costmodels import Machine
+from plans.model.transformer import transformer_config
+from search.devices import Problem, solve
 
 HERE = Path(__file__).resolve().parent.parent
 
@@ -36,6 +44,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
     parser.add_argument("--before", type=Path, metavar="TREE", help="another checkout, which takes turns with this one")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="of each case and tree (default: 3)")
+    parser.add_argument("--gap", type=float, metavar="SECONDS", help="print the gap after these seconds, run once")
     given = parser.parse_args()
     if unknown := [case for case in given.cases if case not in CASES]:
         parser.error(f"no case {unknown[0]!r}; cases are {', '.join(CASES)}")
@@ -43,10 +52,31 @@ def main() -> int:
         parser.error("--runs is at least 1")
     if given.before is not None and not (given.before / "twofold").is_dir():
         parser.error(f"--before {given.before}: no checkout of this repository")
+    if given.gap is not None:
+        time.monotonic = time.process_time  # a limit of processor time, whatever else the machine does
+        for case in given.cases or CASES:
+            print(_stopped(case, given.gap), flush=True)
+        return 0
     trees = [HERE] if given.before is None else [given.before.resolve(), HERE]
     with tempfile.TemporaryDirectory() as folder:
         environments = [_compiled(tree, f"{folder}/{number}") for number, tree in enumerate(trees)]
         return 0 if _compared(given.cases or list(CASES), environments, given.runs) else 1
+
+
+def _stopped(case: str, limit_s: float) -> str:
+    """The best plan and its gap after a time limit."""
+    model, machine, batch, _ = CASES[case]
+    known = Machine.load(machine)
+    problem = Problem(
+        config=transformer_config(model), machine=known, num_devices=known.num_devices, global_batch=int(batch)
+    )
+    began_s = time.process_time()
+    found = solve(problem, time_limit_s=limit_s)
+    took_s = time.process_time() - began_s
+    return (
+        f"{case:9}{took_s:.2f} s: step {found.best.forecast.step_s:.3f} s, bound {found.lower_bound_s:.3f} s, "
+        f"gap {found.gap:.1%} (wanted: 15 % after 2 s)"
+    )
 
 
 def _compared(cases: Sequence[str], environments: Sequence[Mapping[str, str]], num_runs: int) -> bool:

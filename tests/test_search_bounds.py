@@ -15,7 +15,7 @@ from plans.model.transformer import TransformerConfig, transformer_config
 from plans.schedules import make_schedule
 from search.devices import Pins, Problem
 from search.devices.bounds import ScheduleSpace
-from search.devices.branch import Branching
+from search.devices.branch import ESTIMATE_MARGIN, Branching
 from search.devices.bubbles import Bubbles
 from search.devices.costs import WAYS, Table
 from search.devices.nodes import Kind, leaf_values
@@ -133,6 +133,14 @@ def test_an_estimate_exceeds_its_forecast_by_no_more_than_the_margin(model, devi
     degrees = problem.degrees({"micro_batch": 1, "recompute": "none", "zero": 1, **values})
     estimated_s, forecast_s = (each(config, degrees, machine).step_s for each in (estimate, forecast))
     assert 0.98 * forecast_s < estimated_s < 1.005 * forecast_s
+
+
+def test_the_margin_falls_with_every_forecast():
+    branching = Branching(problem=PROBLEMS["recompute is pinned"].changed(pins=Pins(dp=8, pp=1, recompute="full")))
+    widest = branching.margin
+    branching.run()
+    assert branching.complete and branching.num_forecasts < 32
+    assert 0.005 < branching.margin < widest == ESTIMATE_MARGIN
 
 
 def test_the_update_of_a_later_rank_is_part_of_the_bound():

@@ -39,7 +39,7 @@ from simulator.forecast.step import StepForecast
 __all__ = ["ESTIMATE_MARGIN", "Branching"]
 
 ESTIMATE_MARGIN = 0.05
-"""Assumed largest relative excess of an estimate over its forecast, for the first `_FEW_FORECASTS`."""
+"""Assumed largest relative excess of an estimate over its forecast before anything has been forecast."""
 
 _SHORT_MARGIN = 0.2
 """The same for the first `_FEW_SHORT` where no step can have more than `_SHORT` micro-batches: estimates are of one
@@ -52,7 +52,8 @@ _FEW_FORECASTS = 32
 _FEW_SHORT = 128
 
 _LATER_MARGIN = 0.005
-"""The same for all others, unless a step that the search lowered was further below its estimate."""
+"""The same after `_FEW_FORECASTS`, until which it falls evenly, unless a step that the search lowered was further below
+its estimate."""
 
 _CONTENTION_MARGIN = 0.001
 """Assumed largest relative excess of a step without contention over its forecast, unless the search saw a larger
@@ -322,7 +323,8 @@ class Branching:
     @property
     def margin(self) -> float:
         """The assumed largest relative excess of bounds and estimates over forecasts."""
-        own = self._widest_margin if self._few else min(self._widest_margin, _LATER_MARGIN)
+        later = min(self._widest_margin, _LATER_MARGIN)
+        own = later + self._share_unknown * (self._widest_margin - later)
         return max(own, _WIDER * self._margin_seen)
 
     @property
@@ -338,9 +340,13 @@ class Branching:
         return is_pipeline and problem.global_batch <= _SHORT * (pins.dp or 1) * (pins.micro_batch or 1)
 
     @property
-    def _few(self) -> bool:
-        """Whether too few configurations have been forecast to know the margin."""
-        return self._num_before + self._num_lowered < (_FEW_SHORT if self._is_short else _FEW_FORECASTS)
+    def _share_unknown(self) -> float:
+        """The share of the widest margin that is still assumed: it falls with every forecast, in short pipelines only
+        after many."""
+        lowered = self._num_before + self._num_lowered
+        if self._is_short:
+            return float(lowered < _FEW_SHORT)
+        return max(0.0, 1.0 - lowered / _FEW_FORECASTS)
 
     def estimated(self, degrees: Degrees) -> Forecast | None:
         """The quick estimate of a configuration, made once; None, and a reason, where there is none."""
