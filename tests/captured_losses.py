@@ -114,7 +114,40 @@ def flattened_sums(rows, mask):
     return divergence + counted + rows.sum() / rows.numel() + rows.abs().sum() * (0.3 / len(mask))
 
 
+def of_rows(m, made, x, label):
+    """Losses of the rows that masks select, their numbers and masked elements, in the ways that people write them."""
+    seen, chance = label < 2, made.softmax(-1)
+    errors = (made[x > 0.3] - x[x > 0.3]).square()
+    return (
+        F.cross_entropy(made[seen], label[seen], weight=m.weight, label_smoothing=0.1)
+        + F.cross_entropy(m.out(made[~seen]), label[~seen], reduction="sum") / len(label[~seen])
+        + F.smooth_l1_loss(torch.masked_select(made, x > 0), torch.masked_select(x, x > 0))
+        + errors.mean()
+        + errors.sum() / errors.numel()
+        + (errors.sum() * (1 / errors.shape[0]))
+        + (chance[seen].log() * chance[seen]).sum(-1).mean()
+        + torch.sqrt((x[x > 0].log() + made[x > 0]).square().mean())
+    )
+
+
+def adversarial_samples(m, made, x, label):
+    """Samples that the loss's own derivative moves; data normalised over the batch."""
+    near = x.detach().requires_grad_(True)
+    (slope,) = torch.autograd.grad(F.cross_entropy(m.out(m.inside(near)), label), near)
+    moved = (x + 0.1 * slope.sign()).detach()
+    far = x.detach().requires_grad_(True)
+    each = F.cross_entropy(m.out(m.inside(far).tanh()), label, reduction="none", ignore_index=3)
+    (steep,) = torch.autograd.grad(each.sum(), far, create_graph=True)
+    return (
+        F.cross_entropy(m.out(m.inside(moved)), label)
+        + 0.1 * steep.square().sum(1).mean()
+        + (made * (x - x.mean(0)) / (x.std(0) + 0.1)).mean()
+    )
+
+
 LOSSES = {
+    "rows of masks, losses": (lambda: Losses(of_rows), classes),
+    "adversarial samples": (lambda: Losses(adversarial_samples), classes),
     "derivatives in the forward": (lambda: Losses(penalised), vectors),
     "several batches at once": (lambda: Losses(two_views), vectors),
     "functions of means": (lambda: Losses(of_whole_batches), vectors),

@@ -39,6 +39,18 @@ def noisy(m, x):
     return F.alpha_dropout(m.net(y)[0], 0.2, True)
 
 
+def rows_of_masks(m, x):
+    """Rows that masks select: read and computed, written back, added, and found by their places."""
+    h, mask = m.fc(x), x[..., 0] > 0
+    out = torch.zeros_like(h)
+    out[mask] = m.net(h[mask]).log_softmax(-1)
+    out[~mask] = h[~mask].abs().log() * 0.1
+    flat = out.flatten(0, 1)
+    places = torch.nonzero(x.flatten(0, 1)[:, 1] > 0).squeeze(-1)
+    flat = flat.index_add(0, places, m.out(flat[places]))
+    return flat.view_as(h)
+
+
 def layer(**settings):
     return nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, **settings)
 
@@ -533,6 +545,10 @@ MODULES |= {
 }
 
 ONE_RANK = {
+    "rows of masks": (
+        lambda: Net(rows_of_masks, fc=linear(), net=nn.Sequential(linear(), nn.GELU(), linear()), out=linear()),
+        sequences,
+    ),
     "gradients of an estimate": (lambda: Net(estimated, fc=linear(), out=linear()), sequences),
     "repeated rows": (
         lambda: Net(repeated_rows, fc=linear(), out=linear(out=4), w=parameter(4, WIDTH, WIDTH)), sequences
@@ -568,7 +584,7 @@ ON_RANKS = (
     "lists as an index, biases of heads", "class weights, smoothed, ignored", "transformer layer, norm first",
     "recurrent", "complex rotations", "mean over what counts", "derivatives in the forward",
     "running statistics, own", "counter", "codebook of moving averages", "chosen in every sample",
-    "kernels of samples", "functions of means",
+    "kernels of samples", "functions of means", "rows of masks, losses", "adversarial samples",
 )  # fmt: skip
 """Modules that have, between them, every kind of operator that is in `MODULES`."""
 

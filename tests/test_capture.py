@@ -21,6 +21,7 @@ from executor.recompute import recompute
 from executor.reference.reference import train_reference
 from executor.stages import assign_stages
 from executor.train.losscell import MAELoss, WithLossCell
+from executor.weights.initial import initialised_copy
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.optimizer import Optimizer
@@ -395,6 +396,14 @@ def within(context):
     return mean_to(function)
 
 
+def goes_on(m, x):
+    """The state of the step before, as truncated backpropagation through time has it."""
+    last = getattr(m, "last", None)
+    made = m.fc(x) if last is None else m.fc(x) + last
+    m.last = made.detach()
+    return made
+
+
 REFUSED = {
     "gradients of all samples": (mean_to(lambda m, x: Unit.apply(m.fc(x))), r"samples .* meet in the backward of Unit"),
     "random gradients": (mean_to(lambda m, x: Noisy.apply(m.fc(x))), r"backward of Noisy .*draws random numbers"
@@ -421,7 +430,7 @@ REFUSED = {
     ),
     "hook on a gradient": (mean_to(hooks_its_gradient), r"registers a hook on the gradient of a tensor \(4, 6\)"),
     "inference mode": (within(torch.inference_mode), "uses torch.inference_mode.*requires_grad_"),
-    "mean of the batch": (mean_to(lambda m, x: m.fc(x) - x.mean()), "a value made of all samples of a batch"),
+    "mean of the batch": (mean_to(lambda m, x: m.fc(x) - m.fc(x).mean()), "a value made of all samples of a batch"),
     "norm of the batch": (mean_to(lambda m, x: m.fc(x) / x.norm()), r"in forward \(.*\) makes one \(\) out of"),
     "unknown": (
         mean_to(lambda m, x: m.fc(x) + torch.multinomial(x.exp(), 6)),
@@ -438,8 +447,22 @@ REFUSED = {
         r"cannot capture Ends.* \(in forward, .*test_capture.py, line \d+: .*else x.*choose by torch\.where or a mask",
     ),
     "data-dependent shape": (
-        mean_to(lambda m, x: m.fc(x[x[:, 0] > 0])), r"line \d+.*instead of an if or a boolean index"
+        mean_to(lambda m, x: m.fc(x[:, x[0] > 0].mean(1, keepdim=True))), "instead of an if or a boolean index"
     ),
+    "largest row of a mask": (
+        mean_to(lambda m, x: m.fc(x) * m.fc(x)[x > 0].max()), r"aten\.max.*test_capture.*\(losses \* mask\)\.sum\(\) /"
+    ),
+    "softmax over the rows of a mask": (
+        lambda m, x, label: (m.fc(x)[x[:, 0] > 0].softmax(0) * label[x[:, 0] > 0]).mean(), "works along dim 0 of"
+    ),
+    "rows of two masks": (
+        mean_to(lambda m, x: m.fc(x) * (x[x[:, 0] > 0] @ x[x[:, 0] < 0].t()).sum()), "reads rows that a mask selects"
+    ),
+    "tensors of the step before": (mean_to(goes_on), r"keeps tensors in self\.last, and its next step computes"),
+    "queue behind a pointer": (
+        mean_to(lambda m, x: keeps_samples(m, x) + m.norm.num_batches_tracked), "combines samples|values of single"
+    ),
+    "sum by a fixed number": (lambda m, x, label: (m.fc(x) - label).square().sum() / 24, "must be a mean"),
     "complex inputs of a norm": (mean_to(lambda m, x: m.norm(torch.fft.fft(m.fc(x), dim=0).real)), "combines samples"),
     "backward in the forward": (mean_to(lambda m, x: (m.fc(x).sum().backward(), m.fc(x))[1]), "runs a backward, but"),
     "derivative of all samples": (
@@ -713,3 +736,22 @@ def test_a_parameter_that_one_of_its_readers_does_not_train_is_searched():
     cut = names.index("codes.embedding")
     with pytest.raises(TwofoldError, match=r"'codes.weight' is read by stages on different ranks"):
         search(graph, machine, num_stages=2, num_micro_batches=2, stages=[names[:cut], names[cut:]])
+
+
+def test_attributes_of_a_module_are_what_they_were():
+    """A forward keeps an attention map, which later steps do not read, and fills a dict."""
+
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.seen, self.last = nn.Linear(6, 6), {}, None
+
+        def forward(self, x, label):
+            self.last = self.seen["made"] = self.fc(x)
+            return functional.mse_loss(self.last, label)
+
+    module = Keeps()
+    capture(module, vectors())
+    assert module.last is None and module.seen == {}
+    module(*(torch.zeros(8, 6) for _ in range(2)))
+    assert isinstance(initialised_copy(module).last, torch.Tensor)  # torch does not copy what has a gradient

@@ -45,9 +45,17 @@ from executor.capture.functions import functions_as_calls
 from executor.capture.gradients import check_hooks, check_memory, refusing_own_gradients
 from executor.capture.histograms import count_by_sums
 from executor.capture.library import in_other_forms
+from executor.capture.masked_rows import rows_of_masks_counted, write_masked_rows
 from executor.capture.masks import fix_sizes, state_masks
 from executor.capture.opaque import computed, opaque
-from executor.capture.python_state import PythonState, changed_in, check_python_state, python_state, restore
+from executor.capture.python_state import (
+    PythonState,
+    attributes_kept,
+    changed_in,
+    check_python_state,
+    python_state,
+    restore,
+)
 from executor.capture.repeats import Stack, shortened, stacks_of_equal_blocks, with_all_blocks
 from executor.capture.rows import choose_in_samples
 from executor.capture.rules import RULES
@@ -207,6 +215,7 @@ def _exported(
     write_vmapped(exported)
     _check_shapes(exported)
     without_in_place(exported)
+    write_masked_rows(exported)
     write_derivatives(exported)
     drop_empty(exported)
     keep_batch_first(exported)
@@ -323,6 +332,7 @@ def _returning_its_loss(
 def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
     """Within this context the module computes on the meta device, with layers in forms that can be captured."""
     with (
+        attributes_kept(module),
         parameters_on_meta(module),
         buffers_changed_in_place(module),
         data_without_gradient(),
@@ -334,6 +344,7 @@ def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
         noting_checkpoints(),
         vmap_in_one_piece(),
         numbers_from_shapes(),
+        rows_of_masks_counted(),
         autocast_as_casts(),
         torch.device("meta"),
         refusing_own_gradients(),

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from executor.capture.masks import run_on_cpu
 
-__all__ = ["numbers_from_shapes"]
+__all__ = ["numbers_from_shapes", "recorded"]
 
 _TAKEN_BY = ("__bool__", "__float__", "__int__", "item")
 _MOST_ELEMENTS = 2**22
@@ -35,7 +35,7 @@ def numbers_from_shapes() -> Iterator[None]:
 
 def _from_shapes(take: Any) -> Any:
     def taken(self: Tensor) -> Any:
-        node = _recorded(self)
+        node = recorded(self)
         with _disable_current_modes():
             value = None if node is None else _values(node.graph).get(node)
             if value is not None:
@@ -45,7 +45,7 @@ def _from_shapes(take: Any) -> Any:
     return taken
 
 
-def _recorded(tensor: Tensor) -> fx.Node | None:
+def recorded(tensor: Tensor) -> fx.Node | None:
     """The call that made a tensor, while calls are recorded."""
     mode = get_proxy_mode()
     if mode is None or tensor.device.type != "meta":

@@ -25,12 +25,11 @@ def state_counts(exported: ExportedProgram, numbers: Mapping[str, Tensor]) -> No
         exported: of a module.
         numbers: values of its buffers by name. Those that the forward writes in are not looked at.
     """
-    graph, signature = exported.graph, exported.graph_signature
-    changed = set(signature.buffers_to_mutate.values())
-    named = {place: name for place, name in signature.inputs_to_buffers.items() if name not in changed}
+    graph, named = exported.graph, exported.graph_signature.inputs_to_buffers
+    changed = {node.args[0] for node in graph.find_nodes(op="call_function", target=torch.ops.twofold.assign.default)}
     held = {
         node: numbers[named[node.name]]
-        for node in graph.find_nodes(op="placeholder") if named.get(node.name) in numbers
+        for node in graph.find_nodes(op="placeholder") if named.get(node.name) in numbers and node not in changed
     }  # fmt: skip
     if not held:
         return

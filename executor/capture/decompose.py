@@ -18,9 +18,13 @@ from torch.utils import _pytree as pytree
 from executor.capture.functional import called_as, copied, on_meta
 from executor.capture.masks import shape_only
 
-__all__ = ["decompose_sized", "divide_by_samples"]
+__all__ = ["BY_SAMPLES", "decompose_sized", "divide_by_samples"]
+
+BY_SAMPLES = "twofold_by_samples"
+"""Key in the `meta` of divisions by the number of samples."""
 
 aten = torch.ops.aten
+_PRODUCTS, _QUOTIENTS = (aten.mul.Tensor, aten.mul.Scalar), (aten.div.Tensor, aten.div.Scalar)
 
 
 def decompose_sized(graph: fx.Graph, double: fx.Graph, rules: Collection[str]) -> None:
@@ -74,12 +78,12 @@ def divide_by_samples(graph: fx.Graph, double: fx.Graph, batch_size: int) -> Non
     for one, other in zip(list(graph.nodes), list(double.nodes), strict=False):
         if one.name != other.name:
             return
-        if one.target not in (aten.mul.Tensor, aten.div.Tensor) or len(one.args) != 2:
+        if one.target not in (*_PRODUCTS, *_QUOTIENTS) or len(one.args) != 2:
             continue
         (_, small), (_, large) = one.args, other.args
         if not isinstance(small, int | float) or not isinstance(large, int | float) or isinstance(small, bool):
             continue
-        is_product = one.target is aten.mul.Tensor
+        is_product = one.target in _PRODUCTS
         factor = small * batch_size if is_product else small / batch_size
         follows = large * 2 * batch_size if is_product else large / (2 * batch_size)
         if small != large and math.isclose(factor, follows, rel_tol=1e-12):
@@ -87,6 +91,7 @@ def divide_by_samples(graph: fx.Graph, double: fx.Graph, batch_size: int) -> Non
             for node, size in ((one, batch_size), (other, 2 * batch_size)):
                 with node.graph.inserting_before(node):
                     mean = called_as(node.graph, node, aten.div.Tensor, (node.args[0], size))
+                    mean.meta[BY_SAMPLES] = True
                     if factor != 1:
                         mean = called_as(node.graph, node, node.target, (mean, factor))
                 node.replace_all_uses_with(mean)

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -89,7 +90,8 @@ def _written(graph: fx.Graph, node: fx.Node) -> list[fx.Node]:
             known = dict(zip((*inputs, *others), (*given, *held), strict=True))
             for each in between:
                 args, kwargs = fx.map_arg((each.args, each.kwargs), lambda read: known[read])
-                known[each] = each.target(*args, **kwargs)  # type: ignore[operator]
+                call: Any = _IN_PARTS.get(each.target, each.target)
+                known[each] = call(*args, **kwargs)
             return [known[each] for each in outputs]
 
         return torch.func.vjp(forward, *values)[1](seeds)
@@ -109,6 +111,28 @@ def _written(graph: fx.Graph, node: fx.Node) -> list[fx.Node]:
     with graph.inserting_before(node):
         results = copied(graph, node, traced.graph, read)
         return results if create else [called_as(graph, node, aten.detach.default, (each,)) for each in results]
+
+
+def _cross_entropy(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """The cross entropy in operators whose derivatives keep the samples apart, for labels without weights; torch's
+    counts the labels of all samples in one number."""
+    if weight is not None or label_smoothing or target.is_floating_point() or x.dim() < 2:
+        return F.cross_entropy(
+            x, target, weight, ignore_index=ignore_index, reduction=("none", "mean", "sum")[reduction],
+            label_smoothing=label_smoothing,
+        )  # fmt: skip
+    counts = target != ignore_index
+    chosen = target.masked_fill(~counts, 0).unsqueeze(1)
+    losses = -x.log_softmax(1).gather(1, chosen).squeeze(1) * counts
+    if reduction == 1:
+        return losses.mean() if ignore_index == -100 else losses.sum() / counts.sum()
+    return losses.sum() if reduction == 2 else losses
+
+
+_IN_PARTS: dict[Any, Any] = {aten.cross_entropy_loss.default: _cross_entropy}
 
 
 def _between(graph: fx.Graph, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> list[fx.Node]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from executor.capture.means import mean_over, reshaped_mean
+from executor.capture.decompose import BY_SAMPLES
+from executor.capture.means import count_of_samples, mean_over, reshaped_mean
 from executor.capture.opaque import opaque
 from executor.capture.table import Number, rule
 from executor.capture.translation import Translation
@@ -72,6 +73,9 @@ def binary(build: Translation, node: fx.Node, x: Value, y: Value | Number, alpha
     called = str(node.target).split(".")[1].rstrip("_")
     if alpha != 1:
         y = y * alpha if isinstance(y, bool | int | float) else _times(build, node, y, alpha)
+    if BY_SAMPLES in node.meta and x in build.batched:
+        build.warn_of_micro_batches(node)
+        y = count_of_samples(build, node)
     kind, left, right = ("sub", y, x) if called == "rsub" else (called, x, y)
     return combine(build, node, kind, left, right)
 

@@ -32,6 +32,8 @@ def _assign(state: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return value.clone()
 
 
+fx.node.has_side_effect(torch.ops.twofold.assign.default)  # or it would be removed where nothing reads its result
+
 _RESHAPES = {
     aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints, aten.unflatten.int,
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.view_as.default,

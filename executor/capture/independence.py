@@ -263,7 +263,7 @@ def _links(call: Call, which: int, backward: str) -> tuple[tuple[int, Ends], ...
     shape = draws[0][1][which].shape
     found: list[tuple[int, Ends]] = []
     taken: set[tuple[int, int]] = set()
-    pointwise = _is_pointwise(call.target)
+    pointwise = _is_pointwise(call)
     of_backward = _unread(call, draws, which) if backward else ()
     for at, size in enumerate(shape):
         if size < 2:
@@ -307,11 +307,11 @@ def _unread(call: Call, draws: Sequence[Draw], which: int) -> list[int]:
     return [index for index in range(len(call.inputs)) if not changes(index)]
 
 
-def _is_pointwise(target: str) -> bool:
+def _is_pointwise(call: Call) -> bool:
     """Whether torch says that an operator works element by element; random numbers may not show it: floor, clamp."""
-    if not target:
+    if not call.target or '"complex"' in call.arguments:  # whose real form has one more dim than a real result
         return False
-    _, name, overload = target.split(".")
+    _, name, overload = call.target.split(".")
     return torch.Tag.pointwise in getattr(getattr(torch.ops.aten, name), overload).tags
 
 

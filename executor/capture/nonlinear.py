@@ -12,7 +12,6 @@ the statistics of a batch norm, so the loss depends on the number of micro-batch
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,6 +19,7 @@ from typing import Any
 
 from torch import fx
 
+from executor.capture.decompose import BY_SAMPLES
 from executor.capture.means import combined, combined_means, count_of_samples
 from executor.capture.table import Number, mean_rule
 from executor.capture.translation import Translation
@@ -51,11 +51,7 @@ def _linearised(
     build: Translation, node: fx.Node, means: Sequence[Mean], value: Callable[..., str], slopes: Slopes
 ) -> Mean:
     """The first-order expansion of a function of means around their values."""
-    warnings.warn(
-        f"{node.target} {build.where(node)} makes a loss that is no mean over the samples: it is computed of each "
-        f"micro-batch as a whole, so that its value depends on the number of micro-batches",
-        stacklevel=2,
-    )
+    build.warn_of_micro_batches(node)
     make = _Numbers(build, node)
     values = [_value(build, node, mean) for mean in means]
     whole = value(*values)
@@ -196,9 +192,8 @@ def _quotient(build: Translation, node: fx.Node, x: Value | Number, y: Value | N
     if x.is_sum and y in build.shared:
         x = replace(x, is_sum=False)
         y = combined(build, node, "div", y, count_of_samples(build, node), build.tensors[y].shape)
-    if x.is_sum and isinstance(y, int | float) and y % build.batch_size == 0:
-        x, y = replace(x, is_sum=False), y // build.batch_size
-        return x if y == 1 else combined_means(build, node, "div", x, y)
+    if x.is_sum and BY_SAMPLES in node.meta:
+        return replace(x, is_sum=False)
     return combined_means(build, node, "div", x, y)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import torch
 from torch import fx, nn
@@ -64,6 +65,14 @@ class Places:
             "it reads a value made of all samples of a batch, which micro-batches would change; the loss may be a sum "
             "of means over the samples, each times a number or over a mean of data, and nothing else may be made of "
             "them",
+        )
+
+    def warn_of_micro_batches(self, node: fx.Node) -> None:
+        """Warn of a call whose result depends on the number of micro-batches."""
+        warnings.warn(
+            f"{node.target} {self.where(node)} reads a value made of all samples: it is computed of each micro-batch "
+            f"as a whole, so that the loss depends on the number of micro-batches",
+            stacklevel=2,
         )
 
     def unknown(self, node: fx.Node) -> TwofoldError:

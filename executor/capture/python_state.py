@@ -1,4 +1,5 @@
-"""State outside of tensors that a forward changes: counters, lists that it extends, Python's random numbers.
+"""State that a forward changes outside of buffers: counters, lists that it extends, tensors in attributes, Python's
+random numbers.
 
 A plan keeps the values that they have at capture. A forward that computes something else with the values after it is
 refused.
@@ -6,19 +7,23 @@ refused.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from plans.errors import TwofoldError
 
-__all__ = ["PythonState", "changed_in", "check_python_state", "python_state", "restore"]
+__all__ = ["PythonState", "attributes_kept", "changed_in", "check_python_state", "python_state", "restore"]
 
 PythonState = Mapping[tuple[str, str], Any]
 """(path of a submodule, its attribute) -> value; the names of modules that draw random numbers -> their state."""
@@ -27,30 +32,40 @@ _RANDOM: Mapping[tuple[str, str], tuple[Callable[[], Any], Callable[[Any], None]
     ("", "random"): (random.getstate, random.setstate),
     ("numpy", "random"): (lambda: np.random.get_state(legacy=False), np.random.set_state),  # noqa: NPY002
 }
+_CONTAINERS = (list, dict, set, deque)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def python_state(module: nn.Module) -> PythonState:
-    """Numbers and containers among the attributes of a module and its submodules, and states of random numbers."""
+    """Numbers, containers and tensors in the attributes of a module and its submodules; states of random numbers."""
     found: dict[tuple[str, str], Any] = {key: get() for key, (get, _) in _RANDOM.items()}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             if name in _OF_EVERY_MODULE:
                 continue
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                found[path, name] = value
-            elif isinstance(value, list | dict | set | deque) and not _has_tensors(value):
+            if isinstance(value, _CONTAINERS):
                 found[path, name] = value.copy()
+            elif (isinstance(value, int | float) and not isinstance(value, bool)) or _tensors_in(value):
+                found[path, name] = value
     return found
 
 
-def _has_tensors(value: Any) -> bool:
-    return any(isinstance(each, torch.Tensor) for each in (value.values() if isinstance(value, dict) else value))
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def changed_in(before: PythonState, after: PythonState) -> PythonState:
-    """The entries of `after` that differ from `before`."""
-    return {key: value for key, value in after.items() if key in before and _written(before[key]) != _written(value)}
+    """The entries of `after` that are new or differ from `before`."""
+    found = {}
+    for key, value in after.items():
+        held = {id(each) for each in _tensors_in(before.get(key))}
+        if tensors := _tensors_in(value):
+            is_changed = any(id(each) not in held for each in tensors)
+        else:
+            is_changed = bool(held) or key not in before or _written(before[key]) != _written(value)
+        if is_changed:
+            found[key] = value
+    return found
 
 
 def _written(value: Any) -> str:
@@ -63,7 +78,28 @@ def restore(module: nn.Module, state: PythonState) -> None:
         if (path, name) in _RANDOM:
             _RANDOM[path, name][1](value)
         else:
-            setattr(module.get_submodule(path), name, value.copy() if hasattr(value, "copy") else value)
+            own = pytree.tree_map_only(FakeTensor, _like, value)
+            setattr(module.get_submodule(path), name, own.copy() if isinstance(own, _CONTAINERS) else own)
+
+
+def _like(tensor: FakeTensor) -> torch.Tensor:
+    """A tensor like one of an export that belongs to none."""
+    with _disable_current_modes():
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+@contextlib.contextmanager
+def attributes_kept(module: nn.Module) -> Iterator[None]:
+    """Give a module and its submodules the attributes that they had before, whatever a forward does with them."""
+    before = [(vars(part), dict(vars(part))) for part in module.modules()]
+    state = {key: value for key, value in python_state(module).items() if key not in _RANDOM}
+    try:
+        yield
+    finally:
+        for now, held in before:
+            now.clear()
+            now.update(held)
+        restore(module, state)
 
 
 def check_python_state(module: nn.Module, changed: PythonState, graph: fx.Graph, later: Callable[[], fx.Graph]) -> None:
@@ -84,15 +120,27 @@ def check_python_state(module: nn.Module, changed: PythonState, graph: fx.Graph,
     if not changed:
         return
     draws = [f"{path}.{name}".lstrip(".") for path, name in changed if (path, name) in _RANDOM]
-    counts = [".".join(filter(None, ("self", path, name))) for path, name in changed if (path, name) not in _RANDOM]
-    does = [f"counts in {', '.join(counts)}"] if counts else []
+    kept = [key for key in changed if _tensors_in(changed[key])]
+    counts = [key for key in changed if key not in _RANDOM and key not in kept]
+    does = [f"counts in {_named(counts)}"] if counts else []
+    does += [f"keeps tensors in {_named(kept)}"] if kept else []
     does += [f"draws from {' and '.join(draws)}"] if draws else []
     ways = ["register_buffer(name, torch.zeros(())) makes it a value that every step updates"] if counts else []
+    ways += ["pass what a step needs of the one before as an input, or keep a mean in a buffer"] if kept else []
     ways += ["draw with torch.rand"] if draws else []
     what, way_out = f"the forward {' and '.join(does)}", "; ".join(ways)
-    if _calls(graph) != _calls(later()):
+    try:
+        is_same = _calls(graph) == _calls(later())
+    except TwofoldError:  # it reads tensors of the step before
+        is_same = False
+    if not is_same:
         raise TwofoldError(f"{what}, and its next step computes something else; {way_out}")
-    warnings.warn(f"{what}; if a later step depends on it, the plan does not: {way_out}", stacklevel=2)
+    if draws or any(name in vars(module.get_submodule(path)) for path, name in counts):
+        warnings.warn(f"{what}; if a later step depends on it, the plan does not: {way_out}", stacklevel=2)
+
+
+def _named(keys: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(".".join(filter(None, ("self", *key))) for key in keys)
 
 
 def _calls(graph: fx.Graph) -> list[tuple[str, str, str]]:

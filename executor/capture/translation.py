@@ -203,13 +203,17 @@ class Translation(Building):
         tensors = _flat(args)
         means = [tensor for tensor in tensors if isinstance(tensor, Mean)]
         meets = any(tensor in self.batched for tensor in tensors if isinstance(tensor, str))
-        if means and (of_means_rule := self.rules.get(of_means(str(node.target)))) is not None:
+        apart = meets and rule is not None and not str(node.target).startswith("aten.div")  # a mean over what counts
+        if means and not apart and (of_means_rule := self.rules.get(of_means(str(node.target)))) is not None:
             return of_means_rule, args
         assert rule is not None  # otherwise there is a rule for means
-        if means and not meets:
-            return rule, _mapped(args, lambda each: self.of_batch(node, each) if isinstance(each, Mean) else each)
-        if means or (meets and any(tensor in self.shared for tensor in tensors if isinstance(tensor, str))):
+        if not means and not (meets and any(tensor in self.shared for tensor in tensors if isinstance(tensor, str))):
+            return rule, args
+        if meets and torch.Tag.pointwise not in getattr(node.target, "tags", ()):
             return _of_all_samples, args
+        args = _mapped(args, lambda each: self.of_batch(node, each) if isinstance(each, Mean) else each)
+        if meets:
+            self.warn_of_micro_batches(node)
         return rule, args
 
     def _as_torch(self, node: fx.Node, error: TwofoldError) -> Value:

@@ -28,6 +28,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
+from torch.utils import _pytree as pytree
 
 from executor.weights.initial_recording import Recorded, Recording
 from plans.errors import TwofoldError
@@ -231,6 +232,9 @@ def initialised_copy(module: ModuleT, seed: int | None = None) -> ModuleT:
         value = initial_parameter(module, name, seed)
         is_parameter = isinstance(tensor, nn.Parameter)
         held[id(tensor)] = nn.Parameter(value, requires_grad=tensor.requires_grad) if is_parameter else value
+    for kept in pytree.tree_leaves([vars(part) for part in module.modules()]):
+        if isinstance(kept, torch.Tensor) and not kept.is_leaf:  # which torch does not copy
+            held[id(kept)] = kept.detach().clone()
     with mock.patch.dict(copy._deepcopy_dispatch, {FunctionType: _copied_function}):  # type: ignore[attr-defined]
         return copy.deepcopy(module, held)
 

@@ -1,0 +1,433 @@
+"""Rows that a mask selects, `x[mask]`, captured as all rows with the mask.
+
+The number of rows depends on the values of the mask. While a module is exported, `x[mask]` therefore has a number of
+rows that nothing else has, a prime. Afterwards the calls are written for all rows; those outside of the mask are 1 (0
+of whole numbers), so that no value is infinite. A mean or a sum over the rows counts those of the mask:
+`x[mask].mean()` becomes `where(mask, x, 0).sum() / mask.sum()`. Numbers that contain the prime, as in
+`losses.sum() / losses.numel()`, become the number of rows in the mask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from executor.capture.control_flow import recorded
+from executor.capture.functional import called_as, line_of
+from plans.errors import TwofoldError
+
+__all__ = ["rows_of_masks_counted", "write_masked_rows"]
+
+_LIBRARY = torch.library.Library("twofold", "FRAGMENT")
+_LIBRARY.define("masked_rows(Tensor x, Tensor mask, int count) -> Tensor")
+_LIBRARY.define("put_masked_rows(Tensor x, Tensor mask, Tensor rows) -> Tensor")
+_LIBRARY.define("masked_places(Tensor mask, int count) -> Tensor")
+
+aten = torch.ops.aten
+_READ, _PUT, _PLACES = (f"twofold.{name}.default" for name in ("masked_rows", "put_masked_rows", "masked_places"))
+_SAME_PLACES = ("squeeze", "view", "reshape", "flatten", "select", "unbind", "getitem")
+"""Calls that give the places [count, 1] in another shape."""
+_PRIMES = (
+    10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079, 10091, 10093, 10099, 10103, 10111, 10133, 10139, 10141,
+    10151, 10159, 10163, 10169, 10177, 10181, 10193, 10211, 10223, 10243, 10247, 10253, 10259, 10267, 10271, 10273,
+)  # fmt: skip
+"""Numbers of rows of the masks of a forward."""
+
+
+@torch.library.impl(_LIBRARY, "masked_rows", "CompositeExplicitAutograd")
+def _shape_of_rows(x: Tensor, mask: Tensor, count: int) -> Tensor:
+    return x.new_empty((count, *x.shape[mask.dim() :]))
+
+
+@torch.library.impl(_LIBRARY, "put_masked_rows", "CompositeExplicitAutograd")
+def _shape_of_put(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.impl(_LIBRARY, "masked_places", "CompositeExplicitAutograd")
+def _shape_of_places(mask: Tensor, count: int) -> Tensor:
+    return mask.new_empty((count, 1), dtype=torch.int64)
+
+
+# -- while a module is exported ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def rows_of_masks_counted() -> Iterator[None]:
+    """Within this context `x[mask]`, `x[mask] = rows`, `torch.masked_select` and the places of a mask [n], which
+    `nonzero` and `where` find, have as many rows as a prime; equal masks have the same."""
+    counts: dict[Any, int] = {}
+    get, put, select = Tensor.__getitem__, Tensor.__setitem__, torch.masked_select
+    nonzero, where = torch.nonzero, torch.where
+
+    def count_of(mask: Tensor) -> int | None:
+        node = recorded(mask)
+        if node is None:
+            return None
+        key = (_written_out(node, {}), _num_changes(node.graph))
+        if key not in counts:
+            if len(counts) == len(_PRIMES):
+                raise TwofoldError(f"the forward selects rows by more than {len(_PRIMES)} masks")
+            counts[key] = _PRIMES[len(counts)]
+        return counts[key]
+
+    def selects(x: Tensor, mask: Tensor | None) -> int | None:
+        """The number of rows, where `mask` selects complete rows of `x` by its values."""
+        if mask is None or mask.dtype != torch.bool or not mask.dim() or x.shape[: mask.dim()] != mask.shape:
+            return None
+        return count_of(mask)
+
+    def mask_of(index: Any) -> Tensor | None:
+        index = index[0] if isinstance(index, tuple | list) and len(index) == 1 else index
+        return index if isinstance(index, Tensor) else None
+
+    def read(x: Tensor, index: Any) -> Tensor:
+        mask = mask_of(index)
+        count = selects(x, mask)
+        if count is None:
+            return get(x, index)
+        rows: Tensor = torch.ops.twofold.masked_rows(x, mask, count)
+        return rows
+
+    def write(x: Tensor, index: Any, value: Any) -> None:
+        mask = mask_of(index)
+        count = selects(x, mask)
+        if count is None or not isinstance(value, Tensor) or not value.dim() or value.shape[0] != count:
+            put(x, index, value)
+        else:
+            x.copy_(torch.ops.twofold.put_masked_rows(x, mask, value))
+
+    def found(mask: Tensor, as_tuple: bool = False) -> Any:
+        count = count_of(mask) if mask.dim() == 1 and mask.dtype == torch.bool else None
+        if count is None:
+            return nonzero(mask, as_tuple=True) if as_tuple else nonzero(mask)
+        made = torch.ops.twofold.masked_places(mask, count)
+        return tuple(made.unbind(1)) if as_tuple else made
+
+    def chosen(condition: Tensor, *both: Any, **named: Any) -> Any:
+        return where(condition, *both, **named) if both or named else found(condition, True)
+
+    def selected(x: Tensor, mask: Tensor, **settings: Any) -> Tensor:
+        if recorded(mask) is None or settings:
+            return select(x, mask, **settings)
+        shape = torch.broadcast_shapes(x.shape, mask.shape)
+        own = mask if mask.shape == shape else mask.expand(shape)
+        return read(x.expand(shape), own)
+
+    with (
+        mock.patch.object(Tensor, "__getitem__", read),
+        mock.patch.object(Tensor, "__setitem__", write),
+        mock.patch.object(torch, "masked_select", selected),
+        mock.patch.object(Tensor, "masked_select", selected),
+        mock.patch.object(torch, "nonzero", found),
+        mock.patch.object(Tensor, "nonzero", found),
+        mock.patch.object(torch, "where", chosen),
+    ):
+        yield
+
+
+def _written_out(node: Any, known: dict[fx.Node, Any]) -> Any:
+    """A recorded value as nested tuples of the calls that make it, equal for equal expressions."""
+    if isinstance(node, tuple | list):
+        return tuple(_written_out(each, known) for each in node)
+    if isinstance(node, dict):
+        return tuple((key, _written_out(each, known)) for key, each in sorted(node.items()))
+    if not isinstance(node, fx.Node):
+        return str(node)
+    if node not in known:
+        parts = (node.args, node.kwargs) if node.op == "call_function" else ()
+        made = (str(node.target), _written_out(parts, known)) if parts else node.name
+        known[node] = hash(made)
+    return known[node]
+
+
+def _num_changes(graph: fx.Graph) -> int:
+    """How many calls of a graph change a tensor in place."""
+    return sum(
+        isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable for node in graph.nodes
+    )
+
+
+# -- afterwards --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of a mask.
+
+    Args:
+        mask: the call that makes it, flattened.
+        count: the prime that stands for the number of its rows.
+        total: how many rows there are, in the mask or not.
+    """
+
+    mask: fx.Node
+    count: int
+    total: int
+
+
+def write_masked_rows(exported: ExportedProgram) -> None:
+    """Write calls on the rows of masks for all rows, in place.
+
+    Raises:
+        TwofoldError: a call that cannot be written so; with its line and what to write instead.
+    """
+    graph = exported.graph
+    if any(str(node.target) in (_READ, _PLACES) for node in graph.nodes):
+        _Writer(graph).write()
+
+
+class _Writer:
+    """Calls on the rows of masks, written for all rows.
+
+    Args:
+        graph: exported; modified in place.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.now: dict[fx.Node, fx.Node] = {}  # calls -> the calls that take their place
+        self.rows: dict[fx.Node, _Rows] = {}  # calls that have rows -> theirs
+        self.counts: dict[fx.Node, tuple[_Rows, ...]] = {}  # calls that follow from rows -> those
+        self.num: dict[int, fx.Node] = {}  # prime -> the number of rows in the mask
+        self.places: dict[fx.Node, fx.Node] = {}  # places of rows -> their mask
+
+    def write(self) -> None:
+        """Replace all of them."""
+        for node in list(self.graph.nodes):
+            if node.op == "output":
+                node.args = self._renamed(node.args)
+            elif node.op == "call_function":
+                with self.graph.inserting_before(node):
+                    self._call(node)
+        for node in reversed(list(self.now)):
+            if self.now[node] is not node:
+                self.graph.erase_node(node)
+
+    def _call(self, node: fx.Node) -> None:
+        called = str(node.target)
+        if called == _PLACES:
+            self.now[node] = self._placed(node)
+        elif called == _READ:
+            self.now[node] = self._entered(node, *node.args)
+        elif called == _PUT:
+            self.now[node] = self._put(node, *node.args)
+        elif (at := self._at_places(node)) is not None:
+            self.now[node] = at
+        else:
+            self._follow(node)
+
+    def _at_places(self, node: fx.Node) -> fx.Node | None:
+        """A call that reads or writes at the places of rows, along dim 0; None if it does something else."""
+        given: Any = node.args
+        if node.target in (aten.index.Tensor, aten.index_put.default) and len(given[1]) == 1:
+            index = given[1][0]
+        elif node.target in (aten.index_select.default, aten.index_add.default) and given[1] == 0 and not node.kwargs:
+            index = given[2]
+        else:
+            return None
+        mask = self.places.get(index)
+        whole = given[0]
+        if mask is None or whole in self.rows or whole.meta["val"].shape[0] != mask.meta["val"].shape[0]:
+            return None
+        if node.target in (aten.index.Tensor, aten.index_select.default):
+            return self._entered(node, whole, mask, self.rows[index].count)
+        if node.target is aten.index_put.default:
+            return self._put(node, whole, mask, given[2]) if len(given) == 3 else None
+        source = given[3]
+        self.counts[node] = self.counts[source]
+        rows, added = self.rows[source], self.now[source]
+        kept = self._where(node, rows, added, 0)
+        return called_as(self.graph, node, aten.add.Tensor, (self.now.get(whole, whole), kept))
+
+    def _follow(self, node: fx.Node) -> None:
+        """A call that may read rows, or what was made of rows."""
+        above = tuple(dict.fromkeys(each for read in node.all_input_nodes for each in self.counts.get(read, ())))
+        if not above:
+            node.args, node.kwargs = self._renamed((node.args, node.kwargs))
+            return
+        own = {each for read in node.all_input_nodes if (each := self.rows.get(read)) is not None}
+        if len(own) > 1 and len({each.count for each in own}) > 1:
+            raise self._refused(node)
+        rows = next(iter(own), None)
+        self.counts[node] = above
+        if rows is not None and not _has(node.meta["val"], rows.count):
+            self.now[node] = self._reduced(node, rows)
+        elif rows is not None:
+            self.now[node] = self._for_all(node, rows)
+            self.rows[node] = rows
+            name = getattr(node.target, "__name__", "").split(".")[0]
+            if name in _SAME_PLACES and (mask := self.places.get(node.all_input_nodes[0])) is not None:
+                self.places[node] = mask
+        else:
+            self.now[node] = self._of_numbers(node, above)
+
+    def _renamed(self, given: Any) -> Any:
+        """Arguments with the calls that took the place of others."""
+        return fx.map_arg(given, lambda each: self.now.get(each, each))
+
+    def _entered(self, node: fx.Node, *given: Any) -> fx.Node:
+        """All rows of a tensor, with 1 or 0 outside of the mask."""
+        whole, mask, count = self._renamed(given)
+        shape, lead = whole.meta["val"].shape, mask.meta["val"].dim()
+        total = math.prod(shape[:lead])
+        flat = self._reshaped(node, mask, [total])
+        rows = _Rows(flat, count, total)
+        all_rows = self._reshaped(node, whole, [total, *shape[lead:]])
+        self.rows[node] = rows
+        self.counts[node] = (*(each for read in given[:2] for each in self.counts.get(read, ())), rows)
+        return self._where(node, rows, all_rows, 1 if all_rows.meta["val"].is_floating_point() else 0)
+
+    def _placed(self, node: fx.Node) -> fx.Node:
+        """The places of all rows."""
+        mask, count = self._renamed(node.args)
+        self.places[node] = mask
+        self.rows[node] = rows = _Rows(mask, count, mask.meta["val"].numel())
+        self.counts[node] = (rows,)
+        every = called_as(self.graph, node, aten.arange.default, (rows.total,), {"device": mask.meta["val"].device})
+        return self._reshaped(node, every, [rows.total, 1])
+
+    def _put(self, node: fx.Node, *read: Any) -> fx.Node:
+        """A tensor with rows in place of those of the mask."""
+        known = self.rows.get(read[2])
+        whole, mask, rows = self._renamed(read)
+        if known is None or known.total != mask.meta["val"].numel():
+            raise self._refused(node)
+        self.counts[node] = self.counts[read[2]]
+        given = self._reshaped(node, rows, list(whole.meta["val"].shape))
+        if given.meta["val"].dtype != whole.meta["val"].dtype:
+            given = called_as(self.graph, node, aten.to.dtype, (given, whole.meta["val"].dtype))
+        rank = whole.meta["val"].dim()
+        wide = self._reshaped(node, mask, [*mask.meta["val"].shape, *[1] * (rank - mask.meta["val"].dim())])
+        return called_as(self.graph, node, aten.where.self, (wide, given, whole))
+
+    def _for_all(self, node: fx.Node, rows: _Rows) -> fx.Node:
+        """A call that treats its rows alike, for all of them."""
+        args, kwargs = pytree.tree_map_only(
+            int,
+            lambda size: _resized(size, rows),
+            self._renamed((node.args, node.kwargs)),
+            is_leaf=lambda each: isinstance(each, bool),
+        )
+        try:
+            return called_as(self.graph, node, node.target, args, kwargs)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise self._refused(node) from error
+
+    def _reduced(self, node: fx.Node, rows: _Rows) -> fx.Node:
+        """A mean or a sum over the rows, or a loss of them."""
+        assert isinstance(node.target, torch._ops.OpOverload)
+        called = str(node.target).split(".")[1]
+        names = [argument.name for argument in node.target._schema.arguments]
+        args, kwargs = self._renamed((node.args, node.kwargs))
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if called in ("mean", "sum"):
+            dims = given.get("dim")
+            over = dims if isinstance(dims, list | tuple) else [dims] if isinstance(dims, int) else []
+            return self._over(node, rows, given["self"], called == "mean", over, bool(given.get("keepdim", False)))
+        if "reduction" not in given and "reduction" not in names:
+            raise self._refused(node)
+        reduction = given.get("reduction", 1)
+        labels = given.get("target")
+        if "ignore_index" in names and not labels.meta["val"].is_floating_point():
+            ignored = given.get("ignore_index", -100)
+            return self._again(node, given | {"target": self._where(node, rows, labels, ignored)})
+        return self._over(node, rows, self._again(node, given | {"reduction": 0}), reduction == 1, [], False)
+
+    def _again(self, node: fx.Node, given: dict[str, Any]) -> fx.Node:
+        """The same call with other arguments, in the order of its schema."""
+        assert isinstance(node.target, torch._ops.OpOverload)
+        args = [given.get(each.name, each.default_value) for each in node.target._schema.arguments]
+        return called_as(self.graph, node, node.target, tuple(args))
+
+    def _over(
+        self, node: fx.Node, rows: _Rows, all_rows: fx.Node, is_mean: bool, dims: Sequence[int], keepdim: bool
+    ) -> fx.Node:  # fmt: skip
+        """The mean or sum of the rows in the mask, over all dims unless some are given."""
+        value = all_rows.meta["val"]
+        kept = self._where(node, rows, all_rows, 0)
+        over = [dim % value.dim() for dim in dims] or list(range(value.dim()))
+        settings = {"dtype": node.meta["val"].dtype}
+        made = called_as(self.graph, node, aten.sum.dim_IntList, (kept, over, keepdim), settings)
+        if not is_mean:
+            return made
+        return self._divided(node, made, rows, math.prod(value.shape[dim] for dim in over) // rows.total)
+
+    def _divided(self, node: fx.Node, made: fx.Node, rows: _Rows, times: int) -> fx.Node:
+        number = self._number(node, rows)
+        if number.meta["val"].dtype != made.meta["val"].dtype:
+            number = called_as(self.graph, node, aten.to.dtype, (number, made.meta["val"].dtype))
+        made = called_as(self.graph, node, aten.div.Tensor, (made, number))
+        return called_as(self.graph, node, aten.div.Tensor, (made, times)) if times != 1 else made
+
+    def _number(self, node: fx.Node, rows: _Rows) -> fx.Node:
+        """How many rows are in the mask."""
+        if rows.count not in self.num:
+            self.num[rows.count] = called_as(self.graph, node, aten.sum.default, (rows.mask,))
+        return self.num[rows.count]
+
+    def _of_numbers(self, node: fx.Node, above: Sequence[_Rows]) -> fx.Node:
+        """A call on what was made of rows; numbers that contain the number of rows are replaced."""
+        args, kwargs = self._renamed((node.args, node.kwargs))
+        for rows in above:
+            for at, given in enumerate(args):
+                if not isinstance(given, int | float) or isinstance(given, bool) or not given:
+                    continue
+                over, under = given / rows.count, given * rows.count
+                if (
+                    isinstance(given, int)
+                    and given % rows.count == 0
+                    and node.target in (aten.div.Tensor, aten.div.Scalar)
+                ):
+                    return self._divided(node, args[0], rows, int(over))
+                if abs(under - round(under)) < 1e-9 * under and node.target is aten.mul.Tensor and at == 1:
+                    made = self._divided(node, args[0], rows, 1)
+                    return called_as(self.graph, node, aten.mul.Tensor, (made, round(under)))
+        return called_as(self.graph, node, node.target, args, kwargs)
+
+    def _where(self, node: fx.Node, rows: _Rows, all_rows: fx.Node, other: float) -> fx.Node:
+        """The values in the mask, and a number outside of it."""
+        value = all_rows.meta["val"]
+        at = next(dim for dim, size in enumerate(value.shape) if size % rows.total == 0)
+        shape = [1] * value.dim()
+        shape[at] = rows.total
+        mask = self._reshaped(node, rows.mask, shape)
+        if value.shape[at] != rows.total:
+            raise self._refused(node)
+        filler = called_as(
+            self.graph, node, aten.full.default, ([], other), {"dtype": value.dtype, "device": value.device}
+        )
+        return called_as(self.graph, node, aten.where.self, (mask, all_rows, filler))
+
+    def _reshaped(self, node: fx.Node, x: fx.Node, shape: list[int]) -> fx.Node:
+        same = list(x.meta["val"].shape) == shape
+        return x if same else called_as(self.graph, node, aten.reshape.default, (x, shape))
+
+    def _refused(self, node: fx.Node) -> TwofoldError:
+        return TwofoldError(
+            f"{node.target} ({line_of(node)}) reads rows that a mask selects, whose number depends on values; of such "
+            f"rows a forward may compute each by itself, their mean or sum, and a loss. Compute all rows, and write "
+            f"(losses * mask).sum() / mask.sum()"
+        )
+
+
+def _has(value: Any, count: int) -> bool:
+    """Whether a value, or one of several, has the rows of a mask."""
+    several = value if isinstance(value, tuple | list) else (value,)
+    return any(size % count == 0 for each in several if isinstance(each, Tensor) for size in each.shape)
+
+
+def _resized(size: Any, rows: _Rows) -> Any:
+    """A size with all rows in place of those of the mask."""
+    if isinstance(size, bool) or not size or size % rows.count:
+        return size
+    return size // rows.count * rows.total
