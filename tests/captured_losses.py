@@ -127,6 +127,9 @@ def of_rows(m, made, x, label):
         + (errors.sum() * (1 / errors.shape[0]))
         + (chance[seen].log() * chance[seen]).sum(-1).mean()
         + torch.sqrt((x[x > 0].log() + made[x > 0]).square().mean())
+        + 0.1 * (made.norm(2).pow(2) + m.out.weight.norm() ** 2) / len(x)
+        + torch.log10(errors.mean())
+        + torch.log1p(made.square().mean()).tanh()
     )
 
 

@@ -431,7 +431,13 @@ REFUSED = {
     "hook on a gradient": (mean_to(hooks_its_gradient), r"registers a hook on the gradient of a tensor \(4, 6\)"),
     "inference mode": (within(torch.inference_mode), "uses torch.inference_mode.*requires_grad_"),
     "mean of the batch": (mean_to(lambda m, x: m.fc(x) - m.fc(x).mean()), "a value made of all samples of a batch"),
-    "norm of the batch": (mean_to(lambda m, x: m.fc(x) / x.norm()), r"in forward \(.*\) makes one \(\) out of"),
+    "norm of the batch": (
+        mean_to(lambda m, x: m.fc(x) / x.norm()), r"\(aten\.linalg_vector_norm.* in forward .* makes one \(\) out of"
+    ),
+    "similarities of a batch": (
+        lambda m, x, label: functional.cross_entropy((m.fc(x) @ m.fc(x).t()).fill_diagonal_(-9), x[:, 0].long()),
+        "contrastive one, needs what each is compared with",
+    ),
     "unknown": (
         mean_to(lambda m, x: m.fc(x) + torch.multinomial(x.exp(), 6)),
         r"aten\.multinomial\.default.*test_capture.*draw with torch\.rand, torch\.randn",
@@ -755,3 +761,9 @@ def test_attributes_of_a_module_are_what_they_were():
     assert module.last is None and module.seen == {}
     module(*(torch.zeros(8, 6) for _ in range(2)))
     assert isinstance(initialised_copy(module).last, torch.Tensor)  # torch does not copy what has a gradient
+
+
+def test_inputs_in_a_dict_are_named_in_the_error():
+    module = Ends(lambda m, x, label: m.fc(x["image"]).mean(), fc=nn.Linear(6, 6))
+    with pytest.raises(TwofoldError, match=r"several tensors .image, size.; .* forward takes image, size"):
+        capture(module, ({"image": torch.zeros(8, 6), "size": torch.zeros(8)}, (8,)))

@@ -171,6 +171,7 @@ def test_left_out_parts_are_reported(capsys):
     said = capsys.readouterr().out
     assert "no_rope_layer_interval: every block rotates its queries and keys" in said
     assert "vision_config" in said and "only the text model is planned" in said
+    assert "experts: each has places for 1.25 times an even share of the tokens" in said
 
 
 STRUCTURES = {

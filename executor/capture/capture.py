@@ -36,7 +36,7 @@ from executor.capture.complex_numbers import complex_rule
 from executor.capture.concatenated import split_concatenated
 from executor.capture.control_flow import numbers_from_shapes
 from executor.capture.counts import state_counts
-from executor.capture.decompose import decompose_sized, divide_by_samples
+from executor.capture.decompose import decompose_sized, divide_by_samples, square_norms
 from executor.capture.derivatives import derivatives_as_calls, write_derivatives
 from executor.capture.examples import batch_size_of, examples_of, with_batch
 from executor.capture.export_contexts import buffers_changed_in_place, data_without_gradient, parameters_on_meta, silent
@@ -178,6 +178,7 @@ def _graph_of_samples(module: nn.Module, examples: Mapping[str, torch.Tensor], s
         choose_in_samples(exported.graph, grown)
         count_by_sums(exported.graph, grown)
         drop_zeros(exported.graph)
+        square_norms(exported.graph)
     divide_by_samples(exports[0].graph, exports[1].graph, small)
     decompose_sized(exports[0].graph, exports[1].graph, RULES)
     grown = _grown(exports[0], exports[1], small)
@@ -423,7 +424,8 @@ def _check_growth(
     """Refuse an activation unless exactly one of its dims grows with the batch."""
     before, after = graph.tensors[name].shape, double.tensors[name].shape
     producer, size = graph.producers()[name], graph.batch_size
-    what = f"operator {producer.name!r} ({producer.kind}){where(producer.name)}"
+    called = producer.attrs.get("target", producer.kind)
+    what = f"operator {producer.name!r} ({called}){where(producer.name)}"
     if is_batched and before == after:
         raise TwofoldError(f"{what} makes one {before} out of all samples of a batch; {_WAY_OUT}")
     follows = _place(before, after, size) is not None

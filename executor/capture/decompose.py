@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from executor.capture.functional import called_as, copied, on_meta
 from executor.capture.masks import shape_only
 
-__all__ = ["BY_SAMPLES", "decompose_sized", "divide_by_samples"]
+__all__ = ["BY_SAMPLES", "decompose_sized", "divide_by_samples", "square_norms"]
 
 BY_SAMPLES = "twofold_by_samples"
 """Key in the `meta` of divisions by the number of samples."""
@@ -66,6 +66,21 @@ def _decompose(node: fx.Node) -> None:
         (result,) = copied(node.graph, node, traced.graph, read)
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)
+
+
+def square_norms(graph: fx.Graph) -> None:
+    """Write the square of a Euclidean norm of all elements as a sum of squares, in place: the samples add to it."""
+    for node in graph.find_nodes(op="call_function", target=aten.pow.Tensor_Scalar):
+        norm, exponent = node.args
+        is_norm = isinstance(norm, fx.Node) and norm.target is aten.linalg_vector_norm.default
+        if exponent != 2 or not is_norm or len(norm.args) > 2 or norm.kwargs or norm.args[1:] not in ((), (2,)):
+            continue
+        with graph.inserting_before(node):
+            squares = called_as(graph, node, aten.mul.Tensor, (norm.args[0], norm.args[0]))
+            node.replace_all_uses_with(called_as(graph, node, aten.sum.default, (squares,)))
+        graph.erase_node(node)
+        if not norm.users:
+            graph.erase_node(norm)
 
 
 def divide_by_samples(graph: fx.Graph, double: fx.Graph, batch_size: int) -> None:

@@ -56,6 +56,12 @@ def examples_of(module: nn.Module, given: object) -> dict[str, torch.Tensor]:
 def _example(argument: str, value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if isinstance(value, Mapping):
+        names = ", ".join(map(str, value))
+        raise TwofoldError(
+            f"{argument!r} holds several tensors ({names}); an input is one tensor: wrap the module in one whose "
+            f"forward takes {names} and calls it with the dict"
+        )
     shape, dtype = value, "float32"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         shape, dtype = tuple(value.shape), value.dtype

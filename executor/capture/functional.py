@@ -266,6 +266,10 @@ def _new_value(graph: fx.Graph, node: fx.Node, args: Any, kwargs: Any) -> fx.Nod
         ones = called_as(graph, node, aten.full.default, (list(old.shape), 1), settings)
         dropped = called_as(graph, node, aten.dropout.default, (ones, 1 - kept, True))
         return called_as(graph, node, aten.mul.Tensor, (dropped, kept))
+    if target is aten.fill_diagonal_.default and len(args) == 2 and old.dim() == 2:
+        settings = {"dtype": torch.bool, "device": old.device}
+        diagonal = called_as(graph, node, aten.eye.m, tuple(old.shape), settings)
+        return called_as(graph, node, aten.masked_fill.Scalar, (args[0], diagonal, args[1]))
     name = target._schema.name.removeprefix("aten::").removesuffix("_")
     overload = getattr(getattr(aten, _FUNCTIONAL.get(name, name), None), target._overloadname, None)
     if overload is None or overload._schema.is_mutable:

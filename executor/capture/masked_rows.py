@@ -61,67 +61,68 @@ def _shape_of_places(mask: Tensor, count: int) -> Tensor:
 # -- while a module is exported ----------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def rows_of_masks_counted() -> Iterator[None]:
-    """Within this context `x[mask]`, `x[mask] = rows`, `torch.masked_select` and the places of a mask [n], which
-    `nonzero` and `where` find, have as many rows as a prime; equal masks have the same."""
-    counts: dict[Any, int] = {}
-    get, put, select = Tensor.__getitem__, Tensor.__setitem__, torch.masked_select
-    nonzero, where = torch.nonzero, torch.where
+class _Counts:
+    """The number of rows of every mask of a forward, a prime; equal masks have the same."""
 
-    def count_of(mask: Tensor) -> int | None:
-        node = recorded(mask)
+    def __init__(self) -> None:
+        self._counts: dict[Any, int] = {}
+
+    def of(self, mask: Tensor) -> int | None:
+        """The number for a mask that depends on values; None for other tensors."""
+        node = recorded(mask) if mask.dtype == torch.bool and mask.dim() else None
         if node is None:
             return None
         key = (_written_out(node, {}), _num_changes(node.graph))
-        if key not in counts:
-            if len(counts) == len(_PRIMES):
+        if key not in self._counts:
+            if len(self._counts) == len(_PRIMES):
                 raise TwofoldError(f"the forward selects rows by more than {len(_PRIMES)} masks")
-            counts[key] = _PRIMES[len(counts)]
-        return counts[key]
+            self._counts[key] = _PRIMES[len(self._counts)]
+        return self._counts[key]
 
-    def selects(x: Tensor, mask: Tensor | None) -> int | None:
-        """The number of rows, where `mask` selects complete rows of `x` by its values."""
-        if mask is None or mask.dtype != torch.bool or not mask.dim() or x.shape[: mask.dim()] != mask.shape:
+    def chosen(self, x: Tensor, index: Any) -> tuple[Tensor, int] | None:
+        """The mask and the number of its rows, where an index is a mask that selects complete rows of `x`."""
+        mask = index[0] if isinstance(index, tuple | list) and len(index) == 1 else index
+        if not isinstance(mask, Tensor) or x.shape[: mask.dim()] != mask.shape:
             return None
-        return count_of(mask)
+        count = self.of(mask)
+        return None if count is None else (mask, count)
 
-    def mask_of(index: Any) -> Tensor | None:
-        index = index[0] if isinstance(index, tuple | list) and len(index) == 1 else index
-        return index if isinstance(index, Tensor) else None
+
+@contextlib.contextmanager
+def rows_of_masks_counted() -> Iterator[None]:
+    """Within this context `x[mask]`, `x[mask] = rows`, `torch.masked_select` and the places of a mask [n], which
+    `nonzero` and `where` find, have as many rows as a prime."""
+    counts = _Counts()
+    get, put, select = Tensor.__getitem__, Tensor.__setitem__, torch.masked_select
+    nonzero, where = torch.nonzero, torch.where
 
     def read(x: Tensor, index: Any) -> Tensor:
-        mask = mask_of(index)
-        count = selects(x, mask)
-        if count is None:
-            return get(x, index)
-        rows: Tensor = torch.ops.twofold.masked_rows(x, mask, count)
+        chosen = counts.chosen(x, index)
+        rows: Tensor = get(x, index) if chosen is None else torch.ops.twofold.masked_rows(x, *chosen)
         return rows
 
     def write(x: Tensor, index: Any, value: Any) -> None:
-        mask = mask_of(index)
-        count = selects(x, mask)
-        if count is None or not isinstance(value, Tensor) or not value.dim() or value.shape[0] != count:
+        chosen = counts.chosen(x, index)
+        if chosen is None or not isinstance(value, Tensor) or value.shape[:1] != (chosen[1],):
             put(x, index, value)
         else:
-            x.copy_(torch.ops.twofold.put_masked_rows(x, mask, value))
+            x.copy_(torch.ops.twofold.put_masked_rows(x, chosen[0], value))
+
+    def selected(x: Tensor, mask: Tensor, **settings: Any) -> Tensor:
+        if settings:
+            return select(x, mask, **settings)
+        shape = torch.broadcast_shapes(x.shape, mask.shape)
+        return read(x.expand(shape), mask if mask.shape == shape else mask.expand(shape))
 
     def found(mask: Tensor, as_tuple: bool = False) -> Any:
-        count = count_of(mask) if mask.dim() == 1 and mask.dtype == torch.bool else None
+        count = counts.of(mask) if mask.dim() == 1 else None
         if count is None:
             return nonzero(mask, as_tuple=True) if as_tuple else nonzero(mask)
         made = torch.ops.twofold.masked_places(mask, count)
         return tuple(made.unbind(1)) if as_tuple else made
 
-    def chosen(condition: Tensor, *both: Any, **named: Any) -> Any:
+    def one_or_other(condition: Tensor, *both: Any, **named: Any) -> Any:
         return where(condition, *both, **named) if both or named else found(condition, True)
-
-    def selected(x: Tensor, mask: Tensor, **settings: Any) -> Tensor:
-        if recorded(mask) is None or settings:
-            return select(x, mask, **settings)
-        shape = torch.broadcast_shapes(x.shape, mask.shape)
-        own = mask if mask.shape == shape else mask.expand(shape)
-        return read(x.expand(shape), own)
 
     with (
         mock.patch.object(Tensor, "__getitem__", read),
@@ -130,7 +131,7 @@ def rows_of_masks_counted() -> Iterator[None]:
         mock.patch.object(Tensor, "masked_select", selected),
         mock.patch.object(torch, "nonzero", found),
         mock.patch.object(Tensor, "nonzero", found),
-        mock.patch.object(torch, "where", chosen),
+        mock.patch.object(torch, "where", one_or_other),
     ):
         yield
 

@@ -12,6 +12,7 @@ the statistics of a batch norm, so the loss depends on the number of micro-batch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -89,8 +90,13 @@ def _slope(make: _Numbers, called: str, whole: str, at: str, settings: Sequence[
         return make("mul", make("div", whole, at), -0.5)
     if called == "exp":
         return whole
-    if called == "log":
-        return make("div", 1.0, at)
+    if called in _LOGARITHMS:
+        base, shift = _LOGARITHMS[called]
+        return make("div", 1.0 / math.log(base), make("add", at, shift) if shift else at)
+    if called == "tanh":
+        return make("sub", 1.0, make("mul", whole, whole))
+    if called == "sigmoid":
+        return make("mul", whole, make("sub", 1.0, whole))
     if called == "reciprocal":
         return make("mul", make("mul", whole, whole), -1.0)
     if called in ("pow", "square"):
@@ -106,12 +112,25 @@ def _slope(make: _Numbers, called: str, whole: str, at: str, settings: Sequence[
     return above if most is None else make("mul", make.holds("le", at, most), above)
 
 
+_LOGARITHMS = {"log": (math.e, 0), "log2": (2, 0), "log10": (10, 0), "log1p": (math.e, 1)}
+"""Function -> its base, and what it adds to its argument."""
+
+
+def _logarithm(build: Translation, node: fx.Node, x: Value) -> Value:
+    base, shift = _LOGARITHMS[str(node.target).split(".")[1]]
+    make = _Numbers(build, node)
+    dtype = build.shape_dtype(node)[1]
+    at = make("add", x, shift) if shift else build.cast(node, build.plain(node, x), dtype)
+    return make("mul", build.make(node, "log", (at,)), 1 / math.log(base))
+
+
 @mean_rule(
     "sqrt.default", "rsqrt.default", "exp.default", "log.default", "reciprocal.default", "pow.Tensor_Scalar",
     "square.default", "abs.default", "relu.default", "clamp.default", "clamp_min.default", "clamp_max.default",
+    "log2.default", "log10.default", "log1p.default", "tanh.default", "sigmoid.default",
 )  # fmt: skip
 def _function(build: Translation, node: fx.Node, x: Mean, *settings: Any, **named: Any) -> Value:
-    rule = build.rules[str(node.target)]
+    rule = build.rules.get(str(node.target), _logarithm)
     if not build.is_trained(x.terms()):
         return rule(build, node, build.of_batch(node, x), *settings, **named)
     if x.is_sum:

@@ -134,6 +134,11 @@ class Reading:
         for key, why in self.left_out.items():
             keys_by_reason.setdefault(why, []).append(key)
         remarks_by_reason = [f"{', '.join(keys)}: {why}" for why, keys in keys_by_reason.items()]
+        if self.config.experts is not None:
+            remarks_by_reason.append(
+                f"experts: each has places for {self.config.experts.capacity_factor:g} times an even share of the "
+                f"tokens, where transformers computes every token and no empty place"
+            )
         if self.ignored:
             remarks_by_reason.append(f"keys that change neither sizes nor costs: {', '.join(sorted(self.ignored))}")
         return tuple(remarks_by_reason)
