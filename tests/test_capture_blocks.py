@@ -13,7 +13,7 @@ from torch import nn
 from costmodels import Machine
 from costmodels.price.instruction import price
 from executor.capture.capture import capture
-from executor.capture.independence import Call, Read, dims_of
+from executor.capture.rules.independence import Call, Read, dims_of
 from executor.device import Device
 from executor.kernels.programs import aten_call
 from executor.kernels.random import kept_elements

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.field.ordinary import BATCH_MIXING
 from costmodels import Machine
+from executor.capture.calls.masks import hides_later
 from executor.capture.capture import capture
-from executor.capture.masks import hides_later
 from executor.reference.reference import train_reference
 from plans.errors import TwofoldError
 from plans.lower import lower

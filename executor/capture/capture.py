@@ -1,8 +1,9 @@
 """Capture: the operator graph of any torch module, without its weights and without data.
 
-`torch.export` runs the module's forward on the meta device and records its aten calls; `executor.capture.rules`
-translates them into the operators of `plans.operators`. The forward must return the scalar loss (see
-`executor.train.losscell.WithLossCell`). The user's module is not changed.
+`torch.export` runs the module's forward on the meta device (`executor.capture.tracing`) and records its aten calls.
+They are rewritten (`executor.capture.calls`), and `executor.capture.rules` translates them into the operators of
+`plans.operators`. The forward must return the scalar loss (see `executor.train.losscell.WithLossCell`). The user's
+module is not changed.
 
 A plan cuts the batch into micro-batches, so a model must treat the samples of a batch independently until the loss. To
 check this, the module is exported for two batch sizes. One dim of every tensor computed from the inputs must grow with
@@ -30,25 +31,36 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from executor.autocast import autocast_as_casts
-from executor.capture.attention import batch_first_attention
-from executor.capture.buffers import doubled_tables, known_masks, known_numbers
-from executor.capture.complex_numbers import complex_rule
-from executor.capture.concatenated import split_concatenated
-from executor.capture.control_flow import numbers_from_shapes
-from executor.capture.counts import state_counts
-from executor.capture.decompose import decompose_sized, divide_by_samples, square_norms
-from executor.capture.derivatives import derivatives_as_calls, write_derivatives
+from executor.capture.calls.buffers import doubled_tables, known_masks, known_numbers
+from executor.capture.calls.concatenated import split_concatenated
+from executor.capture.calls.control_flow import numbers_from_shapes
+from executor.capture.calls.counts import state_counts
+from executor.capture.calls.decompose import decompose_sized, divide_by_samples, square_norms
+from executor.capture.calls.derivatives import derivatives_as_calls, write_derivatives
+from executor.capture.calls.functional import line_of, without_in_place
+from executor.capture.calls.histograms import count_by_sums
+from executor.capture.calls.masked_rows import rows_of_masks_counted, write_masked_rows
+from executor.capture.calls.masks import fix_sizes, state_masks
+from executor.capture.calls.rows import choose_in_samples
+from executor.capture.calls.straight import drop_empty, drop_zeros, inline_nested, keep_batch_first, take_stacked
+from executor.capture.calls.vmapped import vmap_in_one_piece, write_vmapped
+from executor.capture.calls.written_attention import join_attention
 from executor.capture.examples import batch_size_of, examples_of, with_batch
-from executor.capture.export_contexts import buffers_changed_in_place, data_without_gradient, parameters_on_meta, silent
-from executor.capture.functional import line_of, without_in_place
-from executor.capture.functions import functions_as_calls
-from executor.capture.gradients import check_hooks, check_memory, refusing_own_gradients
-from executor.capture.histograms import count_by_sums
-from executor.capture.library import in_other_forms
-from executor.capture.masked_rows import rows_of_masks_counted, write_masked_rows
-from executor.capture.masks import fix_sizes, state_masks
-from executor.capture.opaque import computed, opaque
-from executor.capture.python_state import (
+from executor.capture.repeats import Stack, shortened, stacks_of_equal_blocks, with_all_blocks
+from executor.capture.rules.complex_numbers import complex_rule
+from executor.capture.rules.functions import functions_as_calls
+from executor.capture.rules.opaque import computed, opaque
+from executor.capture.rules.rules import RULES
+from executor.capture.tracing.attention import batch_first_attention
+from executor.capture.tracing.export_contexts import (
+    buffers_changed_in_place,
+    data_without_gradient,
+    parameters_on_meta,
+    silent,
+)
+from executor.capture.tracing.gradients import check_hooks, check_memory, refusing_own_gradients
+from executor.capture.tracing.library import in_other_forms
+from executor.capture.tracing.python_state import (
     PythonState,
     attributes_kept,
     changed_in,
@@ -56,13 +68,7 @@ from executor.capture.python_state import (
     python_state,
     restore,
 )
-from executor.capture.repeats import Stack, shortened, stacks_of_equal_blocks, with_all_blocks
-from executor.capture.rows import choose_in_samples
-from executor.capture.rules import RULES
-from executor.capture.straight import drop_empty, drop_zeros, inline_nested, keep_batch_first, take_stacked
 from executor.capture.translation import Translation
-from executor.capture.vmapped import vmap_in_one_piece, write_vmapped
-from executor.capture.written_attention import join_attention
 from executor.flex import flex_attention_by_formula
 from executor.loss_of import loss_of
 from executor.recompute import noting_checkpoints

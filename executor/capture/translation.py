@@ -1,6 +1,6 @@
 """Translation of an exported module, node by node, into the operators of a graph.
 
-The rules of `executor.capture.rules` translate single aten calls and add operators (`executor.capture.building`). This
+The rules (`executor.capture.rules`) translate single aten calls and add operators (`executor.capture.building`). This
 module handles the inputs, the order of the calls and the finished graph.
 """
 
@@ -20,9 +20,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from executor.capture.building import Building
-from executor.capture.masks import shape_only
+from executor.capture.calls.masks import shape_only
+from executor.capture.calls.straight import NO_GRADIENT
 from executor.capture.places import NotAsTorchError
-from executor.capture.straight import NO_GRADIENT
 from executor.capture.values import Complex, Mean, Unreadable, Value
 from executor.recompute import marked, recomputed
 from plans.errors import TwofoldError

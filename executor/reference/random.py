@@ -154,7 +154,7 @@ class _Mode(TorchFunctionMode):
 
 
 class _Draws(TorchDispatchMode):
-    """Replaces what torch's generator draws, at whatever depth; the formulas are those of `executor.capture.random`."""
+    """Replaces what torch's generator draws, at whatever depth, by the formulas of `executor.capture.rules.random`."""
 
     def __init__(self, random: PlannedRandom) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from executor.capture.table import Number, mean_rule
+from executor.capture.rules.table import Number, mean_rule
 from executor.capture.translation import Translation
 from executor.capture.values import Mean, Transposed, Value
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from executor.capture.functional import called_as
-from executor.capture.masks import shape_only, value_of
+from executor.capture.calls.functional import called_as
+from executor.capture.calls.masks import shape_only, value_of
 
 __all__ = ["choose_in_samples"]
 

@@ -1,8 +1,8 @@
 """Replacements for layers whose implementation a plan cannot express, used during capture.
 
 torch's embedding bags flatten the batch, and the experts of transformers sort the tokens of all samples. The
-replacements compute the same sample by sample and token by token (`executor.capture.recurrent` has recurrent layers).
-Numbers that a forward turns into tensors are filled in.
+replacements compute the same sample by sample and token by token; `executor.capture.rules.recurrent` has recurrent
+layers. Numbers that a forward turns into tensors are filled in.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from executor.capture.own_kernels import kernels_of_samples_as_products
-from executor.capture.recurrent import recurrent_layers_one_by_one
+from executor.capture.rules.own_kernels import kernels_of_samples_as_products
+from executor.capture.rules.recurrent import recurrent_layers_one_by_one
 from executor.instead import called_instead
 from plans.errors import TwofoldError
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import fx
 
-from executor.capture.means import mean_over
-from executor.capture.opaque import opaque
-from executor.capture.table import Number, rule
+from executor.capture.rules.means import mean_over
+from executor.capture.rules.opaque import opaque
+from executor.capture.rules.table import Number, rule
 from executor.capture.translation import Translation
 from executor.capture.values import Value
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
-from executor.capture.buffers import MOST_ELEMENTS
-from executor.capture.functional import called_as
-from executor.capture.masks import calls_of, hides_later, shape_only, value_of
+from executor.capture.calls.buffers import MOST_ELEMENTS
+from executor.capture.calls.functional import called_as
+from executor.capture.calls.masks import calls_of, hides_later, shape_only, value_of
 
 __all__ = ["join_attention"]
 

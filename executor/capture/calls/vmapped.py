@@ -18,8 +18,8 @@ from torch._functorch.vmap import vmap_impl
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from executor.capture.functional import copied, line_of, on_meta
-from executor.capture.straight import NO_GRADIENT
+from executor.capture.calls.functional import copied, line_of, on_meta
+from executor.capture.calls.straight import NO_GRADIENT
 from plans.errors import TwofoldError
 
 __all__ = ["vmap_in_one_piece", "write_vmapped"]

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils._python_dispatch import _disable_current_modes
 
-from executor.capture.masks import run_on_cpu
+from executor.capture.calls.masks import run_on_cpu
 
 __all__ = ["numbers_from_shapes", "recorded"]
 

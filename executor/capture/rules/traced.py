@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from executor.capture.opaque import as_json
+from executor.capture.rules.opaque import as_json
 from executor.kernels.programs import NUMBER_CALLS, program
 from plans.errors import TwofoldError
 from plans.reading import json_of

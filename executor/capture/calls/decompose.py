@@ -15,8 +15,8 @@ from torch._decomp import decomposition_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from executor.capture.functional import called_as, copied, on_meta
-from executor.capture.masks import shape_only
+from executor.capture.calls.functional import called_as, copied, on_meta
+from executor.capture.calls.masks import shape_only
 
 __all__ = ["BY_SAMPLES", "decompose_sized", "divide_by_samples", "square_norms"]
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from torch import fx
 
-from executor.capture.opaque import opaque
-from executor.capture.table import rule
+from executor.capture.rules.opaque import opaque
+from executor.capture.rules.table import rule
 from executor.capture.translation import Translation
 from executor.capture.values import Transposed, Unreadable, Value
 

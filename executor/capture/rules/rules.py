@@ -12,18 +12,18 @@ from typing import Any
 
 from torch import fx
 
-import executor.capture.assigned
-import executor.capture.elementwise
-import executor.capture.functions
-import executor.capture.layers
-import executor.capture.losses
-import executor.capture.means
-import executor.capture.nonlinear
-import executor.capture.random
-import executor.capture.recurrent
-import executor.capture.shapes
-import executor.capture.spread  # noqa: F401  (each enters its rules)
-from executor.capture.table import RULES, rule
+import executor.capture.rules.assigned
+import executor.capture.rules.elementwise
+import executor.capture.rules.functions
+import executor.capture.rules.layers
+import executor.capture.rules.losses
+import executor.capture.rules.means
+import executor.capture.rules.nonlinear
+import executor.capture.rules.random
+import executor.capture.rules.recurrent
+import executor.capture.rules.shapes
+import executor.capture.rules.spread  # noqa: F401  (each enters its rules)
+from executor.capture.rules.table import RULES, rule
 from executor.capture.translation import Translation
 from executor.capture.values import Value
 

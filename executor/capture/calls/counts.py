@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
-from executor.capture.functional import called_as
-from executor.capture.masks import shape_only, value_of
+from executor.capture.calls.functional import called_as
+from executor.capture.calls.masks import shape_only, value_of
 
 __all__ = ["state_counts"]
 

@@ -17,8 +17,8 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from executor.capture.functional import called_as, copied, on_meta
-from executor.capture.straight import NO_GRADIENT
+from executor.capture.calls.functional import called_as, copied, on_meta
+from executor.capture.calls.straight import NO_GRADIENT
 from plans.errors import TwofoldError
 
 __all__ = ["derivatives_as_calls", "write_derivatives"]

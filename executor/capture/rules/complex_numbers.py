@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from executor.capture.table import RULES, rule
+from executor.capture.rules.table import RULES, rule
 from executor.capture.translation import Translation
 from executor.capture.values import Complex, Value
 

@@ -21,8 +21,8 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from executor.capture.control_flow import recorded
-from executor.capture.functional import called_as, line_of
+from executor.capture.calls.control_flow import recorded
+from executor.capture.calls.functional import called_as, line_of
 from plans.errors import TwofoldError
 
 __all__ = ["rows_of_masks_counted", "write_masked_rows"]

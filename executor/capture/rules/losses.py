@@ -1,4 +1,4 @@
-"""Capture of losses: the mean of a loss over the samples of a batch (`executor.capture.means`).
+"""Capture of losses: the mean of a loss over the samples of a batch (`executor.capture.rules.means`).
 
 If the loss is a single mean, it becomes one operator (cross entropy, L1, squared error). Any other loss becomes
 ordinary operators that compute the terms of every sample, and their mean.
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from executor.capture.means import per_sample
-from executor.capture.opaque import aten_operators
-from executor.capture.table import rule
+from executor.capture.rules.means import per_sample
+from executor.capture.rules.opaque import aten_operators
+from executor.capture.rules.table import rule
 from executor.capture.translation import Translation
 from executor.capture.values import Mean, Value
 

@@ -1,8 +1,8 @@
 """Capture of operators that twofold does not declare, with dims found by experiment.
 
 An aten call without in-place changes and random numbers becomes one "opaque" operator for each result that is read.
-`executor.capture.independence` finds its named dims. If it finds none, every rank computes the full operator, and a
-warning is printed.
+`executor.capture.rules.independence` finds its named dims. If it finds none, every rank computes the full operator, and
+a warning is printed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from executor.capture.building import NUMBER_OF_A_TENSOR
-from executor.capture.independence import Call, Read, dims_of, samples_meet
-from executor.capture.masks import calls_of, value_of
+from executor.capture.calls.masks import calls_of, value_of
+from executor.capture.rules.independence import Call, Read, dims_of, samples_meet
 from executor.capture.translation import Translation
 from executor.capture.values import Complex, Unreadable, Value
 from executor.kernels.sources import computed_value

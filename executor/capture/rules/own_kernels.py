@@ -15,7 +15,7 @@ from unittest import mock
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from executor.capture.layers import pair
+from executor.capture.rules.layers import pair
 
 __all__ = ["kernels_of_samples_as_products"]
 

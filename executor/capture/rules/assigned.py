@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from executor.capture.table import rule
+from executor.capture.rules.table import rule
 from executor.capture.translation import Translation
 from executor.capture.values import Value
 

@@ -2,7 +2,7 @@
 
 During export, `torch.autograd.Function.apply` leaves one call in the graph. Its forward and backward are then traced to
 aten calls with symbolic sizes, so that a plan file contains all that a rank needs and no user code is imported. The
-dims that can be split are found by experiment (`executor.capture.independence`).
+dims that can be split are found by experiment (`executor.capture.rules.independence`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from unittest import mock
 import torch
 from torch import Tensor, fx
 
-from executor.capture.independence import Call, Read, dims_of, samples_meet
-from executor.capture.table import rule
-from executor.capture.traced import TENSOR, Applied, Traced, as_list, run_forward
+from executor.capture.rules.independence import Call, Read, dims_of, samples_meet
+from executor.capture.rules.table import rule
+from executor.capture.rules.traced import TENSOR, Applied, Traced, as_list, run_forward
 from executor.capture.translation import Translation
 from executor.capture.values import Unreadable, Value
 from plans.errors import TwofoldError

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import fx
 
-from executor.capture.elementwise import combine
-from executor.capture.opaque import opaque
 from executor.capture.places import NotAsTorchError
-from executor.capture.table import rule
+from executor.capture.rules.elementwise import combine
+from executor.capture.rules.opaque import opaque
+from executor.capture.rules.table import rule
 from executor.capture.translation import Translation
 from executor.capture.values import Chosen, Transposed, Value
 from plans.model.graph import itemsize

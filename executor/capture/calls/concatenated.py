@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from executor.capture.functional import called_as
+from executor.capture.calls.functional import called_as
 
 __all__ = ["split_concatenated"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from executor.capture.table import Number, rule
+from executor.capture.rules.table import Number, rule
 from executor.capture.translation import Translation
 from executor.capture.values import Value
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from executor.capture.functional import called_as
+from executor.capture.calls.functional import called_as
 
 __all__ = ["NO_GRADIENT", "drop_empty", "drop_zeros", "inline_nested", "keep_batch_first", "take_stacked"]
 

@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
-from executor.capture.table import rule
+from executor.capture.rules.table import rule
 from executor.capture.translation import Translation
 from executor.capture.values import Unreadable, Value
 from executor.instead import called_instead

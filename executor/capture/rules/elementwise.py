@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from executor.capture.decompose import BY_SAMPLES
-from executor.capture.means import count_of_samples, mean_over, reshaped_mean
-from executor.capture.opaque import opaque
-from executor.capture.table import Number, rule
+from executor.capture.calls.decompose import BY_SAMPLES
+from executor.capture.rules.means import count_of_samples, mean_over, reshaped_mean
+from executor.capture.rules.opaque import opaque
+from executor.capture.rules.table import Number, rule
 from executor.capture.translation import Translation
 from executor.capture.values import Transposed, Value
 from plans.operators.elementwise import UNARY

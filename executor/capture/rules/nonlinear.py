@@ -20,9 +20,9 @@ from typing import Any
 
 from torch import fx
 
-from executor.capture.decompose import BY_SAMPLES
-from executor.capture.means import combined, combined_means, count_of_samples
-from executor.capture.table import Number, mean_rule
+from executor.capture.calls.decompose import BY_SAMPLES
+from executor.capture.rules.means import combined, combined_means, count_of_samples
+from executor.capture.rules.table import Number, mean_rule
 from executor.capture.translation import Translation
 from executor.capture.values import Mean, Value
 

@@ -1,0 +1,1 @@
+"""Recorded calls, rewritten to calls that can be translated."""

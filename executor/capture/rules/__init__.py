@@ -1,0 +1,1 @@
+"""Rules that translate recorded calls to the operators of a graph."""

@@ -1,0 +1,1 @@
+"""Contexts that a forward runs in while `torch.export` records its calls."""
