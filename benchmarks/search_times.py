@@ -1,7 +1,7 @@
 """What `twofold plan` takes on large models: `python -m benchmarks.search_times [--before TREE] [--runs N] [CASE ...]`.
 
-`--gap SECONDS` prints instead the gap that a search has when it is stopped after so many seconds of processor time, as
-`--time-limit` would on a quiet machine.
+`--gap SECONDS` prints instead the gap of a search that is stopped after these seconds of processor time, as
+`--time-limit` would stop it on a quiet machine.
 
 Processor seconds (user and system) of the complete command without simulating its plans, each run a separate process,
 and the median of the runs. Modules are compiled before, as those of an installed package are.
