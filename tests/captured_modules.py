@@ -545,6 +545,7 @@ MODULES |= {
 }
 
 ONE_RANK = {
+    "writes into its input": (lambda: Net(lambda m, x: m.fc(x.mul_(2).sub_(1)), fc=linear()), vectors),
     "rows of masks": (
         lambda: Net(rows_of_masks, fc=linear(), net=nn.Sequential(linear(), nn.GELU(), linear()), out=linear()),
         sequences,

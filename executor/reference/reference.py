@@ -226,8 +226,8 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _micro_batches(batch: Sequence[Any], count: int) -> list[tuple[torch.Tensor, ...]]:
-    # Copied, for arrays that must not be written to make torch warn.
-    tensors = [part if isinstance(part, torch.Tensor) else torch.from_numpy(np.array(part)) for part in batch]
+    # Copied: a forward may write into its inputs, and torch warns of arrays that must not be written.
+    tensors = [part.clone() if isinstance(part, torch.Tensor) else torch.from_numpy(np.array(part)) for part in batch]
     for tensor in tensors:
         if tensor.dim() == 0 or tensor.shape[0] % count:
             raise TwofoldError(f"{count} micro-batches do not divide a batch of shape {tuple(tensor.shape)}")
