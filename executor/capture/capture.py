@@ -42,7 +42,14 @@ from executor.capture.calls.histograms import count_by_sums
 from executor.capture.calls.masked_rows import rows_of_masks_counted, write_masked_rows
 from executor.capture.calls.masks import fix_sizes, state_masks
 from executor.capture.calls.rows import choose_in_samples
-from executor.capture.calls.straight import drop_empty, drop_zeros, inline_nested, keep_batch_first, take_stacked
+from executor.capture.calls.straight import (
+    drop_empty,
+    drop_zeros,
+    inline_nested,
+    keep_batch_first,
+    name_alike,
+    take_stacked,
+)
 from executor.capture.calls.vmapped import vmap_in_one_piece, write_vmapped
 from executor.capture.calls.written_attention import join_attention
 from executor.capture.examples import batch_size_of, examples_of, with_batch
@@ -219,6 +226,7 @@ def _exported(
             f"{_reason(error)}{_where(error, module)}; {_way_out(error)}"
         ) from error
     inline_nested(exported)
+    name_alike(exported)
     write_vmapped(exported)
     _check_shapes(exported)
     without_in_place(exported)

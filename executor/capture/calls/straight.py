@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 
 from executor.capture.calls.functional import called_as
 
-__all__ = ["NO_GRADIENT", "drop_empty", "drop_zeros", "inline_nested", "keep_batch_first", "take_stacked"]
+__all__ = ["NO_GRADIENT", "drop_empty", "drop_zeros", "inline_nested", "keep_batch_first", "name_alike", "take_stacked"]
 
 NO_GRADIENT = "twofold_no_gradient"
 """Key in the `meta` of nodes inside no_grad."""
@@ -63,6 +63,27 @@ def _inline(graph: fx.Graph, node: fx.Node, inner: fx.GraphModule, arguments: tu
         user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
         graph.erase_node(user)
     graph.erase_node(node)
+
+
+_SAME = {
+    "multiply": "mul", "divide": "div", "true_divide": "div", "subtract": "sub", "negative": "neg", "absolute": "abs",
+    "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne", "clip": "clamp",
+    "concat": "cat", "concatenate": "cat", "swapaxes": "transpose", "swapdims": "transpose",
+}  # fmt: skip
+"""Other names of torch's functions -> the names that they are captured under."""
+
+
+def name_alike(exported: ExportedProgram) -> None:
+    """Give calls by another name of a function that of the function itself, in place."""
+    for node in exported.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        name = node.target._schema.name.removeprefix("aten::")
+        own = _SAME.get(name.removesuffix("_"))
+        if own is not None:
+            packet = getattr(torch.ops.aten, own + "_" * name.endswith("_"))
+            overload = "int" if own == "transpose" else node.target._overloadname
+            node.target = getattr(packet, overload, node.target)
 
 
 def drop_empty(exported: ExportedProgram) -> None:
