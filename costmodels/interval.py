@@ -20,11 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from costmodels.machine.machine import SPREAD_CLASSES, Machine
 from costmodels.machine.sections import Interval, check_known
 from costmodels.price.instruction import PS_PER_S, Cost, compute_class, overlap_class
-from costmodels.price.meetings import Event, num_meetings
+from costmodels.price.meetings import Event, meetings
 from costmodels.price.power import Load
 from costmodels.price.program import ProgramPrices
 from costmodels.widths import NINETY, TOGETHER
-from plans.program import Instruction, Kind
+from plans.program import GroupProgram, Instruction, Kind
 
 __all__ = ["class_seconds", "dispatch_seconds", "price_interval", "program_load", "step_interval"]
 
@@ -160,17 +160,20 @@ def program_load(prices: ProgramPrices, step_s: float) -> Load:
             work[name] += count * cost.together_ps
             energy[name] += count * cost.energy_pJ
         seconds, energy_J = ({name: each / PS_PER_S for name, each in some.items()} for some in (work, energy))
-        meetings = sum(count * num_meetings(_events(lines)) for lines, count in prices.bodies(group))
-        loads.append(Load(at_MHz, step_s, seconds, energy_J, meetings))
+        met = Counter[int]()
+        for lines, count in prices.bodies(group):
+            met += Counter({members: count * each for members, each in meetings(_events(group, lines)).items()})
+        loads.append(Load(at_MHz, step_s, seconds, energy_J, met))
     return max(loads, key=lambda load: load.compute_s)
 
 
-def _events(lines: Sequence[tuple[Instruction, Cost]]) -> Iterator[Event]:
+def _events(group: GroupProgram, lines: Sequence[tuple[Instruction, Cost]]) -> Iterator[Event]:
     for line, cost in lines:
         if line.kind is Kind.COMPUTE:
             yield Event("compute", cost.work_ps)
         elif line.kind is Kind.COLLECTIVE:
-            yield Event("issue", cost.together_ps, line.token or line.name)
+            members = (line.mesh or group.mesh).size(line.axes)
+            yield Event("issue", cost.together_ps, line.token or line.name, members)
             if line.token is None:
                 yield Event("wait", token=line.name)
         elif line.kind is Kind.WAIT:

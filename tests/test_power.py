@@ -1,10 +1,12 @@
 """The clock of a step from its load: the law, its fit, and one answer of engine, forecast and search."""
 
 import gzip
+import itertools
 import json
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from costmodels import Machine, executing
@@ -59,12 +61,35 @@ def test_many_chips_in_step_go_at_the_pace_of_the_slowest():
 
 def test_chips_that_meet_often_wait_for_the_one_that_is_slower_at_that_moment():
     wandering = msgspec.structs.replace(CHIP, wander=0.045)
-    steps = [heavy(0.1)._replace(meetings=count) for count in (0, 66)]
+    steps = [heavy(0.1)._replace(meetings={4: count}) for count in (0, 66)]
     alone, *_ = (settled_MHz(wandering, step) for step in steps)
     once, often = (settled_MHz(wandering, step, 4) for step in steps)
     assert alone > once > often
     # 67 stretches of 1.5 ms: the slowest of 4 such means is 1.03 * 4.5 % slower than their average
     assert often / alone == pytest.approx(1 - 0.045 * slowest_of(4), abs=1e-3)
+
+
+@pytest.mark.parametrize(("chips", "team"), [(4, 4), (64, 4), (64, 8), (64, 64)])
+def test_teams_that_meet_often_wait_for_their_own_members_only(chips, team):
+    wandering = msgspec.structs.replace(CHIP, wander=0.045, chip_spread=0.015)
+    step = heavy(0.1)._replace(meetings={team: 66})
+    slower = 1 - settled_MHz(wandering, step, chips) / settled_MHz(wandering, step)
+    # drawn: how late every chip is in each of 67 stretches; means over t stretches vary by t to the power of -0.25
+    draw, stretches = np.random.default_rng(0), 67
+    gaps = np.arange(stretches)[:, None] - np.arange(stretches)
+    together = (np.abs(gaps + 1.0) ** 1.5 - 2 * np.abs(gaps) ** 1.5 + np.abs(gaps - 1.0) ** 1.5) / 2
+    wander = draw.normal(size=(100, chips, stretches)) @ np.linalg.cholesky(together).T
+    later = 0.045 * wander + 0.015 * draw.normal(size=(100, chips, 1))
+    teams = later.reshape(100, chips // team, team, stretches).max(axis=2).mean(axis=2)
+    assert slower == pytest.approx(teams.max(axis=1).mean(), abs=0.008)
+
+
+def test_a_clock_falls_evenly_as_a_step_nears_its_limit():
+    wandering = msgspec.structs.replace(CHIP, wander=0.045, chip_spread=0.015)
+    steps = [heavy()._replace(step_s=1.6 - 0.002 * each, meetings={8: 100}) for each in range(300)]
+    clocks = [settled_MHz(wandering, step, 8) for step in steps]
+    assert clocks[0] == CHIP.highest_MHz
+    assert all(0.99 * before <= after <= before for before, after in itertools.pairwise(clocks))
 
 
 def test_powers_in_no_order_are_refused():

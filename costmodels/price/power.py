@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 from statistics import NormalDist
+from types import MappingProxyType
 from typing import NamedTuple
 
 from costmodels.machine.sections import Section, check_share
@@ -32,6 +33,9 @@ between meetings of two and of four (`python -m benchmarks.meetings --wander`); 
 replayed steps of one device (benchmarks/results/peers_h200_ninth.json)."""
 
 _LOWEST = 0.2
+_FREE = 1.5
+"""Of the highest clock. A step that would draw less than the limit even at this clock is slowed on no chip; one that
+draws less at the highest clock only is slowed on the slowest chips."""
 _HALVINGS = 40
 
 
@@ -97,14 +101,14 @@ class Load(NamedTuple):
         seconds: "matrix", "attention", "memory" -> the seconds of these kernels at that clock, and of its messages
             ("message").
         energy_J: the same -> what they draw in all at the highest clock (`Cost.energy_pJ`).
-        meetings: how often the device waits for others (`costmodels.price.meetings`).
+        meetings: number of ranks -> how often that many wait for each other (`costmodels.price.meetings`).
     """
 
     clock_MHz: float
     step_s: float
     seconds: Mapping[str, float]
     energy_J: Mapping[str, float]
-    meetings: int = 0
+    meetings: Mapping[int, int] = MappingProxyType({})
 
     @property
     def compute_s(self) -> float:
@@ -171,19 +175,28 @@ def settled_MHz(power: Power, load: Load, num_chips: int = 1) -> float:
     >>> 1400 < settled_MHz(power, Load(2000.0, 1.0, {"matrix": 1.0}, {"matrix": 960.0})) < 1700
     True
     """
-    low, high = _LOWEST * power.highest_MHz, power.highest_MHz
+    low, high = _LOWEST * power.highest_MHz, _FREE * power.highest_MHz
     if mean_W(power, load, high) <= power.limit_W:
-        return high
+        return power.highest_MHz
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if mean_W(power, load, middle) <= power.limit_W else (low, middle)
-    return float(math.floor(low * (1 - _spread(power, load) * slowest_of(num_chips))))
+    return min(power.highest_MHz, float(math.floor(low * (1 - _later(power, load, num_chips)))))
 
 
-def _spread(power: Power, load: Load) -> float:
-    """Of the clocks of chips between two meetings: chips differ, and the clock of each wanders."""
-    between_s = load.step_s / (1 + load.meetings)
-    return math.hypot(power.chip_spread, power.wander * (between_s / WANDER_S) ** -WANDER_FALLS)
+def _later(power: Power, load: Load, num_chips: int) -> float:
+    """The share by which chips that wait for each other are slower than their mean.
+
+    Chips differ, and the clock of each wanders. Those that meet often wait for the slowest of them between two
+    meetings; more chips meet less often, over times in which clocks wander less.
+    """
+    share, fewer = 0.0, 1
+    for members in sorted({num_chips, *(each for each in load.meetings if each < num_chips)}):
+        between_s = load.step_s / (1 + sum(count for of, count in load.meetings.items() if of >= members))
+        spread = math.hypot(power.chip_spread, power.wander * (between_s / WANDER_S) ** -WANDER_FALLS)
+        share += spread * (slowest_of(members) - slowest_of(fewer))
+        fewer = members
+    return share
 
 
 def slower(power: Power, clock_MHz: float, *, is_update: bool) -> float:

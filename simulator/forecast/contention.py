@@ -30,6 +30,7 @@ from plans.step_parts import PartsTally
 from simulator.channels import PairRates, pair_rates
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
 from simulator.forecast.overlap import host_lead_ps
+from simulator.forecast.program import channel_axes
 from simulator.forecast.rank import RankBodies, Transfers
 from simulator.forecast.run import Run
 from simulator.forecast.walk import POST, Actions, Line, TransferQueue, Transmission, simulate_steps
@@ -100,7 +101,7 @@ class Contention:
         found = dict(self._moving)
         for rank, counts in enumerate(self._collectives):
             for (channel, payload), count in counts.items():
-                axes = tuple(channel.removesuffix(":weights").split("."))
+                axes = channel_axes(channel)
                 alone_ps, together_ps, needs = _family(self._machine, self._meshes[rank], axes, payload)
                 found[rank, channel, payload] = _Kind(
                     (rank, channel), plain_call(payload.call), alone_ps, together_ps, needs, count

@@ -16,7 +16,7 @@ from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
 from simulator.forecast.rank import RankBodies, Transfers
 from simulator.lines import Payload
 
-__all__ = ["bodies_of_program", "channel_name", "is_boundary", "ops_of"]
+__all__ = ["bodies_of_program", "channel_axes", "channel_name", "is_boundary", "ops_of"]
 
 CostOf = Callable[[Instruction], Cost]
 
@@ -127,6 +127,11 @@ def channel_name(instruction: Instruction) -> str:
     """A channel without its ranks: its axes, and what sets it apart from others along them."""
     end = ":weights" if instruction.channel.endswith(":weights") else ""
     return ".".join(instruction.axes) + end
+
+
+def channel_axes(name: str) -> tuple[str, ...]:
+    """The axes of a channel by its name."""
+    return tuple(name.removesuffix(":weights").split("."))
 
 
 def ops_of(instructions: Sequence[Instruction], cost_of: CostOf) -> tuple[Op, ...]:

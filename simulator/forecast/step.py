@@ -5,7 +5,8 @@ All figures are those of the lowered program, without lowering every block and m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -15,9 +16,10 @@ import numpy as np
 from costmodels.interval import step_interval
 from costmodels.machine.machine import Machine
 from costmodels.price.instruction import Cost, price_launch, price_pieces, price_transfer, price_wait
-from costmodels.price.meetings import Event, num_meetings
+from costmodels.price.meetings import Event, meetings
 from costmodels.price.power import Load
 from plans.degrees import Degrees
+from plans.degrees.groups import mesh_axes
 from plans.model.transformer import TransformerConfig
 from plans.redistribution import Piece, TransferPieces
 from plans.schedules import Schedule
@@ -35,6 +37,7 @@ from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_time
 from simulator.forecast.contention import Contention
 from simulator.forecast.parts import Turn
 from simulator.forecast.pipeline_rank import PipelineRank, RankKey, pipeline_rank
+from simulator.forecast.program import channel_axes
 from simulator.forecast.rank import RankBodies, Transfers, pipeline_costs
 from simulator.forecast.symbolic import Wanted
 from simulator.result import Forecast
@@ -370,19 +373,27 @@ class StepForecast:
         for rank, counts in zip(self.ranks, counts_of_variants(self.schedule), strict=True):
             work = dict.fromkeys(("matrix", "attention", "memory", "message"), 0)
             energy = dict.fromkeys(work, 0)
-            own, meetings = rank.undisturbed, 0
+            own, met = rank.undisturbed, Counter[int]()
             for ops, count in ((own.begin, 1), (own.end, 1), *((own.action(*key), n) for key, n in counts.items())):
                 for op in ops:
                     if op.kind in (COMPUTE, ISSUE):
                         name = op.name if op.kind == COMPUTE else "message"
                         work[name] += count * op.work_ps
                         energy[name] += count * op.energy_pJ
-                meetings += count * num_meetings(
-                    Event(_EVENTS[op.kind], op.work_ps, op.token) for op in ops if op.kind in _EVENTS
-                )
+                met += Counter({members: count * each for members, each in meetings(self._events(ops)).items()})
             seconds, energy_J = ({name: each / PS_PER_S for name, each in some.items()} for some in (work, energy))
-            found.append(Load(self.machine.compute.at_MHz, step_s, seconds, energy_J, meetings))
+            found.append(Load(self.machine.compute.at_MHz, step_s, seconds, energy_J, met))
         return max(found, key=lambda load: load.compute_s)
+
+    def _events(self, ops: Iterable[Op]) -> Iterator[Event]:
+        degrees = self.degrees
+        mesh = mesh_axes(
+            dp=degrees.dp, cp=degrees.cp, tp=degrees.tp, num_kv_heads=self.config.kv_heads, ep=degrees.ep
+        ).mesh()
+        for op in ops:
+            if op.kind in _EVENTS:
+                members = mesh.size(channel_axes(op.channel)) if op.kind == ISSUE else 1
+                yield Event(_EVENTS[op.kind], op.work_ps, op.token, members)
 
     @cached_property
     def _tallies(self) -> Sequence[PartsTally]:
