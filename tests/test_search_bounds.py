@@ -11,6 +11,7 @@ import pytest
 
 from costmodels import Machine
 from costmodels.price.clock import at_usual_clock
+from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig, transformer_config
 from plans.schedules import make_schedule
 from search.devices import Pins, Problem
@@ -23,6 +24,7 @@ from search.devices.space import layer_choices, meshes, spreads
 from search.devices.stage_config import in_any_place
 from simulator.estimate import estimate
 from simulator.forecast import forecast
+from simulator.forecast.predict import step_forecast
 
 PROBLEMS = {
     "two nodes": Problem(
@@ -46,6 +48,19 @@ PROBLEMS = {
         num_devices=64, global_batch=64,
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_a_step_without_contention_is_no_longer_than_its_forecast(schedule):
+    """Kernels slow long transfers, but not while they are waited for. With the average time that kernels cost a
+    transfer, these steps without contention were 18 and 16 % longer than their forecasts."""
+    config = TransformerConfig(name="small", num_layers=2, hidden=384, num_heads=6, ffn=1020, vocab=128256, seq=2048)
+    machine = Machine.load("h100-sxm-x16")
+    slow = tuple(msgspec.structs.replace(link, bandwidth_Bps=link.bandwidth_Bps / 4) for link in machine.links)
+    degrees = Degrees(pp=2, micro_batch=6, global_batch=6, schedule=schedule, recompute="selective_op")
+    step = step_forecast(config, degrees, msgspec.structs.replace(machine, links=slow))
+    assert step.is_walked
+    assert 0.9 < step.alone_s / step.forecast().step_s <= 1.0
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -457,7 +457,11 @@ def test_bad_pins_are_refused(pins: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize(
     ("stack", "mode", "message"),
     [
-        ("megatron", "selective", "megatron applies recompute selective to all blocks of a chunk.*pin recompute full"),
+        (
+            "megatron",
+            "selective",
+            "megatron applies recompute selective to all blocks of a chunk.*set recompute to full",
+        ),
         ("torchtitan", "selective_op", "torchtitan applies .* to all blocks of a chunk.*; omit recompute_layers"),
         ("torchtitan", None, "any recompute mode to all blocks"),
     ],
@@ -465,6 +469,14 @@ def test_bad_pins_are_refused(pins: dict[str, object], message: str) -> None:
 def test_some_blocks_that_recompute_are_refused_where_the_software_has_no_such_mode(stack, mode, message) -> None:
     with pytest.raises(TwofoldError, match=message):
         problem(stack=stack_named(stack), pins=Pins(recompute=mode, recompute_layers=1, pp=1))
+
+
+def test_an_estimate_refuses_some_blocks_where_the_search_does() -> None:
+    machine, megatron = Machine.load("h100-sxm-x8"), stack_named("megatron")
+    stated = Degrees(global_batch=4, recompute="selective", recompute_layers=1)
+    with pytest.raises(TwofoldError, match=r"megatron applies recompute selective to all .*set recompute to full"):
+        estimate(SMALL, stated, machine, stack=megatron)
+    assert estimate(SMALL, replace(stated, recompute="full"), machine, stack=megatron).step_s > 0
 
 
 def test_software_that_recomputes_all_blocks_of_a_chunk_may_do_so_where_as_many_are_pinned() -> None:

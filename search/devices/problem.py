@@ -157,16 +157,13 @@ class Problem:
 
         Chunks of no more blocks than that recompute all of them.
         """
-        pins, some, num_layers = self.pins, self.stack.recomputes_some, self.config.num_layers
+        pins = self.pins
         ranks = self.num_devices if pins.pp is None else pins.pp
-        fewest = -(-num_layers // (1 if ranks == 1 else ranks * MAX_VIRTUAL))  # blocks of a chunk
-        if pins.recompute_layers is None or pins.recompute_layers >= fewest or (pins.recompute or "none") in some:
+        fewest = -(-self.config.num_layers // (1 if ranks == 1 else ranks * MAX_VIRTUAL))  # blocks of a chunk
+        if pins.recompute_layers is None or pins.recompute_layers >= fewest:
             return
-        if pins.recompute is None and some:
-            return
-        what = f"recompute {pins.recompute}" if pins.recompute else "any recompute mode"
-        way_out = f"pin recompute {' or '.join(some)}, or omit recompute_layers" if some else "omit recompute_layers"
-        raise TwofoldError(f"{self.stack.name} applies {what} to all blocks of a chunk, not to some of them; {way_out}")
+        if reason := self.stack.refuses_some(pins.recompute):
+            raise TwofoldError(reason)
 
     def _check_pins(self) -> None:
         pins, model = self.pins, sizes_of(self.config)

@@ -242,10 +242,17 @@ class StepForecast:
         """Whether concurrent communication costs so much that the step is simulated in time order."""
         return self._contention is not None
 
-    @property
+    @cached_property
     def alone_s(self) -> float:
-        """The step in seconds if communication of different kinds did not slow each other; computed without a walk."""
-        return self._interval_ps(self._first_step, self._second_step) / PS_PER_S
+        """The step in seconds if communication of different kinds did not slow each other, and kernels did not slow
+        transfers; computed without a walk.
+
+        It is a lower bound on the step. The pace of a step that is not walked is no such bound: it gives every transfer
+        the average time that kernels cost it, also where its ranks are idle.
+        """
+        if self._slowed_transfers == self._transfers:
+            return self._interval_ps(self._first_step, self._second_step) / PS_PER_S
+        return self._changed_pace_ps(self._pipeline_costs(self.bodies, self._transfers)) / PS_PER_S
 
     def _changed_pace_ps(self, costs: PipelineCosts) -> int:
         first = pipeline_times(self.schedule, costs)

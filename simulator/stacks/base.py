@@ -154,14 +154,36 @@ class Stack:
         """The degrees as the stack applies them, if it differs from what they state.
 
         Raises:
-            TwofoldError: a recompute mode that the software does not have.
+            TwofoldError: a recompute mode that the software does not have, or that it applies to all blocks of a chunk
+                where the degrees state a number of them.
         """
         if degrees.recompute not in self.recompute_modes:
             *others, last = self.recompute_modes
             raise TwofoldError(
                 f"{self.name} does not recompute {degrees.recompute!r}; give recompute {', '.join(others)} or {last}"
             )
+        # software without any such mode recomputes every k-th block, which is stated as a number of blocks
+        if degrees.recompute_layers is not None and self.recomputes_some:
+            if reason := self.refuses_some(degrees.recompute):
+                raise TwofoldError(reason)
         return degrees
+
+    def refuses_some(self, recompute: str | None) -> str | None:
+        """Why some blocks of a chunk cannot recompute while the others keep everything; None if they can.
+
+        Args:
+            recompute: the mode; None: any.
+
+        >>> Stack(name="all", recomputes_some=("full",)).refuses_some("selective")
+        'all applies recompute selective to all blocks of a chunk, not to some of them; set recompute to full, or omit \
+recompute_layers'
+        """
+        some = self.recomputes_some
+        if recompute in some or (recompute is None and some):
+            return None
+        what = f"recompute {recompute}" if recompute else "any recompute mode"
+        way_out = f"set recompute to {' or '.join(some)}, or omit recompute_layers" if some else "omit recompute_layers"
+        return f"{self.name} applies {what} to all blocks of a chunk, not to some of them; {way_out}"
 
     @property
     def unexplained(self) -> Interval | None:
