@@ -10,7 +10,9 @@ import pytest
 from measured_table import write_table
 
 from costmodels import Machine
+from interop.measurements.batches import BadCell
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, Skip
+from interop.measurements.composed import plain_row
 from interop.measurements.devices import UnknownDevice, device_named, network_of
 from interop.measurements.forecasts import measured_as, model_flops, run_of
 from interop.measurements.machines import machine_of
@@ -361,6 +363,29 @@ def test_layers_of_megatron_core_may_be_captured_in_cuda_graphs(source, notes, s
 )  # fmt: skip
 def test_spellings_of_cells(cells, reads):
     assert reads(case_of(ROW | cells, 1))
+
+
+@pytest.mark.parametrize(
+    ("cell", "degrees"),
+    [
+        ("TP8PP4DP2", {"tp": "8", "pp": "4", "dp": "2"}),
+        ("tp2_pp4_ep8_mbs1", {"tp": "2", "pp": "4", "ep": "8", "micro_batch": "1"}),
+        ("t = 8, p = 1, d = 4", {"tp": "8", "pp": "1", "dp": "4"}),
+        ("(t, p, d) = (8, 4, 2)", {"tp": "8", "pp": "4", "dp": "2"}),
+        ("(TP, PP) = (8, 4)", {"tp": "8", "pp": "4"}),
+        ("64-way EP, 16-way PP", {"ep": "64", "pp": "16"}),
+        ("dp2tp4fsdp8", {"tp": "4", "dp": "16", "shards": "8"}),
+    ],
+)
+def test_every_degree_of_a_layout_is_read(cell, degrees):
+    read = plain_row({"layout": cell}, {"layout": "Parallelism"})
+    assert {name: read.get(name) for name in degrees} == degrees
+
+
+@pytest.mark.parametrize("cell", ["(2, 4)", "2", "8/4"])
+def test_numbers_without_names_are_no_layout(cell):
+    with pytest.raises(BadCell, match="degrees are written as in"):
+        plain_row({"layout": cell}, {"layout": "Parallelism"})
 
 
 @pytest.mark.parametrize(("factor", "times"), [(1.0, (1.0, 1.0)), (2.7, (1.0, 1.02)), (60.0, (1.0, 1.002))])

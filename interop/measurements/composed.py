@@ -17,7 +17,8 @@ from interop.measurements.spellings import level_named, switch_named
 __all__ = ["NO_FSDP", "USUAL_NODE", "degrees_in", "ordered_degrees", "plain_row"]
 
 _WORDS = {
-    "tp": r"tp|mp|tensor|model", "pp": r"pp|pipeline", "dp": r"dp|data|fsdp", "cp": r"cp|context", "ep": r"ep|expert",
+    "tp": r"tp|mp|tensor|model|t(?= ?=)", "pp": r"pp|pipeline|p(?= ?=)", "dp": r"dp|data|fsdp|d(?= ?=)",
+    "cp": r"cp|context", "ep": r"ep|expert",
     "vpp": r"vpp?|interleav\w*|virtual", "micro_batch": r"mbs|micro-?batch", "global_batch": r"gbs",
     "accumulation": r"gas?|grad\w*[- ]?acc\w*",
 }  # fmt: skip
@@ -231,12 +232,14 @@ def ordered_degrees(text: str, header: str) -> dict[str, str]:
 
 def _layout(text: str, header: str) -> dict[str, str]:
     """Degrees in a cell: in the order of its header, or each with its name."""
+    if named := re.fullmatch(r"\(([a-z, ]+)\) *= *(\([\d, ]+\))", text.strip(), re.I):  # "(t, p, d) = (8, 8, 1)"
+        text, header = named.group(2), f"({named.group(1)})"
     if ordered := ordered_degrees(text, header):
         return ordered
     found, low = {}, re.sub(r"\bfsdp-?[12]\b(?! *[=:])", "fsdp", text.lower())  # versions, not degrees
     for column, words in _WORDS.items():
-        after = re.search(rf"\b(?:{words})(?:(?!bf|fp|tf|float|zero|stage)[a-z -])*[=:_ ]*(\d+)", low)
-        before = re.search(rf"\b(\d+)[ -]*(?:way|x|\u00d7)?[ -]*(?:{words})\b", low)
+        after = re.search(rf"(?<![a-z])(?:{words})(?:(?!bf|fp|tf|float|zero|stage)[a-z -])*[=:_ ]*(\d+)", low)
+        before = re.search(rf"(?<![\w-])(\d+)[ -]*(?:way|x|\u00d7)?[ -]*(?:{words})\b", low)
         if match := before if re.search(r"\d+-?way", low) else after:
             found[column] = match.group(1)
     if level := re.search(rf"zero[-_ =:]*(?:stage)?[-_ =:]*[0-3]|{HYBRID}|fsdp2?|full[_ ]shard|\bddp\b", text.lower()):
@@ -245,10 +248,12 @@ def _layout(text: str, header: str) -> dict[str, str]:
         found |= hybrid
         if {"groups", "shards"} <= hybrid.keys():
             found.pop("dp", None)
-    elif (copies := re.search(r"(?<!f)\bdp[ =:]*(\d+)", low)) and (ways := re.search(r"\bfsdp[ =:]*(\d+)", low)):
+    elif (copies := re.search(r"(?<![a-z])dp[ =:]*(\d+)", low)) and (
+        ways := re.search(r"(?<![a-z])fsdp[ =:]*(\d+)", low)
+    ):
         found |= {"groups": copies.group(1), "shards": ways.group(1)}  # "DP 4, FSDP 8"
         found.pop("dp")
-    if not found and level_named(text)[0] is not None:
+    if not found and re.search("[a-z]", low) and level_named(text)[0] is not None:
         found["zero_level"] = text
     if not found and not re.search(r"\d", text):
         found["words"] = text
