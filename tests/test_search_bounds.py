@@ -254,17 +254,25 @@ def _replayed(schedule, times, hops, *, split):
     return max(free)
 
 
-def test_a_pipeline_of_one_micro_batch_is_forecast_although_one_step_alone_is_long():
-    """Steps in a row overlap: the estimate of 1f1b, of one step, exceeds its forecast by 18 %."""
+def test_estimates_of_few_micro_batches_are_of_steps_in_a_row():
+    """A rank that ends early begins its next step early. There its host is ahead, and it may end before the first rank:
+    one step alone takes 18 % longer."""
     config = TransformerConfig(
         name="short", num_layers=4, hidden=512, num_heads=8, num_kv_heads=4, ffn=1536, vocab=1024, seq=1024
     )
     machine = at_usual_clock(Machine.load("h100-sxm-x16"))
-    pins = Pins(dp=1, cp=1, sequence_parallel=False)
-    problem = Problem(config=config, machine=machine, num_devices=2, global_batch=6, pins=pins)
-    given = {"pp": 2, "schedule": "1f1b", "micro_batch": 6, "recompute": "none", "zero": 0}
-    plain = problem.degrees(given)
-    assert estimate(config, plain, machine).step_s > 1.1 * forecast(config, plain, machine).step_s
-    branching = Branching(problem=problem)
-    branching.run()
-    assert branching.candidates[0].forecast.step_s <= forecast(config, plain, machine).step_s
+    degrees = Degrees(pp=2, micro_batch=6, global_batch=6)
+    step_s = forecast(config, degrees, machine).step_s
+    assert step_forecast(config, degrees, machine).end_ps() / 1e12 > 1.1 * step_s
+    assert estimate(config, degrees, machine).step_s == pytest.approx(step_s, rel=0.01)
+
+
+def test_transfers_of_one_micro_batch_slow_no_kernels():
+    """Its ranks are idle while they wait for tensors; estimates that slowed every action were 12 % too long."""
+    config = TransformerConfig(name="short", num_layers=4, hidden=768, num_heads=6, ffn=3072, vocab=32000, seq=4096)
+    machine = Machine.load("h100-sxm-x8")
+    slow = tuple(msgspec.structs.replace(link, bandwidth_Bps=link.bandwidth_Bps / 16) for link in machine.links)
+    machine = msgspec.structs.replace(machine, links=slow)
+    degrees = Degrees(pp=2, micro_batch=8, global_batch=8)
+    step_s = forecast(config, degrees, machine).step_s
+    assert 0.97 * step_s < estimate(config, degrees, machine).step_s <= 1.001 * step_s

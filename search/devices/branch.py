@@ -13,7 +13,6 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from plans.degrees import ORDER, Degrees
@@ -41,15 +40,7 @@ __all__ = ["ESTIMATE_MARGIN", "Branching"]
 ESTIMATE_MARGIN = 0.05
 """Assumed largest relative excess of an estimate over its forecast before anything has been forecast."""
 
-_SHORT_MARGIN = 0.2
-"""The same for the first `_FEW_SHORT` where no step can have more than `_SHORT` micro-batches: estimates are of one
-step, forecasts of steps in a row, which overlap where ranks do not end together."""
-
-_SHORT = 8
-
 _FEW_FORECASTS = 32
-
-_FEW_SHORT = 128
 
 _LATER_MARGIN = 0.005
 """The same after `_FEW_FORECASTS`, until which it falls evenly, unless a step that the search lowered was further below
@@ -88,7 +79,7 @@ class Branching:
         on_better: called with every new best.
         midway: called with this, once, when half of the time that was given is gone.
         proves: whether a bound on what is left is asked for. Without, estimates count as good as in the search that
-            this is a part of, which leaves out most of a short pipeline's configurations.
+            this is a part of.
 
     Attributes:
         contention_margin: what the proof assumes to be the largest relative excess of a step without contention over
@@ -318,7 +309,7 @@ class Branching:
             return 0.0
         if not self.proves:
             return _LATER_MARGIN
-        return _SHORT_MARGIN if self._is_short else ESTIMATE_MARGIN
+        return ESTIMATE_MARGIN
 
     @property
     def margin(self) -> float:
@@ -332,21 +323,10 @@ class Branching:
         """The assumed largest relative excess of steps without contention over forecasts."""
         return max(_CONTENTION_MARGIN, _WIDER * self._contention_seen)
 
-    @cached_property
-    def _is_short(self) -> bool:
-        """Whether no pipeline can have more than `_SHORT` micro-batches."""
-        problem, pins = self.problem, self.problem.pins
-        is_pipeline = problem.num_devices > 1 and pins.pp != 1
-        return is_pipeline and problem.global_batch <= _SHORT * (pins.dp or 1) * (pins.micro_batch or 1)
-
     @property
     def _share_unknown(self) -> float:
-        """The share of the widest margin that is still assumed: it falls with every forecast, in short pipelines only
-        after many."""
-        lowered = self._num_before + self._num_lowered
-        if self._is_short:
-            return float(lowered < _FEW_SHORT)
-        return max(0.0, 1.0 - lowered / _FEW_FORECASTS)
+        """The share of the widest margin that is still assumed: it falls with every forecast."""
+        return max(0.0, 1.0 - (self._num_before + self._num_lowered) / _FEW_FORECASTS)
 
     def estimated(self, degrees: Degrees) -> Forecast | None:
         """The quick estimate of a configuration, made once; None, and a reason, where there is none."""

@@ -104,7 +104,7 @@ def pipeline_ends_ps(
     runtime: Runtime,
     overlap_penalty_ps: Floats | None = None,
 ) -> Floats:
-    """(batch) the end of the last rank's step, or the longest time of a rank, as `pipeline_end_ps` of each.
+    """(batch) the end of the last rank's step, or the time to the end of the next step, as `pipeline_end_ps` of each.
 
     Args:
         schedule: schedule of all of them.
@@ -118,6 +118,18 @@ def pipeline_ends_ps(
     Raises:
         TwofoldError: a schedule whose ranks wait for each other.
     """
+    given = actions, updates, transfer_ps, send_ps, runtime, overlap_penalty_ps
+    ends = _ends_ps(schedule, *given, np.zeros((schedule.num_ranks, actions.shape[-1])))
+    if runtime.together or schedule.num_ranks == 1:
+        return np.asarray(ends.max(0))
+    return np.asarray(_ends_ps(schedule, *given, ends).max(0) - ends.max(0))
+
+
+def _ends_ps(
+    schedule: Schedule, actions: Floats, updates: Floats, transfer_ps: Floats, send_ps: Floats, runtime: Runtime,
+    overlap_penalty_ps: Floats | None, start_ps: Floats,
+) -> Floats:  # fmt: skip
+    """(ranks, batch) the end of a step that each rank begins at `start_ps`; the rest as of `pipeline_ends_ps`."""
     levels, table = _levels(schedule), schedule.table
     num_rows, num_stages = len(table.stage), schedule.num_stages
     rank, starts = rank_of_rows(table), table.rank_start
@@ -134,6 +146,7 @@ def pipeline_ends_ps(
     host = np.cumsum(issued_ps, axis=0, out=issued_ps)
     earlier = np.concatenate([np.zeros((1, host.shape[1])), host])[starts[:-1]]
     host -= earlier[rank]  # after the action and its send
+    host += start_ps[rank]
     lead -= dispatch
     lead -= sends
     lead += host
@@ -159,8 +172,8 @@ def pipeline_ends_ps(
         firsts = np.flatnonzero(levels.variant == FIRST_FORWARD)
         stages = table.stage[firsts]
         gathered = actions[PREFETCH][FIRST_FORWARD]
-        begins = np.stack(gathers_begin(schedule, list(gathered)))
-        known[firsts] = np.maximum(known[firsts], begins[stages] + work[firsts])
+        opened = np.stack(gathers_begin(schedule, list(gathered)))[stages] + start_ps[rank[firsts]] + work[firsts]
+        known[firsts] = np.maximum(known[firsts], opened)
     known[here] = np.maximum(known[here], host[levels.needed[here]] + hop[here])
     place = np.empty(num_rows, dtype=np.int64)
     place[levels.by_level] = np.arange(1, num_rows + 1)
@@ -170,6 +183,10 @@ def pipeline_ends_ps(
         weights[0, place[firsts] - 1] -= gathered[stages]
     np.take(hop, levels.by_level, axis=0, out=weights[1], mode="clip")
     known = known[levels.by_level]
+    has_rows = np.flatnonzero(starts[1:] > starts[:-1])
+    opening = place[starts[:-1][has_rows]] - 1
+    begun_first = start_ps[has_rows] + weights[0, opening]
+    known[opening] = np.maximum(known[opening], begun_first)
     values = np.zeros((num_rows + 1, known.shape[1]))
     inputs, bounds = levels.inputs, levels.bounds
     for first, stop in pairwise(bounds):
@@ -178,15 +195,17 @@ def pipeline_ends_ps(
         level = values[first + 1 : stop + 1]
         np.maximum(terms[0], terms[1], out=level)
         np.maximum(level, known[first:stop], out=level)
-    has_rows = np.flatnonzero(starts[1:] > starts[:-1])
     last_rows = starts[1:][has_rows] - 1
-    begun, issued = np.zeros((2, schedule.num_ranks, known.shape[1]))
+    begun, issued = start_ps.copy(), start_ps.copy()
     begun[has_rows], issued[has_rows] = values[place[last_rows]], host[last_rows]
     if trails and (trailing := actions[3].reshape(-1, known.shape[1])[of_row]).any():
         last = actions[4].reshape(-1, known.shape[1])[of_row]
         terms = values.take(inputs, axis=0) + weights
+        terms[0, opening] = begun_first
         stream = np.empty_like(work)
         stream[levels.by_level] = np.maximum(terms[0], terms[1])
+        if runtime.opens_with_gathers:
+            stream[firsts] = np.maximum(stream[firsts], opened)
         stream[here] = np.maximum(stream[here], host[levels.needed[here]] + hop[here])
         if extra is not None:
             stream -= extra
@@ -195,16 +214,7 @@ def pipeline_ends_ps(
         # a channel takes the collectives of its rank's chunks one after the other: end = max(still, end before + busy)
         behind = busy[last_rows] + np.maximum.reduceat(still - busy, starts[:-1][has_rows])
         begun[has_rows] = np.maximum(begun[has_rows], behind)
-    ends = np.maximum(begun + updates[0], issued + updates[1])
-    if not runtime.together:  # from when the tensor of a rank's first action is there
-        first_rows = starts[:-1][has_rows]
-        needed = levels.needed[first_rows]
-        arrived = values[np.where(needed >= 0, place[needed], 0)]
-        if not runtime.blocking:
-            arrived = np.maximum(arrived, host[needed])
-        arrived += hop[first_rows] - work[first_rows]
-        ends[has_rows] -= np.where(needed[:, None] >= 0, np.maximum(arrived, 0.0), 0.0)
-    return np.asarray(ends.max(0))
+    return np.maximum(begun + updates[0], issued + updates[1])
 
 
 def peak_bytes(schedule: Schedule, kept: Ints, kept_for_weights: Ints, during: Ints, gradients: Ints) -> Ints:

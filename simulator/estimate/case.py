@@ -155,7 +155,8 @@ class PipelineForecast:
 
     @property
     def overlap_penalty_share(self) -> float:
-        """As of the layout; 0 if twofold's own forecast does not slow compute during transfers because the step is too
+        """As of the layout, for all micro-batches but one: what a rank sends and receives runs during its actions of
+        other micro-batches. 0 if twofold's own forecast does not slow compute during transfers because the step is too
         long to be walked.
         """
         costs = self.layout.costs
@@ -163,7 +164,7 @@ class PipelineForecast:
             own = sum(self.layout.num_collectives(chunk) for chunk in self.chunks)
             if (own + 2 * (self.schedule.num_stages - 1)) * self.degrees.num_micro_batches > MOST_MESSAGES:
                 return 0.0
-        return self.layout.overlap_penalty_share
+        return self.layout.overlap_penalty_share * (1.0 - 1.0 / self.degrees.num_micro_batches)
 
     def forecast(self, end_ps: float, activations: Sequence[int]) -> Forecast:
         """The prediction, given the end of the pipeline and the peaks of its ranks' activations."""

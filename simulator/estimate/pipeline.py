@@ -35,7 +35,8 @@ class Runtime:
         blocking: a rank continues only when what it sent has arrived.
         synchronises: the host waits for the device whenever something was received or sent.
         fetch_ps: host time before every forward for its data, after the device has ended what it was given; 0: none.
-        together: all ranks begin a step together; else each begins its next one when it has ended this one.
+        together: all ranks begin a step together; else each begins its next one when it has ended this one: steps
+            overlap, and the hosts of ranks that end early are ahead in the next one.
         opens_with_gathers: a rank issues the gathers of all its chunks when its step begins, so that those of later
             chunks are hidden behind the forwards of earlier ones; else each gather begins with its first forward.
         overlap_penalty_ps: per stage by how much its compute is slowed by the transfers next to an action; nothing
@@ -66,7 +67,7 @@ def pipeline_end_ps(
     send_ps: float,
     runtime: Runtime = _PLAIN,
 ) -> float:
-    """The end of the last rank's step; if ranks do not begin together, the longest time of a rank.
+    """The end of the last rank's step; if ranks do not begin together, the time from there to the end of the next step.
 
     Args:
         schedule: schedule of the pipeline.
@@ -80,9 +81,19 @@ def pipeline_end_ps(
     Raises:
         TwofoldError: a schedule whose ranks wait for each other.
     """
+    ends = _ends_ps(schedule, actions, updates, transfer_ps, send_ps, runtime, [0.0] * schedule.num_ranks)
+    if runtime.together or schedule.num_ranks == 1:
+        return max(ends)
+    return max(_ends_ps(schedule, actions, updates, transfer_ps, send_ps, runtime, ends)) - max(ends)
+
+
+def _ends_ps(
+    schedule: Schedule, actions: Sequence[Mapping[str, ClockMap]], updates: Sequence[ClockMap],
+    transfer_ps: Mapping[tuple[int, int], float], send_ps: float, runtime: Runtime, start_ps: Sequence[float],
+) -> list[float]:  # fmt: skip
+    """Per rank the end of a step that it begins at `start_ps`; other arguments as of `pipeline_end_ps`."""
     num_ranks, penalty_ps = schedule.num_ranks, runtime.overlap_penalty_ps
-    host, stream, final = [0.0] * num_ranks, [0.0] * num_ranks, [0.0] * num_ranks
-    begins: list[float | None] = [None] * num_ranks
+    host, stream, final = list(start_ps), list(start_ps), list(start_ps)
     rows, pairs = _walk(schedule)
     travels, holds_host = [transfer_ps.get(pair) for pair in pairs] + [None], runtime.holds_host
     of_actions = {id(own): [clocks_of(own, name) for name in VARIANTS] for own in actions}  # of equal chunks the same
@@ -99,9 +110,7 @@ def pipeline_end_ps(
                 free += send_ps
             begun = max(begun, arrival - ahead)
         if opened_ps and variant == FIRST_FORWARD:
-            begun = max(stream[rank] - ahead, arrival - ahead, opened_ps[stage])
-        if begins[rank] is None:
-            begins[rank] = begun
+            begun = max(stream[rank] - ahead, arrival - ahead, start_ps[rank] + opened_ps[stage])
         if holds_host:
             free = _host_ready_ps(runtime, VARIANTS[variant], free, stream[rank], begun if arrival else 0.0)
         if penalty_ps and not runtime.blocking and VARIANTS[variant][0] != "W":
@@ -120,9 +129,8 @@ def pipeline_end_ps(
     ends = []
     for rank in range(num_ranks):
         begun = max(stream[rank], final[rank])
-        end = max(begun + updates[rank].work_ps, host[rank] + updates[rank].cold_start_ps)
-        ends.append(end if runtime.together else end - (begins[rank] or 0.0))
-    return max(ends)
+        ends.append(max(begun + updates[rank].work_ps, host[rank] + updates[rank].cold_start_ps))
+    return ends
 
 
 def _opened_ps(schedule: Schedule, clock_maps: Sequence[Sequence[tuple[float, ...]]]) -> list[float]:

@@ -24,9 +24,6 @@ from simulator.stacks.steps import Kernel, Shape, Step
 
 __all__ = ["PieceSizes", "Stack", "exchanged_share"]
 
-_ENDS_APART = frozenset({"zb_h2", "zb_v", "dualpipe_v"})
-"""Schedules whose ranks do not all end with the first, which so begins its next step while others are in this one."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceSizes:
@@ -277,10 +274,9 @@ recompute_layers'
     def steps_together(self, degrees: Degrees) -> bool:
         """Whether the ranks of a pipeline begin every step together.
 
-        Those of twofold's executor begin a step when their last one is over, which differs where ranks do not end
-        together.
+        A rank of twofold's executor begins a step when its own last one is over.
         """
-        return not self.runs_programs or degrees.schedule not in _ENDS_APART
+        return not self.runs_programs
 
     def waits_for_sends(self, degrees: Degrees) -> bool:
         """Whether a stage waits until the tensor that it sent has arrived."""
