@@ -47,17 +47,20 @@ def plan_of(graph, mesh=None, level=0, draw=None, num_micro_batches=1):
     mesh = mesh or Layout((1,), ("dp",))
     micro = graph.with_batch(graph.batch_size // num_micro_batches)
     names = tuple(operator.name for operator in graph.operators)
+    share = 1.0  # of the operators that have a strategy drawn: fewer after every plan that is refused
     while True:
+        drawn = [each for each in micro.operators if draw and (share == 1 or draw.random() < share)]
         try:
             return Plan(
                 graph=graph, stages=(Stage(mesh=mesh, operators=names),), num_micro_batches=num_micro_batches,
-                strategies={each.name: _strategy(draw, micro, each, mesh) for each in micro.operators if draw},
+                strategies={each.name: _strategy(draw, micro, each, mesh) for each in drawn},
                 recompute=tuple(name for name in names[:-1] if draw and draw.random() < 0.3),
                 optimizer=Optimizer(settings={"lr": 0.1}, parallel_level=level, threshold_bytes=1),
             )  # fmt: skip
         except TwofoldError:
             if draw is None:
                 raise
+            share *= 0.99
 
 
 def values(graph, module):
