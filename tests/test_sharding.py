@@ -13,16 +13,19 @@ from torch import nn
 from costmodels import Machine
 from executor.capture.capture import capture
 from executor.launch.job import Job, Task, save_job
-from executor.launch.run_plan import read_result
+from executor.launch.run_plan import read_result, run
 from executor.networks import OperatorNetwork
 from executor.reference.verification import check_run
 from executor.sharding import given_strategies, shard, sharded_modules
 from executor.train.losscell import WithLossCell
 from executor.weights.models import load_model
+from plans.degrees import Degrees
+from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.model.graph import Graph, Operator, Tensor
+from plans.model.transformer import TransformerConfig, transformer
 from plans.plan import Plan, Stage, Strategy, load_plan, plan_from_json, plan_to_json, save_plan
 from plans.user_strategy import given_strategy
 from search import search
@@ -330,3 +333,10 @@ def test_the_cases_train_as_one_process_does(tmp_path):
         found = check_run(result, model=CASES[name].model, seed=0, predicted=None)
         assert found.loss_first_rel_diff < 2e-6 and found.weights_max_rel_diff < 1e-5
         assert result.collectives_match
+
+
+def test_a_plan_larger_than_the_memory_of_its_host_is_refused_before_a_rank_starts():
+    vast = TransformerConfig(name="vast", num_layers=1, hidden=2**20, num_heads=1024, ffn=2**22, vocab=256, seq=16)
+    plan = plan_of(Degrees(dp=2, global_batch=2), transformer(vast, batch_size=2))
+    with pytest.raises(TwofoldError, match=r"of the plan are [\d.]+ TB, but this host"):
+        run(plan, steps=1, device="cpu")

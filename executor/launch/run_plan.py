@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -19,9 +19,14 @@ from executor.launch.temporary import temporary_folder
 from plans.errors import TwofoldError, whole_number
 from plans.figures import figures_of
 from plans.lower import lower
+from plans.model.graph import itemsize
 from plans.plan import Plan, plan_digest, save_plan
 from plans.reading import read_arrays
 from plans.timeline import PS_PER_S, Timeline
+from plans.units import Bytes
+
+if TYPE_CHECKING:
+    from executor.device import Device
 
 __all__ = ["RunResult", "dilation", "read_result", "run"]
 
@@ -156,7 +161,8 @@ def run(
             raise TwofoldError("a profile needs a folder for its traces: give out (--out FOLDER)")
         if execution is not None:
             plan = msgspec.structs.replace(plan, execution=execution)
-        pick_device(device, len(local_ranks(plan.num_ranks, nodes)) - 1)
+        num_local = len(local_ranks(plan.num_ranks, nodes))
+        _check_room(plan, pick_device(device, num_local - 1), num_local)
         if model:
             check_model(model, plan.graph)
         emulation = None
@@ -178,6 +184,25 @@ def run(
             timeout_s=timeout_s, nodes=replace(nodes, facts=facts), follow=None if on_line is None else Follow(on_line),
         )  # fmt: skip
         return read_result(plan, folder, Path(log_dir), ended.elapsed_s, has_weights=nodes.node_rank == 0)
+
+
+def _check_room(plan: Plan, device: Device, num_local: int) -> None:
+    """Refuse a plan whose weights, master weights and states are larger than the memory of the host that runs them.
+
+    On a CPU they would drive the whole host out of memory; a device reports that by itself.
+    """
+    if device.kind != "cpu" or num_local < plan.num_ranks:
+        return
+    optimizer, (_, room_bytes) = plan.optimizer, device.memory_bytes()
+    kept_bytes = sum(
+        each.num_elements * (optimizer.bytes_per_element(each.dtype) - itemsize(optimizer.accumulates_in(each.dtype)))
+        for each in plan.graph.parameters
+    )
+    if kept_bytes > room_bytes:
+        raise TwofoldError(
+            f"the weights and optimizer states of the plan are {Bytes(kept_bytes)}, but this host, on whose processors "
+            f"it would run, has {Bytes(room_bytes)} of memory; run it on accelerators, or plan a smaller model"
+        )
 
 
 def _checked_data(plan: Plan, data: str | Iterable[Any], steps: int, seed: int, folder: Path) -> str:

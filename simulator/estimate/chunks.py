@@ -126,9 +126,7 @@ class Chunks(PricedPieces):
                 line for group, some in self.by_group(piece)
                 for line in self._collective("all_gather", some, size, _GATHER, self.groups[group], sent)
             )  # fmt: skip
-            if (
-                self.stack.gathers_in_node and moved
-            ):  # as one gather of a backward and one of a forward take in the mean
+            if self.stack.gathers_in_node and moved:  # the mean of a forward's gather and a backward's
                 some = [parameter for _, some in self.by_group(piece) for parameter in some]
                 within = self._collective("all_gather", some, size, _GATHER, self._node)
                 moved = _mean(moved, within)
