@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from benchmarks.search_exact import against_every_shape, random_problem
 from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.model.flops import necessary_flops
+from plans.model.graph import Graph
 from plans.model.mlp import mlp_graph
 from plans.model.transformer import transformer, transformer_config
 from plans.optimizer import Optimizer
@@ -85,6 +87,26 @@ def test_bounds_are_below_every_plan_and_in_the_json(machine: Machine) -> None:
     assert said["gap"] == pytest.approx(least / said["lower_bound_s"] - 1)
     assert said["gap_to_physics"] == pytest.approx(least / said["physics_bound_s"] - 1)
     assert said["complete"] and "longer than the optimistic relaxation" in found.summary()
+
+
+def tied(graph: Graph, names: Sequence[str]) -> Graph:
+    """The graph with the parameters of the first of some layers in all of them."""
+    first, *others = (graph.by_name[name] for name in names)
+    dropped = {name for operator in others for name in operator.inputs[1:]}
+    operators = tuple(
+        msgspec.structs.replace(operator, inputs=(operator.inputs[0], *first.inputs[1:]))
+        if operator in others else operator
+        for operator in graph.operators
+    )  # fmt: skip
+    kept = {name: tensor for name, tensor in graph.tensors.items() if name not in dropped}
+    return msgspec.structs.replace(graph, operators=operators, tensors=kept)
+
+
+def test_the_bound_counts_the_update_of_a_shared_parameter_once() -> None:
+    graph = tied(mlp_graph([64] * 9, 8), [f"layer{number}.linear" for number in range(1, 9)])
+    found = search(graph, Machine.load("cpu-2core-x8"), num_devices=2, optimizer=Optimizer(kind="sgd"))
+    assert found.best.prediction is not None
+    assert found.lower_bound_s <= found.best.prediction.step_s
 
 
 def test_flops_of_a_chain_are_those_counted_by_hand(machine: Machine) -> None:
@@ -222,13 +244,8 @@ def test_every_width_adds_up() -> None:
 @pytest.mark.parametrize("num_micro_batches", [1, 4])
 def test_no_boundary_is_better_where_a_shared_weight_forbids_many(machine: Machine, num_micro_batches: int) -> None:
     """Small layers come before the large ones between whose readers no stage may end."""
-    graph = mlp_graph([256, 256, 256, 256, 1024, 1024, 1024, 1024, 1024, *[256] * 6], 512)
-    first, second = (graph.by_name[f"layer{number}.linear"] for number in (5, 8))
-    tied = msgspec.structs.replace(second, inputs=(second.inputs[0], *first.inputs[1:]))
-    graph = msgspec.structs.replace(
-        graph, operators=tuple(tied if operator is second else operator for operator in graph.operators),
-        tensors={name: tensor for name, tensor in graph.tensors.items() if name not in second.inputs[1:]},
-    )  # fmt: skip
+    whole = mlp_graph([256, 256, 256, 256, 1024, 1024, 1024, 1024, 1024, *[256] * 6], 512)
+    graph = tied(whole, ["layer5.linear", "layer8.linear"])
     names = [operator.name for operator in graph.operators]
     asked: dict[str, Any] = {"num_devices": 2, "num_stages": 2, "num_micro_batches": num_micro_batches}
     steps = []

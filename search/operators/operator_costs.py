@@ -6,6 +6,7 @@ the optimizer's level requires (`plans.lower.operator_bodies`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -81,6 +82,11 @@ class OperatorCosts:
     ways: Ways = least_bytes
     places: Mapping[str, AtBorders] = field(default_factory=dict)
     in_order: bool = False
+    _num_readers: Mapping[str, int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        read = (name for operator in self.micro.operators for name in set(operator.inputs))
+        object.__setattr__(self, "_num_readers", Counter(read))
 
     def seconds(self, operator: Operator, strategy: Strategy) -> OperatorSeconds:
         """The total time of the operator alone in a step."""
@@ -178,7 +184,8 @@ class OperatorCosts:
     def _share_at_any_level(self, instruction: Instruction) -> float:
         """The share of a parameter's update, or of adding to its gradient, that every optimizer-parallel level leaves.
 
-        Levels shard large parameters and add up several gradients at once; AdamW updates several parameters at once.
+        Levels shard large parameters and add up several gradients at once; AdamW updates several parameters at once. A
+        parameter that several operators read is updated once, so each of them has a part of its share.
         """
         own_update = f"{self.optimizer.kind}.update" if self.optimizer.kind != "adamw" else ""
         if instruction.call not in (own_update, "accumulate") or not instruction.outputs:
@@ -186,9 +193,10 @@ class OperatorCosts:
         tensor = self.micro.tensors.get(instruction.outputs[0].removeprefix("g:"))
         if tensor is None or tensor.kind != "parameter":
             return 0.0
+        each = 1.0 / self._num_readers[tensor.name]
         if tensor.size_bytes < self.optimizer.threshold_bytes:
-            return 1.0
-        return 1.0 / self.mesh.num_ranks if instruction.call == own_update else 0.0
+            return each
+        return each / self.mesh.num_ranks if instruction.call == own_update else 0.0
 
     def _bodies(self, operator: Operator, strategy: Strategy, num_micro_batches: int) -> OperatorBodies:
         return lower_operator(
