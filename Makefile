@@ -5,7 +5,7 @@
 .DEFAULT_GOAL := help
 
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 3
 FOLDER ?= build/npu
 VENV := .venv
 STAMP := $(VENV)/.installed-by-make
@@ -23,8 +23,9 @@ help: ## this list
 demo: $(STAMP) ## plan, simulate, run on 8 processes and verify the digits example (under a minute after the set-up)
 	$(VENV)/bin/twofold demo $(ARGS)
 
-# loadfile: what the tests of a file share is made once, by one worker. tests/scheduling.py says which worker.
-test: check ## lint, formatting, types and all tests (JOBS=2 workers)
+# loadfile: what the tests of a file share is made once, by one worker. tests/scheduling.py says which worker. One worker
+# more than 2 cores computes while the ranks of another one's tests wait for each other.
+test: check ## lint, formatting, types and all tests (JOBS=3 workers)
 	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## lint, formatting and types only
