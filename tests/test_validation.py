@@ -36,6 +36,7 @@ def test_row_becomes_a_configuration():
     [({"precision": "mxfp8"}, "mxfp8"), ({"async_tp": "y"}, "asynchronous"), ({"layout_complete": "n"}, "layout"),
      ({"gpu_type": "TPU v5"}, "catalogue"), ({"gpu_count": "16"}, "8 ranks"), ({"micro_batch": ""}, "micro_batch"),
      ({"value": "nan"}, "positive"), ({"metric": "joy"}, "metric"), ({"global_batch": "15"}, "divide"),
+     ({"global_batch": str(2**19)}, "to 262,144"),
      ({"hidden": "many"}, "hidden"), ({"zero_level": "x"}, "not 'x'"), ({"layers": "inf"}, "layers is 'inf'"),
      ({"layers": "1e30"}, "layers is '1e30'"), ({"zero_level": "inf"}, "zero_level"), ({"tp": "-1"}, "tp is '-1'")],
 )  # fmt: skip

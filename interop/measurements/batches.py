@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from interop.measurements.cells import REMARK
+from interop.measurements.cells import MOST_SEQUENCES, REMARK
 from interop.measurements.models import UNNAMED_SEQ, usual_seq
 from interop.measurements.numbers import number
 
@@ -51,9 +51,6 @@ def product_of(row: Mapping[str, str], names: Sequence[str]) -> int:
     return math.prod(count_of(name, row[name]) if row.get(name) else 1 for name in names)
 
 
-_MOST_SEQUENCES = 2**18
-"""A larger batch is one in tokens."""
-
 _BATCH = re.compile(r"(train[ _]?)?(batch|bsz?|b)([ _]?size)?")
 """Headers that may mean the batch or the micro-batch."""
 
@@ -69,7 +66,7 @@ def with_batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
     elif _is_of_each(row, header, accumulation):
         row["micro_batch"] = row.pop("global_batch")
     text = row.get("global_batch", "")
-    if text and (re.search(r"tok|\(t\)", header + text.lower()) or (number(text) or 0) >= _MOST_SEQUENCES):
+    if text and (re.search(r"tok|\(t\)", header + text.lower()) or (number(text) or 0) >= MOST_SEQUENCES):
         if not row.get("seq"):
             row["seq"] = str(usual_seq(row.get("model", "")) or UNNAMED_SEQ)
             row[REMARK] = f"sequence not stated: {row['seq']}"

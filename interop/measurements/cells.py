@@ -12,8 +12,8 @@ from interop.measurements.precisions import BLACKWELL, HOPPER, Precision, has_pr
 from interop.measurements.spellings import compile_named, is_offloaded, switch_named
 
 __all__ = [
-    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_ABOVE", "FROM_TITLE", "OUT_OF_MEMORY", "OWN_RUNS",
-    "PARTS", "READ_AS", "REMARK", "ROW", "ZERO_BUBBLE", "Cells", "Skip",
+    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_ABOVE", "FROM_TITLE", "MOST_SEQUENCES", "OUT_OF_MEMORY",
+    "OWN_RUNS", "PARTS", "READ_AS", "REMARK", "ROW", "ZERO_BUBBLE", "Cells", "Skip",
 ]  # fmt: skip
 
 _OFTEN_FLOAT8 = r"nemo\b|megatron-?bridge|transformer ?engine"
@@ -40,8 +40,11 @@ _COUNTED = {
 _REMARK = re.compile(r"(?<=\d) *\([a-z][^()\d]*\)$")
 """Words behind a number: "8 (fsdp)"."""
 
+MOST_SEQUENCES = 2**18
+"""No batch of a real run has more sequences."""
+
 _MOST = 2**21
-"""No count of a real model, batch or cluster is larger."""
+"""No other count of a real model or cluster is larger."""
 
 
 _LEAST_VALUE, _MOST_VALUE = 1e-6, 1e9
@@ -149,8 +152,9 @@ class Cells:
         found = int(binary.group(1)) * (1024.0 if binary.group(2) == "k" else 2.0**20) if binary else number(plain)
         if found is None:
             raise Skip(f"{name} is {text!r}, not a whole number", name)
-        if not math.isfinite(found) or found != int(found) or not least <= found <= _MOST:
-            raise Skip(f"{name} is {text!r}, not a whole number from {least} to {_MOST:,}", name)
+        most = MOST_SEQUENCES if name == "global_batch" else _MOST
+        if not math.isfinite(found) or found != int(found) or not least <= found <= most:
+            raise Skip(f"{name} is {text!r}, not a whole number from {least} to {most:,}", name)
         return int(found)
 
     def check_task(self) -> None:

@@ -148,11 +148,11 @@ def usual_sizes(name: str) -> tuple[int, int, int] | None:
 
     The layers of the nearest one are scaled.
 
-    >>> usual_sizes("our 7B"), usual_sizes("104B en"), usual_sizes("ours")
-    ((32, 4096, 32), (82, 10240, 80), None)
+    >>> usual_sizes("our 7B"), usual_sizes("104B en"), usual_sizes("ours"), usual_sizes(400 * "9" + "B")
+    ((32, 4096, 32), (82, 10240, 80), None, None)
     """
     stated = named_parameters(name)
-    if not stated:  # also "0B"
+    if not stated or not math.isfinite(stated):  # "0B", or hundreds of digits
         return None
     near, (layers, hidden, heads) = min(_USUAL, key=lambda each: abs(math.log(each[0] / stated)))
     ratio = stated / near
