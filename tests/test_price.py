@@ -335,3 +335,11 @@ def test_attention_without_a_model_of_its_own_is_priced_by_its_products(call, su
 def test_times_that_overlap_in_part_join_by_their_p_norm(times_s, sharpness, expected_s):
     assert join(*times_s, sharpness) == pytest.approx(expected_s)
     assert join(*reversed(times_s), sharpness) == pytest.approx(expected_s)
+
+
+def test_a_message_that_takes_forever_names_the_machine():
+    machine = Machine.load("h200-x8")
+    slow = msgspec.structs.replace(machine.collectives["all_to_all"], link_fraction=1e-308, protocols=())
+    machine = msgspec.structs.replace(machine, collectives={**machine.collectives, "all_to_all": slow})
+    with pytest.raises(TwofoldError, match="forever on machine 'h200-x8'"):
+        price_collective(machine, "all_to_all", axes_group(machine, [(8, 1)], 8), 2**20, 2)

@@ -8,6 +8,7 @@ the siblings run.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -305,4 +306,7 @@ def _together_ps(machine: Machine, way: Carried) -> int:
 
 
 def _ps(machine: Machine, seconds: float) -> int:
-    return round(seconds * machine.host_scale * PS_PER_S)
+    picoseconds = seconds * machine.host_scale * PS_PER_S
+    if not math.isfinite(picoseconds):
+        raise TwofoldError(f"a message takes forever on machine {machine.name!r}: see its links and collectives")
+    return round(picoseconds)
