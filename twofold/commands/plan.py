@@ -258,13 +258,7 @@ def _problem(options: PlanCommand, model: GivenModel, machine: Machine) -> Probl
     from twofold.context import parse_bytes
 
     software = software_named(options.software)
-    stack, own = stack_named(options.stack or software.stack), stack_named(software.stack)
-    if options.software != "twofold" and type(stack) is not type(own):
-        raise TwofoldError(
-            f"--stack {stack.name} has the costs of other software than --for {software.name} runs; leave --stack out, "
-            f"or leave --for out to plan at its costs"
-        )
-    machine, stack = on_host(machine, stack, options.host)
+    machine, stack = on_host(machine, stack_named(options.stack or software.stack), options.host)
     count = machine.num_devices if options.devices is None else options.devices
     usual = count if model.graph is None else model.graph.batch_size
     return Problem(
