@@ -20,6 +20,7 @@ from costmodels.price.meetings import Event, meetings
 from costmodels.price.power import Load
 from plans.degrees import Degrees
 from plans.degrees.groups import mesh_axes
+from plans.layout import Layout
 from plans.model.transformer import TransformerConfig
 from plans.redistribution import Piece, TransferPieces
 from plans.schedules import Schedule
@@ -392,14 +393,17 @@ class StepForecast:
             found.append(Load(self.machine.compute.at_MHz, step_s, seconds, energy_J, met))
         return max(found, key=lambda load: load.compute_s)
 
-    def _events(self, ops: Iterable[Op]) -> Iterator[Event]:
+    @cached_property
+    def _mesh(self) -> Layout:
         degrees = self.degrees
-        mesh = mesh_axes(
+        return mesh_axes(
             dp=degrees.dp, cp=degrees.cp, tp=degrees.tp, num_kv_heads=self.config.kv_heads, ep=degrees.ep
         ).mesh()
+
+    def _events(self, ops: Iterable[Op]) -> Iterator[Event]:
         for op in ops:
             if op.kind in _EVENTS:
-                members = mesh.size(channel_axes(op.channel)) if op.kind == ISSUE else 1
+                members = self._mesh.size(channel_axes(op.channel)) if op.kind == ISSUE else 1
                 yield Event(_EVENTS[op.kind], op.work_ps, op.token, members)
 
     @cached_property
