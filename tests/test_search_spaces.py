@@ -1,0 +1,29 @@
+"""The search against loops over its space that share nothing with it (`benchmarks.search_spaces`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.search_spaces import compared, even_splits, every_configuration
+from costmodels import Machine
+from plans.model.transformer import TransformerConfig
+from search.devices import Pins, Problem
+
+SMALL = TransformerConfig(name="small", num_layers=3, hidden=256, num_heads=4, ffn=1024, vocab=1024, seq=512)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_configuration_of_a_random_space_is_faster(seed: int) -> None:
+    found = compared(seed, most=150)
+    assert found["configurations"] >= 20 and not found["beaten"], found
+
+
+def test_the_loops_are_the_space_counted_by_hand() -> None:
+    assert even_splits(5, 2) == [(3, 2), (2, 3)] and even_splits(4, 2) == [(2, 2)]
+    pins = Pins(pp=1, cp=1, sequence_parallel=False)
+    asked = Problem(
+        config=SMALL, machine=Machine.load("h100-sxm-x8"), num_devices=2, global_batch=2, pins=pins
+    )  # fmt: skip
+    found = list(every_configuration(asked))
+    modes = 1 + 3 * 3  # none, and three modes of 1, 2 or all of 3 blocks
+    assert len(found) == modes * (4 + 2)  # dp 2: one sequence and four levels; tp 2: one or two sequences, no level
