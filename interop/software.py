@@ -29,6 +29,7 @@ class Software:
         version: that its table was read from.
         source: source of its flags.
         stack: whose costs a forecast takes (`simulator.stacks`).
+        runs: first words of the names of stacks that it can also be forecast as; (): of all.
         rules: a configuration that breaks one cannot be run.
         check_model: refuses models that it cannot express.
         words: words of the command that launches a model with degrees, given how many ranks a node has.
@@ -40,11 +41,33 @@ class Software:
     version: str = ""
     source: str = ""
     stack: str
+    runs: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
     check_model: Callable[[TransformerConfig], object] | None = None
     words: Callable[[TransformerConfig, Degrees, int], list[str]] | None = None
     settings: Callable[[TransformerConfig, Degrees], str] | None = None
     ending: str = ".sh"
+
+    def costs_of(self, stack: str | None) -> str:
+        """The stack whose costs a forecast takes.
+
+        Args:
+            stack: name of the one that is asked for; None: the software's own.
+
+        Raises:
+            TwofoldError: the software runs other kernels than that stack.
+
+        >>> software_named("torchtitan").costs_of("torchtitan-compile")
+        'torchtitan-compile'
+        """
+        if stack is None:
+            return self.stack
+        if self.runs and stack.partition("-")[0] not in self.runs:
+            raise TwofoldError(
+                f"--stack {stack}: {self.name} does not run as that software; omit --stack, or name one that begins "
+                f"with {' or '.join(self.runs)}"
+            )
+        return stack
 
     def launch(self, config: TransformerConfig, degrees: Degrees, ranks_per_node: int) -> str | None:
         """A shell script that runs a model with degrees, or the settings; None: `twofold run` does, given the plan.
@@ -75,21 +98,23 @@ def _folded(words: list[str]) -> str:
 _SOFTWARE = (
     Software(name="twofold", stack="twofold"),
     Software(
-        name="torchtitan", version="0.3.0", stack="torchtitan", rules=TORCHTITAN + TORCHTITAN_DENSE,
+        name="torchtitan", version="0.3.0", stack="torchtitan", runs=("torchtitan", "torch"),
+        rules=TORCHTITAN + TORCHTITAN_DENSE,
         source="torchtitan 0.3.0 on the package index: config/configs.py, distributed, models/llama3",
         check_model=torchtitan_flavor, words=torchtitan_words,
     ),
     Software(
-        name="torchtitan", version="0.2.2", stack="torchtitan", rules=TORCHTITAN, ending=".toml",
-        settings=torchtitan_toml, source="torchtitan 0.2.2 on the package index: config/job_config.py, distributed",
+        name="torchtitan", version="0.2.2", stack="torchtitan", runs=("torchtitan", "torch"), rules=TORCHTITAN,
+        ending=".toml", settings=torchtitan_toml,
+        source="torchtitan 0.2.2 on the package index: config/job_config.py, distributed",
     ),
     Software(
-        name="megatron", version="0.16.1", stack="megatron", rules=MEGATRON,
+        name="megatron", version="0.16.1", stack="megatron", runs=("megatron",), rules=MEGATRON,
         source="megatron-core 0.16.1 on the package index; Megatron-LM's megatron/training/arguments.py",
         check_model=check_megatron_model, words=megatron_words,
     ),
     Software(
-        name="fsdp2", version="1.15.0", stack="torch", rules=FSDP2,
+        name="fsdp2", version="1.15.0", stack="torch", runs=("torch",), rules=FSDP2,
         source="accelerate 1.15.0 on the package index: commands/launch.py; torch.distributed.fsdp.fully_shard",
         words=fsdp2_words,
     ),

@@ -92,6 +92,8 @@ def test_a_plan_comes_back_from_its_launch_with_the_same_forecast(name, tmp_path
     ("words", "message"),
     [
         (["--for", "torchtian"], "did you mean torchtitan"),
+        (["--for", "torchtitan", "--stack", "megatron"], "--stack megatron: torchtitan does not run as that software"),
+        (["--for", "fsdp2", "--stack", "torch-compiled"], "torch-compile"),
         (["--for", "torchtitan@0.1.0"], "version 0.3.0 and 0.2.2"),
         (["--for", "torchtitan", "--layers", "4"], "no configuration of llama-3-8b with 4 layers"),
         (["--for", "megatron", "--schedule", "gpipe"], "plan with --schedule 1f1b"),

@@ -258,7 +258,7 @@ def _problem(options: PlanCommand, model: GivenModel, machine: Machine) -> Probl
     from twofold.context import parse_bytes
 
     software = software_named(options.software)
-    machine, stack = on_host(machine, stack_named(options.stack or software.stack), options.host)
+    machine, stack = on_host(machine, stack_named(software.costs_of(options.stack)), options.host)
     count = machine.num_devices if options.devices is None else options.devices
     usual = count if model.graph is None else model.graph.batch_size
     return Problem(
