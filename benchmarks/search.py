@@ -20,6 +20,7 @@ import resource
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}")
     parser.add_argument("--time-limit", type=float, default=120.0)
+    parser.add_argument("--jobs", type=int, default=1, help="cases at the same time")
     parser.add_argument("--out", default=str(RESULTS))
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -261,27 +263,12 @@ def main() -> None:
     before = json.loads(out.read_text()) if out.is_file() and arguments.cases else {}
     rows: dict[str, Any] = before.get("cases", {})
     checks: list[dict[str, Any]] = before.get("weaknesses", [])
-    for name in named if arguments.cases else CASES:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.search",
-            name,
-            "--child",
-            "--time-limit",
-            str(arguments.time_limit),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 10 * arguments.time_limit)
-        if done.returncode:
-            sys.exit(f"{name}: {done.stderr.strip().splitlines()[-1]}")
-        case = CASES[name]
-        rows[name] = {
-            "machine": case.machine, "devices": case.devices, "batch": case.batch, "seq": case.config.seq,
-            "shows": case.shows, "target_s": case.target_s, "date": time.strftime("%Y-%m-%d"),
-            **json.loads(done.stdout),
-        }  # fmt: skip
-        print(_line(name, rows[name]), flush=True)
-        out.write_text(json.dumps(_document(rows, checks), indent=1) + "\n")
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        wanted = named if arguments.cases else list(CASES)
+        for name, row in zip(wanted, pool.map(lambda each: _alone(each, arguments.time_limit), wanted), strict=True):
+            rows[name] = row
+            print(_line(name, row), flush=True)
+            out.write_text(json.dumps(_document(rows, checks), indent=1) + "\n")
     if weaknesses or not arguments.cases:
         fresh = search_weaknesses.checked(weaknesses)
         kept = [row for row in checks if row["weakness"] not in {each["weakness"] for each in fresh}]
@@ -293,6 +280,19 @@ def main() -> None:
     if worse or failed:
         sys.exit(f"slower than a baseline: {', '.join(worse) or 'none'}; checks failed: {', '.join(failed) or 'none'}")
     print(f"no case is slower than a baseline; {len(checks)} checks of W1 to W12 passed")
+
+
+def _alone(name: str, time_limit_s: float) -> dict[str, Any]:
+    """The row of a case, from a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.search", name, "--child", "--time-limit", str(time_limit_s)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 10 * time_limit_s)
+    if done.returncode:
+        sys.exit(f"{name}: {done.stderr.strip().splitlines()[-1]}")
+    case = CASES[name]
+    return {
+        "machine": case.machine, "devices": case.devices, "batch": case.batch, "seq": case.config.seq,
+        "shows": case.shows, "target_s": case.target_s, "date": time.strftime("%Y-%m-%d"), **json.loads(done.stdout),
+    }  # fmt: skip
 
 
 def _loses(baseline: dict[str, Any]) -> bool:
