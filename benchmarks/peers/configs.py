@@ -119,6 +119,9 @@ MODELS: Mapping[str, TransformerConfig] = {
             name="moe-8", num_layers=4, hidden=2304, num_heads=36, ffn=4096, vocab=32000, seq=2048,
             experts=Experts(num_experts=8, top_k=2, ffn=4096),
         ),
+        # so narrow that a GPU waits for its host all the time, in two depths: the difference is the time of a block
+        TransformerConfig(name="6x128", num_layers=6, hidden=128, num_heads=8, ffn=256, vocab=512, seq=64),
+        TransformerConfig(name="24x128", num_layers=24, hidden=128, num_heads=8, ffn=256, vocab=512, seq=64),
         # for CPU ranks, in single precision, so that losses show every difference
         TransformerConfig(
             name="tiny", num_layers=4, hidden=64, num_heads=4, ffn=96, vocab=128, seq=16, dtype="float32"

@@ -497,6 +497,17 @@ _TENTH_ON_2 = (
     _case("15x1920", 16, tp=2, micro_batch=8, sequence_parallel=True),
 )
 
+_HOST_ON_1 = tuple(_case(f"{blocks}x128", batch, micro_batch=1) for batch in (4, 1) for blocks in (24, 6))
+_HOST_ON_2 = tuple(
+    _case(f"{blocks}x128", batch, **degrees, micro_batch=1)
+    for degrees, batches in (
+        ({"dp": 2}, (8, 2)), ({"dp": 2, "zero": 3}, (8, 2)), ({"tp": 2}, (4, 1)), ({"pp": 2}, (8,)),
+        ({"dp": 2, "zero": 2}, (8, 2)), ({"tp": 2, "sequence_parallel": True}, (4,)),
+        ({"pp": 2, "schedule": "zb_h1"}, (8,)), ({"dp": 2, "zero": 2, "reduce_every": "step"}, (8,)),
+    )
+    for batch in batches for blocks in (24, 6)
+)  # fmt: skip
+
 _MEGATRON: dict[str, Any] = {"parts": "megatron"}
 
 _MEGATRON_ON_1 = (
@@ -532,11 +543,14 @@ SETS: Mapping[str, Mapping[int, tuple[Case, ...]]] = {
     "eighth": {1: _EIGHTH_ON_1, 2: _EIGHTH_ON_2, 4: _EIGHTH_ON_4},
     "ninth": {1: _NINTH_ON_1, 2: _NINTH_ON_2, 4: _NINTH_ON_4},
     "tenth": {1: _TENTH_ON_1, 2: _TENTH_ON_2},
+    "host": {1: _HOST_ON_1, 2: _HOST_ON_2},
     "megatron": {1: _MEGATRON_ON_1, 2: _MEGATRON_ON_2, 4: _MEGATRON_ON_4},
 }
 """Name -> the cases of a set. The third was chosen after the second had corrected prices of kernels, and predicted
 before any of it ran. The fourth has small layers in half of its plans. It, the fifth and the seventh to tenth were
-predicted first too; the sixth is in `benchmarks.step_plans`. "megatron" compares with Megatron-Core."""
+predicted first too; the sixth is in `benchmarks.step_plans`. "host" has steps of which only the host takes time: in two
+depths and with several micro-batches or one, so that the time of a block in a step is a difference.
+"megatron" compares with Megatron-Core."""
 
 SMOKE_CASES: Mapping[int, tuple[Case, ...]] = {
     1: (
