@@ -38,7 +38,7 @@ def test_a_module_larger_than_any_memory_is_captured_and_planned(tmp_path, capsy
     """Four layers of 2**18 x 2**18 are 1 TiB: built with its weights this test would be killed."""
     file = tmp_path / "net.py"
     file.write_text(FACTORY.format(extra="", width=2**18))
-    model = given_model(f"{file}:make", None, None)
+    model = given_model(f"{file}:make")
     assert model.remark is None and model.graph is not None
     assert sum(each.size_bytes for each in model.graph.parameters) > 2**40
 

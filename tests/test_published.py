@@ -36,11 +36,11 @@ def test_without_transformers_the_error_suggests_it(monkeypatch):
     with pytest.raises(
         TwofoldError, match=r"t5: encoder-decoder models .*; install transformers to plan the module that it builds"
     ):
-        given_model(str(FOLDER / "t5-base.json"), None, None)
+        given_model(str(FOLDER / "t5-base.json"))
 
 
 def test_a_file_that_a_configuration_expresses_is_never_built():
-    assert given_model(str(FOLDER / "gpt-oss-20b.json"), 64, None).graph is None
+    assert given_model(str(FOLDER / "gpt-oss-20b.json"), 64).graph is None
 
 
 @pytest.mark.ranks

@@ -476,3 +476,27 @@ def test_plan_simulates_the_listed_plans_and_prefers_the_simplest_of_equal_ones(
     assert json.loads(capsys.readouterr().out)["simulated"] == []
     assert main([*asked, *pins, "--simulate", "1"]) == 0
     assert "simulated" in capsys.readouterr().out
+
+
+def test_precision_is_a_choice_where_the_machine_lacks_the_models_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = [
+        "gpt2",
+        "--machine",
+        "v100-32gb-x8",
+        "--dp",
+        "8",
+        "--micro-batch",
+        "1",
+        "--recompute",
+        "none",
+        "--zero",
+        "1",
+    ]
+    assert main(["plan", *asked]) == 2 and "--precision" in capsys.readouterr().err
+    assert main(["plan", *asked, "--precision", "fp16"]) == 2 and "float16" in capsys.readouterr().err
+    asked += ["--precision", "float16", "--json"]
+    assert main(["plan", *asked]) == 0
+    planned = json.loads(capsys.readouterr().out)["best"]["step_s"]
+    assert main(["predict", *asked]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] == planned

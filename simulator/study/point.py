@@ -143,19 +143,16 @@ def _figures(settings: Settings, search: Search | None) -> dict[str, Any]:
 
 def _config(settings: Settings) -> TransformerConfig:
     model = settings["model"]
-    config = _known_config(model, _written(model), settings.get("seq"), settings.get("layers"))
-    precision = settings.get("precision", config.dtype)
-    if precision not in ("bfloat16", "float16", "float32"):
-        raise TwofoldError(
-            f"precision {precision!r} is not known; known are bfloat16, float16 and float32 (float8 is a stack, such "
-            "as torchtitan-compile-float8)"
-        )
-    return config if precision == config.dtype else replace(config, dtype=precision)
+    return _known_config(
+        model, _written(model), settings.get("seq"), settings.get("layers"), settings.get("precision")
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=256)
-def _known_config(model: str, written: tuple[int, int], seq: int | None, layers: int | None) -> TransformerConfig:
-    return transformer_config(model, seq=seq, num_layers=layers)
+def _known_config(
+    model: str, written: tuple[int, int], seq: int | None, layers: int | None, precision: str | None
+) -> TransformerConfig:
+    return transformer_config(model, seq=seq, num_layers=layers, precision=precision)
 
 
 def _machine(settings: Settings, stack: Stack) -> Machine:

@@ -51,15 +51,17 @@ class GivenModel:
         return transformer(self.config, batch_size=batch)
 
 
-def given_model(word: str, seq: int | None, layers: int | None) -> GivenModel:
+def given_model(
+    word: str, seq: int | None = None, layers: int | None = None, precision: str | None = None
+) -> GivenModel:
     """Load a model.
 
     Args:
         word: a name, a config.json, or package.module:function or file.py:function.
-        seq, layers: tokens per sample and number of blocks; None keeps those of the transformer.
+        seq, layers, precision: tokens per sample, number of blocks, dtype; None keeps those of the transformer.
 
     Raises:
-        TwofoldError: an unknown name, a module that cannot be loaded or captured, seq or layers of a module.
+        TwofoldError: an unknown name, a module that cannot be loaded or captured, seq, layers or precision of a module.
     """
     from plans.model.transformer import NotModelled, transformer_config
 
@@ -67,11 +69,16 @@ def given_model(word: str, seq: int | None, layers: int | None) -> GivenModel:
         raise TwofoldError(f"{word}: name the function that makes the model too, such as {word}:build")
     if ":" not in word:
         try:
-            return GivenModel(word=word, transformer=transformer_config(word, seq=seq, num_layers=layers))
+            config = transformer_config(word, seq=seq, num_layers=layers, precision=precision)
+            return GivenModel(word=word, transformer=config)
         except NotModelled as error:
+            if precision is not None:
+                raise TwofoldError(f"--precision is for transformers that can be described; {error}") from None
             return _published(word, seq, layers, error)
-    if seq is not None or layers is not None:
-        raise TwofoldError(f"--seq and --layers are for transformers by name or config.json, not for {word!r}")
+    if seq is not None or layers is not None or precision is not None:
+        raise TwofoldError(
+            f"--seq, --layers and --precision are for transformers by name or config.json, not for {word!r}"
+        )
     from executor.weights.models import load_shapes
 
     module, examples, real = load_shapes(word)

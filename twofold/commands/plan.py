@@ -116,6 +116,7 @@ class PlanCommand:
         global_batch: samples per step; by default those of the example inputs, or one per device for a transformer.
         seq: tokens per sample; by default the transformer's.
         layers: number of blocks; by default the transformer's.
+        precision: dtype of weights and activations: bfloat16, float16 or float32; by default the transformer's.
         method: search, operators (searches a transformer operator by operator), or one of the baselines data-parallel,
             grid and greedy.
         host: for transformers: file of `twofold calibrate --host` with the host's times to issue kernels.
@@ -136,6 +137,7 @@ class PlanCommand:
     global_batch: AtLeast1 | None = None
     seq: AtLeast1 | None = None
     layers: AtLeast1 | None = None
+    precision: str | None = None
     method: str = "search"
     host: str | None = None
     software: Annotated[str, tyro.conf.arg(name="for", metavar="NAME[@VERSION]")] = "twofold"
@@ -157,7 +159,7 @@ class PlanCommand:
         machine = Machine.load(self.target.machine)
         if self.method not in (*_METHODS, _BY_OPERATORS):
             raise TwofoldError(f"unknown --method {self.method!r}; use one of {', '.join((*_METHODS, _BY_OPERATORS))}")
-        model = given_model(self.model, self.seq, self.layers)
+        model = given_model(self.model, self.seq, self.layers, self.precision)
         if model.remark is not None:
             console.print(model.remark)
         operators = given(self.operators)

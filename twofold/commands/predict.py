@@ -26,6 +26,7 @@ class Predict:
         global_batch: sequences per step; by default one micro-batch per data-parallel and pipeline rank.
         seq: tokens per sequence; by default the model's.
         layers: number of blocks; by default the model's.
+        precision: dtype of weights and activations: bfloat16, float16 or float32; by default the model's.
         mixed_precision: float32 gradients, master weights and optimizer states with half-precision weights; on by
             default.
         stack: software that runs the step: twofold, torch, torch-compile, torch-2024, torch-2024-compile, torchtitan,
@@ -43,6 +44,7 @@ class Predict:
     global_batch: AtLeast1 | None = None
     seq: AtLeast1 | None = None
     layers: AtLeast1 | None = None
+    precision: str | None = None
     mixed_precision: bool = True
     stack: str = "twofold"
     host: str | None = None
@@ -81,4 +83,15 @@ class Predict:
         return {name: value for name, value in settings.items() if value is not None}
 
 
-_OPTIONS = ("model", "global_batch", "seq", "layers", "mixed_precision", "stack", "host", "execution", "fused")
+_OPTIONS = (
+    "model",
+    "global_batch",
+    "seq",
+    "layers",
+    "precision",
+    "mixed_precision",
+    "stack",
+    "host",
+    "execution",
+    "fused",
+)

@@ -15,12 +15,15 @@ from plans.model.transformer.huggingface import read_config
 
 __all__ = ["config_remarks", "transformer", "transformer_config"]
 
+_PRECISIONS = ("bfloat16", "float16", "float32")
+
 Source = str | os.PathLike[str] | TransformerConfig
 
 
 def transformer_config(
-    source: Source, *, seq: int | None = None, num_layers: int | None = None, tied: bool | None = None
-) -> TransformerConfig:
+    source: Source, *, seq: int | None = None, num_layers: int | None = None, tied: bool | None = None,
+    precision: str | None = None,
+) -> TransformerConfig:  # fmt: skip
     """The configuration of a name, of a Hugging Face config.json (or its folder), or `source` itself.
 
     Args:
@@ -28,9 +31,10 @@ def transformer_config(
         seq: tokens of a sample, instead of the configuration's; a learned table of positions keeps its rows.
         num_layers: blocks, instead of the configuration's.
         tied: whether the head shares its weights with the embedding, instead of what the configuration says.
+        precision: dtype of parameters and activations, instead of the configuration's.
 
     Raises:
-        TwofoldError: an unknown name, a file that cannot be read or says what is not modelled.
+        TwofoldError: an unknown name or precision, a file that cannot be read or says what is not modelled.
     """
     if isinstance(source, TransformerConfig):
         config = source
@@ -42,6 +46,13 @@ def transformer_config(
         config = replace(config, num_layers=num_layers)
     if tied is not None:
         config = replace(config, tied=tied)
+    if precision is not None:
+        if precision not in _PRECISIONS:
+            raise TwofoldError(
+                f"precision {precision!r} is not known; known are {', '.join(_PRECISIONS)} (float8 is a stack, such as "
+                "torchtitan-compile-float8)"
+            )
+        config = replace(config, dtype=precision)
     if seq is not None and config.position == "learned" and seq > config.seq:
         raise TwofoldError(f"{config.name}: {seq} tokens, but its table of positions has {config.seq} rows")
     if seq is not None and seq != config.seq:
