@@ -37,7 +37,7 @@ __all__ = ["compared", "every_configuration", "problem"]
 RESULTS = Path(__file__).parent / "results" / "search_spaces.json"
 MACHINES = ("h100-sxm-x8", "h100-sxm-x16", "h100-sxm-x24", "a100-40gb-x16", "h200-x16", "b200-x16")
 STACKS = ("twofold", "twofold", "twofold", "torch", "torch-compile", "megatron")
-MODES = ("none", "selective", "selective_op", "full")
+MODES = ("none", "memory_bound", "selective", "selective_op", "full")
 AXES = ("tp", "cp", "dp", "pp")
 TOLERANCE = 1e-7
 """Relative; steps are rounded to picoseconds, instruction by instruction."""

@@ -25,5 +25,5 @@ def test_the_loops_are_the_space_counted_by_hand() -> None:
         config=SMALL, machine=Machine.load("h100-sxm-x8"), num_devices=2, global_batch=2, pins=pins
     )  # fmt: skip
     found = list(every_configuration(asked))
-    modes = 1 + 3 * 3  # none, and three modes of 1, 2 or all of 3 blocks
+    modes = 1 + 4 * 3  # none, and four modes of 1, 2 or all of 3 blocks
     assert len(found) == modes * (4 + 2)  # dp 2: one sequence and four levels; tp 2: one or two sequences, no level
