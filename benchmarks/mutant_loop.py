@@ -17,10 +17,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -29,8 +30,8 @@ IMPORTED_ONCE = (
     "matplotlib.pyplot", "jinja2", "tyro", "simpy",
 )  # fmt: skip
 _TEST_S = 8.0  # processor time of a test; those that take longer are not used
-_FILE_S = 120.0  # of a file of tests
-_BUDGET_S = 40.0  # of the tests that are run for one change
+_FILE_S = 150.0  # of a file of tests
+_LONGER = 5.0  # how many times as long a test may take with a change, and five seconds more
 _MEMORY_BYTES = 12 << 30  # a change may ask for any size
 
 
@@ -42,7 +43,8 @@ class Loop:
     """Runs tests in forks of the process that collected them.
 
     Args:
-        request: "mutants", numbers of changes; "imported", those that act on import; "folder" for what tests write.
+        request: "mutants", numbers of changes; "imported", those that act on import; "folder" for what tests write;
+            "budget_s", the processor time of the tests that are run for one change.
         results: file to which a line of JSON is added for every test and every change.
         fresh: for each job that shares the work, what runs the tests of changes that act on import.
     """
@@ -59,7 +61,7 @@ class Loop:
         by_file: dict[str, list[pytest.Item]] = {}
         for item in session.items:
             by_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
-        done = {line["test"].partition("::")[0] for line in _lines(self.results) if "test" in line}
+        done = {line["measured"] for line in _lines(self.results) if "measured" in line}
         self._share([by_file[file] for file in sorted(by_file.keys() - done)], self._measure_file)
         passing = {line["test"]: line for line in _lines(self.results) if line.get("status") == "passed"}
         items = {item.nodeid: item for item in session.items if item.nodeid in passing}
@@ -69,30 +71,49 @@ class Loop:
         return True
 
     def _share(self, work: Sequence[Any], do: Callable[[Any], None]) -> None:
-        """Do all the work, shared among forks of this process."""
-        jobs, pids = len(self.fresh), list[int]()
-        for job in range(jobs):
+        """Do all the work, shared among forks of this process: each takes the next part when it has done one."""
+        to_read, to_write = os.pipe()
+        pids = list[int]()
+        for job in range(len(self.fresh)):
             pid = os.fork()
             if pid == 0:
-                self.folder, self.job = os.path.join(self.request["folder"], str(job)), job
-                os.makedirs(self.folder, exist_ok=True)
-                for part in work[job::jobs]:
-                    do(part)
-                os._exit(0)
+                os.close(to_write)
+                self._take(to_read, job, work, do)
             pids.append(pid)
-        for pid in pids:
-            os.waitpid(pid, 0)
+        os.close(to_read)
+        try:
+            with os.fdopen(to_write, "wb") as queue, contextlib.suppress(BrokenPipeError):
+                for number in range(len(work)):
+                    queue.write(number.to_bytes(4))
+            for pid in pids:
+                os.waitpid(pid, 0)
+        except SystemExit:
+            for pid in pids:
+                os.kill(pid, signal.SIGTERM)
+            raise
+
+    def _take(self, queue: int, job: int, work: Sequence[Any], do: Callable[[Any], None]) -> NoReturn:
+        try:
+            self.folder, self.job = os.path.join(self.request["folder"], str(job)), job
+            os.makedirs(self.folder, exist_ok=True)
+            while number := os.read(queue, 4):
+                do(work[int.from_bytes(number)])
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
 
     def _measure_file(self, items: Sequence[pytest.Item]) -> None:
         with contextlib.suppress(TimeoutError):
             _forked(self.folder, partial(self._measure, items), _FILE_S, 600)
+        self._add({"measured": items[0].nodeid.partition("::")[0]})
 
     def _try_mutant(
         self, passing: Mapping[str, dict[str, Any]], items: Mapping[str, pytest.Item], mutant: dict[str, Any]
     ) -> None:
         number = mutant["number"]
-        chosen, left = _chosen(number, mutant["path"], list(passing.values()))
-        limit_s = 20 + 5 * sum(passing[name]["cpu_s"] for name in chosen)
+        chosen, left = _chosen(number, mutant["path"], list(passing.values()), self.request["budget_s"])
+        limits_s = {name: 5 + _LONGER * passing[name]["cpu_s"] for name in chosen}
         out = self.results.with_name(f"killer{self.job}")
         out.write_text("")
         begin_s = time.monotonic()
@@ -100,11 +121,11 @@ class Loop:
             if not chosen:
                 status = 0
             elif number in self.request["imported"]:
-                words = {"number": number, "tests": chosen, "out": str(out), "limit_s": limit_s + 20}
+                words = {"number": number, "limits_s": limits_s, "out": str(out)}
                 status = self.fresh[self.job].run(folder=self.folder, **words)
             else:
-                work = partial(self._try, number, [items[name] for name in chosen], out)
-                status = _forked(self.folder, work, limit_s, 300 + 10 * limit_s)
+                work = partial(self._try, number, {items[name]: limits_s[name] for name in chosen}, out)
+                status = _forked(self.folder, work, *_most_s(limits_s))
             outcome = "killed" if status else "survived"
         except TimeoutError:
             outcome = "too slow"
@@ -135,25 +156,38 @@ class Loop:
             self._add({"test": item.nodeid, "cpu_s": cpu_s, "status": status, "touched": numbers})
         return 0
 
-    def _try(self, number: int, items: Sequence[pytest.Item], out: Path) -> int:
+    def _try(self, number: int, limits_s: Mapping[pytest.Item, float], out: Path) -> int:
         import mutant_switch
+
+        items = [*limits_s]
 
         os.environ["TWOFOLD_MUTANT"] = str(number)
         mutant_switch.active.add(number)
         self.failed = False
         for item, after in zip(items, [*items[1:], None], strict=True):
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
-            if self.failed:
+            with _limited(limits_s[item]) as late:
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            if self.failed or late:
                 out.write_text(item.nodeid)
                 return 1
         return 0
 
 
 class Killer:
-    """Writes the name of the first test that fails, or of the file that cannot be collected."""
+    """Writes the name of the first test that fails, or of the file that cannot be collected.
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
+    Args:
+        out: file to write.
+        limits_s: processor time of every test.
+    """
+
+    def __init__(self, out: Path, limits_s: Mapping[str, float]) -> None:
+        self.out, self.limits_s = out, limits_s
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
+        with _limited(self.limits_s[item.nodeid]):
+            return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -164,7 +198,7 @@ class Killer:
             self.out.write_text(report.nodeid)
 
 
-def _chosen(number: int, path: str, tests: Sequence[dict[str, Any]]) -> tuple[list[str], int]:
+def _chosen(number: int, path: str, tests: Sequence[dict[str, Any]], budget_s: float) -> tuple[list[str], int]:
     """The tests to run for a change, and how many that reach it are left out because they take too long.
 
     Tests in a file of the same name come first, then those that reach few changes, which look at little else.
@@ -173,12 +207,22 @@ def _chosen(number: int, path: str, tests: Sequence[dict[str, Any]]) -> tuple[li
     reach = [test for test in tests if number in test["touched"]]
     spent_s, kept = 0.0, list[str]()
     for test in sorted(reach, key=lambda test: (stem not in test["test"].partition("::")[0], len(test["touched"]))):
-        if spent_s + test["cpu_s"] <= _BUDGET_S:
+        if spent_s + test["cpu_s"] <= budget_s:
             spent_s += test["cpu_s"]
             kept.append(test["test"])
     first = {name.partition("::")[0]: at for at, name in reversed([*enumerate(kept)])}
     kept.sort(key=lambda name: first[name.partition("::")[0]])  # a file's tests together: they share fixtures
     return kept, len(reach) - len(kept)
+
+
+def _most_s(limits_s: Mapping[str, float]) -> tuple[float, float]:
+    """The most processor time and wall time that all tests of a change may take together.
+
+    One may take its whole limit; the others take what they take without a change, about.
+    """
+    usual_s = sum((limit_s - 5) / _LONGER for limit_s in limits_s.values())
+    cpu_s = 20 + max(limits_s.values()) + 2 * usual_s
+    return cpu_s, 60 + 3 * cpu_s
 
 
 def _forked(folder: str, work: Callable[[], int], cpu_s: float, wall_s: float) -> int:
@@ -192,6 +236,7 @@ def _forked(folder: str, work: Callable[[], int], cpu_s: float, wall_s: float) -
         status = 1
         try:
             os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             scratch = tempfile.mkdtemp(dir=folder)
             os.environ["TMPDIR"] = tempfile.tempdir = scratch
             resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s) + 1, int(cpu_s) + 2))
@@ -268,11 +313,12 @@ class Fresh:
 def _run_fresh(words: dict[str, Any]) -> int:
     def work() -> int:
         os.environ["TWOFOLD_MUTANT"] = str(words["number"])
-        arguments = ["-q", "-x", "-p", "no:cacheprovider", *words["tests"]]
-        return int(int(pytest.main(arguments, plugins=[Killer(Path(words["out"]))])) not in (0, 5))
+        arguments = ["-q", "-x", "-p", "no:cacheprovider", *words["limits_s"]]
+        return int(int(pytest.main(arguments, plugins=[Killer(Path(words["out"]), words["limits_s"])])) not in (0, 5))
 
     try:
-        return _forked(words["folder"], work, words["limit_s"], 300 + 10 * words["limit_s"])
+        cpu_s, wall_s = _most_s(words["limits_s"])
+        return _forked(words["folder"], work, 30 + cpu_s, 30 + wall_s)
     except TimeoutError:
         return -1
 
@@ -287,13 +333,16 @@ def _limited(cpu_s: float) -> Iterator[list[float]]:
         raise TooSlow
 
     signal.signal(signal.SIGPROF, over)
+    signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_PROF, cpu_s, 1.0)
+    signal.setitimer(signal.ITIMER_REAL, 30 + 10 * cpu_s, 1.0)  # tests that wait
     try:
         yield late
     except TooSlow:
         pass
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _cpu_s() -> float:
@@ -308,6 +357,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def _main(request: str, results: str) -> int:
     for name in IMPORTED_ONCE:
         importlib.import_module(name)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was forked is ended on the way out
     asked = json.loads(Path(request).read_text())
     fresh = [Fresh() for _ in range(asked["jobs"])]
     arguments = ["-q", "-p", "no:cacheprovider", *asked["tests"]]

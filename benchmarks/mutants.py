@@ -39,8 +39,8 @@ _PARTS = (
     "examples", "docs", "pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md",
 )  # fmt: skip
 _ROOMS = (  # those that can be tested without a device or another host: not kernels, calibration and launching
-    "costmodels", "plans", "search", "simulator", "executor/capture", "executor/reference", "executor/step",
-    "executor/train",
+    "costmodels", "plans", "search", "simulator", "executor/capture", "executor/data", "executor/reference",
+    "executor/step", "executor/train", "executor/weights",
 )  # fmt: skip
 _OTHERS = ("reports", "docs", "readme", "vocabulary", "floors", "fuzz", "peers", "verification", "demo")
 """Files of tests that are not run: their subject is not the core, or they take long."""
@@ -59,7 +59,7 @@ NAMED = (
     ("plans/lower/optimizer.py", "flops=2 * (1 + len(first.states))", "flops=2 * (1 - len(first.states))"),
     ("search/devices/bounds.py", "best = ended + update", "best = ended - update"),
     ("search/operators/pricing.py", "fixed_s = 2 * _counted_s", "fixed_s = 3 * _counted_s"),
-    ("executor/data/digits.py", "len(self.items) < self.depth", "len(self.items) <= self.depth"),
+    ("executor/data/prefetch.py", "len(self.items) < self.depth", "len(self.items) <= self.depth"),
 )
 
 
@@ -118,9 +118,9 @@ def mutants_of(path: str, source: str) -> list[Mutant]:
     return sorted(found, key=lambda each: (each.begin, each.end))
 
 
-def _drawn(count: int, seed: int) -> list[Mutant]:
+def _drawn(count: int, seed: int, rooms: Sequence[str]) -> list[Mutant]:
     draw, every = random.Random(seed), []
-    for room in _ROOMS:
+    for room in rooms:
         for path in sorted((_ROOT / room).rglob("*.py")):
             every += mutants_of(str(path.relative_to(_ROOT)), path.read_text())
     return draw.sample(every, min(count, len(every)))
@@ -164,16 +164,20 @@ def _plant(tree: Path, mutants: Sequence[Mutant]) -> list[int]:
     return sorted(imported)
 
 
-def _run(folder: Path, mutants: Sequence[Mutant], *, ranks: bool, jobs: int) -> Iterator[dict[str, Any]]:
+def _run(
+    folder: Path, mutants: Sequence[Mutant], *, ranks: bool, jobs: int, budget_s: float
+) -> Iterator[dict[str, Any]]:
     """Run the tests; the lines of `mutant_loop`, as they are written."""
     tree, results, scratch = folder / "tree", folder / "results.jsonl", folder / "scratch"
-    if not tree.exists():
+    if not (folder / "request.json").exists():
+        shutil.rmtree(tree, ignore_errors=True)
         imported = _plant(tree, mutants)
-        scratch.mkdir()
+        scratch.mkdir(exist_ok=True)
         numbered = [{"number": number, "path": mutant.path} for number, mutant in enumerate(mutants)]
         tests = ["tests", *(f"--ignore-glob=tests/test_{name}*" for name in _OTHERS)]
         tests += [] if ranks else ["-m", "not ranks and not new_interpreters"]
-        request = {"mutants": numbered, "imported": imported, "folder": str(scratch), "tests": tests, "jobs": jobs}
+        request = {"mutants": numbered, "imported": imported, "folder": str(scratch), "tests": tests}
+        request |= {"jobs": jobs, "budget_s": budget_s}
         (folder / "request.json").write_text(json.dumps(request))
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
     env = os.environ | threads | {"PYTHONPATH": str(tree), "CUDA_VISIBLE_DEVICES": "", "PYTHONHASHSEED": "0"}
@@ -199,6 +203,8 @@ def _main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=300, help="drawn mutants; at most all that there are")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rooms", nargs="+", default=_ROOMS, help="packages, or rooms of them, to draw in")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests that are run for a mutant")
     parser.add_argument("--ranks", action="store_true", help="also run tests that start several processes")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the tests and the mutants")
     parser.add_argument("--folder", type=Path, help="working folder; what was tried there already is not tried again")
@@ -207,15 +213,15 @@ def _main() -> int:
     if options.count < 1:
         parser.error(f"--count is {options.count}; it must be at least 1")
     named = _named()
-    mutants = [*named, *_drawn(options.count, options.seed)]
+    mutants = [*named, *_drawn(options.count, options.seed, options.rooms)]
     found: list[dict[str, Any]] = []
     failing: list[str] = []
-    begin_s = time.monotonic()
+    begin_s = kept_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="twofold-mutants-", ignore_cleanup_errors=True) as made:
         folder = Path(made) if options.folder is None else options.folder
-        for line in _run(folder, mutants, ranks=options.ranks, jobs=options.jobs):
-            if "test" in line:
-                failing += [line["test"]] if line["status"] == "failed" else []
+        for line in _run(folder, mutants, ranks=options.ranks, jobs=options.jobs, budget_s=options.budget):
+            if "mutant" not in line:
+                failing += [line["test"]] if line.get("status") == "failed" else []
                 continue
             mutant = mutants[line["mutant"]]
             source = (_ROOT / mutant.path).read_text()
@@ -223,9 +229,12 @@ def _main() -> int:
             code = source.splitlines()[mutant.line - 1].strip()
             found.append(asdict(mutant) | line | {"says": f"{what}: {code}"})
             print(f"{time.monotonic() - begin_s:5.0f} s {line['outcome']:10} {what} {line['by']}", flush=True)
-            if options.out is not None:
+            if options.out is not None and time.monotonic() > kept_s + 5:
                 keep(options.out, "mutants", _figures(found, len(named), failing))
+                kept_s = time.monotonic()
     figures = _figures(found, len(named), failing)
+    if options.out is not None:
+        keep(options.out, "mutants", figures)
     print(f"{figures['named_killed']} of {len(named)} named mutants killed")
     print(f"{figures['killed']} of {figures['tried']} drawn mutants killed ({figures['share']:.1%})")
     for package, (killed, tried) in figures["packages"].items():
