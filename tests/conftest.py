@@ -63,12 +63,23 @@ IS_HERE: Mapping[str, Callable[[], bool]] = {
 """What a machine may lack and a test can ask for with `@pytest.mark.needs`."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="a random order of files, and of the tests of each")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that need what this machine has not; pytest counts them as deselected."""
+    """Leave out the tests that need what this machine has not (pytest counts them as deselected), and shuffle.
+
+    pytest itself then brings tests together that share a value of a module's fixture.
+    """
     needs = {item: {name for mark in item.iter_markers("needs") for name in mark.args} for item in items}
     missing = {name for name in set().union(*needs.values()) if not IS_HERE[name]()}
     config.hook.pytest_deselected(items=[item for item in items if needs[item] & missing])
     items[:] = [item for item in items if not needs[item] & missing]
+    if (seed := config.getoption("shuffle")) is not None:
+        from tests.scheduling import shuffled
+
+        items[:] = shuffled(items, seed)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -120,8 +131,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def warm_agents(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launches start from a process that has torch, unless the test is marked `new_interpreters`."""
+    """Launches start from a process that has torch, unless the test is marked `new_interpreters`.
+
+    The first test with ranks would otherwise wait for the server while its nodes wait for each other.
+    """
     if request.node.get_closest_marker("new_interpreters") is None:
+        if request.node.get_closest_marker("ranks") is not None:
+            warm.ensure_running()
         monkeypatch.setattr("executor.launch.launch.start_agent", warm.start_agent)
 
 

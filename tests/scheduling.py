@@ -1,14 +1,25 @@
-"""How the files of tests are shared among the workers of pytest-xdist."""
+"""How the files of tests are shared among the workers of pytest-xdist, and shuffled with `--shuffle SEED`."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from xdist.scheduler import LoadFileScheduling
 
-__all__ = ["RanksOnOneWorker"]
+__all__ = ["RanksOnOneWorker", "shuffled"]
+
+
+def shuffled(items: Sequence[pytest.Item], seed: int) -> list[pytest.Item]:
+    """The tests in a random order of files, and a random order in each file: what a file's tests share is made once."""
+    draw, files = random.Random(seed), dict[Path, list[pytest.Item]]()
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    return [item for path in draw.sample([*files], len(files)) for item in draw.sample(files[path], len(files[path]))]
 
 
 @lru_cache(maxsize=1024)

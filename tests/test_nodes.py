@@ -19,7 +19,7 @@ from costmodels.fit.points import load_points
 from executor.capture.capture import capture
 from executor.launch import nodes
 from executor.launch.nodes import NodeConnections, Nodes, refusing
-from executor.launch.rank_failures import RankFailed, RankRefused, RunFailed
+from executor.launch.rank_failures import RankFailed, RankRefused
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.model.mlp import mlp_graph
@@ -72,10 +72,8 @@ SAME = {node: {"plan": "a"} for node in range(3)}
 
 
 def until_failed(here):
-    while not here.has_failed():
+    while (error := here.failure()) is None:
         time.sleep(0.01)
-    error = RunFailed("another node failed")
-    error.is_consequence = True
     return here.agreed(error)
 
 
@@ -137,7 +135,7 @@ def test_a_node_that_is_late_is_waited_for(port, monkeypatch):
 
     def later(node, here):
         found_s = time.monotonic() - begun_s
-        assert not here.has_failed()
+        assert here.failure() is None
         assert here.agreed(None) is None
         return found_s
 
@@ -164,7 +162,7 @@ def test_the_cause_is_told_to_all_nodes_and_no_consequence_of_it(port):
         return until_failed(here)
 
     def until_stopped(here):
-        while not here.has_failed():
+        while here.failure() is None:
             time.sleep(0.01)
         return "stop"
 
@@ -188,12 +186,33 @@ def test_a_silent_node_is_lost_too(port, monkeypatch):
     assert str(found[0]) == str(found[2]) == "node 1 was lost: its launcher sent nothing for 0.5 s"
 
 
+def test_a_node_that_speaks_again_after_it_was_lost_is_named(port, monkeypatch):
+    monkeypatch.setattr(nodes, "LOST_S", 0.5)
+    is_lost, is_back = threading.Event(), threading.Event()
+
+    def ends(node, here):
+        if node == 1:
+            is_lost.wait()
+            assert here.failure() is None  # speaks, and has heard the others
+            is_back.set()
+            return here.agreed(None)
+        while (error := here.failure()) is None:
+            time.sleep(0.01)
+        is_lost.set()
+        is_back.wait()
+        return here.agreed(error)
+
+    monkeypatch.setattr(nodes, "BEAT_S", 0.1)
+    found = met(port, SAME, ends)
+    assert {str(each) for each in found.values()} == {"node 1 was lost: its launcher sent nothing for 0.5 s"}
+
+
 def test_all_nodes_wait_for_the_end_of_the_last_one(port):
     ended_s = {}
 
     def ends(node, here):
         for _ in range(50 if node == 2 else 0):
-            assert not here.has_failed()
+            assert here.failure() is None
             time.sleep(0.01)
         ended_s[node] = time.monotonic()
         assert here.agreed(None) is None

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -31,9 +31,13 @@ IMPORTED_ONCE = [
 forkserver.set_forkserver_preload(IMPORTED_ONCE)
 
 
+@cache
 def ensure_running() -> None:
-    """Start the server, whose own temporary folder goes with this process, unless it runs."""
+    """Start the server, whose own temporary folder goes with this process, and wait until all is imported."""
     forkserver.ensure_running()
+    first = multiprocessing.get_context("forkserver").Process()  # does nothing
+    first.start()
+    first.join()
 
 
 class Process:

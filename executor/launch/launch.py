@@ -245,8 +245,8 @@ class _Torchrun:
                 return timed_out(self.job, self.ranks, timeout_s)
             if failure is None and (stopped := stalls.look()) is not None:
                 return stopped
-            if failure is None and others.has_failed():
-                return _ended_elsewhere()
+            if failure is None and (elsewhere := others.failure()) is not None:
+                return elsewhere
             time.sleep(POLL_S)
 
     def _why_it_ended(self, code: int) -> TwofoldError:
@@ -325,12 +325,6 @@ def _descendants(pid: int) -> list[int]:
     for each in found:
         found += children.get(each, ())
     return found
-
-
-def _ended_elsewhere() -> RunFailed:
-    error = RunFailed("another node failed")
-    error.is_consequence = True
-    return error
 
 
 def meet(nodes: Nodes, num_ranks: int) -> NodeConnections:

@@ -65,6 +65,10 @@ ONE_NODE = Nodes()
 """This machine alone, at a free port."""
 
 
+class _NodeLost(RunFailed):
+    """The launcher of another node is gone or silent."""
+
+
 @dataclass(slots=True)
 class _Peer:
     """The connection to another node, and the messages received from it."""
@@ -160,10 +164,20 @@ class NodeConnections:
         place = self.joined.index(self._nodes.node_rank)
         return replace(self._nodes, num_nodes=len(self.joined), node_rank=place)
 
-    def has_failed(self) -> bool:
-        """Whether another node failed or is lost; to be called at least once a second while ranks run."""
+    def failure(self) -> RunFailed | None:
+        """That another node is lost or failed, else None; to be called at least once a second while ranks run.
+
+        The loss of a node is a cause, which stays one if the node speaks again; `agreed` gives the causes of others.
+        """
         self._exchange()
-        return any(peer.is_lost or peer.error is not None or peer.asks_to_stop for peer in self._peers)
+        for peer in self._peers:
+            if peer.is_lost:
+                return self._lost(peer)
+        if not any(peer.error is not None or peer.asks_to_stop for peer in self._peers):
+            return None
+        error = RunFailed("another node failed")
+        error.is_consequence = True
+        return error
 
     def agreed(self, error: TwofoldError | None) -> TwofoldError | None:
         """The error of the job, the same on every node, from this node's error or None; waits for the other nodes.
@@ -290,7 +304,7 @@ class NodeConnections:
             self._exchange()
             for peer in self._peers:
                 if peer.is_lost and not peer.has_ended:
-                    peer.has_ended, peer.error = True, _as_message(self._lost(peer), peer.node, where="")
+                    peer.has_ended, peer.error = True, _as_message(self._lost(peer), peer.node)
             errors = [each for each in (mine, *(peer.error for peer in self._peers)) if each is not None]
             if errors and failed_s is None:
                 failed_s = time.monotonic()
@@ -305,9 +319,9 @@ class NodeConnections:
             peer.send({"verdict": chosen})
         return _from_message(chosen, 0, error)
 
-    def _lost(self, peer: _Peer) -> RunFailed:
+    def _lost(self, peer: _Peer) -> _NodeLost:
         how = "closed its connection" if peer.is_closed else f"sent nothing for {LOST_S:g} s"
-        return RunFailed(f"node {peer.node} was lost: its launcher {how}")
+        return _NodeLost(f"node {peer.node} was lost: its launcher {how}")
 
 
 @contextlib.contextmanager
@@ -330,11 +344,11 @@ def _is_consequence(error: TwofoldError) -> bool:
     return isinstance(error, RunFailed) and error.is_consequence
 
 
-def _as_message(error: TwofoldError | None, node: int, where: str | None = None) -> dict[str, Any] | None:
+def _as_message(error: TwofoldError | None, node: int) -> dict[str, Any] | None:
     """An error as a message that names its node."""
     if error is None:
         return None
-    where = f"on node {node}: " if where is None else where
+    where = "" if isinstance(error, _NodeLost) else f"on node {node}: "  # a loss names the lost node
     return {
         "node": node, "text": f"{where}{error}", "kind": type(error).__name__, "rank": getattr(error, "rank", None),
         "exit_code": error.exit_code, "is_consequence": _is_consequence(error),
