@@ -69,8 +69,10 @@ def check(cases: Mapping[str, Case]) -> None:
 
 def _write() -> None:
     from tests.kept_cases import SECTIONS
+    from tests.kept_searches import SECTIONS as SEARCHES
 
-    lines = [f"{name}: {case()}" for section in SECTIONS.values() for name, case in section.items()]
+    cases = [case for section in (SECTIONS | SEARCHES).values() for case in section.items()]
+    lines = [f"{name}: {case()}" for name, case in cases]
     FILE.write_text("".join(line + "\n" for line in lines))
     print(f"{FILE}: {len(lines)} cases")
 

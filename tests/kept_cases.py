@@ -40,8 +40,8 @@ CONFIGS = {
     "float16": config(dtype="float16"),
     "one key": config(num_kv_heads=1, ignore_index=-1),
     "gpt": config(
-        num_layers=4, gated=False, norm="layer", qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, position="learned",
-        dropout=0.1, attention_dropout=0.2, first_position=2,
+        num_layers=4, gated=False, norm="layer", qkv_bias=True, out_bias=True, mlp_bias=True, tied=True,
+        position="learned", dropout=0.1, attention_dropout=0.2, first_position=2,
     ),
     "bert": config(
         gated=False, norm="layer", norm_place="sum", head_transform=True, head_bias=True, token_types=2,
@@ -93,7 +93,8 @@ def program_line(program: Program) -> str:
     bodies = {id(block.body): block.body for group in program.groups for block in group.blocks}
     blocks = [[block.label, block.micro_batch, block.body.name] for group in program.groups for block in group.blocks]
     groups = [replace(group, blocks=()) for group in program.groups]
-    return f"{count} instructions, {flops} FLOP, {states} B kept, {sent} B | {hash_of((groups, blocks, bodies.values(), orders))}"
+    whole = hash_of((groups, blocks, bodies.values(), orders))
+    return f"{count} instructions, {flops} FLOP, {states} B kept, {sent} B | {whole}"
 
 
 CHECKED = StepCheck(spike=Spike(factor=4.0, window=5, then="skip"))

@@ -3,7 +3,10 @@
 import pytest
 
 from tests.kept import check, kept
-from tests.kept_cases import SECTIONS
+from tests.kept_cases import SECTIONS as CASES
+from tests.kept_searches import SECTIONS as SEARCHES
+
+SECTIONS = CASES | SEARCHES
 
 
 @pytest.mark.parametrize("section", SECTIONS)

@@ -16,8 +16,9 @@ from plans.model.transformer import Experts, TransformerConfig, transformer_conf
 from reports.prediction import roofline_parts
 from reports.search_report import search_tables as tables
 from search.devices import Candidate, Pins, Problem, SearchResult, solve
+from search.devices.branch import Branching
 from search.devices.critical import critical_path_s
-from search.devices.explain import composition
+from search.devices.explain import composition, neighbours
 from search.devices.operators import OperatorCost, operator_costs
 from search.devices.reasons import explained
 from simulator.estimate.chunks import Chunks
@@ -190,6 +191,15 @@ def test_neighbours_are_what_they_say() -> None:
         elif change.startswith("recompute"):
             assert degrees.recompute != mode
     assert any(change.startswith("recompute") for change in told)
+
+
+def test_experts_are_spread_again_where_fewer_ranks_are_data_parallel() -> None:
+    """dp 4 with ep 4 becomes dp 2, which ep 4 does not divide."""
+    asked = replace(problem(MIXTURE, cp=1, recompute="none", micro_batch=1, schedule="1f1b", zero=1), num_devices=4)
+    best = next(each for each in solve(asked, keep=60).plans if (each.degrees.dp, each.degrees.ep) == (4, 4))
+    told = {each.change: each.candidate for each in neighbours(Branching(problem=asked), asked, best)}
+    found = told["tp 1 -> 2, dp 4 -> 2, ep chosen again"]
+    assert found is not None and found.degrees.dp == 2 and found.degrees.ep in (1, 2)
 
 
 def test_a_faster_neighbour_is_stated() -> None:

@@ -107,10 +107,16 @@ def _mesh_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tu
             given: dict[str, Any] = {name: value, other: have * now // value}
             split = fixed.get("sequence_parallel") if degrees.tp == 1 else degrees.sequence_parallel
             given["sequence_parallel"] = split if given.get("tp", degrees.tp) > 1 else False
-            chosen = ""
+            again = []
             if "pp" in given:
                 given |= {"schedule": fixed.get("schedule"), "virtual": fixed.get("virtual")}
-                chosen = ", schedule chosen again"
+                again.append("schedule")
+            if given.get("dp", degrees.dp) % degrees.ep:
+                if "ep" in fixed:
+                    continue
+                given["ep"] = None
+                again.append("ep")
+            chosen = f", {' and '.join(again)} chosen again" if again else ""
             yield f"{name} {now} -> {value}, {other} {have} -> {have * now // value}{chosen}", base.changed(**given)
 
 
