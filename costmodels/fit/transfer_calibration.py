@@ -236,10 +236,11 @@ _EQUAL: Mapping[str, str] = {
 def _core_bound(costs: Mapping[str, float], here: Compute, there: Compute) -> dict[str, float]:
     """Costs of bytes, relative to those of a kernel that streams, beside other memory.
 
-    Kernels that move the counted bytes p times (`PASSES`) take longer than these where their cores are busy for longer:
-    their cost is (p^2 + c^2)^(1/2), joined as arithmetic and traffic of products are, with c the time of the cores over
-    that of the bytes counted, which grows with the bandwidth. Costs of other calls stay, and all costs on cores of
-    another kind, whose time per byte was not measured.
+    A kernel that moves the counted bytes once takes longer than these where its cores are busy for longer: its cost is
+    (1 + c^2)^(1/2), joined as arithmetic and traffic of products are, with c the time of the cores over that of the
+    bytes counted, which grows with the bandwidth. Several kernels that move them p times (`PASSES`) do not overlap, and
+    mostly the cores bind some of them and the memory others: their cost is p + c. Costs of other calls stay, and all
+    costs on cores of another kind, whose time per byte was not measured.
     """
     if not _same_cores(here, there):
         return dict(costs)
@@ -251,7 +252,8 @@ def _with_cores(call: str, cost: float, times: float) -> float:
     passes = next((count for prefix, count in PASSES.items() if call.startswith(prefix)), None)
     if passes is None or cost <= passes:
         return cost
-    return round(math.sqrt(passes**2 + (cost**2 - passes**2) * times**2), 4)
+    power = 2 if passes == 1 else 1
+    return float(round((passes**power + (cost**power - passes**power) * times**power) ** (1 / power), 4))
 
 
 def at_sustained_clock(compute: Compute, clock: float) -> Compute:
