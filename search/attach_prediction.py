@@ -17,8 +17,9 @@ from simulator import simulate
 __all__ = ["predicted"]
 
 
-PAIR_S = 1.5e-4
-"""About how long it takes to simulate the transfer between two ranks, twice: at one clock and at the plan's own."""
+_PAIR_S = {True: 1e-6, False: 1.5e-4}
+"""Whether ranks fold -> about how long it takes to simulate the transfer between two ranks, twice: at one clock and at
+the plan's own."""
 
 
 def predicted(
@@ -38,7 +39,7 @@ def predicted(
     if not choice.redistributions:
         return _with_prediction(chosen, program, machine)
     plain = _with_prediction(plan, lower(plan), machine)
-    if _num_pairs(program) * PAIR_S > time_left_s():
+    if _num_pairs(program) * _PAIR_S[machine.host_async] > time_left_s():
         return plain
     found = _with_prediction(chosen, program, machine)
     return min(plain, found, key=lambda each: _rank(each, limit_bytes))

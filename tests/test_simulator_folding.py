@@ -2,7 +2,9 @@
 
 import random
 from collections import Counter
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from handmade import Price
 from small_machine import small_machine
@@ -16,7 +18,7 @@ from plans.lower import lower
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Value
 from plans.redistribution import Piece, TransferPieces
 from simulator import WhatIf, run_program, simulate
-from simulator.engine.folding import fold
+from simulator.engine.exchange import Loads
 from simulator.engine.network import Ports
 
 
@@ -83,7 +85,8 @@ def random_group(draw, ranks, name, transfers):
         if kind is Kind.SEND:
             values[f"{id_}.token"] = Value(name=f"{id_}.token", shape=(), role="token")
         rest = {"pieces": pieces, "channel": id_, "token": f"{id_}.token" if kind is Kind.SEND else None}
-        blocks.insert(draw.randint(0, len(blocks)), (id_, kind, "transfer", rest, (1, work)))
+        sent = max((at + 1 for at, block in enumerate(blocks) if block[0] == id_), default=0)  # a RECV comes after
+        blocks.insert(draw.randint(sent, len(blocks)), (id_, kind, "transfer", rest, (1, work)))
     lines = [
         Instruction(name=id_, kind=kind, call=call, part="F", attrs={"price": price_}, **rest)
         for id_, kind, call, rest, price_ in blocks
@@ -124,19 +127,69 @@ def test_groups_whose_ranks_are_not_all_equal():
     assert num_split > 10
 
 
-def test_equal_ranks_that_send_each_other_something_do_not_fold():
-    pieces = TransferPieces(Piece(src_rank=rank, dst_rank=(rank + 1) % 4, region=((0, 1),)) for rank in range(4))
-    values = {"t": Value(name="t", shape=(), role="token")}
-    lines = (
-        Instruction(name="s", kind=Kind.SEND, call="transfer", part="C", channel="x", pieces=pieces, token="t"),
-        Instruction(name="s", kind=Kind.RECV, call="transfer", part="C", channel="x", pieces=pieces),
-    )
-    block = Block(label="ring", micro_batch=0, body=Body(name="ring", instructions=lines))
-    group = GroupProgram(mesh=Layout((4,), ("a",)), values=values, blocks=(block,))
-    program = Program(groups=(group,), num_micro_batches=1)
-    assert fold(program, lambda instruction, group: Price(0, 5)) is None
-    timeline = run_program(program, lambda instruction, group: Price(0, 5), fold_ranks=True)
-    assert len(timeline.represents) == 4
+def among_themselves(draw):
+    """Ranks of one group send each other something, in one direction, in circles, or all of them in parts of them."""
+    count, part = 8, draw.choice((2, 4, 8))
+    shift = draw.randrange(1, 8)
+    pairs = {
+        "circle": [(rank, (rank + shift) % count) for rank in range(count)],
+        "back and forth": [(rank, rank ^ shift) for rank in range(count)],
+        "parts": [(one, two) for one in range(count) for two in range(count) if one // part == two // part],
+        "two ways": [(rank, rank ^ bit) for rank in range(count) for bit in (1, shift)],
+        "one way": [(rank, rank + 4) for rank in range(4)],
+    }[draw.choice(("circle", "back and forth", "parts", "two ways", "one way"))]
+    pieces = TransferPieces(Piece(src_rank=one, dst_rank=two, region=((0, 1),)) for one, two in dict.fromkeys(pairs))
+    work = draw.randint(0, 30)
+    transfers = [("x", Kind.SEND, pieces, work), ("x", Kind.RECV, pieces, work)]
+    return Program(groups=(random_group(draw, tuple(range(count)), "ranks", transfers),), num_micro_batches=1)
+
+
+class Distant:
+    """Links whose use takes longer between nodes of two ranks, and of which each node has one that its ranks share."""
+
+    def work_ps(self, instruction, members, work_ps):
+        return work_ps * (1 + 2 * (members[0] // 2 != members[-1] // 2))
+
+    def claims(self, instruction, members, work_ps):
+        nodes = sorted({member // 2 for member in members})
+        return tuple((node, Fraction(2, 3)) for node in nodes) if len(nodes) > 1 and work_ps else ()
+
+    def works_ps(self, instruction, members, work_ps):
+        return np.array([self.work_ps(instruction, each, work_ps) for each in members.tolist()], dtype=np.int64)
+
+    def loads(self, instruction, members, work_ps):
+        found = [
+            (number, link)
+            for number, (each, work) in enumerate(zip(members.tolist(), work_ps.tolist(), strict=True))
+            for link, _ in self.claims(instruction, each, work)
+        ]
+        meetings, links = np.array(found, dtype=np.int64).reshape(-1, 2).T
+        return Loads(meetings, links, np.full(len(links), 2))
+
+    def link_number(self, link):
+        return link
+
+
+def test_equal_ranks_that_send_each_other_something():
+    num_folded: Counter[str] = Counter()
+    for seed in range(150):
+        draw = random.Random(2000 + seed)
+        program = among_themselves(draw)
+        name, options = draw.choice(("plain", "distant")), options_of(draw)
+
+        def settings(name=name, options=options):
+            return options() | ({"wires": Distant()} if name == "distant" else {})
+
+        def cost_of(instruction, group):
+            return Price(*instruction.attrs["price"])
+
+        folded, whole = (
+            run_program(program, cost_of, num_steps=2, fold_ranks=fold_ranks, with_memory=False, **settings())
+            for fold_ranks in (True, False)
+        )
+        check_equal(folded, whole)
+        num_folded[name] += len(folded.represents) < program.num_ranks
+    assert min(num_folded.values()) > 50
 
 
 def test_many_ranks_are_simulated_as_their_kinds():

@@ -118,7 +118,7 @@ class TransferPieces(Sequence[Piece]):
         own, other = (self.src_ranks, self.dst_ranks) if sends else (self.dst_ranks, self.src_ranks)
         return tuple(dict.fromkeys(other[own == rank].tolist()))
 
-    def pairs_of(self, rank: int, *, sends: bool) -> tuple[tuple[int, int], ...]:
+    def pairs_of(self, rank: int, *, sends: bool) -> tuple[tuple[int, ...], ...]:
         """(sending rank, receiving rank) of what a rank sends, or receives, each once; with what it keeps."""
         others = self.partners(rank, sends=sends)
         return tuple((rank, other) if sends else (other, rank) for other in others)

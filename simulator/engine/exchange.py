@@ -186,7 +186,7 @@ class Shared:
     def _work_off(self, meeting: Rendezvous, ended: Callable[[Rendezvous, int], None]) -> None:
         assert self._fabric is not None
         self._fabric.communicate(
-            meeting.members, meeting.present[0].instruction, meeting.work_ps,
+            tuple(dict.fromkeys(meeting.members)), meeting.present[0].instruction, meeting.work_ps,
             lambda: ended(meeting, int(self._env.now)), meeting.claims,
         )  # fmt: skip
 
@@ -264,8 +264,9 @@ class Exchange:
                 self._arrivals[side] = count + 1
             meeting = self._meetings.get((key, count))
             if meeting is None:
-                is_local = peers.is_transfer and members[0] == members[1]
-                meeting = self._meetings[key, count] = Rendezvous(members, len(members), is_local)
+                is_local = peers.is_transfer and members[0] == members[-1]
+                missing = 2 if peers.is_transfer else len(members)
+                meeting = self._meetings[key, count] = Rendezvous(members, missing, is_local)
             meeting.missing -= 1
             if at > meeting.start:
                 meeting.start = at
@@ -312,7 +313,7 @@ def _cpu_share(part: Communication, meeting: Rendezvous) -> int:
     """The processor time of a rank for one pair of a transfer: it is spent once and spread over its pairs."""
     if part.cpu_ps == 0:
         return 0
-    partners = [members for members in part.peers.members if not part.peers.is_transfer or members[0] != members[1]]
+    partners = [members for members in part.peers.members if not part.peers.is_transfer or members[0] != members[-1]]
     if len(partners) == 1:
         return part.cpu_ps
     share, rest = divmod(part.cpu_ps, len(partners))

@@ -358,10 +358,10 @@ class Fabric:
                 self._on_device.setdefault(device, {})[load] = None
         for link, share in load.claims:
             self._links.setdefault(link, _Link()).loads[load] = share
-        for device in load.devices if self._ahead else ():
+        self._update((load, *self._beside(load)), (), load.devices)
+        for device in load.devices if self._ahead else ():  # last: what goes on there may begin a communication itself
             if (stopped := self._ahead.pop(device, None)) is not None:
                 stopped.happen()
-        self._update((load, *self._beside(load)), (), load.devices)
 
     def _end(self, load: _Load, done: Callable[[], object]) -> None:
         load.activity = None  # they refer to each other

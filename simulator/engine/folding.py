@@ -4,11 +4,14 @@ Equal ranks are those of one class of the coarsest equitable partition (`simulat
 the groups and from known differences (a slow rank). By induction over events they have equal times, including max-min
 fair shares of links, so one rank represents its class. One slow rank leaves few classes: along each axis of the mesh,
 the groups that contain it and those that do not.
+
+A pair of ranks of a transfer becomes a pair of their representatives. Pairs of two classes may differ (within a node,
+between nodes), and both ranks may be of one class: such pairs get a label, a negative number, next to the two ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -42,8 +45,8 @@ def fold(
         wires: the links, where they are shared or changed.
 
     Returns:
-        None where ranks meet in ways that do not fold: equal ranks that send each other something, a channel whose
-        transfers join different pairs, joined transfers that need processors.
+        None where ranks meet in ways that do not fold: a channel whose transfers join different pairs, joined transfers
+        that need processors.
     """
     if not all(map(_is_regular, program.groups)):
         return None
@@ -55,10 +58,8 @@ def fold(
     first_kinds = [numbers.setdefault((group_of[rank], special.get(rank)), len(numbers)) for rank in ranks]
     classes = classes_of(ranks, first_kinds, patterns.values())
     class_of = classes.class_of.tolist()
-    writer = _Writer(dict(zip(ranks, class_of, strict=True)))
+    writer = _Writer(dict(zip(ranks, class_of, strict=True)), _Pairs(program, patterns))
     firsts = classes.first
-    if _send_to_equals(program, writer.number_of, firsts):
-        return None
     groups = [writer.group(program.groups[group_of[rank]], rank, number) for number, rank in enumerate(firsts)]
     if writer.joins and _transfers_need_processors(program, cost_of):
         return None
@@ -67,8 +68,8 @@ def fold(
         ranks=tuple(firsts),
         representatives=tuple([firsts[number] for number in class_of]),
         _originals=writer.originals,
+        _pairs=writer.whole_pairs,
         _groups={id(group): program.groups[group_of[rank]] for group, rank in zip(groups, firsts, strict=True)},
-        _number_of=writer.number_of,
         _patterns=patterns,
         _link_color=classes.link_color,
     )
@@ -88,8 +89,8 @@ class Folded:
     ranks: tuple[int, ...]
     representatives: tuple[int, ...]
     _originals: Mapping[int, tuple[Instruction, GroupProgram, int]]
+    _pairs: Mapping[tuple[int, _Members], _Members]
     _groups: Mapping[int, GroupProgram]
-    _number_of: Mapping[int, int]
     _patterns: Mapping[Hashable, Pattern]
     _link_color: Mapping[int, int]
 
@@ -174,10 +175,7 @@ class _FoldedWires:
         original, group, rank = self._folded._originals[id(instruction)]
         if original.kind is Kind.COLLECTIVE:
             return original, group, group.members(original, rank)
-        is_send = original.kind is Kind.SEND
-        other = members[1] if is_send else members[0]
-        pairs = original.pieces.pairs_of(rank, sends=is_send)
-        return original, group, next(pair for pair in pairs if self._folded._number_of[pair[is_send]] == other)
+        return original, group, self._folded._pairs[id(instruction), members]
 
 
 # -------------------------------------------------------------------------------------------------------- communication
@@ -232,18 +230,6 @@ def _load(program: Program, patterns: Mapping[Hashable, Pattern], cost_of: CostO
 # -------------------------------------------------------------------------------------------------------------- writing
 
 
-def _send_to_equals(program: Program, number_of: Mapping[int, int], ranks: Collection[int]) -> bool:
-    """Whether some of `ranks` send something to other ranks of their class, or receive something from them."""
-    return any(
-        other != rank and number_of[other] == number_of[rank]
-        for group in program.groups
-        for line in _communication(group)
-        if line.kind is not Kind.COLLECTIVE
-        for rank in ranks
-        for other in line.pieces.partners(rank, sends=line.kind is Kind.SEND)
-    )
-
-
 def _is_regular(group: GroupProgram) -> bool:
     """Whether all transfers of a channel and direction join the same pairs of ranks. If so, the k-th transfer of a
     class is the k-th of each of its ranks.
@@ -275,19 +261,60 @@ def _transfers_need_processors(program: Program, cost_of: CostOf) -> bool:
     )
 
 
+class _Pairs:
+    """The classes of the pairs of ranks between which a channel transfers something: those of its SENDs.
+
+    The RECVs of a channel have the same pairs, so both sides call a class by the same number.
+    """
+
+    def __init__(self, program: Program, patterns: Mapping[Hashable, Pattern]) -> None:
+        self._sends: dict[str, dict[int, Pattern]] = {}
+        for group in program.groups:
+            for line in _communication(group):
+                if line.kind is Kind.SEND:  # the others of the channel in this group have the same pairs
+                    self._sends.setdefault(line.channel, {}).setdefault(id(group), patterns[_key(line, group)])
+
+    def of_rank(self, line: Instruction, rank: int) -> dict[int, int]:
+        """The ranks to which a rank sends something by this line, or from which it receives, and the class of each
+        pair; -1 where there is no SEND.
+        """
+        is_send = line.kind is Kind.SEND
+        found = dict.fromkeys(line.pieces.partners(rank, sends=is_send), -1)
+        for pattern in self._sends.get(line.channel, {}).values():
+            own = pattern.members[:, 1 - is_send] == rank
+            found |= zip(pattern.members[own, int(is_send)].tolist(), pattern.class_of[own].tolist(), strict=True)
+        return found
+
+
+class _PiecesOfOne(TransferPieces):
+    """The pieces of one representative: a pair of representatives each, with a label or without."""
+
+    def __init__(self, pairs: Iterable[_Members]) -> None:
+        self._pairs = tuple(pairs)
+        super().__init__(Piece(src_rank=src, dst_rank=dst, region=()) for src, dst, *_ in self._pairs)
+
+    def pairs_of(self, rank: int, *, sends: bool) -> tuple[_Members, ...]:
+        """All pairs: they are of one rank and direction."""
+        return self._pairs
+
+
 class _Writer:
     """Writes the groups of the representatives.
 
     Attributes:
         number_of: rank of the complete program -> its number in the folded one.
         originals: by `id` of a communication the instruction that it was, with its group and the representative.
-        joins: whether a rank has two equal partners in one transfer, which are one then.
+        whole_pairs: (`id` of a transfer, pair of representatives) -> a pair of ranks that it stands for.
+        joins: whether a pair stands for several pairs of one rank, or for a pair of equal ranks.
     """
 
-    def __init__(self, number_of: Mapping[int, int]) -> None:
+    def __init__(self, number_of: Mapping[int, int], pairs: _Pairs) -> None:
         self.number_of = number_of
+        self.whole_pairs: dict[tuple[int, _Members], _Members] = {}
         self.originals: dict[int, tuple[Instruction, GroupProgram, int]] = {}
         self.joins = False
+        self._pairs = pairs
+        self._labels: dict[int, int] = {}
         self._meshes: dict[tuple[int, ...], Layout] = {}
 
     def group(self, whole: GroupProgram, rank: int, number: int) -> GroupProgram:
@@ -311,14 +338,28 @@ class _Writer:
                 self._meshes[members] = Layout((len(members),), ("members",), members)
             new = replace(line, mesh=self._meshes[members], axes=("members",))
         elif line.kind in (Kind.SEND, Kind.RECV):
-            partners = line.pieces.partners(rank, sends=line.kind is Kind.SEND)
-            others = dict.fromkeys(self.number_of[other] for other in partners)
-            self.joins |= len(others) < len(partners)
-            ends = [(number, other) if line.kind is Kind.SEND else (other, number) for other in others]
-            new = replace(
-                line, pieces=TransferPieces(Piece(src_rank=src, dst_rank=dst, region=()) for src, dst in ends)
-            )
+            whole_pairs = self._transfer(line, rank, number)
+            new = replace(line, pieces=_PiecesOfOne(whole_pairs))
+            self.whole_pairs |= {(id(new), pair): of for pair, of in whole_pairs.items()}
         else:
             return line
         self.originals[id(new)] = (line, whole, rank)
         return new
+
+    def _transfer(self, line: Instruction, rank: int, number: int) -> dict[_Members, _Members]:
+        """The pairs of representatives of a SEND or RECV, and a pair of ranks for which each stands."""
+        classes = self._pairs.of_rank(line, rank)
+        kinds: dict[int, set[int]] = {}
+        for other, color in classes.items():
+            if other != rank:
+                kinds.setdefault(self.number_of[other], set()).add(color)
+        found: dict[_Members, _Members] = {}
+        for other, color in classes.items():
+            near, far = (number, rank), (self.number_of[other], other)
+            ends = (near, far) if line.kind is Kind.SEND else (far, near)
+            pair: _Members = tuple(each for each, _ in ends)
+            if other != rank and (far[0] == number or len(kinds[far[0]]) > 1):
+                pair = (*pair, self._labels.setdefault(color, -1 - len(self._labels)))
+            self.joins |= pair in found or (other != rank and far[0] == number)
+            found.setdefault(pair, tuple(each for _, each in ends))
+        return found

@@ -28,7 +28,7 @@ class Peers:
     Attributes:
         stream: number of the (rank, channel, direction) whose order it keeps.
         keys: of the meetings: the number of the collective, or of each pair of ranks; none where it has no piece.
-        members: ranks of each meeting; (source, destination) of a pair.
+        members: ranks of each meeting; (source, destination) of a pair, and its label where ranks are folded.
         is_transfer: SEND or RECV.
         is_send: SEND.
     """
@@ -103,10 +103,10 @@ def _pairs(transfers: Sequence[Peers]) -> list[Pair]:
             streams_of.setdefault(key, set()).add(peers.stream)
     found: dict[Pair, None] = {}
     for peers in transfers:
-        if peers.is_send and len(keys_of[peers.stream]) == 1 and len(set(peers.members[0])) == 2:
+        source, target, *_ = peers.members[0] if peers.members else (0, 0)
+        if peers.is_send and len(keys_of[peers.stream]) == 1 and source != target:
             (other,) = streams_of[peers.keys[0]] - {peers.stream}
             if len(keys_of[other]) == 1:
-                source, target = peers.members[0]
                 found[Pair(source, target, peers.stream, other)] = None
     return list(found)
 

@@ -173,11 +173,18 @@ def run_program(program: Program, cost_of: CostOf, **options: Unpack[RunOptions]
     [('0F0/fc.F', 2, 12), ('0F1/fc.F', 12, 22), ('0F2/fc.F', 22, 32)]
     """
     settings = _Settings(**options)
-    if settings.can_fold and (folded := _folded(program, cost_of, settings)) is not None:
-        timeline = folded.named(_run(folded.program, folded.cost_of(cost_of), settings.folded(folded)))
-    else:
-        timeline = _run(program, cost_of, settings)
-    return replace(timeline, program=program)
+    timeline = _folded_timeline(program, cost_of, settings) if settings.can_fold else None
+    return replace(timeline or _run(program, cost_of, settings), program=program)
+
+
+def _folded_timeline(program: Program, cost_of: CostOf, settings: _Settings) -> Timeline | None:
+    """The timeline of the representatives; None where ranks do not fold, or where an error should name all ranks."""
+    if (folded := _folded(program, cost_of, settings)) is None:
+        return None
+    try:
+        return folded.named(_run(folded.program, folded.cost_of(cost_of), settings.folded(folded)))
+    except TwofoldError:
+        return None
 
 
 def _folded(program: Program, cost_of: CostOf, settings: _Settings) -> Folded | None:

@@ -390,7 +390,7 @@ class _Waits:
         return (self._before[position], *self._streams.waits.get(position, ()))
 
 
-def _pairs(instruction: Instruction, rank: int) -> tuple[tuple[int, int], ...]:
+def _pairs(instruction: Instruction, rank: int) -> tuple[tuple[int, ...], ...]:
     return instruction.pieces.pairs_of(rank, sends=instruction.kind is Kind.SEND)
 
 
