@@ -28,7 +28,7 @@ from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, transformer_config
 from plans.schedules import chunks_per_rank, schedule_names
-from search.devices import Candidate, NothingFits, Pins, Problem, describe, solve
+from search.devices import Candidate, Pins, Problem, describe, solve
 from simulator.forecast import forecast
 from simulator.stacks import stack_named
 
@@ -196,7 +196,7 @@ def compared(seed: int, most: int = 3000) -> dict[str, Any]:
 def _best(asked: Problem) -> Candidate | None:
     try:
         return solve(asked).best
-    except NothingFits:
+    except TwofoldError:  # nothing fits, or no configuration is valid
         return None
 
 
