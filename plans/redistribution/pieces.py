@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -214,66 +213,83 @@ def _counted(device_matrix: tuple[int, ...], names: tuple[str, ...], first: int,
     return Layout(device_matrix, names, range(first, first + count))
 
 
-_Part = tuple[tuple[int, int], int, int]
-"""For one dim: the range that is sent, its length, and the number of the source's cut that holds it."""
+@dataclass(frozen=True, slots=True)
+class _Boxes:
+    """The pieces that make up one box of the target: the numbers of the source boxes, the elements, the regions."""
 
-
-def _hand_overs(
-    source: TensorLayout, target: TensorLayout, shape: tuple[int, ...]
-) -> list[tuple[int, int, tuple[_Part, ...]]]:
-    """Per piece: positions of the sending and of the receiving rank in their meshes, its parts by dim."""
-    check(source, target, shape)
-    # a source box is known by the numbers of its cuts and its partial term; replicas own the same box
-    numbers, meets = [[source.mesh.index(rank, source.partial) for rank in source.mesh.rank_list]], []
-    for size, old, new in zip(shape, source.dims, target.dims, strict=True):
-        low, high = cut(source.mesh, old, size)
-        held = list(zip(low.tolist(), high.tolist(), strict=True))
-        distinct = sorted(set(held))
-        number_of = {each: number for number, each in enumerate(distinct)}
-        numbers.append([number_of[each] for each in held])
-        low, high = cut(target.mesh, new, size)
-        firsts, lasts = [first for first, _ in distinct], [last for _, last in distinct]  # ascending, both
-        known: dict[tuple[int, int], list[_Part]] = {}
-        for start, stop in set(zip(low.tolist(), high.tolist(), strict=True)):
-            common = [
-                ((max(firsts[number], start), min(lasts[number], stop)), number)
-                for number in range(bisect_right(lasts, start), bisect_left(firsts, stop))
-            ]
-            known[start, stop] = [((low, high), high - low, number) for (low, high), number in common if high > low]
-        meets.append([known[each] for each in zip(low.tolist(), high.tolist(), strict=True)])
-    own = list(zip(*numbers, strict=True))
-    owners: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for at, box in enumerate(own):
-        owners[box].append(at)
-    place = {rank: at for at, rank in enumerate(source.mesh.rank_list)}
-    found: list[tuple[int, int, tuple[_Part, ...]]] = []
-    asked: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)  # box -> which of `found`, its elements
-    for at, rank in enumerate(target.mesh.rank_list):
-        term, mine = target.mesh.index(rank, target.partial), place.get(rank, -1)
-        # dims are cut independently of each other, so every combination of cuts is somebody's box
-        for parts in product(*(meet[at] for meet in meets)):
-            box = (term, *(number for _, _, number in parts))
-            if mine < 0 or own[mine] != box:
-                asked[box].append((len(found), math.prod(length for _, length, _ in parts)))
-            found.append((mine, at, parts))
-    for box, requests in asked.items():
-        before, total = 0, sum(elements for _, elements in requests)
-        for which, elements in requests:
-            replica = (2 * before + elements) * len(owners[box]) // (2 * total)
-            found[which] = (owners[box][replica], *found[which][1:])
-            before += elements
-    return found
+    numbers: _Ints
+    elements: _Ints
+    regions: list[Region]
 
 
 def _columns(
     source: TensorLayout, target: TensorLayout, shape: tuple[int, ...]
 ) -> tuple[_Ints, _Ints, list[Region], _Ints]:
     """Per piece: positions of the sending and of the receiving rank in their meshes, its region, its elements."""
-    found = _hand_overs(source, target, shape)
-    here, there = (np.array([each[end] for each in found], dtype=np.int64) for end in (0, 1))
-    elements = [math.prod(length for _, length, _ in parts) for _, _, parts in found]
-    regions = [tuple([held for held, _, _ in parts]) for _, _, parts in found]
-    return here, there, regions, np.array(elements, dtype=np.int64)
+    check(source, target, shape)
+    # the number of a source box counts its partial term and its cuts; replicas own the same box
+    own, sizes, cuts = _terms(source), [], []
+    for size, axes in zip(shape, source.dims, strict=True):
+        ranges = list(zip(*(each.tolist() for each in cut(source.mesh, axes, size)), strict=True))
+        cuts.append(sorted(set(ranges)))
+        number_of = {each: number for number, each in enumerate(cuts[-1])}
+        sizes.append(len(cuts[-1]))
+        own = own * sizes[-1] + np.array([number_of[each] for each in ranges], dtype=np.int64)
+    wanted = [zip(*(each.tolist() for each in cut(target.mesh, axes, size)), strict=True)
+              for size, axes in zip(shape, target.dims, strict=True)]  # fmt: skip
+    of_rank = list(zip(*wanted, strict=True)) if wanted else [()] * target.mesh.num_ranks
+    known = {box: _boxes_of(box, cuts) for box in dict.fromkeys(of_rank)}
+    found = [known[box] for box in of_rank]
+    counts = np.array([len(each.regions) for each in found], dtype=np.int64)
+    boxes = np.concatenate([each.numbers for each in found]) + np.repeat(_terms(target) * math.prod(sizes), counts)
+    elements = np.concatenate([each.elements for each in found])
+    place = {rank: at for at, rank in enumerate(source.mesh.rank_list)}
+    here = np.repeat(np.array([place.get(rank, -1) for rank in target.mesh.rank_list], dtype=np.int64), counts)
+    (asked,) = np.nonzero((here < 0) | (own[here] != boxes))
+    if len(asked):
+        here[asked] = _dealt(boxes[asked], elements[asked], own)
+    regions = [region for each in found for region in each.regions]
+    return here, np.repeat(np.arange(len(found)), counts), regions, elements
+
+
+def _terms(layout: TensorLayout) -> _Ints:
+    """The number of every rank's partial term."""
+    mesh = layout.mesh
+    return np.array([mesh.index(rank, layout.partial) for rank in mesh.rank_list], dtype=np.int64)
+
+
+def _boxes_of(box: Region, cuts: Sequence[Sequence[tuple[int, int]]]) -> _Boxes:
+    """The pieces of a box. Dims are cut independently of each other, so every combination of cuts is somebody's box."""
+    numbers, elements, by_dim = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64), []
+    for (start, stop), distinct in zip(box, cuts, strict=True):
+        first = bisect_right([last for _, last in distinct], start)  # ascending, both
+        last = bisect_left([begin for begin, _ in distinct], stop)
+        common = [
+            (max(low, start), min(high, stop), number)
+            for number, (low, high) in enumerate(distinct[first:last], first)
+            if min(high, stop) > max(low, start)
+        ]
+        by_dim.append([(low, high) for low, high, _ in common])
+        held = np.array(common, dtype=np.int64).reshape(-1, 3)
+        numbers = (numbers[:, None] * len(distinct) + held[:, 2]).ravel()
+        elements = (elements[:, None] * (held[:, 1] - held[:, 0])).ravel()
+    return _Boxes(numbers, elements, list(product(*by_dim)))
+
+
+def _dealt(boxes: _Ints, elements: _Ints, own: _Ints) -> _Ints:
+    """The positions of the ranks that send the pieces of these boxes, the elements of a box in equal shares."""
+    order = np.argsort(boxes, kind="stable")
+    box, size = boxes[order], elements[order] // np.gcd.reduce(elements)
+    starts = np.flatnonzero(np.append(True, box[1:] != box[:-1]))
+    group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(box))))
+    before = np.cumsum(size) - size
+    before -= before[starts][group]
+    owners = np.argsort(own, kind="stable")
+    first, stop = (np.searchsorted(own[owners], box[starts], side) for side in ("left", "right"))
+    replica = (2 * before + size) * (stop - first)[group] // (2 * np.add.reduceat(size, starts)[group])
+    found = np.empty_like(boxes)
+    found[order] = owners[first[group] + replica]
+    return found
 
 
 _between = lru_cache(maxsize=16)(_columns)

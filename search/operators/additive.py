@@ -196,7 +196,7 @@ class StageCosts:
             }
             for own, strategy in different.items():
                 if own not in self.known:
-                    self.known[own] = self.own.seconds(operator, strategy)
+                    self.known[own] = self._own_s(operator, strategy)
             parts = [self.known[own] for own in different]
             self._parts[key] = np.array([min(each.host_s for each in parts), min(each.device_s for each in parts)])
         host_s, device_s = self._parts[key].tolist()

@@ -257,13 +257,14 @@ class StageSearch:
         """
         key = tuple(ranks)
         found = self._floors.setdefault(key, {operator.name: Floor(0.0, 0.0) for operator in self.micro.operators})
-        if key not in self._floors_left and not is_over():
-            self._floors_left[key] = next(self._all_tables(ranks)).longest_first()[::-1]
-        left = self._floors_left.get(key, [])
+        if is_over() or self._floors_left.get(key) == []:
+            return found
+        every = list(self._all_tables(ranks))
+        left = self._floors_left.setdefault(key, every[0].longest_first()[::-1])
         while left and not is_over():
             alike = left.pop()
-            every = [self._tables(alike[:1], mesh, {}, self._choice.price_of) for mesh in self.meshes((), ranks)]  # type: ignore[arg-type]
-            host, device = zip(*(costs.least_kernels_s(0) for costs in every), strict=True)
+            position = self.micro.position(self.micro.by_name[alike[0]])
+            host, device = zip(*(costs.least_kernels_s(position) for costs in every), strict=True)
             found |= dict.fromkeys(alike, Floor(min(host), min(device)))
         return found
 
