@@ -143,7 +143,10 @@ class TransferPieces(Sequence[Piece]):
         return self._all[at]
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, TransferPieces) and self._all == other._all)
+        if self is other or not isinstance(other, TransferPieces):
+            return self is other
+        columns = ((self.src_ranks, other.src_ranks), (self.dst_ranks, other.dst_ranks))
+        return all(np.array_equal(*both) for both in columns) and list(self._regions) == list(other._regions)
 
     def __hash__(self) -> int:
         return self._hash
