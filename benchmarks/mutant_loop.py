@@ -29,8 +29,8 @@ IMPORTED_ONCE = (
     "torch.distributed", "torch.distributed.run", "torch._dynamo", "scipy.sparse", "scipy.optimize", "pandas",
     "matplotlib.pyplot", "jinja2", "tyro", "simpy",
 )  # fmt: skip
-_TEST_S = 8.0  # processor time of a test; those that take longer are not used
-_FILE_S = 150.0  # of a file of tests
+_TEST_S = 90.0  # processor time of a test; those that take longer are not used
+_FILE_S = 300.0  # of a file of tests
 _LONGER = 5.0  # how many times as long a test may take with a change, and five seconds more
 _MEMORY_BYTES = 12 << 30  # a change may ask for any size
 
@@ -105,7 +105,7 @@ class Loop:
 
     def _measure_file(self, items: Sequence[pytest.Item]) -> None:
         with contextlib.suppress(TimeoutError):
-            _forked(self.folder, partial(self._measure, items), _FILE_S, 600)
+            _forked(self.folder, partial(self._measure, items), _FILE_S, 900)
         self._add({"measured": items[0].nodeid.partition("::")[0]})
 
     def _try_mutant(
@@ -201,18 +201,23 @@ class Killer:
 def _chosen(number: int, path: str, tests: Sequence[dict[str, Any]], budget_s: float) -> tuple[list[str], int]:
     """The tests to run for a change, and how many that reach it are left out because they take too long.
 
-    Tests in a file of the same name come first, then those that reach few changes, which look at little else.
+    Tests in a file of the same name come first, then those that are short and reach few changes: they look at little
+    else.
     """
     stem = Path(path).stem
     reach = [test for test in tests if number in test["touched"]]
     spent_s, kept = 0.0, list[str]()
-    for test in sorted(reach, key=lambda test: (stem not in test["test"].partition("::")[0], len(test["touched"]))):
+    for test in sorted(reach, key=partial(_place, stem)):
         if spent_s + test["cpu_s"] <= budget_s:
             spent_s += test["cpu_s"]
             kept.append(test["test"])
     first = {name.partition("::")[0]: at for at, name in reversed([*enumerate(kept)])}
     kept.sort(key=lambda name: first[name.partition("::")[0]])  # a file's tests together: they share fixtures
     return kept, len(reach) - len(kept)
+
+
+def _place(stem: str, test: Mapping[str, Any]) -> tuple[bool, float]:
+    return stem not in test["test"].partition("::")[0], len(test["touched"]) * (0.05 + test["cpu_s"])
 
 
 def _most_s(limits_s: Mapping[str, float]) -> tuple[float, float]:

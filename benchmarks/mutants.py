@@ -204,7 +204,7 @@ def _main() -> int:
     parser.add_argument("--count", type=int, default=300, help="drawn mutants; at most all that there are")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rooms", nargs="+", default=_ROOMS, help="packages, or rooms of them, to draw in")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests that are run for a mutant")
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds of tests that are run for a mutant")
     parser.add_argument("--ranks", action="store_true", help="also run tests that start several processes")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the tests and the mutants")
     parser.add_argument("--folder", type=Path, help="working folder; what was tried there already is not tried again")
