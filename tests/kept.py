@@ -53,26 +53,21 @@ def kept() -> dict[str, str]:
     return dict(line.split(": ", 1) for line in FILE.read_text().splitlines())
 
 
-def check(cases: Mapping[str, Case]) -> None:
-    """Compare cases with what is kept of them.
+def check(name: str, case: Case) -> None:
+    """Compare a case with what is kept of it.
 
     Raises:
-        AssertionError: one differs; the message has both lines.
+        AssertionError: they differ; the message has both lines.
     """
-    before, differ = kept(), list[str]()
-    for name, case in cases.items():
-        now = case()
-        if before.get(name) != now:
-            differ.append(f"{name}:\n  kept {before.get(name)}\n  now  {now}")
-    assert not differ, "\n".join([f"{len(differ)} of {len(cases)} cases differ; {HOW}", *differ])
+    before, now = kept().get(name), case()
+    assert before == now, f"{name}:\n  kept {before}\n  now  {now}\n{HOW}"
 
 
 def _write() -> None:
-    from tests.kept_cases import SECTIONS
-    from tests.kept_searches import SECTIONS as SEARCHES
+    from tests.kept_cases import CASES
+    from tests.kept_searches import SEARCHES
 
-    cases = [case for section in (SECTIONS | SEARCHES).values() for case in section.items()]
-    lines = [f"{name}: {case()}" for name, case in cases]
+    lines = [f"{name}: {case()}" for name, case in (CASES | SEARCHES).items()]
     FILE.write_text("".join(line + "\n" for line in lines))
     print(f"{FILE}: {len(lines)} cases")
 

@@ -26,7 +26,7 @@ from plans.step_check import LossScale, Spike, StepCheck
 from plans.streams import stream_order
 from tests.kept import Case, hash_of
 
-__all__ = ["SECTIONS"]
+__all__ = ["CASES"]
 
 
 def config(**values: Any) -> TransformerConfig:
@@ -221,28 +221,24 @@ def a_template(name: str, **degrees: Any) -> Case:
     return case
 
 
-SECTIONS: dict[str, dict[str, Case]] = {
-    "models": {f"model {name}": a_model(name) for name in model_names()},
-    "graphs": {f"graph {name}": a_graph(name) for name in CONFIGS},
-    "schedules": {f"schedule {name}": schedules(name) for name in schedule_names()},
-    "programs": {f"program {name}": a_program(case) for name, case in PLANS.items()}
-    | {f"program of {name}": a_pipeline(name) for name in schedule_names()}
-    | {
-        "program with a guard against spikes": a_checked_program(CHECKED, "llama", dp=2, tp=2),
-        "program with a scaled loss": a_checked_program(SCALED, "float16", dp=2, optimizer=HALVES),
-    },
-    "templates": {
-        "template llama": a_template("llama", tp=2, dp=2, recompute="selective"),
-        "template llama over keys": a_template("llama", tp=4, cp=2),
-        "template one key": a_template("one key", tp=2, cp=2),
-        "template half": a_template("half", tp=2, cp=2, sequence_parallel=True, recompute="memory_bound"),
-        "template gpt": a_template("gpt", tp=2, dp=2, fused=False),
-        "template bert": a_template("bert", tp=2, sequence_parallel=True),
-        "template neox": a_template("neox", tp=2, recompute="full"),
-        "template gemma": a_template("gemma", tp=2, recompute="selective_op"),
-        "template olmo": a_template("olmo", tp=2, cp=2),
-        "template mixture": a_template("mixture", dp=2, ep=2, tp=2),
-        "template latent": a_template("latent", tp=2, sequence_parallel=True, recompute="memory_bound"),
-    },
+CASES: dict[str, Case] = {
+    **{f"model {name}": a_model(name) for name in model_names()},
+    **{f"graph {name}": a_graph(name) for name in CONFIGS},
+    **{f"schedule {name}": schedules(name) for name in schedule_names()},
+    **{f"program {name}": a_program(case) for name, case in PLANS.items()},
+    **{f"program of {name}": a_pipeline(name) for name in schedule_names()},
+    "program with a guard against spikes": a_checked_program(CHECKED, "llama", dp=2, tp=2),
+    "program with a scaled loss": a_checked_program(SCALED, "float16", dp=2, optimizer=HALVES),
+    "template llama": a_template("llama", tp=2, dp=2, recompute="selective"),
+    "template llama over keys": a_template("llama", tp=4, cp=2),
+    "template one key": a_template("one key", tp=2, cp=2),
+    "template half": a_template("half", tp=2, cp=2, sequence_parallel=True, recompute="memory_bound"),
+    "template gpt": a_template("gpt", tp=2, dp=2, fused=False),
+    "template bert": a_template("bert", tp=2, sequence_parallel=True),
+    "template neox": a_template("neox", tp=2, recompute="full"),
+    "template gemma": a_template("gemma", tp=2, recompute="selective_op"),
+    "template olmo": a_template("olmo", tp=2, cp=2),
+    "template mixture": a_template("mixture", dp=2, ep=2, tp=2),
+    "template latent": a_template("latent", tp=2, sequence_parallel=True, recompute="memory_bound"),
 }
-"""Section -> name of a case -> what makes its line."""
+"""Name of a case -> what makes its line."""

@@ -3,16 +3,16 @@
 import pytest
 
 from tests.kept import check, kept
-from tests.kept_cases import SECTIONS as CASES
-from tests.kept_searches import SECTIONS as SEARCHES
+from tests.kept_cases import CASES
+from tests.kept_searches import SEARCHES
 
-SECTIONS = CASES | SEARCHES
+ALL = CASES | SEARCHES
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_small_cases_are_what_they_were(section: str) -> None:
-    check(SECTIONS[section])
+@pytest.mark.parametrize("name", ALL)
+def test_small_cases_are_what_they_were(name: str) -> None:
+    check(name, ALL[name])
 
 
 def test_every_kept_line_has_a_case() -> None:
-    assert list(kept()) == [name for section in SECTIONS.values() for name in section]
+    assert list(kept()) == list(ALL)

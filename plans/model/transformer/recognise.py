@@ -312,7 +312,7 @@ class _Features:
     def _factor(self, made_by: Operator) -> float:
         """The factor that is applied to an operator's output before it is read; 1 if there is none."""
         readers = self.graph.consumers()[made_by.outputs[0]]
-        while len(readers) == 1 and readers[0].kind == "dropout":
+        while len(readers) == 1 and readers[0].kind in ("dropout", "rms_norm", "layer_norm"):
             readers = self.graph.consumers()[readers[0].outputs[0]]
         is_scaled = len(readers) == 1 and readers[0].kind == "mul" and len(readers[0].inputs) == 1
         return float(readers[0].attrs["number"]) if is_scaled else 1.0  # type: ignore[arg-type]
@@ -348,13 +348,13 @@ class _Features:
 
     def _sums(self, name: str) -> bool:
         maker = self.makers.get(name)
-        return maker is not None and maker.kind in ("add", "embedding")
+        return maker is not None and maker.kind in ("add", "embedding", "mul")
 
     def _comes_from(self, name: str, table: str) -> bool:
-        """Whether a tensor is a table's rows, or a sum of them with other tables' rows."""
+        """Whether a tensor is a table's rows times a number, or a sum of them with other tables' rows."""
         while name != table:
             maker = self.makers.get(name)
-            if maker is None or maker.kind != "add" or not maker.inputs:
+            if maker is None or maker.kind not in ("add", "mul") or (len(maker.inputs) > 1 and maker.kind == "mul"):
                 return False
             others = [self.makers.get(each) for each in maker.inputs[1:]]
             if any(other is None or other.kind != "embedding" for other in others):

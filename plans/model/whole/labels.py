@@ -37,6 +37,8 @@ def with_later_labels(graph: Graph) -> Graph:
             return graph
         logits = chosen.inputs[0]
         dropped.add(chosen.name)
+    if len(loss.inputs) > 2 and graph.producers()[loss.inputs[2]].inputs != cut.outputs:
+        return graph  # it counts other labels
     if graph.tensors[logits].shape[:2] != labels.shape or loss.attrs.get("ignore_index", _IGNORED) != _IGNORED:
         return graph
     return _rewired(graph, loss, logits, labels, dropped)
@@ -62,9 +64,8 @@ def _is_padded(operator: Operator) -> bool:
 def _rewired(graph: Graph, loss: Operator, logits: str, labels: Tensor, dropped: set[str]) -> Graph:
     tensors = dict(graph.tensors)
     operators = [operator for operator in graph.operators if operator.name not in dropped and operator is not loss]
-    counts = [operator for operator in operators if operator.kind == "count_labels"]
     if len(loss.inputs) > 2:
-        (count,) = counts
+        count = graph.producers()[loss.inputs[2]]
         at = operators.index(count)
         operators[at] = structs.replace(count, inputs=(labels.name,))
         counted = count.outputs[0]

@@ -51,7 +51,7 @@ def _neighbours(view: View, operator: Operator) -> Sequence[New] | None:
 
 def _halves(view: View, operator: Operator) -> Sequence[New] | None:
     """Pairs (i, i + half): two halves of x turned and joined again."""
-    if operator.kind != "concat" or len(operator.inputs) != 2:
+    if not _is_joined(view, operator):
         return None
     pair = _turned_pair(view, operator.inputs)
     if pair is None:
@@ -60,6 +60,12 @@ def _halves(view: View, operator: Operator) -> Sequence[New] | None:
     half = view.shape(a)[-1]
     x = _parts_of(view, [view.made(name, "narrow") for name in (a, b)], step=half, sizes=(half, half))
     return None if x is None else _rope(view, operator, _Turn(x, cos, sin), interleaved=False)
+
+
+def _is_joined(view: View, operator: Operator) -> bool:
+    """Whether an operator joins two tensors along their last dim."""
+    is_last = operator.kind == "concat" and operator.attrs["dim"] == len(view.shape(operator.outputs[0])) - 1
+    return is_last and len(operator.inputs) == 2
 
 
 def _turned_halves(view: View, operator: Operator) -> Sequence[New] | None:
@@ -99,7 +105,7 @@ def _unhalved(view: View, name: str) -> str | None:
     """x, where a tensor is (-b, a) for its halves a and b."""
     joined = view.made(name, "concat")
     negative = joined and view.made(joined.inputs[0], "neg")
-    if joined is None or negative is None or len(joined.inputs) != 2:
+    if joined is None or negative is None or not _is_joined(view, joined):
         return None
     half = view.shape(joined.inputs[0])[-1]
     parts = [view.made(each, "narrow") for each in (joined.inputs[1], negative.inputs[0])]
@@ -160,7 +166,7 @@ def _once(view: View, name: str, kind: str, *, interleaved: bool) -> str | None:
     if interleaved:
         return _each_twice(view, turned.inputs[0])
     twice = view.made(turned.inputs[0], "concat")
-    if twice is None or len(twice.inputs) != 2 or twice.inputs[0] != twice.inputs[1]:
+    if twice is None or not _is_joined(view, twice) or twice.inputs[0] != twice.inputs[1]:
         return None
     return twice.inputs[0]
 
@@ -316,8 +322,11 @@ def _parts_of(view: View, parts: Sequence[Operator | None], *, step: int, sizes:
 def _rope(view: View, operator: Operator, turn: _Turn, *, interleaved: bool) -> Sequence[New] | None:
     """The rotation as one operator, before heads and length change places."""
     made, cos, sin = view.tensors[operator.outputs[0]], turn.cos, turn.sin
-    angles = (cos.source,) if cos == sin else (cos.source, sin.source)
+    is_frequencies = len(cos.shape) == 1
+    angles = (cos.source,) if is_frequencies else (cos.source, sin.source)
     if len(made.shape) != 4 or cos.length_at != sin.length_at or cos.shape != sin.shape:
+        return None
+    if is_frequencies and cos != sin:
         return None
     attrs: dict[str, Attr] = {"interleaved": True} if interleaved else {}
     x = turn.x
