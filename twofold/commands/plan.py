@@ -231,15 +231,17 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, con
         answer, simulated = _confirm(found, count, options, deadline_s, console)
         if options.method == "search" and result.top_k is None:
             answer = preferred(answer, shown)
-        wants_reasons = result.explain or result.report is not None
-        reasons = explained(answer) if wants_reasons else None
-    certificate = answer.summary()
-    tables = search_tables(answer, shown, reasons)
+    certificate, reasons = answer.summary(), None
     console.print(verdict(answer))
-    for table in tables if result.explain else tables[:1]:
-        console.print(f"\n{table.text()}")
+    console.print(f"\n{search_tables(answer, shown)[0].text()}")
     console.print(f"\n{wrapped(certificate, 100)}")
     files = _save(answer, options.execution or "graph", result.out, console)
+    if result.explain or result.report is not None:
+        with console.doing("comparing with the alternatives"):
+            reasons = explained(answer)
+    if result.explain:
+        for table in search_tables(answer, shown, reasons)[1:]:
+            console.print(f"\n{table.text()}")
     if result.report is not None and reasons is not None:
         page = search_page(answer, top_k=shown, reasons=reasons, certificate=certificate, command=console.command)
         console.print(f"saved {page.write(result.report)}")
