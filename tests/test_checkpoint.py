@@ -1,8 +1,13 @@
 """Runs that go on from a checkpoint: bit for bit on the same plan, to rounding on another one."""
 
+import errno
+import hashlib
 import json
+import os
 import pickle
+import re
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +17,11 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from executor.capture.capture import capture
+from executor.train.checkpoints import writing
+from executor.train.checkpoints.checkpoint import Saver
 from executor.train.checkpoints.export import write_weights
 from executor.train.checkpoints.files import check_checkpoint, written_checkpoints
+from executor.train.checkpoints.writing import HashedFile, HashedFiles
 from executor.train.losscell import MAELoss, WithLossCell
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.run import run_rank
@@ -170,6 +178,44 @@ def test_a_run_killed_while_it_removes_a_checkpoint_leaves_whole_ones_only(tmp_p
     assert list(tmp_path.glob(".*"))
     trained(plan, tmp_path, save=True, steps=2)
     assert not list(tmp_path.glob(".*"))  # the next run takes away what is left
+
+
+def test_files_are_hashed_while_they_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(writing, "SYNC_BYTES", 500)
+    files, draw, whole = HashedFiles(), np.random.default_rng(1), b""
+    with files.create_stream(tmp_path / "part", "wb") as stream:
+        for size in draw.integers(0, 3 * writing._BUFFER_BYTES, 5):
+            assert stream.tell() == len(whole)
+            whole += (data := draw.bytes(size))
+            stream.write(data)
+    assert (tmp_path / "part").read_bytes() == whole
+    assert files.written == {"part": (len(whole), hashlib.blake2b(whole).hexdigest())}
+
+
+def test_a_disk_that_fails_beside_the_writing_is_noticed(tmp_path, monkeypatch):
+    """The kernel reports a failure once: the sync at the end succeeds."""
+
+    def fails(number):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(writing, "SYNC_BYTES", 10)
+    monkeypatch.setattr(os, "fdatasync", fails)
+    file = HashedFile(tmp_path / "part")
+    file.write(b"0123456789")
+    with pytest.raises(OSError, match="Input/output"):
+        file.close()
+    assert file.closed
+
+
+def test_training_that_waits_for_the_disk_says_which_interval_is_enough(tmp_path, monkeypatch, capsys):
+    write = Saver._write
+    monkeypatch.setattr(Saver, "_write", lambda saver, *asked: (time.sleep(0.3), write(saver, *asked)))
+    trained(one_rank(optimizer=ADAMW), tmp_path, save=True)  # writes 2, 4 and 6, and 7 at the end
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "waited" in line]
+    assert re.fullmatch(
+        r"the checkpoint of step 4 waited 0\.\d s until .*; with one every \d+ steps it would not", line
+    )
 
 
 class Runs:

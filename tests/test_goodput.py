@@ -9,10 +9,12 @@ from simulator import Checkpoints, Failures, goodput
 from simulator.study.goodput import best_interval_s, sampled_goodput
 
 
-def given(steps: int, write_s: int, restart_s: float, mean_s: float, blocking: bool):
+def given(steps: int, write_s: int, restart_s: float, mean_s: float, blocking: bool, stall_s: float = 0.0):
     """A machine of 10 devices with 1 s steps that fails every `mean_s`."""
     return {
-        "checkpoints": Checkpoints(every_steps=steps, write_Bps=1.0, blocking=blocking, size_bytes=write_s),
+        "checkpoints": Checkpoints(
+            every_steps=steps, write_Bps=1.0, blocking=blocking, size_bytes=write_s, stall_s=stall_s
+        ),
         "failures": Failures(device_mtbf_s=10 * mean_s, restart_s=restart_s),
     }
 
@@ -23,7 +25,7 @@ def given(steps: int, write_s: int, restart_s: float, mean_s: float, blocking: b
     [(100, 30, 50, 3000.0), (20, 60, 100, 1000.0), (10, 25, 10, 200.0), (200, 1, 1, 500.0), (50, 0, 0, 100.0)],
 )
 def test_the_closed_form_is_what_playing_it_out_gives(steps, write_s, restart_s, mean_s, blocking):
-    case = given(steps, write_s, restart_s, mean_s, blocking)
+    case = given(steps, write_s, restart_s, mean_s, blocking, stall_s=0.2 * write_s)
     exact = goodput(1.0, 10, **case)
     played = [sampled_goodput(1.0, 10, **case, num_checkpoints=4000, seed=seed).effective_step_s for seed in range(8)]
     mean = sum(played) / 8
@@ -53,6 +55,8 @@ def test_without_failures_a_checkpoint_costs_its_writing_over_its_steps():
     assert goodput(1.0, 8, checkpoints=copied, failures=None, checkpoint_bytes=10**10).effective_step_s == 1.02
     slow = Checkpoints(every_steps=2, write_Bps=2e9, blocking=False)  # the next one waits for it
     assert goodput(1.0, 8, checkpoints=slow, failures=None, checkpoint_bytes=10**10).effective_step_s == 2.5
+    slow = Checkpoints(every_steps=2, write_Bps=2e9, blocking=False, stall_s=0.5)  # and then copies
+    assert goodput(1.0, 8, checkpoints=slow, failures=None, checkpoint_bytes=10**10).effective_step_s == 2.75
     assert goodput(1.0, 8, checkpoints=None, failures=None).fraction == 1.0
 
 

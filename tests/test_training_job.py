@@ -246,6 +246,10 @@ def breaks():
         ({"data": f"{__file__}:leaves"}, r"leaves' raised SystemExit: 0 \(.*test_training_job.py, line \d+\)"),
         ({"data": f"{__file__}:breaks"}, r"breaks' raised ZeroDivisionError: .* \(.*test_training_job.py, line \d+\)"),
         ({"data": 'random"\nseed = -1\ndevice = "cpu'}, "seed must be a whole number of at least 0, not -1"),
+        (
+            {"data": 'random"\nmax_restarts = -1\ndevice = "cpu'},
+            "max_restarts must be a whole number of at least 0, not -1",
+        ),
         ({"data": "a\\u0000b"}, "data has a NUL character"),
         ({"more": "[spike]\nfactor = 2\nwindow = 1000000000\n"}, "spike.window must be at most 1,000,000"),
         ({"data": "nowhere.npy"}, "cannot read the data 'nowhere.npy': No such file"),

@@ -156,7 +156,7 @@ def train(
     from executor.launch.rank_failures import RankRefused, RunFailed
 
     tell = on_line or _ignore
-    for restarts_left in range(job.max_restarts, -1, -1):
+    for restarts_left in range(max(job.max_restarts, 0), -1, -1):  # numbers below 0 are refused with the rest
         try:
             _train_once(job, resume, allow_changes, tell, nodes)
             break

@@ -11,12 +11,13 @@ Systems 22, 2006). To first order the best w is sqrt(2 d M) (J. W. Young, "A fir
 checkpoint interval", Communications of the ACM 17, 1974); Daly's higher order estimate adds two terms.
 
 An asynchronous write of length d overlaps with the following work; until it ends, a failure falls back to the previous
-checkpoint. Without a failure, a = max(w, d) passes from one durable checkpoint to the next. A failure costs R, the work
-w since the durable checkpoint, and the write d behind it. The same renewal argument gives
+checkpoint. The next checkpoint waits for it and then delays the work by a stall s, in which values are copied. Without
+a failure, a = s + max(w, d) passes from one durable checkpoint to the next. A failure costs R, the work w + s since the
+durable checkpoint, and the write d behind it. The same renewal argument gives
 
-    M exp((R + w + d) / M) (1 - exp(-a / M)),
+    M exp((R + w + s + d) / M) (1 - exp(-a / M)),
 
-which for d = 0 is the formula above. `sampled_goodput` simulates both with a seed.
+which for d = s = 0 is the formula above. `sampled_goodput` simulates both with a seed.
 """
 
 from __future__ import annotations
@@ -155,17 +156,17 @@ def goodput(
         return Goodput(step_s=step_s, effective_step_s=step_s)
     size = checkpoint_bytes if checkpoints.size_bytes is None else checkpoints.size_bytes
     write_s, steps = size / checkpoints.write_Bps, checkpoints.every_steps
-    work_s = steps * step_s + (0.0 if checkpoints.blocking else checkpoints.stall_s)
+    work_s, stall_s = steps * step_s, 0.0 if checkpoints.blocking else checkpoints.stall_s
+    passed_s = work_s + write_s if checkpoints.blocking else stall_s + max(work_s, write_s)
     if failures is None:
-        passed_s = work_s + write_s if checkpoints.blocking else max(work_s, write_s)
         return Goodput(step_s=step_s, effective_step_s=passed_s / steps, checkpoint_s=write_s)
     mean_s = failures.device_mtbf_s / num_devices
     try:
         if checkpoints.blocking:
-            passed_s = mean_s * math.exp(failures.restart_s / mean_s) * math.expm1((work_s + write_s) / mean_s)
+            passed_s = mean_s * math.exp(failures.restart_s / mean_s) * math.expm1(passed_s / mean_s)
         else:
-            lost = math.exp((failures.restart_s + work_s + write_s) / mean_s)
-            passed_s = -mean_s * lost * math.expm1(-max(work_s, write_s) / mean_s)
+            lost = math.exp((failures.restart_s + work_s + stall_s + write_s) / mean_s)
+            passed_s = -mean_s * lost * math.expm1(-passed_s / mean_s)
     except OverflowError:
         raise TwofoldError(
             f"{num_devices} devices fail every {mean_s:.3g} s, but {work_s + write_s:.3g} s pass from one checkpoint "
@@ -208,7 +209,7 @@ def sampled_goodput(
     whole_number("num_devices", num_devices)
     size = checkpoint_bytes if checkpoints.size_bytes is None else checkpoints.size_bytes
     write_s, work_s = size / checkpoints.write_Bps, checkpoints.every_steps * step_s
-    work_s += 0.0 if checkpoints.blocking else checkpoints.stall_s
+    stall_s = 0.0 if checkpoints.blocking else checkpoints.stall_s
     mean_s = failures.device_mtbf_s / num_devices
     draw = np.random.default_rng(seed)
     passed_s, durable = 0.0, 0
@@ -216,7 +217,7 @@ def sampled_goodput(
         failure_s = float(draw.exponential(mean_s))
         now_s, written_s = 0.0, None  # when work continues, and when the checkpoint under way is durable
         while True:
-            begin_s = now_s + work_s if written_s is None else max(now_s + work_s, written_s)
+            begin_s = stall_s + (now_s + work_s if written_s is None else max(now_s + work_s, written_s))
             if written_s is not None and written_s <= failure_s:
                 durable += 1
                 if durable == num_checkpoints:

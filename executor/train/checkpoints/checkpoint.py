@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import threading
+import time
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from executor.step.interpreter import Interpreter
 from executor.train.checkpoints.files import MANIFEST, checkpoint_name, written_checkpoints
 from executor.train.checkpoints.nodes import NodesStore
 from executor.train.checkpoints.parts import CheckpointFolder, SavedParts, Store
+from executor.train.checkpoints.writing import HashedFiles
 from executor.train.options import Checkpoints
 from executor.weights.parts import STEP_CHECK, WEIGHT, Place, holders, kept
 from plans.errors import TrainingStopped
@@ -49,6 +51,9 @@ from plans.program import Program
 from plans.step_check import Held
 
 __all__ = ["Saver", "restore"]
+
+_WAITED = 0.03
+"""Of the time from one checkpoint to the next, above which the user is told."""
 
 
 class Saver:
@@ -90,6 +95,8 @@ class Saver:
         }
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
+        self._begun_s: float | None = None  # when the checkpoint before began to be written
+        self._advises = rank == program.num_ranks - 1  # the rank whose lines the user sees
 
     def after(self, done: int) -> None:
         """If a checkpoint is due after `done` steps, copy its values and write them in a thread.
@@ -99,13 +106,30 @@ class Saver:
         """
         if not self._asked.is_due(done, self._last):
             return
+        due_s = time.monotonic()
         self.finish()
+        self._advise(done, due_s)
         with torch.inference_mode():
             for part, value in self._mine:
                 self._copies[part.key].copy_(self._interpreter.value(value), non_blocking=True)
         self._interpreter.device.synchronize()
+        self._begun_s = time.monotonic()
         self._thread = threading.Thread(target=self._try, args=(done, self._copies), name="checkpoint", daemon=True)
         self._thread.start()
+
+    def _advise(self, done: int, due_s: float) -> None:
+        """Once, if training has just waited for the checkpoint before: say with which interval it would not."""
+        if not self._advises or self._begun_s is None or done % self._asked.every:
+            return
+        trained_s, waited_s = due_s - self._begun_s, time.monotonic() - due_s
+        if waited_s > _WAITED * trained_s:
+            self._advises = False
+            enough = math.ceil(self._asked.every * (trained_s + waited_s) / trained_s)
+            print(
+                f"the checkpoint of step {done} waited {waited_s:.1f} s until the one before was written; with one "
+                f"every {enough} steps it would not",
+                flush=True,
+            )
 
     def finish(self) -> None:
         """Wait for the checkpoint that is being written.
@@ -138,15 +162,15 @@ class Saver:
                 shutil.rmtree(left)
             writing.mkdir(parents=True)
         self._meet()
-        writer = FileSystemWriter(writing, sync_files=False)
+        writer = FileSystemWriter(writing, sync_files=False)  # our files do it themselves
+        writer.fs = files = HashedFiles()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one rank
             save(
                 state, storage_writer=writer, planner=DefaultSavePlanner(enable_plan_caching=True),
                 process_group=self._group, no_dist=self._group is None,
             )  # fmt: skip
-        number = self._here.index(self._interpreter.rank)
-        mine = {path.name: _synced(path) for path in sorted(writing.glob(f"__{number}_*"))}
+        mine = {name: entry for name, entry in sorted(files.written.items()) if name.startswith("__")}
         everybody: list[dict[str, Any]] = [mine]
         if self._group is not None:
             everybody = [{} for _ in range(self._group.size())]
@@ -250,15 +274,6 @@ def _share(
 def _held(interpreter: Interpreter) -> str | None:
     check = interpreter.group.step_check
     return None if check is None else check.held
-
-
-def _synced(path: Path) -> list[Any]:
-    """The size and hash of a file, which is brought to the disk meanwhile; both take about as long."""
-    with ThreadPoolExecutor(1) as pool:
-        synced = pool.submit(_sync, path)
-        found = _size_and_hash(path)
-        synced.result()
-    return found
 
 
 def _size_and_hash(path: Path) -> list[Any]:
