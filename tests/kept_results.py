@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from costmodels import Machine, executing
 from costmodels.price.clock import at_clock
 from costmodels.price.group import axes_group
 from costmodels.price.instruction import price_collective, price_compute, price_transfer
-from plans.degrees import Degrees
+from plans.degrees import RECOMPUTE_MODES, Degrees
 from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.lower import lower
@@ -28,6 +29,7 @@ from plans.model.transformer import TransformerConfig, transformer
 from plans.optimizer import Optimizer
 from plans.plan import EXECUTIONS
 from plans.program import Program
+from plans.schedules import schedule_names
 from plans.timeline import Timeline
 from simulator import WhatIf, composition, simulate
 from simulator.engine.link_change import LinkChange
@@ -215,6 +217,34 @@ def _estimates(name: str) -> Iterator[Row]:
             yield f"{stack}, refused", []
 
 
+def _drawn(number: int) -> Iterator[Row]:
+    """Degrees that are drawn, forecast for twofold's executor and estimated for other software."""
+    draw = random.Random(number)
+    for attempt in range(24):
+        config, machine = draw.choice([*models().values()]), draw.choice([*machines().values()])
+        name = draw.choice(schedule_names())
+        optimizer = Optimizer(
+            **_ADAMW, parallel_level=draw.choice((0, 1, 2, 3)), bucket_bytes=draw.choice((0, 2**18, 25 * 2**20)),
+            master_dtype=draw.choice((None, "float32")), gradient_dtype=draw.choice((None, "float32")),
+            reduce_every=draw.choice(("micro_batch", "step")),
+        )  # fmt: skip
+        dp, tp, pp, cp = (draw.choice((1, 2, 4)) for _ in range(4))
+        wanted = {
+            "dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": draw.choice((1, 2)), "micro_batch": draw.choice((1, 2)),
+            "schedule": name, "virtual": draw.choice((1, 2)), "sequence_parallel": draw.random() < 0.5,
+            "recompute": draw.choice(RECOMPUTE_MODES), "recompute_layers": draw.choice((None, 1)),
+            "fused": draw.random() < 0.5, "receives": draw.choice(("ahead", "needed")),
+        }  # fmt: skip
+        stacks = [stack_named("twofold"), *(stack_named(stack) for stack in draw.sample(stack_names(), 6))]
+        for stack in stacks:
+            try:
+                degrees = Degrees(global_batch=8, optimizer=optimizer, **wanted)
+                found = forecast(config, degrees, machine, stack=stack)
+            except TwofoldError:
+                continue
+            yield f"{attempt}, {stack.name}", [*_predicted(found), *_by_name(found.memory)]
+
+
 def _timelines(name: str) -> Iterator[Row]:
     """A simulated step: its parts, critical path, peaks and messages."""
     config, degrees, machine = _case(name)
@@ -318,6 +348,7 @@ CASES: Mapping[str, Callable[[], Iterator[Row]]] = {
     **{f"messages on {kind}": partial(_messages, kind) for kind in machines()},
     **{f"forecasts of {name}": partial(_forecasts, name) for name in _BEHIND_HOSTS},
     **{f"estimates of {name}": partial(_estimates, name) for name in _BEHIND_HOSTS},
+    **{f"drawn {number}": partial(_drawn, number) for number in range(6)},
     **{f"timeline of {name}": partial(_timelines, name) for name in _STEPS},
     **{f"changes on {kind}": partial(_changes, kind) for kind in ("nodes", "a card of four", "leaves")},
     "questions": _questions,
