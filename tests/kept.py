@@ -64,12 +64,14 @@ def check(name: str, case: Case) -> None:
 
 
 def _write() -> None:
+    from tests import kept_numbers
     from tests.kept_cases import CASES
     from tests.kept_searches import SEARCHES
 
     lines = [f"{name}: {case()}" for name, case in (CASES | SEARCHES).items()]
     FILE.write_text("".join(line + "\n" for line in lines))
     print(f"{FILE}: {len(lines)} cases")
+    kept_numbers.write()
 
 
 if __name__ == "__main__":

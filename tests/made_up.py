@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from costmodels import Machine
+from costmodels.machine.catalogue import CitedProduct, Device, Network
 from costmodels.machine.links import Link, Wire
 from costmodels.machine.machine import Collective
 from costmodels.machine.topologies import dragonfly, leaf_spine, torus
@@ -80,6 +81,19 @@ def models() -> Mapping[str, TransformerConfig]:
             latent=Latent(q_rank=96, kv_rank=64, rope_dim=16, nope_dim=32, value_dim=32),
         ),
         "large": TransformerConfig(
-            hidden=4096, num_heads=32, num_kv_heads=8, ffn=14336, vocab=32_000, seq=2048, num_layers=8
+            hidden=4096, num_heads=32, num_kv_heads=8, ffn=14336, vocab=32_000, seq=2048, num_layers=4
         ),
     }  # fmt: skip
+
+
+def device() -> Device:
+    """The device of "nodes", as in a catalogue."""
+    nodes = machines()["nodes"]
+    names = ("variant", "memory_bytes", "runtime_bytes", "memory_allowance", "communicator_bytes", "compute",
+             "collectives", "dispatch_s", "replay", "overlap", "interval", "spreads", "price_intervals")  # fmt: skip
+    near, far = nodes.links
+    return Device(
+        **{name: getattr(nodes, name) for name in names}, name="made-up", device="cuda", node=(near,),
+        network=Network(name=far.name, latency_s=far.latency_s, bandwidth_Bps=far.bandwidth_Bps),
+        best_product=CitedProduct(shape=(8192, 8192, 8192), dtype="bfloat16", flops_per_s=8.2e14), provenance={},
+    )  # fmt: skip

@@ -1,19 +1,11 @@
-"""Results on made-up machines that are kept, so that a change of any of them is seen.
-
-    python -m tests.kept_results     # after a change that is meant: computes tests/data/kept_results.json again
-
-Other tests say what is right; these say that nothing else has changed. The lines of the file that differ are to be read
-before they are committed.
-"""
+"""Prices, forecasts, simulated steps and what-if questions on made-up machines (see `tests/kept_numbers.py`)."""
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 from costmodels import Machine, executing
@@ -48,33 +40,7 @@ from simulator.timeline.messages import messages_of_operators
 from simulator.timeline.peak import memory_peak
 from tests.made_up import machines, models
 
-FILE = Path(__file__).parent / "data" / "kept_results.json"
 Row = tuple[str, Iterable[float]]
-
-
-def kept() -> Mapping[str, Mapping[str, list[float]]]:
-    """Case -> name -> numbers, as they were written."""
-    return json.loads(FILE.read_text())
-
-
-def _lines(results: Mapping[str, Mapping[str, list[float]]]) -> Iterator[str]:
-    """JSON with a line for each name."""
-    yield "{"
-    for at, (case, rows) in enumerate(results.items()):
-        yield f"{json.dumps(case)}: {{"
-        for number, (name, values) in enumerate(rows.items()):
-            yield f" {json.dumps(name)}: {json.dumps(values, separators=(',', ':'))}" + "," * (number + 1 < len(rows))
-        yield "}" + "," * (at + 1 < len(results))
-    yield "}"
-
-
-def computed(case: str) -> dict[str, list[float]]:
-    """The numbers of a case by name."""
-    return {name: [*map(_short, values)] for name, values in CASES[case]()}
-
-
-def _short(value: float) -> float:
-    return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(value)
 
 
 # -- prices ------------------------------------------------------------------------------------------------------------
@@ -353,8 +319,4 @@ CASES: Mapping[str, Callable[[], Iterator[Row]]] = {
     **{f"changes on {kind}": partial(_changes, kind) for kind in ("nodes", "a card of four", "leaves")},
     "questions": _questions,
 }
-"""What is kept."""
-
-
-if __name__ == "__main__":
-    FILE.write_text("\n".join(_lines({case: computed(case) for case in CASES})) + "\n")
+"""Name -> what computes the rows of numbers."""
