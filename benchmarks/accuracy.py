@@ -92,10 +92,8 @@ def main() -> None:
 
 
 def under_hosts(tables: Sequence[str]) -> list[dict[str, Any]]:
-    """Errors of the times of torch's parts, with the host times of each measured host alone and of the median one.
-
-    Predictions take the least time of all hosts for every entry, which no single host has.
-    """
+    """Errors of the times of torch's parts, with the host times of each measured host alone, and of the median one that
+    predictions take."""
     found = []
     for table, cases in time_cases(tables).items():
         for host in (*HOSTS_US, "median"):

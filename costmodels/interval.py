@@ -31,7 +31,7 @@ __all__ = ["class_seconds", "dispatch_seconds", "price_interval", "program_load"
 
 def step_interval(
     machine: Machine, step_s: float, seconds_by_class: Mapping[str, float], unexplained: Interval | None = None,
-    median_host_s: float = 0.0,
+    host_share: float = 0.0,
 ) -> tuple[float, float]:  # fmt: skip
     """The 90 % interval of a step time, in seconds.
 
@@ -41,9 +41,9 @@ def step_interval(
         seconds_by_class: class -> its seconds on the critical path, or of the busiest rank; what another class hides
             counts less than its full length. Classes are `costmodels.machine.machine.SPREAD_CLASSES`.
         unexplained: the unexplained part of other software (`costmodels.widths.SOFTWARE`); by default the machine's.
-        median_host_s: issue time of the step on the median host, if a faster one was priced: the step may take as long
-            as a slow host does, even if the priced one is done long before the device. 0: the priced host is the median
-            one.
+        host_share: seconds in which the host issues the step over those in which its device does the work. The step is
+            the longer of the two, and so are its edges: a slow host may bind a step whose device is predicted to, and
+            behind a fast one the device does. 0: the host is a class like the others.
 
     Raises:
         TwofoldError: an unknown class.
@@ -53,38 +53,43 @@ def step_interval(
     >>> low < 1.0 < high
     True
     """
+    apart = bool(host_share and machine.spreads.get("dispatch"))
+    device_s = step_s - (seconds_by_class.get("dispatch", 0.0) if apart else 0.0)
     parts = {}
     for name, seconds in seconds_by_class.items():
         check_known("class of instructions", name, SPREAD_CLASSES)
-        share = min(1.0, seconds / step_s) if step_s > 0 else 0.0
-        parts[name] = NINETY * share * machine.spreads.get(name, 0.0)
+        if not (apart and name == "dispatch"):
+            share = min(1.0, seconds / device_s) if device_s > 0 else 0.0
+            parts[name] = NINETY * share * machine.spreads.get(name, 0.0)
     squares = sum(part**2 for part in parts.values())
     for (one, first), (other, second) in itertools.combinations(parts.items(), 2):
         squares += 2 * TOGETHER.get(frozenset({one, other}), 0.0) * first * second
     rest = unexplained or machine.interval
-    below = math.sqrt(math.log(rest.low) ** 2 + squares)
+    below = -math.sqrt(math.log(rest.low) ** 2 + squares)
     above = math.sqrt(math.log(rest.high) ** 2 + squares)
-    spread = machine.spreads.get("dispatch", 0.0)
-    if median_host_s and spread and step_s > 0:
-        device = math.sqrt(math.log(rest.high) ** 2 + max(0.0, squares - parts.get("dispatch", 0.0) ** 2))
-        above = _later(device, math.log(median_host_s / step_s), spread)
-    return step_s * math.exp(-below), step_s * math.exp(above)
+    if apart:
+        device, host = min(0.0, -math.log(host_share)), (min(0.0, math.log(host_share)), machine.spreads["dispatch"])
+        below = _quantile_of_greater(0.05, (device, -below / NINETY), host)
+        above = _quantile_of_greater(0.95, (device, above / NINETY), host)
+    return step_s * math.exp(below), step_s * math.exp(above)
 
 
-def _later(edge: float, mean: float, spread: float) -> float:
-    """The 95 % quantile of the greater of two independent normal variables.
+def _quantile_of_greater(share: float, one: tuple[float, float], other: tuple[float, float]) -> float:
+    """The value that the greater of two independent normal variables is below with a probability of `share`.
 
     Args:
-        edge: that of the one, whose mean is 0.
-        mean, spread: of the other.
+        share: 0.05 or 0.95.
+        one, other: their means and standard deviations.
     """
-    low, high = edge, max(1.2 * edge, mean + 1.2 * NINETY * spread)  # where both are below with 97.6 % each
-    if mean + 3 * spread < edge:
+    (mean, deviation), (far, far_deviation) = one, other
+    edge = mean + math.copysign(NINETY, share - 0.5) * deviation
+    if far + 4 * far_deviation < edge:
         return edge
+    low, high = edge - 1e-9, max(mean + 4 * deviation, far + 4 * far_deviation)
     while high - low > 1e-4:
         middle = 0.5 * (low + high)
-        within = _normal(NINETY * middle / edge if edge else math.inf) * _normal((middle - mean) / spread)
-        low, high = (middle, high) if within < 0.95 else (low, middle)
+        within = _normal((middle - mean) / max(deviation, 1e-9)) * _normal((middle - far) / far_deviation)
+        low, high = (middle, high) if within < share else (low, middle)
     return high
 
 

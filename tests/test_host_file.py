@@ -9,7 +9,7 @@ from measured_table import write_table
 from test_tables import ROW
 
 from costmodels.fit.points import Point
-from costmodels.price.torch_hosts import KINDS, host_s, load_host, save_host
+from costmodels.price.torch_hosts import FAKE_GROUP, KINDS, host_s, load_host, save_host
 from executor.calibrate import host as measuring
 from executor.calibrate.host import host_of, measure_host
 from interop.measurements.validation import validate
@@ -21,15 +21,17 @@ OPTIONS = [{"reshard": reshard, "sync": sync} for reshard in (0, 1) for sync in 
 
 
 def _points(times):
-    """Points of a host on which everything takes `times` times as long as on the median of the measured hosts."""
+    """Points of a host on which everything takes `times` times as long as on the median of the measured hosts, but for
+    messages, which no other rank takes."""
     names = {(0, 1): "fsdp2", (0, 0): "fsdp2_accumulate", (1, 1): "fsdp2_reshard", (1, 0): "fsdp2_reshard_accumulate"}
     kinds = [("plain", "torch", {}), ("dtensor", "dtensor", {})]
     kinds += [(names[each["reshard"], each["sync"]], "fsdp2", each) for each in OPTIONS]
     for kind, stack, options in kinds:
         for way, seconds in zip(("forward", "backward"), host_s("median", kind), strict=True):
+            apart_s = times * seconds / FAKE_GROUP[kind]
             yield Point(
                 kind="dispatch", call=f"block_{way}", stack=stack, dtype="bfloat16",
-                options=options, seconds=times * seconds, low_s=times * seconds / 1.1, high_s=times * seconds * 2,
+                options=options, seconds=apart_s, low_s=apart_s / 1.1, high_s=apart_s * 2,
             )  # fmt: skip
 
 
@@ -49,7 +51,7 @@ def test_kinds_that_need_other_ranks_are_scaled_by_those_that_were_measured(slow
 def test_a_slow_host_makes_small_steps_longer_and_large_ones_not(tmp_path, slow, source):
     shape = {"source": source, "tp": "1", "pp": "1", "dp": "16", "metric": "iteration_time_s", "zero_level": "1"}
     small = ROW | shape | {"model": "gpt-like", "hidden": "512", "heads": "8", "seq": "256", "global_batch": "32"}
-    table = write_table(tmp_path / "a.csv", [small, ROW | shape | {"micro_batch": "4"}])
+    table = write_table(tmp_path / "a.csv", [small, ROW | shape | {"micro_batch": "4", "seq": "8192"}])
     usual, hosted = ([row["predicted"] for row in validate(table, host=host).rows] for host in (None, slow))
     assert hosted[0] > 1.5 * usual[0]
     assert hosted[1] == pytest.approx(usual[1], rel=0.03)

@@ -61,13 +61,13 @@ def test_products_fitted_at_once_take_what_each_of_them_takes(tiled):
         assert found == pytest.approx([predicted_s(point, compute, at_clock=True) for point in points], rel=1e-9)
 
 
-def test_an_interval_is_that_of_correlated_parts_and_its_upper_edge_of_the_slower_of_device_and_host():
+def test_an_interval_is_that_of_correlated_parts_and_its_edges_of_the_slower_of_device_and_host():
     draw, plain = random.Random(4), Machine.load("h200-x8")
     names = ("matrix", "attention", "memory", "collective", "transfer", "dispatch")
     for _ in range(40):
         spreads = {name: draw.uniform(0.02, 0.4) for name in names}
         machine = msgspec.structs.replace(plain, spreads=spreads, interval=Interval(low=0.9, high=1.2))
-        step_s, host_s = draw.uniform(0.1, 3), draw.uniform(0.05, 4)
+        step_s, host_share = draw.uniform(0.1, 3), draw.uniform(0.05, 4)
         seconds = {name: draw.uniform(0, 1.2) * step_s for name in names}
         part = np.array([NINETY * spreads[name] * min(1.0, seconds[name] / step_s) for name in names])
         pairs = [[1.0 if one == two else TOGETHER.get(frozenset({one, two}), 0.0) for two in names] for one in names]
@@ -75,11 +75,14 @@ def test_an_interval_is_that_of_correlated_parts_and_its_upper_edge_of_the_slowe
         low, high = step_interval(machine, step_s, seconds)
         assert math.log(low / step_s) == pytest.approx(-math.hypot(math.log(0.9), math.sqrt(square)), rel=1e-4)
         assert math.log(high / step_s) == pytest.approx(math.hypot(math.log(1.2), math.sqrt(square)), rel=1e-4)
-        deviation = math.sqrt(math.log(1.2) ** 2 + square - part[-1] ** 2) / NINETY
-        host = norm(math.log(host_s / step_s), spreads["dispatch"])
-        edge = brentq(lambda at, own=deviation, host=host: norm.cdf(at / own) * host.cdf(at) - 0.95, 0, 9)
-        _, high = step_interval(machine, step_s, seconds, median_host_s=host_s)
-        assert math.log(high / step_s) == pytest.approx(edge, abs=2e-3)
+        del seconds["dispatch"]  # all of the device's work, beside which the host is
+        square = part[:-1] @ np.array(pairs)[:-1, :-1] @ part[:-1]
+        host = norm(min(0.0, math.log(host_share)), spreads["dispatch"])
+        found = step_interval(machine, step_s, seconds, host_share=host_share)
+        for edge, rest, share in zip(found, (0.9, 1.2), (0.05, 0.95), strict=True):
+            device = norm(min(0.0, -math.log(host_share)), math.hypot(math.log(rest), math.sqrt(square)) / NINETY)
+            at = brentq(lambda at, one=device, share=share, two=host: one.cdf(at) * two.cdf(at) - share, -9, 9)
+            assert math.log(edge / step_s) == pytest.approx(at, abs=2e-3)
 
 
 @pytest.mark.parametrize("call", ["add.forward", "adamw.update"])

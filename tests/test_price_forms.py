@@ -389,18 +389,23 @@ def test_prices_carry_the_interval_of_their_class():
         price_interval(known, "matrices", 1.0)
 
 
-def test_hosts_that_are_slower_than_the_priced_one_widen_the_upper_side_only():
+@pytest.mark.parametrize("host_share", [0.4, 0.8, 1.0, 1.3, 5.0])
+def test_the_edges_of_an_interval_are_those_of_the_longer_of_device_and_host(host_share):
     machine = Machine.load("h200-x2")
-    spreads = {"dispatch": 0.2, "matrix": 0.1}
+    spreads = {"dispatch": 0.3, "matrix": 0.1}
     still = msgspec.structs.replace(machine, interval=Interval(low=1.0, high=1.0), spreads=spreads)
     rng, count = np.random.default_rng(5), 400_000
-    for median_host_s in (0.4, 0.8, 1.3):
-        low, high = step_interval(still, 1.0, {"matrix": 1.0}, median_host_s=median_host_s)
-        device, host = rng.normal(0, 0.1, count), rng.normal(math.log(median_host_s), 0.2, count)
-        assert math.log(high) == pytest.approx(float(np.quantile(np.maximum(device, host), 0.95)), abs=2e-3)
-        assert math.log(low) == pytest.approx(-0.16449)
-    one_sided = step_interval(still, 1.0, {}, Interval(low=0.99, high=1.08))
-    assert one_sided == pytest.approx((0.99, 1.08))
+    low, high = step_interval(still, 1.0, {"matrix": 1.0}, host_share=host_share)
+    longer = max(1.0, host_share)
+    device = rng.normal(math.log(1 / longer), 0.1, count)
+    host = rng.normal(math.log(host_share / longer), 0.3, count)
+    edges = np.quantile(np.maximum(device, host), [0.05, 0.95])
+    assert [math.log(low), math.log(high)] == pytest.approx(edges.tolist(), abs=4e-3)
+
+
+def test_the_unexplained_part_of_an_interval_is_one_sided_where_it_is_stated_so():
+    machine = msgspec.structs.replace(Machine.load("h200-x2"), spreads={})
+    assert step_interval(machine, 1.0, {}, Interval(low=0.99, high=1.08)) == pytest.approx((0.99, 1.08))
 
 
 def test_step_intervals_add_classes_as_independent_errors():

@@ -119,6 +119,15 @@ MODELS: Mapping[str, TransformerConfig] = {
             name="moe-8", num_layers=4, hidden=2304, num_heads=36, ffn=4096, vocab=32000, seq=2048,
             experts=Experts(num_experts=8, top_k=2, ffn=4096),
         ),
+        # of the eleventh set: others again
+        TransformerConfig(name="7x3200", num_layers=7, hidden=3200, num_heads=50, ffn=8704, vocab=32000, seq=2048),
+        TransformerConfig(name="17x2176", num_layers=17, hidden=2176, num_heads=34, ffn=5888, vocab=40960, seq=1024),
+        TransformerConfig(name="4x5888", num_layers=4, hidden=5888, num_heads=46, ffn=15872, vocab=36864, seq=4096),
+        TransformerConfig(name="26x384", num_layers=26, hidden=384, num_heads=6, ffn=1024, vocab=16384, seq=512),
+        TransformerConfig(
+            name="3x3584-long", num_layers=3, hidden=3584, num_heads=28, ffn=9728, vocab=32000, seq=9216
+        ),
+        gpt("gpt-1536", num_layers=12, hidden=1536, num_heads=24, vocab=50304, seq=1024),
         # so narrow that a GPU waits for its host all the time, in two depths: the difference is the time of a block
         TransformerConfig(name="6x128", num_layers=6, hidden=128, num_heads=8, ffn=256, vocab=512, seq=64),
         TransformerConfig(name="24x128", num_layers=24, hidden=128, num_heads=8, ffn=256, vocab=512, seq=64),

@@ -497,6 +497,47 @@ _TENTH_ON_2 = (
     _case("15x1920", 16, tp=2, micro_batch=8, sequence_parallel=True),
 )
 
+_ELEVENTH_ON_1 = (
+    _case("17x2176", 8, micro_batch=4),
+    _case("26x384", 16, micro_batch=4),
+    _case("7x3200", 4, micro_batch=4, products="float8-rowwise"),
+    _case("gpt-1536", 16, micro_batch=4),
+    _case("4x5888", 2, micro_batch=1),
+    _case("7x3200", 4, micro_batch=2),
+    _case("3x3584-long", 1, micro_batch=1),
+    _case("4x5888", 2, micro_batch=2, products="float8"),
+)
+_ELEVENTH_ON_2 = (
+    _case("17x2176", 16, dp=2, micro_batch=4, zero=3),
+    _case("7x3200", 8, tp=2, micro_batch=4, sequence_parallel=True),
+    _case("26x384", 32, dp=2, micro_batch=8),
+    _case("17x2176", 16, pp=2, micro_batch=2),
+    _case("7x3200", 8, dp=2, micro_batch=4, zero=2, products="float8-rowwise"),
+    _case("26x384", 32, tp=2, micro_batch=16),
+    _case("7x3200", 8, dp=2, micro_batch=4),
+    _case("gpt-1536", 16, dp=2, micro_batch=4, zero=3),
+    _case("17x2176", 16, tp=2, micro_batch=8),
+    _case("26x384", 32, pp=2, micro_batch=4),
+    _case("4x5888", 4, dp=2, micro_batch=2, zero=2),
+    _case("7x3200", 8, pp=2, micro_batch=1, schedule="zb_h1"),
+    _case("26x384", 32, dp=2, micro_batch=8, zero=2),
+    _case("4x5888", 4, tp=2, micro_batch=2, sequence_parallel=True),
+    _case("gpt-1536", 32, tp=2, micro_batch=16),
+    _case("17x2176", 16, dp=2, micro_batch=2, **_ONCE),
+    _case("gpt-1536", 32, pp=2, micro_batch=4, schedule="interleaved_1f1b", virtual=2),
+    _case("3x3584-long", 2, dp=2, micro_batch=1),
+)
+_ELEVENTH_ON_4 = (
+    _case("17x2176", 32, pp=2, dp=2, micro_batch=2, **_ONCE),
+    _case("7x3200", 16, dp=2, tp=2, micro_batch=4, zero=2),
+    _case("26x384", 64, pp=2, dp=2, micro_batch=4, **_ONCE),
+    _case("gpt-1536", 32, dp=4, micro_batch=4, zero=3),
+    _case("26x384", 64, dp=2, tp=2, micro_batch=16, zero=2),
+    _case("4x5888", 8, pp=2, dp=2, micro_batch=1, **_ONCE),
+    _case("7x3200", 16, dp=4, micro_batch=4),
+    _case("gpt-1536", 32, tp=4, micro_batch=16),
+)
+
 _HOST_ON_1 = tuple(_case(f"{blocks}x128", batch, micro_batch=1) for batch in (4, 1) for blocks in (24, 6))
 _HOST_ON_2 = tuple(
     _case(f"{blocks}x128", batch, **degrees, micro_batch=1)
@@ -543,14 +584,15 @@ SETS: Mapping[str, Mapping[int, tuple[Case, ...]]] = {
     "eighth": {1: _EIGHTH_ON_1, 2: _EIGHTH_ON_2, 4: _EIGHTH_ON_4},
     "ninth": {1: _NINTH_ON_1, 2: _NINTH_ON_2, 4: _NINTH_ON_4},
     "tenth": {1: _TENTH_ON_1, 2: _TENTH_ON_2},
+    "eleventh": {1: _ELEVENTH_ON_1, 2: _ELEVENTH_ON_2, 4: _ELEVENTH_ON_4},
     "host": {1: _HOST_ON_1, 2: _HOST_ON_2},
     "megatron": {1: _MEGATRON_ON_1, 2: _MEGATRON_ON_2, 4: _MEGATRON_ON_4},
 }
 """Name -> the cases of a set. The third was chosen after the second had corrected prices of kernels, and predicted
-before any of it ran. The fourth has small layers in half of its plans. It, the fifth and the seventh to tenth were
-predicted first too; the sixth is in `benchmarks.step_plans`. "host" has steps of which only the host takes time: in two
-depths and with several micro-batches or one, so that the time of a block in a step is a difference.
-"megatron" compares with Megatron-Core."""
+before any of it ran. The fourth has small layers in half of its plans. It, the fifth and the seventh to eleventh
+were predicted first too; the sixth is in `benchmarks.step_plans`. "host" has steps of which only the host takes time,
+in two depths and with several micro-batches or one, so that the time of a block in a step is a difference. "megatron"
+compares with Megatron-Core."""
 
 SMOKE_CASES: Mapping[int, tuple[Case, ...]] = {
     1: (

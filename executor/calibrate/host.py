@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from costmodels.fit.points import Point
-from costmodels.price.torch_hosts import KINDS, Host, host_s
+from costmodels.price.torch_hosts import FAKE_GROUP, KINDS, Host, host_s
 from executor.calibrate.dispatch import block_points
 from executor.calibrate.stacks import sharded_points, tensor_parallel_points
 from executor.calibrate.timing import Timer
@@ -94,7 +94,7 @@ def host_of(points: list[Point], name: str, source: str) -> Host:
             raise TwofoldError(
                 f"the time of a block ({kind}) could not be measured: the host is too busy; measure it again"
             )
-        measured[kind] = (both[0].seconds, both[1].seconds)
+        measured[kind] = (FAKE_GROUP[kind] * both[0].seconds, FAKE_GROUP[kind] * both[1].seconds)
         spreads += [math.log(point.seconds / point.low_s) for point in both if 0 < point.low_s <= point.seconds]
     plain = zip(measured["plain"], host_s("median", "plain"), strict=True)
     ratio = math.sqrt(math.prod(own / median for own, median in plain))

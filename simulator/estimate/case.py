@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -190,10 +189,9 @@ class PipelineForecast:
             added = {name: slower * parts.get(name, 0.0) for name in ("matrix", "attention")}
             step_s += sum(added.values())
             parts = {name: seconds + added.get(name, 0.0) for name, seconds in parts.items()}
-        slower = stack.slower_hosts
+        host_share = 0.0 if stack.runs_programs else self.layout.host_s(busiest, count) / max(total_of)
         low_s, high_s = step_interval(
-            stack.known_to(costs.machine), step_s, parts, stack.unexplained,
-            self.layout.host_s(busiest, count) * math.exp(slower) if slower else 0.0,
+            stack.known_to(costs.machine), step_s, parts, stack.unexplained, host_share
         )  # fmt: skip
         return Forecast(
             step_s=step_s, low_s=low_s, high_s=high_s, peak_bytes=peak, memory=memory,

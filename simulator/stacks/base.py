@@ -11,7 +11,7 @@ import msgspec
 from costmodels import Machine
 from costmodels.machine.sections import Interval
 from costmodels.price.instruction import price_compute
-from costmodels.widths import OTHER_LONGER, OTHER_SOFTWARE, SOFTWARE
+from costmodels.widths import OTHER_LONGER, OTHER_SOFTWARE, SOFTWARE, TORCH_HOST
 from plans.degrees import MEMORY_BOUND, RECOMPUTE_MODES, Degrees
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
@@ -194,17 +194,15 @@ recompute_layers'
         of software that was not measured that of steps predicted as other software."""
         return 0.0 if self.runs_programs or self.is_measured else OTHER_LONGER
 
-    @property
-    def slower_hosts(self) -> float:
-        """The logarithm of the median host's times over those of the host that is priced."""
-        return 0.0
-
     def known_to(self, machine: Machine) -> Machine:
-        """The machine with the spreads that its prices have under this stack."""
-        if self.recipe is None or not self.recipe.spread:
+        """The machine with the spreads that its prices have under this stack: those of hosts that issue blocks of
+        torch, and of narrow products."""
+        if self.runs_programs:
             return machine
-        spread = math.hypot(machine.spreads.get("matrix", 0.0), self.recipe.spread)
-        return msgspec.structs.replace(machine, spreads={**machine.spreads, "matrix": spread})
+        spreads = {**machine.spreads, "dispatch": TORCH_HOST}
+        if self.recipe is not None and self.recipe.spread:
+            spreads["matrix"] = math.hypot(machine.spreads.get("matrix", 0.0), self.recipe.spread)
+        return msgspec.structs.replace(machine, spreads=spreads)
 
     def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
         """The assumptions about the software that the run did not state, in words."""

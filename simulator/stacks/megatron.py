@@ -26,14 +26,10 @@ _FREE = FREE_CALLS | {"accumulate", "add.forward"}
 """Also free are the sum of the residual, which is inside the fused bias, dropout and add, and accumulation, which is
 inside the product that makes a weight's gradient."""
 
-
-_HOST_S = (405e-6, 615e-6)
-"""Host seconds of a block of plain torch modules, forward and backward (kinds of dispatch in benchmarks/data, stack
-torch, H200 host). A layer of Megatron takes `Megatron.host_factors` times as long. Assumed for other hosts."""
-
 CORE_HOST_FACTORS = (2.7, 1.5)
-"""The same of layers of Megatron-Core 0.16.1, over plain torch modules on the same H200 host, in the median of four
-runs (benchmarks/megatron_host.py). They ran without Transformer Engine, whose modules are assumed to take as long."""
+"""Host time of a layer of Megatron-Core 0.16.1, forward and backward, over that of plain torch modules on the same H200
+host, in the median of four runs (benchmarks/megatron_host.py). They ran without Transformer Engine, whose modules are
+assumed to take as long."""
 
 _PRODUCT_HOST_S = 11e-6
 """Host time of a matrix product alone (the same data), from which the weight-gradient part is computed."""
@@ -87,6 +83,7 @@ class Megatron(Stack):
     recomputes_norms: bool = False
     weights_early: bool = False
     sinks_graph: bool = False
+    host: str = "median"
     host_factors: tuple[float, float] = (1.0, 1.0)
     holds_gradients: bool = True
 
@@ -102,7 +99,7 @@ class Megatron(Stack):
         notes = [
             f"{own} attention {attention}, other kernels fused as in arXiv 2104.04473, section 4.2",
             f"{own} host {forward_s * 1e6:.0f} and {backward_s * 1e6:.0f} us for a block's forward and backward, "
-            f"those of plain torch modules on {self.host or 'an H200 host'}",
+            f"from those of plain torch modules on {'hosts of H100 and H200' if self.host == 'median' else self.host}",
         ]
         if config.experts is not None:
             notes.append(
@@ -170,7 +167,7 @@ class Megatron(Stack):
 
     def _layer_host_s(self) -> tuple[float, float]:
         """A layer's forward and backward without messages."""
-        forward, backward = host_s(self.host, "plain") if self.host else _HOST_S
+        forward, backward = host_s(self.host, "plain")
         return forward * self.host_factors[0], backward * self.host_factors[1]
 
     def kernels(

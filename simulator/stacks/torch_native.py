@@ -15,14 +15,14 @@ from costmodels.price.torch_hosts import (
     CHECKPOINT_S,
     DTENSOR_END_HOST_S,
     ENTRY_HOST_S,
+    PIPELINE_PASS,
     ROTARY_HOST_S,
     SEQUENCE_PARALLEL,
     SPLIT_BACKWARD,
     UPDATE_HOST_S,
     host_s,
-    median_over,
 )
-from costmodels.widths import CHIP_SPREAD, OTHER_LONGER, TORCH_HOST
+from costmodels.widths import CHIP_SPREAD, OTHER_LONGER
 from plans.degrees import Degrees
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
@@ -122,7 +122,7 @@ class TorchNative(Stack):
     keeps_outputs: bool = True
     one_input: bool = False
     async_tp: bool = False
-    host: str = "least"
+    host: str = "median"
     clips: bool = False
     gathers_ahead: bool = (
         False  # a forward's gathers wait for what the stream did before it (FSDPState._root_pre_forward)
@@ -133,8 +133,8 @@ class TorchNative(Stack):
         """See `Stack`."""
         own = f"software {self.name}:"
         host = "Inductor's kernels at a machine's dispatch" if self.compiled else (
-            f"a block's dispatch as measured on {self.host}" if self.host != "least" else
-            "a block's dispatch as measured on hosts of H100 and H200, for each entry the least of all of them"
+            f"a block's dispatch as measured on {self.host}" if self.host != "median" else
+            "a block's dispatch as measured on hosts of H100 and H200, for each entry their median"
         )  # fmt: skip
         notes = [f"{own} host: {host}"]
         if self.flash_2:
@@ -204,16 +204,6 @@ class TorchNative(Stack):
         (`costmodels.widths.STEP_LONGER`)."""
         return machine.compute.longer_in_steps if self.is_measured else OTHER_LONGER
 
-    @property
-    def slower_hosts(self) -> float:
-        """As in `Stack`: above 0 if the fastest of all measured hosts is priced."""
-        return median_over(self.host) if self.host == "least" else 0.0
-
-    def known_to(self, machine: Machine) -> Machine:
-        """As in `Stack`, with the spread of hosts that issue blocks of torch."""
-        known = super().known_to(machine)
-        return msgspec.structs.replace(known, spreads={**known.spreads, "dispatch": TORCH_HOST})
-
     def block_host_s(
         self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
     ) -> float | None:
@@ -235,6 +225,12 @@ class TorchNative(Stack):
             if part == "W":
                 return backward
         return backward + (forward + CHECKPOINT_S[1] if degrees.recompute != "none" else 0)
+
+    def dispatch_ps(self, machine_ps: int, call: str, part: str) -> int:
+        """As in `Stack`, with the pipeline's runtime beside every message between stages."""
+        if call != "transfer":
+            return machine_ps
+        return machine_ps + round(PIPELINE_PASS * sum(host_s(self.host, "plain")) * PS_PER_S)
 
     @staticmethod
     def _kind(degrees: Degrees) -> str:
