@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -142,9 +143,10 @@ def _counts_of_devices(made: dict[str, str]) -> None:
 
 
 def _sequence_degree(row: dict[str, str]) -> dict[str, str]:
-    """A row whose cell of sequence parallelism is a degree: Ulysses' and ring attention's is one of context
-    parallelism, Megatron-LM's is that of tensor parallelism."""
-    ways = number(row.get("sequence_parallel", ""))
+    """A row whose cell of sequence parallelism is a degree, or two of both kinds ("8x4"): Ulysses' and ring attention's
+    is one of context parallelism, Megatron-LM's is that of tensor parallelism."""
+    both = [number(part) for part in re.split(r" *[x\u00d7*] *", row.get("sequence_parallel", ""))]
+    ways = math.prod(each for each in both if each) if all(both) else None
     if ways is None or ways < 2:
         return row
     if row.get("tp", "") == row["sequence_parallel"]:

@@ -109,6 +109,8 @@ def figure_named(words: str) -> Figure | None:
     ('tokens_per_s_per_gpu', 'tflops_per_gpu', 1.0)
     >>> figure_named("Step time (ms)").factor, figure_named("samples/s").of_all, figure_named("colour")
     (0.001, True, None)
+    >>> figure_named("step_ms").factor
+    0.001
     """
     exact = {metric.lower(): metric for metric in METRICS}.get(words.strip().lower())
     if exact is not None:
@@ -175,6 +177,7 @@ _SPELLINGS = (
     (r"minutes?\b", "min"),
     (r"^(?:our|achieved|measured|observed|average|avg|mean|median)[ _.]+(?=[\w%])", ""),
     (r"^(?:e2e |end-to-end )?((?:step|iter)(?:ation)?) *[(\[] *(m?s|min) *[)\]]$", r"\1 time (\2)"),
+    (r"^((?:step|iter)(?:ation)?)_(m?s|min)$", r"\1 time (\2)"),
     (r"(tera|peta|giga)[- ]?(?=flop)", lambda found: found.group()[0]),
     (r"[ _.-]*\bper\b[ _.-]*|[ _]per[ _]", "/"),
     (r"\b(tok\w*?|samples?|seqs?|sequences?)_s(?=_|$)", r"\1/s"),  # "tok_s_gpu"

@@ -67,9 +67,11 @@ def precision_named(text: str) -> Precision | None:
     ('bfloat16', 'bfloat16')
     >>> precision_named("FP8-CS").products, precision_named("fp32 (TF32 off)").products, precision_named("w8a8")
     (('float8-current',), (), None)
+    >>> precision_named("MX").products
+    ('mxfp8',)
     """
     low = re.sub(r"[_\-/=.,+]+", " ", text.lower().replace("w/o", "without"))
-    low = re.sub(_RULED_OUT, " ", low)
+    low = re.sub(r"^ *(mx|cs|ds|sc) *$", r"fp8 \1", re.sub(_RULED_OUT, " ", low))
     if re.search(_OTHER, low) and not re.search(_FLOAT8, low):
         return None
     products = next((names for words, names in _PRODUCTS if re.search(words, low)), ())
