@@ -102,6 +102,6 @@ pipelines, 0.025 of small decoders under four stacks (`python -m benchmarks.stac
 MEMORY_ACTIVATIONS = 0.025
 """Share of the activations that code around a stack may keep alive: masks, copies, a caller's variables (assumed)."""
 
-MEMORY_RESERVED = 0.075
-"""By how much more reserved memory is off: 0.084 of 18 rows of torchtitan, two of another setting left out. Between
-sessions of the same steps it differs by 0.03."""
+MEMORY_RESERVED = 0.04
+"""By how much more reserved memory is off: 20 rows of torchtitan by 0.044 in all, `MEMORY_RESIDUAL` and 0.024, and
+between sessions of the same steps it differs by 0.03."""

@@ -227,7 +227,7 @@ class PipelineForecast:
     def _forwards_first(self) -> bool:
         """Whether a rank of other software does all forwards before its first backward, which makes the gradients."""
         stack = self.layout.costs.stack
-        if stack.runs_programs or stack.holds_gradients:
+        if stack.runs_programs or stack.holds_gradients or stack.reserves_gradients(self.degrees):
             return False
         alone = self.schedule.num_stages == self.schedule.num_ranks
         return alone and (self.degrees.num_micro_batches == 1 or self.degrees.schedule == "gpipe")

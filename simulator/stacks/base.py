@@ -251,6 +251,10 @@ recompute_layers'
         """Bytes by which a rank may hold less and more, by code around the stack that differs from run to run."""
         return 0, 0
 
+    def reserves_gradients(self, degrees: Degrees) -> bool:
+        """Whether gradients never come where activations were, because memory is reserved for them apart."""
+        return False
+
     def message_bytes(self, optimizer: Optimizer, members: int, item_bytes: int, largest_bytes: int) -> int:
         """The bytes of one message of gradients or weights between `members` copies; 0: one message per piece.
 

@@ -382,6 +382,11 @@ class TorchNative(Stack):
         low = itemsize(config.dtype)
         return elements * (low + 3 * (4 - low)), elements * 4
 
+    def reserves_gradients(self, degrees: Degrees) -> bool:
+        """FSDP2 allocates reduced gradients on the stream that reduces them, whose reserved memory no other stream uses
+        (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce)."""
+        return self.reserved and degrees.dp * degrees.cp > 1 and degrees.optimizer.parallel_level >= 2
+
     def message_bytes(self, optimizer: Optimizer, members: int, item_bytes: int, largest_bytes: int) -> int:
         """FSDP2 gathers and reduces a block at once, DistributedDataParallel in buckets that full tensors fill."""
         if optimizer.parallel_level:
