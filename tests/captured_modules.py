@@ -253,6 +253,22 @@ def checked(m, x):
     return made + mask.unsqueeze(1) if not bool(mask[0] > 1) else x
 
 
+def strided(m, x):
+    """Overlapping windows read by strides, as Longformer does, of rows in both orders; a scale that is left out while
+    the forward is compiled, and writes into what a dropout of nothing gives."""
+    length, scale = x.shape[1], None if torch.compiler.is_compiling() else 0.5
+    rows = (m.fc(x) * scale).transpose(0, 1).contiguous().transpose(0, 1)  # the batch is inside
+    pairs = rows.view(-1, length // 2, 2, WIDTH)
+    strides = (pairs.stride(0), pairs.stride(1) // 2, *pairs.stride()[2:])
+    halves = pairs.as_strided(size=(len(x), length - 1, 2, WIDTH), stride=strides)
+    padded = F.dropout(F.pad(m.out(x), (0, 0, 1, 1)), p=0.0, training=m.training)
+    padded *= scale
+    around = padded.as_strided((len(x), length, 3, WIDTH), (*padded.stride()[:2], *padded.stride()[1:]))
+    capped = torch.min(torch.as_tensor(3), torch.arange(length - 1, device=x.device))
+    last = torch.einsum("blkw,w->blw", around, m.weights)
+    return torch.cat([halves.amax(2) * capped.unsqueeze(-1), last[:, -1:]], 1)
+
+
 def repeated_rows(m, x):
     """Tokens of all samples, read once for each of their two experts and added up again."""
     rows = x.flatten(0, 1)
@@ -553,6 +569,9 @@ ONE_RANK = {
     "gradients of an estimate": (lambda: Net(estimated, fc=linear(), out=linear()), sequences),
     "repeated rows": (
         lambda: Net(repeated_rows, fc=linear(), out=linear(out=4), w=parameter(4, WIDTH, WIDTH)), sequences
+    ),
+    "windows by strides": (
+        lambda: Net(strided, fc=linear(), out=linear(), weights=parameter(WIDTH)), sequences
     ),
     "Fourier neural operator": (lambda: Net(spectral, fc=linear(), mixed=parameter(2, WIDTH, WIDTH, 2)), sequences),
     "numbers out of shapes": (lambda: Net(checked, fc=linear()), sequences),

@@ -60,6 +60,7 @@ from executor.capture.rules.opaque import computed, opaque
 from executor.capture.rules.rules import RULES
 from executor.capture.tracing.attention import batch_first_attention
 from executor.capture.tracing.export_contexts import (
+    as_if_not_exported,
     buffers_changed_in_place,
     data_without_gradient,
     parameters_on_meta,
@@ -87,7 +88,7 @@ from plans.operators import factors
 __all__ = ["capture"]
 
 EXPORTED_BATCHES = (4, 5, 7)
-"""Samples of an export, if there are as many; the next number if another dim, such as 4 experts, is as large."""
+"""Samples of an export; the next number if another dim, such as 4 experts, is as large."""
 
 
 class _UnclearBatchError(TwofoldError):
@@ -167,11 +168,10 @@ def _stacks(module: nn.Module, examples: Mapping[str, torch.Tensor]) -> tuple[St
 
 def _graph_of_exports(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int, name: str) -> Graph:
     """The graph of `module`, exported for two small batches: values that follow from shapes alone stay small."""
-    counts = sorted({min(batch_size, count) for count in EXPORTED_BATCHES})
-    for count in counts[:-1]:
+    for count in EXPORTED_BATCHES[:-1]:
         with contextlib.suppress(_UnclearBatchError):
             return _graph_of_samples(module, examples, count, name).with_batch(batch_size)
-    return _graph_of_samples(module, examples, counts[-1], name).with_batch(batch_size)
+    return _graph_of_samples(module, examples, EXPORTED_BATCHES[-1], name).with_batch(batch_size)
 
 
 def _graph_of_samples(module: nn.Module, examples: Mapping[str, torch.Tensor], small: int, name: str) -> Graph:
@@ -215,12 +215,25 @@ def _exported(
 ) -> ExportedProgram:  # fmt: skip
     """The calls of a forward that starts from the state `start`; what the forward changes is stored in `changed`."""
     masks, numbers = known_masks(module), known_numbers(module)
-    try:
+
+    def export() -> ExportedProgram:
         with _in_forms_to_capture(module), _returning_its_loss(module, changed, start):
-            exported = torch.export.export(module, tuple(examples.values()), strict=False)
+            return torch.export.export(module, tuple(examples.values()), strict=False)
+
+    try:
+        try:
+            exported = export()
+        except TwofoldError:
+            raise
+        except (Exception, SystemExit) as error:  # whatever the user's forward or torch raises
+            try:
+                with as_if_not_exported():
+                    exported = export()
+            except (Exception, SystemExit):
+                raise error from None
     except TwofoldError as error:
         raise TwofoldError(f"{error}{_where(error, module)}") from None
-    except (Exception, SystemExit) as error:  # whatever the user's forward or torch raises
+    except (Exception, SystemExit) as error:
         raise TwofoldError(
             f"torch.export cannot capture {type(module).__name__} for a batch of {batch_size}: "
             f"{_reason(error)}{_where(error, module)}; {_way_out(error)}"

@@ -38,7 +38,7 @@ _RESHAPES = {
     aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints, aten.unflatten.int,
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.view_as.default,
     aten.reshape_as.default, aten.alias.default, aten.contiguous.default, aten.to.dtype, aten.to.dtype_layout,
-    aten.to.other, aten.type_as.default,
+    aten.to.other, aten.type_as.default, aten.dropout.default,  # which gives its input where it drops nothing
 }  # fmt: skip
 _FUNCTIONAL = {"normal": "normal_functional"}
 """In-place calls whose other form has another name."""

@@ -16,7 +16,7 @@ from torch.nn.modules import module as torch_module
 
 from plans.errors import TwofoldError
 
-__all__ = ["buffers_changed_in_place", "data_without_gradient", "parameters_on_meta", "silent"]
+__all__ = ["as_if_not_exported", "buffers_changed_in_place", "data_without_gradient", "parameters_on_meta", "silent"]
 
 
 @contextlib.contextmanager
@@ -78,6 +78,18 @@ def data_without_gradient() -> Iterator[None]:
             tensor.copy_(value)
 
     with mock.patch.object(torch.Tensor, "data", property(torch.Tensor.detach, write)):
+        yield
+
+
+@contextlib.contextmanager
+def as_if_not_exported() -> Iterator[None]:
+    """A forward that asks whether it is compiled or exported is told that it is not: some then leave something out,
+    such as LongT5 its mask.
+    """
+    with (
+        mock.patch.object(torch.compiler, "is_compiling", return_value=False),
+        mock.patch.object(torch.compiler, "is_exporting", return_value=False),
+    ):
         yield
 
 

@@ -2,7 +2,8 @@
 
 torch's embedding bags flatten the batch, and the experts of transformers sort the tokens of all samples. The
 replacements compute the same sample by sample and token by token; `executor.capture.rules.recurrent` has recurrent
-layers. Numbers that a forward turns into tensors are filled in.
+layers. Numbers that a forward turns into tensors are filled in, and overlapping windows that it reads by strides are
+taken along a dim.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import contextlib
 import inspect
 import itertools
 import math
-from collections.abc import Iterator
+import operator
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -57,7 +61,10 @@ def in_other_forms(module: nn.Module) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch, "ctc_loss", _ctc_loss))
         stack.enter_context(mock.patch.object(F, "gaussian_nll_loss", _gaussian_nll_loss))
         stack.enter_context(mock.patch.object(torch, "tensor", _filled))
+        stack.enter_context(mock.patch.object(torch, "as_tensor", _as_tensor))
         stack.enter_context(mock.patch.object(Tensor, "new_tensor", _new_tensor))
+        stack.enter_context(mock.patch.object(Tensor, "as_strided", _windows))
+        stack.enter_context(mock.patch.object(torch, "as_strided", _windows))
         stack.enter_context(mock.patch.object(Tensor, "__getitem__", _part))
         stack.enter_context(mock.patch.object(Tensor, "__setitem__", _write_part))
         stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_args", False))
@@ -81,6 +88,15 @@ def _filled(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, 
     if is_row and len({type(each) for each in data}) == 1 and isinstance(data[0], bool | int | float | list | tuple):
         return torch.stack([_filled(each, dtype=dtype, device=device) for each in data])
     return _TENSOR(data, dtype=dtype, device=device)
+
+
+_AS_TENSOR = torch.as_tensor
+
+
+def _as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+    if isinstance(data, bool | int | float | list | tuple):
+        return _filled(data, dtype=dtype, device=device)
+    return _AS_TENSOR(data, dtype=dtype, device=device)
 
 
 def _new_tensor(self: Tensor, data: Any, *, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
@@ -109,6 +125,51 @@ def _write_part(self: Tensor, index: Any, value: Any) -> None:
         self.masked_fill_(index.reshape(*index.shape, *(1,) * (self.dim() - index.dim())), value)
         return
     _WRITE_PART(self, index, value)
+
+
+_STRIDED = torch.as_strided
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def _windows(
+    input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:  # fmt: skip
+    """Overlapping windows along a dim, such as the chunks of Longformer; all else as torch does it."""
+    if sys._getframe(1).f_code.co_filename.startswith(_TORCH):  # which makes windows along a dim like this
+        return _STRIDED(input, size, stride, storage_offset)
+    size, stride = [operator.index(each) for each in size], [operator.index(each) for each in stride]
+    own = list(input.stride())
+    changed = [at for at in range(len(size) - 1) if len(own) == len(size) and stride[at] != own[at]]
+    changed += [at for at in range(len(size) - 1) if stride[at] < size[at + 1] * stride[at + 1]]
+    if (
+        changed
+        and not storage_offset
+        and min((*size, *stride)) > 0
+        and stride[changed[0]] % stride[changed[0] + 1] == 0
+    ):
+        at = changed[0]
+        rows, window, step = _rows(input, size, stride, at), size[at + 1], stride[at] // stride[at + 1]
+        if rows is not None and (rows.shape[at] - window) // step + 1 >= size[at]:
+            windows = rows.unfold(at, window, step).narrow(at, 0, size[at])
+            dims = list(range(windows.dim()))
+            return windows.permute(*dims[: at + 1], dims[-1], *dims[at + 1 : -1])
+    return _STRIDED(input, size, stride, storage_offset)
+
+
+def _rows(input: Tensor, size: Sequence[int], stride: Sequence[int], at: int) -> Tensor | None:
+    """The tensor whose dim `at` has windows of these strides; None if there is none."""
+    around, inner = [*range(at), *range(at + 2, len(size))], stride[at + 1]
+    if input.dim() == len(size) and input.stride(at) == input.shape[at + 1] * inner:  # cut into parts before
+        held = [(input.shape[each], input.stride(each)) for each in around]
+        rows = input.flatten(at, at + 1) if input.stride(at + 1) == inner else None
+    else:
+        outer = math.prod(size[:at])
+        length = input.numel() // outer
+        fits = input.is_contiguous() and length * outer == input.numel() and length % inner == 0
+        rows = input.reshape(*size[:at], length // inner, *size[at + 2 :]) if fits else None
+        dims = [dim for dim in range(len(size) - 1) if dim != at]
+        held = [] if rows is None else [(rows.shape[dim], rows.stride(dim)) for dim in dims]
+    return rows if held == [(size[each], stride[each]) for each in around] else None
 
 
 def _is_numbers(index: Any) -> bool:
