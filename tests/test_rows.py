@@ -100,12 +100,16 @@ def test_only_the_samples_of_a_rank_are_read(monkeypatch):
     assert len(read) == 2 * language_model.BATCH // 4
 
 
-def test_datasets_of_torch_are_shuffled_or_read_in_turn():
+def test_datasets_are_shuffled_or_read_in_turn():
     graph, samples = capture(*language_model.model()), language_model.Sentences()
     source = Source(data=f"{FILE}:Sentences", seed=2)
     assert source.num_batches(graph) == 20 // language_model.BATCH
     firsts = [int(ids[0]) for batch in source.batches(graph, 4) for ids in batch["ids"]]
     assert len(set(firsts[:16])) == 16 and firsts[:16] != firsts[16:]
+    for batch, same in zip(
+        source.batches(graph, 4), Source(data=f"{FILE}:Table", seed=2).batches(graph, 4), strict=True
+    ):
+        np.testing.assert_equal({name: np.asarray(rows) for name, rows in batch.items()}, same)
     for word in ("Stream", "loader"):
         for step, batch in enumerate(Source(data=f"{FILE}:{word}").batches(graph, 4)):
             first = step % 2 * language_model.BATCH

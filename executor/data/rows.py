@@ -13,7 +13,7 @@ from executor.user_code import running_user_code
 from plans.errors import TwofoldError
 from plans.reading import read_arrays
 
-__all__ = ["Given", "Positions", "Rows", "rows_of_arrays", "rows_of_dataset"]
+__all__ = ["Given", "Positions", "Rows", "collated", "rows_of_arrays", "rows_of_dataset"]
 
 Given = Sequence[Any] | Mapping[str, Any]
 """Arrays or tensors of some samples, in the order of the model's arguments or by the names of the inputs."""
@@ -22,7 +22,7 @@ Positions = npt.NDArray[np.int64]
 
 
 class Dataset(Protocol):
-    """A dataset of `torch.utils.data` whose samples have numbers."""
+    """A dataset of `torch.utils.data` or of Hugging Face whose samples have numbers."""
 
     def __len__(self) -> int: ...
 
@@ -66,18 +66,40 @@ def rows_of_arrays(path: str) -> Rows:
 
 
 def rows_of_dataset(dataset: Dataset, what: str) -> Rows:
-    """The samples of a dataset of `torch.utils.data`, put together as its `DataLoader` does by default.
+    """The samples of a dataset of `torch.utils.data` or of Hugging Face.
 
     Args:
         dataset: of the user.
         what: it is, for messages.
     """
-    from torch.utils.data import default_collate
 
     def take(positions: Positions) -> Given:
         with running_user_code(what):
-            found: Given = default_collate([dataset[int(position)] for position in positions])
-        return found
+            return collated([dataset[int(position)] for position in positions])
 
     with running_user_code(what):
         return Rows(len(dataset), take)
+
+
+def collated(samples: Sequence[Any]) -> Given:
+    """Samples put together as `DataLoader` does by default, except that a list of numbers in a sample is an array.
+
+    Datasets of Hugging Face give lists, of which torch would put the first numbers of all samples together.
+
+    >>> collated([{"x": [1, 2, 3]}, {"x": [4, 5, 6]}])["x"].tolist()
+    [[1, 2, 3], [4, 5, 6]]
+    """
+    from torch.utils.data import default_collate
+
+    found: Given = default_collate([_with_arrays(sample) for sample in samples])
+    return found
+
+
+def _with_arrays(sample: Any) -> Any:
+    if isinstance(sample, Mapping):
+        return {name: _array(value) for name, value in sample.items()}
+    return tuple(map(_array, sample)) if isinstance(sample, (list, tuple)) else sample
+
+
+def _array(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, list) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from executor.data.batches import WHOLE, Batch, BatchCheck, Share, random_batches
 from executor.data.digits import ArrayDataset, has_idx_files, load_digits
 from executor.data.image_folder import rows_of_images
-from executor.data.rows import Given, Rows, rows_of_arrays, rows_of_dataset
+from executor.data.rows import Given, Rows, collated, rows_of_arrays, rows_of_dataset
 from executor.data.token_files import packed, read_documents
 from executor.npz import write_npz
 from executor.user_code import each_of, load_named, running_user_code
@@ -36,8 +36,8 @@ class Source:
             images with a folder for each class; "file.npz" with an array of rows for each input; "tokens.npy" or
             "tokens.idx", token numbers that are packed into sequences (`executor.data.token_files`);
             "package.module:function" or "file.py:function", a function without arguments (called once an epoch) or an
-            object that gives an iterable of batches, such as a `DataLoader`, or a dataset of `torch.utils.data`; or
-            batches.
+            object that gives an iterable of batches, such as a `DataLoader`, or a dataset of `torch.utils.data` or of
+            Hugging Face; or batches.
         seed: of random numbers and of the order of samples. A function seeds its own generator: every rank calls it,
             and all must get the same batches.
     """
@@ -152,7 +152,7 @@ def _of_digits(digits: ArrayDataset, epoch: int) -> Rows:
 
 def _made(word: str, seed: int, epoch: int, batch_size: int) -> Rows | Iterable[Given]:
     """The data that `package.module:function` returns."""
-    from torch.utils.data import Dataset, IterableDataset, default_collate
+    from torch.utils.data import IterableDataset
 
     made, what = load_named(word, "data"), f"data {word!r}"
     with running_user_code(what):
@@ -160,9 +160,9 @@ def _made(word: str, seed: int, epoch: int, batch_size: int) -> Rows | Iterable[
     if isinstance(made, IterableDataset):
         samples = each_of(what, made)
         pieces = iter(lambda: list(itertools.islice(samples, batch_size)), [])
-        return (default_collate(piece) for piece in pieces if len(piece) == batch_size)
-    if isinstance(made, Dataset):
-        return rows_of_dataset(made, what).shuffled(seed, epoch)  # type: ignore[arg-type]
+        return (collated(piece) for piece in pieces if len(piece) == batch_size)
+    if hasattr(made, "__getitem__") and hasattr(made, "__len__") and not isinstance(made, (Sequence, Mapping)):
+        return rows_of_dataset(made, what).shuffled(seed, epoch)
     if not isinstance(made, Iterable):
         raise TwofoldError(
             f"data {word!r} must give an iterable of batches or a dataset, it gave {type(made).__name__}"
