@@ -61,9 +61,9 @@ class PeakMemory:
         rows = space.all if rows is None else rows
         owners, held = space.owners, self.static_bytes(stage, dp, level)
         total = space.pieces @ held.sum(axis=1).astype(np.float64) @ owners
-        gathers = dp * stage.cp > 1 and self.costs.gathers_per_use(stage, dp, level)
+        gathers = self.gathers(stage, dp, level)
         if gathers:
-            total = total + self._gathered(stage, (space.pieces.transpose(0, 2, 1) @ owners) > 0)
+            total = total + self.gathered_bytes(stage, (space.pieces.transpose(0, 2, 1) @ owners) > 0)
         total = total[rows.spread]
         gradients = (space.pieces @ held[:, _GRADIENT].astype(np.float64))[rows.spread]
         if most:
@@ -124,6 +124,10 @@ class PeakMemory:
             np.array([own.kept_for_weights for own in prints], dtype=np.float64),
         )
 
+    def backward_of_pieces(self, stage: StageConfig) -> Floats:
+        """(piece) the most bytes that are alive above what was kept while its backward, or input gradient, runs."""
+        return np.array([own.backward for own in self._footprints(stage)], dtype=np.float64)
+
     def _footprints(self, stage: StageConfig, *, gathers: bool = False) -> tuple[Footprint, ...]:
         if (stage, gathers) not in self._prints:
             chunks = self.costs.widest_chunks(stage)
@@ -154,7 +158,11 @@ class PeakMemory:
         chunks = self.costs.widest_chunks(stage)
         return np.array([chunks.weight_bytes(piece) for piece in self.costs.pieces], dtype=np.int64)
 
-    def _gathered(self, stage: StageConfig, has: NDArray[np.bool_]) -> Ints:
+    def gathers(self, stage: StageConfig, dp: int, level: int) -> bool:
+        """Whether weights are gathered for each use, from other ranks."""
+        return dp * stage.cp > 1 and self.costs.gathers_per_use(stage, dp, level)
+
+    def gathered_bytes(self, stage: StageConfig, has: NDArray[np.bool_]) -> Ints:
         """Per spread and rank the full weights that are there at a time, given (spread, piece, rank) what it has."""
         names = self.costs.pieces
         weights = dict(zip(names, self._whole_weights(stage).tolist(), strict=True))
@@ -236,18 +244,21 @@ class _Alive:
         return np.asarray(np.maximum(total.max(axis=1), 0.0).T)
 
 
-def moments(schedule: Schedule) -> tuple[Ints, Floats, Floats]:
+def moments(schedule: Schedule) -> tuple[Ints, Floats, Floats, Ints]:
     """The moments of a schedule that can be a rank's peak.
 
     Returns:
         (rank, chunk of the rank) number of the chunk, the first one again where a rank has fewer; (rank, moment, chunk
         of the rank) micro-batches that it keeps then, and behind these those between the two parts of a backward;
-        (rank, moment, chunk of the rank) 1 where its gradients may not be there yet.
+        (rank, moment, chunk of the rank) 1 where its gradients may not be there yet; (rank, moment) the chunk whose
+        backward, or input gradient, runs then, -1 where none does.
     """
     found = _alive(schedule)
+    kind, chunk = np.divmod(found.runs, len(schedule.placement))
+    backward = np.where((kind == 1) | (kind == 2), chunk, -1)
     if _forwards_first(schedule):
-        return found.chunks, found.state, np.ones_like(found.to_come)
-    return found.chunks, found.state, found.to_come
+        return found.chunks, found.state, np.ones_like(found.to_come), backward
+    return found.chunks, found.state, found.to_come, backward
 
 
 @lru_cache(maxsize=2048)
